@@ -1,0 +1,104 @@
+"""Who this process is in the job: read from torchrun's variables, and taken out of the way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+
+from autoddp.errors import BadInput
+
+NAMES = {
+    "rank": "RANK",
+    "world_size": "WORLD_SIZE",
+    "local_rank": "LOCAL_RANK",
+    "local_world_size": "LOCAL_WORLD_SIZE",
+    "node_rank": "GROUP_RANK",
+    "master_port": "MASTER_PORT",
+}
+REQUIRED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+# What torchrun (and our launcher) sets for a rank, and one plain process would not have.
+ADDED = (
+    *NAMES.values(),
+    "MASTER_ADDR",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "ROLE_NAME",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCHELASTIC_ERROR_FILE",
+    "TORCHELASTIC_SIGNALS_TO_HANDLE",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+)
+
+
+@dataclass(frozen=True)
+class World:
+    """The place of this process among the ranks of the job."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    node_rank: int = 0
+    master_addr: str = "localhost"
+    master_port: int = 0
+    agent_store: bool = False
+
+    @staticmethod
+    def inside_a_job(environ: Mapping[str, str]) -> bool:
+        """Whether a launcher (torchrun or ours) started this process as a rank."""
+        return "RANK" in environ and "WORLD_SIZE" in environ
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> World:
+        """Read torchrun's variables.
+
+        Raises:
+            BadInput: A variable is missing, is no number, or contradicts another.
+        """
+        missing = [name for name in REQUIRED if name not in environ]
+        if missing:
+            raise BadInput(
+                f"{', '.join(missing)} not set, though RANK and WORLD_SIZE are wanted of a rank; "
+                "start the job with autoddp run or torchrun"
+            )
+        numbers = {field: _number(environ, name) for field, name in NAMES.items()}
+        world = cls(
+            **{field: n for field, n in numbers.items() if n is not None},
+            master_addr=environ["MASTER_ADDR"],
+            agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        )
+        if "LOCAL_WORLD_SIZE" not in environ:
+            raise BadInput("LOCAL_WORLD_SIZE is not set; start the job with autoddp run or torchrun")
+        _check(world)
+        return world
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    if name not in environ:
+        return None
+    try:
+        return int(environ[name])
+    except ValueError:
+        raise BadInput(f"{name} is {environ[name]!r}, which is no whole number") from None
+
+
+def _check(world: World) -> None:
+    if not 0 <= world.rank < world.world_size:
+        raise BadInput(
+            f"RANK is {world.rank} with WORLD_SIZE {world.world_size}; ranks go from 0 to "
+            f"{world.world_size - 1}"
+        )
+    if not 0 <= world.local_rank < world.local_world_size <= world.world_size:
+        raise BadInput(
+            f"LOCAL_RANK is {world.local_rank} with LOCAL_WORLD_SIZE {world.local_world_size} and "
+            f"WORLD_SIZE {world.world_size}; these contradict each other"
+        )
+
+
+def hide(environ: MutableMapping[str, str]) -> dict[str, str]:
+    """Take a launcher's variables out of `environ`, as one plain process has none; return them."""
+    return {name: environ.pop(name) for name in ADDED if name in environ}

@@ -1,0 +1,35 @@
+"""Everything that autoddp raises.
+
+AutoDDPError
+├── BadInput            what the user asked for cannot be done: one line, exit code 2
+├── PatchTargetMissing  this torch lacks something that a feature patches
+├── Disagreement        ranks hold different values, or are at different places
+├── LostGradient        a batch held by rows reached code that would drop its gradient
+└── RemoteError         rank 0 failed in a way that has no exception of its own here
+"""
+
+from __future__ import annotations
+
+
+class AutoDDPError(Exception):
+    """The base of every error of ours."""
+
+
+class BadInput(AutoDDPError):
+    """What the user asked for cannot be done; the message is one line: value, world, fix."""
+
+
+class PatchTargetMissing(AutoDDPError):
+    """A name that a feature patches does not exist in the installed package."""
+
+
+class Disagreement(AutoDDPError):
+    """A value that must be equal on all ranks is not, or ranks are at different places."""
+
+
+class LostGradient(AutoDDPError):
+    """A batch held by rows reached an operator below autograd; its gradient would be lost."""
+
+
+class RemoteError(AutoDDPError):
+    """Rank 0 raised an exception that cannot be rebuilt on this rank; the text is rank 0's."""

@@ -1,0 +1,207 @@
+"""Declare, install and exactly undo patches; knows nothing of torch.
+
+Whoever changes a slot pushes its restoration on one `ExitStack` in the same breath, so undo runs
+last in, first out, and a half-done install rolls back by itself.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, ClassVar, TypeVar
+
+import wrapt
+
+from autoddp.errors import PatchTargetMissing
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One replaced function: where, why, and which method of the feature serves it.
+
+    `targets` are "module:Dotted.path"; several are aliases of one function. A hot patch is a plain
+    function made once by its method from the original: ten times cheaper to call than a wrapper.
+    """
+
+    feature: str
+    targets: tuple[str, ...]
+    why: str
+    method: str
+    optional: bool = False
+    hot: bool = False
+
+
+def patch(*targets: str, why: str, optional: bool = False, hot: bool = False) -> Callable[[Method], Method]:
+    """Record that the decorated method of a `Feature` stands in for `targets`.
+
+    The method is called as `(self, wrapped, instance, args, kwargs)`, or, if `hot`, once as
+    `(self, original)` and returns the function to put in place.
+    """
+
+    def record(method: Method) -> Method:
+        method.__patch__ = (targets, why, optional, hot)  # type: ignore[attr-defined]
+        return method
+
+    return record
+
+
+class Feature:
+    """One promise and the patches that keep it; what it knows lives on its instance."""
+
+    name: ClassVar[str]
+    views: ClassVar[tuple[str, ...]] = ("global", "local")  # where it applies
+
+    def setup(self, undo: ExitStack) -> None:
+        """Whatever is no patch: torch's own hooks, state. Push every reversal on `undo`."""
+
+    @classmethod
+    def patches(cls) -> list[Patch]:
+        """What this feature replaces, in the order of declaration; needs no instance."""
+        found: dict[str, Patch] = {}
+        for owner in reversed(cls.__mro__):
+            for method, value in vars(owner).items():
+                if hasattr(value, "__patch__"):
+                    targets, why, optional, hot = value.__patch__
+                    found[method] = Patch(cls.name, targets, why, method, optional, hot)
+        return list(found.values())
+
+
+class Installation:
+    """The patches of some features, installed together and undone exactly.
+
+    Example:
+        with Installation([feature]):
+            ...
+    """
+
+    def __init__(self, features: Iterable[Feature]) -> None:
+        self.features = list(features)
+        self.active = False
+        self._undo = ExitStack()
+        self._originals: dict[str, Any] = {}
+
+    def install(self) -> Installation:
+        """Install all; a second call does nothing.
+
+        Raises:
+            PatchTargetMissing: A required target does not exist; all is rolled back.
+        """
+        if self.active:
+            return self
+        self.active = True
+        with ExitStack() as undo:
+            for feature in self.features:
+                feature.setup(undo)
+                for item in feature.patches():
+                    self._register(feature, item, undo)
+            self._undo = undo.pop_all()
+        return self
+
+    def undo(self) -> None:
+        """Put every slot back as it was found, last in, first out; twice is harmless."""
+        self.active = False
+        self._undo.close()
+        self._originals.clear()
+
+    def __enter__(self) -> Installation:
+        return self.install()
+
+    def __exit__(self, *_: object) -> None:
+        self.undo()
+
+    def is_patched(self, target: str) -> bool:
+        """Whether `target` ("module:Dotted.path") is replaced at present."""
+        return target in self._originals
+
+    def original(self, target: str) -> Any:
+        """What stood at `target` before."""
+        return self._originals[target]
+
+    def status(self) -> Iterator[tuple[Patch, str]]:
+        """Each patch with active, waiting for import, or off."""
+        for feature in self.features:
+            for item in feature.patches():
+                there = any(target in self._originals for target in item.targets)
+                yield item, "off" if not self.active else "active" if there else "waiting for import"
+
+    def _register(self, feature: Feature, item: Patch, undo: ExitStack) -> None:
+        for target in item.targets:
+            name = target.partition(":")[0]
+            root = name.partition(".")[0]
+
+            def act(module: ModuleType, target: str = target) -> None:
+                if self.active and target not in self._originals:
+                    late = self._undo if self._originals and undo is not self._undo else undo
+                    self._apply(feature, item, target, module, late)
+
+            if name in sys.modules or root == "torch":
+                act(importlib.import_module(name))
+            else:
+                wrapt.register_post_import_hook(act, name)
+
+    def _apply(
+        self, feature: Feature, item: Patch, target: str, module: ModuleType, undo: ExitStack
+    ) -> None:
+        owner, name, current = find(target, module, optional=item.optional)
+        if current is ABSENT:
+            return
+        self._originals[target] = current
+        method = getattr(feature, item.method)
+        slot = vars(owner).get(name, ABSENT)
+        replacement = (
+            method(current)
+            if item.hot
+            else wrapt.FunctionWrapper(
+                current if slot is ABSENT else slot, method, enabled=lambda: self.active
+            )
+        )
+        assign(owner, name, replacement)
+        undo.callback(restore, owner, name, slot, replacement)
+
+
+def find(target: str, module: ModuleType, optional: bool = False) -> tuple[Any, str, Any]:
+    """The owner of `target`, the attribute's name, and its value (ABSENT if optional and missing).
+
+    Raises:
+        PatchTargetMissing: It is required, and not there.
+    """
+    *path, name = target.partition(":")[2].split(".")
+    owner: Any = module
+    for part in path:
+        owner = getattr(owner, part, ABSENT)
+    value = ABSENT if owner is ABSENT else getattr(owner, name, ABSENT)
+    if value is ABSENT and not optional:
+        version = getattr(sys.modules.get(module.__name__.partition(".")[0]), "__version__", "?")
+        raise PatchTargetMissing(
+            f"{target} does not exist in {module.__name__.partition('.')[0]} {version}; "
+            "autoddp must be made to know this version before it can be used with it"
+        )
+    return owner, name, value
+
+
+def assign(owner: Any, name: str, value: Any) -> None:
+    """Set an attribute, also of a type written in C, which refuses `setattr`."""
+    try:
+        setattr(owner, name, value)
+    except TypeError:
+        slots: Sequence[Any] = gc.get_referents(vars(owner))  # the dict behind the mappingproxy
+        slots[0][name] = value
+        sys._clear_type_cache()
+
+
+def restore(owner: Any, name: str, slot: Any, ours: Any) -> None:
+    """Put `slot` back unless somebody has put theirs in place of ours since."""
+    if vars(owner).get(name) is not ours:
+        return
+    if slot is not ABSENT:
+        assign(owner, name, slot)
+    else:
+        delattr(owner, name)

@@ -1,0 +1,91 @@
+"""Decisions with their reasons: what runs by rows, what gathers, what is whole, and why."""
+
+from __future__ import annotations
+
+import json
+import sys
+import sysconfig
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import FrameType
+from typing import TextIO
+
+PREFIX = "[autoddp]"
+
+
+@dataclass
+class Decision:
+    """What was decided about one place in the user's script, and how often it came up."""
+
+    kind: str
+    where: str
+    what: str
+    count: int = 1
+
+
+@dataclass
+class Report:
+    """Collects decisions; rank 0 says each once, on stderr, in a line that starts with [autoddp]."""
+
+    speaks: bool = False
+    stream: TextIO = field(default_factory=lambda: sys.stderr)
+    decisions: dict[tuple[str, str, str], Decision] = field(default_factory=dict)
+
+    def add(self, kind: str, where: str, what: str) -> bool:
+        """Note a decision; returns whether it is new."""
+        key = (kind, where, what)
+        if key in self.decisions:
+            self.decisions[key].count += 1
+            return False
+        self.decisions[key] = Decision(kind, where, what)
+        return True
+
+    def say(self, text: str) -> None:
+        """One line to the user, from rank 0 alone."""
+        if self.speaks:
+            print(f"{PREFIX} {text}", file=self.stream, flush=True)
+
+    def say_once(self, kind: str, where: str, what: str) -> None:
+        """Note a decision and, the first time, say it."""
+        if self.add(kind, where, what):
+            self.say(f"{where}: {what}" if where else what)
+
+    def of(self, kind: str) -> list[Decision]:
+        """All decisions of a kind, the most frequent first."""
+        found = [d for d in self.decisions.values() if d.kind == kind]
+        return sorted(found, key=lambda d: -d.count)
+
+    def to_json(self) -> str:
+        """All decisions, for --report PATH."""
+        return json.dumps([vars(d) for d in self.decisions.values()], indent=2)
+
+
+@lru_cache(maxsize=None)
+def is_users(filename: str) -> bool:
+    """Whether a code object's file is the user's: not the standard library's, not installed, not ours."""
+    if filename.startswith("<"):
+        return filename.startswith(("<stdin", "<string", "<ipython"))
+    return not filename.startswith(_LIBRARIES)
+
+
+_PATHS = sysconfig.get_paths()
+_LIBRARIES = tuple(
+    {_PATHS[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+    | {__file__.rpartition("/")[0] + "/"}
+)
+
+
+def users_frame(depth: int = 1) -> FrameType | None:
+    """The nearest calling frame that runs the user's own code, or None."""
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def users_line(depth: int = 1) -> str:
+    """`train.py:41`, the line of the user's code that led here."""
+    frame = users_frame(depth + 1)
+    if frame is None:
+        return "?"
+    return f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"

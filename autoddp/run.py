@@ -1,0 +1,25 @@
+"""What every feature is given: who we are, what the user wants, the other ranks, the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from autoddp.environment import World
+from autoddp.options import Options
+from autoddp.report import Report
+
+if TYPE_CHECKING:
+    from autoddp.group import Group
+    from autoddp.view import View
+
+
+@dataclass
+class Run:
+    """One rank's share of a job."""
+
+    world: World
+    options: Options
+    group: Group
+    view: View
+    report: Report = field(default_factory=Report)

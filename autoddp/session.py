@@ -1,0 +1,33 @@
+"""World -> Group -> features -> install ... undo, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from autoddp.environment import World
+from autoddp.features import FEATURES
+from autoddp.group import Group
+from autoddp.options import Options
+from autoddp.patching import Installation
+from autoddp.report import Report
+from autoddp.run import Run
+from autoddp.view import View
+
+
+@contextmanager
+def session(world: World, options: Options, group: Group, report: Report) -> Iterator[Run]:
+    """Everything that makes this process a rank is in force inside, and undone after.
+
+    With one rank in the world nothing is patched.
+    """
+    run = Run(world, options, group, View(group, options.draws, report), report)
+    chosen = [
+        feature(run)
+        for feature in FEATURES
+        if world.world_size > 1
+        and options.view in feature.views
+        and feature.name not in options.disable
+    ]
+    with Installation(chosen):
+        yield run

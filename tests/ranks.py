@@ -1,0 +1,69 @@
+"""Real gloo ranks for a test: `run_ranks(fn, nproc)` calls `fn(group, *args)` in each, forked."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autoddp.environment import World
+from autoddp.group import Group
+
+torch.set_num_threads(1)  # a forked child cannot use a thread pool that its parent started
+
+
+def _rank(fn: Callable[..., Any], rank: int, nproc: int, path: str, args: tuple, pipe: Any) -> None:
+    try:
+        torch.set_num_threads(1)
+        world = World(rank, nproc, rank, nproc)
+        group = Group.over(world, dist.FileStore(path, nproc))
+        answer = ("value", fn(group, *args))
+        group.barrier()
+    except BaseException:
+        answer = ("error", traceback.format_exc())
+    pipe.send(answer)
+    pipe.close()
+    os._exit(0)
+
+
+def run_ranks(fn: Callable[..., Any], nproc: int, *args: Any, timeout: float = 120) -> list[Any]:
+    """What `fn(group, *args)` returns on each rank, in rank order; a rank's traceback is the failure."""
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder, "store"))
+        pipes, workers = [], []
+        for rank in range(nproc):
+            mine, theirs = context.Pipe(duplex=False)
+            worker = context.Process(target=_rank, args=(fn, rank, nproc, path, args, theirs))
+            worker.start()
+            theirs.close()
+            pipes.append(mine)
+            workers.append(worker)
+        answers: dict[int, Any] = {}
+        try:
+            while len(answers) < nproc:
+                ready = wait([p for r, p in enumerate(pipes) if r not in answers], timeout)
+                assert ready, f"ranks {sorted(set(range(nproc)) - set(answers))} hang"
+                for pipe in ready:
+                    rank = pipes.index(pipe)
+                    try:
+                        kind, value = pipe.recv()
+                    except EOFError:
+                        workers[rank].join(5)
+                        kind, value = "error", f"died, exit code {workers[rank].exitcode}"
+                    assert kind == "value", f"rank {rank} of {nproc}: {value}"
+                    answers[rank] = value
+        finally:
+            for worker in workers:
+                if worker.is_alive() and len(answers) < nproc:
+                    worker.kill()
+                worker.join(10)
+    return [answers[rank] for rank in range(nproc)]
