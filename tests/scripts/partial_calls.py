@@ -1,0 +1,36 @@
+"""Training through methods and parts of the model, never through model(x)."""
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.set_default_dtype(torch.float64)
+torch.manual_seed(0)
+
+
+class AutoEncoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 4))
+        self.decoder = nn.Linear(4, 20)
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def encode(self, x):
+        return self.encoder(x) * self.scale
+
+    def decode(self, z):
+        return self.decoder(z)
+
+
+loader = DataLoader(TensorDataset(torch.randn(60, 20)), batch_size=16, shuffle=True)
+model = AutoEncoder()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+for epoch in range(2):
+    for (x,) in loader:
+        z = model.encode(x)
+        loss = F.mse_loss(model.decode(z), x) + 0.01 * z.pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(loss.item(), z.std().item(), F.linear(x, model.decoder.weight.t()).mean().item())
+torch.save(model.state_dict(), "model.pt")
