@@ -1,0 +1,91 @@
+"""Every script of `scripts/` on 1, 2 and 3 ranks prints and writes what `python` gives."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.same import same_run
+from tests.warm import Run, Warm, fresh
+
+SCRIPTS = {path.stem: path for path in sorted(Path(__file__).with_name("scripts").glob("*.py"))}
+
+RTOL = 1e-9  # float64 sums in another order are off by 1e-15 each; training carries that on
+LOOSER = {
+    "amp_bfloat16": 2e-2,  # bfloat16 keeps 8 bits: a gradient summed from parts rounds otherwise
+}
+OPTIONS = {
+    # every rank would draw its own augmentation; whole batches are those of one process
+    "random_dataset": ["--loading", "whole"],
+}
+
+
+@pytest.fixture(scope="module")
+def warm():
+    """One parent for all commands of this file."""
+    parent = Warm()
+    yield parent
+    parent.close()
+
+
+@pytest.fixture(scope="module")
+def references(warm, tmp_path_factory):
+    """What `python script.py` gives, run once per script."""
+    known: dict[str, Run] = {}
+
+    def reference(name: str) -> Run:
+        if name not in known:
+            folder = tmp_path_factory.mktemp(name) / "python"
+            known[name] = warm.run("python", str(SCRIPTS[name]), folder=folder)
+        return known[name]
+
+    return reference
+
+
+@pytest.fixture(scope="module")
+def differences():
+    """The largest difference per script and rank count; written to $AUTODDP_DIFFERENCES."""
+    found: dict[str, dict[int, float]] = {}
+    yield found
+    if "AUTODDP_DIFFERENCES" in os.environ:
+        Path(os.environ["AUTODDP_DIFFERENCES"]).write_text(json.dumps(found, indent=2))
+
+
+@pytest.mark.parametrize("nproc", [1, 2, 3])
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_ranks_give_what_one_process_gives(name, nproc, warm, references, differences, tmp_path):
+    want = references(name)
+    command = ["autoddp", "run", "--nproc", str(nproc), *OPTIONS.get(name, []), str(SCRIPTS[name])]
+    got = warm.run(*command, folder=tmp_path / "ranks")
+    rtol = 0 if nproc == 1 else LOOSER.get(name, RTOL)
+    differences.setdefault(name, {})[nproc] = same_run(want, got, rtol)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_repeat_themselves(name, warm, references, tmp_path):
+    """Else a comparison with them would say nothing; and each shows something to compare."""
+    want = references(name)
+    assert want.code == (3 if name == "exit_code" else 0), want.err
+    assert "Traceback" not in want.err
+    assert len(want.out.splitlines()) >= 1 or any(want.folder.iterdir())
+    assert same_run(want, warm.run("python", str(SCRIPTS[name]), folder=tmp_path / "again"), 0) == 0
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_are_a_strangers(name):
+    text = SCRIPTS[name].read_text()
+    assert "autoddp" not in text
+    assert len(text.splitlines()) <= 45
+
+
+@pytest.mark.parametrize("name", ["transfer_learning", "csv_log", "cnn_workers", "exit_code"])
+def test_the_command_line_itself(name, references, tmp_path):
+    """By fresh interpreters, as a shell would start them: both sides, and the warm reference."""
+    script = str(SCRIPTS[name])
+    plain = fresh("python", script, folder=tmp_path / "python")
+    assert same_run(plain, references(name), 0) == 0
+    ranks = fresh("autoddp", "run", "--nproc", "2", script, folder=tmp_path / "ranks")
+    same_run(plain, ranks, RTOL)
