@@ -1,0 +1,23 @@
+"""Run an unmodified single-GPU PyTorch script data-parallel, with the numbers of one process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autoddp.decorator import distributed
+    from autoddp.place import rank, world_size
+
+__all__ = ["distributed", "rank", "world_size"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "distributed":
+        from autoddp.decorator import distributed
+
+        return distributed
+    if name in __all__:
+        from autoddp import place
+
+        return getattr(place, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

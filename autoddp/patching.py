@@ -39,7 +39,9 @@ class Patch:
     hot: bool = False
 
 
-def patch(*targets: str, why: str, optional: bool = False, hot: bool = False) -> Callable[[Method], Method]:
+def patch(
+    *targets: str, why: str, optional: bool = False, hot: bool = False
+) -> Callable[[Method], Method]:
     """Record that the decorated method of a `Feature` stands in for `targets`.
 
     The method is called as `(self, wrapped, instance, args, kwargs)`, or, if `hot`, once as
@@ -130,7 +132,10 @@ class Installation:
         for feature in self.features:
             for item in feature.patches():
                 there = any(target in self._originals for target in item.targets)
-                yield item, "off" if not self.active else "active" if there else "waiting for import"
+                yield (
+                    item,
+                    "off" if not self.active else "active" if there else "waiting for import",
+                )
 
     def _register(self, feature: Feature, item: Patch, undo: ExitStack) -> None:
         for target in item.targets:

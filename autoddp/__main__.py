@@ -1,0 +1,6 @@
+"""python -m autoddp."""
+
+from autoddp.cli import main
+
+if __name__ == "__main__":
+    main()

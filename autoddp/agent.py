@@ -1,0 +1,142 @@
+"""Start this node's ranks through torch's elastic agent, forked from this process."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing.context
+import multiprocessing.process
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from typing import Any, TextIO
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.numa.binding import AffinityMode, NumaOptions
+
+from autoddp import streams, worker
+from autoddp.errors import AutoDDPError, BadInput
+from autoddp.options import Options
+from autoddp.report import PREFIX
+from autoddp.signals import Signals
+from autoddp.worker import Job
+
+INTERVAL = 0.02  # seconds between two looks at the ranks
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first rank that failed, and its exit code; negative: minus the signal that ended it."""
+
+    rank: int
+    local_rank: int
+    code: int
+
+
+@dataclass(frozen=True)
+class Parent:
+    """What a forked rank must put back to be as one process that python started."""
+
+    job: Job
+    signals: Signals
+    process: BaseProcess
+    stdin: TextIO | None
+    logging: int
+
+
+class Starting(DefaultLogsSpecs):
+    """The agent's logs are none; it asks for them after the rendezvous, just before it forks."""
+
+    def __init__(self, ready: Callable[[], None]) -> None:
+        super().__init__(log_dir=os.devnull)
+        self.ready = ready
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Nowhere."""
+        self.ready()
+        return super().reify(envs)
+
+
+def start(job: Job, signals: Signals) -> Failure | None:
+    """Run the ranks of this node to their end; the first failure, if any."""
+    parent = Parent(
+        job, signals, multiprocessing.current_process(), sys.stdin, logging.root.manager.disable
+    )
+    launch = elastic_launch(config(job.options, signals), enter)
+    streams.flush()
+    # multiprocessing would close a child's stdin, and finds none to close
+    sys.stdin = None
+    logging.disable(logging.CRITICAL)  # the agent's own words; the failure is told by us
+    try:
+        launch(parent)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        return Failure(rank, failure.local_rank, failure.exitcode)
+    finally:
+        logging.disable(parent.logging)
+        sys.stdin = parent.stdin
+        signals.leave()
+    return None
+
+
+def config(options: Options, signals: Signals) -> LaunchConfig:
+    """The agent's: one node meets by itself, several at the master's address, as with torchrun."""
+    made = LaunchConfig(
+        min_nodes=options.nnodes,
+        max_nodes=options.nnodes,
+        nproc_per_node=signals.ranks,
+        start_method="fork",
+        run_id="autoddp",
+        max_restarts=0,
+        monitor_interval=INTERVAL,
+        logs_specs=Starting(signals.listen),
+        # ours, see `signals`: the agent's own end the job whatever the script does about them
+        signals_to_handle="",
+        # with None, torch would look for an accelerator, and so touch CUDA in this process
+        numa_options=NumaOptions(AffinityMode.NODE),
+        **meeting(options),
+    )
+    made.numa_options = None
+    return made
+
+
+def meeting(options: Options) -> dict[str, Any]:
+    """Where the nodes meet."""
+    if options.nnodes == 1:
+        return {
+            "rdzv_backend": "c10d",
+            "rdzv_endpoint": f"localhost:{options.master_port or 0}",
+            "local_addr": "localhost",
+        }
+    return {
+        "rdzv_backend": "static",
+        "rdzv_endpoint": f"{options.master_addr}:{options.master_port}",
+        "rdzv_configs": {"rank": options.node_rank},
+    }
+
+
+def enter(parent: Parent) -> None:
+    """In the fork: be as a process of its own, then be a rank."""
+    local_rank = int(os.environ["LOCAL_RANK"])
+    parent.signals.arrive(local_rank)
+    logging.disable(parent.logging)
+    sys.stdin = parent.stdin
+    # to the script this is the main process, with no start method chosen yet
+    multiprocessing.process._current_process = parent.process  # type: ignore[attr-defined]
+    multiprocessing.process._parent_process = None  # type: ignore[attr-defined]
+    multiprocessing.context._default_context._actual_context = None  # type: ignore[attr-defined]
+    try:
+        code = worker.run(parent.job)
+    except AutoDDPError as error:
+        print(f"{PREFIX} {error}", file=sys.stderr)
+        code = 2 if isinstance(error, BadInput) else 1
+    except BaseException:
+        traceback.print_exc()  # a fault of ours, or the network's; the agent's words are off
+        code = 1
+    parent.signals.ended(local_rank, code)
+    if code:
+        worker.leave(code)

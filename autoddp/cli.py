@@ -1,0 +1,154 @@
+"""The command line: read options, call one function, set the exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from autoddp.errors import AutoDDPError, BadInput
+from autoddp.options import CHOICES, Options
+from autoddp.report import PREFIX
+
+Act = Callable[[], int]  # what a command returns: it is called outside of typer's own frames
+
+app = typer.Typer(
+    help="Run an unmodified single-GPU PyTorch script on N processes.",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+def among(name: str, says: str) -> str:
+    """The help of an option that takes one of a few words."""
+    return f"{says}: {', '.join(CHOICES[name])}."
+
+
+@app.command(context_settings={"allow_interspersed_args": False}, name="run")
+def run(
+    *,
+    script: Annotated[str | None, typer.Argument(help="A file, or with -m a module.")] = None,
+    args: Annotated[list[str] | None, typer.Argument(help="The script's own.")] = None,
+    nproc: Annotated[
+        str | None,
+        typer.Option(
+            "-n", "--nproc", "--nproc-per-node", help="Ranks on this node; else one per GPU, or 1."
+        ),
+    ] = None,
+    nnodes: Annotated[str, typer.Option(help="Nodes of the job.")] = "1",
+    node_rank: Annotated[str, typer.Option(help="This node's number, from 0.")] = "0",
+    master_addr: Annotated[str | None, typer.Option(help="The address of node 0.")] = None,
+    master_port: Annotated[str | None, typer.Option(help="A free port there; 29500.")] = None,
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as python -m.")] = False,
+    backend: Annotated[str, typer.Option(help=among("backend", "Who talks"))] = "auto",
+    view: Annotated[str, typer.Option(help=among("view", "What the script sees"))] = "global",
+    batch: Annotated[str, typer.Option(help=among("batch", "Whose batch size"))] = "global",
+    scale_lr: Annotated[str, typer.Option(help=among("scale_lr", "Learning rate"))] = "none",
+    batchnorm: Annotated[str, typer.Option(help=among("batchnorm", "Statistics"))] = "exact",
+    loading: Annotated[str, typer.Option(help=among("loading", "What a rank loads"))] = "rows",
+    draws: Annotated[str, typer.Option(help=among("draws", "Random draws"))] = "auto",
+    own_ddp: Annotated[
+        str, typer.Option(help=among("own_ddp", "The script does its own DDP"))
+    ] = "auto",
+    disable: Annotated[
+        list[str] | None, typer.Option(help="Features to leave out; see autoddp patches.")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse rather than guess.")] = False,
+    report: Annotated[str | None, typer.Option(help="Write all decisions there, as JSON.")] = None,
+    log_dir: Annotated[str | None, typer.Option(help="Where ranks above 0 write.")] = None,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Say more.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Say nothing.")] = False,
+) -> Act:
+    """Run SCRIPT on N processes, with the result of one. Everything after SCRIPT is its own."""
+    options = Options(
+        nproc=None if nproc is None else whole("--nproc", nproc),
+        nnodes=whole("--nnodes", nnodes),
+        node_rank=whole("--node-rank", node_rank),
+        master_addr=master_addr,
+        master_port=None if master_port is None else whole("--master-port", master_port),
+        module=module,
+        backend=backend,
+        view=view,
+        batch=batch,
+        scale_lr=scale_lr,
+        batchnorm=batchnorm,
+        loading=loading,
+        draws=draws,
+        own_ddp=own_ddp,
+        disable=tuple(name for given in disable or () for name in given.split(",") if name),
+        strict=strict,
+        report=report,
+        log_dir=log_dir,
+        verbose=verbose,
+        quiet=quiet,
+    )
+    if script is None:
+        raise BadInput("no script given; say which one: autoddp run [OPTIONS] SCRIPT [ARGS...]")
+    from autoddp import launch
+    from autoddp.script import Script
+
+    what = Script(script, tuple(args or ()), module)
+    return lambda: launch.run(what, options)
+
+
+def whole(name: str, text: str) -> int:
+    """Read a whole number.
+
+    Raises:
+        BadInput: It is none.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        raise BadInput(f"{name} is {text!r}; it takes a whole number") from None
+
+
+@app.command()
+def patches() -> Act:
+    """List what is replaced in torch and elsewhere, and why."""
+    from autoddp import listing
+
+    return listing.patches
+
+
+@app.command()
+def env() -> Act:
+    """Show versions, GPUs, backends and the job's variables: for bug reports."""
+    from autoddp import listing
+
+    return listing.env
+
+
+def main() -> NoReturn:
+    """The console script `autoddp`."""
+    sys.exit(command(sys.argv[1:]))
+
+
+def command(arguments: list[str]) -> int:
+    """Do what the arguments say; the exit code. What cannot be done ends in one line and 2."""
+    try:
+        act = parse(arguments)
+        return act() if callable(act) else act or 0
+    except AutoDDPError as error:
+        print(f"{PREFIX} {error}", file=sys.stderr)
+        return 2 if isinstance(error, BadInput) else 1
+
+
+def parse(arguments: list[str]) -> Act | int | None:
+    """What the arguments ask for, to be called; or the exit code where help was asked for.
+
+    Raises:
+        BadInput: An unknown command or option.
+    """
+    usage_error: type[Any] = typer.BadParameter.__mro__[
+        1
+    ]  # of the click that this typer brings, or uses
+    parser = typer.main.get_command(app)
+    try:
+        answer: Act | int | None = parser.main(arguments, "autoddp", standalone_mode=False)
+    except usage_error as error:
+        raise BadInput(f"{error.format_message()} See autoddp --help") from None
+    return answer

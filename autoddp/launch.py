@@ -1,0 +1,164 @@
+"""Start this node's ranks and see them to their end: one exit code, one failure told."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from autoddp import gpus, network, streams
+from autoddp.environment import World
+from autoddp.errors import BadInput
+from autoddp.options import Options
+from autoddp.report import PREFIX
+from autoddp.script import Script
+
+if TYPE_CHECKING:
+    from autoddp.agent import Failure
+
+PORT = 29500  # torchrun's
+
+
+def run(script: Script, options: Options) -> int:
+    """Run the script as the options say; the exit code of the command.
+
+    Raises:
+        BadInput: It cannot be done; nothing was started.
+    """
+    script.find()
+    check_log_dir(options)
+    own_ddp = options.own_ddp == "yes" or (options.own_ddp == "auto" and script.is_distributed())
+    if launched(os.environ):
+        from autoddp import worker
+
+        worker.leave(worker.joined(script, options, own_ddp))
+    ready = prepare(options)
+    if ready.nproc == 1 and ready.nnodes == 1:
+        return alone(script, ready)
+    return start(script, ready, own_ddp)
+
+
+def launched(environ: os._Environ[str]) -> bool:
+    """Whether another launcher has started this process as one of its ranks.
+
+    Raises:
+        BadInput: Some of its variables are there, but not all.
+    """
+    if not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & set(environ):
+        return False
+    World.read(environ)
+    return True
+
+
+def prepare(options: Options) -> Options:
+    """The options with what they left open filled in, and checked against this machine.
+
+    Raises:
+        BadInput: They cannot be met here.
+    """
+    names = gpus.visible(os.environ, gpus.count())
+    ready = replace(options, nproc=options.nproc or max(1, len(names)))
+    assert ready.nproc is not None
+    gpus.share(names, ready.nproc, ready.backend)
+    if ready.nnodes == 1:
+        if ready.node_rank or ready.master_port is None:
+            return ready
+    elif ready.master_addr is None:
+        raise BadInput(
+            f"--nnodes is {ready.nnodes} without --master-addr; give the address of node 0, "
+            "the same on every node"
+        )
+    else:
+        network.resolve(ready.master_addr)
+        ready = replace(ready, master_port=ready.master_port or PORT)
+    assert ready.master_port is not None
+    if ready.node_rank == 0:
+        network.check_free(ready.master_port)
+    return ready
+
+
+def check_log_dir(options: Options) -> None:
+    """Make the folder for logs.
+
+    Raises:
+        BadInput: It cannot be made.
+    """
+    if options.log_dir is None:
+        return
+    try:
+        os.makedirs(options.log_dir, exist_ok=True)
+    except OSError as error:
+        raise BadInput(
+            f"--log-dir is {options.log_dir}, which cannot be made ({error.strerror}); "
+            "give a folder that may be written to"
+        ) from None
+
+
+def alone(script: Script, options: Options) -> int:
+    """One rank: the script in this process, as it is."""
+    say(options, "1 rank: the script runs as it is")
+    return script.run(whole_traceback=options.verbose)
+
+
+def start(script: Script, options: Options, own_ddp: bool) -> int:
+    """Fork the ranks from this process and wait for them."""
+    assert options.nproc is not None
+    if "OMP_NUM_THREADS" not in os.environ:  # before torch and numpy make their pools
+        cores = len(os.sched_getaffinity(0))
+        os.environ["OMP_NUM_THREADS"] = str(max(1, cores // options.nproc))
+    from autoddp import agent
+    from autoddp.signals import Signals
+    from autoddp.worker import Job
+
+    names = gpus.visible(os.environ, gpus.count())
+    devices = gpus.share(names, options.nproc, options.backend)
+    folder = options.log_dir or tempfile.mkdtemp(prefix="autoddp-")
+    job = Job(script, options, devices, own_ddp, folder, random.getstate())
+    signals = Signals(options.nproc)
+    if options.nnodes > 1:
+        say(
+            options,
+            f"waiting for {options.nnodes} nodes at {options.master_addr}:{options.master_port}",
+        )
+    failure = agent.start(job, signals)
+    keep = options.log_dir is not None
+    code = 0
+    if failure is not None:
+        code = outcome(failure, signals.code_of(0), signals.ending)
+        told = tell(failure, folder, signals.ending)
+        keep = keep or told
+    if not keep:
+        shutil.rmtree(folder)
+    return code
+
+
+def outcome(failure: Failure, first: int | None, ending: int | None) -> int:
+    """The exit code of a job of which a rank failed."""
+    if ending is not None:
+        return first if first is not None else 128 + ending
+    return failure.code if failure.code >= 0 else 128 - failure.code
+
+
+def tell(failure: Failure, folder: str, ending: int | None) -> bool:
+    """Say who failed, unless rank 0 has said it by itself; whether its log is needed still."""
+    if ending is not None or (failure.rank == 0 and failure.code >= 0):
+        return False
+    if failure.code < 0:
+        name = signal.Signals(-failure.code).name
+        what = f"was killed by {name} (signal {-failure.code})"
+    else:
+        what = f"ended with exit code {failure.code}"
+    log = streams.log_of(folder, failure.rank)
+    print(streams.failure(failure.rank, what, log), file=sys.stderr, flush=True)
+    return log.exists()
+
+
+def say(options: Options, text: str) -> None:
+    """A line of the launcher's own."""
+    if not options.quiet:
+        print(f"{PREFIX} {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,49 @@
+"""What `autoddp patches` and `autoddp env` print."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+from autoddp import gpus
+from autoddp.environment import ADDED
+
+
+def patches() -> int:
+    """Feature, target and why of every patch, in the order in which they are installed."""
+    from autoddp.features import FEATURES
+
+    for feature in FEATURES:
+        for item in feature.patches():
+            optional = " (if installed)" if item.optional else ""
+            print(f"{item.feature} · {', '.join(item.targets)}{optional} · {item.why}")
+    return 0
+
+
+def env() -> int:
+    """Versions, machine, GPUs, backends, and the variables of a job."""
+    for name in ("autoddp", "torch", "torchvision", "wrapt", "typer"):
+        print(f"{name}: {installed(name)}")
+    print(f"python: {platform.python_version()} on {platform.platform()}")
+    print(f"cores: {len(os.sched_getaffinity(0))}")
+    names = gpus.visible(os.environ, gpus.count())
+    print(f"GPUs: {len(names)}" + (f" (CUDA_VISIBLE_DEVICES {','.join(names)})" if names else ""))
+
+    import torch
+    import torch.distributed as dist
+
+    print(f"CUDA of this torch: {torch.version.cuda or 'none'}")
+    there = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
+    print(f"backends: {', '.join(name for name, yes in there.items() if yes) or 'none'}")
+    job = [f"{name}={os.environ[name]}" for name in ADDED if name in os.environ]
+    print(f"job: {' '.join(job) or 'none, a plain process'}")
+    return 0
+
+
+def installed(name: str) -> str:
+    """A package's version."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,64 @@
+"""Addresses and interfaces: where the master is, and by which interface it is reached."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+
+from autoddp.errors import BadInput
+
+SIOCGIFADDR = 0x8915  # linux: the IPv4 address of an interface
+
+
+def resolve(host: str) -> None:
+    """Check that the master's name means something here.
+
+    Raises:
+        BadInput: It does not.
+    """
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError as error:
+        raise BadInput(
+            f"--master-addr is {host}, which this machine cannot resolve ({error.strerror}); "
+            "give an address that every node can reach"
+        ) from None
+
+
+def check_free(port: int) -> None:
+    """Check that this node can listen on `port`.
+
+    Raises:
+        BadInput: It is no port, or another process listens there.
+    """
+    if not 0 < port < 65536:
+        raise BadInput(f"--master-port is {port}; a port is from 1 to 65535")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise BadInput(
+                f"--master-port is {port}, which cannot be used ({error.strerror}); "
+                "give a free port, the same one on every node"
+            ) from None
+
+
+def interface_to(host: str) -> str | None:
+    """The interface that routes to `host`; None where it has no IPv4 route."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))  # UDP: picks a route, sends nothing
+        except OSError:
+            return None
+        own = probe.getsockname()[0]
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)
+            except OSError:
+                continue  # an interface without an IPv4 address
+            if socket.inet_ntoa(answer[20:24]) == own:
+                return name
+    return None

@@ -1,0 +1,192 @@
+"""Run a file or a module as `python` would: the script cannot tell the difference."""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import builtins
+import os
+import runpy
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import ModuleType, TracebackType
+
+from autoddp.errors import BadInput
+
+OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+INTERRUPTED = 130  # 128 + SIGINT: what a shell makes of a Python that Ctrl-C ended
+
+
+@dataclass(frozen=True)
+class Script:
+    """A file, or with `module` a module's name, and the arguments that are its own."""
+
+    name: str
+    args: tuple[str, ...] = ()
+    module: bool = False
+
+    def find(self) -> str:
+        """The file that will run; nothing is imported to find it.
+
+        Raises:
+            BadInput: There is none.
+        """
+        if self.module:
+            return _find_module(self.name)
+        path = os.path.join(os.getcwd(), self.name)  # absolute but not normalised, as python does
+        if os.path.isdir(path):
+            raise BadInput(
+                f"{self.name} is a directory; give the script in it, or -m for a package"
+            )
+        if not os.path.exists(path):
+            raise BadInput(f"no script at {self.name} (in {os.getcwd()}); check the path")
+        if not os.access(path, os.R_OK):
+            raise BadInput(f"{self.name} may not be read by this user; check its permissions")
+        return path
+
+    def is_distributed(self) -> bool:
+        """Whether the file itself calls `init_process_group`: it does its own DDP."""
+        with open(self.find(), "rb") as file:
+            source = file.read()
+        if b"init_process_group" not in source:
+            return False
+        try:
+            tree = ast.parse(source)
+        except (SyntaxError, ValueError):
+            return False  # running it says so, as python does
+        return any(
+            isinstance(node, ast.Call)
+            and getattr(node.func, "attr", getattr(node.func, "id", "")) == "init_process_group"
+            for node in ast.walk(tree)
+        )
+
+    def run(self, whole_traceback: bool = False) -> int:
+        """Run it in a fresh `__main__`; the exit code, after printing what python would print.
+
+        Args:
+            whole_traceback: Leave our own frames in tracebacks: for a bug of ours.
+        """
+        main = ModuleType("__main__")
+        main.__dict__.update(__builtins__=builtins)
+        if sys.version_info < (3, 14):
+            main.__dict__.update(__annotations__={})
+        sys.modules["__main__"] = main
+        return exit_code(self._run_module if self.module else self._run_file, whole_traceback)
+
+    def _run_file(self) -> None:
+        path = self.find()
+        sys.argv = [self.name, *self.args]
+        if not sys.flags.safe_path:
+            sys.path[0] = os.path.dirname(os.path.realpath(path))
+        with open(path, "rb") as file:
+            source = file.read()
+        main = sys.modules["__main__"]
+        loader = SourceFileLoader("__main__", path)
+        main.__dict__.update(__file__=path, __cached__=None, __loader__=loader)
+        exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
+
+    def _run_module(self) -> None:
+        sys.argv = ["-m", *self.args]  # runpy puts the file's path in its place
+        if not sys.flags.safe_path:
+            sys.path[0] = os.getcwd()
+        # what `python -m` itself calls: same frames in tracebacks, same words for what is missing
+        runpy._run_module_as_main(self.name)  # type: ignore[attr-defined]
+
+
+def exit_code(run: Callable[[], None], whole_traceback: bool = False) -> int:
+    """Call it as the interpreter's outermost code: print what it raises, and make it a code."""
+    try:
+        run()
+    except SystemExit as ending:
+        return _system_exit(ending)
+    except BaseException as error:
+        if not whole_traceback:
+            strip(error)
+        return _show(error)
+    return 0
+
+
+def finish(code: int) -> int:
+    """What the interpreter does after the script: wait for threads, run `atexit`, flush."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is None or stream.closed:
+            continue
+        try:
+            stream.flush()
+        except OSError:
+            code = code or 120  # python's own code for output that could not be written
+    return code
+
+
+def _system_exit(ending: SystemExit) -> int:
+    if ending.code is None:
+        return 0
+    if isinstance(ending.code, int):
+        return ending.code & 0xFF
+    print(ending.code, file=sys.stderr)
+    return 1
+
+
+def _show(error: BaseException) -> int:
+    """Print it as the interpreter does at its outermost; the exit code."""
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit as ending:
+        return _system_exit(ending)
+    except BaseException as broken:
+        strip(broken)
+        print("Error in sys.excepthook:", file=sys.stderr)
+        sys.__excepthook__(type(broken), broken, broken.__traceback__)
+        print("\nOriginal exception was:", file=sys.stderr)
+        sys.__excepthook__(type(error), error, error.__traceback__)
+    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+
+
+def strip(error: BaseException) -> None:
+    """Take our frames out of its traceback, and out of those of what it came from."""
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        current = pending.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        current.__traceback__ = _without_ours(current.__traceback__)
+        pending += [current.__cause__, current.__context__]
+        if isinstance(current, BaseExceptionGroup):
+            pending += current.exceptions
+
+
+def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
+    kept: list[TracebackType] = []
+    while traceback is not None:
+        if not traceback.tb_frame.f_code.co_filename.startswith(OURS):
+            kept.append(traceback)
+        traceback = traceback.tb_next
+    for entry, following in zip(kept, [*kept[1:], None], strict=True):
+        entry.tb_next = following
+    return kept[0] if kept else None
+
+
+def _find_module(name: str) -> str:
+    paths: Sequence[str] = sys.path if sys.flags.safe_path else [os.getcwd(), *sys.path[1:]]
+    spec: ModuleSpec | None = None
+    so_far = ""
+    for part in name.split("."):
+        so_far = f"{so_far}.{part}" if so_far else part
+        spec = PathFinder.find_spec(so_far, paths)
+        if spec is None:
+            raise BadInput(f"no module named {so_far} (-m {name}); check its name and the folder")
+        paths = list(spec.submodule_search_locations or ())
+    assert spec is not None
+    if spec.submodule_search_locations is not None:
+        return _find_module(f"{name}.__main__")
+    if spec.origin is None:
+        raise BadInput(f"module {name} has no source file; give one that python -m could run")
+    return spec.origin

@@ -1,0 +1,158 @@
+"""One rank: join the others, open a session, hand over to the script, end together."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from autoddp import gpus, network, signals, streams
+from autoddp.environment import World, hide
+from autoddp.gpus import Devices
+from autoddp.group import Group
+from autoddp.options import Options
+from autoddp.place import HERE
+from autoddp.report import Report
+from autoddp.script import Script, finish
+from autoddp.session import session
+
+PATIENCE = 5.0  # seconds that a rank above 0 that failed leaves to rank 0 to fail, and say so, too
+LAST = 60.0  # seconds that a rank 0 that hosts the store waits for the others to leave it
+TICK = 0.02
+
+
+@dataclass(frozen=True)
+class Job:
+    """What each rank of this node is told."""
+
+    script: Script
+    options: Options
+    devices: Devices
+    own_ddp: bool
+    log_dir: str
+    random_state: Any  # Python's generator: a forked child would reseed it
+
+
+def run(job: Job) -> int:
+    """Be a rank, from torchrun's variables on; the exit code, after the script's own ending."""
+    world = World.read(os.environ)
+    set_threads(world)
+    random.setstate(job.random_state)
+    if job.own_ddp:
+        HERE.world = world
+        Report(speaks=world.rank == 0 and not job.options.quiet).say(
+            f"{job.script.name} calls init_process_group itself: launched as torchrun would, "
+            "nothing else is done (--own-ddp no changes that)"
+        )
+        return finish(job.script.run())
+    if world.rank:
+        streams.redirect(streams.log_of(job.log_dir, world.rank))
+    take_device(world, job.devices)
+    hidden = hide(os.environ) if job.options.view == "global" else dict(os.environ)
+    group = join(world, job.devices.backend)
+    HERE.world = world
+    report = Report(speaks=world.rank == 0 and not job.options.quiet)
+    report.say(greeting(world, job.options, job.devices, hidden))
+    with session(world, job.options, group, report):
+        code = finish(job.script.run(whole_traceback=job.options.verbose))
+    if world.rank == 0 and job.options.report is not None:
+        Path(job.options.report).write_text(report.to_json())
+    signals.default()  # nothing of the script's is left that a signal could call
+    end(group, code)
+    return code
+
+
+def joined(script: Script, options: Options, own_ddp: bool) -> int:
+    """Be a rank that another launcher has started."""
+    world = World.read(os.environ)
+    names = gpus.visible(os.environ, gpus.count())
+    devices = gpus.share(names, world.local_world_size, options.backend)
+    folder = options.log_dir or tempfile.mkdtemp(prefix="autoddp-")
+    job = Job(script, options, devices, own_ddp, folder, random.getstate())
+    terminal = os.dup(2)
+    code = run(job)
+    log = streams.log_of(folder, world.rank)
+    if code and log.exists():
+        with open(terminal, "w") as stderr:
+            print(streams.failure(world.rank, f"ended with exit code {code}", log), file=stderr)
+    elif options.log_dir is None:
+        log.unlink(missing_ok=True)
+        os.rmdir(folder)
+    return code
+
+
+def set_threads(world: World) -> None:
+    """Share the cores; the first thing in a fork, whose inherited thread pool has no threads."""
+    cores = len(os.sched_getaffinity(0))
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    torch.set_num_threads(
+        int(asked) if asked.isdigit() and int(asked) else max(1, cores // world.local_world_size)
+    )
+
+
+def take_device(world: World, devices: Devices) -> None:
+    """Show this rank its own GPU alone, whatever the script says about visible devices later."""
+    if devices.visible:
+        os.environ["CUDA_VISIBLE_DEVICES"] = devices.visible[world.local_rank]
+        torch.cuda.init()
+
+
+def join(world: World, backend: str) -> Group:
+    """Meet the others; gloo by the interface that routes to the master, unless told otherwise."""
+    ours: dict[str, str] = {}
+    interface = network.interface_to(world.master_addr)
+    if interface is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
+        ours["GLOO_SOCKET_IFNAME"] = interface
+        several = world.world_size > world.local_world_size
+        if several and "NCCL_SOCKET_IFNAME" not in os.environ:
+            ours["NCCL_SOCKET_IFNAME"] = interface
+    os.environ.update(ours)
+    return Group.join(world, backend)
+
+
+def greeting(world: World, options: Options, devices: Devices, environ: Mapping[str, str]) -> str:
+    """The line at the start: how many ranks, which backend and why, which view."""
+    nodes = int(
+        environ.get("GROUP_WORLD_SIZE", math.ceil(world.world_size / world.local_world_size))
+    )
+    return (
+        f"{world.world_size} ranks on {nodes} node{'s' * (nodes != 1)}, "
+        f"{devices.backend} ({devices.why}), {options.view} view"
+    )
+
+
+def end(group: Group, code: int) -> None:
+    """Leave in an order in which the user sees one failure, rank 0's if it fails too."""
+    world, store = group.world, group.store
+    try:
+        store.set(f"ended/{world.rank}", str(code))
+        if world.rank == 0 and not world.agent_store:
+            _wait(store, [f"ended/{rank}" for rank in range(world.world_size)], LAST)
+        elif world.rank and code and _wait(store, ["ended/0"], PATIENCE):
+            time.sleep(PATIENCE)  # the launcher ends this rank when it has seen rank 0's end
+    except dist.DistError:
+        pass  # the store went with its host: nobody is left to wait for
+
+
+def _wait(store: Any, keys: list[str], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not store.check(keys):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(TICK)
+    return True
+
+
+def leave(code: int) -> NoReturn:
+    """End this process at once: torch's own teardown with gloo aborts now and then."""
+    streams.flush()
+    os._exit(code)
