@@ -1,57 +1,58 @@
 """The ranks of a job: collectives on tensors, and effects that rank 0 has once, for all.
 
 Tensors travel by the process group. Everything else (outcomes, clocks, names) goes through the
-store as JSON, so that a rank that skips a call cannot deadlock the others, and nothing that a
-stranger sends is ever executed.
+store: see `Ledger`.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from autoddp.environment import World
-from autoddp.errors import Disagreement
-from autoddp.outcome import Outcome
+from autoddp.ledger import Ledger
 
 TIMEOUT = timedelta(minutes=30)
-KEPT = 256  # effects that stay in the store for ranks that come later
 
 SUM, MIN, MAX = dist.ReduceOp.SUM, dist.ReduceOp.MIN, dist.ReduceOp.MAX
 
 
-class Group:
+class Group(Ledger):
     """A process group that is nobody's default, and a store.
 
     The script's own `torch.distributed.is_initialized()` stays false: it sees one process.
     """
 
-    def __init__(self, world: World, pg: dist.ProcessGroup, store: dist.Store) -> None:
+    def __init__(self, world: World, pg: dist.ProcessGroup, store: Store) -> None:
         self.world, self.pg, self.store = world, pg, store
         self.rank, self.size = world.rank, world.world_size
-        self._effects = 0
+        super().__init__()
 
     @classmethod
     def join(cls, world: World, backend: str = "gloo", attempt: str = "0") -> Group:
-        """Meet the other ranks; `backend` is gloo, or nccl (then gloo carries what lies on CPUs)."""
+        """Meet the other ranks by gloo, or by nccl (then gloo carries what lies on CPUs)."""
         master = world.rank == 0 and not world.agent_store
-        tcp = dist.TCPStore(
-            world.master_addr, world.master_port, world.world_size, master, TIMEOUT, wait_for_workers=False
+        tcp = TCPStore(
+            world.master_addr,
+            world.master_port,
+            world.world_size,
+            master,
+            TIMEOUT,
+            wait_for_workers=False,
         )
-        return cls.over(world, dist.PrefixStore(f"autoddp/{attempt}", tcp), backend)
+        return cls.over(world, PrefixStore(f"autoddp/{attempt}", tcp), backend)
 
     @classmethod
-    def over(cls, world: World, store: dist.Store, backend: str = "gloo") -> Group:
+    def over(cls, world: World, store: Store, backend: str = "gloo") -> Group:
         """Meet over a store that is already there."""
         dist.init_process_group(
             "gloo" if backend == "gloo" else f"cpu:gloo,cuda:{backend}",
-            store=dist.PrefixStore("pg", store),
+            store=PrefixStore("pg", store),
             rank=world.rank,
             world_size=world.world_size,
             timeout=TIMEOUT,
@@ -59,7 +60,7 @@ class Group:
         pg = dist.group.WORLD
         assert pg is not None
         dist.group.WORLD = None  # type: ignore[misc]  # the setter is on the metaclass
-        return cls(world, pg, dist.PrefixStore("effects", store))
+        return cls(world, pg, PrefixStore("effects", store))
 
     # ---- tensors
 
@@ -76,10 +77,16 @@ class Group:
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """The ranks' tensors, of one shape, stacked along a new first dimension."""
-        x = x.contiguous()
+        """The ranks' tensors, of one shape, stacked along a new first dimension.
+
+        They travel as bytes, since backends know some dtypes only.
+        """
         out = x.new_empty((self.size, *x.shape))
-        self.pg.allgather([list(out.unbind(0))], [x]).wait()
+        if x.numel():
+            flat = x.contiguous().view(-1).view(torch.uint8)
+            self.pg.allgather(
+                [list(out.view(self.size, -1).view(torch.uint8).unbind(0))], [flat]
+            ).wait()
         return out
 
     def agree(self, yes: bool) -> bool:
@@ -96,55 +103,3 @@ class Group:
     def barrier(self) -> None:
         """Wait for all ranks."""
         self.agree(True)
-
-    # ---- effects
-
-    def effect(self, site: str, act: Callable[[], Any]) -> Any:
-        """Rank 0 does `act` once; every rank gets its result, or raises what it raised.
-
-        The n-th effect of a rank is the n-th of rank 0; `site` must be the same for both.
-
-        Args:
-            site: What is done, and the user's line; shown where ranks disagree.
-            act: Returns something that JSON can carry.
-
-        Raises:
-            Disagreement: Rank 0 was elsewhere at its n-th effect.
-        """
-        return self.lead(site, act) if self.rank == 0 else self.follow(site)
-
-    def lead(self, site: str, act: Callable[[], Any]) -> Any:
-        """Rank 0's half of `effect`."""
-        number = self._next()
-        outcome = Outcome.of(act)
-        self.store.set(f"e{number}", json.dumps([site, outcome.to_data()]))
-        return outcome.unwrap()
-
-    def follow(self, site: str) -> Any:
-        """The other ranks' half of `effect`."""
-        number = self._next()
-        theirs, data = json.loads(self.store.get(f"e{number}"))
-        if theirs != site:
-            raise Disagreement(
-                f"rank {self.rank} is at «{site}» where rank 0 is at «{theirs}» (side effect "
-                f"{number}); a decision in the script differs between ranks"
-            )
-        return Outcome.from_data(data).unwrap()
-
-    def _next(self) -> int:
-        """Count an effect; now and then clear away what every rank has read."""
-        number, self._effects = self._effects, self._effects + 1
-        if number and number % KEPT == 0:
-            self.store.set(f"at/{self.rank}/{number}", "")
-            if self.rank == 0:
-                self._clear(number)
-        return number
-
-    def _clear(self, number: int) -> None:
-        before = number - KEPT
-        if before <= 0:
-            return
-        keys = [f"at/{rank}/{before}" for rank in range(self.size)]
-        self.store.wait(keys)  # nobody is still before them
-        for key in keys + [f"e{k}" for k in range(before - KEPT, before)]:
-            self.store.delete_key(key)

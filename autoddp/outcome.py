@@ -1,13 +1,43 @@
-"""What became of an act, as data that travels between ranks: a value, or an exception by its name."""
+"""What became of an act, as data that travels: a value, or an exception by its name."""
 
 from __future__ import annotations
 
 import builtins
+import email
+import io
+import json
+import os
+import pickle
+import shutil
+import tarfile
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from http.client import BadStatusLine, HTTPMessage, InvalidURL, RemoteDisconnected
 from typing import Any
+from urllib.error import ContentTooShortError, HTTPError, URLError
 
-from autoddp.errors import RemoteError
+from autoddp.errors import Disagreement, RemoteError
+
+# Exceptions that are rebuilt on another rank from their arguments, besides the built-in ones.
+KNOWN: dict[str, type[BaseException]] = {
+    kind.__name__: kind
+    for kind in (
+        pickle.PicklingError,
+        pickle.UnpicklingError,
+        shutil.Error,
+        shutil.SameFileError,
+        shutil.SpecialFileError,
+        shutil.ReadError,
+        zipfile.BadZipFile,
+        tarfile.ReadError,
+        io.UnsupportedOperation,
+        BadStatusLine,
+        InvalidURL,
+        RemoteDisconnected,
+        Disagreement,
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -19,10 +49,10 @@ class Outcome:
 
     @classmethod
     def of(cls, act: Callable[[], Any]) -> Outcome:
-        """Do it."""
+        """Do it; an interrupt or an exit is an outcome too."""
         try:
             return cls(value=act())
-        except Exception as error:
+        except BaseException as error:
             return cls(error=error)
 
     def unwrap(self) -> Any:
@@ -36,22 +66,68 @@ class Outcome:
         error = self.error
         if error is None:
             return {"value": self.value}
-        data: dict[str, Any] = {"error": type(error).__name__, "text": str(error)}
-        if isinstance(error, OSError) and error.errno is not None:
-            data["os"] = [error.errno, error.strerror, error.filename, error.filename2]
-        elif all(isinstance(a, (str, int, float, bool, type(None))) for a in error.args):
-            data["args"] = list(error.args)
-        return data
+        return {"error": type(error).__name__, "text": str(error), **_parts(error)}
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> Outcome:
-        """The inverse; an exception that is no built-in one becomes a RemoteError with its text."""
+        """The inverse; an exception that is in no table becomes a RemoteError with its text."""
         if "error" not in data:
             return cls(value=data["value"])
-        if "os" in data:
-            number, text, path, other = data["os"]
-            return cls(error=OSError(number, text, path, None, other))
-        kind = getattr(builtins, data["error"], None)
-        if isinstance(kind, type) and issubclass(kind, Exception) and "args" in data:
-            return cls(error=kind(*data["args"]))
-        return cls(error=RemoteError(f"rank 0: {data['error']}: {data['text']}"))
+        return cls(error=_rebuilt(data))
+
+
+def _parts(error: BaseException) -> dict[str, Any]:
+    """What beside its name and text an exception is rebuilt from."""
+    if isinstance(error, HTTPError):
+        body = error.read() if error.fp is not None else b""
+        error.fp = error.file = io.BytesIO(
+            body
+        )  # it was read here: rank 0's handler shall read it too
+        return {"http": [error.url, error.code, error.msg, str(error.headers), body.hex()]}
+    if isinstance(error, ContentTooShortError):
+        return {"args": [str(error.reason)]}
+    if isinstance(error, URLError):
+        reason = error.reason
+        inner = Outcome(error=reason).to_data() if isinstance(reason, BaseException) else None
+        return {"reason": inner or str(reason)}
+    if isinstance(error, OSError) and error.errno is not None:
+        paths = [_text(error.filename), _text(error.filename2)]
+        return {"os": [error.errno, error.strerror, *paths]}
+    if isinstance(error, json.JSONDecodeError):
+        return {"json": [error.msg, error.doc, error.pos]}
+    if isinstance(error, UnicodeDecodeError):
+        return {
+            "unicode": [error.encoding, error.object.hex(), error.start, error.end, error.reason]
+        }
+    if all(isinstance(a, (str, int, float, bool, type(None))) for a in error.args):
+        return {"args": list(error.args)}
+    return {}
+
+
+def _rebuilt(data: dict[str, Any]) -> BaseException:
+    """The inverse of `_parts`."""
+    if "http" in data:
+        url, code, text, headers, body = data["http"]
+        message = email.message_from_string(headers, _class=HTTPMessage)
+        return HTTPError(url, code, text, message, io.BytesIO(bytes.fromhex(body)))
+    if "reason" in data:
+        reason = data["reason"]
+        return URLError(reason if isinstance(reason, str) else _rebuilt(reason))
+    if "os" in data:
+        number, text, path, other = data["os"]
+        return OSError(number, text, path, None, other)
+    if "json" in data:
+        return json.JSONDecodeError(*data["json"])
+    if "unicode" in data:
+        encoding, body, *rest = data["unicode"]
+        return UnicodeDecodeError(encoding, bytes.fromhex(body), *rest)
+    if data["error"] == "ContentTooShortError":
+        return ContentTooShortError(data["args"][0], ("", HTTPMessage()))
+    kind = KNOWN.get(data["error"]) or getattr(builtins, data["error"], None)
+    if isinstance(kind, type) and issubclass(kind, BaseException) and "args" in data:
+        return kind(*data["args"])
+    return RemoteError(f"rank 0: {data['error']}: {data['text']}")
+
+
+def _text(path: Any) -> Any:
+    return os.fsdecode(path) if isinstance(path, (bytes, os.PathLike)) else path

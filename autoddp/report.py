@@ -6,7 +6,7 @@ import json
 import sys
 import sysconfig
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from types import FrameType
 from typing import TextIO
 
@@ -25,7 +25,7 @@ class Decision:
 
 @dataclass
 class Report:
-    """Collects decisions; rank 0 says each once, on stderr, in a line that starts with [autoddp]."""
+    """Collects decisions; rank 0 says each once, on stderr, in a line with [autoddp] before it."""
 
     speaks: bool = False
     stream: TextIO = field(default_factory=lambda: sys.stderr)
@@ -60,14 +60,15 @@ class Report:
         return json.dumps([vars(d) for d in self.decisions.values()], indent=2)
 
 
-@lru_cache(maxsize=None)
+@cache
 def is_users(filename: str) -> bool:
-    """Whether a code object's file is the user's: not the standard library's, not installed, not ours."""
+    """Whether a code object's file is the user's: not Python's, not installed, not ours."""
     if filename.startswith("<"):
         return filename.startswith(("<stdin", "<string", "<ipython"))
-    return not filename.startswith(_LIBRARIES)
+    return not filename.startswith(_LIBRARIES) and not any(part in filename for part in INSTALLED)
 
 
+INSTALLED = ("/site-packages/", "/dist-packages/")  # also a user's own, and a distribution's
 _PATHS = sysconfig.get_paths()
 _LIBRARIES = tuple(
     {_PATHS[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}

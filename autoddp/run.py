@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from autoddp.effects import Effects
 from autoddp.environment import World
 from autoddp.options import Options
 from autoddp.report import Report
@@ -23,3 +24,7 @@ class Run:
     group: Group
     view: View
     report: Report = field(default_factory=Report)
+    effects: Effects = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.effects = Effects(self.group, exchange=self.options.view == "global")

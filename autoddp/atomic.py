@@ -1,0 +1,97 @@
+"""Write a file so that a killed run leaves the old one or the new one, never half of one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+
+class Draft:
+    """A file that was written beside its place, under the same name, and waits to be put there.
+
+    The name stays because writers look at it: for the format, for a suffix to add, for the name
+    of the folder inside a checkpoint's archive.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.folder, self.name = os.path.dirname(os.path.realpath(path)), os.path.basename(path)
+        self._beside: str | None = None
+
+    def write(self, save: Callable[[str], Any]) -> Any:
+        """Call `save` with the path to write to; what it raises names the user's path."""
+        if not self._has_a_place():
+            return save(self.path)  # a device, or an error that `save` itself words best
+        try:
+            self._beside = tempfile.mkdtemp(prefix=f".{self.name}.", dir=self.folder)
+        except PermissionError:
+            return save(self.path)  # a file that may be written in a folder that may not
+        try:
+            result = save(os.path.join(self._beside, self.name))
+            for name in os.listdir(self._beside):
+                _settle(os.path.join(self._beside, name), self._target(name))
+        except BaseException as error:
+            beside = self._beside
+            self.discard()
+            raise _renamed(error, beside, os.path.dirname(self.path)) from None
+        return result
+
+    def put(self) -> None:
+        """Move what was written into place, at once for everybody who looks."""
+        if self._beside is None:
+            return
+        try:
+            for name in os.listdir(self._beside):
+                os.replace(os.path.join(self._beside, name), self._target(name))
+        finally:
+            self.discard()
+
+    def discard(self) -> None:
+        """Leave what is in place, and no trace beside it."""
+        if self._beside is not None:
+            shutil.rmtree(self._beside, ignore_errors=True)
+            self._beside = None
+
+    def _target(self, name: str) -> str:
+        return os.path.realpath(os.path.join(os.path.dirname(self.path), name))
+
+    def _has_a_place(self) -> bool:
+        """Whether a plain write would make or replace a plain file here."""
+        try:
+            there = os.stat(self.path)
+        except FileNotFoundError:
+            return os.path.isdir(self.folder) and bool(self.name)
+        except OSError:
+            return False
+        return stat.S_ISREG(there.st_mode) and os.access(self.path, os.W_OK)
+
+
+def _settle(path: str, target: str) -> None:
+    """Give `path` the permissions that a plain write would leave at `target`, and flush it."""
+    if os.path.exists(target):
+        os.chmod(path, stat.S_IMODE(os.stat(target).st_mode))
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _renamed(error: BaseException, beside: str, folder: str) -> BaseException:
+    """The error, with the user's path where ours stood."""
+
+    def users(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        value = value.replace(beside + "/", folder + "/" if folder else "")
+        return value.replace(beside, folder or ".")
+
+    if isinstance(error, OSError) and error.errno is not None:
+        error.filename = users(error.filename)
+        return error
+    error.args = tuple(users(a) for a in error.args)
+    return error

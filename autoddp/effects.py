@@ -1,0 +1,237 @@
+"""Whose call it is, and what shall become of it: the rules that all side effects share.
+
+A call is agreed on over all ranks only where all ranks make it, in the same order: in the rank
+itself (not in a worker process), on the thread that runs the script, outside a data set's fetch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from enum import Enum
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from autoddp.patching import Feature, patch
+from autoddp.report import INSTALLED, is_users, users_line
+from autoddp.scratch import Scratch
+
+if TYPE_CHECKING:
+    from autoddp.group import Group
+    from autoddp.run import Run
+
+T = TypeVar("T")
+
+_STDLIB = (sysconfig.get_paths()["stdlib"] + "/", sysconfig.get_paths()["platstdlib"] + "/")
+# What these read and write is their own business, however they were called.
+_OWN_BUSINESS = (
+    "importlib",
+    "linecache",
+    "tokenize",
+    "inspect",
+    "warnings",
+    "traceback",
+    "multiprocessing",
+    "concurrent",
+    "subprocess",
+    "zipimport",
+    "ctypes",
+)
+_HERE = os.path.dirname(__file__) + "/"
+_MACHINERY = tuple(
+    _HERE + name
+    for name in (
+        "effects.py",
+        "features/files.py",
+        "features/folders.py",
+        "features/downloads.py",
+        "features/console.py",
+        "features/randomness.py",
+    )
+)
+
+
+class Mode(Enum):
+    """What becomes of a call that touches the outside world."""
+
+    PLAIN = "as if we were not there"
+    AGREED = "rank 0 does it, for all"
+    ALONE = "rank 0 does it, the others on private scratch, and nobody waits"
+    TRIAL = "nobody does it: one process would not have run this"
+
+
+@cache
+def _passes(filename: str) -> bool:
+    """Whether whose call it is depends on who called this file: the standard library, and us."""
+    if filename.startswith("<frozen "):
+        return not filename.startswith(("<frozen importlib", "<frozen zipimport"))
+    if any(part in filename for part in INSTALLED):
+        return False
+    if filename.startswith(_STDLIB):
+        root = filename.removeprefix(_STDLIB[0]).removeprefix(_STDLIB[1])
+        return not root.startswith(_OWN_BUSINESS)
+    return filename in _MACHINERY
+
+
+def users_call(depth: int = 1) -> bool:
+    """Whether the first calling frame outside the standard library is the user's."""
+    frame = sys._getframe(depth)
+    while _passes(frame.f_code.co_filename):
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return is_users(frame.f_code.co_filename)
+
+
+@lru_cache(maxsize=256)
+def _signature(function: Any) -> inspect.Signature:
+    return inspect.signature(function)
+
+
+class Call:
+    """A call of a wrapped function; `named` are its arguments, none where they do not fit."""
+
+    def __init__(self, wrapped: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        self.wrapped, self.args, self.kwargs = wrapped, args, kwargs
+        self.named: dict[str, Any] = {}
+        function = getattr(wrapped, "__func__", wrapped)  # a method's own would be kept for ever
+        self._bound = () if function is wrapped else (wrapped.__self__,)  # type: ignore[attr-defined]
+        try:
+            self._fit = _signature(function).bind(*self._bound, *args, **kwargs)
+        except TypeError:
+            return  # the function itself words it best
+        self.named = self._fit.arguments
+
+    @property
+    def name(self) -> str:
+        """What is called, in full: torch.serialization.save."""
+        return f"{self.wrapped.__module__}.{self.wrapped.__qualname__}"
+
+    def plain(self) -> Any:
+        """The call as it was made."""
+        return self.wrapped(*self.args, **self.kwargs)
+
+    def changed(self, **values: Any) -> Any:
+        """The call with other values for some arguments."""
+        fit = inspect.BoundArguments(self._fit.signature, dict(self._fit.arguments))
+        fit.arguments.update(values)
+        return self.wrapped(*fit.args[len(self._bound) :], **fit.kwargs)
+
+
+class Effects:
+    """The outside world as one rank may touch it."""
+
+    def __init__(self, group: Group, *, exchange: bool = True) -> None:
+        self.group = group
+        self.rank = group.rank
+        self.exchange = exchange and group.size > 1  # else nobody waits for anybody
+        self.scratch = Scratch()
+        self.aside = 0  # above 0 inside an effect, and inside a data set's fetch
+        self.trials = 0
+        self.over = False
+        self._pid, self._thread = os.getpid(), threading.get_ident()
+
+    def at_home(self) -> bool:
+        """Whether this is the rank itself, not a process forked from it, and the job goes on."""
+        return not self.over and os.getpid() == self._pid
+
+    def here(self) -> bool:
+        """As `at_home`, and not in the midst of an effect or of a fetch."""
+        return not self.aside and self.at_home()
+
+    def mode(self) -> Mode:
+        """What becomes of an effect at this point."""
+        if threading.get_ident() != self._thread:
+            return Mode.ALONE if self.at_home() else Mode.PLAIN
+        if not self.here():
+            return Mode.PLAIN
+        if self.trials:
+            return Mode.TRIAL
+        return Mode.AGREED if self.exchange else Mode.ALONE
+
+    def users(self) -> Mode:
+        """As `mode`, but PLAIN where a library does it for itself."""
+        mode = self.mode()
+        return mode if mode is Mode.PLAIN or users_call(2) else Mode.PLAIN
+
+    @contextmanager
+    def own(self) -> Iterator[None]:
+        """What is done in here is plain."""
+        self.aside += 1
+        try:
+            yield
+        finally:
+            self.aside -= 1
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """What is done in here one process would not have done: it must leave no trace."""
+        self.trials += 1
+        try:
+            yield
+        finally:
+            self.trials -= 1
+
+    def answer(self, what: str, act: Callable[[], Any]) -> Any:
+        """Rank 0's answer to a question to the outside world."""
+        with self.own():
+            return self.group.effect(f"{what} at {users_line(2)}", act)
+
+    def change(
+        self, what: str, act: Callable[[], Any], told: Callable[[Any], Any] | None = None
+    ) -> Any:
+        """Rank 0 changes the outside world once all ranks are here; all raise what it raised.
+
+        Returns:
+            On rank 0 what `act` returned, on the others what `told` makes of that.
+        """
+        kept: Any = None
+
+        def keep() -> Any:
+            nonlocal kept
+            kept = act()
+            return told(kept) if told is not None else None
+
+        with self.own():
+            answer = self.group.effect(f"{what} at {users_line(2)}", keep, meet=True)
+        return kept if self.rank == 0 else answer
+
+    def end(self) -> None:
+        """Nothing is agreed on any more; the scratch goes away."""
+        self.over = True
+        if os.getpid() == self._pid:
+            self.scratch.remove()
+
+
+class Outward(Feature):
+    """What the features that touch the outside world share; wrappers call `self.effects`."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.effects = run.effects
+        self.rank = run.world.rank
+
+    def setup(self, undo: ExitStack) -> None:
+        """In a trial no effect of ours takes place."""
+        trials = self.run.view.trials
+        undo.callback(self.effects.end)
+        trials.append(self.effects.trial)
+        undo.callback(trials.remove, self.effects.trial)
+
+    @patch(
+        "torch.utils.data._utils.fetch:_MapDatasetFetcher.fetch",
+        why="ranks fetch different rows: what a data set does there is each rank's own",
+    )
+    def fetch_alone(
+        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Inside, reads and writes are as if we were not there."""
+        if not self.effects.here():
+            return wrapped(*args, **kwargs)
+        with self.effects.own():
+            return wrapped(*args, **kwargs)

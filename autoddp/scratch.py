@@ -1,0 +1,64 @@
+"""Where ranks above 0 write what rank 0 writes for real, and where they find it again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+
+class Scratch:
+    """A private folder, and which of the user's paths lie in it on this rank.
+
+    The overlay maps the real path of what this rank wrote to where it lies.
+    """
+
+    def __init__(self) -> None:
+        self._folder: str | None = None
+        self._count = 0
+        self.overlay: dict[str, str] = {}
+
+    def new(self, path: str) -> str:
+        """A path of our own with the same last part (names decide formats)."""
+        if self._folder is None:
+            self._folder = tempfile.mkdtemp(prefix="autoddp-")
+        self._count += 1
+        folder = os.path.join(self._folder, str(self._count))
+        os.mkdir(folder)
+        return os.path.join(folder, os.path.basename(path) or "_")
+
+    def find(self, path: str | bytes | os.PathLike[str]) -> str | None:
+        """Where this rank finds `path`, if not at `path`."""
+        return self.overlay.get(self.key(path)) if self.overlay else None
+
+    @staticmethod
+    def key(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
+        """One name for one file."""
+        return os.path.realpath(os.fsdecode(path))
+
+    def lay(self, path: str, at: str) -> None:
+        """From now on `path` is found at `at`."""
+        self.overlay[path] = at
+
+    def drop(self, path: str) -> None:
+        """`path`, and all below it, is what the disk says."""
+        for key in list(self._below(path)):
+            self.overlay.pop(key)
+
+    def move(self, source: str, target: str) -> None:
+        """`source`, and all below it, is now called `target`."""
+        moved = {target + key[len(source) :]: self.overlay[key] for key in self._below(source)}
+        self.drop(source)
+        self.drop(target)
+        self.overlay.update(moved)
+
+    def remove(self) -> None:
+        """Forget and delete everything."""
+        self.overlay.clear()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _below(self, path: str) -> Iterator[str]:
+        return (k for k in self.overlay if k == path or k.startswith(path.rstrip("/") + "/"))

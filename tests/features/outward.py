@@ -1,0 +1,59 @@
+"""Ranks with only some features installed, for tests of what touches the outside world."""
+
+from __future__ import annotations
+
+import os
+import types
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from autoddp.group import Group
+from autoddp.options import Options
+from autoddp.patching import Feature, Installation
+from autoddp.run import Run
+from tests.ranks import run_ranks
+
+
+@contextmanager
+def installed(group: Group, *features: type[Feature], view: str = "global") -> Iterator[Run]:
+    """`features` are in force on this rank; `run.view.trials` is all that is there of a view."""
+    run = Run(group.world, Options(view=view), group, types.SimpleNamespace(trials=[]))
+    with Installation([feature(run) for feature in features]):
+        yield run
+
+
+def on_ranks(
+    script: Callable[[Run], Any],
+    nproc: int,
+    *features: type[Feature],
+    folder: Any = None,
+    view: str = "global",
+) -> list[Any]:
+    """What `script(run)` returns on each rank, run in `folder`."""
+
+    def rank(group: Group) -> Any:
+        if folder is not None:
+            os.chdir(folder)
+        with installed(group, *features, view=view) as run:
+            return script(run)
+
+    return run_ranks(rank, nproc, timeout=60)
+
+
+@contextmanager
+def trial(run: Run) -> Iterator[None]:
+    """As the view does around what one process would not have run."""
+    with ExitStack() as stack:
+        for enter in run.view.trials:
+            stack.enter_context(enter())
+        yield
+
+
+def raised(act: Callable[[], Any]) -> tuple[str, str]:
+    """Type and text of what `act` raises."""
+    try:
+        act()
+    except BaseException as error:
+        return type(error).__name__, str(error)
+    return "", ""
