@@ -58,8 +58,8 @@ def share(names: list[str], ranks: int, wanted: str) -> Devices:
     here = f"{len(names)} GPU{'s' * (len(names) != 1)}"
     if wanted == "nccl" and len(names) < ranks:
         raise BadInput(
-            f"--backend is nccl with {ranks} rank{'s' * (ranks != 1)}, but this machine shows {here}, "
-            "and NCCL needs one for each rank; use --backend gloo"
+            f"--backend is nccl with {ranks} rank{'s' * (ranks != 1)}, but this machine shows "
+            f"{here}, and NCCL needs one for each rank; use --backend gloo"
             + (f" or --nproc {len(names)}" if names else "")
         )
     if not names:

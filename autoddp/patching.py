@@ -61,6 +61,9 @@ class Feature:
     name: ClassVar[str]
     views: ClassVar[tuple[str, ...]] = ("global", "local")  # where it applies
 
+    def __init__(self, run: Any = None) -> None:
+        self.run = run  # what the features of a job share; nothing here looks at it
+
     def setup(self, undo: ExitStack) -> None:
         """Whatever is no patch: torch's own hooks, state. Push every reversal on `undo`."""
 

@@ -98,15 +98,19 @@ class Script:
 
 def exit_code(run: Callable[[], None], whole_traceback: bool = False) -> int:
     """Call it as the interpreter's outermost code: print what it raises, and make it a code."""
+    raised: BaseException | None = None
     try:
         run()
-    except SystemExit as ending:
-        return _system_exit(ending)
     except BaseException as error:
-        if not whole_traceback:
-            strip(error)
-        return _show(error)
-    return 0
+        raised = error
+    # from here on none is being handled: what a hook raises comes after it, not of it
+    if raised is None:
+        return 0
+    if isinstance(raised, SystemExit):
+        return _system_exit(raised)
+    if not whole_traceback:
+        strip(raised)
+    return _show(raised)
 
 
 def finish(code: int) -> int:
@@ -169,7 +173,7 @@ def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
         if not traceback.tb_frame.f_code.co_filename.startswith(OURS):
             kept.append(traceback)
         traceback = traceback.tb_next
-    for entry, following in zip(kept, [*kept[1:], None], strict=True):
+    for entry, following in zip(kept, [*kept, None][1:], strict=True):
         entry.tb_next = following
     return kept[0] if kept else None
 
@@ -182,7 +186,7 @@ def _find_module(name: str) -> str:
         so_far = f"{so_far}.{part}" if so_far else part
         spec = PathFinder.find_spec(so_far, paths)
         if spec is None:
-            raise BadInput(f"no module named {so_far} (-m {name}); check its name and the folder")
+            raise BadInput(f"no module named {so_far}; check its name, and the folder you are in")
         paths = list(spec.submodule_search_locations or ())
     assert spec is not None
     if spec.submodule_search_locations is not None:

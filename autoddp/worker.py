@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -48,6 +49,8 @@ def run(job: Job) -> int:
     set_threads(world)
     random.setstate(job.random_state)
     if job.own_ddp:
+        if world.world_size > world.local_world_size:
+            set_interface(world)
         HERE.world = world
         Report(speaks=world.rank == 0 and not job.options.quiet).say(
             f"{job.script.name} calls init_process_group itself: launched as torchrun would, "
@@ -107,16 +110,24 @@ def take_device(world: World, devices: Devices) -> None:
 
 
 def join(world: World, backend: str) -> Group:
-    """Meet the others; gloo by the interface that routes to the master, unless told otherwise."""
-    ours: dict[str, str] = {}
+    """Meet the others, leaving no trace of it for the script to see."""
+    hook, known = sys.excepthook, "GLOO_SOCKET_IFNAME" in os.environ
+    set_interface(world)
+    group = Group.join(world, backend)
+    sys.excepthook = hook  # torch's would put the rank before every line of a traceback
+    if not known:
+        os.environ.pop("GLOO_SOCKET_IFNAME", None)  # NCCL reads its own later, at first use
+    return group
+
+
+def set_interface(world: World) -> None:
+    """Talk by the interface that routes to the master, unless told otherwise."""
     interface = network.interface_to(world.master_addr)
-    if interface is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
-        ours["GLOO_SOCKET_IFNAME"] = interface
-        several = world.world_size > world.local_world_size
-        if several and "NCCL_SOCKET_IFNAME" not in os.environ:
-            ours["NCCL_SOCKET_IFNAME"] = interface
-    os.environ.update(ours)
-    return Group.join(world, backend)
+    if interface is None:
+        return
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    if world.world_size > world.local_world_size:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
 
 
 def greeting(world: World, options: Options, devices: Devices, environ: Mapping[str, str]) -> str:

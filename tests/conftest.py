@@ -1,0 +1,63 @@
+"""Every test starts from a plain environment, and leaves nothing behind in this process."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+import time
+
+import pytest
+
+from autoddp.environment import ADDED
+from autoddp.patching import ABSENT, find
+
+OURS = ("AUTODDP_OPTIONS", "AUTODDP_NPROC", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+PATIENCE = 3  # seconds in which a thread that was told to end may end
+
+
+@pytest.fixture(autouse=True)
+def clean_environ(monkeypatch):
+    """No launcher's variables, whoever started the tests; one thread for each process."""
+    for name in (*ADDED, *OURS):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(clean_environ):
+    """Environment, threads, process group and patched slots are after a test as before it."""
+    environ, threads, slots = dict(os.environ), _threads(), _slots()
+    yield
+    after = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
+    before = {k: v for k, v in environ.items() if k != "PYTEST_CURRENT_TEST"}
+    assert after == before, "the test changed the environment"
+    deadline = time.monotonic() + PATIENCE
+    while _threads() - threads and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _threads() - threads, "the test left threads"
+    dist = sys.modules.get("torch.distributed")
+    assert dist is None or not dist.is_initialized(), "the test left a process group"
+    left = [name for name, slot in _slots().items() if slots.get(name, slot) is not slot]
+    assert not left, f"the test left {left} patched"
+
+
+def _threads():
+    return {thread for thread in threading.enumerate() if not thread.daemon}
+
+
+def _slots():
+    """What stands at each declared target whose module is imported."""
+    features = getattr(sys.modules.get("autoddp.features"), "FEATURES", ())
+    found = {}
+    for feature in features:
+        for patch in feature.patches():
+            for target in patch.targets:
+                name = target.partition(":")[0]
+                if name in sys.modules:
+                    module = importlib.import_module(name)
+                    owner, attribute, _ = find(target, module, optional=True)
+                    if owner is not ABSENT:
+                        found[target] = vars(owner).get(attribute, ABSENT)
+    return found
