@@ -48,13 +48,20 @@ class Warm:
             text=True,
         )
 
-    def run(self, *argv: str, folder: Path, timeout: float = 60) -> Run:
-        """Run `python SCRIPT ...` or `autoddp run ...` with `folder` as its working directory."""
+    def run(self, *argv: str, folder: Path, timeout: float = 60, mirror: str = "") -> Run:
+        """Run `python SCRIPT ...` or `autoddp run ...` with `folder` as its working directory.
+
+        With `mirror`, torchvision downloads from there (see archives.py).
+        """
         folder.mkdir(parents=True, exist_ok=True)
         logs = [str(folder.parent / f"{folder.name}.{name}") for name in ("out", "err")]
         assert self.server.stdin is not None
         assert self.server.stdout is not None
-        print(json.dumps([argv, str(folder), logs, timeout]), file=self.server.stdin, flush=True)
+        print(
+            json.dumps([argv, str(folder), logs, mirror, timeout]),
+            file=self.server.stdin,
+            flush=True,
+        )
         code, left = json.loads(self.server.stdout.readline())
         out, err = (Path(log).read_text() for log in logs)
         assert code is not None, f"{' '.join(argv)} hangs\n{out}\n{err}"
@@ -101,7 +108,7 @@ def _autoddp(argv: list[str]) -> None:
     main()
 
 
-def _child(argv: list[str], folder: str, logs: list[str]) -> None:
+def _child(argv: list[str], folder: str, logs: list[str], mirror: str) -> None:
     """Be the command, and end as an interpreter ends."""
     import torch
 
@@ -111,6 +118,10 @@ def _child(argv: list[str], folder: str, logs: list[str]) -> None:
     for target, log in zip((1, 2), logs, strict=True):
         os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), target)
     torch.set_num_threads(1)
+    if mirror:
+        from tests.archives import point_torchvision
+
+        point_torchvision(mirror)
     code: object = 0
     try:
         {"python": _python, "autoddp": _autoddp}[argv[0]](argv[1:])
@@ -171,11 +182,11 @@ def serve() -> None:
 
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
-        argv, folder, logs, timeout = json.loads(line)
+        argv, folder, logs, mirror, timeout = json.loads(line)
         pid = os.fork()
         if pid == 0:
             answers.close()
-            _child(argv, folder, logs)
+            _child(argv, folder, logs, mirror)
         code = _wait(pid, timeout)
         print(json.dumps([code, _leftover(pid)]), file=answers, flush=True)
 

@@ -75,6 +75,11 @@ def weights_init(m):
         nn.init.constant_(m.bias.data, 0)
 
 
+def load_data():
+    images = torch.tensor(load_digits().images, dtype=torch.float32).unsqueeze(1) / 8 - 1
+    return DataLoader(TensorDataset(images), batch_size=BATCH_SIZE, shuffle=True)
+
+
 def plot(G_losses, D_losses, path):
     plt.plot(G_losses, label="G")
     plt.plot(D_losses, label="D")
@@ -94,9 +99,7 @@ def main():
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     os.makedirs(args.out, exist_ok=True)
 
-    images = torch.tensor(load_digits().images, dtype=torch.float32).unsqueeze(1) / 8 - 1
-    dataloader = DataLoader(TensorDataset(images), batch_size=BATCH_SIZE, shuffle=True)
-
+    dataloader = load_data()
     netG, netD = Generator().to(device), Discriminator().to(device)
     netG.apply(weights_init)
     netD.apply(weights_init)
@@ -130,9 +133,8 @@ def main():
 
             # G: maximize log(D(G(z)))
             netG.zero_grad()
-            label.fill_(REAL)
             output = netD(fake)
-            errG = criterion(output, label)
+            errG = criterion(output, label.fill_(REAL))
             errG.backward()
             D_G_z2 = output.mean().item()
             optimizerG.step()

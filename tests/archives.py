@@ -1,0 +1,166 @@
+"""Small MNIST and CIFAR10 archives in the real formats, and an HTTP server on loopback for them."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import pickle
+import struct
+import tarfile
+import threading
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+
+MNIST = {"train": 300, "t10k": 130}
+CIFAR10 = {**{f"data_batch_{i}": 60 for i in range(1, 6)}, "test_batch": 70}
+NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+
+
+class Python2(pickle._Pickler):  # type: ignore[name-defined]
+    """Pickles bytes as the `str` of the Python that the real archive was made with."""
+
+    dispatch = dict(pickle._Pickler.dispatch)  # type: ignore[attr-defined]
+
+    def save_bytes(self, value: bytes) -> None:
+        self.write(pickle.BINSTRING + struct.pack("<i", len(value)) + value)
+        self.memoize(value)
+
+    dispatch[bytes] = save_bytes
+
+
+def make(folder: Path) -> None:
+    """Write the archives, and beside them the checksums that torchvision is to expect."""
+    folder.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(0)
+    sums = {"mnist": _mnist(folder / "mnist", random), "cifar10": _cifar10(folder, random)}
+    (folder / "sums.json").write_text(json.dumps(sums))
+
+
+def _mnist(folder: Path, random: np.random.Generator) -> dict[str, str]:
+    """The four idx-ubyte files: a class is a bright block at its own place, over noise."""
+    folder.mkdir()
+    for split, n in MNIST.items():
+        labels = random.integers(10, size=n).astype(np.uint8)
+        images = random.integers(80, size=(n, 28, 28)).astype(np.uint8)
+        for image, label in zip(images, labels, strict=True):
+            row, column = 4 + 14 * (label // 5), 2 + 5 * (label % 5)
+            image[row : row + 6, column : column + 4] += 150
+        head = struct.pack(">IIII", 0x803, n, 28, 28), struct.pack(">II", 0x801, n)
+        _gzip(folder / f"{split}-images-idx3-ubyte.gz", head[0] + images.tobytes())
+        _gzip(folder / f"{split}-labels-idx1-ubyte.gz", head[1] + labels.tobytes())
+    return {path.name: _md5(path.read_bytes()) for path in sorted(folder.iterdir())}
+
+
+def _cifar10(folder: Path, random: np.random.Generator) -> dict[str, str]:
+    """The tar.gz of pickled batches: a class is a colour, over noise."""
+    colours = random.integers(60, 200, size=(10, 3, 1))
+    contents: dict[str, bytes] = {}
+    for name, n in CIFAR10.items():
+        labels = random.integers(10, size=n)
+        pixels = colours[labels] + random.integers(-40, 40, size=(n, 3, 1024))
+        batch = {
+            b"batch_label": name.encode(),
+            b"labels": labels.tolist(),
+            b"data": pixels.astype(np.uint8).reshape(n, 3072),
+            b"filenames": [f"{name}_{i}.png".encode() for i in range(n)],
+        }
+        contents[name] = _pickle(batch)
+    names = [name.encode() for name in NAMES]
+    meta = {b"num_cases_per_batch": 60, b"label_names": names, b"num_vis": 3072}
+    contents["batches.meta"] = _pickle(meta)
+    path = folder / "cifar-10-python.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in contents.items():
+            entry = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    sums = {name: _md5(content) for name, content in contents.items()}
+    return {path.name: _md5(path.read_bytes()), **sums}
+
+
+def point_torchvision(url: str) -> None:
+    """Make this process, and its forks, download MNIST and CIFAR10 from `url`."""
+    from torchvision.datasets import CIFAR10 as Cifar
+    from torchvision.datasets import MNIST as Mnist
+
+    with urllib.request.urlopen(f"{url}/sums.json") as answer:
+        sums = json.load(answer)
+    Mnist.mirrors = [f"{url}/mnist/"]
+    Mnist.resources = list(sums["mnist"].items())
+    ours = sums["cifar10"]
+    Cifar.url, Cifar.tgz_md5 = f"{url}/{Cifar.filename}", ours[Cifar.filename]
+    Cifar.train_list = [[name, ours[name]] for name, _ in Cifar.train_list]
+    Cifar.test_list = [[name, ours[name]] for name, _ in Cifar.test_list]
+    Cifar.meta = {**Cifar.meta, "md5": ours[Cifar.meta["filename"]]}
+
+
+class Server(ThreadingHTTPServer):
+    """Serves a folder on a free port of loopback and counts the requests by path."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.requests: Counter[str] = Counter()
+        super().__init__(("127.0.0.1", 0), Files)
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Files(SimpleHTTPRequestHandler):
+    """A quiet file server."""
+
+    def __init__(self, request, address, server: Server) -> None:
+        self.counts = server.requests
+        super().__init__(request, address, server, directory=str(server.folder))
+
+    def do_GET(self) -> None:
+        self.counts[self.path.lstrip("/")] += 1
+        super().do_GET()
+
+    def copyfile(self, source, outputfile) -> None:
+        # torchvision first asks where the address leads, and hangs up without reading
+        with suppress(ConnectionResetError, BrokenPipeError):
+            super().copyfile(source, outputfile)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Server]:
+    """The folder on loopback, until the end of the block."""
+    server = Server(folder)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _gzip(path: Path, content: bytes) -> None:
+    path.write_bytes(gzip.compress(content, mtime=0))
+
+
+def _pickle(value: object) -> bytes:
+    file = io.BytesIO()
+    Python2(file, protocol=2).dump(value)
+    return file.getvalue()
+
+
+def _md5(content: bytes) -> str:
+    return hashlib.md5(content).hexdigest()
