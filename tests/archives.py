@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -27,7 +28,7 @@ NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse"
 class Python2(pickle._Pickler):  # type: ignore[name-defined]
     """Pickles bytes as the `str` of the Python that the real archive was made with."""
 
-    dispatch = dict(pickle._Pickler.dispatch)  # type: ignore[attr-defined]
+    dispatch: ClassVar[dict[type, Any]] = dict(pickle._Pickler.dispatch)  # type: ignore[attr-defined]
 
     def save_bytes(self, value: bytes) -> None:
         self.write(pickle.BINSTRING + struct.pack("<i", len(value)) + value)

@@ -1,0 +1,118 @@
+"""The comparison of runs sees what differs: else every test that rests on it would be green."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.same import same_files, same_run, same_text, same_value
+from tests.warm import Run
+
+
+@pytest.mark.parametrize(
+    ("want", "got", "rtol"),
+    [
+        ("loss 0.5", "loss 0.5000001", 1e-9),
+        ("loss 0.5", "loss -0.5", 1e-9),
+        ("loss 0.5", "lost 0.5", 1e-9),
+        ("loss 0.5", "loss 0.5\nloss 0.5", 1e-9),
+        ("loss 0.5\nloss 0.5", "loss 0.5", 1e-9),
+        ("step 10 of 20", "step 11 of 20", 0.5),
+        ("loss 0.5", "loss nan", 1e-9),
+        ("loss 0.5", "loss  0.5", 1e-9),
+        ("loss 0.5", "loss 0.50", 0),
+        ("[1.0, 2.0]", "[1.0, 2.5]", 1e-9),
+        ("lr 1e-05", "lr 1e-06", 1e-9),
+        ("cuda:0", "cuda:1", 0.5),
+        ("True", "False", 1e-9),
+    ],
+    ids=str,
+)
+def test_text_that_differs(want, got, rtol):
+    assert same_text(want, want, 0, "stdout") == 0
+    with pytest.raises(AssertionError, match="stdout"):
+        same_text(want, got, rtol, "stdout")
+
+
+def test_text_that_agrees_within_rounding():
+    assert 0 < same_text("x 0.5 y 1e-17", "x 0.5000000000000001 y 3e-17", 1e-9, "stdout") < 1e-12
+    assert same_text("runs/20250101-120000", "runs/20250101-120001", 0, "stdout") == 0
+
+
+W = torch.arange(6.0).view(2, 3)
+STATE = {"w": W, "step": 3, "lr": 0.1, "names": ["a", "b"], "best": None, "betas": (0.9, 0.99)}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"w": W + 1e-3},
+        {"w": W.double()},
+        {"w": W.clone().requires_grad_()},
+        {"w": W.reshape(3, 2)},
+        {"w": W.t().contiguous().t()},
+        {"w": torch.nn.Parameter(W)},
+        {"w": torch.full((2, 3), float("nan"))},
+        {"step": 4},
+        {"step": 3.0},
+        {"lr": 0.1001},
+        {"names": ["a", "c"]},
+        {"names": ["a"]},
+        {"best": 0},
+        {"betas": [0.9, 0.99]},
+        {"new": 1},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_checkpoints_that_differ(change):
+    assert same_value(STATE, dict(STATE), 0, "ckpt.pt") == 0
+    with pytest.raises(AssertionError, match=r"ckpt\.pt"):
+        same_value(STATE, STATE | change, 1e-9, "ckpt.pt")
+
+
+def write(folder, loss=0.5, extra=False):
+    (folder / "runs").mkdir(parents=True)
+    torch.save({"loss": loss}, folder / "runs" / "net.pt")
+    np.save(folder / "scores.npy", np.array([loss, 1.0]))
+    np.savez(folder / "kept.npz", a=np.array([loss]))
+    (folder / "log.csv").write_text(f"epoch,loss\n0,{loss}\n")
+    if extra:
+        (folder / "runs" / "net.pt.1").touch()
+    return folder
+
+
+@pytest.mark.parametrize("name", ["runs/net.pt", "scores.npy", "kept.npz", "log.csv"])
+def test_files_that_differ(name, tmp_path):
+    a, b, c = (write(tmp_path / name, loss) for name, loss in (("a", 0.5), ("b", 0.5), ("c", 0.6)))
+    assert same_files(a, b, 0) == 0
+    (c / name).rename(b / name)
+    with pytest.raises(AssertionError, match=name.rpartition("/")[2]):
+        same_files(a, b, 1e-9)
+
+
+def test_a_file_or_folder_more(tmp_path):
+    a, b = write(tmp_path / "a"), write(tmp_path / "b", extra=True)
+    with pytest.raises(AssertionError, match=r"net\.pt\.1"):
+        same_files(a, b, 1e-9)
+    with pytest.raises(AssertionError, match=r"net\.pt\.1"):
+        same_files(b, a, 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"code": 1}, "exit code 1"),
+        ({"err": "Traceback (most recent call last):\n"}, "on stderr"),
+        ({"err": "[autoddp] 2 ranks\nWARNING: something\n"}, "on stderr"),
+        ({"out": "loss 0.6\n"}, "stdout line 1"),
+        ({"left": ("77 (python)",)}, "outlived"),
+    ],
+    ids=["code", "traceback", "warning", "printed", "process"],
+)
+def test_runs_that_differ(change, says, tmp_path):
+    plain = {"code": 0, "out": "loss 0.5\n", "err": "", "folder": tmp_path}
+    want = Run(**plain)
+    assert same_run(want, Run(**plain | {"err": "[autoddp] 2 ranks\n"}), 0) == 0
+    with pytest.raises(AssertionError, match=says):
+        same_run(want, Run(**plain | change), 1e-9)
