@@ -49,6 +49,8 @@ _MACHINERY = tuple(
         "effects.py",
         "features/files.py",
         "features/folders.py",
+        "features/temporary.py",
+        "opened.py",
         "features/downloads.py",
         "features/console.py",
         "features/randomness.py",
@@ -103,14 +105,15 @@ class Call:
         self._bound = () if function is wrapped else (wrapped.__self__,)  # type: ignore[attr-defined]
         try:
             self._fit = _signature(function).bind(*self._bound, *args, **kwargs)
-        except TypeError:
+        except (TypeError, ValueError):  # ValueError: it is written in C, and does not tell
             return  # the function itself words it best
         self.named = self._fit.arguments
 
     @property
     def name(self) -> str:
         """What is called, in full: torch.serialization.save."""
-        return f"{self.wrapped.__module__}.{self.wrapped.__qualname__}"
+        kind = type(self.wrapped)
+        return f"{self.wrapped.__module__}.{getattr(self.wrapped, '__qualname__', kind.__name__)}"
 
     def plain(self) -> Any:
         """The call as it was made."""

@@ -37,6 +37,12 @@ class Scratch:
         """One name for one file."""
         return os.path.realpath(os.fsdecode(path))
 
+    @staticmethod
+    def entry(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
+        """One name for one entry of a folder, which may be a link: removed, renamed as such."""
+        folder, name = os.path.split(os.path.abspath(os.fsdecode(path)))
+        return os.path.join(os.path.realpath(folder), name)
+
     def lay(self, path: str, at: str) -> None:
         """From now on `path` is found at `at`."""
         self.overlay[path] = at

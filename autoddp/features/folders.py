@@ -1,0 +1,232 @@
+"""Folders and names change once, by rank 0; what the script asks of the disk, rank 0 answers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+from autoddp.effects import Call, Mode, Outward
+from autoddp.patching import patch
+
+REMOVES = {"remove", "unlink", "rmdir", "removedirs", "rmtree"}
+RENAMES = {"rename", "renames", "replace", "move"}
+# What these functions call the path that they act on, and the one that they make.
+FROM = ("path", "src", "self", "name", "base_name", "filename")
+TO = ("dst", "extract_dir")
+
+
+class Folders(Outward):
+    """`if not exists: make` branches alike on all ranks, and makes once."""
+
+    name: ClassVar[str] = "folders"
+
+    @patch(
+        "os:mkdir",
+        "os:makedirs",
+        "os:remove",
+        "os:unlink",
+        "os:rmdir",
+        "os:removedirs",
+        "os:rename",
+        "os:renames",
+        "os:replace",
+        "os:symlink",
+        "os:link",
+        "os:chmod",
+        "os:truncate",
+        "pathlib:Path.touch",
+        "shutil:rmtree",
+        "shutil:copyfile",
+        "shutil:copy",
+        "shutil:copy2",
+        "shutil:copytree",
+        "shutil:move",
+        "shutil:make_archive",
+        "shutil:unpack_archive",
+        why="what the script makes, moves and removes, it does once: rank 0 does it",
+    )
+    def change_once(
+        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """All ranks wait for it, and raise what it raised; scratch follows."""
+        mode = self.effects.users()
+        if mode is Mode.PLAIN:
+            return wrapped(*args, **kwargs)
+        call = Call(wrapped, args, kwargs)
+        source, target = _first(FROM, call.named), _first(TO, call.named)
+        if source is None or _by_handle(call):
+            return call.plain()
+        if mode is Mode.AGREED:
+            return self._agreed(call, source, target)
+        if mode is Mode.ALONE and (self.rank == 0 or call.named.get("exist_ok")):
+            with self.effects.own():
+                return call.plain()
+        if mode is Mode.ALONE:
+            self._follow(call, source, target)
+        return target
+
+    @patch(
+        "os:stat",
+        "os:lstat",
+        why="whether a file is there, and how large, the script asks once: rank 0 answers",
+    )
+    def stat_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """`exists`, `isfile`, `getsize` and pathlib's ask this."""
+        call = self._asked(wrapped, args, kwargs)
+        if call is None:
+            return wrapped(*args, **kwargs)
+        told = self.effects.answer(call.name, lambda: list(call.plain().__reduce__()[1]))
+        return os.stat_result(tuple(told[0]), told[1])
+
+    @patch(
+        "os:listdir",
+        "os:access",
+        "os:readlink",
+        why="what is in a folder, and in which order, the script asks once: rank 0 answers",
+    )
+    def ask_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """`glob` and `iterdir` ask this, too."""
+        call = self._asked(wrapped, args, kwargs)
+        if call is None:
+            return wrapped(*args, **kwargs)
+        return self.effects.answer(call.name, call.plain)
+
+    @patch(
+        "os:scandir",
+        why="what is in a folder, and in which order, the script asks once: rank 0 answers",
+    )
+    def scan_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """`walk` and `glob` ask this."""
+        call = self._asked(wrapped, args, kwargs)
+        if call is None:
+            return wrapped(*args, **kwargs)
+        path = os.fspath(call.named.get("path") or ".")
+
+        def scan() -> list[Any]:
+            with call.plain() as entries:
+                return [_facts(entry) for entry in entries]
+
+        return Listing(Entry(path, *facts) for facts in self.effects.answer(call.name, scan))
+
+    def _asked(self, wrapped: Callable[..., Any], args: Any, kwargs: Any) -> Call | None:
+        """The call, if it is the user who asks, by a path as text."""
+        if self.effects.users() is not Mode.AGREED:
+            return None
+        call = Call(wrapped, args, kwargs)
+        path = call.named.get("path", ".")
+        textual = isinstance(path, (str, os.PathLike, type(None)))
+        return call if textual and not _by_handle(call) else None
+
+    def _agreed(self, call: Call, source: Any, target: Any) -> Any:
+        effects = self.effects
+        if self.rank == 0:
+            return effects.change(call.name, call.plain, told=_told)
+        with effects.own():
+            before = effects.scratch.entry(source)  # by names as they are before the change
+        told = effects.change(call.name, call.plain)
+        self._follow(call, before, told or target)
+        return target if target is not None and told == os.fspath(target) else told
+
+    def _follow(self, call: Call, source: Any, target: Any) -> None:
+        """Scratch has what the disk has."""
+        scratch, kind = self.effects.scratch, call.name.rpartition(".")[2]
+        if not scratch.overlay:
+            return
+        with self.effects.own():
+            if kind in RENAMES:
+                scratch.move(scratch.entry(source), scratch.entry(target))
+            elif kind in REMOVES or kind == "truncate":
+                scratch.drop(scratch.entry(source))
+            elif target is not None:
+                scratch.drop(scratch.entry(target))
+
+
+class Entry:
+    """What `os.scandir` yields, from what rank 0 saw."""
+
+    def __init__(self, folder: str, name: str, kinds: list[bool], inode: int) -> None:
+        self.name, self.path = name, os.path.join(folder, name)
+        self._folder, self._file, self._folder_itself, self._file_itself, self._link = kinds
+        self._inode = inode
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        """Whether it is a folder."""
+        return self._folder if follow_symlinks else self._folder_itself
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        """Whether it is a plain file."""
+        return self._file if follow_symlinks else self._file_itself
+
+    def is_symlink(self) -> bool:
+        """Whether it is a link."""
+        return self._link
+
+    def is_junction(self) -> bool:
+        """Never, but on Windows."""
+        return False
+
+    def inode(self) -> int:
+        """Its inode."""
+        return self._inode
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """What `os.stat` says."""
+        return os.stat(self.path, follow_symlinks=follow_symlinks)
+
+    def __fspath__(self) -> str:
+        return self.path
+
+    def __repr__(self) -> str:
+        return f"<DirEntry {self.name!r}>"
+
+
+class Listing:
+    """What `os.scandir` returns: an iterator that can be closed."""
+
+    def __init__(self, entries: Iterator[Entry]) -> None:
+        self._entries = entries
+
+    def __iter__(self) -> Listing:
+        return self
+
+    def __next__(self) -> Entry:
+        return next(self._entries)
+
+    def __enter__(self) -> Listing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing is left to iterate over."""
+        self._entries = iter(())
+
+
+def _first(names: tuple[str, ...], values: dict[str, Any]) -> Any:
+    """The first of these arguments that is a path."""
+    found = (
+        values[name] for name in names if isinstance(values.get(name), (str, bytes, os.PathLike))
+    )
+    return next(found, None)
+
+
+def _by_handle(call: Call) -> bool:
+    """Whether the path is relative to an open folder, which each rank has for itself."""
+    return any(call.named.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd"))
+
+
+def _told(result: Any) -> Any:
+    return os.fspath(result) if isinstance(result, os.PathLike) else result
+
+
+def _facts(entry: os.DirEntry[str]) -> list[Any]:
+    kinds = [
+        entry.is_dir(),
+        entry.is_file(),
+        entry.is_dir(follow_symlinks=False),
+        entry.is_file(follow_symlinks=False),
+        entry.is_symlink(),
+    ]
+    return [entry.name, kinds, entry.inode()]

@@ -1,0 +1,103 @@
+"""Temporary files and folders have the names that rank 0 gave them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, ClassVar
+
+from autoddp.effects import Call, Mode, Outward
+from autoddp.patching import patch
+
+
+class Temporary(Outward):
+    """A temporary folder is one for all ranks, and goes away once."""
+
+    name: ClassVar[str] = "temporary"
+
+    def setup(self, undo: ExitStack) -> None:
+        """Nothing was lent yet."""
+        super().setup(undo)
+        self._lent: set[str] = set()
+
+    @patch(
+        "tempfile:mkdtemp",
+        "tempfile:mktemp",
+        why="ranks share the temporary folder that rank 0 made",
+    )
+    def name_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Its name is rank 0's."""
+        call = Call(wrapped, args, kwargs)
+        if self.effects.users() is not Mode.AGREED:
+            return self._own(call)
+        path = self.effects.answer(call.name, call.plain)
+        if self.rank:
+            self._lent.add(path)
+            with self.effects.own():
+                os.makedirs(
+                    path if call.name.endswith("mkdtemp") else ".", exist_ok=True
+                )  # on each node
+        return path
+
+    @patch("tempfile:mkstemp", why="a temporary file has the name that rank 0 gave it")
+    def open_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Others write to their scratch under that name."""
+        call = Call(wrapped, args, kwargs)
+        effects = self.effects
+        if effects.users() is not Mode.AGREED:
+            return self._own(call)
+        if self.rank == 0:
+            return effects.change(call.name, call.plain, told=lambda made: made[1])
+        path = effects.change(call.name, call.plain)
+        with effects.own():
+            at = effects.scratch.new(path)
+            effects.scratch.lay(effects.scratch.key(path), at)
+            return os.open(at, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), path
+
+    @patch("tempfile:NamedTemporaryFile", why="a temporary file has the name that rank 0 gave it")
+    def named_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Others write to their scratch under that name."""
+        call = Call(wrapped, args, kwargs)
+        effects = self.effects
+        if effects.users() is not Mode.AGREED:
+            return self._own(call)
+        if self.rank == 0:
+            return effects.change(call.name, call.plain, told=lambda made: made.name)
+        path = effects.change(call.name, call.plain)
+        with effects.own():
+            file = call.changed(dir=os.path.dirname(effects.scratch.new(path)))
+            effects.scratch.lay(effects.scratch.key(path), file.name)
+            file.name = path
+        return file
+
+    @patch("tempfile:TemporaryFile", why="a file without a name is each rank's own")
+    def open_own(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Whatever it opens on the way is no file of the user's."""
+        return self._own(Call(wrapped, args, kwargs))
+
+    @patch(
+        "tempfile:TemporaryDirectory.cleanup", why="rank 0 removes the temporary folder, for all"
+    )
+    def remove_once(self, wrapped: Callable[..., Any], folder: Any, args: Any, kwargs: Any) -> Any:
+        """Once all ranks are through with it."""
+        if self.effects.users() is not Mode.AGREED:
+            return wrapped(*args, **kwargs)
+        if self.rank and folder.name in self._lent:
+            folder._finalizer.detach()
+        return self.effects.change("TemporaryDirectory.cleanup", lambda: wrapped(*args, **kwargs))
+
+    @patch(
+        "tempfile:TemporaryDirectory._cleanup", why="rank 0 removes the temporary folder, for all"
+    )
+    def leave_alone(self, wrapped: Callable[..., Any], owner: Any, args: Any, kwargs: Any) -> Any:
+        """A folder that nobody cleaned up goes at its end, but not a borrowed one."""
+        name = args[0] if args else kwargs.get("name")
+        if self.rank and name in self._lent:
+            return None
+        with self.effects.own():
+            return wrapped(*args, **kwargs)
+
+    def _own(self, call: Call) -> Any:
+        with self.effects.own():
+            return call.plain()
