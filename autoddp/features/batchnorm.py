@@ -1,0 +1,100 @@
+"""BatchNorm inside a split call takes its statistics over the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autoddp.patching import Feature, patch
+from autoddp.run import Run
+from autoddp.view import Rows, split
+from autoddp.view.boundaries import SumWithin
+
+
+class BatchNorm(Feature):
+    """Count, sum and sum of squares over all ranks, by one differentiable all-reduce.
+
+    No module changes its type. Method: torch's SyncBatchNorm, in terms that run on any backend; the
+    sums are shifted by the running mean, which keeps their difference exact.
+    """
+
+    name = "batchnorm"
+    views = ("global",)
+
+    def __init__(self, run: Run) -> None:
+        self.view, self.exact = run.view, run.options.batchnorm == "exact"
+
+    @patch(
+        "torch.nn.functional:batch_norm",
+        why="statistics over the whole batch, where a rank holds rows of it",
+        hot=True,
+    )
+    def batch_norm(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """A plain function, since torch.compile looks into it."""
+        view = self.view
+
+        def batch_norm(
+            input: Tensor,
+            running_mean: Tensor | None,
+            running_var: Tensor | None,
+            weight: Tensor | None = None,
+            bias: Tensor | None = None,
+            training: bool = False,
+            momentum: float = 0.1,
+            eps: float = 1e-5,
+        ) -> Tensor:
+            given = (running_mean, running_var, weight, bias)
+            if torch.compiler.is_compiling() or not view.here():
+                return plain(input, *given, training, momentum, eps)
+            if not training:
+                if split(input) and input.at == 0:
+                    return Rows(plain(input.local, *given, False, momentum, eps), input.cuts)
+                return plain(input, *given, training, momentum, eps)
+            if view.proving:  # what remains must be row-wise: statistics as in eval
+                zero, one = input.new_zeros(input.shape[1]), input.new_ones(input.shape[1])
+                mean, var = (zero, one) if running_mean is None else (running_mean, running_var)
+                return plain(input, mean, var, weight, bias, False, momentum, eps)
+            if split(input) and input.at == 0 and self.exact:
+                return Rows(self._over_ranks(input.local, *given, momentum, eps), input.cuts)
+            if view.region is not None and self.exact:
+                return self._over_ranks(input, *given, momentum, eps)
+            return plain(input, *given, training, momentum, eps)
+
+        return batch_norm
+
+    def _over_ranks(
+        self,
+        x: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        momentum: float,
+        eps: float,
+    ) -> Tensor:
+        dtype = x.dtype
+        if dtype in (torch.float16, torch.bfloat16):
+            x = x.float()  # as torch's own kernels
+        channels, over = x.shape[1], [d for d in range(x.dim()) if d != 1]
+        shape = [1, channels] + [1] * (x.dim() - 2)
+        shift = x.new_zeros(channels) if running_mean is None else running_mean.detach().to(x.dtype, copy=True)
+        d = x - shift.view(shape)
+        rows = x.new_full((1,), x.numel() / channels)
+        sums = SumWithin.apply(torch.cat([rows, d.sum(over), (d * d).sum(over)]), self.view.group)
+        count, first, second = sums.split([1, channels, channels])
+        count = count.detach()
+        mean = first / count
+        var = second / count - mean * mean
+        if running_mean is not None and running_var is not None:
+            with torch.no_grad():
+                running_mean.lerp_((mean + shift).to(running_mean.dtype), momentum)
+                running_var.lerp_((var * count / (count - 1)).to(running_var.dtype), momentum)
+        out = (d - mean.view(shape)) * torch.rsqrt(var + eps).view(shape)
+        if weight is not None:
+            out = out * weight.view(shape)
+        if bias is not None:
+            out = out + bias.view(shape)
+        return out.to(dtype)

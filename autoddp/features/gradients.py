@@ -1,0 +1,159 @@
+"""Gradients are the true ones on every rank when backward() returns."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from autoddp.errors import Disagreement
+from autoddp.patching import Feature, patch
+from autoddp.replica import Leaves, Replicas, leaves_of
+from autoddp.report import users_line
+from autoddp.run import Run
+from autoddp.view import Rows
+from autoddp.view.boundaries import Mean
+from autoddp.view.rules.gradients import gradients_of, roots
+
+CHECKED, EVERY = 3, 100  # steps of an optimizer whose gradients are compared: the first, and now and then
+
+
+class Gradients(Feature):
+    """torch's DistributedDataParallel averages them, armed when backward() is called.
+
+    They are averaged when backward ends, not at `step()`: clipping and unscaling come before.
+    """
+
+    name = "gradients"
+    views = ("global",)
+
+    def __init__(self, run: Run) -> None:
+        self.view, self.group = run.view, run.group
+        self.replicas = Replicas(run.group)
+        self.depth = 0
+        self.hidden: dict[int, Tensor] = {}  # leaves of nested backwards, which hide from the graph
+        self.steps: dict[int, int] = {}
+
+    def setup(self, undo: ExitStack) -> None:
+        """The safety net: every optimizer looks now and then whether its gradients are equal."""
+        undo.callback(register_optimizer_step_pre_hook(self.compare_before_step).remove)
+
+    def _plain(self) -> bool:
+        return (
+            not self.view.here()
+            or self.view.inside
+            or torch._C._functorch.peek_interpreter_stack() is not None
+            or torch.compiler.is_compiling()
+        )
+
+    @patch("torch.autograd:backward", why="gradients are averaged over ranks before it returns")
+    def backward(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
+        """Arm the reducer of the leaves it leads to; what none covers is averaged at its end."""
+        names = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
+        given = dict(zip(names, args, strict=False)) | kwargs
+        if self._plain():
+            return wrapped(**given)
+        old = given.pop("grad_variables", None)
+        seeds_given = given.pop("grad_tensors", None)
+        tops, seeds = roots(given.pop("tensors"), old if seeds_given is None else seeds_given)
+        if self.depth:  # from inside a backward: what recomputes there hides its leaves
+            self.hidden.update({id(leaf): leaf for leaf in leaves_of(tops).all})
+            return wrapped(tops, seeds, **given)
+        self.depth += 1
+        try:
+            with self.view.set_aside():
+                self._outermost(wrapped, tops, seeds, given)
+        finally:
+            self.depth -= 1
+            self.hidden.clear()
+        return None
+
+    def _outermost(self, plain: Any, tops: list[Tensor], seeds: Any, given: dict[str, Any]) -> None:
+        leaves = leaves_of(tops)
+        inputs = given.get("inputs")
+        by_hand = inputs is not None or given.get("create_graph") or leaves.recomputes
+        if by_hand or not leaves.dense:
+            plain(tops, seeds, **given)
+            self._average(leaves, inputs, given.get("create_graph"))
+            return
+        try:
+            plain(self.replicas.armed(leaves.dense, tops), seeds, **given)
+        except BaseException:
+            self.replicas.drop(leaves.dense)
+            raise
+        covered = {id(leaf) for leaf in leaves.dense}
+        self.replicas.average(leaves.others)
+        self.replicas.average(leaf for key, leaf in self.hidden.items() if key not in covered)
+
+    def _average(self, leaves: Leaves, inputs: Any, create_graph: Any) -> None:
+        found = {id(leaf): leaf for leaf in leaves.all} | self.hidden
+        if inputs is not None:
+            wanted = {id(x) for x in ([inputs] if isinstance(inputs, Tensor) else inputs)}
+            found = {key: leaf for key, leaf in found.items() if key in wanted}
+        self.replicas.average(found.values(), Mean.apply if create_graph else None)
+
+    @patch("torch.autograd:grad", why="the script gets true gradients: by rows of a batch, else averaged")
+    def grad(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        """Inside a backward, a split call or a transform it is torch's own."""
+        names = ("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph", "only_inputs")
+        names += ("allow_unused", "is_grads_batched", "materialize_grads")
+        given = dict(zip(names, args, strict=False)) | kwargs
+        if self._plain() or self.depth:
+            return wrapped(**given)
+        outputs, inputs = given.pop("outputs"), given.pop("inputs")
+        with self.view.set_aside():
+            return gradients_of(
+                self.group, wrapped, outputs, inputs, given.pop("grad_outputs", None), given
+            )
+
+    @patch(
+        "torch:Tensor.register_hook",
+        "torch:Tensor.register_post_accumulate_grad_hook",
+        why="a hook on a parameter sees the true gradient, not this rank's part of it",
+    )
+    def hook_sees_mean(self, wrapped: Any, tensor: Any, args: Any, kwargs: Any) -> Any:
+        """Averaged before the hook; averaging again afterwards changes nothing."""
+        leaf = isinstance(tensor, Tensor) and not isinstance(tensor, Rows) and tensor.is_leaf
+        if not leaf or self._plain() or len(args) != 1 or kwargs or _ours(args[0]):
+            return wrapped(*args, **kwargs)
+        hook = args[0]
+        if wrapped.__name__ == "register_hook":
+            return wrapped(lambda g: hook(Mean.apply(g, self.group)))
+
+        def after(parameter: Tensor) -> None:
+            self.replicas.average([parameter])
+            hook(parameter)
+
+        return wrapped(after)
+
+    def compare_before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Gradients that differ between ranks would make the replicas drift apart in silence.
+
+        Raises:
+            Disagreement: They differ.
+        """
+        if self._plain():
+            return
+        count = self.steps[id(optimizer)] = self.steps.get(id(optimizer), 0) + 1
+        if count > CHECKED and count % EVERY:
+            return
+        total = torch.zeros(1, dtype=torch.float64)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                grad = parameter.grad
+                if grad is not None:
+                    values = grad if grad.layout is torch.strided else grad.coalesce().values()
+                    total += values.detach().abs().sum().double().cpu()
+        spread = self.group.spread(total.nan_to_num())
+        if float(spread) > 1e-5 * float(total.abs()):
+            raise Disagreement(
+                f"{users_line()}: the gradients of {type(optimizer).__name__} are not the same on all ranks "
+                f"(their sum differs by {float(spread):.3g}); a backward went past torch.autograd.backward"
+            )
+
+
+def _ours(hook: Any) -> bool:
+    return getattr(hook, "__module__", "").startswith("autoddp.")

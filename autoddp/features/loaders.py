@@ -1,0 +1,253 @@
+"""Each rank fetches its rows of every batch, where that gives the same batch."""
+
+from __future__ import annotations
+
+import random
+import sys
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data.dataloader import default_collate
+
+from autoddp.patching import Feature, patch
+from autoddp.report import users_line
+from autoddp.run import Run
+from autoddp.sampling import RowSampler
+from autoddp.view import Rows
+from autoddp.view.generators import Generators
+from autoddp.view.rules.losses import counted
+from autoddp.view.snapshot import Snapshot
+
+OURS = (RandomSampler, SequentialSampler, WeightedRandomSampler)  # draw nothing between two batches
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a loader is run: by rows, or whole for a reason; whether its data set draws numbers."""
+
+    reason: str = ""
+    draws: bool = False
+
+
+class Loaders(Feature):
+    """Map-style data sets with the default collate function are fetched by rows.
+
+    Any other loader is run whole by every rank; its rows are cut where a module is called.
+    """
+
+    name = "loaders"
+    views = ("global",)
+
+    def __init__(self, run: Run) -> None:
+        self.view, self.run, self.loading = run.view, run, run.options.loading
+        self.plans: weakref.WeakKeyDictionary[Any, Plan] = weakref.WeakKeyDictionary()
+        self.starting: RowSampler | None = None  # of the iterator that is being made
+        self.own: Generators | None = None  # this rank's stream, for data sets that draw
+        self.outside: Generators | None = None  # where the generators are to be after a fetch
+        self.drawing = False
+
+    @patch("torch.utils.data:DataLoader.__iter__", why="each rank fetches its rows of every batch")
+    def share_batches(self, wrapped: Any, loader: Any, args: Any, kwargs: Any) -> Any:
+        """Batches come out as rows, in training and in evaluation."""
+        if not self.view.here() or torch.utils.data.get_worker_info() is not None:
+            return wrapped()
+        plan = self.plans.get(loader)
+        if plan is None:
+            plan = self.plans[loader] = self._plan(loader)
+            what = plan.reason or "each rank fetches its rows"
+            self.run.report.add("loaders", f"DataLoader at {users_line()}", what)
+        if plan.reason:
+            return Whole(self, wrapped())
+        group = self.view.group
+        here = loader.num_workers == 0  # else the data set draws in its workers
+
+        def before_fetch() -> None:
+            if here:
+                self.before_fetch(plan.draws)
+
+        self.starting = RowSampler(
+            loader.batch_sampler, loader.dataset, group.size, group.rank, before_fetch
+        )
+        try:
+            with self._fewer_workers(loader), self._own_seeds(loader, plan):
+                inner = wrapped()
+        finally:
+            self.starting = None
+        return Shared(self, inner)
+
+    @patch(
+        "torch.utils.data:DataLoader._index_sampler",
+        why="the indices of this rank's rows of every batch, in the script's own order",
+        hot=True,
+    )
+    def rows_of_indices(self, plain: property) -> property:
+        """Ours while an iterator is made, else the script's: `len(loader)` is that of one process."""
+
+        def index_sampler(loader: Any) -> Any:
+            return self.starting if self.starting is not None else plain.fget(loader)  # type: ignore[misc]
+
+        return property(index_sampler)
+
+    @contextmanager
+    def _fewer_workers(self, loader: Any) -> Iterator[None]:
+        """The node's workers are shared out, unless a sampler of the script's draws between batches."""
+        sampler = getattr(loader.batch_sampler, "sampler", None)
+        known = type(loader.batch_sampler) is BatchSampler and type(sampler) in OURS
+        before, ranks = loader.num_workers, self.run.world.local_world_size
+        if known and before:
+            loader.num_workers = -(-before // ranks)
+        try:
+            yield
+        finally:
+            loader.num_workers = before
+
+    @contextmanager
+    def _own_seeds(self, loader: Any, plan: Plan) -> Iterator[None]:
+        """Workers of a data set that draws: seeds differ by rank; the generator moves on as in one process."""
+        if not plan.draws:
+            yield
+            return
+        before = loader.generator
+        seed = torch.empty((), dtype=torch.int64).random_(generator=before).item()
+        loader.generator = torch.Generator().manual_seed((int(seed) + 7919 * self.view.group.rank) % 2**63)
+        try:
+            yield
+        finally:
+            loader.generator = before
+
+    def _plan(self, loader: Any) -> Plan:
+        reason = _unshareable(loader)
+        if reason:
+            return Plan(reason)
+        reason, draws = self._probe(loader)
+        group = self.view.group
+        if group.spread(torch.tensor([float(bool(reason)), float(draws)])).any():  # ranks found different things: the data set itself differs
+            reason = reason or "ranks see different data"
+        if draws and not reason:
+            if self.loading == "whole":
+                return Plan("its data set draws random numbers: --loading whole", draws)
+            self.run.report.say_once(
+                "loaders",
+                f"DataLoader at {users_line()}",
+                "its data set draws random numbers: each rank draws its own, statistically the same "
+                "(--loading whole gives the numbers of one process)",
+            )
+        return Plan(reason, draws)
+
+    def _probe(self, loader: Any) -> tuple[str, bool]:
+        """One sample more than one process fetches; all that it changed is put back."""
+        indices = getattr(loader.sampler, "indices", None)
+        before, state = Generators(), Snapshot(dataset=loader.dataset)
+        try:
+            with self.view.set_aside(), self.view.trial():
+                sample = loader.dataset[indices[0] if indices is not None and len(indices) else 0]
+        except Exception as error:
+            return f"a sample could not be fetched by its number ({type(error).__name__})", False
+        finally:
+            draws = not before.same(Generators())
+            before.put_back()
+            changed = state.put_back()
+        if changed:
+            return f"its data set keeps state: {changed}", draws
+        return ("" if _numbers_only(sample) else "a sample holds more than numbers"), draws
+
+    def fetch(self, inner: Any) -> Any:
+        """The next batch; what its data set draws here moves no generator that the script sees."""
+        self.outside = None
+        try:
+            with self.view.set_aside():
+                return next(inner)
+        finally:
+            if self.drawing:
+                self.own = Generators()
+            if self.outside is not None:
+                self.outside.put_back()
+
+    def before_fetch(self, draws: bool) -> None:
+        """The sampler has drawn, as in one process; now the data set will."""
+        self.outside, self.drawing = Generators(), draws
+        if draws and self.own is None:
+            seed = torch.initial_seed() + 7919 * (self.view.group.rank + 1)
+            random.seed(seed)
+            torch.default_generator.manual_seed(seed % 2**63)
+            if "numpy" in sys.modules:
+                sys.modules["numpy"].random.seed(seed % 2**32)
+        elif draws and self.own is not None:
+            self.own.put_back()
+
+
+class Whole:
+    """An iterator of which every rank fetches every batch; modules in the fetch are plain."""
+
+    def __init__(self, feature: Loaders, inner: Any) -> None:
+        self.feature, self.inner = feature, inner
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def __next__(self) -> Any:
+        with self.feature.view.set_aside():
+            return next(self.inner)
+
+
+class Shared(Whole):
+    """An iterator of which this rank fetches its rows of every batch."""
+
+    def __init__(self, feature: Loaders, inner: Any) -> None:
+        super().__init__(feature, inner)
+        self.sizes: deque[tuple[int, ...] | None] = inner._index_sampler.sizes
+
+    def __next__(self) -> Any:
+        batch = self.feature.fetch(self.inner)
+        sizes = self.sizes.popleft()
+        if sizes is None:
+            return batch
+        cuts = self.feature.view.cuts(sizes)
+        return tree_map(lambda x: counted(Rows(x, cuts)) if isinstance(x, Tensor) and x.dim() else x, batch)
+
+
+def _unshareable(loader: Any) -> str:
+    """Why a loader is run whole by every rank, or nothing."""
+    if isinstance(loader.dataset, IterableDataset):
+        return "its data set is an iterable: every rank reads all of it"
+    if not loader._auto_collation:
+        return "it makes no batches (batch_size=None)"
+    if loader.collate_fn is not default_collate:
+        return "it has a collate function of its own"
+    if not getattr(loader, "in_order", True):
+        return "its batches come in any order (in_order=False)"
+    return "it is a subclass with an iterator of its own" if _own_iterator(loader) else ""
+
+
+def _own_iterator(loader: Any) -> bool:
+    return type(loader)._get_iterator is not DataLoader._get_iterator
+
+
+def _numbers_only(x: Any) -> bool:
+    """Whether collating a part of the samples gives that part of the batch."""
+    if isinstance(x, dict):
+        return all(map(_numbers_only, x.values()))
+    if isinstance(x, (tuple, list)):
+        return all(map(_numbers_only, x))
+    return isinstance(x, (Tensor, int, float)) or type(x).__module__ == "numpy"

@@ -1,0 +1,157 @@
+"""Modules run on this rank's rows where that is proven to be exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+
+from autoddp.patching import Feature, patch
+from autoddp.run import Run
+from autoddp.view import Partial, Rows, full
+from autoddp.view.boundaries import BOUNDARIES
+from autoddp.view.calls import Calls
+from autoddp.view.rules.operands import PLAIN
+
+FULL = "it sees the whole batch, as Python does not ask __torch_function__ there"
+TRANSFORMS = ("vmap", "grad", "grad_and_value", "jacrev", "jacfwd", "hessian", "functionalize")
+
+
+class Modules(Feature):
+    """The outermost call of a module runs by rows if proven row-wise; else its parts are tried."""
+
+    name = "modules"
+    views = ("global",)
+
+    def __init__(self, run: Run) -> None:
+        self.view = run.view
+        self.calls = Calls(run.view)
+
+    def setup(self, undo: ExitStack) -> None:
+        """Nothing is kept outside the patches."""
+
+    @patch("torch.nn:Module.__call__", why="runs on this rank's rows what is proven row-wise", hot=True)
+    def split_calls(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """A plain function: a wrapper would cost each call of each module ten times as much."""
+        view, calls = self.view, self.calls
+
+        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+            if torch.compiler.is_compiling() or view.region is not None or view.proving or view.aside:
+                return plain(module, *args, **kwargs)
+            if not view.here() or _traced() or next(module.parameters(), None) is None:
+                return plain(module, *args, **kwargs)
+            return calls.call(module, lambda *a, **k: plain(module, *a, **k), args, kwargs)
+
+        return __call__
+
+    @patch(
+        "torch.nn:Module.register_forward_hook",
+        "torch.nn:Module.register_forward_pre_hook",
+        "torch.nn:Module.register_full_backward_hook",
+        "torch.nn:Module.register_full_backward_pre_hook",
+        "torch.nn:Module.register_backward_hook",
+        why="a hook sees the whole batch: a module with one runs by its parts",
+    )
+    def note_hook(self, wrapped: Any, module: Any, args: Any, kwargs: Any) -> Any:
+        """Looked up again at the next call."""
+        self.calls.hooks += 1
+        return wrapped(*args, **kwargs)
+
+    @patch("torch.autograd:Function.apply", why=f"a custom autograd function: {FULL}", hot=True)
+    def apply_to_whole(self, plain: Any) -> Any:
+        """The script's own functions; ours are the boundaries themselves."""
+        bind = vars(torch.autograd.Function)["apply"].__get__  # a descriptor, in C in some versions
+
+        def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+            if cls in BOUNDARIES:
+                return bind(None, cls)(*args, **kwargs)
+            return bind(None, cls)(*map(full, args), **{k: full(v) for k, v in kwargs.items()})
+
+        return classmethod(apply)
+
+    @patch(
+        "torch.utils.checkpoint:checkpoint",
+        why="what is recomputed in backward belongs to the split call that it was first computed in",
+    )
+    def checkpoint(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        """Inside a split call by rows; called by the script as a module is, or whole."""
+        function, *rest = args
+        if self.view.region is None and not self.view.inside:
+            if isinstance(function, nn.Module) and not self.view.aside and self.view.here():
+
+                def run(*a: Any, **k: Any) -> Any:
+                    return wrapped(self._again(function), *a, **k)
+
+                return self.calls.call(function, run, tuple(rest), kwargs)
+            whole = [full(x) for x in rest]
+            with self.view.set_aside():
+                return wrapped(function, *whole, **kwargs)
+        return wrapped(self._again(function), *rest, **kwargs)
+
+    def _again(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, which runs in today's region whenever it is called."""
+        region = self.view.region
+        if region is None:
+            return function
+
+        def again(*args: Any, **kwargs: Any) -> Any:
+            if self.view.region is region:  # the first time: we are inside already
+                return function(*args, **kwargs)
+            with self.calls.enter(region):
+                return function(*args, **kwargs)
+
+        return again
+
+    @patch("torch:compile", why=f"a compiled function: {FULL}")
+    def compile(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        """A compiled module is a module; a compiled function gets whole tensors."""
+        made = wrapped(*args, **kwargs)
+        model = args[0] if args else kwargs.get("model")
+        if model is None:
+            return lambda function: whole_inputs(made(function))
+        return made if isinstance(model, nn.Module) else whole_inputs(made)
+
+    @patch(
+        *(f"torch.func:{name}" for name in TRANSFORMS),
+        "torch:vmap",
+        why=f"a transform of torch.func: {FULL}",
+    )
+    def transform(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        """What it returns is called with whole tensors."""
+        return whole_inputs(wrapped(*args, **kwargs))
+
+    @patch(
+        "torch.func:vjp",
+        "torch.func:jvp",
+        "torch.func:functional_call",
+        why="weights that are no leaves: called on whole tensors, by every rank",
+    )
+    def call_whole(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        """Whole, and plain inside."""
+        whole_args, whole_kwargs = _gathered((args, kwargs))
+        with self.view.set_aside():
+            return wrapped(*whole_args, **whole_kwargs)
+
+
+def whole_inputs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, called with whole tensors."""
+    import functools
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        whole_args, whole_kwargs = _gathered((args, kwargs))
+        return function(*whole_args, **whole_kwargs)
+
+    return call
+
+
+def _gathered(args: Any) -> Any:
+    with PLAIN():
+        return torch.utils._pytree.tree_map_only((Rows, Partial), full, args)
+
+
+def _traced() -> bool:
+    return torch.jit.is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None

@@ -1,0 +1,169 @@
+"""The averaging of gradients over ranks: torch's DistributedDataParallel, armed at backward.
+
+One `DistributedDataParallel` for each set of leaves that a backward leads to. It owns the script's own
+parameters, its forward is the identity on the losses, and its reducer averages `.grad` in buckets
+while the backward runs: the same buckets and overlap as written by hand. The mean is exact for split
+and for replicated work, and idempotent, so accumulation needs no care.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from autoddp.errors import Disagreement
+from autoddp.group import Group
+
+KEPT = 4  # reducers that stay, the ones used last; each costs about a copy of its gradients
+
+
+class Anchor(nn.Module):
+    """Owns some leaves; its forward is the identity."""
+
+    def __init__(self, leaves: list[Tensor]) -> None:
+        super().__init__()
+        for number, leaf in enumerate(leaves):
+            self._parameters[f"leaf{number}"] = leaf  # type: ignore[assignment]  # any leaf will do
+
+    def forward(self, *losses: Tensor) -> tuple[Tensor, ...]:
+        """Nothing."""
+        return losses
+
+
+@dataclass
+class Leaves:
+    """What a backward leads to, in an order that every rank shares."""
+
+    dense: list[Tensor] = field(default_factory=list)
+    others: list[Tensor] = field(default_factory=list)  # sparse or complex gradients
+    recomputes: bool = False  # a reentrant checkpoint hides more leaves
+
+    @property
+    def all(self) -> list[Tensor]:
+        """Both kinds."""
+        return self.dense + self.others
+
+
+SPARSE = ("EmbeddingBackward0", "EmbeddingBagBackward0")
+REENTRANT = ("CheckpointFunctionBackward",)
+
+
+def leaves_of(roots: Iterable[Tensor]) -> Leaves:
+    """Walk the graph; every rank has the same one, so every rank finds the same leaves."""
+    found, sparse = Leaves(), set()
+    seen: set[Any] = set()
+    order: dict[int, Tensor] = {}
+    todo = [root.grad_fn or _accumulator(root) for root in roots]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            if not hasattr(variable, "_autoddp_rows"):
+                order[id(variable)] = variable
+            continue
+        name = node.name()
+        if name in SPARSE and node._saved_sparse:
+            weight = getattr(node.next_functions[0][0], "variable", None)
+            sparse.add(id(weight))
+        found.recomputes |= name in REENTRANT
+        todo.extend([following for following, _ in node.next_functions])
+    for key, leaf in order.items():
+        plain = leaf.is_floating_point() and leaf.layout is torch.strided and key not in sparse
+        (found.dense if plain else found.others).append(leaf)
+    return found
+
+
+def _accumulator(leaf: Tensor) -> Any:
+    """A root may be a leaf itself."""
+    return leaf.view_as(leaf).grad_fn.next_functions[0][0] if leaf.requires_grad else None
+
+
+class Replicas:
+    """The reducers of one rank, one for each set of leaves."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self._kept: dict[tuple[int, ...], DistributedDataParallel] = {}
+
+    def armed(self, leaves: list[Tensor], roots: list[Tensor]) -> list[Tensor]:
+        """The roots, once the reducer of these leaves waits for their gradients."""
+        key = tuple(map(id, leaves))
+        replica = self._kept.pop(key, None)
+        if replica is None:
+            self.compare(leaves)
+            replica = DistributedDataParallel(Anchor(leaves), process_group=self.group.pg, init_sync=False)
+        self._kept[key] = replica  # now the one used last
+        while len(self._kept) > KEPT:
+            del self._kept[next(iter(self._kept))]
+        with torch.enable_grad():
+            return list(replica(*roots))
+
+    def drop(self, leaves: list[Tensor]) -> None:
+        """A backward that raised leaves a reducer half-way: it refuses every later forward."""
+        self._kept.pop(tuple(map(id, leaves)), None)
+
+    def compare(self, leaves: list[Tensor]) -> None:
+        """Parameters are equal on all ranks, since all run the same script on the same values.
+
+        Raises:
+            Disagreement: They are not.
+        """
+        with torch.no_grad():
+            sums = torch.stack([leaf.detach().double().sum().cpu() for leaf in leaves])
+        differing = self.group.spread(sums.nan_to_num()).nonzero()
+        if len(differing):
+            number = int(differing[0])
+            raise Disagreement(
+                f"parameter {number} of {len(leaves)}, of shape {tuple(leaves[number].shape)}, is not the "
+                "same on all ranks; something that differs between ranks (a file, a clock, an unseeded "
+                "generator) went into it"
+            )
+
+    def average(self, leaves: Iterable[Tensor], differentiable: Any = None) -> None:
+        """Average `.grad` at once, for what no reducer covers."""
+        dense: list[Tensor] = []
+        for leaf in leaves:
+            grad = leaf.grad
+            if grad is None:
+                continue
+            if differentiable is not None:
+                leaf.grad = differentiable(grad, self.group)
+            elif grad.layout is torch.strided:
+                dense.append(grad)
+            else:
+                leaf.grad = self.average_sparse(grad)
+        self.average_dense(dense)
+
+    def average_dense(self, grads: list[Tensor]) -> None:
+        """In place, in one all-reduce for each dtype and device."""
+        kinds: dict[Any, list[Tensor]] = {}
+        for grad in grads:
+            kinds.setdefault((grad.dtype, grad.device), []).append(grad.detach())
+        for some in kinds.values():
+            flat = torch.cat([g.reshape(-1) for g in some])
+            self.group.all_reduce(flat).div_(self.group.size)
+            for g, mean in zip(some, flat.split([g.numel() for g in some]), strict=True):
+                g.copy_(mean.view_as(g))
+
+    def average_sparse(self, grad: Tensor) -> Tensor:
+        """The mean of sparse gradients: every rank's entries, one after the other."""
+        grad = grad.coalesce()
+        counts = self.group.all_gather(torch.tensor([grad._nnz()])).flatten().tolist()
+        room = max(counts)
+        indices, values = grad.indices(), grad.values()
+        all_indices = indices.new_zeros((indices.shape[0], room))
+        all_values = values.new_zeros((room, *values.shape[1:]))
+        all_indices[:, : grad._nnz()], all_values[: grad._nnz()] = indices, values
+        gathered_i, gathered_v = self.group.all_gather(all_indices), self.group.all_gather(all_values)
+        cut_i = torch.cat([i[:, :n] for i, n in zip(gathered_i, counts, strict=True)], 1)
+        cut_v = torch.cat([v[:n] for v, n in zip(gathered_v, counts, strict=True)])
+        mean = torch.sparse_coo_tensor(cut_i, cut_v / self.group.size, grad.shape, check_invariants=False)
+        return mean.coalesce()

@@ -1,0 +1,159 @@
+"""Where "my rows" become "the whole" and back, as differentiable functions.
+
+Outside, every rank holds the true gradient. Inside, on rows, gradients are N times the true ones, so
+that the *mean* over ranks of a parameter's gradient is exact for split work and for replicated work
+alike, and taking it twice changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import Function
+
+from autoddp.view.cuts import Cuts
+
+
+def laid_out_like(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Uninitialised, of `shape`, with x's order of dimensions in memory.
+
+    `view` works on it, and generators fill it, as on the tensor of one process.
+    """
+    order = sorted(range(x.dim()), key=lambda k: (-x.stride(k), k))
+    return torch.empty_permuted(shape, order, dtype=x.dtype, device=x.device)
+
+
+def all_rows(local: Tensor, cuts: Cuts, dim: int) -> Tensor:
+    """The whole batch, from every rank's rows along `dim`, in the memory layout one process has."""
+    x = local.movedim(dim, 0)
+    if not cuts.even:
+        padded = x.new_zeros((cuts.largest, *x.shape[1:]))
+        padded[: cuts.mine] = x
+        x = padded
+    got = cuts.view.group.all_gather(x)
+    whole = got.flatten(0, 1) if cuts.even else torch.cat([g[:c] for g, c in zip(got, cuts.sizes, strict=True)])
+    if dim == 0 and local.is_contiguous():
+        return whole
+    whole = whole.movedim(0, dim)
+    return laid_out_like(local, tuple(whole.shape)).copy_(whole)
+
+
+class Gather(Function):
+    """This rank's rows -> the whole."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, cuts: Cuts, dim: int) -> Tensor:  # noqa: D102
+        ctx.cuts, ctx.dim = cuts, dim
+        return all_rows(rows.detach(), cuts, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:  # noqa: D102
+        (g,) = grads
+        size = ctx.cuts.view.group.size
+        if torch.is_grad_enabled() and g.requires_grad:  # a second derivative will follow
+            return Scatter.apply(g, ctx.cuts, ctx.dim) * size, None, None
+        return g.narrow(ctx.dim, ctx.cuts.start, ctx.cuts.mine) * size, None, None
+
+
+class Scatter(Function):
+    """A whole tensor that needs a gradient -> this rank's rows."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, cuts: Cuts, dim: int) -> Tensor:  # noqa: D102
+        ctx.cuts, ctx.dim = cuts, dim
+        return whole.narrow(dim, cuts.start, cuts.mine).clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:  # noqa: D102
+        g = grads[0] / ctx.cuts.view.group.size
+        return Gather.apply(g, ctx.cuts, ctx.dim), None, None
+
+
+class Lend(Function):
+    """A whole tensor, used by rows: back comes the mean over ranks, which is the true gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:  # noqa: D102
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:  # noqa: D102
+        return SumWithin.apply(grads[0], ctx.group) / ctx.group.size, None
+
+
+class SumOverRanks(Function):
+    """This rank's part of a sum -> the sum, outside."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: Any, total: Tensor | None = None) -> Tensor:  # noqa: D102
+        ctx.group = group
+        return group.all_reduce(part.detach().clone()) if total is None else total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:  # noqa: D102
+        return grads[0] * ctx.group.size, None, None
+
+
+class SumWithin(Function):
+    """A sum over ranks that each rank goes on to use for its rows, as BatchNorm's statistics."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:  # noqa: D102
+        ctx.group = group
+        return group.all_reduce(x.detach().clone(memory_format=torch.contiguous_format))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:  # noqa: D102
+        return SumWithin.apply(grads[0], ctx.group), None
+
+
+class Mean(Function):
+    """The mean over ranks of gradients at a leaf; a gradient that passes on is the true one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:  # noqa: D102
+        return group.all_reduce(x.detach().clone(memory_format=torch.contiguous_format)).div_(group.size)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:  # noqa: D102
+        return grads[0], None
+
+
+BOUNDARIES = (Gather, Scatter, Lend, SumOverRanks, SumWithin, Mean)
+NODES = frozenset(f"{b.__name__}Backward" for b in BOUNDARIES)
+NEARBY = 24  # nodes of the graph that are looked at before a tensor is lent to be safe
+
+
+def lend(x: Any, group: Any) -> Any:
+    """`x`, a whole tensor, ready to meet rows.
+
+    A leaf needs nothing: its gradient is averaged anyway. So it is with what is computed from leaves
+    alone: gradients travel linearly. Only where rows were summed or gathered on the way to `x` must
+    the true gradient come back.
+    """
+    if not isinstance(x, Tensor) or not x.requires_grad or x.is_leaf or not torch.is_grad_enabled():
+        return x
+    return x if _from_leaves_alone(x.grad_fn) else Lend.apply(x, group)
+
+
+def _from_leaves_alone(node: Any) -> bool:
+    todo, seen = [node], set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        if node.name() in NODES or len(seen) == NEARBY:
+            return False
+        seen.add(node)
+        todo += [following for following, _ in node.next_functions]
+    return True
+
+
+def part(x: Tensor, cuts: Cuts, dim: int) -> Tensor:
+    """This rank's rows of a whole tensor."""
+    if x.requires_grad and torch.is_grad_enabled():
+        return Scatter.apply(x, cuts, dim)
+    return x.narrow(dim, cuts.start, cuts.mine)

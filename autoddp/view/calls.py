@@ -1,0 +1,241 @@
+"""How one call of a module runs: on this rank's rows, by its parts, or whole.
+
+Only a call that was proven row-wise is split. A call that was not hands its rows on to its parts,
+which are tried in turn; whatever is not proven in the end gathers. So it is exact in any case.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from autoddp.errors import LostGradient
+from autoddp.report import users_line
+from autoddp.view.boundaries import all_rows, lend, part
+from autoddp.view.cuts import Cuts
+from autoddp.view.draws import Draws
+from autoddp.view.proof import Trial, Verdict, prove
+from autoddp.view.rows import Partial, Rows, full, split
+from autoddp.view.state import Region, View
+
+Run = Callable[..., Any]
+Key = tuple[Any, ...]
+MOST = 8  # kinds of call of one module that are proven; more are handed on to its parts
+GUESSES = 3  # sizes that may be the batch, where no argument is held by rows
+
+
+class Calls:
+    """The calls of modules on one rank, and what was proven of them."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.depth = 0  # above 0 inside a call that runs by its parts, or whole
+        self.hooks = 0  # counts registrations of hooks; what was looked up before is stale then
+        self.proven: weakref.WeakKeyDictionary[nn.Module, dict[Key, Verdict]] = weakref.WeakKeyDictionary()
+        self._hooked: weakref.WeakKeyDictionary[nn.Module, tuple[int, bool]] = weakref.WeakKeyDictionary()
+
+    def call(self, module: nn.Module, run: Run, args: Any, kwargs: dict[str, Any]) -> Any:
+        """What `run(*args, **kwargs)` gives, where `run` calls `module`."""
+        leaves, spec = tree_flatten((args, kwargs))
+        tensors = [x for x in leaves if isinstance(x, Tensor) and x.dim()]
+        lead = next((x for x in tensors if split(x)), None)
+        if lead is None and (self.depth or not tensors):
+            return run(*args, **kwargs) if not any(isinstance(x, Partial) for x in leaves) else self.whole(run, leaves, spec)
+        if any(x.layout is not torch.strided for x in tensors):
+            return self.whole(run, leaves, spec)
+        guesses = [lead.cuts] if lead is not None else self._guesses(tensors[0])
+        handed: tuple[Cuts, list[int | None]] | None = None
+        for cuts in guesses:
+            if not cuts.smallest:
+                continue
+            ats = [batch_dim(x, cuts) for x in leaves]
+            verdict = self._verdict(module, leaves, spec, ats, cuts)
+            if not verdict.reason:
+                return self._split(module, run, leaves, spec, ats, cuts, verdict)
+            handed = handed or (cuts, ats)
+        if handed is None:
+            return self.whole(run, leaves, spec)
+        return self._hand_on(run, leaves, spec, *handed)
+
+    def whole(self, run: Run, leaves: list[Any], spec: TreeSpec) -> Any:
+        """Too few rows, or no batch in sight: on every rank; no guessing inside."""
+        args, kwargs = tree_unflatten([full(x) for x in leaves], spec)
+        with self._deeper():
+            return run(*args, **kwargs)
+
+    def _hand_on(
+        self, run: Run, leaves: list[Any], spec: TreeSpec, cuts: Cuts, ats: list[int | None]
+    ) -> Any:
+        """Not row-wise as one: its parts may be."""
+        made = [
+            x if at is None or split(x) else Rows(self._mine(x, at, cuts), cuts, at)
+            for x, at in zip(leaves, ats, strict=True)
+        ]
+        args, kwargs = tree_unflatten(made, spec)
+        with self._deeper(), written_back(leaves, ats, cuts):
+            return run(*args, **kwargs)
+
+    def _split(
+        self, module: nn.Module, run: Run, leaves: list[Any], spec: TreeSpec, ats: list[int | None],
+        cuts: Cuts, verdict: Verdict,
+    ) -> Any:
+        """On this rank's rows, as plain tensors; what comes back is held by rows."""
+        mine = [self._mine(x, at, cuts) for x, at in zip(leaves, ats, strict=True)]
+        args, kwargs = tree_unflatten(mine, spec)
+        at = next(a for a in ats if a is not None)
+        with self.enter(Region(cuts, at, verdict.draws)), written_back(leaves, ats, cuts):
+            got, got_spec = tree_flatten(run(*args, **kwargs))
+        if len(got) != len(verdict.outs):
+            raise LostGradient(_changed(module))
+        known = {id(m): x for m, x in zip(mine, leaves, strict=True) if split(x)}
+        made = [
+            o if a is None else known.get(id(o)) or _rows(o, cuts, a, module)
+            for o, a in zip(got, verdict.outs, strict=True)
+        ]
+        return tree_unflatten(made, got_spec)
+
+    @contextmanager
+    def enter(self, region: Region | None) -> Iterator[None]:
+        """A split call runs in here; also where a checkpoint recomputes a part of it."""
+        before, self.view.region = self.view.region, region
+        try:
+            with Draws.of(region.cuts, region.at) if region and region.draws else nullcontext():
+                yield
+        finally:
+            self.view.region = before
+
+    @contextmanager
+    def _deeper(self) -> Iterator[None]:
+        self.depth += 1
+        try:
+            yield
+        finally:
+            self.depth -= 1
+
+    def _guesses(self, first: Tensor) -> list[Cuts]:
+        """Batches cut by hand: a size of the first argument."""
+        return [self.view.cut(size) for size in dict.fromkeys(first.shape)][:GUESSES]
+
+    def _mine(self, x: Any, at: int | None, cuts: Cuts) -> Any:
+        if at is None:
+            return lend(full(x), self.view.group)
+        return x.local if split(x) else part(full(x), cuts, at)
+
+    # ---- what is proven
+
+    def _verdict(
+        self, module: nn.Module, leaves: list[Any], spec: TreeSpec, ats: list[int | None], cuts: Cuts
+    ) -> Verdict:
+        if self._is_hooked(module):
+            return Verdict(reason="hooks on it see the batch")
+        key = _key(module, leaves, spec, ats, cuts)
+        known = self.proven.setdefault(module, {})
+        found = known.get(key)
+        if found is not None:
+            return found
+        if len(known) >= MOST:
+            return Verdict(reason="it is called in too many ways")
+        verdict = self._agreed(self._prove(module, leaves, spec, ats, cuts))
+        if verdict.sure:
+            known[key] = verdict
+        name = type(module).__name__
+        what = verdict.reason or f"split, {cuts.mine} of {cuts.total} rows here"
+        self.view.report.add("whole" if verdict.reason else "split", f"{name} at {users_line()}", what)
+        return verdict
+
+    def _prove(
+        self, module: nn.Module, leaves: list[Any], spec: TreeSpec, ats: list[int | None], cuts: Cuts
+    ) -> Verdict:
+        """On this rank's rows; where a rank has one row only, that proves nothing: on all of them."""
+        target = getattr(module, "_orig_mod", module)
+        alone = cuts.smallest == 1
+        tried = [
+            x if at is None else full(x) if alone else self._mine(x, at, cuts)
+            for x, at in zip(leaves, ats, strict=True)
+        ]
+        tried = [full(x) for x in tried]
+        parts = [(cuts.start, cuts.mine)] if alone else []
+        size = cuts.total if alone else cuts.mine
+        return prove(Trial(self.view, target, tried, spec, ats, size, parts), target)
+
+    def _agreed(self, verdict: Verdict) -> Verdict:
+        """All ranks must have found the same."""
+        group = self.view.group
+        vote = 0 if verdict.reason and verdict.sure else 1 if verdict.reason else 2
+        lowest = int(group.all_reduce(torch.tensor([vote]), torch.distributed.ReduceOp.MIN))
+        if lowest == 2:
+            outs = [-1 if at is None else at for at in verdict.outs]
+            noted = torch.tensor([len(outs), int(verdict.draws), hash(tuple(outs)) % 2**31])
+            if not group.spread(noted).any():
+                return verdict
+            lowest = 0
+        if vote == lowest:
+            return verdict
+        return Verdict(reason="another rank found that it is not row-wise", sure=lowest == 0)
+
+    def _is_hooked(self, module: nn.Module) -> bool:
+        """Whether a hook sits on it or on a part of it: it would see rows only."""
+        known = self._hooked.get(module)
+        if known is None or known[0] != self.hooks:
+            known = self._hooked[module] = self.hooks, any(map(_has_hooks, module.modules()))
+        return known[1]
+
+
+def _has_hooks(m: nn.Module) -> bool:
+    return bool(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks)
+
+
+def _key(module: nn.Module, leaves: list[Any], spec: TreeSpec, ats: list[int | None], cuts: Cuts) -> Key:
+    """What a proof holds for: the mode, the layout of the arguments, plain settings among them."""
+    settings = tuple(
+        (x.dim(), x.dtype) if isinstance(x, Tensor) else x if isinstance(x, (bool, int, float, str)) else None
+        for x in leaves
+    )
+    return module.training, cuts.smallest == 1, tuple(ats), settings, spec, _modes(module)
+
+
+def _modes(module: nn.Module) -> tuple[Any, ...]:
+    return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+
+
+def batch_dim(x: Any, cuts: Cuts) -> int | None:
+    """The dimension of an argument that holds the batch: known of rows, else the first of that size."""
+    if not isinstance(x, Tensor) or not x.dim():
+        return None
+    if split(x):
+        return x.at if x.cuts is cuts else None
+    return next((d for d, size in enumerate(x.shape) if size == cuts.total), None)
+
+
+@contextmanager
+def written_back(leaves: list[Any], ats: list[int | None], cuts: Cuts) -> Iterator[None]:
+    """If the call writes into a whole input, each rank wrote its rows: bring them together."""
+    wholes = [
+        (x, at, x._version)
+        for x, at in zip(leaves, ats, strict=True)
+        if at is not None and isinstance(x, Tensor) and not isinstance(x, (Rows, Partial)) and not x.is_inference()
+    ]
+    yield
+    for x, at, version in wholes:
+        if x._version != version:
+            with torch.no_grad():
+                x.copy_(all_rows(x.narrow(at, cuts.start, cuts.mine), cuts, at))
+
+
+def _rows(out: Any, cuts: Cuts, at: int, module: nn.Module) -> Rows:
+    if not isinstance(out, Tensor) or out.dim() <= at or out.shape[at] != cuts.mine:
+        raise LostGradient(_changed(module))
+    return Rows(out, cuts, at)
+
+
+def _changed(module: nn.Module) -> str:
+    return (
+        f"{type(module).__name__} at {users_line()} returned other outputs than when it was proven row-wise; "
+        "run with --disable modules, which computes it whole on every rank"
+    )

@@ -1,0 +1,159 @@
+"""Random draws inside a split call: for the whole batch, of which this rank keeps its rows.
+
+So dropout masks and noise are those of one process, and every generator stays where one process's
+would be. Drawing for the whole costs N times the drawing; above a size, `--draws auto` lets a rank
+draw its own rows from a stream of its own, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from autoddp.view.boundaries import laid_out_like
+
+if TYPE_CHECKING:
+    from autoddp.view.cuts import Cuts
+    from autoddp.view.state import View
+
+MOST = 64 * 2**20  # bytes of one draw that `--draws auto` makes whole
+FILL = {"bernoulli_", "normal_", "uniform_", "exponential_", "random_", "log_normal_", "geometric_", "cauchy_"}
+SHAPED = {"randn": 0, "rand": 0}
+LIKE = {"randn_like", "rand_like", "randint_like"}
+
+
+def is_random(func: Any) -> bool:
+    """Whether an operator draws from a generator."""
+    return torch.Tag.nondeterministic_seeded in func.tags
+
+
+class Draws(TorchDispatchMode):
+    """While it is on, draws of `here` rows along the batch are made for `total` and cut at `start`."""
+
+    def __init__(self, here: int, start: int, total: int, at: int = 0, view: View | None = None) -> None:
+        super().__init__()
+        self.here, self.start, self.total, self.at, self.view = here, start, total, at, view
+
+    @classmethod
+    def of(cls, cuts: Cuts, at: int) -> Draws:
+        """For this rank's rows of a batch."""
+        return cls(cuts.mine, cuts.start, cuts.total, at, cuts.view)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not is_random(func):
+            return func(*args, **kwargs)
+        drawn = self._draw(func, func.overloadpacket.__name__, args, kwargs)
+        return func(*args, **kwargs) if drawn is NotImplemented else drawn
+
+    def _draw(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        shape = _shape_of(name, args)
+        dim = None if shape is None else self._batch_dim(shape)
+        if dim is None or shape is None:
+            return self._unknown(func, name, args, kwargs)
+        if self._own(shape, args):
+            with own_stream(self.view, _device(args, kwargs)):
+                return func(*args, **kwargs)
+        if name in FILL:
+            return args[0].copy_(self._mine(func(self._grow(args[0], dim), *args[1:], **kwargs), dim))
+        if name in LIKE:
+            return self._mine(func(self._grow(args[0], dim), *args[1:], **kwargs), dim).contiguous()
+        if name == "native_dropout":
+            ones = self._grow(args[0], dim).fill_(1)
+            mask = self._mine(func(ones, *args[1:])[1], dim).contiguous()
+            return args[0] * mask / (1 - args[1]), mask
+        where = next(k for k, a in enumerate(args) if isinstance(a, (list, tuple)))
+        grown = [*args]
+        grown[where] = self._grown(shape, dim)
+        return self._mine(func(*grown, **kwargs), dim).contiguous()
+
+    def _batch_dim(self, shape: Any) -> int | None:
+        """The dimension that holds the batch: where the input has it, else the first of that size."""
+        places = (self.at, *range(len(shape)))
+        return next((d for d in places if d < len(shape) and shape[d] == self.here), None)
+
+    def _grown(self, shape: Any, dim: int) -> list[int]:
+        return [self.total if d == dim else size for d, size in enumerate(shape)]
+
+    def _grow(self, x: Tensor, dim: int) -> Tensor:
+        return laid_out_like(x, tuple(self._grown(x.shape, dim)))
+
+    def _mine(self, whole: Tensor, dim: int) -> Tensor:
+        return whole.narrow(dim, self.start, self.here)
+
+    def _own(self, shape: Any, args: Any) -> bool:
+        view = self.view
+        if view is None or view.draws == "whole":
+            return False
+        if view.draws == "own":
+            return True
+        item = args[0].element_size() if isinstance(args[0], Tensor) else 4
+        large = prod(shape) // max(self.here, 1) * self.total * item > MOST
+        if large:
+            view.report.say_once(
+                "draws",
+                "",
+                "draws above 64 MB: each rank draws its own rows (statistically the same numbers, not "
+                "those of one process; --draws whole draws them all)",
+            )
+        return large
+
+    def _unknown(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A kernel that draws inside, as attention with dropout on a GPU: never the same on all ranks."""
+        inputs = [a for a in args if isinstance(a, Tensor) and a.dim()]
+        if self.view is None or name in FILL or name in LIKE or not inputs:
+            return NotImplemented
+        if self._batch_dim(inputs[0].shape) is None:
+            return NotImplemented
+        self.view.report.say_once(
+            "draws", "", f"{name} draws inside its kernel: each rank draws its own rows"
+        )
+        with own_stream(self.view, inputs[0].device):
+            return func(*args, **kwargs)
+
+
+def _shape_of(name: str, args: Any) -> Any:
+    """The shape of what is drawn, for the draws that can be made whole."""
+    if name in FILL:
+        by_tensor = any(isinstance(a, Tensor) and a.dim() for a in args[1:])
+        return None if by_tensor else args[0].shape
+    if name in LIKE or name == "native_dropout" and args[2] is not False:
+        return args[0].shape
+    if name in SHAPED:
+        return args[0]
+    if name == "randint":
+        return next((a for a in args if isinstance(a, (list, tuple))), None)
+    return None
+
+
+def _device(args: Any, kwargs: dict[str, Any]) -> torch.device:
+    if isinstance(args[0], Tensor):
+        return args[0].device
+    return torch.device(kwargs.get("device") or "cpu")
+
+
+@contextmanager
+def own_stream(view: View | None, device: torch.device) -> Iterator[None]:
+    """Draws come from this rank's own stream; the generator outside stays where it is."""
+    assert view is not None
+    generator = torch.default_generator
+    if device.type == "cuda":
+        generator = torch.cuda.default_generators[device.index or torch.cuda.current_device()]
+    outside = generator.get_state()
+    if device in view.streams:
+        generator.set_state(view.streams[device])
+    else:
+        generator.manual_seed(generator.initial_seed() + 7919 * (view.group.rank + 1))
+    try:
+        yield
+    finally:
+        view.streams[device] = generator.get_state()
+        generator.set_state(outside)
+
+

@@ -1,0 +1,46 @@
+"""The states of all generators that user code may draw from."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import torch
+
+
+class Generators:
+    """The states at one moment: of `random`, numpy, torch, and every CUDA device in use."""
+
+    def __init__(self) -> None:
+        numpy = sys.modules.get("numpy")
+        self.python = random.getstate()
+        self.numpy: Any = numpy.random.get_state() if numpy is not None else None
+        self.torch = [torch.get_rng_state()]
+        if torch.cuda.is_initialized():
+            self.torch += torch.cuda.get_rng_state_all()
+
+    def put_back(self) -> None:
+        """Every generator as it was."""
+        random.setstate(self.python)
+        if self.numpy is not None:
+            sys.modules["numpy"].random.set_state(self.numpy)
+        torch.set_rng_state(self.torch[0])
+        if len(self.torch) > 1:
+            torch.cuda.set_rng_state_all(self.torch[1:])
+
+    def same_python(self, other: Generators) -> bool:
+        """Whether neither `random` nor numpy was drawn from."""
+        if self.python != other.python:
+            return False
+        a, b = self.numpy, other.numpy
+        return a is None or b is None or a[2:] == b[2:] and bool((a[1] == b[1]).all())
+
+    def same_torch(self, other: Generators) -> bool:
+        """Whether torch was not drawn from."""
+        same = len(self.torch) == len(other.torch)
+        return same and all(map(torch.equal, self.torch, other.torch))
+
+    def same(self, other: Generators) -> bool:
+        """Whether nothing was drawn at all."""
+        return self.same_python(other) and self.same_torch(other)

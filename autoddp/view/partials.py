@@ -1,0 +1,77 @@
+"""Sums over ranks that nobody has read yet; reading one settles all, in one all-reduce."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from autoddp.group import Group
+
+MOST = 1024  # unread sums that are kept; then all are settled
+
+
+class Part:
+    """This rank's part of one 0-dim sum, without its graph, and the sum once it is known."""
+
+    __slots__ = ("local", "total")
+
+    def __init__(self, local: Tensor) -> None:
+        self.local = local
+        self.total: Tensor | None = None
+
+
+class Pending:
+    """The unread sums, in the order in which the script made them: the same on every rank.
+
+    They are held strongly: what the garbage collector frees first is each rank's own affair.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.parts: list[Part] = []
+
+    def add(self, local: Tensor) -> Part:
+        """Remember a part until somebody reads any of them."""
+        part = Part(local.detach())
+        self.parts.append(part)
+        if len(self.parts) >= MOST:
+            self.settle()
+        return part
+
+    def settle(self) -> None:
+        """Sum all parts over the ranks, in one all-reduce for each device."""
+        parts, self.parts = self.parts, []
+        by_device: dict[torch.device, list[Part]] = {}
+        for part in parts:
+            by_device.setdefault(part.local.device, []).append(part)
+        for some in by_device.values():
+            columns = [_encode(part.local) for part in some]
+            total = self.group.all_reduce(torch.cat(columns))
+            values = total.split([len(column) for column in columns])
+            for part, value in zip(some, values, strict=True):
+                part.total = _decode(value, part.local)
+
+
+HALF = 2**31
+
+
+def _encode(x: Tensor) -> Tensor:
+    """As float64 numbers whose sums over ranks are exact for integers and good for floats."""
+    if x.is_complex():
+        return torch.view_as_real(x).double().reshape(2)
+    if x.is_floating_point():
+        return x.double().reshape(1)
+    x = x.long()
+    return torch.stack([x.div(HALF, rounding_mode="floor"), x.remainder(HALF)]).double()
+
+
+def _decode(numbers: Tensor, like: Tensor) -> Tensor:
+    if like.is_complex():
+        return torch.view_as_complex(numbers.clone()).to(like.dtype)
+    if like.is_floating_point():
+        return numbers[0].to(like.dtype)
+    high, low = numbers.long()
+    return (high * HALF + low).to(like.dtype)

@@ -1,0 +1,204 @@
+"""Is this call row-wise? Tried on the first inputs, with the same random draws, and put back after.
+
+1. No coupling: with the other rows replaced, a row comes out the same, bit for bit.
+2. No dependence on size or place: the forward of a part is the part of the forward.
+3. Nothing is left behind, and nothing is decided in Python by what the rows hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from autoddp.view.draws import Draws
+from autoddp.view.generators import Generators
+from autoddp.view.snapshot import PLAIN, Snapshot
+from autoddp.view.state import View
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the proof found.
+
+    Attributes:
+        outs: The batch dimension of each output, or None where the output holds no batch.
+        draws: Whether it draws random numbers of torch's.
+        reason: Why not, in words; empty if it is row-wise.
+        sure: False where the rows were all alike, which proves nothing: ask again.
+    """
+
+    outs: tuple[int | None, ...] = ()
+    draws: bool = False
+    reason: str = ""
+    sure: bool = True
+
+
+@dataclass
+class Trial:
+    """A call to be tried: tensors with a batch dimension in `ats` are cut, the others passed on."""
+
+    view: View
+    run: Callable[..., Any]
+    leaves: list[Any]
+    spec: TreeSpec
+    ats: list[int | None]
+    size: int
+    parts: list[tuple[int, int]] = field(default_factory=list)
+    before: Generators = field(default_factory=Generators)
+
+    def inputs(self, start: int, count: int, keep: int | None) -> list[Any]:
+        """Copies of `count` rows; with `keep`, all others are replaced by that row."""
+        made = []
+        for x, at in zip(self.leaves, self.ats, strict=True):
+            if at is None:
+                made.append(x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x)
+                continue
+            rows = x.detach().narrow(at, start, count).clone()
+            if keep is not None:
+                rows.copy_(x.detach().narrow(at, keep, 1).expand_as(rows))
+            made.append(rows.requires_grad_(x.requires_grad))
+        return made
+
+    def forward(self, start: int, count: int, keep: int | None = None) -> tuple[list[Any], TreeSpec, Watch]:
+        """Run on some rows, drawing as the whole draws."""
+        self.before.put_back()
+        made = self.inputs(start, count, keep)
+        at = next(a for a in self.ats if a is not None)
+        args, kwargs = tree_unflatten(made, self.spec)
+        watch = Watch([x for x, a in zip(made, self.ats, strict=True) if a is not None])
+        with watch, Draws(count, start, self.size, at):
+            out, spec = tree_flatten(self.run(*args, **kwargs))
+        return [x.detach() if isinstance(x, Tensor) else x for x in out], spec, watch
+
+
+class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+    """Sees whether Python reads a value that came of the rows, or a tensor of another graph enters."""
+
+    def __init__(self, inputs: list[Tensor]) -> None:
+        super().__init__()
+        self.known: Any = WeakTensorKeyDictionary()
+        for x in inputs:
+            self.known[x] = True
+        self.decides = self.foreign = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
+        tainted = any(self.known.get(x, False) for x in tensors)
+        name = func.overloadpacket.__name__
+        if tainted and name in ("_local_scalar_dense", "equal", "is_nonzero"):
+            self.decides = True
+        self.foreign |= any(x.requires_grad and not x.is_leaf and x not in self.known for x in tensors)
+        out = func(*args, **(kwargs or {}))
+        for x in tree_flatten(out)[0]:
+            if isinstance(x, Tensor) and not self.known.get(x, False):
+                self.known[x] = tainted
+        return out
+
+
+def prove(trial: Trial, module: nn.Module) -> Verdict:
+    """Try the call; every generator, buffer and Python value is as before afterwards."""
+    view, state = trial.view, Snapshot(module)
+    view.proving = True
+    try:
+        with view.trial():
+            verdict = _try(trial)
+    except Exception as error:  # the call cannot be cut: a mask of fixed size, a loss over the batch
+        verdict = Verdict(reason=f"a part of its rows raises {type(error).__name__}: {str(error)[:80]}")
+    finally:
+        view.proving = False
+        trial.before.put_back()
+    left = state.put_back()
+    return Verdict(reason=left) if left else verdict
+
+
+def _try(trial: Trial) -> Verdict:
+    size = trial.size
+    whole, spec, watch = trial.forward(0, size)
+    after = Generators()
+    if not trial.before.same_python(after):
+        return Verdict(reason="it draws from random or numpy")
+    if watch.decides:
+        return Verdict(reason="it decides in Python by values of the batch")
+    if watch.foreign:
+        return Verdict(reason="it uses a tensor with a gradient from outside")
+    if not any(isinstance(x, Tensor) for x in whole):
+        return Verdict(reason="it returns no tensor")
+    half = size - size // 2
+    outs: list[int | None] | None = None
+    for start, count in dict.fromkeys([(0, half), (size - half, half), *trial.parts]):
+        part, part_spec, _ = trial.forward(start, count)
+        if part_spec != spec:
+            return Verdict(reason="its outputs change their structure with the rows")
+        found = [_batch_dim(w, p, size, count) for w, p in zip(whole, part, strict=True)]
+        if UNLIKE in found or outs is not None and found != outs:
+            return Verdict(reason="an output has no batch dimension")
+        outs = found
+        if not all(_close(w, p, at, start, count) for w, p, at in zip(whole, part, found, strict=True)):
+            return Verdict(reason="the forward of a part is not the part of the forward")
+    assert outs is not None
+    if not _rows_differ(trial):
+        return Verdict(reason="all rows of the first batch are alike", sure=False)
+    for keep in (0, size - 1):
+        other, _, _ = trial.forward(0, size, keep)
+        if not all(_same_row(w, o, at, keep) for w, o, at in zip(whole, other, outs, strict=True)):
+            return Verdict(reason="its rows depend on each other")
+    return Verdict(tuple(outs), not trial.before.same_torch(after))
+
+
+UNLIKE = -1
+
+
+def _batch_dim(whole: Any, part: Any, size: int, count: int) -> int | None:
+    """Where the batch lies in an output; None for an equal plain value, UNLIKE for neither."""
+    if not isinstance(whole, Tensor):
+        return None if isinstance(whole, PLAIN) and type(whole) is type(part) and whole == part else UNLIKE
+    if not isinstance(part, Tensor) or whole.dim() != part.dim() or whole.layout is not torch.strided:
+        return UNLIKE
+    places = (d for d in range(whole.dim()) if whole.shape[d] == size and part.shape[d] == count)
+    return next(places, UNLIKE)
+
+
+def _tolerance(x: Tensor) -> float:
+    """The rounding of the dtype that was computed in, times what a sum of many terms makes of it."""
+    low = torch.is_autocast_enabled(x.device.type) or x.dtype in (torch.float16, torch.bfloat16)
+    if low:
+        return 5e-2
+    if x.dtype in (torch.float64, torch.complex128):
+        return 1e-7
+    return 1e-2 if x.is_cuda and torch.backends.cuda.matmul.allow_tf32 else 1e-3
+
+
+def _close(whole: Any, part: Any, at: int | None, start: int, count: int) -> bool:
+    if at is None:
+        return True
+    mine = whole.narrow(at, start, count)
+    if not (mine.is_floating_point() or mine.is_complex()):
+        return torch.equal(mine, part)
+    rounding = _tolerance(mine)
+    scale = mine.abs().nan_to_num(0, 0, 0).max().item() if mine.numel() else 0.0
+    return torch.allclose(mine, part, rtol=rounding, atol=rounding * scale, equal_nan=True)
+
+
+def _same_row(whole: Any, other: Any, at: int | None, row: int) -> bool:
+    if at is None:
+        return True
+    a, b = whole.select(at, row), other.select(at, row)
+    return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+def _rows_differ(trial: Trial) -> bool:
+    """Whether replacing rows replaces anything."""
+    for x, at in zip(trial.leaves, trial.ats, strict=True):
+        if at is None:
+            continue
+        x = x.detach()
+        for keep in (0, trial.size - 1):
+            if not torch.equal(x, x.narrow(at, keep, 1).expand_as(x)):
+                return True
+    return False

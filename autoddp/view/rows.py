@@ -1,0 +1,230 @@
+"""`Rows`, a batch of which this rank holds a part, and `Partial`, a sum that nobody has read yet."""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.utils._pytree import tree_flatten, tree_map
+
+from autoddp.errors import LostGradient
+from autoddp.view.boundaries import Gather, SumOverRanks, part
+from autoddp.view.cuts import Cuts
+from autoddp.view.partials import Part
+from autoddp.view.state import View
+from autoddp.view.table import rule_for
+
+
+class Family:
+    """Rows that share memory, because one is a view of the other.
+
+    This rank's rows are the truth. A gathered whole is a copy, until somebody writes into it: then
+    it is the newer truth, and is taken over before anyone reads a member again.
+    """
+
+    __slots__ = ("gathered",)
+
+    def __init__(self) -> None:
+        self.gathered: list[weakref.ref[Rows]] = []
+
+    def take_over(self) -> None:
+        """Bring the rows up to date with what was written into a gathered whole."""
+        for reference in self.gathered:
+            rows = reference()
+            if rows is not None:
+                rows.take_over()
+
+
+class Rows(Tensor):
+    """A whole batch to the script; on this rank `local`, its rows of it, along dimension `at`.
+
+    Everything that has no rule gathers, and is computed on the whole by every rank.
+    """
+
+    cuts: Cuts
+    at: int
+    family: Family
+    tally: Any  # how many targets are ignored, if counted when the batch was fetched
+
+    @staticmethod
+    def __new__(cls, local: Tensor, cuts: Cuts, at: int = 0, family: Family | None = None) -> Rows:  # noqa: D102
+        shape = list(local.shape)
+        assert shape[at] == cuts.mine, f"{shape} along {at} is not {cuts}"
+        shape[at] = cuts.total
+        return Tensor._make_wrapper_subclass(
+            cls, shape, strides=_strides(local, shape), dtype=local.dtype, device=local.device
+        )
+
+    def __init__(self, local: Tensor, cuts: Cuts, at: int = 0, family: Family | None = None) -> None:
+        self._local, self.cuts, self.at = local, cuts, at
+        self.family = family or Family()
+        self.tally = None
+        self._whole: Tensor | None = None
+        self._versions = (0, 0)
+
+    @property
+    def local(self) -> Tensor:
+        """This rank's rows, up to date."""
+        if self.family.gathered:
+            self.family.take_over()
+        return self._local
+
+    def full(self) -> Tensor:
+        """The whole batch, gathered once for all that read it before the next write."""
+        local = self.local
+        whole = self._whole
+        needs = local.requires_grad and torch.is_grad_enabled()
+        if whole is not None and self._versions[0] == _version(local) and (whole.requires_grad or not needs):
+            return whole
+        with temporarily_clear_interpreter_stack() if _transformed() else nullcontext():
+            whole = Gather.apply(local, self.cuts, self.at)
+        if not whole.is_inference() and not local.is_inference():  # those count no versions
+            if self._whole is None:
+                self.family.gathered.append(weakref.ref(self))
+            self._whole, self._versions = whole, (_version(local), whole._version)
+        return whole
+
+    def take_over(self) -> None:
+        """If somebody wrote into the gathered whole, write this rank's part of it into the rows."""
+        whole = self._whole
+        if whole is None or whole._version == self._versions[1]:
+            return
+        self._versions = (self._versions[0], whole._version)
+        self._local.copy_(part(whole, self.cuts, self.at))
+        self._versions = (self._local._version, whole._version)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: D105
+        return below(func, args, kwargs or {})
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: D105
+        return answer(func, args, kwargs or {})
+
+
+class Partial(Tensor):
+    """A 0-dim sum over ranks of which this rank knows its part. Reading it reduces; backward() need not."""
+
+    view: View
+
+    @staticmethod
+    def __new__(  # noqa: D102
+        cls, local: Tensor, view: View, dtype: torch.dtype | None = None, known: Part | None = None
+    ) -> Partial:
+        return Tensor._make_wrapper_subclass(cls, (), dtype=dtype or local.dtype, device=local.device)
+
+    def __init__(
+        self, local: Tensor, view: View, dtype: torch.dtype | None = None, known: Part | None = None
+    ) -> None:
+        self.local, self.view = local, view
+        self.declared = dtype or local.dtype
+        self._part = known or view.pending.add(local)
+        self._value: Tensor | None = None
+        self._written = 0
+
+    @property
+    def unread(self) -> bool:
+        """Whether `local` still stands for the sum: nobody has written into the value."""
+        return self._value is None or self._value._version == self._written
+
+    def full(self) -> Tensor:
+        """The sum."""
+        needs = self.local.requires_grad and torch.is_grad_enabled()
+        value = self._value
+        if value is not None and (value.requires_grad or not needs or not self.unread):
+            return value
+        if self._part.total is None:
+            self.view.pending.settle()
+        total = self._part.total
+        assert total is not None
+        local = self.local.to(self.declared)
+        value = SumOverRanks.apply(local, self.view.group, total.to(self.declared).clone())
+        if not value.is_inference():
+            self._value, self._written = value, value._version
+        return value
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: D105
+        return below(func, args, kwargs or {})
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: D105
+        return answer(func, args, kwargs or {})
+
+
+def _version(x: Tensor) -> int:
+    return -1 if x.is_inference() else x._version
+
+
+def _strides(local: Tensor, shape: list[int]) -> tuple[int, ...] | None:
+    """The strides that the whole has if it is laid out as `local`; None: contiguous."""
+    if local.is_contiguous() or local.layout is not torch.strided:
+        return None
+    strides, step = [0] * len(shape), 1
+    for dim in sorted(range(len(shape)), key=lambda k: (local.stride(k), -k)):
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(strides)
+
+
+def split(x: object) -> bool:
+    """Whether `x` is a batch held by rows."""
+    return type(x) is Rows
+
+
+def full(x: Any) -> Any:
+    """`x` as one process has it: gathered if it is held by rows, summed if it is a part."""
+    return x.full() if isinstance(x, (Rows, Partial)) else x
+
+
+def view_of(args: Any) -> View:
+    """The view of the first `Rows` or `Partial` among the leaves of `args`."""
+    for leaf in tree_flatten(args)[0]:
+        if isinstance(leaf, Rows):
+            return leaf.cuts.view
+        if isinstance(leaf, Partial):
+            return leaf.view
+    raise AssertionError("no batch held by rows among the arguments")
+
+
+def answer(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """By rule, or on the whole; under a transform of torch.func always on the whole."""
+    rule = None if _transformed() else rule_for(func)
+    if rule is not None:
+        out = rule(func, args, kwargs)
+        if out is not NotImplemented:
+            return out
+    return on_the_whole(func, args, kwargs)
+
+
+_transformed = torch._C._functorch.peek_interpreter_stack
+
+
+def on_the_whole(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Gather what `func` is given, and compute it as one process would."""
+    leaves = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, (Rows, Partial))]
+    if any(isinstance(x, Rows) for x in leaves):
+        view_of(leaves).gathered(getattr(func, "__name__", str(func)))
+    out = func(*tree_map(full, args), **tree_map(full, kwargs))
+    for x in leaves:
+        if isinstance(x, Rows):
+            x.take_over()
+        if out is not None and out is (x._whole if isinstance(x, Rows) else x._value):
+            return x  # an operation in place returns what it was called on
+    return out
+
+
+def below(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The last guard: a batch held by rows arrived below autograd, past every rule."""
+    if torch.is_grad_enabled() and any(
+        isinstance(x, (Rows, Partial)) and x.local.requires_grad for x in tree_flatten((args, kwargs))[0]
+    ):
+        raise LostGradient(
+            f"{func} met a batch that is held by rows below autograd, where its gradient would be lost; "
+            "give it batch.clone().detach() if it needs no gradient, or run with --view local"
+        )
+    return func(*tree_map(full, args), **tree_map(full, kwargs))

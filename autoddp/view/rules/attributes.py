@@ -1,0 +1,151 @@
+"""Attributes and metadata: the script sees the whole batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autoddp.view.rows import Partial, Rows, split
+from autoddp.view.rules.operands import PLAIN, related
+from autoddp.view.rules.partial import copies
+from autoddp.view.table import attribute_rule, rule
+
+METADATA = ("shape", "dtype", "device", "ndim", "is_cuda", "is_cpu", "layout", "is_sparse")
+CALLS = ("size", "dim", "ndimension", "numel", "nelement", "__len__", "is_floating_point", "is_complex")
+LAYOUT = ("stride", "is_contiguous", "element_size", "is_signed")
+
+
+@attribute_rule(*METADATA, "is_quantized", "is_meta", "itemsize", "nbytes", "is_nested", "is_mps")
+def metadata(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Answered by the wrapper, which has the shape of the whole."""
+    with PLAIN():
+        return func(*args, **kwargs)
+
+
+@rule(*CALLS, *LAYOUT, "get_device", "is_inference")
+def metadata_calls(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The same for those that are called."""
+    if func is Tensor.__len__ and isinstance(args[0], Partial):
+        return NotImplemented  # len() of a 0-dim tensor raises
+    with PLAIN():
+        return func(*args, **kwargs)
+
+
+@attribute_rule("grad_fn", "is_leaf")
+def graph(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The graph is that of this rank's part."""
+    return func(args[0].local, *args[1:])
+
+
+@attribute_rule("requires_grad")
+def requires_grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Read from the part; set on rows only."""
+    me = args[0]
+    if len(args) > 1 and isinstance(args[1], bool):
+        if not isinstance(me, Rows):
+            return NotImplemented
+        _require(me, args[1])
+        return None
+    return me.local.requires_grad
+
+
+@rule("requires_grad_")
+def requires_grad_(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """An input of which the script wants the gradient: a leaf of this rank alone."""
+    me, *rest = args
+    if not split(me):
+        return NotImplemented
+    _require(me, kwargs.get("requires_grad", rest[0] if rest else True))
+    return me
+
+
+def _require(me: Rows, yes: bool) -> None:
+    local = me.local
+    fresh = yes and not local.requires_grad
+    local.requires_grad = yes
+    if fresh:
+        size = me.cuts.view.group.size
+        local._autoddp_rows = True  # type: ignore[attr-defined]  # not a leaf to average over ranks
+        local.register_hook(lambda g: g / size)  # .grad is what the script reads: at true scale
+
+
+@rule("retain_grad")
+def retain_grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """On this rank's part; reading .grad gives the true one."""
+    me = args[0]
+    if not split(me) or me.local.is_leaf:
+        return NotImplemented if not split(me) else None
+    size = me.cuts.view.group.size
+    holder = me.local
+
+    def keep(g: Tensor) -> None:
+        holder._autoddp_grad = g / size  # type: ignore[attr-defined]
+
+    holder.register_hook(keep)
+    return None
+
+
+@attribute_rule("grad")
+def grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The gradient of the batch, by rows, at the true scale."""
+    me = args[0]
+    if not isinstance(me, Rows):
+        return NotImplemented
+    if len(args) > 1:
+        value = args[1]
+        if value is not None and not (split(value) and value.cuts is me.cuts and value.at == me.at):
+            return NotImplemented
+        me.local.grad = None if value is None else value.local
+        return None
+    found = me.local.grad if me.local.is_leaf else getattr(me.local, "_autoddp_grad", None)
+    return None if found is None else Rows(found, me.cuts, me.at)
+
+
+@attribute_rule("data")
+def data(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The same rows, without their graph."""
+    me = args[0]
+    if not split(me) or len(args) > 1:
+        return NotImplemented
+    return related(me, me.local.data)
+
+
+@rule("register_hook")
+def register_hook(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The hook sees the gradient of the batch by rows, at the true scale."""
+    me, hook = args
+    if not split(me):
+        return NotImplemented
+    cuts, at, leaf = me.cuts, me.at, me.local.is_leaf
+    size = cuts.view.group.size
+
+    def by_rows(g: Tensor) -> Tensor | None:
+        out = hook(Rows(g if leaf else g / size, cuts, at))
+        if out is None:
+            return None
+        mine = out.local if split(out) and out.cuts is cuts else out.narrow(at, cuts.start, cuts.mine)
+        return mine if leaf else mine * size
+
+    return me.local.register_hook(by_rows)
+
+
+SAME = ("to", "cuda", "cpu", "float", "double", "half", "bfloat16", "long", "int", "bool", "type")
+
+
+@rule(*SAME, "type_as", "contiguous", "clone", "detach", "detach_", "pin_memory")
+def same_rows(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Casts, moves and copies: the same rows."""
+    me, *rest = args
+    if isinstance(me, Partial):
+        return copies(func, args, kwargs)
+    if not split(me):
+        return NotImplemented
+    rest = [r.local if split(r) else r for r in rest]
+    if func is torch.Tensor.type and not rest and not kwargs:
+        return func(me.local)  # the name of the type
+    out = related(me, func(me.local, *rest, **kwargs))
+    if out.tally is None and not out.dtype.is_floating_point:
+        out.tally = me.tally
+    return out

@@ -1,0 +1,71 @@
+"""Where a backward starts from rows, and gradients that the script asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autoddp.view.boundaries import Mean
+from autoddp.view.rows import Rows, full, split
+from autoddp.view.rules.operands import UNCLEAR, operand
+from autoddp.view.rules.partial import unread
+from autoddp.view.table import rule
+
+
+def listed(x: Any) -> list[Any]:
+    """One tensor or several, as a list."""
+    return [] if x is None else [x] if isinstance(x, Tensor) else list(x)
+
+
+def roots(tensors: Any, grads: Any, scale: int | None = None) -> tuple[list[Tensor], list[Tensor | None]]:
+    """The roots of a backward, as this rank has them: a part of the sum, at N times the gradient."""
+    outs, seeds = listed(tensors), listed(grads)
+    seeds += [None] * (len(outs) - len(seeds))
+    mine = [_root(out, seed, scale) for out, seed in zip(outs, seeds, strict=True)]
+    return [root for root, _ in mine], [seed for _, seed in mine]
+
+
+def _root(out: Any, seed: Any, scale: int | None) -> tuple[Tensor, Tensor | None]:
+    if unread(out):
+        times = scale or out.view.group.size
+        seed = out.local.new_ones(()) if seed is None else full(seed).to(out.local.dtype)
+        return out.local, seed * times
+    if split(out):
+        times = scale or out.cuts.view.group.size
+        if seed is None:
+            return out.local, None  # refused by torch, as of the whole: it is no scalar
+        mine = operand(seed, out.cuts, out.at, out.dim())
+        if mine is UNCLEAR:
+            raise RuntimeError(f"a gradient of shape {tuple(seed.shape)} for rows of {tuple(out.shape)}")
+        return out.local, mine * times
+    return full(out), full(seed)
+
+
+@rule("backward")
+def backward(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """`loss.backward()` needs no value of the loss."""
+    names = ("gradient", "retain_graph", "create_graph", "inputs")
+    given = dict(zip(names, args[1:], strict=False)) | kwargs
+    torch.autograd.backward(args[0], given.pop("gradient", None), **given)
+
+
+def gradients_of(
+    group: Any, plain: Any, outputs: Any, inputs: Any, grad_outputs: Any, given: dict[str, Any]
+) -> tuple[Any, ...]:
+    """`torch.autograd.grad` in the view: rows get their gradient by rows, the rest the mean over ranks."""
+    outs, ins = listed(outputs), listed(inputs)
+    tops, seeds = roots(outs, grad_outputs)
+    seeds_given = None if all(seed is None for seed in seeds) else seeds
+    mine = [x.local if split(x) or unread(x) else full(x) for x in ins]
+    got = plain(tops, mine, seeds_given, **given)
+    return tuple(_true(g, x, group) for g, x in zip(got, ins, strict=True))
+
+
+def _true(g: Tensor | None, x: Any, group: Any) -> Any:
+    if g is None:
+        return g
+    if split(x):  # a leaf has it at the true scale already: see requires_grad_
+        return Rows(g if x.local.is_leaf else g / group.size, x.cuts, x.at)
+    return Mean.apply(g, group)

@@ -1,0 +1,145 @@
+"""The standard losses: sums over this rank's rows, so that large logits never travel.
+
+The denominator must be known to all ranks without talking: rows and elements are. For targets that
+may hold ignored ones, each rank counts when it fetches the batch (`Tally`), and the sum travels while
+the forward runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812  # the field's name for it
+
+from autoddp.view.boundaries import SumOverRanks, part
+from autoddp.view.rows import Partial, Rows, full, split
+from autoddp.view.rules.operands import UNCLEAR, bound, operand, whole_operand
+from autoddp.view.table import rule
+
+IGNORED = -100  # torch's default ignore_index
+LOW = (torch.float16, torch.bfloat16)
+
+
+class Tally:
+    """How many targets of a batch are ignored, summed over ranks while other work runs."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.source, self.version = rows.local, rows.local._version
+        self.hits = (rows.local == IGNORED).sum()
+        self.work = rows.cuts.view.group.start_all_reduce(self.hits)
+
+    def count(self, rows: Rows) -> int | None:
+        """The number, unless the targets were changed since."""
+        if self.source._version != self.version:
+            return None
+        self.work.wait()
+        return int(self.hits)
+
+
+def counted(rows: Rows) -> Rows:
+    """Rows that were just fetched, with the count under way if they may be targets."""
+    if rows.dtype is torch.int64:
+        rows.tally = Tally(rows)
+    return rows
+
+
+def _sum(func: Any, low: bool, *args: Any, **kwargs: Any) -> Tensor:
+    """The sum over this rank's rows; of half precision in float32, where it cannot overflow."""
+    if low:
+        out: Tensor = func(*args, reduction="none", **kwargs)
+        return out.sum(dtype=torch.float32)
+    return func(*args, reduction="sum", **kwargs)
+
+
+ELEMENTS = (
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "kl_div",
+    "soft_margin_loss",
+)
+
+
+@rule(*ELEMENTS)
+def element_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Losses with a term for each element: the number of elements is known."""
+    name = func.__name__
+    given = dict(kwargs)
+    reduction = given.pop("reduction", "mean")
+    me = args[0] if args else None
+    legacy = given.get("size_average") is not None or given.get("reduce") is not None
+    if len(args) != 2 or not split(me) or me.at != 0 or legacy:
+        return NotImplemented
+    if reduction not in ("mean", "sum", "none") and (name, reduction) != ("kl_div", "batchmean"):
+        return NotImplemented
+    target = operand(args[1], me.cuts, 0, me.dim())
+    given = {k: operand(v, me.cuts, 0, me.dim()) for k, v in given.items()}
+    if target is UNCLEAR or UNCLEAR in given.values() or me.local.shape != target.shape:
+        return NotImplemented
+    if reduction == "none":
+        return Rows(func(me.local, target, reduction="none", **given), me.cuts, 0)
+    low = me.dtype in LOW
+    total = _sum(func, low, me.local, target, **given)
+    count = {"sum": 1, "mean": me.numel(), "batchmean": me.cuts.total}[reduction]
+    return Partial(total if count == 1 else total / count, me.cuts.view, me.dtype if low else total.dtype)
+
+
+@rule("cross_entropy", "nll_loss")
+def class_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Losses with a term for each target that is not ignored."""
+    names = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction")
+    given = bound((*names, "label_smoothing"), args, kwargs)
+    if given is None or func not in (F.cross_entropy, F.nll_loss):
+        return NotImplemented
+    me, target, reduction = given.pop("input"), given.pop("target"), given.pop("reduction", "mean")
+    legacy = given.pop("size_average", None) is not None or given.pop("reduce", None) is not None
+    if not split(me) or me.at != 0 or me.dim() < 2 or legacy or reduction not in ("mean", "sum", "none"):
+        return NotImplemented
+    if given.get("label_smoothing") and given.get("weight") is not None and reduction == "mean":
+        return NotImplemented
+    mine = target.local if split(target) else full(target)
+    if split(target) and (target.cuts is not me.cuts or target.at != 0):
+        return NotImplemented
+    if not split(target):
+        if mine.dim() < 1 or mine.shape[0] != me.cuts.total:
+            return NotImplemented
+        mine = part(mine, me.cuts, 0)
+    given = {k: whole_operand(v, me.cuts) for k, v in given.items()}
+    if UNCLEAR in [v for v in given.values() if not isinstance(v, Tensor)]:
+        return NotImplemented
+    if reduction == "none":
+        return Rows(func(me.local, mine, reduction="none", **given), me.cuts, 0)
+    low = me.dtype in LOW
+    total = _sum(func, low, me.local, mine, **given)
+    dtype = me.dtype if low else total.dtype
+    if reduction == "sum":
+        return Partial(total, me.cuts.view, dtype)
+    return _mean(me, total, target, mine, given, dtype)
+
+
+def _mean(
+    me: Rows, total: Tensor, target: Any, mine: Tensor, given: dict[str, Any], dtype: torch.dtype
+) -> Any:
+    """The sum by its denominator: known, counted at the fetch, or reduced together with the sum."""
+    view, terms = me.cuts.view, me.numel() // max(me.shape[1], 1)
+    if mine.is_floating_point():  # class probabilities: none is ignored
+        return Partial(total / terms, view, dtype)
+    weight, ignore = given.get("weight"), given.get("ignore_index", IGNORED)
+    if weight is None and not split(target):
+        return Partial(total / (full(target) != ignore).sum(), view, dtype)
+    if weight is None and ignore == IGNORED and target.tally is not None:
+        hits = target.tally.count(target)
+        if hits is not None:
+            return Partial(total / (terms - hits) if terms > hits else total * float("nan"), view, dtype)
+    real = mine != ignore
+    if weight is None:
+        count = real.sum().to(total.dtype)
+    else:
+        count = weight[mine.where(real, 0)].mul(real).sum().to(total.dtype)
+    both = SumOverRanks.apply(torch.stack([total, count]), view.group)
+    return (both[0] / both[1].detach()).to(dtype)

@@ -1,0 +1,63 @@
+"""What this rank needs of an operand that meets rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from autoddp.view.boundaries import lend, part
+from autoddp.view.cuts import Cuts
+from autoddp.view.rows import Rows, full, split
+
+PLAIN = torch._C.DisableTorchFunctionSubclass
+UNCLEAR = object()
+
+
+def operand(x: Any, cuts: Cuts, at: int, ndim: int) -> Any:
+    """`x` as it meets rows by broadcasting, where the result has `ndim` dimensions, the batch at `at`.
+
+    Rows with the same cuts give their local part; a whole tensor gives this rank's rows of it, or
+    itself where it broadcasts. UNCLEAR where none of this is certain.
+    """
+    behind = ndim - at  # dimensions from the batch on: broadcasting aligns the last ones
+    if split(x):
+        return x.local if x.cuts is cuts and x.dim() - x.at == behind else UNCLEAR
+    x = full(x)
+    if not isinstance(x, Tensor):
+        return x
+    if x.layout is not torch.strided:
+        return UNCLEAR
+    dim = x.dim() - behind
+    if dim < 0 or x.shape[dim] == 1:
+        return lend(x, cuts.view.group)
+    return part(x, cuts, dim) if x.shape[dim] == cuts.total else UNCLEAR
+
+
+def whole_operand(x: Any, cuts: Cuts) -> Any:
+    """A weight or setting, which every row meets in full; UNCLEAR for a batch."""
+    if split(x):
+        return UNCLEAR
+    x = full(x)
+    return lend(x, cuts.view.group) if isinstance(x, Tensor) else x
+
+
+def rewrap(out: Any, cuts: Cuts, at: int) -> Any:
+    """Tensors that came of this rank's rows, as rows."""
+    return tree_map(lambda o: Rows(o, cuts, at) if isinstance(o, Tensor) else o, out)
+
+
+def related(me: Rows, out: Tensor, at: int | None = None, cuts: Cuts | None = None) -> Rows:
+    """Rows that may share memory with `me`; the same rows if nothing changed."""
+    if out is me._local:
+        return me
+    return Rows(out, cuts or me.cuts, me.at if at is None else at, me.family)
+
+
+def bound(names: tuple[str, ...], args: Any, kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """Positional and keyword arguments by name; None if there are more than `names`."""
+    if len(args) > len(names):
+        return None
+    return dict(zip(names, args, strict=False)) | kwargs

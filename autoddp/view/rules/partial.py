@@ -1,0 +1,102 @@
+"""What keeps an unread sum unread: scaling it, adding and subtracting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autoddp.view.boundaries import lend
+from autoddp.view.rows import Partial
+
+MUL = {"mul", "multiply", "__mul__", "__rmul__"}
+DIV = {"div", "divide", "true_divide", "__truediv__"}
+ADD = {"add", "__add__", "__radd__", "__iadd__"}
+SUB = {"sub", "subtract", "__sub__"}
+NEG = {"neg", "negative", "__neg__"}
+
+
+def unread(x: Any) -> bool:
+    """Whether `x` is a sum of which each rank knows its part."""
+    return isinstance(x, Partial) and x.unread
+
+
+def _number(x: Any) -> bool:
+    if isinstance(x, bool):
+        return False
+    return isinstance(x, (int, float)) or type(x) is Tensor and x.dim() == 0
+
+
+def linear(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """A pointwise function of which an argument is a `Partial`: linear ones act on the parts."""
+    name = func.__name__
+    if kwargs or not 1 <= len(args) <= 2:
+        return NotImplemented
+    x, y = args[0], args[1] if len(args) == 2 else None
+    if name in NEG and unread(x):
+        return _like(x, None, -x.local)
+    if name in MUL and y is not None:
+        a, b = (x, y) if unread(x) else (y, x)
+        return _like(a, b, a.local * lend(b, a.view.group)) if unread(a) and _number(b) else NotImplemented
+    if name in DIV and unread(x) and _number(y):
+        return _like(x, y, x.local / lend(y, x.view.group))
+    if name == "__rsub__":
+        x, y = y, x
+    if name in ADD:
+        return _sum(x, y, 1, into=x if name == "__iadd__" else None)
+    return _sum(x, y, -1) if name in SUB or name == "__rsub__" else NotImplemented
+
+
+def _sum(x: Any, y: Any, sign: int, into: Any = None) -> Any:
+    known = x if unread(x) else y
+    if not unread(known):
+        return NotImplemented
+    a, b = _part(x, known), _part(y, known)
+    if a is None or b is None:
+        return NotImplemented
+    out = _like(known, y if known is x else x, a + sign * b)
+    if into is None or out is NotImplemented:
+        return out
+    if not unread(into) or into.dtype != out.dtype or into._value is not None:
+        return NotImplemented
+    into.local, into._part = out.local, out._part  # `loss += term`: the same tensor goes on
+    return into
+
+
+def _part(x: Any, known: Partial) -> Any:
+    """This rank's part of a term: a whole number is shared out, an integer lies with rank 0."""
+    if unread(x):
+        return x.local
+    if not _number(x):
+        return None
+    group = known.view.group
+    if isinstance(x, float) or isinstance(x, Tensor) and x.dtype.is_floating_point:
+        return x / group.size
+    if known.local.is_floating_point() and isinstance(x, int):
+        return x / group.size
+    return x * (group.rank == 0)
+
+
+def _like(known: Partial, other: Any, local: Tensor) -> Any:
+    """A `Partial` of the dtype that plain tensors would have given."""
+    if known.declared == known.local.dtype and not isinstance(other, Partial):
+        return Partial(local, known.view)
+    if other is None or isinstance(other, (int, float)):
+        return Partial(local, known.view, known.declared)
+    if isinstance(other, Partial) and other.declared == known.declared:
+        return Partial(local, known.view, known.declared)
+    if isinstance(other, Partial) and other.declared == other.local.dtype and known.declared == known.local.dtype:
+        return Partial(local, known.view)
+    return NotImplemented
+
+
+def copies(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """A copy of an unread sum is unread."""
+    me = args[0]
+    if not unread(me) or len(args) > 1 or kwargs:
+        return NotImplemented
+    dtype = {"float": torch.float32, "double": torch.float64}.get(func.__name__, me.declared)
+    if func.__name__ not in ("detach", "clone", "float", "double"):
+        return NotImplemented
+    return Partial(func(me.local), me.view, dtype, me._part)

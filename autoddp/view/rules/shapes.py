@@ -1,0 +1,221 @@
+"""Views: as long as each row stays with its rank, on this rank's rows."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from torch import Tensor
+
+from autoddp.view.rows import Rows, full, split
+from autoddp.view.rules.operands import related
+from autoddp.view.table import attribute_rule, rule
+
+
+def _ints(values: Any) -> bool:
+    return all(type(v) is int for v in values)
+
+
+def _listed(rest: list[Any]) -> list[Any]:
+    return list(rest[0]) if len(rest) == 1 and isinstance(rest[0], (tuple, list)) else rest
+
+
+@rule("view", "reshape")
+def view(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """(B, T, V) -> (B*T, V) and back: rows stay contiguous, cuts grow or shrink T times."""
+    me, *rest = args
+    want = _listed(rest)
+    if not split(me) or kwargs or not want or not _ints(want) or not me.numel():
+        return NotImplemented
+    known = prod(s for s in want if s != -1)
+    if want.count(-1) > 1 or known < 1 or me.numel() % known:
+        return NotImplemented
+    want = [me.numel() // known if s == -1 else s for s in want]
+    return _regroup(func, me, want)
+
+
+def _regroup(func: Any, me: Rows, want: list[int]) -> Any:
+    """The batch keeps its place; it may merge with what follows it, or come apart again."""
+    shape, at, total = list(me.shape), me.at, me.cuts.total
+    if prod(want) != me.numel() or want[:at] != shape[:at] or len(want) <= at:
+        return NotImplemented
+    if want[at] % total == 0:
+        cuts = me.cuts.times(want[at] // total)
+    elif want[at] and total % want[at] == 0:
+        over = me.cuts.over(total // want[at])
+        if over is None:
+            return NotImplemented
+        cuts = over
+    else:
+        return NotImplemented
+    want[at] = cuts.mine
+    out = related(me, func(me.local, want), at, cuts)
+    out.tally = me.tally
+    return out
+
+
+@rule("flatten")
+def flatten(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """As `reshape`."""
+    me, *rest = args
+    if not split(me) or set(kwargs) - {"start_dim", "end_dim"}:
+        return NotImplemented
+    ndim = me.dim()
+    low = kwargs.get("start_dim", rest[0] if rest else 0)
+    high = kwargs.get("end_dim", rest[1] if len(rest) > 1 else -1)
+    if not _ints([low, high]) or not -ndim <= low < ndim or not -ndim <= high < ndim or not me.numel():
+        return NotImplemented
+    low, high = low % ndim, high % ndim
+    if low > high:
+        return NotImplemented
+    shape = list(me.shape)
+    if low == high:
+        return me
+    return _regroup(Tensor.reshape, me, [*shape[:low], prod(shape[low : high + 1]), *shape[high + 1 :]])
+
+
+@rule("unsqueeze")
+def unsqueeze(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """A new dimension; before the batch's it moves that."""
+    me, *rest = args
+    dim = kwargs.get("dim", rest[0] if rest else None)
+    if not split(me) or type(dim) is not int or not -me.dim() - 1 <= dim <= me.dim():
+        return NotImplemented
+    dim %= me.dim() + 1
+    return related(me, me.local.unsqueeze(dim), me.at + (dim <= me.at))
+
+
+@rule("squeeze")
+def squeeze(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """By the sizes of the whole: this rank may hold one row of many."""
+    me, *rest = args
+    if not split(me) or me.cuts.total == 1 or set(kwargs) - {"dim"}:
+        return NotImplemented
+    dims = kwargs.get("dim", rest[0] if rest else tuple(range(me.dim())))
+    dims = (dims,) if type(dims) is int else dims
+    if not isinstance(dims, (tuple, list)) or not _ints(dims) or not all(-me.dim() <= d < me.dim() for d in dims):
+        return NotImplemented
+    gone = sorted({d % me.dim() for d in dims if me.shape[d] == 1})
+    if not gone:
+        return related(me, me.local.view_as(me.local))
+    return related(me, me.local.squeeze(tuple(gone)), me.at - sum(d < me.at for d in gone))
+
+
+@rule("transpose", "swapaxes", "swapdims")
+def transpose(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The batch may be one of the two."""
+    me, *rest = args
+    if not split(me) or kwargs or len(rest) != 2 or not _ints(rest):
+        return NotImplemented
+    ndim = me.dim()
+    out = func(me.local, *rest)
+    a, b = rest[0] % ndim, rest[1] % ndim
+    return related(me, out, b if me.at == a else a if me.at == b else me.at)
+
+
+@rule("t")
+def t(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Of two dimensions."""
+    me = args[0]
+    return related(me, me.local.t(), 1 - me.at) if split(me) and me.dim() == 2 else NotImplemented
+
+
+@attribute_rule("T", "mT")
+def mirrored(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The attributes that transpose."""
+    me = args[0]
+    if not split(me) or me.dim() < 2 or func == Tensor.T.__get__ and me.dim() != 2:
+        return NotImplemented
+    last = me.dim() - 1
+    at = last if me.at == last - 1 else last - 1 if me.at == last else me.at
+    return related(me, me.local.mT, at)
+
+
+@rule("permute", "movedim", "moveaxis")
+def permute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Where the batch went is read off a tensor that has only its dimension marked."""
+    me, *rest = args
+    if not split(me) or kwargs:
+        return NotImplemented
+    marks = me.local.new_empty([1 + (d == me.at) for d in range(me.dim())])
+    at = list(func(marks, *rest).shape).index(2)
+    return related(me, func(me.local, *rest), at)
+
+
+@rule("__getitem__")
+def getitem(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """`x[:, 0]`, `x[..., 1:]`, `x[:, None]`: all rows, and anything behind or before them."""
+    me, index = args
+    if not split(me):
+        return NotImplemented
+    items = list(index) if isinstance(index, tuple) else [index]
+    if not all(i is None or i is Ellipsis or type(i) in (int, slice) for i in items):
+        return NotImplemented
+    taken = sum(i is not None and i is not Ellipsis for i in items)
+    if items.count(Ellipsis) == 0:
+        items.append(Ellipsis)
+    if taken > me.dim() or items.count(Ellipsis) > 1:
+        return NotImplemented
+    spread = items.index(Ellipsis)
+    items[spread : spread + 1] = [slice(None)] * (me.dim() - taken)
+    place = [k for k, item in enumerate(items) if item is not None][me.at]
+    if items[place] != slice(None):
+        return NotImplemented
+    at = sum(type(item) is not int for item in items[:place])
+    return related(me, me.local[tuple(items)], at)
+
+
+@rule("select", "narrow", "chunk", "split", "unbind", "tensor_split", "index_select", "flip")
+def along_others(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Parts of every row, along another dimension."""
+    me, *rest = args
+    name = func.__name__
+    where = {"chunk": 2, "split": 2, "tensor_split": 2}.get(name, 1)
+    default = 0 if name in ("chunk", "split", "unbind", "tensor_split") else None
+    dim = kwargs.get("dim", kwargs.get("dims", args[where] if len(args) > where else default))
+    dims = [dim] if type(dim) is int else list(dim) if isinstance(dim, (tuple, list)) else []
+    if not split(me) or not dims or not _ints(dims) or not all(-me.dim() <= d < me.dim() for d in dims):
+        return NotImplemented
+    if name == "flip" and len(rest) > 1 or me.at in [d % me.dim() for d in dims]:
+        return NotImplemented
+    rest = [full(x) for x in rest]
+    out = func(me.local, *rest, **{k: full(v) for k, v in kwargs.items()})
+    at = me.at - (name in ("select", "unbind") and dims[0] % me.dim() < me.at)
+    if isinstance(out, Tensor):
+        return related(me, out, at)
+    return type(out)(related(me, o, at) for o in out)
+
+
+@rule("cat", "concat", "concatenate", "stack", "hstack", "vstack")
+def join(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Of batches with equal cuts, along another dimension; `stack` makes one."""
+    tensors = kwargs.get("tensors", args[0] if args else ())
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+    if func.__name__ in ("hstack", "vstack") or type(dim) is not int or "out" in kwargs:
+        return NotImplemented
+    if not isinstance(tensors, (tuple, list)) or not tensors or not all(split(x) for x in tensors):
+        return NotImplemented
+    first = tensors[0]
+    if any(x.cuts is not first.cuts or x.at != first.at or x.dim() != first.dim() for x in tensors):
+        return NotImplemented
+    new = func.__name__ == "stack"
+    ndim = first.dim() + new
+    if not -ndim <= dim < ndim or not new and dim % ndim == first.at:
+        return NotImplemented
+    at = first.at + (new and dim % ndim <= first.at)
+    return Rows(func([x.local for x in tensors], dim), first.cuts, at)
+
+
+@rule("expand", "repeat")
+def expand(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Along other dimensions."""
+    me, *rest = args
+    sizes = _listed(rest)
+    if not split(me) or kwargs or not _ints(sizes) or len(sizes) < me.dim():
+        return NotImplemented
+    at = len(sizes) - me.dim() + me.at
+    fine = (1,) if func.__name__ == "repeat" else (-1, me.cuts.total)
+    if sizes[at] not in fine or me.cuts.total == 1:
+        return NotImplemented
+    sizes[at] = 1 if func.__name__ == "repeat" else -1
+    return related(me, func(me.local, *sizes), at)

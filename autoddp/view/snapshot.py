@@ -1,0 +1,173 @@
+"""What a forward leaves behind in Python: noted before a trial, compared and put back after it.
+
+The proof runs user code that one process would not have run. Counters, lists, tensors and buffers of
+the module, of objects of the user's classes that it holds, and the globals of its file are as before
+afterwards; a module that changed any of them is not row-wise.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autoddp.report import is_users
+
+DEPTH = 5
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+MOST_OF_ONE = 2**24  # elements; a larger tensor is data, not state
+MOST = 2**30  # bytes of parameters that are copied, to put back what a forward wrote into them
+
+
+class Snapshot:
+    """The Python state and the tensors of a module tree."""
+
+    def __init__(self, module: nn.Module | None = None, dataset: Any = None) -> None:
+        self._seen: dict[int, Any] = {}  # keeps what it saw alive, so that ids stay theirs
+        self._checks: list[Callable[[], str | None]] = []
+        if dataset is not None:
+            self._value(type(dataset).__name__, dataset, 0)
+        if module is not None:
+            self._module(module)
+
+    def _module(self, module: nn.Module) -> None:
+        keep_parameters = sum(p.numel() * p.element_size() for p in module.parameters()) <= MOST
+        batchnorms = (nn.modules.batchnorm._BatchNorm,)
+        for name, part in module.named_modules():
+            counts = {id(b) for b in part.buffers(recurse=False)} if isinstance(part, batchnorms) else set()
+            for key, value in part.named_buffers(recurse=False):
+                self._tensor(f"buffer {name}.{key}", value, ours=id(value) in counts)
+            for key, value in part.named_parameters(recurse=False):
+                if keep_parameters:
+                    self._tensor(f"parameter {name}.{key}", value)
+            self._namespace(f"{name or type(part).__name__}", vars(part), 0)
+        for space in _globals(module):
+            self._globals(space)
+
+    def put_back(self) -> str | None:
+        """Restore all; returns what had changed first, in words, if anything had."""
+        found = [said for check in self._checks if (said := check()) is not None]
+        return found[0] if found else None
+
+    def _namespace(self, where: str, space: dict[str, Any], depth: int) -> None:
+        before = dict(space)
+
+        def check() -> str | None:
+            same = space.keys() == before.keys() and all(_same(space[k], before[k]) for k in before)
+            if same:
+                return None
+            names = [k for k in {**before, **space} if k not in before or k not in space or not _same(space[k], before[k])]
+            space.clear()
+            space.update(before)
+            return f"it leaves {names[0]} on {where}"
+
+        self._checks.append(check)
+        for key, value in before.items():
+            self._value(f"{where}.{key}", value, depth + 1)
+
+    def _value(self, where: str, value: Any, depth: int) -> None:
+        if depth > DEPTH or isinstance(value, (nn.Module, type)) or id(value) in self._seen:
+            return
+        if isinstance(value, Tensor):
+            self._tensor(where, value)
+        elif isinstance(value, (list, deque)):
+            self._sequence(where, value, depth)
+        elif isinstance(value, dict):
+            self._seen[id(value)] = value
+            self._namespace(where, value, depth)
+        elif isinstance(value, set):
+            self._set(where, value)
+        elif isinstance(value, tuple):
+            for item in value:
+                self._value(where, item, depth + 1)
+        elif hasattr(value, "__dict__") and _may_hold_state(value):
+            self._seen[id(value)] = value
+            self._namespace(where, vars(value), depth)
+
+    def _tensor(self, where: str, value: Tensor, ours: bool = False) -> None:
+        if id(value) in self._seen or type(value) not in (Tensor, nn.Parameter) or value.is_inference():
+            return
+        if value.layout is not torch.strided or value.is_meta or value.numel() > MOST_OF_ONE:
+            return
+        self._seen[id(value)] = value
+        version, copy = value._version, value.detach().clone()
+
+        def check() -> str | None:
+            if value._version == version:
+                return None
+            same = torch.equal(value, copy)
+            with torch.no_grad():
+                value.copy_(copy)
+            return None if same or ours else f"it changes {where}"
+
+        self._checks.append(check)
+
+    def _sequence(self, where: str, value: Any, depth: int) -> None:
+        self._seen[id(value)] = value
+        before = list(value)
+
+        def check() -> str | None:
+            if len(value) == len(before) and all(map(_same, value, before)):
+                return None
+            value.clear()
+            value.extend(before)
+            return f"it changes the list {where}"
+
+        self._checks.append(check)
+        for item in before:
+            self._value(where, item, depth + 1)
+
+    def _set(self, where: str, value: set[Any]) -> None:
+        before = set(value)
+
+        def check() -> str | None:
+            if value == before:
+                return None
+            value.clear()
+            value.update(before)
+            return f"it changes the set {where}"
+
+        self._checks.append(check)
+
+    def _globals(self, space: dict[str, Any]) -> None:
+        names = [k for k, v in space.items() if isinstance(v, (*PLAIN, list, dict, set, deque, tuple))]
+        before = {k: space[k] for k in names if not k.startswith("__")}
+
+        def check() -> str | None:
+            for key, old in before.items():
+                if not _same(space.get(key), old):
+                    space[key] = old
+                    return f"it changes the global {key}"
+            return None
+
+        self._checks.append(check)
+        for key, value in before.items():
+            self._value(key, value, DEPTH - 1)
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a is b or type(a) is type(b) and isinstance(a, PLAIN) and a == b
+
+
+def _may_hold_state(value: Any) -> bool:
+    """An object of a class of the user's, or a data set of torch's that holds one."""
+    if type(value).__module__.startswith("torch.utils.data"):
+        return True
+    module = sys.modules.get(type(value).__module__)
+    file = getattr(module, "__file__", None)
+    return file is not None and is_users(file)
+
+
+def _globals(module: nn.Module) -> Iterator[dict[str, Any]]:
+    """The global names of every file of the user's in which a forward of this tree is written."""
+    found: dict[int, dict[str, Any]] = {}
+    for part in module.modules():
+        code = getattr(type(part).forward, "__code__", None)
+        if code is not None and is_users(code.co_filename):
+            space = type(part).forward.__globals__
+            found[id(space)] = space
+    yield from found.values()

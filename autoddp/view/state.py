@@ -1,0 +1,95 @@
+"""The view's state on one rank: the group, where the script is, and what is still to be summed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from autoddp.report import Report, users_line
+from autoddp.view.cuts import Cuts, even_sizes
+from autoddp.view.partials import Pending
+
+if TYPE_CHECKING:
+    from autoddp.group import Group
+
+
+@dataclass(frozen=True)
+class Region:
+    """A split call: which rows run here, and whether it draws random numbers."""
+
+    cuts: Cuts
+    at: int
+    draws: bool
+
+
+class View:
+    """What `Rows`, the rules and the features of the view share on one rank.
+
+    Attributes:
+        aside: Above 0 inside a data set's fetch and inside backward: module calls are plain there.
+        region: The split call that runs at present, if any.
+        trials: Context managers entered while user code runs that one process would not have run.
+    """
+
+    def __init__(self, group: Group, draws: str = "auto", report: Report | None = None) -> None:
+        self.group, self.draws = group, draws
+        self.report = report or Report()
+        self.aside = 0
+        self.proving = False
+        self.region: Region | None = None
+        self.trials: list[Callable[[], AbstractContextManager[object]]] = []
+        self.pending = Pending(group)
+        self.streams: dict[torch.device, Tensor] = {}  # each rank's own generators, where draws are own
+        self._cuts: dict[tuple[int, ...], Cuts] = {}
+        self._even: dict[int, Cuts] = {}
+        self._pid = os.getpid()
+
+    @property
+    def inside(self) -> bool:
+        """Whether modules and functions see this rank's rows as plain tensors at present."""
+        return self.region is not None or self.proving
+
+    def here(self) -> bool:
+        """Whether this is the rank itself, not a process forked from it (a loader's worker)."""
+        return os.getpid() == self._pid
+
+    def cut(self, total: int) -> Cuts:
+        """`total` rows cut evenly over the ranks."""
+        found = self._even.get(total)
+        if found is None:
+            found = self._even[total] = self.cuts(even_sizes(total, self.group.size))
+        return found
+
+    def cuts(self, sizes: tuple[int, ...]) -> Cuts:
+        """The one `Cuts` of these sizes."""
+        found = self._cuts.get(sizes)
+        if found is None:
+            found = self._cuts[sizes] = Cuts(self, sizes)
+        return found
+
+    def gathered(self, name: str) -> None:
+        """Note for the report that the operation `name` needed the whole."""
+        self.report.add("gather", users_line(2), name)
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Module calls in here are plain: a data set's fetch, or a backward."""
+        self.aside += 1
+        try:
+            yield
+        finally:
+            self.aside -= 1
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """User code runs in here that one process would not have run: no effects, no prints."""
+        with ExitStack() as stack:
+            for enter in self.trials:
+                stack.enter_context(enter())
+            yield

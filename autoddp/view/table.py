@@ -1,0 +1,94 @@
+"""Which rule answers for which torch function, by the function itself, not by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # the field's name for it
+
+OWNERS = (torch.Tensor, torch, F, torch.special, torch.linalg)
+Rule = Callable[[Any, Any, dict[str, Any]], Any]
+
+_RULES: dict[Any, Rule | None] = {}
+_POINTWISE: list[Rule] = []  # the rule for whatever torch tags as pointwise
+
+
+def functions(name: str) -> Iterator[Any]:
+    """Every public function that torch has under this name."""
+    for owner in OWNERS:
+        found = getattr(owner, name, None)
+        if callable(found):
+            yield found
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """The decorated function answers for these names: `(func, args, kwargs) -> result`.
+
+    It returns NotImplemented where it cannot prove that rows are enough.
+    """
+
+    def record(answer: Rule) -> Rule:
+        for name in names:
+            found = list(functions(name))
+            assert found, f"torch has no {name}"
+            _RULES.update(dict.fromkeys(found, answer))
+        return answer
+
+    return record
+
+
+def attribute_rule(*names: str) -> Callable[[Rule], Rule]:
+    """The same for attributes, read and written."""
+
+    def record(answer: Rule) -> Rule:
+        for name in names:
+            slot = getattr(torch.Tensor, name)
+            _RULES[slot.__get__] = _RULES[slot.__set__] = answer
+        return answer
+
+    return record
+
+
+def pointwise_rule(answer: Rule) -> Rule:
+    """The decorated function answers for all that torch tags as pointwise."""
+    _POINTWISE.append(answer)
+    return answer
+
+
+def rule_for(func: Any) -> Rule | None:
+    """The rule that answers for `func`, if any."""
+    try:
+        return _RULES[func]
+    except KeyError:
+        found = _RULES[func] = _POINTWISE[0] if is_pointwise(func) else None
+        return found
+
+
+KNOWN = {f for owner in (*OWNERS, torch._C.TensorBase) for f in vars(owner).values() if callable(f)}
+NOT_POINTWISE = {"equal", "where"}  # where() with one argument lists indices
+UNTAGGED = {"__and__", "__or__", "__xor__", "__iand__", "__ior__", "__ixor__", "__invert__", "__rfloordiv__"}
+UNTAGGED |= {"copy_", "fill_", "zero_", "softsign", "tanhshrink", "hardswish", "complex", "isclose", "log_sigmoid"}
+
+
+def is_pointwise(func: Any) -> bool:
+    """Whether torch tags the operator as pointwise; those that draw random numbers are not for us."""
+    name = getattr(func, "__name__", "")
+    if name in NOT_POINTWISE or func not in KNOWN:
+        return False
+    if name in UNTAGGED:
+        return True
+    bare = name.strip("_")
+    names = [name, bare]
+    if name.startswith(("__r", "__i")) and name.endswith("__"):
+        names.append(bare[1:])  # `__rtruediv__` is truediv
+    packets = [getattr(torch.ops.aten, n, None) for n in dict.fromkeys(names)]
+    return any(isinstance(p, torch._ops.OpOverloadPacket) and _tagged(p) for p in packets)
+
+
+def _tagged(packet: Any) -> bool:
+    tags = [getattr(packet, overload).tags for overload in packet.overloads()]
+    return any(torch.Tag.pointwise in t for t in tags) and not any(
+        torch.Tag.nondeterministic_seeded in t for t in tags
+    )
