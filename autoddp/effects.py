@@ -50,6 +50,7 @@ _MACHINERY = tuple(
         "features/files.py",
         "features/folders.py",
         "features/temporary.py",
+        "features/clocks.py",
         "opened.py",
         "features/downloads.py",
         "features/console.py",
@@ -80,14 +81,19 @@ def _passes(filename: str) -> bool:
     return filename in _MACHINERY
 
 
-def users_call(depth: int = 1) -> bool:
-    """Whether the first calling frame outside the standard library is the user's."""
+def caller(depth: int = 1) -> str:
+    """The file of the first calling frame outside the standard library, and outside of us."""
     frame = sys._getframe(depth)
     while _passes(frame.f_code.co_filename):
         if frame.f_back is None:
-            return False
+            return "<nobody>"
         frame = frame.f_back
-    return is_users(frame.f_code.co_filename)
+    return frame.f_code.co_filename
+
+
+def users_call(depth: int = 1) -> bool:
+    """Whether that frame is the user's."""
+    return is_users(caller(depth + 1))
 
 
 @lru_cache(maxsize=256)

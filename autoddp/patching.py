@@ -103,10 +103,11 @@ class Installation:
             return self
         self.active = True
         with ExitStack() as undo:
+            self._undo = undo  # until all is in place; what is imported later is on it, too
             for feature in self.features:
                 feature.setup(undo)
                 for item in feature.patches():
-                    self._register(feature, item, undo)
+                    self._register(feature, item)
             self._undo = undo.pop_all()
         return self
 
@@ -140,24 +141,21 @@ class Installation:
                     "off" if not self.active else "active" if there else "waiting for import",
                 )
 
-    def _register(self, feature: Feature, item: Patch, undo: ExitStack) -> None:
+    def _register(self, feature: Feature, item: Patch) -> None:
         for target in item.targets:
             name = target.partition(":")[0]
             root = name.partition(".")[0]
 
             def act(module: ModuleType, target: str = target) -> None:
                 if self.active and target not in self._originals:
-                    late = self._undo if self._originals and undo is not self._undo else undo
-                    self._apply(feature, item, target, module, late)
+                    self._apply(feature, item, target, module)
 
             if name in sys.modules or root == "torch":
                 act(importlib.import_module(name))
             else:
                 wrapt.register_post_import_hook(act, name)
 
-    def _apply(
-        self, feature: Feature, item: Patch, target: str, module: ModuleType, undo: ExitStack
-    ) -> None:
+    def _apply(self, feature: Feature, item: Patch, target: str, module: ModuleType) -> None:
         owner, name, current = find(target, module, optional=item.optional)
         if current is ABSENT:
             return
@@ -172,7 +170,7 @@ class Installation:
             )
         )
         assign(owner, name, replacement)
-        undo.callback(restore, owner, name, slot, replacement)
+        self._undo.callback(restore, owner, name, slot, replacement)
 
 
 def find(target: str, module: ModuleType, optional: bool = False) -> tuple[Any, str, Any]:

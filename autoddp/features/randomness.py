@@ -1,0 +1,135 @@
+"""All ranks hold the same random state, and whatever it is seeded with comes from rank 0."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import wraps
+from numbers import Integral
+from typing import Any, ClassVar
+
+import torch
+
+from autoddp.effects import Call, Mode, Outward, caller, users_call
+from autoddp.patching import patch
+
+# Whose calls are their own business: what torch seeds, all ranks seed alike.
+_NOT = (os.path.dirname(torch.__file__) + "/", os.path.dirname(os.path.dirname(__file__)) + "/")
+
+
+class Randomness(Outward):
+    """One seed for all ranks; what the outside world would make differ is rank 0's."""
+
+    name: ClassVar[str] = "randomness"
+
+    def setup(self, undo: ExitStack) -> None:
+        """Start from rank 0's states: unseeded scripts draw the same numbers everywhere."""
+        super().setup(undo)
+        take(self.run.group.effect("the states of the random generators", states))
+
+    @patch(
+        "random:seed",
+        "random:Random.seed",
+        "numpy.random:seed",
+        "numpy.random.mtrand:seed",
+        "numpy.random:default_rng",
+        "torch:manual_seed",
+        "torch.random:manual_seed",
+        "torch.cuda:manual_seed",
+        "torch.cuda.random:manual_seed",
+        "torch.cuda:manual_seed_all",
+        "torch.cuda.random:manual_seed_all",
+        why="who seeds with the time or the process seeds all ranks alike: the seed is rank 0's",
+        optional=True,
+    )
+    def seed_alike(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Numbers and texts travel; nothing given is entropy, which is rank 0's below."""
+        if self.effects.mode() is not Mode.AGREED or caller().startswith(_NOT):
+            return wrapped(*args, **kwargs)
+        call = Call(wrapped, args, kwargs)
+        name = next((n for n in ("seed", "a") if n in call.named), None)
+        value = None if name is None else call.named[name]
+        if value is None and call.name.startswith("random.") and users_call():
+            return call.changed(a=self.effects.answer(call.name, entropy))
+        if not isinstance(value, (Integral, float, str)):
+            return call.plain()
+        value = int(value) if isinstance(value, Integral) else value
+        return call.changed(**{str(name): self.effects.answer(call.name, lambda: value)})
+
+    @patch("torch:seed", "torch.random:seed", why="a seed that nobody chose is rank 0's choice")
+    def choose_seed(
+        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Others are seeded with what rank 0 was seeded with."""
+        if self.effects.mode() is not Mode.AGREED or caller().startswith(_NOT):
+            return wrapped(*args, **kwargs)
+        chosen = self.effects.answer("torch.seed", wrapped)
+        if self.rank:
+            with self.effects.own():
+                torch.manual_seed(chosen)
+        return chosen
+
+    @patch(
+        "os:urandom",
+        "random:_urandom",
+        why="what the script draws from the system is rank 0's: uuid4, secrets, default_rng()",
+        hot=True,
+    )
+    def draw_once(self, original: Callable[[int], bytes]) -> Callable[[int], bytes]:
+        """Libraries draw their own."""
+        effects = self.effects
+
+        @wraps(original)
+        def urandom(size: int, /) -> bytes:
+            if effects.users() is not Mode.AGREED:
+                return original(size)
+            return bytes.fromhex(effects.answer("os.urandom", lambda: original(size).hex()))
+
+        return urandom
+
+    @patch("uuid:uuid1", why="a name that is made of the machine and the time is rank 0's")
+    def name_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """`uuid4` draws from the system, above."""
+        if self.effects.users() is not Mode.AGREED:
+            return wrapped(*args, **kwargs)
+        made = self.effects.answer("uuid.uuid1", lambda: wrapped(*args, **kwargs).hex)
+        return sys.modules["uuid"].UUID(hex=made)
+
+
+def entropy() -> int:
+    """What Python would seed itself with, nearly."""
+    return int.from_bytes(os.urandom(32), "little")
+
+
+def states() -> list[Any]:
+    """The states of Python's, numpy's and torch's generators, as JSON can carry them."""
+    numpy = sys.modules.get("numpy")
+    kind, keys, *rest = numpy.random.get_state() if numpy is not None else ("", [], 0)
+    return [
+        random.getstate(),
+        [kind, [int(key) for key in keys], *rest],
+        _text(torch.get_rng_state()),
+        _text(torch.cuda.get_rng_state()) if torch.cuda.is_initialized() else None,
+    ]
+
+
+def take(theirs: list[Any]) -> None:
+    """Go on from these states."""
+    (version, words, gauss), (kind, keys, *rest), cpu, cuda = theirs
+    random.setstate((version, tuple(words), gauss))
+    if kind and "numpy" in sys.modules:
+        sys.modules["numpy"].random.set_state((kind, keys, *rest))
+    torch.set_rng_state(_bytes(cpu))
+    if cuda is not None and torch.cuda.is_initialized():
+        torch.cuda.set_rng_state(_bytes(cuda))
+
+
+def _text(state: torch.Tensor) -> str:
+    return bytes(state.tolist()).hex()
+
+
+def _bytes(state: str) -> torch.Tensor:
+    return torch.tensor(list(bytes.fromhex(state)), dtype=torch.uint8)

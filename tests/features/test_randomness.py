@@ -1,0 +1,143 @@
+import os
+import random
+import secrets
+import tempfile
+import uuid
+
+import numpy as np
+import pytest
+import torch
+
+from autoddp.features.randomness import Randomness
+from tests.features.outward import on_ranks, trial
+
+
+@pytest.fixture
+def on(tmp_path):
+    return lambda script, nproc=2, **kw: on_ranks(script, nproc, Randomness, folder=tmp_path, **kw)
+
+
+def draws():
+    return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_ranks_start_from_rank_0s_states(on, nproc):
+    seen = on(lambda run: (draws(), random.gauss(0, 1), float(np.random.randn())), nproc)
+    assert seen == [seen[0]] * nproc
+
+
+def own(run):
+    """A value that differs between ranks."""
+    return os.getpid() + run.world.rank
+
+
+SEEDINGS = {
+    "random.seed": lambda n: random.seed(n),
+    "random.seed text": lambda n: random.seed(f"{n}"),
+    "random.seed()": lambda n: random.seed(),
+    "np.random.seed": lambda n: np.random.seed(n),
+    "np.random.seed()": lambda n: np.random.seed(),
+    "np.random.seed(np.int64)": lambda n: np.random.seed(np.int64(n)),
+    "torch.manual_seed": lambda n: torch.manual_seed(n),
+    "torch.seed": lambda n: torch.seed(),
+}
+
+
+@pytest.mark.parametrize("seed", SEEDINGS.values(), ids=SEEDINGS)
+def test_seeds_are_rank_0s(on, seed):
+    def script(run):
+        returned = seed(own(run))
+        return draws(), torch.initial_seed(), returned if isinstance(returned, int) else None
+
+    zero, one = on(script)
+    assert zero == one
+
+
+def test_the_scripts_own_seed_is_honoured(on):
+    def script(run):
+        torch.manual_seed(3)
+        random.seed(3)
+        np.random.seed(3)
+        rng = np.random.default_rng(3)
+        return draws(), float(rng.random()), random.Random(3).random()
+
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)
+    one = draws(), float(np.random.default_rng(3).random()), random.Random(3).random()
+    assert on(script) == [one, one]
+
+
+MADE = {
+    "default_rng()": lambda n: float(np.random.default_rng().random()),
+    "default_rng(n)": lambda n: float(np.random.default_rng(n).random()),
+    "default_rng(sequence)": lambda n: float(np.random.default_rng([1, 2]).random()),
+    "SeedSequence()": lambda n: np.random.SeedSequence().entropy,
+    "RandomState()": lambda n: float(np.random.RandomState().rand()),
+    "random.Random()": lambda n: random.Random().random(),
+    "SystemRandom": lambda n: random.SystemRandom().random(),
+    "uuid4": lambda n: str(uuid.uuid4()),
+    "uuid1": lambda n: str(uuid.uuid1()),
+    "urandom": lambda n: os.urandom(8),
+    "secrets": lambda n: secrets.token_hex(8),
+}
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+def test_what_the_system_would_make_differ_is_rank_0s(on, make):
+    zero, one = on(lambda run: make(own(run)))
+    assert zero == one
+
+
+def test_each_unseeded_generator_differs_from_the_last(on):
+    def script(run):
+        return random.Random().random(), random.Random().random(), uuid.uuid4(), uuid.uuid4()
+
+    a, b, c, d = on(script)[0]
+    assert a != b
+    assert c != d
+
+
+def test_a_trial_and_a_worker_draw_their_own(on):
+    class Drawn(torch.utils.data.Dataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, at):
+            random.seed(at)
+            return int.from_bytes(os.urandom(4), "little")
+
+    def script(run):
+        with trial(run):
+            mine = os.urandom(8)
+        for workers in (0, 1):
+            list(torch.utils.data.DataLoader(Drawn(), num_workers=workers))
+        return mine, os.urandom(8)
+
+    (mine, agreed), (theirs, same) = on(script)
+    assert mine != theirs
+    assert agreed == same
+
+
+def test_a_library_draws_its_own(on, tmp_path):
+    library = tmp_path / "site-packages" / "lib.py"
+
+    def script(run):
+        space = {}
+        exec(compile("import uuid\ndef name(): return uuid.uuid4()", str(library), "exec"), space)
+        return space["name"]()
+
+    zero, one = on(script)
+    assert zero != one
+
+
+def test_names_of_temporary_files_do_not_disturb_the_states(on):
+    def script(run):
+        before = random.getstate()
+        tempfile.mkdtemp()
+        return before == random.getstate(), draws()
+
+    zero, one = on(script)
+    assert zero == one
+    assert zero[0]
