@@ -21,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PLAIN_ENV = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "MPLBACKEND": "agg"}
+LIBRARIES = ("torch._dynamo", "torchvision.datasets", "sklearn.metrics", "matplotlib.pyplot")
 GRACE = 6  # seconds in which what a command started may go away; a loader's worker looks every 5
 
 
@@ -177,7 +178,7 @@ def _leftover(sid: int) -> list[str]:
 
 def serve() -> None:
     """Read commands from stdin, one JSON line each; answer with exit code and what was left."""
-    for name in ("torch._dynamo", "torchvision.datasets", "sklearn.metrics", "autoddp.cli"):
+    for name in (*LIBRARIES, "autoddp.cli", "autoddp.launch", "autoddp.agent", "autoddp.worker"):
         importlib.import_module(name)
 
     answers = os.fdopen(os.dup(1), "w")
