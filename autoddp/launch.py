@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from autoddp.script import Script
 
 if TYPE_CHECKING:
     from autoddp.agent import Failure
+    from autoddp.patching import Feature
 
 PORT = 29500  # torchrun's
 
@@ -31,7 +33,8 @@ def run(script: Script, options: Options) -> int:
         BadInput: It cannot be done; nothing was started.
     """
     script.find()
-    check_log_dir(options)
+    check_places(options)
+    check_disabled(options)
     own_ddp = options.own_ddp == "yes" or (options.own_ddp == "auto" and script.is_distributed())
     if launched(os.environ):
         from autoddp import worker
@@ -43,7 +46,7 @@ def run(script: Script, options: Options) -> int:
     return start(script, ready, own_ddp)
 
 
-def launched(environ: os._Environ[str]) -> bool:
+def launched(environ: Mapping[str, str]) -> bool:
     """Whether another launcher has started this process as one of its ranks.
 
     Raises:
@@ -82,12 +85,36 @@ def prepare(options: Options) -> Options:
     return ready
 
 
-def check_log_dir(options: Options) -> None:
-    """Make the folder for logs.
+def features() -> Sequence[type[Feature]]:
+    """All features; they import torch."""
+    from autoddp.features import FEATURES
+
+    return FEATURES
+
+
+def check_disabled(options: Options) -> None:
+    """Check the names of what is to be left out.
 
     Raises:
-        BadInput: It cannot be made.
+        BadInput: One is no feature's.
     """
+    known = [feature.name for feature in features()] if options.disable else []
+    for name in options.disable:
+        if name not in known:
+            raise BadInput(f"--disable is {name!r}; it takes {', '.join(known) or 'nothing yet'}")
+
+
+def check_places(options: Options) -> None:
+    """Make the folder for logs, look for that of the report.
+
+    Raises:
+        BadInput: It cannot be made, or is not there.
+    """
+    folder = os.path.dirname(options.report or "")
+    if folder and not os.path.isdir(folder):
+        raise BadInput(
+            f"--report is {options.report}, but there is no folder {folder}; make it first"
+        )
     if options.log_dir is None:
         return
     try:

@@ -6,15 +6,13 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-from autoddp import gpus
+from autoddp import gpus, launch
 from autoddp.environment import ADDED
 
 
 def patches() -> int:
     """Feature, target and why of every patch, in the order in which they are installed."""
-    from autoddp.features import FEATURES
-
-    for feature in FEATURES:
+    for feature in launch.features():
         for item in feature.patches():
             optional = " (if installed)" if item.optional else ""
             print(f"{item.feature} · {', '.join(item.targets)}{optional} · {item.why}")

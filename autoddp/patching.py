@@ -102,13 +102,14 @@ class Installation:
         if self.active:
             return self
         self.active = True
-        with ExitStack() as undo:
-            self._undo = undo  # until all is in place; what is imported later is on it, too
+        try:
             for feature in self.features:
-                feature.setup(undo)
+                feature.setup(self._undo)
                 for item in feature.patches():
                     self._register(feature, item)
-            self._undo = undo.pop_all()
+        except BaseException:
+            self.undo()
+            raise
         return self
 
     def undo(self) -> None:
@@ -162,15 +163,17 @@ class Installation:
         self._originals[target] = current
         method = getattr(feature, item.method)
         slot = vars(owner).get(name, ABSENT)
+        layer = [True]  # its own switch: a wrapper that somebody has wrapped stays off once undone
         replacement = (
             method(current)
             if item.hot
             else wrapt.FunctionWrapper(
-                current if slot is ABSENT else slot, method, enabled=lambda: self.active
+                current if slot is ABSENT else slot, method, enabled=lambda: bool(layer)
             )
         )
         assign(owner, name, replacement)
         self._undo.callback(restore, owner, name, slot, replacement)
+        self._undo.callback(layer.clear)
 
 
 def find(target: str, module: ModuleType, optional: bool = False) -> tuple[Any, str, Any]:

@@ -1,0 +1,60 @@
+"""Launchers' variables -> World, or one line that says what is wrong with them."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoddp.environment import ADDED, World, hide
+from autoddp.errors import BadInput
+
+FULL = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "node0",
+    "MASTER_PORT": "29500",
+}
+
+
+def test_torchruns_variables():
+    world = World.read(FULL | {"GROUP_RANK": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"})
+    assert world == World(3, 4, 1, 2, 1, "node0", 29500, agent_store=True)
+
+
+def test_one_process_is_the_default():
+    assert World() == World(0, 1, 0, 1, 0, "localhost", 0, agent_store=False)
+
+
+@pytest.mark.parametrize(
+    ("environ", "answer"),
+    [({}, False), ({"RANK": "0"}, False), ({"WORLD_SIZE": "2"}, False), (FULL, True)],
+)
+def test_inside_a_job(environ, answer):
+    assert World.inside_a_job(environ) is answer
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"MASTER_ADDR": None, "LOCAL_RANK": None}, r"^LOCAL_RANK, MASTER_ADDR not set, though "),
+        ({"LOCAL_WORLD_SIZE": None}, r"^LOCAL_WORLD_SIZE is not set; start the job with"),
+        ({"RANK": "x"}, r"^RANK is 'x', which is no whole number$"),
+        ({"RANK": "4"}, r"^RANK is 4 with WORLD_SIZE 4; ranks go from 0 to 3$"),
+        ({"RANK": "-1"}, r"^RANK is -1 with WORLD_SIZE 4"),
+        ({"LOCAL_RANK": "2"}, r"^LOCAL_RANK is 2 with LOCAL_WORLD_SIZE 2 and WORLD_SIZE 4; these"),
+        ({"LOCAL_WORLD_SIZE": "8"}, r"^LOCAL_RANK is 1 with LOCAL_WORLD_SIZE 8"),
+        ({"MASTER_PORT": ""}, r"^MASTER_PORT is '', which is no whole number$"),
+    ],
+)
+def test_what_is_wrong_is_said(change, message):
+    environ = {k: v for k, v in (FULL | change).items() if v is not None}
+    with pytest.raises(BadInput, match=message):
+        World.read(environ)
+
+
+def test_hide_takes_a_launchers_variables_out_and_returns_them():
+    environ = dict.fromkeys(ADDED, "1") | {"PATH": "/bin", "OMP_NUM_THREADS": "1"}
+    assert hide(environ) == dict.fromkeys(ADDED, "1")
+    assert environ == {"PATH": "/bin", "OMP_NUM_THREADS": "1"}
+    assert hide(environ) == {}

@@ -1,0 +1,301 @@
+"""Ranks end together, with one exit code and one account of what went wrong; signals reach all."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli import environ, run_cli
+
+RANK = "import autoddp, os, sys, time, signal\nrank = autoddp.rank()\n"
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Writes a script that knows its rank; returns its path."""
+
+    def write(source: str) -> Path:
+        path = tmp_path / "job.py"
+        path.write_text(RANK + source)
+        return path
+
+    return write
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs: one that nobody has waited for yet does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def gone(pids, seconds=5.0):
+    """Whether all of them end in time."""
+    deadline = time.monotonic() + seconds
+    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not any(alive(pid) for pid in pids)
+
+
+class Started:
+    """A job of 2 ranks that runs until it is told to end, in a group of its own."""
+
+    def __init__(self, path: Path, *options: str, nproc: int = 2) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "autoddp", "run", "-n", str(nproc), *options, str(path)],
+            env=environ(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        folder = path.parent
+        deadline = time.monotonic() + 30
+        while len(self.pids(folder, nproc)) < nproc:
+            assert time.monotonic() < deadline, "the ranks do not start"
+            assert self.process.poll() is None, self.process.communicate()
+            time.sleep(0.02)
+        self.ranks = self.pids(folder, nproc)
+
+    @staticmethod
+    def pids(folder: Path, nproc: int) -> list[int]:
+        """What the ranks wrote of themselves."""
+        files = [folder / f"pid{rank}" for rank in range(nproc)]
+        return [int(file.read_text()) for file in files if file.exists() and file.read_text()]
+
+    def end(self, timeout: float = 20) -> tuple[int, str, str]:
+        """Exit code, stdout and stderr."""
+        try:
+            out, err = self.process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            raise
+        assert gone(self.ranks), "a rank outlives the command"
+        return self.process.returncode, out, err
+
+
+ARRIVED = (
+    "folder = os.path.dirname(__file__)\n"
+    "fd = os.open(f'{folder}/pid{rank}', os.O_WRONLY | os.O_CREAT)\n"
+    "os.write(fd, str(os.getpid()).encode())\nos.close(fd)\n"
+)
+FOREVER = "while True: time.sleep(0.01)\n"
+
+
+# ---- how it ends
+
+
+def test_all_ranks_raise_and_one_traceback_is_shown(script):
+    done = run_cli("run", "-n", 3, script("raise ValueError('why')"))
+    assert done.rc == 1
+    assert done.theirs.count("Traceback") == 1
+    assert done.theirs.endswith("ValueError: why\n")
+    assert len(done.ours) == 1
+
+
+def test_rank_0_is_shown_though_it_fails_last(script):
+    done = run_cli("run", "-n", 2, script("time.sleep(1 - rank)\nraise ValueError(rank)"))
+    assert done.rc == 1
+    assert done.theirs.endswith("ValueError: 0\n")
+    assert len(done.ours) == 1
+
+
+def test_a_rank_that_fails_alone_is_named_with_the_end_of_its_log(script):
+    path = script("print('x' * rank)\nif rank: raise ValueError('only me')\ntime.sleep(60)")
+    done = run_cli("run", "-n", 2, path)
+    assert done.rc == 1
+    (line,) = done.ours[1:]
+    match = re.fullmatch(
+        r"\[autoddp\] rank 1 ended with exit code 1; the end of its log (.*):", line
+    )
+    assert match, line
+    assert done.err.endswith("ValueError: only me\n")
+    assert "x\nTraceback" in done.err
+    log = Path(match[1])
+    assert oct(log.parent.stat().st_mode)[-3:] == "700"
+    assert log.read_text().endswith("ValueError: only me\n")
+    log.unlink()
+    log.parent.rmdir()
+
+
+@pytest.mark.parametrize(("rank", "name"), [(0, "SIGKILL"), (1, "SIGSEGV"), (1, "SIGKILL")])
+def test_death_by_a_signal_names_the_rank(script, rank, name):
+    source = f"if rank == {rank}: os.kill(os.getpid(), signal.{name})\ntime.sleep(60)"
+    done = run_cli("run", "-n", 2, script(source), env={"PYTHONFAULTHANDLER": ""})
+    number = getattr(signal, name)
+    assert done.rc == 128 + number
+    assert f"[autoddp] rank {rank} was killed by {name} (signal {number})" in done.err
+
+
+def test_only_rank_0_writes_to_the_terminal(script, tmp_path):
+    path = script(
+        "print('out', rank, flush=True)\nprint('err', rank, file=sys.stderr)\nos.system('echo sub')"
+    )
+    done = run_cli("run", "-n", 2, "--log-dir", tmp_path / "logs", path)
+    assert (done.out, done.theirs) == ("out 0\nsub\n", "err 0\n")
+    assert (tmp_path / "logs" / "rank1.log").read_text() == "out 1\nerr 1\nsub\n"
+
+
+def test_nothing_is_left_after_success(script, tmp_path):
+    done = run_cli("run", "-n", 2, script("print(rank)"), env={"TMPDIR": str(tmp_path)})
+    assert done.rc == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["job.py"]
+
+
+def test_rank_0_keeps_stdin(script):
+    path = script("if rank == 0: print(input(), sys.stdin.read())\nelse: print(sys.stdin.read())")
+    done = run_cli("run", "-n", 2, path, stdin="first\nrest")
+    assert (done.rc, done.out) == (0, "first rest\n")
+
+
+def test_quiet_says_nothing(script):
+    done = run_cli("run", "-q", "-n", 2, script(""))
+    assert (done.rc, done.out, done.err) == (0, "", "")
+
+
+def test_the_line_at_the_start(script):
+    done = run_cli("run", "-n", 2, script(""))
+    assert done.err == "[autoddp] 2 ranks on 1 node, gloo (no GPU here), global view\n"
+
+
+def test_the_launcher_never_touches_cuda(script, tmp_path):
+    path = script("import torch\nassert not torch.cuda.is_initialized()\n")
+    check = tmp_path / "check.py"
+    check.write_text(
+        "import ctypes, sys\n"
+        "from autoddp.cli import command\n"
+        f"assert command(['run', '-n', '2', {str(path)!r}]) == 0\n"
+        "import torch\n"
+        "print(torch.cuda.is_initialized(), torch.cuda._is_in_bad_fork())\n"
+        "maps = open('/proc/self/maps').read()\n"
+        "print('libcuda.so' in maps, sys.stdin is sys.__stdin__)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, check], env=environ(), capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "False False\nFalse True\n", done.stderr
+
+
+def test_ranks_share_the_cores(script):
+    path = script("import torch\nprint(torch.get_num_threads())")
+    assert run_cli("run", "-n", 2, path, env={"OMP_NUM_THREADS": "3"}).out == "3\n"
+    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert run_cli("run", "-n", 2, path, env={"OMP_NUM_THREADS": ""}).out == f"{share}\n"
+
+
+def test_python_generators_start_equal(script, tmp_path):
+    path = script("import random, torch\nprint(random.random(), torch.rand(1).item())")
+    done = run_cli("run", "-n", 2, "--log-dir", tmp_path / "logs", path)
+    assert done.out == (tmp_path / "logs" / "rank1.log").read_text()
+
+
+def test_a_script_with_its_own_ddp_is_launched_as_by_torchrun(script, tmp_path):
+    path = script(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "x = torch.ones(1) * (dist.get_rank() + 1)\n"
+        "dist.all_reduce(x)\n"
+        "os.write(1, f\"{x.item()} {os.environ['LOCAL_RANK']}\\n\".encode())\n"
+        "dist.destroy_process_group()\n"
+    )
+    done = run_cli("run", "-n", 2, path)
+    assert done.rc == 0, done.err
+    assert sorted(done.out.split("\n")) == ["", "3.0 0", "3.0 1"]
+    assert len(done.ours) == 1
+    assert "calls init_process_group itself" in done.ours[0]
+
+
+# ---- signals
+
+
+@pytest.mark.parametrize("everyone", [True, False], ids=["group", "launcher"])
+def test_interrupt_reaches_every_rank_once(script, everyone):
+    path = script(
+        ARRIVED + "try:\n    while True: time.sleep(0.01)\n"
+        "except KeyboardInterrupt:\n    print('caught', flush=True)\n    time.sleep(1)\n    raise\n"
+    )
+    job = Started(path)
+    if everyone:
+        os.killpg(job.process.pid, signal.SIGINT)
+    else:
+        os.kill(job.process.pid, signal.SIGINT)
+    code, out, err = job.end()
+    assert code == 130
+    assert out == "caught\n"
+    assert err.count("Traceback") == 1
+    assert err.endswith("KeyboardInterrupt\n")
+
+
+@pytest.mark.parametrize("everyone", [True, False], ids=["group", "launcher"])
+def test_terminate_ends_every_rank(script, everyone):
+    job = Started(script(ARRIVED + FOREVER))
+    (os.killpg if everyone else os.kill)(job.process.pid, signal.SIGTERM)
+    code, out, err = job.end()
+    assert (code, out) == (143, "")
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("everyone", [True, False], ids=["group", "launcher"])
+def test_a_handler_of_the_script_decides(script, everyone):
+    path = script(
+        "def leave(number, frame):\n"
+        "    os.write(1, b'saved\\n')\n"
+        "    time.sleep(0.5)\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, leave)\n" + ARRIVED + FOREVER
+    )
+    job = Started(path)
+    (os.killpg if everyone else os.kill)(job.process.pid, signal.SIGTERM)
+    code, out, _ = job.end()
+    assert (code, out) == (0, "saved\n")
+
+
+def test_a_script_may_outlive_a_signal(script):
+    path = script(
+        "signal.signal(signal.SIGUSR1, lambda *_: None)\nsignal.signal(signal.SIGINT, "
+        "lambda *_: os.write(1, b'no\\n'))\n" + ARRIVED + "end = time.time() + 2\n"
+        "while time.time() < end: time.sleep(0.01)\nprint('end')"
+    )
+    job = Started(path)
+    os.kill(job.process.pid, signal.SIGUSR1)
+    os.kill(job.process.pid, signal.SIGINT)
+    assert job.end()[:2] == (0, "no\nend\n")
+
+
+def test_a_rank_that_hangs_after_a_signal_does_not_keep_the_others(script, monkeypatch):
+    path = script(
+        "signal.signal(signal.SIGTERM, lambda *_: rank or sys.exit(0))\n" + ARRIVED + FOREVER
+    )
+    job = Started(path)
+    os.kill(job.process.pid, signal.SIGTERM)
+    assert job.end(timeout=30)[0] == 0
+
+
+def test_nothing_outlives_a_killed_launcher(script):
+    path = script("signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + ARRIVED + FOREVER)
+    job = Started(path)
+    job.process.kill()
+    job.process.communicate(timeout=10)
+    assert gone(job.ranks)
+
+
+def test_what_was_ignored_stays_ignored(script):
+    """As under nohup."""
+    path = script(ARRIVED + "time.sleep(1)\nprint(signal.getsignal(signal.SIGHUP))")
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        job = Started(path)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    os.killpg(job.process.pid, signal.SIGHUP)
+    assert job.end()[:2] == (0, "1\n")

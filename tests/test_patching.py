@@ -1,0 +1,266 @@
+"""Patches are declared, installed and undone exactly: the mechanism, on fake modules."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from contextlib import ExitStack
+from types import ModuleType
+
+import pytest
+import wrapt
+
+from autoddp.errors import PatchTargetMissing
+from autoddp.features import FEATURES
+from autoddp.options import Options
+from autoddp.patching import ABSENT, Feature, Installation, find, patch
+from autoddp.report import Report
+from autoddp.session import session
+from tests.ranks import run_ranks
+
+SOURCE = """
+def plain(x): return ("plain", x)
+alias = plain
+
+class Base:
+    def method(self, x): return (type(self).__name__, x)
+    def inherited(self, x): return ("inherited", x)
+    @staticmethod
+    def static(x): return ("static", x)
+    @classmethod
+    def klass(cls, x): return (cls.__name__, x)
+
+class Child(Base):
+    pass
+"""
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """A module that is imported already."""
+    module = ModuleType("fake_target")
+    exec(SOURCE, module.__dict__)
+    monkeypatch.setitem(sys.modules, "fake_target", module)
+    return module
+
+
+def feature(*targets, **how):
+    """A feature with one patch that marks what the original returned."""
+
+    class Marks(Feature):
+        name = "marks"
+
+        @patch(*(f"fake_target:{target}" for target in targets), why="to see it", **how)
+        def mark(self, wrapped, instance, args, kwargs):
+            return ("marked", wrapped(*args, **kwargs))
+
+    return Marks()
+
+
+CALLS = {
+    "plain": lambda m: m.plain(1),
+    "Base.method": lambda m: m.Base().method(1),
+    "Base.static": lambda m: (m.Base.static(1), m.Base().static(1), m.Child.static(1)),
+    "Base.klass": lambda m: (m.Base.klass(1), m.Child.klass(1), m.Child().klass(1)),
+    "Child.inherited": lambda m: (m.Child().inherited(1), m.Base().inherited(1)),
+}
+
+
+def slots(module):
+    """Every slot of the module and its classes, by identity."""
+    owners = [module, module.Base, module.Child]
+    return {(o.__name__, k): id(v) for o in owners for k, v in vars(o).items() if k != "__doc__"}
+
+
+@pytest.mark.parametrize("target", CALLS)
+def test_install_and_undo_are_exact(fake, target):
+    before, plain = slots(fake), CALLS[target](fake)
+    for _ in range(2):
+        installation = Installation([feature(target)])
+        with installation:
+            assert installation.is_patched(f"fake_target:{target}")
+            assert "marked" in str(CALLS[target](fake))
+            assert str(CALLS[target](fake)).count("marked") == str(plain).count("(") - (
+                "((" in str(plain)
+            ) - (target == "Child.inherited"), "one layer, and only where it belongs"
+        assert CALLS[target](fake) == plain
+        assert slots(fake) == before
+
+
+def test_installing_twice_makes_one_layer(fake):
+    installation = Installation([feature("plain")])
+    installation.install()
+    installation.install()
+    assert fake.plain(1) == ("marked", ("plain", 1))
+    installation.undo()
+    installation.undo()
+    assert fake.plain(1) == ("plain", 1)
+
+
+def test_aliases_are_several_targets(fake):
+    with Installation([feature("plain", "alias")]) as installation:
+        assert fake.alias(1) == fake.plain(1) == ("marked", ("plain", 1))
+        assert installation.original("fake_target:alias") is not fake.alias
+    assert fake.alias is fake.plain
+
+
+def test_a_hot_patch_is_a_plain_function(fake):
+    class Hot(Feature):
+        name = "hot"
+
+        @patch("fake_target:Base.method", why="it is called often", hot=True)
+        def quick(self, original):
+            def method(self, x):
+                return ("hot", original(self, x))
+
+            return method
+
+    slot = vars(fake.Base)["method"]
+    with Installation([Hot()]):
+        assert type(vars(fake.Base)["method"]) is type(slot)
+        assert fake.Child().method(1) == ("hot", ("Child", 1))
+    assert vars(fake.Base)["method"] is slot
+
+
+def test_a_type_written_in_c():
+    class Mine(Feature):
+        name = "mine"
+
+        @patch("builtins:complex.conjugate", why="it refuses setattr")
+        def conjugate(self, wrapped, instance, args, kwargs):
+            return "conjugated"
+
+    slot = vars(complex)["conjugate"]
+    with Installation([Mine()]):
+        assert (1j).conjugate() == "conjugated"
+    assert (1j).conjugate() == -1j
+    assert vars(complex)["conjugate"] is slot
+
+
+def test_what_is_imported_later_is_patched_then(tmp_path, monkeypatch):
+    (tmp_path / "fake_target.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    installation = Installation([feature("plain")])
+    with installation:
+        assert [status for _, status in installation.status()] == ["waiting for import"]
+        module = importlib.import_module("fake_target")
+        assert module.plain(1) == ("marked", ("plain", 1))
+        assert [status for _, status in installation.status()] == ["active"]
+    assert module.plain(1) == ("plain", 1)
+    assert [status for _, status in installation.status()] == ["off"]
+    monkeypatch.delitem(sys.modules, "fake_target")
+    again = importlib.import_module("fake_target")
+    assert again.plain(1) == ("plain", 1), "what is undone stays undone"
+
+
+def test_a_missing_target_rolls_all_back(fake):
+    undone = []
+
+    class First(Feature):
+        name = "first"
+
+        def setup(self, undo: ExitStack) -> None:
+            undo.callback(undone.append, "setup")
+
+    before = slots(fake)
+    installation = Installation([First(), feature("plain"), feature("Base.none")])
+    with pytest.raises(PatchTargetMissing, match=r"^fake_target:Base\.none does not exist in fake"):
+        installation.install()
+    assert slots(fake) == before
+    assert undone == ["setup"]
+    assert not installation.active
+
+
+def test_a_missing_optional_target_is_left_out(fake):
+    with Installation([feature("none", optional=True)]) as installation:
+        assert not installation.is_patched("fake_target:none")
+    assert not hasattr(fake, "none")
+
+
+def test_somebody_elses_wrapper_on_top_survives(fake):
+    installation = Installation([feature("plain")]).install()
+    theirs = wrapt.FunctionWrapper(fake.plain, lambda w, i, a, k: ("theirs", w(*a, **k)))
+    fake.plain = theirs
+    installation.undo()
+    assert fake.plain is theirs
+    assert fake.plain(1) == ("theirs", ("plain", 1)), "ours is a passage below it"
+    with installation:
+        assert fake.plain(1) == ("marked", ("theirs", ("plain", 1))), "and stays one"
+    assert fake.plain is theirs
+
+
+def test_two_features_undo_last_in_first_out(fake):
+    before = slots(fake)
+    with Installation([feature("plain"), feature("alias"), feature("Base.method")]):
+        with Installation([feature("Base.method")]):
+            assert fake.Base().method(1) == ("marked", ("marked", ("Base", 1)))
+        assert fake.Base().method(1) == ("marked", ("Base", 1))
+    assert slots(fake) == before
+
+
+# ---- every declared patch, on the installed torch
+
+DECLARED = [item for each in FEATURES for item in each.patches()]
+
+
+def test_there_are_patches_and_names_are_unique():
+    assert DECLARED
+    names = [each.name for each in FEATURES]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("item", DECLARED, ids=lambda item: f"{item.feature}-{item.targets[0]}")
+def test_every_target_exists_and_has_a_reason(item):
+    assert item.why.strip()
+    for target in item.targets:
+        name = target.partition(":")[0]
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError:
+            assert item.optional, f"{name} is not installed, and the patch not optional"
+            continue
+        find(target, module, optional=item.optional)
+
+
+def real_slots():
+    """What stands at every declared target of what is imported."""
+    found = {}
+    for item in DECLARED:
+        for target in item.targets:
+            name = target.partition(":")[0]
+            if name in sys.modules:
+                owner, attribute, _ = find(target, sys.modules[name], optional=True)
+                if owner is not ABSENT:
+                    found[target] = vars(owner).get(attribute, ABSENT)
+    return found
+
+
+def in_a_session(group, view):
+    """On one rank: what is not as it was inside, and what is not as it was after, twice."""
+    before, changes = real_slots(), []
+    for _ in range(2):
+        with session(group.world, Options(view=view), group, Report()):
+            now = real_slots()
+            changes.append(sorted(key for key in before if now[key] is not before[key]))
+        now = real_slots()
+        changes.append(sorted(key for key in before if now[key] is not before[key]))
+    return changes
+
+
+@pytest.mark.parametrize("view", ["global", "local"])
+def test_a_session_is_undone_exactly(view):
+    for inside, after, again, after_again in run_ranks(in_a_session, 2, view):
+        assert inside or view == "local"
+        assert again == inside
+        assert after == after_again == []
+
+
+def alone(group):
+    """With one rank in the world nothing is patched."""
+    before = real_slots()
+    with session(group.world, Options(), group, Report()):
+        return [key for key, slot in real_slots().items() if slot is not before[key]]
+
+
+def test_one_rank_is_not_patched():
+    assert run_ranks(alone, 1) == [[]]

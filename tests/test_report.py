@@ -1,0 +1,51 @@
+"""Decisions are counted, said once, and told with the user's line."""
+
+from __future__ import annotations
+
+import io
+import json
+import sysconfig
+
+from autoddp.report import Report, is_users, users_line
+
+
+def test_a_decision_is_said_once_and_counted():
+    stream = io.StringIO()
+    report = Report(speaks=True, stream=stream)
+    for _ in range(3):
+        report.say_once("loaders", "train.py:41", "rows: 64 → 16 on each of 4 ranks")
+    report.say_once("loaders", "", "no place")
+    assert stream.getvalue() == (
+        "[autoddp] train.py:41: rows: 64 → 16 on each of 4 ranks\n[autoddp] no place\n"
+    )
+    assert [decision.count for decision in report.of("loaders")] == [3, 1]
+
+
+def test_other_ranks_are_silent_but_remember():
+    stream = io.StringIO()
+    report = Report(speaks=False, stream=stream)
+    report.say_once("gather", "a.py:1", "numpy")
+    assert stream.getvalue() == ""
+    assert report.add("gather", "a.py:1", "numpy") is False
+    assert report.add("gather", "a.py:2", "numpy") is True
+
+
+def test_json_holds_all():
+    report = Report()
+    report.add("gather", "a.py:1", "numpy")
+    report.add("gather", "a.py:1", "numpy")
+    assert json.loads(report.to_json()) == [
+        {"kind": "gather", "where": "a.py:1", "what": "numpy", "count": 2}
+    ]
+
+
+def test_the_users_line_is_found_through_libraries():
+    library = f"{sysconfig.get_paths()['stdlib']}/json/made_up.py"
+    code = compile("def call(f):\n    return f()\n", library, "exec")
+    names: dict = {}
+    exec(code, names)
+    where = names["call"](lambda: users_line())
+    assert where.startswith("test_report.py:")
+    assert not is_users(library)
+    assert is_users("/home/me/train.py")
+    assert not is_users("<frozen runpy>")
