@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import builtins
 import email
 import io
 import json
 import os
 import pickle
 import shutil
+import sys
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -17,11 +17,11 @@ from http.client import BadStatusLine, HTTPMessage, InvalidURL, RemoteDisconnect
 from typing import Any
 from urllib.error import ContentTooShortError, HTTPError, URLError
 
-from autoddp.errors import Disagreement, RemoteError
+from autoddp.errors import BadInput, Disagreement, RemoteError
 
-# Exceptions that are rebuilt on another rank from their arguments, besides the built-in ones.
+# Exceptions that are rebuilt on another rank, besides the built-in ones.
 KNOWN: dict[str, type[BaseException]] = {
-    kind.__name__: kind
+    f"{kind.__module__}.{kind.__qualname__}": kind
     for kind in (
         pickle.PicklingError,
         pickle.UnpicklingError,
@@ -35,9 +35,12 @@ KNOWN: dict[str, type[BaseException]] = {
         BadStatusLine,
         InvalidURL,
         RemoteDisconnected,
+        BadInput,
         Disagreement,
     )
 }
+# Modules whose exceptions, all of them, can be made of their text.
+FAMILIES = ("requests.exceptions",)
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,9 @@ class Outcome:
         error = self.error
         if error is None:
             return {"value": self.value}
-        return {"error": type(error).__name__, "text": str(error), **_parts(error)}
+        kind = type(error)
+        named = {"error": kind.__qualname__, "module": kind.__module__, "text": str(error)}
+        return {**named, **_parts(error)}
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> Outcome:
@@ -80,9 +85,8 @@ def _parts(error: BaseException) -> dict[str, Any]:
     """What beside its name and text an exception is rebuilt from."""
     if isinstance(error, HTTPError):
         body = error.read() if error.fp is not None else b""
-        error.fp = error.file = io.BytesIO(
-            body
-        )  # it was read here: rank 0's handler shall read it too
+        error.fp = error.file = again = io.BytesIO(body)  # for who handles it on this rank
+        vars(error)["read"] = again.read
         return {"http": [error.url, error.code, error.msg, str(error.headers), body.hex()]}
     if isinstance(error, ContentTooShortError):
         return {"args": [str(error.reason)]}
@@ -121,12 +125,22 @@ def _rebuilt(data: dict[str, Any]) -> BaseException:
     if "unicode" in data:
         encoding, body, *rest = data["unicode"]
         return UnicodeDecodeError(encoding, bytes.fromhex(body), *rest)
-    if data["error"] == "ContentTooShortError":
+    if data["error"] == "ContentTooShortError" and data["module"] == "urllib.error":
         return ContentTooShortError(data["args"][0], ("", HTTPMessage()))
-    kind = KNOWN.get(data["error"]) or getattr(builtins, data["error"], None)
-    if isinstance(kind, type) and issubclass(kind, BaseException) and "args" in data:
+    kind = _kind(data["module"], data["error"])
+    if kind is not None and data["module"] in FAMILIES:
+        return kind(data["text"])
+    if kind is not None and "args" in data:
         return kind(*data["args"])
     return RemoteError(f"rank 0: {data['error']}: {data['text']}")
+
+
+def _kind(module: str, name: str) -> type[BaseException] | None:
+    """An exception by its name, if it is one that another rank may make."""
+    kind: Any = KNOWN.get(f"{module}.{name}")
+    if module == "builtins" or module in FAMILIES:
+        kind = getattr(sys.modules.get(module), name, None)
+    return kind if isinstance(kind, type) and issubclass(kind, BaseException) else None
 
 
 def _text(path: Any) -> Any:

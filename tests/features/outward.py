@@ -28,13 +28,15 @@ def on_ranks(
     nproc: int,
     *features: type[Feature],
     folder: Any = None,
+    before: Callable[[int], None] = lambda rank: None,
     view: str = "global",
 ) -> list[Any]:
-    """What `script(run)` returns on each rank, run in `folder`."""
+    """What `script(run)` returns on each rank, run in `folder`, after `before(rank)`."""
 
     def rank(group: Group) -> Any:
         if folder is not None:
             os.chdir(folder)
+        before(group.rank)
         with installed(group, *features, view=view) as run:
             return script(run)
 
