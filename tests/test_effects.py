@@ -1,0 +1,152 @@
+import functools
+import os
+import threading
+
+import pytest
+
+from autoddp.effects import Call, Mode, caller, users_call
+from autoddp.patching import Feature
+from tests.features.outward import on_ranks, trial
+from tests.ranks import run_ranks
+
+
+def called_from(filename, source="def act(f): return f()"):
+    space = {}
+    exec(compile(source, filename, "exec"), space)
+    return space["act"]
+
+
+OWNERS = {
+    "train.py": True,
+    "/home/me/train.py": True,
+    "/x/lib/python3.11/site-packages/lib/a.py": False,
+    "/usr/lib/python3/dist-packages/lib/a.py": False,
+    os.path.join(os.path.dirname(os.__file__), "json", "__init__.py"): True,  # it is called by us
+    os.path.join(os.path.dirname(os.__file__), "linecache.py"): False,
+    os.path.join(os.path.dirname(os.__file__), "importlib", "__init__.py"): False,
+    "<frozen posixpath>": True,
+    "<frozen importlib._bootstrap>": False,
+}
+
+
+@pytest.mark.parametrize(("filename", "users"), OWNERS.items(), ids=OWNERS)
+def test_whose_call_it_is(filename, users):
+    assert called_from(filename)(users_call) is users
+
+
+def test_the_nearest_frame_that_is_not_pythons_tells():
+    library = called_from("/x/site-packages/lib.py")
+    shutil = called_from(os.path.join(os.path.dirname(os.__file__), "shutil.py"))
+    assert not library(functools.partial(shutil, users_call))
+    assert shutil(functools.partial(library, users_call)) is False
+    assert caller() == __file__
+
+
+def test_a_call_is_read_by_name_and_made_with_other_values():
+    def f(a, *rest, b=2, **more):
+        return a, rest, b, more
+
+    call = Call(f, (1, 2, 3), {"c": 4})
+    assert call.named == {"a": 1, "rest": (2, 3), "more": {"c": 4}}
+    assert call.plain() == (1, (2, 3), 2, {"c": 4})
+    assert call.changed(a=9, b=8) == (9, (2, 3), 8, {"c": 4})
+    assert Call(f, (), {}).named == {}
+
+
+def test_a_method_is_read_by_name_too():
+    class C:
+        def f(self, a, b=2):
+            return self, a, b
+
+    c = C()
+    call = Call(c.f, (1,), {})
+    assert call.named == {"self": c, "a": 1}
+    assert call.changed(a=3) == (c, 3, 2)
+
+
+def test_where_ranks_agree():
+    def script(run):
+        effects, seen = run.effects, []
+        seen.append(effects.mode())
+        with effects.own():
+            seen.append(effects.mode())
+        with trial(run):
+            seen.append(effects.mode())
+        thread = threading.Thread(target=lambda: seen.append(effects.mode()))
+        thread.start()
+        thread.join()
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            os.write(writer, effects.mode().name.encode())
+            os._exit(0)
+        seen.append(Mode[os.read(reader, 20).decode()])
+        return seen
+
+    from autoddp.features.files import Files
+
+    expected = [Mode.AGREED, Mode.PLAIN, Mode.TRIAL, Mode.ALONE, Mode.PLAIN]
+    assert on_ranks(script, 2, Files) == [expected] * 2
+    assert on_ranks(lambda run: run.effects.mode(), 2, Files, view="local") == [Mode.ALONE] * 2
+
+
+def test_after_the_session_everything_is_plain():
+    from autoddp.features.files import Files
+    from tests.features.outward import installed
+
+    def rank(group):
+        with installed(group, Files) as run:
+            run.effects.scratch.new("x")
+            folder = run.effects.scratch._folder
+        return run.effects.mode(), os.path.exists(folder), run.view.trials
+
+    assert run_ranks(rank, 2) == [(Mode.PLAIN, False, [])] * 2
+
+
+def test_every_feature_of_the_outside_world_undoes_exactly():
+    from autoddp.features.clocks import Clocks
+    from autoddp.features.console import Console
+    from autoddp.features.downloads import Downloads
+    from autoddp.features.files import Files
+    from autoddp.features.folders import Folders
+    from autoddp.features.randomness import Randomness
+    from autoddp.features.temporary import Temporary
+    from autoddp.patching import ABSENT, find
+    from tests.features.outward import installed
+
+    features: list[type[Feature]] = [
+        Randomness,
+        Clocks,
+        Files,
+        Folders,
+        Temporary,
+        Downloads,
+        Console,
+    ]
+
+    def slots():
+        import importlib
+
+        for feature in features:
+            for patch in feature.patches():
+                for target in patch.targets:
+                    name = target.partition(":")[0]
+                    try:
+                        module = importlib.import_module(name)
+                    except ImportError:
+                        assert patch.optional
+                        continue
+                    owner, attribute, _ = find(target, module, optional=patch.optional)
+                    if owner is not ABSENT:
+                        yield target, vars(owner).get(attribute, ABSENT)
+
+    def rank(group):
+        list(slots())  # what these imports replace themselves is none of ours
+        before = dict(slots())
+        with installed(group, *features):
+            during = dict(slots())
+        after = dict(slots())
+        changed = [t for t in before if before[t] is not during[t]]
+        return len(before) - len(changed), [t for t in before if before[t] is not after[t]]
+
+    unchanged = run_ranks(rank, 2)[0]
+    assert unchanged == (0, [])

@@ -1,0 +1,83 @@
+import io
+import json
+import pickle
+import shutil
+import zipfile
+from email.message import Message
+from urllib.error import ContentTooShortError, HTTPError, URLError
+
+import pytest
+
+from autoddp.errors import BadInput, Disagreement, RemoteError
+from autoddp.outcome import Outcome
+
+
+def travelled(outcome):
+    return Outcome.from_data(json.loads(json.dumps(outcome.to_data())))
+
+
+@pytest.mark.parametrize("value", [None, 1, 0.1, 1e300, "é\ud800", [1, [2, "x"]], {"a": None}])
+def test_a_value_travels_unchanged(value):
+    assert travelled(Outcome.of(lambda: value)).unwrap() == value
+
+
+ERRORS = [
+    ValueError("no", 3),
+    KeyError("k"),
+    StopIteration(),
+    KeyboardInterrupt(),
+    SystemExit(3),
+    FileNotFoundError(2, "No such file", "a"),
+    OSError(18, "Invalid cross-device link", "a", None, "b"),
+    OSError(27, "File too large"),
+    OSError("10 requested and 1 written"),
+    PermissionError(13, "Permission denied", b"bytes"),
+    TimeoutError("timed out"),
+    io.UnsupportedOperation("not writable"),
+    json.JSONDecodeError("Expecting value", "doc", 2),
+    UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+    pickle.PicklingError("cannot pickle"),
+    shutil.SameFileError("a and b are the same file"),
+    zipfile.BadZipFile("no zip"),
+    URLError("why"),
+    URLError(ConnectionRefusedError(111, "Connection refused")),
+    ContentTooShortError("retrieval incomplete: got only 3 out of 10 bytes", ("x", Message())),
+    BadInput("what"),
+    Disagreement("where"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_an_exception_is_rebuilt(error):
+    back = travelled(Outcome(error=error)).error
+    assert type(back) is type(error)
+    assert str(back).replace("'bytes'", "b'bytes'") == str(error)
+
+
+def test_an_http_error_keeps_its_body_for_every_handler():
+    headers = Message()
+    headers["X-Reason"] = "none"
+    error = HTTPError("http://x/y", 404, "Not Found", headers, io.BytesIO(b"body"))
+    back = travelled(Outcome(error=error)).error
+    assert (back.code, back.url, str(back)) == (404, "http://x/y", "HTTP Error 404: Not Found")
+    assert back.headers["X-Reason"] == "none"
+    assert (back.read(), error.read()) == (b"body", b"body")
+
+
+class ValueErrorOfMine(Exception):
+    pass
+
+
+@pytest.mark.parametrize("name", ["ValueErrorOfMine", "ValueError", "KeyboardInterrupt"])
+def test_an_exception_of_the_script_is_told_by_its_text_whatever_it_is_called(name):
+    kind = type(name, (Exception,), {})
+    back = travelled(Outcome(error=kind("why"))).error
+    assert type(back) is RemoteError
+    assert str(back) == f"rank 0: {name}: why"
+
+
+def test_what_a_stranger_names_is_not_called():
+    data = {"error": "system", "module": "os", "text": "", "args": ["true"]}
+    assert type(Outcome.from_data(data).error) is RemoteError
+    data = {"error": "print", "module": "builtins", "text": "", "args": ["x"]}
+    assert type(Outcome.from_data(data).error) is RemoteError
