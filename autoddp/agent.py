@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.numa.binding import AffinityMode, NumaOptions
 
-from autoddp import streams, worker
+from autoddp import rendezvous, streams, worker
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.options import Options
 from autoddp.report import PREFIX
@@ -66,10 +66,16 @@ def start(job: Job, signals: Signals) -> Failure | None:
     parent = Parent(
         job, signals, multiprocessing.current_process(), sys.stdin, logging.root.manager.disable
     )
-    launch = elastic_launch(config(job.options, signals), enter)
+
+    def ready() -> None:
+        job.logs.make()
+        signals.listen()
+
+    launch = elastic_launch(config(job.options, signals.ranks, ready), enter)
     streams.flush()
     # multiprocessing would close a child's stdin, and finds none to close
     sys.stdin = None
+    signals.wait()
     logging.disable(logging.CRITICAL)  # the agent's own words; the failure is told by us
     try:
         launch(parent)
@@ -83,17 +89,17 @@ def start(job: Job, signals: Signals) -> Failure | None:
     return None
 
 
-def config(options: Options, signals: Signals) -> LaunchConfig:
+def config(options: Options, ranks: int, ready: Callable[[], None]) -> LaunchConfig:
     """The agent's: one node meets by itself, several at the master's address, as with torchrun."""
     made = LaunchConfig(
         min_nodes=options.nnodes,
         max_nodes=options.nnodes,
-        nproc_per_node=signals.ranks,
+        nproc_per_node=ranks,
         start_method="fork",
         run_id="autoddp",
         max_restarts=0,
         monitor_interval=INTERVAL,
-        logs_specs=Starting(signals.listen),
+        logs_specs=Starting(ready),
         # ours, see `signals`: the agent's own end the job whatever the script does about them
         signals_to_handle="",
         # with None, torch would look for an accelerator, and so touch CUDA in this process
@@ -108,9 +114,8 @@ def meeting(options: Options) -> dict[str, Any]:
     """Where the nodes meet."""
     if options.nnodes == 1:
         return {
-            "rdzv_backend": "c10d",
-            "rdzv_endpoint": f"localhost:{options.master_port or 0}",
-            "local_addr": "localhost",
+            "rdzv_backend": rendezvous.BACKEND,
+            "rdzv_endpoint": f"{rendezvous.HOST}:{options.master_port or 0}",
         }
     return {
         "rdzv_backend": "static",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
@@ -124,7 +125,13 @@ def env() -> Act:
 
 def main() -> NoReturn:
     """The console script `autoddp`."""
-    sys.exit(command(sys.argv[1:]))
+    code = command(sys.argv[1:])
+    if "autoddp.agent" in sys.modules:
+        # ranks ran, in forks: nothing here is a user's, and to tear torch down takes half a second
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def command(arguments: list[str]) -> int:

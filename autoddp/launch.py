@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from autoddp import gpus, network, streams
+from autoddp import gpus, network
 from autoddp.environment import World
 from autoddp.errors import BadInput
 from autoddp.options import Options
 from autoddp.report import PREFIX
 from autoddp.script import Script
+from autoddp.streams import Logs
 
 if TYPE_CHECKING:
     from autoddp.agent import Failure
@@ -138,14 +137,15 @@ def start(script: Script, options: Options, own_ddp: bool) -> int:
     if "OMP_NUM_THREADS" not in os.environ:  # before torch and numpy make their pools
         cores = len(os.sched_getaffinity(0))
         os.environ["OMP_NUM_THREADS"] = str(max(1, cores // options.nproc))
+    import_torch(several=options.nnodes > 1)
     from autoddp import agent
     from autoddp.signals import Signals
     from autoddp.worker import Job
 
     names = gpus.visible(os.environ, gpus.count())
     devices = gpus.share(names, options.nproc, options.backend)
-    folder = options.log_dir or tempfile.mkdtemp(prefix="autoddp-")
-    job = Job(script, options, devices, own_ddp, folder, random.getstate())
+    logs = Logs(options.log_dir)
+    job = Job(script, options, devices, own_ddp, logs, random.getstate())
     signals = Signals(options.nproc)
     if options.nnodes > 1:
         say(
@@ -153,15 +153,24 @@ def start(script: Script, options: Options, own_ddp: bool) -> int:
             f"waiting for {options.nnodes} nodes at {options.master_addr}:{options.master_port}",
         )
     failure = agent.start(job, signals)
-    keep = options.log_dir is not None
-    code = 0
-    if failure is not None:
-        code = outcome(failure, signals.code_of(0), signals.ending)
-        told = tell(failure, folder, signals.ending)
-        keep = keep or told
-    if not keep:
-        shutil.rmtree(folder)
-    return code
+    if failure is None:
+        logs.remove()
+        return 0
+    if not tell(failure, logs, signals.ending):
+        logs.remove()
+    return outcome(failure, signals.code_of(0), signals.ending)
+
+
+def import_torch(several: bool) -> None:
+    """Once, for all ranks; with several nodes, deaf to its sockets' complaints of lacking DNS."""
+    level = "TORCH_CPP_LOG_LEVEL"  # read once, at this import; then no longer for others to see
+    quiet = several and level not in os.environ
+    if quiet:
+        os.environ[level] = "ERROR"
+    import torch  # noqa: F401
+
+    if quiet:
+        del os.environ[level]
 
 
 def outcome(failure: Failure, first: int | None, ending: int | None) -> int:
@@ -171,18 +180,18 @@ def outcome(failure: Failure, first: int | None, ending: int | None) -> int:
     return failure.code if failure.code >= 0 else 128 - failure.code
 
 
-def tell(failure: Failure, folder: str, ending: int | None) -> bool:
+def tell(failure: Failure, logs: Logs, ending: int | None) -> bool:
     """Say who failed, unless rank 0 has said it by itself; whether its log is needed still."""
     if ending is not None or (failure.rank == 0 and failure.code >= 0):
         return False
     if failure.code < 0:
-        name = signal.Signals(-failure.code).name
+        names = {number.value: number.name for number in signal.Signals}
+        name = names.get(-failure.code, "a signal")
         what = f"was killed by {name} (signal {-failure.code})"
     else:
         what = f"ended with exit code {failure.code}"
-    log = streams.log_of(folder, failure.rank)
-    print(streams.failure(failure.rank, what, log), file=sys.stderr, flush=True)
-    return log.exists()
+    print(logs.failure(failure.rank, what), file=sys.stderr, flush=True)
+    return logs.of(failure.rank).exists()
 
 
 def say(options: Options, text: str) -> None:

@@ -50,6 +50,11 @@ class Signals:
 
     # ---- the launcher's half
 
+    def wait(self) -> None:
+        """Until then, torch may wait for other nodes where no handler of Python's can run."""
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
     def listen(self) -> None:
         """From here on signals are passed on; what was ignored stays ignored (nohup)."""
         for number, handler in self._found.items():

@@ -4,15 +4,40 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 TAIL = 20  # lines of a log that are shown after a failure
 
 
-def log_of(folder: str, rank: int) -> Path:
-    """Where a rank above 0 writes."""
-    return Path(folder, f"rank{rank}.log")
+class Logs:
+    """The logs of this node's ranks: in the user's folder, or in a private one that goes away."""
+
+    def __init__(self, given: str | None) -> None:
+        self.given = given
+        self.folder = given
+
+    def make(self) -> None:
+        """Just before the ranks start, so that a job that never does leaves nothing."""
+        if self.folder is None:
+            self.folder = tempfile.mkdtemp(prefix="autoddp-")
+
+    def of(self, rank: int) -> Path:
+        """Where a rank above 0 writes."""
+        return Path(self.folder or "", f"rank{rank}.log")
+
+    def remove(self) -> None:
+        """Unless they are where the user wants them."""
+        if self.given is None and self.folder is not None:
+            shutil.rmtree(self.folder)
+
+    def failure(self, rank: int, what: str) -> str:
+        """The line that names the rank that failed, and the end of its log."""
+        line = f"[autoddp] rank {rank} {what}"
+        text = tail(self.of(rank))
+        return f"{line}; the end of its log {self.of(rank)}:\n{text}" if text else line
 
 
 def redirect(path: Path) -> None:
@@ -38,15 +63,8 @@ def flush() -> None:
 
 def tail(path: Path) -> str:
     """The last lines of a log, with their length made known; empty where nothing was written."""
-    if not path.exists():
+    if not path.is_file():
         return ""
     lines = path.read_text(errors="replace").splitlines()
     cut = [f"... ({len(lines) - TAIL} lines more)"] if len(lines) > TAIL else []
     return "\n".join(cut + lines[-TAIL:])
-
-
-def failure(rank: int, what: str, log: Path) -> str:
-    """The line that names the rank that failed, and the end of its log."""
-    line = f"[autoddp] rank {rank} {what}"
-    text = tail(log)
-    return f"{line}; the end of its log {log}:\n{text}" if text else line

@@ -6,7 +6,6 @@ import math
 import os
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from autoddp.place import HERE
 from autoddp.report import Report
 from autoddp.script import Script, finish
 from autoddp.session import session
+from autoddp.streams import Logs
 
 PATIENCE = 5.0  # seconds that a rank above 0 that failed leaves to rank 0 to fail, and say so, too
 LAST = 60.0  # seconds that a rank 0 that hosts the store waits for the others to leave it
@@ -39,7 +39,7 @@ class Job:
     options: Options
     devices: Devices
     own_ddp: bool
-    log_dir: str
+    logs: Logs
     random_state: Any  # Python's generator: a forked child would reseed it
 
 
@@ -58,7 +58,7 @@ def run(job: Job) -> int:
         )
         return finish(job.script.run())
     if world.rank:
-        streams.redirect(streams.log_of(job.log_dir, world.rank))
+        streams.redirect(job.logs.of(world.rank))
     take_device(world, job.devices)
     hidden = hide(os.environ) if job.options.view == "global" else dict(os.environ)
     group = join(world, job.devices.backend)
@@ -79,17 +79,16 @@ def joined(script: Script, options: Options, own_ddp: bool) -> int:
     world = World.read(os.environ)
     names = gpus.visible(os.environ, gpus.count())
     devices = gpus.share(names, world.local_world_size, options.backend)
-    folder = options.log_dir or tempfile.mkdtemp(prefix="autoddp-")
-    job = Job(script, options, devices, own_ddp, folder, random.getstate())
+    logs = Logs(options.log_dir)
+    logs.make()
+    job = Job(script, options, devices, own_ddp, logs, random.getstate())
     terminal = os.dup(2)
     code = run(job)
-    log = streams.log_of(folder, world.rank)
-    if code and log.exists():
+    if code and logs.of(world.rank).exists():
         with open(terminal, "w") as stderr:
-            print(streams.failure(world.rank, f"ended with exit code {code}", log), file=stderr)
-    elif options.log_dir is None:
-        log.unlink(missing_ok=True)
-        os.rmdir(folder)
+            print(logs.failure(world.rank, f"ended with exit code {code}"), file=stderr)
+    else:
+        logs.remove()
     return code
 
 
@@ -148,8 +147,10 @@ def end(group: Group, code: int) -> None:
         store.set(f"ended/{world.rank}", str(code))
         if world.rank == 0 and not world.agent_store:
             _wait(store, [f"ended/{rank}" for rank in range(world.world_size)], LAST)
-        elif world.rank and code and _wait(store, ["ended/0"], PATIENCE):
-            time.sleep(PATIENCE)  # the launcher ends this rank when it has seen rank 0's end
+        elif world.rank and code:
+            failed = _wait(store, ["ended/0"], PATIENCE) and store.get("ended/0") != b"0"
+            if failed and world.rank == world.local_rank:
+                time.sleep(PATIENCE)  # rank 0's launcher ends this rank when it has seen its end
     except dist.DistError:
         pass  # the store went with its host: nobody is left to wait for
 

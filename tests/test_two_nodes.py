@@ -1,0 +1,142 @@
+"""Two nodes: two network namespaces that a pair of virtual interfaces connects."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cli import ROOT, environ
+
+ADDRESSES = ("10.213.77.1", "10.213.77.2")
+PORT = 29611  # the namespaces are the test's own: nobody else is in them
+
+
+def sh(line: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(line.split(), capture_output=True, text=True, timeout=20, check=False)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[tuple[str, str]]:
+    """The names of the two namespaces."""
+    names = tuple(f"autoddp{os.getpid()}n{node}" for node in range(2))
+    ends = tuple(f"ad{os.getpid()}e{node}"[:15] for node in range(2))
+    try:
+        lines = [f"ip netns add {name}" for name in names]
+        lines.append(f"ip link add {ends[0]} type veth peer name {ends[1]}")
+        for name, end, address in zip(names, ends, ADDRESSES, strict=True):
+            lines += [
+                f"ip link set {end} netns {name}",
+                f"ip -n {name} addr add {address}/24 dev {end}",
+                f"ip -n {name} link set {end} up",
+                f"ip -n {name} link set lo up",
+            ]
+        for line in lines:
+            try:
+                done = sh(line)
+            except FileNotFoundError:
+                pytest.skip("no ip command: two nodes cannot be made here")
+            if done.returncode:
+                pytest.skip(f"two nodes cannot be made here: {line}: {done.stderr.strip()}")
+        yield names
+    finally:
+        for name in names:
+            if os.path.exists(f"/run/netns/{name}"):
+                sh(f"ip netns del {name}")
+
+
+class Job:
+    """`autoddp run` on each of the nodes."""
+
+    def __init__(self, names, script, *options, nprocs=(2, 1), only=(0, 1)):
+        self.processes = [
+            subprocess.Popen(
+                f"ip netns exec {names[node]} {sys.executable} -m autoddp run -n {nprocs[node]} "
+                f"--nnodes 2 --node-rank {node} --master-addr {ADDRESSES[0]} "
+                f"--master-port {PORT} {' '.join(options)} {script}".split(),
+                env=environ(),
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for node in only
+        ]
+
+    def end(self):
+        """Exit code, stdout, stderr of each node."""
+        try:
+            return [(process, *process.communicate(timeout=60)) for process in self.processes]
+        finally:
+            for process in self.processes:
+                process.kill()
+
+
+def test_a_script_runs_on_both_nodes(nodes, tmp_path):
+    script = tmp_path / "s.py"
+    script.write_text(
+        "import autoddp, os, sys\n"
+        "print(autoddp.rank(), autoddp.world_size(), os.environ.get('RANK'), sys.argv)\n"
+    )
+    (first, out, err), (second, out2, err2) = Job(nodes, script).end()
+    assert (first.returncode, second.returncode) == (0, 0), err + err2
+    assert (out, out2) == (f"0 3 None ['{script}']\n", ""), "rank 0 of the job has its terminal"
+    waiting = f"[autoddp] waiting for 2 nodes at {ADDRESSES[0]}:{PORT}\n"
+    assert err == waiting + "[autoddp] 3 ranks on 2 nodes, gloo (no GPU here), global view\n"
+    assert err2 == waiting
+
+
+def test_the_ranks_of_both_nodes_reduce_together(nodes, tmp_path):
+    script = tmp_path / "s.py"
+    script.write_text(
+        "import os, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "x = torch.ones(1) * 10 ** dist.get_rank()\n"
+        "dist.all_reduce(x)\n"
+        "os.write(1, f\"{x.item()} {os.environ['GLOO_SOCKET_IFNAME'][:2]}\\n\".encode())\n"
+        "dist.destroy_process_group()\n"
+    )
+    (first, out, err), (second, out2, err2) = Job(nodes, script).end()
+    assert (first.returncode, second.returncode) == (0, 0), err + err2
+    assert (out, out2) == ("111.0 ad\n" * 2, "111.0 ad\n")
+
+
+def test_an_exit_code_is_that_of_both(nodes, tmp_path):
+    script = tmp_path / "s.py"
+    script.write_text("import sys\nsys.exit(3)\n")
+    (first, _, err), (second, _, err2) = Job(nodes, script, "-q").end()
+    assert (first.returncode, second.returncode) == (3, 3), err + err2
+    assert err == ""
+
+
+def test_a_death_on_the_other_node_ends_both(nodes, tmp_path):
+    script = tmp_path / "s.py"
+    script.write_text(
+        "import autoddp, os, signal, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "if dist.get_rank() == 2: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "dist.all_reduce(torch.ones(1))\n"
+    )
+    (first, _, err), (second, _, err2) = Job(nodes, script).end()
+    assert first.returncode == 1, err
+    assert second.returncode == 137, err2
+    assert "[autoddp] rank 2 was killed by SIGKILL (signal 9)\n" in err2
+
+
+def test_waiting_for_a_node_ends_at_once_on_ctrl_c(nodes, tmp_path):
+    script = tmp_path / "s.py"
+    script.write_text("print('ran')\n")
+    job = Job(nodes, script, only=(0,))
+    (process,) = job.processes
+    assert "waiting for 2 nodes" in process.stderr.readline()
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    ((process, out, err),) = job.end()
+    assert process.returncode == -signal.SIGINT, err
+    assert out == ""
