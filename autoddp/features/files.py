@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import wraps
 from typing import Any, ClassVar
 
 from autoddp.atomic import Draft
@@ -23,6 +24,7 @@ WRITERS = (
     "matplotlib.figure:Figure.savefig",
     "torchvision.utils:save_image",
 )
+_WRITES = frozenset("wax+")
 # What these functions call that argument.
 PATHS = ("f", "file", "fname", "fp", "filename")
 
@@ -65,39 +67,36 @@ class Files(Outward):
     @patch(
         "builtins:open",
         "io:open",
-        why="what the script opens to write is rank 0's file; others read what they wrote",
-    )
-    def open_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Others get a file on their scratch, which holds what they write."""
-        call = Call(wrapped, args, kwargs)
-        call.named.setdefault("mode", "r")
-        if not isinstance(call.named.get("file"), (str, bytes, os.PathLike)):
-            return call.plain()
-        if not set("wax+") & set(call.named["mode"]):
-            return self._read(call)
-        mode = self.effects.users()
-        return call.plain() if mode is Mode.PLAIN else self.opened.open(mode, call)
-
-    @patch(
         "bz2:_builtin_open",
         "tarfile:bltn_open",
-        why="these keep a name of their own for open",
+        why="what the script opens to write is rank 0's file; others read what they wrote",
         optional=True,
+        hot=True,
     )
-    def open_archive_once(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
-        """As `open`."""
-        return self.open_once(wrapped, instance, args, kwargs)
+    def open_once(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Others get a file on their scratch, which holds what they write."""
+        effects, scratch = self.effects, self.effects.scratch
 
-    def _read(self, call: Call) -> Any:
-        """Read this rank's own copy where it wrote one."""
-        effects = self.effects
-        if not effects.scratch.overlay or not effects.at_home():
-            return call.plain()
-        with effects.own():
-            at = effects.scratch.find(call.named["file"])
-        return call.plain() if at is None else call.changed(file=at)
+        @wraps(original)
+        def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            writes = not _WRITES.isdisjoint(mode)
+            if not (writes or scratch.overlay) or not isinstance(file, (str, bytes, os.PathLike)):
+                return original(file, mode, *args, **kwargs)
+            if not writes:
+                return original(self._found(file), mode, *args, **kwargs)
+            what = effects.users()
+            if what is Mode.PLAIN:
+                return original(file, mode, *args, **kwargs)
+            return self.opened.open(what, Call(original, (file, mode, *args), kwargs))
+
+        return open
+
+    def _found(self, file: Any) -> Any:
+        """Where this rank reads what it wrote itself."""
+        if not self.effects.at_home():
+            return file
+        with self.effects.own():
+            return self.effects.scratch.find(file) or file
 
     def _write(self, call: Call) -> Any:
         """One call of a function that writes the file which an argument names.
