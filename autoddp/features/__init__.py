@@ -1,9 +1,28 @@
 """One file for each promise kept; each a small class of patches; none imports another."""
 
 from autoddp.features.batchnorm import BatchNorm
+from autoddp.features.clocks import Clocks
+from autoddp.features.console import Console
+from autoddp.features.downloads import Downloads
+from autoddp.features.files import Files
+from autoddp.features.folders import Folders
 from autoddp.features.gradients import Gradients
 from autoddp.features.loaders import Loaders
 from autoddp.features.modules import Modules
+from autoddp.features.randomness import Randomness
+from autoddp.features.temporary import Temporary
 from autoddp.patching import Feature
 
-FEATURES: tuple[type[Feature], ...] = (Loaders, Modules, BatchNorm, Gradients)
+FEATURES: tuple[type[Feature], ...] = (
+    Console,
+    Randomness,
+    Clocks,
+    Files,
+    Folders,
+    Temporary,
+    Downloads,
+    Loaders,
+    Modules,
+    BatchNorm,
+    Gradients,
+)

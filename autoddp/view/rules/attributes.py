@@ -81,7 +81,9 @@ def retain_grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     holder = me.local
 
     def keep(g: Tensor) -> None:
-        holder._autoddp_grad = g / size  # type: ignore[attr-defined]
+        before = getattr(holder, "_autoddp_grad", None)
+        mine = g.detach() / size
+        holder._autoddp_grad = mine if before is None else before + mine  # type: ignore[attr-defined]
 
     holder.register_hook(keep)
     return None
@@ -97,7 +99,10 @@ def grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         value = args[1]
         if value is not None and not (split(value) and value.cuts is me.cuts and value.at == me.at):
             return NotImplemented
-        me.local.grad = None if value is None else value.local
+        if me.local.is_leaf:
+            me.local.grad = None if value is None else value.local
+        else:
+            me.local._autoddp_grad = None if value is None else value.local  # type: ignore[attr-defined]
         return None
     found = me.local.grad if me.local.is_leaf else getattr(me.local, "_autoddp_grad", None)
     return None if found is None else Rows(found, me.cuts, me.at)

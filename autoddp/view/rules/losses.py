@@ -40,17 +40,21 @@ class Tally:
 
 def counted(rows: Rows) -> Rows:
     """Rows that were just fetched, with the count under way if they may be targets."""
-    if rows.dtype is torch.int64:
+    if rows.dtype is torch.int64 and not rows.local.is_inference():
         rows.tally = Tally(rows)
     return rows
 
 
-def _sum(func: Any, low: bool, *args: Any, **kwargs: Any) -> Tensor:
-    """The sum over this rank's rows; of half precision in float32, where it cannot overflow."""
-    if low:
+def _sum(func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, torch.dtype]:
+    """The sum over this rank's rows, and the dtype that torch gives it.
+
+    Half precision is summed in float32, where it cannot overflow; under autocast a loss is float32.
+    """
+    if args[0].dtype in LOW:
         out: Tensor = func(*args, reduction="none", **kwargs)
-        return out.sum(dtype=torch.float32)
-    return func(*args, reduction="sum", **kwargs)
+        return out.sum(dtype=torch.float32 if out.dtype in LOW else None), out.dtype
+    total: Tensor = func(*args, reduction="sum", **kwargs)
+    return total, total.dtype
 
 
 ELEMENTS = (
@@ -83,10 +87,9 @@ def element_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     if reduction == "none":
         return Rows(func(me.local, target, reduction="none", **given), me.cuts, 0)
-    low = me.dtype in LOW
-    total = _sum(func, low, me.local, target, **given)
+    total, dtype = _sum(func, me.local, target, **given)
     count = {"sum": 1, "mean": me.numel(), "batchmean": me.cuts.total}[reduction]
-    return Partial(total if count == 1 else total / count, me.cuts.view, me.dtype if low else total.dtype)
+    return Partial(total if count == 1 else total / count, me.cuts.view, dtype)
 
 
 @rule("cross_entropy", "nll_loss")
@@ -114,9 +117,7 @@ def class_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     if reduction == "none":
         return Rows(func(me.local, mine, reduction="none", **given), me.cuts, 0)
-    low = me.dtype in LOW
-    total = _sum(func, low, me.local, mine, **given)
-    dtype = me.dtype if low else total.dtype
+    total, dtype = _sum(func, me.local, mine, **given)
     if reduction == "sum":
         return Partial(total, me.cuts.view, dtype)
     return _mean(me, total, target, mine, given, dtype)

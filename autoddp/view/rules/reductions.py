@@ -64,6 +64,8 @@ def over_everything(name: str, me: Rows) -> Any:
         if name == "mean" and not (local.is_floating_point() or local.is_complex()):
             return NotImplemented
         low = local.dtype in LOW
+        if low and torch.is_autocast_enabled(local.device.type):
+            return NotImplemented  # autocast decides the dtype
         total = local.sum(dtype=torch.float32) if low else local.sum()
         dtype = local.dtype if low else total.dtype
         return Partial(total if name == "sum" else total / me.numel(), view, dtype)
