@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -153,9 +156,9 @@ def test_nothing_is_left_after_success(script, tmp_path):
 
 
 def test_rank_0_keeps_stdin(script):
-    path = script("if rank == 0: print(input(), sys.stdin.read())\nelse: print(sys.stdin.read())")
+    path = script("print(input())\nif rank == 0: print(sys.stdin.read())")
     done = run_cli("run", "-n", 2, path, stdin="first\nrest")
-    assert (done.rc, done.out) == (0, "first rest\n")
+    assert (done.rc, done.out) == (0, "first\nrest\n")
 
 
 def test_quiet_says_nothing(script):
@@ -234,6 +237,43 @@ def test_interrupt_reaches_every_rank_once(script, everyone):
     assert out == "caught\n"
     assert err.count("Traceback") == 1
     assert err.endswith("KeyboardInterrupt\n")
+
+
+def test_a_terminal_is_rank_0s(script):
+    """A real one: colours, line by line, input with a prompt, and Ctrl-C."""
+    path = script(
+        "print(sys.stdin.isatty(), sys.stdout.isatty(), os.isatty(2))\n"
+        "print('got', input('say: '))\n"
+        "print('ready')\n" + FOREVER
+    )
+    parent, child = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "autoddp", "run", "-q", "-n", "2", str(path)],
+        env=environ(),
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(child)
+    seen = b""
+    try:
+        for until, answer in ((b"say: ", b"it\n"), (b"ready", b"\x03"), (b"Interrupt\r\n", b"")):
+            while until not in seen:
+                assert select.select([parent], [], [], 30)[0], seen
+                seen += os.read(parent, 1000)
+            time.sleep(0.2)
+            os.write(parent, answer)
+        assert process.wait(20) == 130
+    finally:
+        process.kill()
+        process.wait()
+        os.close(parent)
+    lines = seen.decode().replace("\r", "").split("\n")
+    assert lines[0] == "True True True"
+    assert lines[2:4] == ["got it", "ready"]
+    assert seen.count(b"Traceback") == 1
 
 
 @pytest.mark.parametrize("everyone", [True, False], ids=["group", "launcher"])

@@ -1,0 +1,156 @@
+"""The shape of the package: imports go down only, files and functions stay small."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli import ROOT, run_python
+
+PACKAGE = Path(ROOT) / "autoddp"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# From the top; a module imports from its own layer or from those below. What is not named here is
+# at the bottom, and imports only what is there, too.
+LAYERS = [
+    {"__main__"},
+    {"cli"},
+    {"decorator", "verify", "listing"},
+    {"launch", "agent"},
+    {"worker"},
+    {"session", "script"},
+    {"features"},
+    {"run", "effects", "opened", "sampling"},
+    {"view", "replica", "ledger", "group", "report", "scratch", "atomic"},
+]
+BOTTOM = len(LAYERS)
+WITHOUT_TORCH = {
+    *("__init__", "__main__", "cli", "decorator", "environment", "errors", "gpus", "launch"),
+    *("listing", "network", "options", "patching", "place", "report", "script", "signals"),
+    *("streams",),
+}
+
+
+def name_of(path: Path) -> str:
+    """`features.files`, as below `autoddp`."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
+
+
+def layer_of(name: str) -> int:
+    """How far down; the package itself is at the top, since it only points to others."""
+    root = name.partition(".")[0]
+    if root == "__init__":
+        return -1
+    return next((at for at, layer in enumerate(LAYERS) if root in layer), BOTTOM)
+
+
+def nodes(tree: ast.AST, at_run_time: bool):
+    """Import statements; of those under `if TYPE_CHECKING` none, within functions if asked."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            continue
+        if isinstance(node, ast.FunctionDef) and not at_run_time:
+            continue
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        yield from nodes(node, at_run_time)
+
+
+def imports(path: Path, at_run_time: bool = True) -> set[str]:
+    """The full names that a file imports."""
+    found: set[str] = set()
+    for node in nodes(ast.parse(path.read_text()), at_run_time):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif node.module is not None:
+            for alias in node.names:
+                inner = PACKAGE.parent / node.module.replace(".", "/") / alias.name
+                is_module = inner.with_suffix(".py").exists() or inner.is_dir()
+                found.add(f"{node.module}.{alias.name}" if is_module else node.module)
+    return found
+
+
+def ours(path: Path) -> set[str]:
+    """Those of the package, as below `autoddp`."""
+    return {name.partition(".")[2] for name in imports(path) if name.startswith("autoddp.")}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_imports_go_down_only(path):
+    mine = layer_of(name_of(path))
+    above = {name for name in ours(path) if layer_of(name) < mine}
+    assert not above, f"{name_of(path)} imports {above} from above"
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "features").glob("[!_]*.py")), ids=name_of)
+def test_no_feature_imports_another(path):
+    assert not {name for name in ours(path) if name.startswith("features")}
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "view").rglob("*.py")), ids=name_of)
+def test_the_view_knows_nothing_of_launching_or_files(path):
+    known = {"view", "group", "report", "errors", "environment"}
+    assert {name.partition(".")[0] for name in ours(path)} <= known
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT_TORCH))
+def test_torch_is_imported_within_functions_only(name):
+    path = PACKAGE / f"{name}.py"
+    if not path.exists():
+        pytest.skip(f"there is no {name}.py")
+    roots = {found.partition(".")[0] for found in imports(path, at_run_time=False)}
+    assert "torch" not in roots
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_files_are_small(path):
+    assert len(path.read_text().splitlines()) < 300
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_functions_are_small(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef):
+            body = node.body[-1].end_lineno - node.body[0].lineno + 1
+            assert body < 40, f"{node.name} has {body} lines"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_modules_say_what_they_are(path):
+    text = ast.get_docstring(ast.parse(path.read_text())) or ""
+    assert text or not path.read_text(), "a module has a docstring"
+
+
+def test_nothing_on_the_way_to_help_imports_torch():
+    check = (
+        "import sys, autoddp\nfrom autoddp.cli import parse\nparse(['run', '--help'])\n"
+        "autoddp.rank()\nassert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    done = run_python("-c", check)
+    assert done.rc == 0, done.err
+
+
+def test_the_public_names_are_found():
+    check = (
+        "import autoddp\n"
+        "print(autoddp.rank(), autoddp.world_size(), autoddp.__all__)\n"
+        "try: autoddp.none\nexcept AttributeError as e: print(e)"
+    )
+    done = run_python("-c", check)
+    assert done.out == (
+        "0 1 ['distributed', 'rank', 'world_size']\nmodule 'autoddp' has no attribute 'none'\n"
+    ), done.err
+
+
+def test_a_layer_violation_is_seen(tmp_path, monkeypatch):
+    """The check can fail."""
+    module = sys.modules[__name__]
+    monkeypatch.setattr(module, "PACKAGE", tmp_path)
+    path = tmp_path / "group.py"
+    path.write_text("from autoddp.launch import run\n")
+    with pytest.raises(AssertionError, match=r"group imports .*launch.* from above"):
+        test_imports_go_down_only(path)

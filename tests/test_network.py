@@ -1,0 +1,37 @@
+"""The interface to the master, and what is wrong with an address or a port."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from autoddp.errors import BadInput
+from autoddp.network import check_free, interface_to, resolve
+
+
+def test_the_loopback_routes_to_itself():
+    assert interface_to("127.0.0.1") == "lo"
+    assert interface_to("localhost") == "lo"
+
+
+def test_a_host_without_a_route_has_none():
+    assert interface_to("no.such.host.invalid") is None
+
+
+def test_addresses_are_checked():
+    resolve("127.0.0.1")
+    with pytest.raises(BadInput, match=r"^--master-addr is no\.such\.host\.invalid, which this"):
+        resolve("no.such.host.invalid")
+
+
+def test_ports_are_checked():
+    with socket.socket() as other:
+        other.bind(("", 0))
+        port = other.getsockname()[1]
+        other.listen()
+        with pytest.raises(BadInput, match=f"^--master-port is {port}, which cannot be used"):
+            check_free(port)
+    check_free(port)
+    with pytest.raises(BadInput, match=r"^--master-port is 0; a port is from 1 to 65535$"):
+        check_free(0)
