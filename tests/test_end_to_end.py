@@ -15,7 +15,10 @@ SCRIPTS = {path.stem: path for path in sorted(Path(__file__).with_name("scripts"
 
 RTOL = 1e-9  # float64 sums in another order are off by 1e-15 each; training carries that on
 LOOSER = {
-    "amp_bfloat16": 2e-2,  # bfloat16 keeps 8 bits: a gradient summed from parts rounds otherwise
+    # bfloat16 keeps 8 bits: a gradient summed from the parts of a batch rounds otherwise
+    "amp_bfloat16": 5e-2,
+    # the gradient of attention's key bias is zero but for rounding, and AdamW divides it by its size
+    "gpt_returns_loss": 1e-7,
 }
 OPTIONS = {
     # every rank would draw its own augmentation; whole batches are those of one process

@@ -14,7 +14,7 @@ loader = DataLoader(TensorDataset(x, x[:, :4].argmax(1)), batch_size=16, shuffle
 
 
 def train(epochs):
-    net = nn.Sequential(nn.Linear(20, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 4))
+    net = nn.Sequential(nn.Linear(20, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 4))
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
     start = 0
     if os.path.exists("checkpoint.pt"):
