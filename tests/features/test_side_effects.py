@@ -2,9 +2,12 @@
 
 import os
 import re
-from pathlib import Path
 
-from tests.cli import run_cli, run_python
+import pytest
+import torch
+
+from tests.cli import run_cli
+from tests.warm import Warm
 
 TRAIN = """
 import csv, json, os, sys, time, datetime, uuid, random
@@ -48,48 +51,52 @@ state = torch.load(run / "last.pt")
 print(len(list(csv.reader(open(run / "log.csv")))), sorted(state), tuple(state["out"].shape))
 print(bool(torch.equal(torch.from_numpy(np.load(run / "out.npy")), state["out"])))
 json.dump(sorted(os.listdir(run)), open(run / "files.json", "w"))
-print(json.load(open(run / "files.json")), input())
+print(json.load(open(run / "files.json")))
 Path("last").write_text(str(run / "last.pt"))
-print(f"{float(sum(p.sum() for p in model.parameters())):.9f}")
+print(f"{sum(p.sum().item() for p in model.parameters()):.9f}")
 """
 
 
-def run(folder, *command):
-    (folder / "train.py").write_text(TRAIN)
-    start = run_cli if command[0] == "run" else run_python
-    done = start(*command, cwd=folder, stdin="yes\n")
-    assert done.rc == 0, done.err
-    return done.out
+@pytest.fixture(scope="module")
+def warm():
+    """One parent for all commands of this file."""
+    parent = Warm()
+    yield parent
+    parent.close()
 
 
-def test_a_timestamped_run_is_made_logged_and_resumed_as_by_one_process(tmp_path):
-    alone, ranks = tmp_path / "alone", tmp_path / "ranks"
-    alone.mkdir()
-    ranks.mkdir()
-    first = run(alone, "train.py"), run(ranks, "run", "--nproc", 3, "train.py")
-    assert first[0] == first[1]
-    last = [(folder / "last").read_text() for folder in (alone, ranks)]
-    again = run(alone, "train.py", last[0]), run(ranks, "run", "--nproc", 3, "train.py", last[1])
-    assert again[0] == again[1]
-    for folder in (alone, ranks):
-        assert len(os.listdir(folder / "runs")) == 2
-        for made in (folder / "runs").iterdir():
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_a_timestamped_run_is_made_logged_and_resumed_as_by_one_process(tmp_path, warm, nproc):
+    (tmp_path / "train.py").write_text(TRAIN)
+    script = str(tmp_path / "train.py")
+    commands = {"alone": ["python"], "ranks": ["autoddp", "run", "--nproc", str(nproc)]}
+    printed = []
+    for folder, command in commands.items():
+        at = tmp_path / folder
+        first = warm.run(*command, script, folder=at)
+        again = warm.run(*command, script, (at / "last").read_text(), folder=at)
+        assert (first.code, again.code) == (0, 0), first.err + again.err
+        printed.append((first.out, again.out))
+        assert sorted(os.listdir(at)) == ["last", "runs"]
+        assert len(os.listdir(at / "runs")) == 2
+        for made in (at / "runs").iterdir():
             assert sorted(os.listdir(made)) == ["files.json", "last.pt", "log.csv", "out.npy"]
             assert len((made / "log.csv").read_text().splitlines()) == 2
-        assert sorted(os.listdir(folder)) == ["last", "runs", "train.py"]
+    assert printed[0] == printed[1]
 
 
-def test_an_error_of_the_disk_is_shown_once_with_the_users_path(tmp_path):
-    (tmp_path / "s.py").write_text("import os\nos.makedirs('x')\nopen('x', 'w')\n")
-    alone = run_python("s.py", cwd=tmp_path)
-    os.rmdir(tmp_path / "x")
-    ranks = run_cli("run", "--nproc", 2, "s.py", cwd=tmp_path)
-    assert (ranks.rc, ranks.theirs) == (alone.rc, alone.theirs)
-    assert "IsADirectoryError: [Errno 21] Is a directory: 'x'" in ranks.theirs
+def test_an_error_of_the_disk_is_shown_once_with_the_users_path(tmp_path, warm):
+    script = tmp_path / "s.py"
+    script.write_text("import os\nos.makedirs('x')\nopen('x', 'w')\n")
+    alone = warm.run("python", str(script), folder=tmp_path / "alone")
+    ranks = warm.run("autoddp", "run", "-q", "--nproc", "2", str(script), folder=tmp_path / "ranks")
+    assert (ranks.code, ranks.err) == (alone.code, alone.err)
+    assert "IsADirectoryError: [Errno 21] Is a directory: 'x'" in ranks.err
 
 
-def test_a_script_killed_while_it_saves_leaves_the_old_checkpoint(tmp_path):
-    (tmp_path / "s.py").write_text(
+def test_a_script_killed_while_it_saves_leaves_the_old_checkpoint(tmp_path, warm):
+    script = tmp_path / "s.py"
+    script.write_text(
         "import os, torch\n"
         "torch.save({'n': 0}, 'last.pt')\n"
         "class Deadly:\n"
@@ -97,25 +104,34 @@ def test_a_script_killed_while_it_saves_leaves_the_old_checkpoint(tmp_path):
         "        os.kill(os.getpid(), 9)\n"
         "torch.save({'n': torch.zeros(1000), 'x': Deadly()}, 'last.pt')\n"
     )
-    done = run_cli("run", "--nproc", 2, "s.py", cwd=tmp_path)
-    assert done.rc != 0
-    code = "import torch; print(torch.load('last.pt'))"
-    assert run_python("-c", code, cwd=tmp_path).out == "{'n': 0}\n"
+    done = warm.run("autoddp", "run", "--nproc", "2", str(script), folder=tmp_path / "ranks")
+    assert done.code == 128 + 9
+    assert torch.load(tmp_path / "ranks" / "last.pt") == {"n": 0}
 
 
-def test_a_loop_within_a_time_budget_stops_at_the_same_step(tmp_path):
-    (tmp_path / "s.py").write_text(
+def test_a_loop_within_a_time_budget_stops_at_the_same_step(tmp_path, warm):
+    script = tmp_path / "s.py"
+    script.write_text(
         "import time, torch\n"
         "from torch import nn\n"
         "model = nn.Linear(4, 1)\n"
         "x = torch.randn(32, 4)\n"
-        "end, steps = time.time() + 1, 0\n"
+        "end, steps = time.time() + 0.5, 0\n"
         "while time.time() < end:\n"
         "    model(x).sum().backward()\n"
         "    steps += 1\n"
         "print('done', steps)\n"
     )
-    done = run_cli("run", "--nproc", 2, "--log-dir", tmp_path / "logs", "s.py", cwd=tmp_path)
-    assert done.rc == 0, done.err
+    command = ["autoddp", "run", "--nproc", "2", "--log-dir", str(tmp_path / "logs"), str(script)]
+    done = warm.run(*command, folder=tmp_path / "ranks")
+    assert done.code == 0, done.err
     assert re.match(r"done [1-9]", done.out)
-    assert Path(tmp_path, "logs", "rank1.log").read_text() == done.out
+    assert (tmp_path / "logs" / "rank1.log").read_text() == done.out
+
+
+def test_what_is_typed_reaches_all_ranks(tmp_path):
+    (tmp_path / "s.py").write_text("import sys\nprint(input('? '), list(sys.stdin))\n")
+    command = ["run", "--nproc", 2, "--log-dir", tmp_path / "logs", "s.py"]
+    done = run_cli(*command, cwd=tmp_path, stdin="a\nb\nc\n")
+    assert (done.rc, done.out) == (0, "? a ['b\\n', 'c\\n']\n")
+    assert (tmp_path / "logs" / "rank1.log").read_text() == "a ['b\\n', 'c\\n']\n"
