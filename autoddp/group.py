@@ -59,7 +59,7 @@ class Group(Ledger):
         )
         pg = dist.group.WORLD
         assert pg is not None
-        dist.group.WORLD = None  # type: ignore[misc]  # the setter is on the metaclass
+        dist.group.WORLD = None  # the setter is on the metaclass
         return cls(world, pg, PrefixStore("effects", store))
 
     # ---- tensors
@@ -83,10 +83,9 @@ class Group(Ledger):
         """
         out = x.new_empty((self.size, *x.shape))
         if x.numel():
-            flat = x.contiguous().view(-1).view(torch.uint8)
-            self.pg.allgather(
-                [list(out.view(self.size, -1).view(torch.uint8).unbind(0))], [flat]
-            ).wait()
+            # not view(-1): one element that is called contiguous may have any stride
+            flat = x.contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8)
+            self.pg.allgather([list(out.view(self.size, -1).view(torch.uint8).unbind(0))], [flat]).wait()
         return out
 
     def agree(self, yes: bool) -> bool:
