@@ -10,11 +10,12 @@ import inspect
 import os
 import sys
 import sysconfig
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from enum import Enum
-from functools import cache, lru_cache
+from functools import cache, lru_cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from autoddp.patching import Feature, patch
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from autoddp.group import Group
     from autoddp.run import Run
 
-T = TypeVar("T")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 _STDLIB = (sysconfig.get_paths()["stdlib"] + "/", sysconfig.get_paths()["platstdlib"] + "/")
 # What these read and write is their own business, however they were called.
@@ -94,6 +95,17 @@ def caller(depth: int = 1) -> str:
 def users_call(depth: int = 1) -> bool:
     """Whether that frame is the user's."""
     return is_users(caller(depth + 1))
+
+
+def stands_for(original: Any) -> Callable[[Function], Function]:
+    """Have the decorated function look like `original`, which torch.compile would not look into."""
+
+    def dress(function: Function) -> Function:
+        wraps(original)(function)
+        function._torchdynamo_disable = True  # type: ignore[attr-defined]
+        return function
+
+    return dress
 
 
 @lru_cache(maxsize=256)
@@ -191,9 +203,7 @@ class Effects:
         with self.own():
             return self.group.effect(f"{what} at {users_line(2)}", act)
 
-    def change(
-        self, what: str, act: Callable[[], Any], told: Callable[[Any], Any] | None = None
-    ) -> Any:
+    def change(self, what: str, act: Callable[[], Any], told: Callable[[Any], Any] | None = None) -> Any:
         """Rank 0 changes the outside world once all ranks are here; all raise what it raised.
 
         Returns:
@@ -227,6 +237,8 @@ class Outward(Feature):
 
     def setup(self, undo: ExitStack) -> None:
         """In a trial no effect of ours takes place."""
+        with self.effects.own():
+            tempfile.gettempdir()  # found out once: by all ranks, not by those with a scratch first
         trials = self.run.view.trials
         undo.callback(self.effects.end)
         trials.append(self.effects.trial)

@@ -6,10 +6,9 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import datetime, tzinfo
-from functools import wraps
 from typing import Any, ClassVar
 
-from autoddp.effects import Mode, Outward
+from autoddp.effects import Mode, Outward, stands_for
 from autoddp.patching import patch
 from autoddp.report import is_users
 
@@ -40,7 +39,7 @@ class Clocks(Outward):
         """A number."""
         effects, users, frame, name = self.effects, is_users, sys._getframe, original.__name__
 
-        @wraps(original)
+        @stands_for(original)
         def read() -> Any:
             if users(frame(1).f_code.co_filename) and effects.mode() is Mode.AGREED:
                 return effects.answer(name, original)
@@ -52,7 +51,7 @@ class Clocks(Outward):
     def convert(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Of the present, unless another time is given."""
 
-        @wraps(original)
+        @stands_for(original)
         def convert(seconds: float | None = None, /) -> Any:
             return original(self._present() if seconds is None else seconds)
 
@@ -63,7 +62,7 @@ class Clocks(Outward):
         """Of the present, unless another time is given."""
         plain = time.localtime
 
-        @wraps(original)
+        @stands_for(original)
         def asctime(*when: Any) -> str:
             return original(*(when or (plain(self._present()),)))
 
@@ -74,7 +73,7 @@ class Clocks(Outward):
         """Of the present, unless another time is given."""
         plain = time.localtime
 
-        @wraps(original)
+        @stands_for(original)
         def strftime(form: str, *when: Any) -> str:
             return original(form, *(when or (plain(self._present()),)))
 
@@ -85,7 +84,7 @@ class Clocks(Outward):
         """`today` asks `time.time`, and needs no patch."""
         slot = vars(datetime)["now"]
 
-        @wraps(original)
+        @stands_for(original)
         def now(cls: type[datetime], tz: tzinfo | None = None) -> datetime:
             return self._moment(cls, lambda kind: slot.__get__(None, kind)(tz), tz)
 
@@ -96,7 +95,7 @@ class Clocks(Outward):
         """The same without a time zone."""
         slot = vars(datetime)["utcnow"]
 
-        @wraps(original)
+        @stands_for(original)
         def utcnow(cls: type[datetime]) -> datetime:
             return self._moment(cls, lambda kind: slot.__get__(None, kind)(), None)
 
@@ -111,10 +110,7 @@ class Clocks(Outward):
     def _moment(
         self, kind: type[datetime], read: Callable[[type[datetime]], datetime], zone: tzinfo | None
     ) -> datetime:
-        if (
-            not is_users(sys._getframe(2).f_code.co_filename)
-            or self.effects.mode() is not Mode.AGREED
-        ):
+        if not is_users(sys._getframe(2).f_code.co_filename) or self.effects.mode() is not Mode.AGREED:
             return read(kind)
         told = self.effects.answer("now", lambda: _fields(read(datetime)))
         year, month, day, hour, minute, second, micro, fold = told

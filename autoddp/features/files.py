@@ -6,11 +6,10 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import wraps
 from typing import Any, ClassVar
 
 from autoddp.atomic import Draft
-from autoddp.effects import Call, Mode, Outward
+from autoddp.effects import Call, Mode, Outward, stands_for
 from autoddp.opened import Opened
 from autoddp.outcome import Outcome
 from autoddp.patching import patch
@@ -77,7 +76,7 @@ class Files(Outward):
         """Others get a file on their scratch, which holds what they write."""
         effects, scratch = self.effects, self.effects.scratch
 
-        @wraps(original)
+        @stands_for(original)
         def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             writes = not _WRITES.isdisjoint(mode)
             if not (writes or scratch.overlay) or not isinstance(file, (str, bytes, os.PathLike)):

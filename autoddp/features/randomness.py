@@ -7,13 +7,12 @@ import random
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import wraps
 from numbers import Integral
 from typing import Any, ClassVar
 
 import torch
 
-from autoddp.effects import Call, Mode, Outward, caller, users_call
+from autoddp.effects import Call, Mode, Outward, caller, stands_for, users_call
 from autoddp.patching import patch
 
 # Whose calls are their own business: what torch seeds, all ranks seed alike.
@@ -60,9 +59,7 @@ class Randomness(Outward):
         return call.changed(**{str(name): self.effects.answer(call.name, lambda: value)})
 
     @patch("torch:seed", "torch.random:seed", why="a seed that nobody chose is rank 0's choice")
-    def choose_seed(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def choose_seed(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """Others are seeded with what rank 0 was seeded with."""
         if self.effects.mode() is not Mode.AGREED or caller().startswith(_NOT):
             return wrapped(*args, **kwargs)
@@ -82,7 +79,7 @@ class Randomness(Outward):
         """Libraries draw their own."""
         effects = self.effects
 
-        @wraps(original)
+        @stands_for(original)
         def urandom(size: int, /) -> bytes:
             if effects.users() is not Mode.AGREED:
                 return original(size)

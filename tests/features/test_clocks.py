@@ -2,8 +2,10 @@ import datetime
 import threading
 import time
 import timeit
+import warnings
 
 import pytest
+import torch
 
 from autoddp.features.clocks import Clocks
 from tests.features.outward import installed, on_ranks, trial
@@ -121,3 +123,17 @@ def test_undo_puts_the_clocks_back():
         ]
 
     assert run_ranks(rank, 2) == [([True, True], [False, False])] * 2
+
+
+def test_a_compiled_function_reads_the_clock_without_a_word(on):
+    def script(run):
+        @torch.compile(backend="eager")
+        def timed(x):
+            return time.time(), x + 1
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            return timed(torch.ones(2))[0]
+
+    zero, one = on(script)
+    assert zero == one

@@ -32,9 +32,7 @@ def test_a_folder_that_must_not_exist_is_made_once(on, tmp_path, nproc):
         if not os.path.exists("c"):
             time.sleep(0.05 * run.world.rank)
             os.mkdir("c")
-        return [
-            raised(act) for act in (lambda: os.makedirs("runs/1"), lambda: os.mkdir("no/where"))
-        ]
+        return [raised(act) for act in (lambda: os.makedirs("runs/1"), lambda: os.mkdir("no/where"))]
 
     expected = [
         ("FileExistsError", "[Errno 17] File exists: 'runs/1'"),
@@ -169,6 +167,17 @@ def test_temporary_names_are_rank_0s(on):
     zero, one = on(script)
     assert zero == one
     assert not any(os.path.exists(path) for path in zero[:4])
+
+
+def test_where_temporary_files_go_is_asked_by_all_ranks_or_none(on):
+    def script(run):
+        Path("x").write_text("a")  # takes a scratch on ranks above 0
+        return tempfile.gettempdir()
+
+    def nothing_is_known(rank):
+        tempfile.tempdir = tempfile._name_sequence = None
+
+    assert on(script, before=nothing_is_known) == [tempfile.gettempdir()] * 2
 
 
 def test_a_trial_changes_nothing(on, tmp_path):
