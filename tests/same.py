@@ -30,14 +30,19 @@ WEIGHTS = {".pt", ".pth"}
 
 def same_run(want: Run, got: Run, rtol: float) -> float:
     """Compare exit codes, terminals and files of two runs."""
+    worst = same_terminal(want, got, rtol)
+    return max(worst, same_files(want.folder, got.folder, rtol))
+
+
+def same_terminal(want: Run, got: Run, rtol: float) -> float:
+    """Compare exit codes and what was printed; nothing is added to stderr but our own lines."""
     shown = f"\n--- stdout\n{got.out[-2000:]}\n--- stderr\n{got.err[-4000:]}"
     assert got.code == want.code, f"exit code {got.code} instead of {want.code}{shown}"
     added = [line for line in got.err.splitlines() if line not in want.err.splitlines()]
     strange = [line for line in added if not OURS.match(line)]
     assert not strange, f"on stderr: {strange[0]!r}{shown}"
     assert not got.left, f"outlived the command: {got.left}"
-    worst = same_text(want.out, got.out, rtol, "stdout")
-    return max(worst, same_files(want.folder, got.folder, rtol))
+    return same_text(want.out, got.out, rtol, "stdout")
 
 
 def same_text(want: str, got: str, rtol: float, where: str) -> float:
@@ -110,10 +115,7 @@ def _same_file(want: Path, got: Path, rtol: float, name: str) -> float:
 
 
 def _same_tensor(want: torch.Tensor, got: torch.Tensor, rtol: float, where: str) -> float:
-    a, b = (
-        (x.dtype, tuple(x.shape), x.stride(), x.device, x.requires_grad, x.layout)
-        for x in (want, got)
-    )
+    a, b = ((x.dtype, tuple(x.shape), x.stride(), x.device, x.requires_grad, x.layout) for x in (want, got))
     assert a == b, f"{where}: {b} instead of {a}"
     if want.dtype == torch.bfloat16:
         want, got = want.float(), got.float()

@@ -17,7 +17,7 @@ RTOL = 1e-9  # float64 sums in another order are off by 1e-15 each; training car
 LOOSER = {
     # bfloat16 keeps 8 bits: a gradient summed from the parts of a batch rounds otherwise
     "amp_bfloat16": 5e-2,
-    # the gradient of attention's key bias is zero but for rounding, and AdamW divides it by its size
+    # attention's key bias has a gradient of zero but for rounding; AdamW divides it by its size
     "gpt_returns_loss": 1e-7,
 }
 OPTIONS = {
