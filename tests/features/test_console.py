@@ -1,3 +1,4 @@
+# ruff: noqa: SIM115 - the standard streams stay open
 import logging
 import os
 import pty
@@ -25,12 +26,12 @@ def give(rank):
     """As the worker does: rank 0 has the input, the others have none; they write to a log."""
     handle = os.open("typed" if rank == 0 else os.devnull, os.O_RDONLY)
     os.dup2(handle, 0)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdin = open(0, closefd=False)
     log = os.open(f"log{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     for number in (1, 2):
         os.dup2(log, number)
-    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", closefd=False)
+    sys.stderr = open(2, "w", closefd=False)
 
 
 def test_what_is_typed_reaches_all_ranks(on):
@@ -42,9 +43,7 @@ def test_what_is_typed_reaches_all_ranks(on):
 
 
 def test_the_whole_input_is_read_once(on):
-    assert (
-        on(lambda run: (sys.stdin.read(2), sys.stdin.read()), 2, "abcd\n") == [("ab", "cd\n")] * 2
-    )
+    assert on(lambda run: (sys.stdin.read(2), sys.stdin.read()), 2, "abcd\n") == [("ab", "cd\n")] * 2
 
 
 def test_an_interrupted_question_is_interrupted_everywhere(on):
@@ -68,7 +67,7 @@ def test_ranks_that_write_to_a_log_decide_as_on_rank_0s_terminal(on):
             import termios
 
             fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
-            sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+            sys.stdout = open(1, "w", closefd=False)
 
     def script(run):
         os.environ.pop("COLUMNS", None)
@@ -87,6 +86,23 @@ def test_ranks_that_write_to_a_log_decide_as_on_rank_0s_terminal(on):
     zero, one = on(script, before=terminal)
     assert zero == one
     assert zero[:6] == (False, True, False, [False, True, False], (77, 33), (77, 33))
+
+
+def test_what_is_typed_on_a_terminal_reaches_all_ranks(on):
+    def terminal(rank):
+        give(rank)
+        if rank == 0:
+            keyboard, handle = pty.openpty()
+            os.write(keyboard, "é\n\x04".encode())
+            for number in (0, 1):
+                os.dup2(handle, number)
+            sys.stdin = open(0, closefd=False)
+            sys.stdout = open(1, "w", closefd=False)
+
+    def script(run):
+        return input("name? "), raised(input)[0]
+
+    assert on(script, before=terminal) == [("é", "EOFError")] * 2
 
 
 def test_nothing_is_printed_in_a_trial(on, tmp_path):
