@@ -49,6 +49,20 @@ def visible(environ: Mapping[str, str], there: int) -> list[str]:
     return names
 
 
+def without_cuda(wanted: str) -> Devices:
+    """What is left where torch was built without CUDA.
+
+    Raises:
+        BadInput: nccl is asked for.
+    """
+    if wanted == "nccl":
+        raise BadInput(
+            "--backend is nccl, but this torch is built without it; install a torch with CUDA, or "
+            "use --backend gloo"
+        )
+    return Devices("gloo", "this torch is built without CUDA")
+
+
 def share(names: list[str], ranks: int, wanted: str) -> Devices:
     """Give each of the node's ranks its GPU.
 

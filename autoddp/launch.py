@@ -140,10 +140,9 @@ def start(script: Script, options: Options, own_ddp: bool) -> int:
     import_torch(several=options.nnodes > 1)
     from autoddp import agent
     from autoddp.signals import Signals
-    from autoddp.worker import Job
+    from autoddp.worker import Job, find_devices
 
-    names = gpus.visible(os.environ, gpus.count())
-    devices = gpus.share(names, options.nproc, options.backend)
+    devices = find_devices(options.nproc, options.backend)
     logs = Logs(options.log_dir)
     job = Job(script, options, devices, own_ddp, logs, random.getstate())
     signals = Signals(options.nproc)

@@ -77,8 +77,7 @@ def run(job: Job) -> int:
 def joined(script: Script, options: Options, own_ddp: bool) -> int:
     """Be a rank that another launcher has started."""
     world = World.read(os.environ)
-    names = gpus.visible(os.environ, gpus.count())
-    devices = gpus.share(names, world.local_world_size, options.backend)
+    devices = find_devices(world.local_world_size, options.backend)
     logs = Logs(options.log_dir)
     logs.make()
     job = Job(script, options, devices, own_ddp, logs, random.getstate())
@@ -90,6 +89,13 @@ def joined(script: Script, options: Options, own_ddp: bool) -> int:
     else:
         logs.remove()
     return code
+
+
+def find_devices(ranks: int, wanted: str) -> Devices:
+    """What this node's ranks compute on."""
+    if not dist.is_nccl_available():
+        return gpus.without_cuda(wanted)
+    return gpus.share(gpus.visible(os.environ, gpus.count()), ranks, wanted)
 
 
 def set_threads(world: World) -> None:

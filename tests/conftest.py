@@ -14,6 +14,8 @@ from autoddp.environment import ADDED
 from autoddp.patching import ABSENT, find
 
 OURS = ("AUTODDP_OPTIONS", "AUTODDP_NPROC", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+# set by pytest for each test, and by torch for good when it imports its compiler
+THEIRS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
 PATIENCE = 3  # seconds in which a thread that was told to end may end
 
 
@@ -28,11 +30,9 @@ def clean_environ(monkeypatch):
 @pytest.fixture(autouse=True)
 def no_leaks(clean_environ):
     """Environment, threads, process group and patched slots are after a test as before it."""
-    environ, threads, slots = dict(os.environ), _threads(), _slots()
+    environ, threads, slots = _environ(), _threads(), _slots()
     yield
-    after = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
-    before = {k: v for k, v in environ.items() if k != "PYTEST_CURRENT_TEST"}
-    assert after == before, "the test changed the environment"
+    assert _environ() == environ, "the test changed the environment"
     deadline = time.monotonic() + PATIENCE
     while _threads() - threads and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -41,6 +41,10 @@ def no_leaks(clean_environ):
     assert dist is None or not dist.is_initialized(), "the test left a process group"
     left = [name for name, slot in _slots().items() if slots.get(name, slot) is not slot]
     assert not left, f"the test left {left} patched"
+
+
+def _environ():
+    return {name: value for name, value in os.environ.items() if name not in THEIRS}
 
 
 def _threads():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autoddp.errors import BadInput
-from autoddp.gpus import Devices, count, share, visible
+from autoddp.gpus import Devices, count, share, visible, without_cuda
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,12 @@ def test_nccl_needs_a_gpu_for_each():
         r"for each rank; use --backend gloo or --nproc 1$",
     ):
         share(["0"], 2, "nccl")
+
+
+def test_a_torch_without_cuda_talks_by_gloo():
+    assert without_cuda("auto") == Devices("gloo", "this torch is built without CUDA")
+    with pytest.raises(BadInput, match=r"^--backend is nccl, but this torch is built without it"):
+        without_cuda("nccl")
 
 
 def test_counting_does_not_need_a_driver():

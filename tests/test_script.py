@@ -18,8 +18,7 @@ print(multiprocessing.current_process().name, multiprocessing.parent_process())
 print(multiprocessing.get_start_method(allow_none=True), threading.enumerate()[0].name)
 print([str(signal.getsignal(n)) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)])
 print(logging.root.handlers, logging.root.manager.disable, sys.excepthook is sys.__excepthook__)
-print(repr(sys.stdin), sys.stdin.fileno(), sys.stdin.readline(), sys.stdin.read())
-print(sys.stdin is sys.__stdin__)
+print(sys.stdin.name, sys.stdin.encoding, sys.stdin.fileno(), sys.stdin.readline(), sys.stdin.read())
 print(repr(sys.stdout), sys.stdout.isatty(), sys.flags, sys.getrecursionlimit())
 print(sorted(set(os.environ) - {"LC_CTYPE"}), sibling.VALUE)
 '''
@@ -39,6 +38,7 @@ ENDINGS = {
     "interrupt in a function": "def f(): raise ValueError\ntry: f()\nfinally: print('finally')",
     "own hook": "import sys\nsys.excepthook = lambda *a: print('mine', a[0], a[1])\n1 / 0",
     "broken hook": "import sys\ndef hook(*a): raise KeyError('hook')\nsys.excepthook = hook\n1 / 0",
+    "annotations": "def f(x: int): pass\nprint(f.__annotations__)",
     "atexit": "import atexit\natexit.register(print, 'at exit')\nprint('end')\nraise OSError(5)",
     "thread": "import threading, time\ndef work():\n    time.sleep(0.3)\n    print('late')\n"
     "threading.Thread(target=work).start()",
