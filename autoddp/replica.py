@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from autoddp.errors import Disagreement
 from autoddp.group import Group
+from autoddp.view.order import Order
 
 KEPT = 4  # reducers that stay, the ones used last; each costs about a copy of its gradients
 
@@ -53,8 +54,8 @@ SPARSE = ("EmbeddingBackward0", "EmbeddingBagBackward0")
 REENTRANT = ("CheckpointFunctionBackward",)
 
 
-def leaves_of(roots: Iterable[Tensor]) -> Leaves:
-    """Walk the graph; every rank has the same one, so every rank finds the same leaves."""
+def leaves_of(roots: Iterable[Tensor], one_order: Order) -> Leaves:
+    """Walk the graph; every rank finds the same leaves, and puts them in the same order."""
     found, sparse = Leaves(), set()
     seen: set[Any] = set()
     order: dict[int, Tensor] = {}
@@ -70,20 +71,21 @@ def leaves_of(roots: Iterable[Tensor]) -> Leaves:
                 order[id(variable)] = variable
             continue
         name = node.name()
-        if name in SPARSE and node._saved_sparse:
+        if name in SPARSE and getattr(node, "_saved_sparse", False):
             weight = getattr(node.next_functions[0][0], "variable", None)
             sparse.add(id(weight))
         found.recomputes |= name in REENTRANT
         todo.extend([following for following, _ in node.next_functions])
-    for key, leaf in order.items():
-        plain = leaf.is_floating_point() and leaf.layout is torch.strided and key not in sparse
+    for leaf in one_order.sorted(order.values()):
+        plain = leaf.is_floating_point() and leaf.layout is torch.strided and id(leaf) not in sparse
         (found.dense if plain else found.others).append(leaf)
     return found
 
 
 def _accumulator(leaf: Tensor) -> Any:
     """A root may be a leaf itself."""
-    return leaf.view_as(leaf).grad_fn.next_functions[0][0] if leaf.requires_grad else None
+    view = leaf.view_as(leaf).grad_fn
+    return view.next_functions[0][0] if view is not None else None
 
 
 class Replicas:
@@ -162,7 +164,10 @@ class Replicas:
         all_indices = indices.new_zeros((indices.shape[0], room))
         all_values = values.new_zeros((room, *values.shape[1:]))
         all_indices[:, : grad._nnz()], all_values[: grad._nnz()] = indices, values
-        gathered_i, gathered_v = self.group.all_gather(all_indices), self.group.all_gather(all_values)
+        gathered_i, gathered_v = (
+            self.group.all_gather(all_indices),
+            self.group.all_gather(all_values),
+        )
         cut_i = torch.cat([i[:, :n] for i, n in zip(gathered_i, counts, strict=True)], 1)
         cut_v = torch.cat([v[:n] for v, n in zip(gathered_v, counts, strict=True)])
         mean = torch.sparse_coo_tensor(cut_i, cut_v / self.group.size, grad.shape, check_invariants=False)

@@ -80,7 +80,9 @@ class BatchNorm(Feature):
             x = x.float()  # as torch's own kernels
         channels, over = x.shape[1], [d for d in range(x.dim()) if d != 1]
         shape = [1, channels] + [1] * (x.dim() - 2)
-        shift = x.new_zeros(channels) if running_mean is None else running_mean.detach().to(x.dtype, copy=True)
+        shift = (
+            x.new_zeros(channels) if running_mean is None else running_mean.detach().to(x.dtype, copy=True)
+        )
         d = x - shift.view(shape)
         rows = x.new_full((1,), x.numel() / channels)
         sums = SumWithin.apply(torch.cat([rows, d.sum(over), (d * d).sum(over)]), self.view.group)

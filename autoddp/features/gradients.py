@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autoddp.errors import Disagreement
@@ -18,7 +18,10 @@ from autoddp.view import Rows
 from autoddp.view.boundaries import Mean
 from autoddp.view.rules.gradients import gradients_of, roots
 
-CHECKED, EVERY = 3, 100  # steps of an optimizer whose gradients are compared: the first, and now and then
+CHECKED, EVERY = (
+    3,
+    100,
+)  # steps of an optimizer whose gradients are compared: the first, and now and then
 
 
 class Gradients(Feature):
@@ -52,7 +55,14 @@ class Gradients(Feature):
     @patch("torch.autograd:backward", why="gradients are averaged over ranks before it returns")
     def backward(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
         """Arm the reducer of the leaves it leads to; what none covers is averaged at its end."""
-        names = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
+        names = (
+            "tensors",
+            "grad_tensors",
+            "retain_graph",
+            "create_graph",
+            "grad_variables",
+            "inputs",
+        )
         given = dict(zip(names, args, strict=False)) | kwargs
         if self._plain():
             return wrapped(**given)
@@ -60,7 +70,8 @@ class Gradients(Feature):
         seeds_given = given.pop("grad_tensors", None)
         tops, seeds = roots(given.pop("tensors"), old if seeds_given is None else seeds_given)
         if self.depth:  # from inside a backward: what recomputes there hides its leaves
-            self.hidden.update({id(leaf): leaf for leaf in leaves_of(tops).all})
+            leaves = leaves_of(tops, self.view.order).all  # among them the inputs of what is recomputed
+            self.hidden.update({id(leaf): leaf for leaf in leaves if isinstance(leaf, nn.Parameter)})
             return wrapped(tops, seeds, **given)
         self.depth += 1
         try:
@@ -72,7 +83,7 @@ class Gradients(Feature):
         return None
 
     def _outermost(self, plain: Any, tops: list[Tensor], seeds: Any, given: dict[str, Any]) -> None:
-        leaves = leaves_of(tops)
+        leaves = leaves_of(tops, self.view.order)
         inputs = given.get("inputs")
         by_hand = inputs is not None or given.get("create_graph") or leaves.recomputes
         if by_hand or not leaves.dense:
@@ -93,21 +104,23 @@ class Gradients(Feature):
         if inputs is not None:
             wanted = {id(x) for x in ([inputs] if isinstance(inputs, Tensor) else inputs)}
             found = {key: leaf for key, leaf in found.items() if key in wanted}
-        self.replicas.average(found.values(), Mean.apply if create_graph else None)
+        leaves_found = self.view.order.sorted(found.values())
+        self.replicas.average(leaves_found, Mean.apply if create_graph else None)
 
-    @patch("torch.autograd:grad", why="the script gets true gradients: by rows of a batch, else averaged")
+    @patch(
+        "torch.autograd:grad",
+        why="the script gets true gradients: by rows of a batch, else averaged",
+    )
     def grad(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         """Inside a backward, a split call or a transform it is torch's own."""
-        names = ("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph", "only_inputs")
-        names += ("allow_unused", "is_grads_batched", "materialize_grads")
+        names = ["outputs", "inputs", "grad_outputs", "retain_graph", "create_graph", "only_inputs"]
+        names += ["allow_unused", "is_grads_batched", "materialize_grads"]
         given = dict(zip(names, args, strict=False)) | kwargs
         if self._plain() or self.depth:
             return wrapped(**given)
         outputs, inputs = given.pop("outputs"), given.pop("inputs")
         with self.view.set_aside():
-            return gradients_of(
-                self.group, wrapped, outputs, inputs, given.pop("grad_outputs", None), given
-            )
+            return gradients_of(self.group, wrapped, outputs, inputs, given.pop("grad_outputs", None), given)
 
     @patch(
         "torch:Tensor.register_hook",

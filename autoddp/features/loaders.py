@@ -20,6 +20,8 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    Subset,
+    TensorDataset,
     WeightedRandomSampler,
 )
 from torch.utils.data.dataloader import default_collate
@@ -30,7 +32,7 @@ from autoddp.run import Run
 from autoddp.sampling import RowSampler
 from autoddp.view import Rows
 from autoddp.view.generators import Generators
-from autoddp.view.rules.losses import counted
+from autoddp.view.rules.losses import IGNORED, counted
 from autoddp.view.snapshot import Snapshot
 
 OURS = (RandomSampler, SequentialSampler, WeightedRandomSampler)  # draw nothing between two batches
@@ -38,10 +40,14 @@ OURS = (RandomSampler, SequentialSampler, WeightedRandomSampler)  # draw nothing
 
 @dataclass(frozen=True)
 class Plan:
-    """How a loader is run: by rows, or whole for a reason; whether its data set draws numbers."""
+    """How a loader is run: by rows, or whole for a reason; whether its data set draws numbers.
+
+    Of tensors in memory (`known`) it is certain that none is drawn, and whether a target is ignored.
+    """
 
     reason: str = ""
     draws: bool = False
+    known: bool = False
 
 
 class Loaders(Feature):
@@ -74,21 +80,19 @@ class Loaders(Feature):
         if plan.reason:
             return Whole(self, wrapped())
         group = self.view.group
-        here = loader.num_workers == 0  # else the data set draws in its workers
+        here = loader.num_workers == 0 and not plan.known  # else the data set draws in its workers
 
         def before_fetch() -> None:
             if here:
                 self.before_fetch(plan.draws)
 
-        self.starting = RowSampler(
-            loader.batch_sampler, loader.dataset, group.size, group.rank, before_fetch
-        )
+        self.starting = RowSampler(loader.batch_sampler, loader.dataset, group.size, group.rank, before_fetch)
         try:
             with self._fewer_workers(loader), self._own_seeds(loader, plan):
                 inner = wrapped()
         finally:
             self.starting = None
-        return Shared(self, inner)
+        return Shared(self, inner, plan.known and _none_ignored(loader.dataset))
 
     @patch(
         "torch.utils.data:DataLoader._index_sampler",
@@ -132,11 +136,13 @@ class Loaders(Feature):
 
     def _plan(self, loader: Any) -> Plan:
         reason = _unshareable(loader)
-        if reason:
-            return Plan(reason)
+        if reason or _in_memory(loader.dataset):
+            return Plan(reason, known=not reason)
         reason, draws = self._probe(loader)
         group = self.view.group
-        if group.spread(torch.tensor([float(bool(reason)), float(draws)])).any():  # ranks found different things: the data set itself differs
+        if group.spread(
+            torch.tensor([float(bool(reason)), float(draws)])
+        ).any():  # ranks found different things: the data set itself differs
             reason = reason or "ranks see different data"
         if draws and not reason:
             if self.loading == "whole":
@@ -214,8 +220,9 @@ class Whole:
 class Shared(Whole):
     """An iterator of which this rank fetches its rows of every batch."""
 
-    def __init__(self, feature: Loaders, inner: Any) -> None:
+    def __init__(self, feature: Loaders, inner: Any, none_ignored: bool) -> None:
         super().__init__(feature, inner)
+        self.none_ignored = none_ignored
         self.sizes: deque[tuple[int, ...] | None] = inner._index_sampler.sizes
 
     def __next__(self) -> Any:
@@ -224,7 +231,11 @@ class Shared(Whole):
         if sizes is None:
             return batch
         cuts = self.feature.view.cuts(sizes)
-        return tree_map(lambda x: counted(Rows(x, cuts)) if isinstance(x, Tensor) and x.dim() else x, batch)
+
+        def rows(x: Any) -> Any:
+            return counted(Rows(x, cuts), self.none_ignored) if isinstance(x, Tensor) and x.dim() else x
+
+        return [rows(x) for x in batch] if type(batch) is list else tree_map(rows, batch)
 
 
 def _unshareable(loader: Any) -> str:
@@ -238,6 +249,19 @@ def _unshareable(loader: Any) -> str:
     if not getattr(loader, "in_order", True):
         return "its batches come in any order (in_order=False)"
     return "it is a subclass with an iterator of its own" if _own_iterator(loader) else ""
+
+
+def _in_memory(dataset: Any) -> bool:
+    """Tensors, or a part of them, by torch's own classes: known to draw nothing and keep no state."""
+    if type(dataset) is Subset:
+        return _in_memory(dataset.dataset)
+    return type(dataset) is TensorDataset and all(type(t) is Tensor for t in dataset.tensors)
+
+
+def _none_ignored(dataset: Any) -> bool:
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return not any(bool((t == IGNORED).any()) for t in dataset.tensors if t.dtype is torch.int64)
 
 
 def _own_iterator(loader: Any) -> bool:

@@ -17,6 +17,14 @@ from autoddp.view.calls import Calls
 from autoddp.view.rules.operands import PLAIN
 
 FULL = "it sees the whole batch, as Python does not ask __torch_function__ there"
+CHECKPOINT = (
+    "use_reentrant",
+    "context_fn",
+    "determinism_check",
+    "debug",
+    "preserve_rng_state",
+    "early_stop",
+)
 TRANSFORMS = ("vmap", "grad", "grad_and_value", "jacrev", "jacfwd", "hessian", "functionalize")
 
 
@@ -38,7 +46,7 @@ class Modules(Feature):
         """A plain function: a wrapper would cost each call of each module ten times as much."""
         view, calls = self.view, self.calls
 
-        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or view.region is not None or view.proving or view.aside:
                 return plain(module, *args, **kwargs)
             if not view.here() or _traced() or next(module.parameters(), None) is None:
@@ -81,11 +89,13 @@ class Modules(Feature):
         function, *rest = args
         if self.view.region is None and not self.view.inside:
             if isinstance(function, nn.Module) and not self.view.aside and self.view.here():
+                own = {k: v for k, v in kwargs.items() if k in CHECKPOINT}
+                given = {k: v for k, v in kwargs.items() if k not in CHECKPOINT}
 
                 def run(*a: Any, **k: Any) -> Any:
-                    return wrapped(self._again(function), *a, **k)
+                    return wrapped(self._again(function), *a, **own, **k)
 
-                return self.calls.call(function, run, tuple(rest), kwargs)
+                return self.calls.call(function, run, tuple(rest), given, parts=False)
             whole = [full(x) for x in rest]
             with self.view.set_aside():
                 return wrapped(function, *whole, **kwargs)
@@ -154,4 +164,6 @@ def _gathered(args: Any) -> Any:
 
 
 def _traced() -> bool:
-    return torch.jit.is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None
+    return (
+        torch._C._get_tracing_state() is not None or torch._C._functorch.peek_interpreter_stack() is not None
+    )

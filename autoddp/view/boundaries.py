@@ -16,28 +16,42 @@ from torch.autograd.function import Function
 from autoddp.view.cuts import Cuts
 
 
-def laid_out_like(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Uninitialised, of `shape`, with x's order of dimensions in memory.
+def order_of(x: Tensor) -> list[int]:
+    """The dimensions of `x` as they lie in memory, the outermost first."""
+    strides, sizes = x.stride(), x.shape
+    return sorted(range(x.dim()), key=lambda k: (-strides[k], sizes[k] < 2, k))
+
+
+def laid_out(shape: tuple[int, ...], order: list[int], like: Tensor) -> Tensor:
+    """Uninitialised, with its dimensions in memory in `order`.
 
     `view` works on it, and generators fill it, as on the tensor of one process.
     """
-    order = sorted(range(x.dim()), key=lambda k: (-x.stride(k), k))
-    return torch.empty_permuted(shape, order, dtype=x.dtype, device=x.device)
+    return torch.empty_permuted(shape, order, dtype=like.dtype, device=like.device)
+
+
+def agreed_order(local: Tensor, cuts: Cuts) -> list[int]:
+    """The order that the whole has. A dimension of size 1 hides it: then rank 0, which has most rows, tells."""
+    order = order_of(local)
+    if cuts.smallest > 1 or local.dim() < 2:
+        return order
+    return [int(k) for k in cuts.view.group.all_gather(torch.tensor(order))[0]]
 
 
 def all_rows(local: Tensor, cuts: Cuts, dim: int) -> Tensor:
     """The whole batch, from every rank's rows along `dim`, in the memory layout one process has."""
+    order = agreed_order(local, cuts)
     x = local.movedim(dim, 0)
     if not cuts.even:
         padded = x.new_zeros((cuts.largest, *x.shape[1:]))
         padded[: cuts.mine] = x
         x = padded
     got = cuts.view.group.all_gather(x)
-    whole = got.flatten(0, 1) if cuts.even else torch.cat([g[:c] for g, c in zip(got, cuts.sizes, strict=True)])
-    if dim == 0 and local.is_contiguous():
-        return whole
-    whole = whole.movedim(0, dim)
-    return laid_out_like(local, tuple(whole.shape)).copy_(whole)
+    parts = [g[:c] for g, c in zip(got, cuts.sizes, strict=True)]
+    whole = (got.flatten(0, 1) if cuts.even else torch.cat(parts)).movedim(0, dim)
+    if order == [dim, *(k for k in range(local.dim()) if k != dim)]:
+        return whole.data  # no view: one made here refuses to be written into
+    return laid_out(tuple(whole.shape), order, local).copy_(whole)
 
 
 class Gather(Function):
@@ -140,7 +154,8 @@ def lend(x: Any, group: Any) -> Any:
 
 
 def _from_leaves_alone(node: Any) -> bool:
-    todo, seen = [node], set()
+    seen: set[Any] = set()
+    todo = [node]
     while todo:
         node = todo.pop()
         if node is None or node in seen:

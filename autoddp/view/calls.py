@@ -40,13 +40,21 @@ class Calls:
         self.proven: weakref.WeakKeyDictionary[nn.Module, dict[Key, Verdict]] = weakref.WeakKeyDictionary()
         self._hooked: weakref.WeakKeyDictionary[nn.Module, tuple[int, bool]] = weakref.WeakKeyDictionary()
 
-    def call(self, module: nn.Module, run: Run, args: Any, kwargs: dict[str, Any]) -> Any:
-        """What `run(*args, **kwargs)` gives, where `run` calls `module`."""
-        leaves, spec = tree_flatten((args, kwargs))
+    def call(self, module: nn.Module, run: Run, args: Any, kwargs: dict[str, Any], parts: bool = True) -> Any:
+        """What `run(*args, **kwargs)` gives, where `run` calls `module`.
+
+        Without `parts` a call that is not row-wise runs whole: what is recomputed in backward must be
+        what was computed.
+        """
+        if module not in self.proven:
+            self.proven[module] = {}
+            self.view.order.note(module.parameters())
+        leaves, spec = _flat(args, kwargs)
         tensors = [x for x in leaves if isinstance(x, Tensor) and x.dim()]
         lead = next((x for x in tensors if split(x)), None)
         if lead is None and (self.depth or not tensors):
-            return run(*args, **kwargs) if not any(isinstance(x, Partial) for x in leaves) else self.whole(run, leaves, spec)
+            unread = any(isinstance(x, Partial) for x in leaves)
+            return self.whole(run, leaves, spec) if unread else run(*args, **kwargs)
         if any(x.layout is not torch.strided for x in tensors):
             return self.whole(run, leaves, spec)
         guesses = [lead.cuts] if lead is not None else self._guesses(tensors[0])
@@ -59,6 +67,9 @@ class Calls:
             if not verdict.reason:
                 return self._split(module, run, leaves, spec, ats, cuts, verdict)
             handed = handed or (cuts, ats)
+        if not parts:
+            with self.view.set_aside():
+                return self.whole(run, leaves, spec)
         if handed is None:
             return self.whole(run, leaves, spec)
         return self._hand_on(run, leaves, spec, *handed)
@@ -69,9 +80,7 @@ class Calls:
         with self._deeper():
             return run(*args, **kwargs)
 
-    def _hand_on(
-        self, run: Run, leaves: list[Any], spec: TreeSpec, cuts: Cuts, ats: list[int | None]
-    ) -> Any:
+    def _hand_on(self, run: Run, leaves: list[Any], spec: TreeSpec, cuts: Cuts, ats: list[int | None]) -> Any:
         """Not row-wise as one: its parts may be."""
         made = [
             x if at is None or split(x) else Rows(self._mine(x, at, cuts), cuts, at)
@@ -82,15 +91,24 @@ class Calls:
             return run(*args, **kwargs)
 
     def _split(
-        self, module: nn.Module, run: Run, leaves: list[Any], spec: TreeSpec, ats: list[int | None],
-        cuts: Cuts, verdict: Verdict,
+        self,
+        module: nn.Module,
+        run: Run,
+        leaves: list[Any],
+        spec: TreeSpec,
+        ats: list[int | None],
+        cuts: Cuts,
+        verdict: Verdict,
     ) -> Any:
         """On this rank's rows, as plain tensors; what comes back is held by rows."""
         mine = [self._mine(x, at, cuts) for x, at in zip(leaves, ats, strict=True)]
-        args, kwargs = tree_unflatten(mine, spec)
+        args, kwargs = _whole_of(mine, spec)
         at = next(a for a in ats if a is not None)
         with self.enter(Region(cuts, at, verdict.draws)), written_back(leaves, ats, cuts):
-            got, got_spec = tree_flatten(run(*args, **kwargs))
+            out = run(*args, **kwargs)
+        if isinstance(out, Tensor) and len(verdict.outs) == 1 and verdict.outs[0] is not None:
+            return leaves[0] if out is mine[0] and split(leaves[0]) else _rows(out, cuts, verdict.outs[0], module)
+        got, got_spec = tree_flatten(out)
         if len(got) != len(verdict.outs):
             raise LostGradient(_changed(module))
         known = {id(m): x for m, x in zip(mine, leaves, strict=True) if split(x)}
@@ -130,12 +148,17 @@ class Calls:
     # ---- what is proven
 
     def _verdict(
-        self, module: nn.Module, leaves: list[Any], spec: TreeSpec, ats: list[int | None], cuts: Cuts
+        self,
+        module: nn.Module,
+        leaves: list[Any],
+        spec: TreeSpec,
+        ats: list[int | None],
+        cuts: Cuts,
     ) -> Verdict:
         if self._is_hooked(module):
             return Verdict(reason="hooks on it see the batch")
         key = _key(module, leaves, spec, ats, cuts)
-        known = self.proven.setdefault(module, {})
+        known = self.proven[module]
         found = known.get(key)
         if found is not None:
             return found
@@ -150,7 +173,12 @@ class Calls:
         return verdict
 
     def _prove(
-        self, module: nn.Module, leaves: list[Any], spec: TreeSpec, ats: list[int | None], cuts: Cuts
+        self,
+        module: nn.Module,
+        leaves: list[Any],
+        spec: TreeSpec,
+        ats: list[int | None],
+        cuts: Cuts,
     ) -> Verdict:
         """On this rank's rows; where a rank has one row only, that proves nothing: on all of them."""
         target = getattr(module, "_orig_mod", module)
@@ -187,6 +215,19 @@ class Calls:
         return known[1]
 
 
+ONE = tree_flatten(((0,), {}))[1]  # the most frequent call: one argument
+
+
+def _flat(args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], TreeSpec]:
+    if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
+        return [args[0]], ONE
+    return tree_flatten((args, kwargs))
+
+
+def _whole_of(leaves: list[Any], spec: TreeSpec) -> Any:
+    return ((leaves[0],), {}) if spec is ONE else tree_unflatten(leaves, spec)
+
+
 def _has_hooks(m: nn.Module) -> bool:
     return bool(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks)
 
@@ -201,7 +242,11 @@ def _key(module: nn.Module, leaves: list[Any], spec: TreeSpec, ats: list[int | N
 
 
 def _modes(module: nn.Module) -> tuple[Any, ...]:
-    return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+    return (
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.is_autocast_enabled("cuda"),
+    )
 
 
 def batch_dim(x: Any, cuts: Cuts) -> int | None:
@@ -219,7 +264,10 @@ def written_back(leaves: list[Any], ats: list[int | None], cuts: Cuts) -> Iterat
     wholes = [
         (x, at, x._version)
         for x, at in zip(leaves, ats, strict=True)
-        if at is not None and isinstance(x, Tensor) and not isinstance(x, (Rows, Partial)) and not x.is_inference()
+        if at is not None
+        and isinstance(x, Tensor)
+        and not isinstance(x, (Rows, Partial))
+        and not x.is_inference()
     ]
     yield
     for x, at, version in wholes:

@@ -16,14 +16,23 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autoddp.view.boundaries import laid_out_like
+from autoddp.view.boundaries import laid_out, order_of
 
 if TYPE_CHECKING:
     from autoddp.view.cuts import Cuts
     from autoddp.view.state import View
 
 MOST = 64 * 2**20  # bytes of one draw that `--draws auto` makes whole
-FILL = {"bernoulli_", "normal_", "uniform_", "exponential_", "random_", "log_normal_", "geometric_", "cauchy_"}
+FILL = {
+    "bernoulli_",
+    "normal_",
+    "uniform_",
+    "exponential_",
+    "random_",
+    "log_normal_",
+    "geometric_",
+    "cauchy_",
+}
 SHAPED = {"randn": 0, "rand": 0}
 LIKE = {"randn_like", "rand_like", "randint_like"}
 
@@ -82,7 +91,7 @@ class Draws(TorchDispatchMode):
         return [self.total if d == dim else size for d, size in enumerate(shape)]
 
     def _grow(self, x: Tensor, dim: int) -> Tensor:
-        return laid_out_like(x, tuple(self._grown(x.shape, dim)))
+        return laid_out(tuple(self._grown(x.shape, dim)), order_of(x), x)
 
     def _mine(self, whole: Tensor, dim: int) -> Tensor:
         return whole.narrow(dim, self.start, self.here)
@@ -123,7 +132,7 @@ def _shape_of(name: str, args: Any) -> Any:
     if name in FILL:
         by_tensor = any(isinstance(a, Tensor) and a.dim() for a in args[1:])
         return None if by_tensor else args[0].shape
-    if name in LIKE or name == "native_dropout" and args[2] is not False:
+    if name in LIKE or (name == "native_dropout" and args[2] is not False):
         return args[0].shape
     if name in SHAPED:
         return args[0]
@@ -155,5 +164,3 @@ def own_stream(view: View | None, device: torch.device) -> Iterator[None]:
     finally:
         view.streams[device] = generator.get_state()
         generator.set_state(outside)
-
-

@@ -34,7 +34,7 @@ class Generators:
         if self.python != other.python:
             return False
         a, b = self.numpy, other.numpy
-        return a is None or b is None or a[2:] == b[2:] and bool((a[1] == b[1]).all())
+        return a is None or b is None or (a[2:] == b[2:] and bool((a[1] == b[1]).all()))
 
     def same_torch(self, other: Generators) -> bool:
         """Whether torch was not drawn from."""

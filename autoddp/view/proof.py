@@ -136,7 +136,7 @@ def _try(trial: Trial) -> Verdict:
         if part_spec != spec:
             return Verdict(reason="its outputs change their structure with the rows")
         found = [_batch_dim(w, p, size, count) for w, p in zip(whole, part, strict=True)]
-        if UNLIKE in found or outs is not None and found != outs:
+        if UNLIKE in found or (outs is not None and found != outs):
             return Verdict(reason="an output has no batch dimension")
         outs = found
         if not all(_close(w, p, at, start, count) for w, p, at in zip(whole, part, found, strict=True)):

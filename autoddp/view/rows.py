@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -51,7 +51,9 @@ class Rows(Tensor):
     tally: Any  # how many targets are ignored, if counted when the batch was fetched
 
     @staticmethod
-    def __new__(cls, local: Tensor, cuts: Cuts, at: int = 0, family: Family | None = None) -> Rows:  # noqa: D102
+    def __new__(  # noqa: D102
+        cls: type[Rows], local: Tensor, cuts: Cuts, at: int = 0, family: Family | None = None
+    ) -> Rows:
         shape = list(local.shape)
         assert shape[at] == cuts.mine, f"{shape} along {at} is not {cuts}"
         shape[at] = cuts.total
@@ -98,29 +100,31 @@ class Rows(Tensor):
         self._versions = (self._local._version, whole._version)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: D105
+    def __torch_dispatch__(  # type: ignore[override]  # torch's stub lacks the defaults that it uses
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return below(func, args, kwargs or {})
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: D105
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return answer(func, args, kwargs or {})
 
 
 class Partial(Tensor):
     """A 0-dim sum over ranks of which this rank knows its part. Reading it reduces; backward() need not."""
 
-    view: View
+    owner: View
 
     @staticmethod
     def __new__(  # noqa: D102
-        cls, local: Tensor, view: View, dtype: torch.dtype | None = None, known: Part | None = None
+        cls: type[Partial], local: Tensor, view: View, dtype: torch.dtype | None = None, known: Part | None = None
     ) -> Partial:
         return Tensor._make_wrapper_subclass(cls, (), dtype=dtype or local.dtype, device=local.device)
 
     def __init__(
         self, local: Tensor, view: View, dtype: torch.dtype | None = None, known: Part | None = None
     ) -> None:
-        self.local, self.view = local, view
+        self.local, self.owner = local, view
         self.declared = dtype or local.dtype
         self._part = known or view.pending.add(local)
         self._value: Tensor | None = None
@@ -138,21 +142,23 @@ class Partial(Tensor):
         if value is not None and (value.requires_grad or not needs or not self.unread):
             return value
         if self._part.total is None:
-            self.view.pending.settle()
+            self.owner.pending.settle()
         total = self._part.total
         assert total is not None
         local = self.local.to(self.declared)
-        value = SumOverRanks.apply(local, self.view.group, total.to(self.declared).clone())
+        value = SumOverRanks.apply(local, self.owner.group, total.to(self.declared).clone())
         if not value.is_inference():
             self._value, self._written = value, value._version
         return value
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: D105
+    def __torch_dispatch__(  # type: ignore[override]  # torch's stub lacks the defaults that it uses
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return below(func, args, kwargs or {})
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: D105
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return answer(func, args, kwargs or {})
 
 
@@ -171,7 +177,7 @@ def _strides(local: Tensor, shape: list[int]) -> tuple[int, ...] | None:
     return tuple(strides)
 
 
-def split(x: object) -> bool:
+def split(x: object) -> TypeGuard[Rows]:
     """Whether `x` is a batch held by rows."""
     return type(x) is Rows
 
@@ -187,7 +193,7 @@ def view_of(args: Any) -> View:
         if isinstance(leaf, Rows):
             return leaf.cuts.view
         if isinstance(leaf, Partial):
-            return leaf.view
+            return leaf.owner
     raise AssertionError("no batch held by rows among the arguments")
 
 

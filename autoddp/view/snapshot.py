@@ -60,7 +60,11 @@ class Snapshot:
             same = space.keys() == before.keys() and all(_same(space[k], before[k]) for k in before)
             if same:
                 return None
-            names = [k for k in {**before, **space} if k not in before or k not in space or not _same(space[k], before[k])]
+            names = [
+                k
+                for k in {**before, **space}
+                if k not in before or k not in space or not _same(space[k], before[k])
+            ]
             space.clear()
             space.update(before)
             return f"it leaves {names[0]} on {where}"
@@ -150,7 +154,7 @@ class Snapshot:
 
 
 def _same(a: Any, b: Any) -> bool:
-    return a is b or type(a) is type(b) and isinstance(a, PLAIN) and a == b
+    return a is b or (type(a) is type(b) and isinstance(a, PLAIN) and a == b)
 
 
 def _may_hold_state(value: Any) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from autoddp.report import Report, users_line
 from autoddp.view.cuts import Cuts, even_sizes
+from autoddp.view.order import Order
 from autoddp.view.partials import Pending
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class View:
         self.region: Region | None = None
         self.trials: list[Callable[[], AbstractContextManager[object]]] = []
         self.pending = Pending(group)
+        self.order = Order()
         self.streams: dict[torch.device, Tensor] = {}  # each rank's own generators, where draws are own
         self._cuts: dict[tuple[int, ...], Cuts] = {}
         self._even: dict[int, Cuts] = {}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812  # the field's name for it
+import torch.nn.functional as F  # the field's name for it
 
 OWNERS = (torch.Tensor, torch, F, torch.special, torch.linalg)
 Rule = Callable[[Any, Any, dict[str, Any]], Any]
@@ -68,8 +68,27 @@ def rule_for(func: Any) -> Rule | None:
 
 KNOWN = {f for owner in (*OWNERS, torch._C.TensorBase) for f in vars(owner).values() if callable(f)}
 NOT_POINTWISE = {"equal", "where"}  # where() with one argument lists indices
-UNTAGGED = {"__and__", "__or__", "__xor__", "__iand__", "__ior__", "__ixor__", "__invert__", "__rfloordiv__"}
-UNTAGGED |= {"copy_", "fill_", "zero_", "softsign", "tanhshrink", "hardswish", "complex", "isclose", "log_sigmoid"}
+UNTAGGED = {
+    "__and__",
+    "__or__",
+    "__xor__",
+    "__iand__",
+    "__ior__",
+    "__ixor__",
+    "__invert__",
+    "__rfloordiv__",
+}
+UNTAGGED |= {
+    "copy_",
+    "fill_",
+    "zero_",
+    "softsign",
+    "tanhshrink",
+    "hardswish",
+    "complex",
+    "isclose",
+    "log_sigmoid",
+}
 
 
 def is_pointwise(func: Any) -> bool:

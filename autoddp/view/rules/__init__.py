@@ -1,13 +1,16 @@
-"""What stays by rows. Each rule answers on this rank's rows, or says NotImplemented: then it gathers."""
+"""What stays by rows: each rule answers on this rank's rows, or says NotImplemented; then it gathers."""
 
-from autoddp.view.rules import (  # noqa: F401  # importing them fills the table
-    attributes,
-    gradients,
-    losses,
-    partial,
-    pointwise,
-    random,
-    reductions,
-    rowwise,
-    shapes,
-)
+from autoddp.view.rules import attributes, gradients, losses, partial, pointwise
+from autoddp.view.rules import random, reductions, rowwise, shapes
+
+__all__ = [
+    "attributes",
+    "gradients",
+    "losses",
+    "partial",
+    "pointwise",
+    "random",
+    "reductions",
+    "rowwise",
+    "shapes",
+]

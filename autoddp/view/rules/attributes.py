@@ -13,7 +13,16 @@ from autoddp.view.rules.partial import copies
 from autoddp.view.table import attribute_rule, rule
 
 METADATA = ("shape", "dtype", "device", "ndim", "is_cuda", "is_cpu", "layout", "is_sparse")
-CALLS = ("size", "dim", "ndimension", "numel", "nelement", "__len__", "is_floating_point", "is_complex")
+CALLS = (
+    "size",
+    "dim",
+    "ndimension",
+    "numel",
+    "nelement",
+    "__len__",
+    "is_floating_point",
+    "is_complex",
+)
 LAYOUT = ("stride", "is_contiguous", "element_size", "is_signed")
 
 

@@ -29,7 +29,7 @@ def roots(tensors: Any, grads: Any, scale: int | None = None) -> tuple[list[Tens
 
 def _root(out: Any, seed: Any, scale: int | None) -> tuple[Tensor, Tensor | None]:
     if unread(out):
-        times = scale or out.view.group.size
+        times = scale or out.owner.group.size
         seed = out.local.new_ones(()) if seed is None else full(seed).to(out.local.dtype)
         return out.local, seed * times
     if split(out):

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812  # the field's name for it
+from torch.nn import functional as F  # the field's name for it
 
 from autoddp.view.boundaries import SumOverRanks, part
 from autoddp.view.rows import Partial, Rows, full, split
@@ -38,10 +38,21 @@ class Tally:
         return int(self.hits)
 
 
-def counted(rows: Rows) -> Rows:
+class NoneIgnored(Tally):
+    """Of data that was looked through before: nothing to count."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.source, self.version = rows.local, rows.local._version
+
+    def count(self, rows: Rows) -> int | None:
+        """None of them, unless the targets were changed since."""
+        return 0 if self.source._version == self.version else None
+
+
+def counted(rows: Rows, none_ignored: bool = False) -> Rows:
     """Rows that were just fetched, with the count under way if they may be targets."""
-    if rows.dtype is torch.int64 and not rows.local.is_inference():
-        rows.tally = Tally(rows)
+    if rows.local.dtype is torch.int64 and not rows.local.is_inference():
+        rows.tally = NoneIgnored(rows) if none_ignored else Tally(rows)
     return rows
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ SUB = {"sub", "subtract", "__sub__"}
 NEG = {"neg", "negative", "__neg__"}
 
 
-def unread(x: Any) -> bool:
+def unread(x: Any) -> TypeGuard[Partial]:
     """Whether `x` is a sum of which each rank knows its part."""
     return isinstance(x, Partial) and x.unread
 
@@ -25,7 +25,7 @@ def unread(x: Any) -> bool:
 def _number(x: Any) -> bool:
     if isinstance(x, bool):
         return False
-    return isinstance(x, (int, float)) or type(x) is Tensor and x.dim() == 0
+    return isinstance(x, (int, float)) or (type(x) is Tensor and x.dim() == 0)
 
 
 def linear(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -38,9 +38,9 @@ def linear(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return _like(x, None, -x.local)
     if name in MUL and y is not None:
         a, b = (x, y) if unread(x) else (y, x)
-        return _like(a, b, a.local * lend(b, a.view.group)) if unread(a) and _number(b) else NotImplemented
+        return _like(a, b, a.local * lend(b, a.owner.group)) if unread(a) and _number(b) else NotImplemented
     if name in DIV and unread(x) and _number(y):
-        return _like(x, y, x.local / lend(y, x.view.group))
+        return _like(x, y, x.local / lend(y, x.owner.group))
     if name == "__rsub__":
         x, y = y, x
     if name in ADD:
@@ -70,8 +70,8 @@ def _part(x: Any, known: Partial) -> Any:
         return x.local
     if not _number(x):
         return None
-    group = known.view.group
-    if isinstance(x, float) or isinstance(x, Tensor) and x.dtype.is_floating_point:
+    group = known.owner.group
+    if isinstance(x, float) or (isinstance(x, Tensor) and x.dtype.is_floating_point):
         return x / group.size
     if known.local.is_floating_point() and isinstance(x, int):
         return x / group.size
@@ -81,13 +81,17 @@ def _part(x: Any, known: Partial) -> Any:
 def _like(known: Partial, other: Any, local: Tensor) -> Any:
     """A `Partial` of the dtype that plain tensors would have given."""
     if known.declared == known.local.dtype and not isinstance(other, Partial):
-        return Partial(local, known.view)
+        return Partial(local, known.owner)
     if other is None or isinstance(other, (int, float)):
-        return Partial(local, known.view, known.declared)
+        return Partial(local, known.owner, known.declared)
     if isinstance(other, Partial) and other.declared == known.declared:
-        return Partial(local, known.view, known.declared)
-    if isinstance(other, Partial) and other.declared == other.local.dtype and known.declared == known.local.dtype:
-        return Partial(local, known.view)
+        return Partial(local, known.owner, known.declared)
+    if (
+        isinstance(other, Partial)
+        and other.declared == other.local.dtype
+        and known.declared == known.local.dtype
+    ):
+        return Partial(local, known.owner)
     return NotImplemented
 
 
@@ -99,4 +103,4 @@ def copies(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     dtype = {"float": torch.float32, "double": torch.float64}.get(func.__name__, me.declared)
     if func.__name__ not in ("detach", "clone", "float", "double"):
         return NotImplemented
-    return Partial(func(me.local), me.view, dtype, me._part)
+    return Partial(func(me.local), me.owner, dtype, me._part)

@@ -31,7 +31,7 @@ def pointwise(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if out is not NotImplemented:
             return out
     lead = max((x for x in leaves if split(x)), key=lambda r: r.dim(), default=None)
-    if lead is None or "out" in kwargs or in_place(func) and not split(args[0]):
+    if lead is None or "out" in kwargs or (in_place(func) and not split(args[0])):
         return NotImplemented
     ndim = max(x.dim() for x in leaves if isinstance(x, Tensor))
     at = ndim - (lead.dim() - lead.at)

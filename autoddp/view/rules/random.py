@@ -17,7 +17,6 @@ DROPOUTS = (
     "dropout2d",
     "dropout3d",
     "feature_alpha_dropout",
-    "rrelu",
 )
 
 
@@ -27,7 +26,7 @@ def draw(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     me, *rest = args
     if not split(me) or "generator" in kwargs or any(isinstance(x, Tensor) for x in rest):
         return NotImplemented
-    if me.cuts.smallest < 2 or func.__name__.startswith("dropout") and me.at != 0:
+    if me.cuts.smallest < 2 or (func.__name__.startswith("dropout") and me.at != 0):
         return NotImplemented  # a dimension of size 1 hides the memory layout
     with Draws.of(me.cuts, me.at):
         out = func(me.local, *rest, **kwargs)

@@ -14,12 +14,21 @@ from autoddp.view.table import rule
 
 # name -> where `dim` stands among the arguments; these remove the dimension unless keepdim
 REMOVE = dict.fromkeys(
-    ("sum", "mean", "argmax", "argmin", "max", "min", "logsumexp", "amax", "amin", "any", "all")
-    + ("prod", "var", "std", "median", "mode", "nansum", "nanmean"),
+    """sum mean argmax argmin max min logsumexp amax amin any all
+    prod var std median mode nansum nanmean""".split(),
     1,
 ) | {"norm": 2, "kthvalue": 2}
-KEEP = {"softmax": 1, "log_softmax": 1, "cumsum": 1, "cumprod": 1, "sort": 1, "argsort": 1, "topk": 2}
-DEFAULTS = {"sort": -1, "argsort": -1, "topk": -1, "kthvalue": -1}
+KEEP = {
+    "softmax": 1,
+    "log_softmax": 1,
+    "cumsum": 1,
+    "cumprod": 1,
+    "sort": 1,
+    "argsort": 1,
+    "topk": 2,
+    "glu": 1,
+}
+DEFAULTS = {"sort": -1, "argsort": -1, "topk": -1, "kthvalue": -1, "glu": -1}
 LOW = (torch.float16, torch.bfloat16)  # summed in float32, as torch does inside
 
 
@@ -37,7 +46,10 @@ def _dims(value: Any, ndim: int) -> list[int] | None:
 def remove(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """`x.argmax(1)`, `x.sum((1, 2))`; and what is said of the whole batch at once."""
     me, *rest = args
-    name, where = func.__name__.removeprefix("linalg_"), REMOVE.get(func.__name__.removeprefix("linalg_"), 1)
+    name, where = (
+        func.__name__.removeprefix("linalg_"),
+        REMOVE.get(func.__name__.removeprefix("linalg_"), 1),
+    )
     if not split(me) or "out" in kwargs or any(isinstance(x, (Rows, Partial)) for x in rest):
         return NotImplemented
     value = kwargs.get("dim", args[where] if len(args) > where else DEFAULTS.get(name))
@@ -47,7 +59,7 @@ def remove(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if dims is None:
         return NotImplemented
     keepdim = kwargs.get("keepdim", len(args) > where + 1 and args[where + 1])
-    if name in ("var", "std") and len(args) > 2 or not isinstance(keepdim, bool):
+    if (name in ("var", "std") and len(args) > 2) or not isinstance(keepdim, bool):
         return NotImplemented  # the old form, with `unbiased` by position
     if me.at in dims:
         return over_batch(func, name, me, dims, keepdim, kwargs)
@@ -78,9 +90,7 @@ def over_everything(name: str, me: Rows) -> Any:
     return getattr(view.group.all_gather(mine), name)()
 
 
-def over_batch(
-    func: Any, name: str, me: Rows, dims: list[int], keepdim: bool, kwargs: dict[str, Any]
-) -> Any:
+def over_batch(func: Any, name: str, me: Rows, dims: list[int], keepdim: bool, kwargs: dict[str, Any]) -> Any:
     """`x.sum(0)`, `x.mean((0, 2, 3))`: one small all-reduce, where the result is smaller than a row."""
     local = me.local
     if name not in ("sum", "mean") or set(kwargs) - {"dim", "keepdim"} or local.dtype in LOW:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812  # the field's name for it
+from torch.nn import functional as F  # the field's name for it
 
 from autoddp.view.rows import Rows, full, split
 from autoddp.view.rules.operands import UNCLEAR, bound, operand, rewrap, whole_operand
@@ -21,7 +21,7 @@ BATCHED |= {f"conv_transpose{n}d": n + 2 for n in (1, 2, 3)}
 BATCHED |= {f"{kind}_pool{n}d": n + 2 for kind in ("max", "avg") for n in (1, 2, 3)}
 BATCHED |= {f"adaptive_{kind}_pool{n}d": n + 2 for kind in ("max", "avg") for n in (1, 2, 3)}
 BATCHED |= {"group_norm": None, "pixel_shuffle": 4, "pixel_unshuffle": 4, "interpolate": None}
-BATCHED |= {"fold": 3, "local_response_norm": None, "prelu": None, "glu": None}
+BATCHED |= {"fold": 3, "local_response_norm": None, "prelu": None}
 
 
 @rule(*BATCHED)
@@ -31,7 +31,7 @@ def batched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if not split(me) or me.at != 0 or "out" in kwargs or me.dim() < 2:
         return NotImplemented
     wanted = BATCHED.get(func.__name__)
-    if wanted is not None and me.dim() != wanted or func.__name__ == "glu" and me.dim() < 3:
+    if wanted is not None and me.dim() != wanted:
         return NotImplemented
     mine = [whole_operand(x, me.cuts) for x in rest]
     named = {k: whole_operand(v, me.cuts) for k, v in kwargs.items()}
@@ -87,7 +87,7 @@ def embedding(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("matmul", "__matmul__", "bmm", "mm")
 def matmul(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """rows @ weights; and batches of matrices of equal cuts."""
+    """Rows @ weights; and batches of matrices of equal cuts."""
     if kwargs or len(args) != 2 or not split(args[0]):
         return NotImplemented
     a, b = args
@@ -140,5 +140,3 @@ def matrices(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if not split(me) or me.at >= me.dim() - 2 or "out" in kwargs:
         return NotImplemented
     return Rows(func(me.local, *rest, **kwargs), me.cuts, me.at)
-
-

@@ -93,7 +93,11 @@ def squeeze(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     dims = kwargs.get("dim", rest[0] if rest else tuple(range(me.dim())))
     dims = (dims,) if type(dims) is int else dims
-    if not isinstance(dims, (tuple, list)) or not _ints(dims) or not all(-me.dim() <= d < me.dim() for d in dims):
+    if (
+        not isinstance(dims, (tuple, list))
+        or not _ints(dims)
+        or not all(-me.dim() <= d < me.dim() for d in dims)
+    ):
         return NotImplemented
     gone = sorted({d % me.dim() for d in dims if me.shape[d] == 1})
     if not gone:
@@ -120,11 +124,14 @@ def t(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return related(me, me.local.t(), 1 - me.at) if split(me) and me.dim() == 2 else NotImplemented
 
 
+_T: Any = getattr(Tensor.T, "__get__")  # noqa: B009  # stubs take it for a tensor
+
+
 @attribute_rule("T", "mT")
 def mirrored(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """The attributes that transpose."""
     me = args[0]
-    if not split(me) or me.dim() < 2 or func == Tensor.T.__get__ and me.dim() != 2:
+    if not split(me) or me.dim() < 2 or (func == _T and me.dim() != 2):
         return NotImplemented
     last = me.dim() - 1
     at = last if me.at == last - 1 else last - 1 if me.at == last else me.at
@@ -176,7 +183,7 @@ def along_others(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     dims = [dim] if type(dim) is int else list(dim) if isinstance(dim, (tuple, list)) else []
     if not split(me) or not dims or not _ints(dims) or not all(-me.dim() <= d < me.dim() for d in dims):
         return NotImplemented
-    if name == "flip" and len(rest) > 1 or me.at in [d % me.dim() for d in dims]:
+    if (name == "flip" and len(rest) > 1) or me.at in [d % me.dim() for d in dims]:
         return NotImplemented
     rest = [full(x) for x in rest]
     out = func(me.local, *rest, **{k: full(v) for k, v in kwargs.items()})
@@ -200,7 +207,7 @@ def join(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     new = func.__name__ == "stack"
     ndim = first.dim() + new
-    if not -ndim <= dim < ndim or not new and dim % ndim == first.at:
+    if not -ndim <= dim < ndim or (not new and dim % ndim == first.at):
         return NotImplemented
     at = first.at + (new and dim % ndim <= first.at)
     return Rows(func([x.local for x in tensors], dim), first.cuts, at)

@@ -1,0 +1,38 @@
+"""One order of the parameters for all ranks.
+
+Graphs of split calls may differ between ranks: of one row torch computes some layers by other
+operators, in another order. The order of leaves in the graph is therefore no order to rely on; that of
+`module.parameters()` is.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+
+from torch import Tensor
+
+
+class Order:
+    """Numbers parameters in the order in which modules that are called first show them."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._next = 0
+
+    def note(self, leaves: Iterable[Tensor]) -> None:
+        """Number those that are new."""
+        for leaf in leaves:
+            if self._number(leaf) is None:
+                self._numbers[id(leaf)] = weakref.ref(leaf), self._next
+                self._next += 1
+
+    def sorted(self, leaves: Iterable[Tensor]) -> list[Tensor]:
+        """By number; what no module showed comes last, as the graph has it."""
+        found = [(self._number(leaf), leaf) for leaf in leaves]
+        known = sorted((n, k) for k, (n, _) in enumerate(found) if n is not None)
+        return [found[k][1] for _, k in known] + [leaf for n, leaf in found if n is None]
+
+    def _number(self, leaf: Tensor) -> int | None:
+        reference, number = self._numbers.get(id(leaf), (None, 0))
+        return number if reference is not None and reference() is leaf else None

@@ -1,0 +1,115 @@
+"""steps/s of an unmodified script in the global view, against the same script with hand-written DDP.
+
+    python -m tests.benchmarks.steps [--metrics] [--rounds 5] [mlp cnn lm]
+
+Both run in the same ranks (2, one thread each), at the same global batch, alternating; the ratio is the
+median over rounds. With --metrics the script also reads an accuracy every step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from autoddp.options import Options
+from autoddp.report import Report
+from autoddp.session import session
+from tests.ranks import run_ranks
+
+STEPS = {"mlp": 300, "cnn": 40, "lm": 30}
+WARM = 5
+
+
+class LanguageModel(nn.Module):
+    def __init__(self, tokens=256, width=128):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, batch_first=True)
+        self.embed, self.body = nn.Embedding(tokens, width), nn.TransformerEncoder(layer, 2)
+        self.head = nn.Linear(width, tokens)
+
+    def forward(self, x):
+        return self.head(self.body(self.embed(x)))
+
+
+def make(kind):
+    """The model, its data and the global batch size."""
+    torch.manual_seed(0)
+    if kind == "mlp":
+        net = nn.Sequential(
+            nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
+        )
+        return net, TensorDataset(torch.randn(6400, 64), torch.randint(10, (6400,))), 64
+    if kind == "cnn":
+        parts = [nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3, padding=1)]
+        net = nn.Sequential(*parts, nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(1024, 10))
+        return net, TensorDataset(torch.randn(1280, 3, 32, 32), torch.randint(10, (1280,))), 64
+    return (
+        LanguageModel(),
+        TensorDataset(torch.randint(256, (256, 64)), torch.randint(256, (256, 64))),
+        16,
+    )
+
+
+def train(net, loader, steps, metrics):
+    """The script: steps/s after a few."""
+    optimizer = torch.optim.SGD(net.parameters(), 0.01, momentum=0.9)
+    criterion = nn.CrossEntropyLoss()
+    done, hits, start = 0, 0, 0.0
+    while done < steps:
+        for x, y in loader:
+            optimizer.zero_grad()
+            out = net(x)
+            loss = criterion(out.view(-1, out.size(-1)), y.view(-1))
+            loss.backward()
+            optimizer.step()
+            if metrics:
+                hits += (out.argmax(-1) == y).sum().item()
+            done += 1
+            if done == WARM:
+                start = time.perf_counter()
+            if done >= steps:
+                break
+    return (steps - WARM) / (time.perf_counter() - start)
+
+
+def both(group, kind, rounds, metrics):
+    """Pairs of (by hand, unmodified), in turn."""
+    pairs = []
+    for _ in range(rounds):
+        net, data, batch = make(kind)
+        sampler = DistributedSampler(data, group.size, group.rank)
+        by_hand = DistributedDataParallel(net, process_group=group.pg)
+        loader = DataLoader(data, batch // group.size, sampler=sampler)
+        a = train(by_hand, loader, STEPS[kind], metrics)
+        net, data, batch = make(kind)
+        with session(group.world, Options(), group, Report()):
+            b = train(net, DataLoader(data, batch, shuffle=True), STEPS[kind], metrics)
+        pairs.append((a, b))
+    return pairs
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kinds", nargs="*", default=[])
+    parser.add_argument("--metrics", action="store_true")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    for kind in options.kinds or STEPS:
+        pairs = run_ranks(both, 2, kind, options.rounds, options.metrics, timeout=600)[0]
+        ratios = sorted(b / a for a, b in pairs)
+        hand, ours = (statistics.median(column) for column in zip(*pairs, strict=True))
+        print(
+            f"{kind}: by hand {hand:.1f} steps/s, unmodified {ours:.1f}, ratio {statistics.median(ratios):.3f} "
+            f"[{ratios[0]:.2f} .. {ratios[-1]:.2f}]",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
