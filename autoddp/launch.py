@@ -14,6 +14,7 @@ from autoddp import gpus, network
 from autoddp.environment import World
 from autoddp.errors import BadInput
 from autoddp.options import Options
+from autoddp.place import HERE
 from autoddp.report import PREFIX
 from autoddp.script import Script
 from autoddp.streams import Logs
@@ -128,6 +129,7 @@ def check_places(options: Options) -> None:
 def alone(script: Script, options: Options) -> int:
     """One rank: the script in this process, as it is."""
     say(options, "1 rank: the script runs as it is")
+    HERE.world = World()  # `@distributed` shall start no job in it
     return script.run(whole_traceback=options.verbose)
 
 

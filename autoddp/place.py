@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from autoddp.environment import World
+
+if TYPE_CHECKING:
+    from autoddp.crew import Crew, Post
 
 
 class Place:
@@ -12,6 +16,8 @@ class Place:
 
     def __init__(self) -> None:
         self.world: World | None = None
+        self.crew: Crew | None = None  # the ranks that @distributed started from this process
+        self.post: Post | None = None  # the rank as which it started this process
 
     def find(self) -> World:
         """Ours if a session set it; else what a launcher's variables say; else one process."""

@@ -18,10 +18,10 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     {"__main__"},
     {"cli"},
-    {"decorator", "verify", "listing"},
+    {"decorator", "join", "fresh", "verify", "listing"},
     {"launch", "agent"},
     {"worker"},
-    {"session", "script"},
+    {"session", "script", "muted"},
     {"features"},
     {"run", "effects", "opened", "sampling"},
     {"view", "replica", "ledger", "group", "report", "scratch", "atomic"},
@@ -30,7 +30,7 @@ BOTTOM = len(LAYERS)
 WITHOUT_TORCH = {
     *("__init__", "__main__", "cli", "decorator", "environment", "errors", "gpus", "launch"),
     *("listing", "network", "options", "patching", "place", "report", "script", "signals"),
-    *("streams",),
+    *("streams", "start", "crew"),
 }
 
 

@@ -1,0 +1,108 @@
+"""`@distributed`: the ranks join at a call of the decorated function, wherever the script runs."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, TypeVar, overload
+
+import wrapt
+
+from autoddp import gpus
+from autoddp.errors import BadInput
+from autoddp.launch import launched
+from autoddp.options import Options
+from autoddp.place import HERE
+from autoddp.start import Origin
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+OVERRIDE = "AUTODDP_NPROC"
+NAMES = tuple(field.name for field in fields(Options) if field.name not in ("module", "own_ddp"))
+
+
+@overload
+def distributed(function: F, /) -> F: ...
+@overload
+def distributed(**options: Any) -> Callable[[F], F]: ...
+
+
+def distributed(function: Any = None, /, **options: Any) -> Any:
+    """Run the decorated function on N ranks, with the result of one; the rest of the script once.
+
+    Run by plain `python`, this process becomes rank 0 and the other ranks are forked at the call, or,
+    where that is not safe, are fresh processes that run the script up to it with all effects muted.
+    With `nproc` unset there is one rank for each GPU; AUTODDP_NPROC overrides it. With one rank, in a
+    child process and inside a job the call is a plain one.
+
+    Run by `autoddp run` the script is in a job from its first line. Run by torchrun it is from the
+    first call on, to its end: what is printed before that, all ranks print.
+
+    Args:
+        function: The function, when used without options.
+        **options: Those of `autoddp run`, by the same names: nproc, view, batch, backend, ...
+
+    Raises:
+        BadInput: An option does not exist, or does not take that value.
+
+    Example:
+        @distributed(nproc=4)
+        def main(): ...
+    """
+    chosen, origin = choose(options), Origin.now()
+
+    def call(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        if HERE.world is not None or multiprocessing.parent_process() is not None:
+            return wrapped(*args, **kwargs)
+        another = launched(os.environ)
+        ranks = 1 if another or HERE.post is not None else count(chosen, os.environ.get(OVERRIDE))
+        if ranks == 1 and not another and HERE.post is None:
+            return wrapped(*args, **kwargs)
+        from autoddp import join  # with torch
+
+        here = join.Call(wrapped, args, kwargs, chosen, origin)
+        if another:
+            return join.attach(here)
+        return join.follow(here, HERE.post) if HERE.post is not None else join.lead(here, ranks)
+
+    decorate = wrapt.decorator(call)
+    return decorate if function is None else decorate(function)
+
+
+def choose(options: dict[str, Any]) -> Options:
+    """The options by their names.
+
+    Raises:
+        BadInput: One does not exist, or does not take that value.
+    """
+    unknown = sorted(set(options) - set(NAMES))
+    if unknown:
+        raise BadInput(f"@distributed has no option {', '.join(unknown)}; it takes {', '.join(NAMES)}")
+    for name in ("nproc", "nnodes", "node_rank", "master_port"):
+        value = options.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise BadInput(f"{name} of @distributed is {value!r}; it takes a whole number")
+    disable = options.get("disable", ())
+    return Options(
+        **options | {"disable": tuple(disable.split(",") if isinstance(disable, str) else disable)}
+    )
+
+
+def count(options: Options, override: str | None) -> int:
+    """How many ranks a plain `python` shall become.
+
+    Raises:
+        BadInput: AUTODDP_NPROC is no number of ranks, or several nodes are asked for.
+    """
+    if override is not None and not (override.isdigit() and int(override)):
+        raise BadInput(f"{OVERRIDE} is {override!r}; it takes a whole number of ranks, from 1")
+    if options.nnodes > 1:
+        raise BadInput(
+            f"nnodes of @distributed is {options.nnodes}, but plain python starts ranks on its own node "
+            "alone; start the script by autoddp run or torchrun on every node"
+        )
+    if override is not None or options.nproc is not None:
+        return int(override or options.nproc or 1)
+    return max(1, len(gpus.visible(os.environ, gpus.count())))

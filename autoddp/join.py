@@ -1,0 +1,285 @@
+"""A call of a decorated function as a job: rank 0's part, another rank's, and under torchrun."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from torch.utils._pytree import tree_leaves, tree_map
+
+from autoddp import gpus, launch, start, streams, worker
+from autoddp.crew import LAST, PATIENCE, Crew, Post
+from autoddp.environment import ADDED, World, hide
+from autoddp.errors import AutoDDPError, BadInput
+from autoddp.gpus import Devices
+from autoddp.group import Group
+from autoddp.muted import muted
+from autoddp.options import Options
+from autoddp.place import HERE
+from autoddp.report import Report
+from autoddp.script import strip
+from autoddp.session import session
+from autoddp.start import Origin
+from autoddp.streams import Logs
+from autoddp.view import Partial, Rows, full
+
+HOST = "localhost"
+SET = (*ADDED, "CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME")  # of the environment, for a job
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Call:
+    """What was called, and how it shall be run."""
+
+    wrapped: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    options: Options
+    origin: Origin
+
+    @property
+    def site(self) -> str:
+        """The function, as the user knows it."""
+        return f"{getattr(self.wrapped, '__qualname__', type(self.wrapped).__name__)}()"
+
+    def plain(self) -> Any:
+        """The call as it was made."""
+        return self.wrapped(*self.args, **self.kwargs)
+
+
+class Over:
+    """Stands where the process group was: what is still held by rows has lost its other rows."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AutoDDPError(
+            "a batch that is held by rows is read after the job that it belongs to; return it from the "
+            "decorated function, or read it inside"
+        )
+
+
+def lead(call: Call, ranks: int) -> Any:
+    """Be rank 0 for the time of the call, and have the others join."""
+    if dist.is_initialized():
+        raise BadInput("@distributed makes its own process group, but the script has initialised one already")
+    launch.check_places(call.options)
+    launch.check_disabled(call.options)
+    names = gpus.visible(os.environ, gpus.count())
+    devices = gpus.share(names, ranks, call.options.backend)
+    post = muster(call, ranks)
+    if post is not None:
+        return follow(call, post)
+    crew = HERE.crew
+    assert crew is not None
+    try:
+        try:
+            crew.gather()
+        except BaseException:
+            crew.close()  # an interrupt, most likely
+            raise
+        server = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+        crew.order(port=server.port, backend=devices.backend, why=devices.why, visible=devices.visible)
+        return take_part(call, place(0, ranks, server.port), devices, lambda word: settle(crew, word))
+    finally:
+        crew.end()
+
+
+def muster(call: Call, ranks: int) -> Post | None:
+    """Have the ranks above 0 on their way to the call; in a forked one, its post.
+
+    They are forked where that is safe, for each call anew, since a fork has all that rank 0 has. Where
+    it is not, ranks that are there from an earlier call go on from its end; else they start afresh.
+
+    Raises:
+        BadInput: There is no way to have them here.
+    """
+    against, crew = start.unforkable(), HERE.crew
+    again = crew is not None
+    if against and crew is not None and crew.alive and len(crew.members) == ranks - 1:
+        crew.begin(call.site)
+        crew.order(go_on=True)
+        return None
+    if against and (again or start.interactive()):
+        raise BadInput(
+            f"{call.site} needs {ranks} ranks, but this process cannot be forked ({against}), and no "
+            + (
+                "other ranks can take part in a second call"
+                if again
+                else "script is there to start them with"
+            )
+            + "; use autoddp run, or call it earlier"
+        )
+    if crew is not None:
+        crew.close()
+    logs = Logs(call.options.log_dir)
+    logs.make()
+    HERE.crew = crew = Crew(logs)
+    atexit.register(crew.close)
+    if not against:
+        post = start.fork(crew, ranks)
+        if post is not None:
+            HERE.crew = None
+            atexit.register(worker.leave, 0)
+            return post
+    else:
+        start.spawn(crew, ranks, call.origin)
+        Report(speaks=not call.options.quiet).say(
+            f"{against}: the other ranks are no forks, they run the script anew, muted, up to {call.site} (seed "
+            "what is drawn before it; sets of texts have another order there unless PYTHONHASHSEED is set)"
+        )
+    crew.begin(call.site)
+    return None
+
+
+def settle(crew: Crew, word: str) -> None:
+    """Rank 0 has returned or raised: so must the others have."""
+    interrupted = isinstance(sys.exception(), KeyboardInterrupt)
+    other = crew.settle(word, LAST if word == "returned" else 0 if interrupted else PATIENCE)
+    if other and word == "returned":
+        what = "did not return" if not other[0].word else f"{other[0].word}"
+        crew.fail(other[0], f"{what} from {crew.site}, rank 0 returned", 1)
+    if other:
+        crew.close()  # what rank 0 raised is the reason; they wait for what will not come
+
+
+def follow(call: Call, post: Post) -> Any:
+    """Be a rank above 0 for the time of the call; go on after it only towards another one."""
+    HERE.post = post
+    post.tell("arrived", call.site)
+    order = post.wait()
+    if post.guard is not None:
+        post.guard.close()
+    devices = Devices(order["backend"], order["why"], tuple(order["visible"]))
+    value, raised = None, None
+
+    def tell(word: str) -> None:
+        if word == "raised":
+            traceback.print_exc()  # to the log
+        streams.flush()
+        post.tell(word)
+
+    try:
+        value = take_part(call, place(post.rank, post.size, order["port"]), devices, tell)
+    except BaseException as error:
+        raised = error
+    post.wait()
+    post.guard = ExitStack()
+    post.guard.enter_context(muted(post.rank, post.size))
+    if raised is not None:
+        raise raised
+    return value
+
+
+def attach(call: Call) -> Any:
+    """Under torchrun: from here on this process is a rank, as under `autoddp run`, to its end."""
+    world = World.read(os.environ)
+    if world.world_size == 1:
+        HERE.world = world
+        return call.plain()
+    launch.check_places(call.options)
+    launch.check_disabled(call.options)
+    devices = gpus.share(gpus.visible(os.environ, gpus.count()), world.local_world_size, call.options.backend)
+    logs = Logs(call.options.log_dir)
+    logs.make()
+    if world.rank:
+        streams.redirect(logs.of(world.rank))
+    undo = ExitStack()
+    group = undo.enter_context(joined(call, world, devices))
+
+    def end() -> None:
+        code = int(hasattr(sys, "last_value"))
+        undo.close()
+        worker.end(group, code)
+        if not code:
+            logs.remove()
+
+    atexit.register(end)
+    return call.plain()
+
+
+def take_part(call: Call, world: World, devices: Devices, tell: Tell) -> Any:
+    """The call, inside a session that is gone after it."""
+    with joined(call, world, devices):
+        try:
+            value = whole(call.plain())
+        except BaseException as error:
+            strip(error)
+            tell("raised")
+            raise
+        tell("returned")
+    return value
+
+
+def whole(value: Any) -> Any:
+    """What of a returned value is held by rows is gathered, while the other ranks are here."""
+    held = any(isinstance(leaf, (Rows, Partial)) for leaf in tree_leaves(value))
+    return tree_map(full, value) if held else value
+
+
+@contextmanager
+def joined(call: Call, world: World, devices: Devices) -> Iterator[Group]:
+    """This process is a rank inside, and as it was after."""
+    threads, environ = torch.get_num_threads(), {name: os.environ.get(name) for name in SET}
+    report = Report(speaks=world.rank == 0 and not call.options.quiet)
+    group = None
+    try:
+        worker.set_threads(world)
+        if not torch.cuda.is_initialized():
+            worker.take_device(world, devices)
+        hidden = hide(os.environ)
+        if call.options.view == "local":
+            os.environ.update(hidden or variables(world))
+        group = worker.join(world, devices.backend)
+        HERE.world = world
+        report.say(worker.greeting(world, call.options, devices, hidden))
+        with session(world, call.options, group, report) as run:
+            yield group
+            run.view.pending.settle()
+    finally:
+        HERE.world = None
+        if group is not None:
+            leave(group)
+        torch.set_num_threads(threads)
+        for name, value in environ.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+    if world.rank == 0 and call.options.report is not None:
+        Path(call.options.report).write_text(report.to_json())
+
+
+def leave(group: Group) -> None:
+    """No process group is left, and no reducer on the script's parameters."""
+    gc.collect()
+    pg, group.pg = group.pg, cast("dist.ProcessGroup", Over())
+    dist.destroy_process_group(pg)
+
+
+def place(rank: int, ranks: int, port: int) -> World:
+    """A rank of this node's only job."""
+    return World(rank, ranks, rank, ranks, 0, HOST, port, agent_store=True)
+
+
+def variables(world: World) -> dict[str, str]:
+    """What torchrun would set for it."""
+    return {
+        "RANK": str(world.rank),
+        "WORLD_SIZE": str(world.world_size),
+        "LOCAL_RANK": str(world.local_rank),
+        "LOCAL_WORLD_SIZE": str(world.local_world_size),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "MASTER_ADDR": world.master_addr,
+        "MASTER_PORT": str(world.master_port),
+    }

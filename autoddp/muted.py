@@ -1,0 +1,39 @@
+"""A rank above 0 outside of a job: it runs the script towards one, and leaves no trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from autoddp.environment import World
+from autoddp.features.files import Files
+from autoddp.features.folders import Folders
+from autoddp.features.temporary import Temporary
+from autoddp.options import Options
+from autoddp.patching import Installation
+from autoddp.run import Run
+from autoddp.view import View
+
+if TYPE_CHECKING:
+    from autoddp.group import Group
+
+
+@dataclass(frozen=True)
+class Nobody:
+    """A group that cannot be spoken to yet."""
+
+    rank: int
+    size: int
+
+
+@contextmanager
+def muted(rank: int, size: int) -> Iterator[None]:
+    """What the script writes in here goes to private scratch; what it prints, to this rank's log."""
+    world = World(rank, size, rank, size)
+    nobody = cast("Group", Nobody(rank, size))
+    # in the local view effects are each rank's own, and nobody waits for anybody
+    run = Run(world, Options(view="local"), nobody, View(nobody))
+    with Installation([Files(run), Folders(run), Temporary(run)]):
+        yield
