@@ -1,7 +1,17 @@
 """What stays by rows: each rule answers on this rank's rows, or says NotImplemented; then it gathers."""
 
-from autoddp.view.rules import attributes, gradients, losses, partial, pointwise
-from autoddp.view.rules import random, reductions, rowwise, shapes
+from autoddp.view.rules import (
+    attributes,
+    gradients,
+    losses,
+    partial,
+    pointwise,
+    random,
+    reductions,
+    reshaping,
+    rowwise,
+    shapes,
+)
 
 __all__ = [
     "attributes",
@@ -11,6 +21,7 @@ __all__ = [
     "pointwise",
     "random",
     "reductions",
+    "reshaping",
     "rowwise",
     "shapes",
 ]

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autoddp.view.rows import Partial, Rows, split
+from autoddp.errors import BadInput
+from autoddp.view.boundaries import part
+from autoddp.view.rows import Partial, Rows, full, split
 from autoddp.view.rules.operands import PLAIN, related
 from autoddp.view.rules.partial import copies
 from autoddp.view.table import attribute_rule, rule
@@ -105,13 +107,11 @@ def grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if not isinstance(me, Rows):
         return NotImplemented
     if len(args) > 1:
-        value = args[1]
-        if value is not None and not (split(value) and value.cuts is me.cuts and value.at == me.at):
-            return NotImplemented
+        mine = None if args[1] is None else _alike(me, args[1])
         if me.local.is_leaf:
-            me.local.grad = None if value is None else value.local
+            me.local.grad = mine
         else:
-            me.local._autoddp_grad = None if value is None else value.local  # type: ignore[attr-defined]
+            me.local._autoddp_grad = mine  # type: ignore[attr-defined]
         return None
     found = me.local.grad if me.local.is_leaf else getattr(me.local, "_autoddp_grad", None)
     return None if found is None else Rows(found, me.cuts, me.at)
@@ -121,9 +121,24 @@ def grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def data(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """The same rows, without their graph."""
     me = args[0]
-    if not split(me) or len(args) > 1:
+    if not split(me):
         return NotImplemented
+    if len(args) > 1:
+        me.local.data = _alike(me, args[1])
+        return None
     return related(me, me.local.data)
+
+
+def _alike(me: Rows, value: Any) -> Tensor:
+    """This rank's rows of a tensor that is put in the place of another."""
+    if value.shape != me.shape:
+        raise BadInput(
+            f"a tensor of shape {tuple(value.shape)} in the place of a batch of {tuple(me.shape)}, "
+            "of which each rank holds its rows; give it a name of its own, or run with --view local"
+        )
+    if split(value) and value.cuts is me.cuts and value.at == me.at:
+        return value.local
+    return part(full(value).detach(), me.cuts, me.at)
 
 
 @rule("register_hook")

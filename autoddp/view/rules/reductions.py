@@ -14,8 +14,26 @@ from autoddp.view.table import rule
 
 # name -> where `dim` stands among the arguments; these remove the dimension unless keepdim
 REMOVE = dict.fromkeys(
-    """sum mean argmax argmin max min logsumexp amax amin any all
-    prod var std median mode nansum nanmean""".split(),
+    [
+        "sum",
+        "mean",
+        "argmax",
+        "argmin",
+        "max",
+        "min",
+        "logsumexp",
+        "amax",
+        "amin",
+        "any",
+        "all",
+        "prod",
+        "var",
+        "std",
+        "median",
+        "mode",
+        "nansum",
+        "nanmean",
+    ],
     1,
 ) | {"norm": 2, "kthvalue": 2}
 KEEP = {

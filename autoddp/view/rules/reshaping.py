@@ -1,0 +1,63 @@
+"""Views in place: `target.unsqueeze_(1)` changes the shape that the script sees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._mode_utils import no_dispatch
+
+from autoddp.errors import BadInput
+from autoddp.view.rows import Rows, split
+from autoddp.view.rules import shapes
+from autoddp.view.rules.operands import PLAIN
+from autoddp.view.table import Rule, rule
+
+SHAPES: dict[str, Rule] = {
+    "squeeze_": shapes.squeeze,
+    "unsqueeze_": shapes.unsqueeze,
+    "t_": shapes.t,
+    "transpose_": shapes.transpose,
+    "swapaxes_": shapes.transpose,
+    "swapdims_": shapes.transpose,
+}
+
+
+@rule(*SHAPES)
+def reshape_in_place(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """As the function without the underscore; then the wrapper itself takes the new shape."""
+    me, name = args[0], func.__name__
+    if not split(me):
+        return NotImplemented
+    if name == "t_" and me.dim() < 2:
+        return me
+    out = SHAPES[name](getattr(Tensor, name[:-1]), args, kwargs)
+    if not split(out):
+        raise BadInput(_refused(me, name))
+    with torch.no_grad(), PLAIN(), no_dispatch():
+        func(*args, **kwargs)
+    me._local, me.at = out._local, out.at
+    me._whole, me._versions = None, (0, 0)  # what was gathered has the old shape
+    return me
+
+
+@rule("resize_", "resize_as_", "set_", "as_strided_")
+def move_in_place(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Other memory under the same tensor: nothing of that has a meaning for rows."""
+    me = args[0]
+    if not split(me):
+        return NotImplemented
+    sizes = args[1:] if all(type(x) is int for x in args[1:]) else args[1]
+    if func.__name__ == "resize_as_" and sizes.shape == me.shape:
+        return me
+    if func.__name__ == "resize_" and tuple(sizes) == tuple(me.shape):
+        return me
+    raise BadInput(_refused(me, func.__name__))
+
+
+def _refused(me: Rows, name: str) -> str:
+    return (
+        f"{name} gives a batch of shape {tuple(me.shape)} another shape in place, but each rank holds "
+        f"its rows of it; write x = x.{name[:-1]}(...), or run with --view local"
+    )
