@@ -51,9 +51,12 @@ class Options:
         for name, allowed in CHOICES.items():
             value = getattr(self, name)
             if value not in allowed:
-                raise BadInput(
-                    f"--{name.replace('_', '-')} is {value!r}; it takes {', '.join(allowed)}"
-                )
+                raise BadInput(f"--{name.replace('_', '-')} is {value!r}; it takes {', '.join(allowed)}")
+        if self.scale_lr != "none" and self.batch != "per-rank":
+            raise BadInput(
+                f"--scale-lr is {self.scale_lr!r} with --batch {self.batch}, where the batch does not grow; "
+                "add --batch per-rank"
+            )
         if self.nproc is not None and self.nproc < 1:
             raise BadInput(f"--nproc is {self.nproc}; a job has at least 1 rank on each node")
         if self.nnodes < 1:

@@ -4,12 +4,15 @@ from autoddp.features.batchnorm import BatchNorm
 from autoddp.features.clocks import Clocks
 from autoddp.features.console import Console
 from autoddp.features.downloads import Downloads
+from autoddp.features.explanation import Explanation
 from autoddp.features.files import Files
 from autoddp.features.folders import Folders
 from autoddp.features.gradients import Gradients
 from autoddp.features.loaders import Loaders
+from autoddp.features.local_view import LocalView
 from autoddp.features.modules import Modules
 from autoddp.features.randomness import Randomness
+from autoddp.features.scaling import Scaling
 from autoddp.features.temporary import Temporary
 from autoddp.patching import Feature
 
@@ -21,8 +24,11 @@ FEATURES: tuple[type[Feature], ...] = (
     Folders,
     Temporary,
     Downloads,
+    Scaling,
+    LocalView,
     Loaders,
     Modules,
     BatchNorm,
     Gradients,
+    Explanation,
 )

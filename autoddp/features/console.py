@@ -49,18 +49,14 @@ class Console(Outward):
         "getpass:getuser",
         why="what is typed is read once, on rank 0's terminal, for all",
     )
-    def ask_secretly(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def ask_secretly(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """It travels as everything else between ranks does: in the clear."""
         if self.effects.mode() is not Mode.AGREED:
             return wrapped(*args, **kwargs)
         return self.effects.answer("getpass", lambda: wrapped(*args, **kwargs))
 
     @patch("os:isatty", why="whether there is a terminal is asked of rank 0's")
-    def is_terminal(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def is_terminal(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """Of the three standard streams; others are this rank's own."""
         number = Call(wrapped, args, kwargs).named.get("fd")
         if self.rank and self.terminal and number in STANDARD and self.effects.at_home():
@@ -68,9 +64,7 @@ class Console(Outward):
         return wrapped(*args, **kwargs)
 
     @patch("os:get_terminal_size", why="how wide the terminal is, is asked of rank 0's")
-    def terminal_size(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def terminal_size(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """As it was at the start; `shutil.get_terminal_size` asks this."""
         number = args[0] if args else 1  # it is written in C, takes no names, and does not tell
         if not self.rank or not self.size or number not in STANDARD or not self.effects.at_home():

@@ -70,9 +70,7 @@ class Downloads(Outward):
     name: ClassVar[str] = "downloads"
 
     @patch(*(f"torchvision.datasets.{name}.__init__" for name in DATA_SETS), why=WHY, optional=True)
-    def make_in_turn(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def make_in_turn(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """The constructor asks what is there, loads, unpacks and reads: all of it in turn."""
         call = Call(wrapped, args, kwargs)
         more = call.named.get("kwargs", {})
@@ -89,9 +87,7 @@ class Downloads(Outward):
         why=WHY,
         optional=True,
     )
-    def load_in_turn(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def load_in_turn(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """Whoever calls: all ranks do."""
         return self._in_turn(Call(wrapped, args, kwargs))
 
@@ -103,9 +99,7 @@ class Downloads(Outward):
         why=WHY,
         optional=True,
     )
-    def fetch_in_turn(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def fetch_in_turn(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """A library looked first whether the file is there, and ranks do not agree on that."""
         if self.effects.users() is Mode.PLAIN:
             return wrapped(*args, **kwargs)
@@ -140,9 +134,7 @@ class Downloads(Outward):
         why=HANDED,
         optional=True,
     )
-    def request_once(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def request_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """As `urlopen`."""
         if self.effects.users() is not Mode.AGREED:
             return wrapped(*args, **kwargs)
@@ -205,10 +197,7 @@ class Downloads(Outward):
         if world.local_world_size == world.world_size:
             return [0]
         effect = self.run.group.effect
-        nodes = [
-            effect("the nodes", lambda: world.node_rank, by=rank)
-            for rank in range(world.world_size)
-        ]
+        nodes = [effect("the nodes", lambda: world.node_rank, by=rank) for rank in range(world.world_size)]
         return [nodes.index(node) for node in sorted(set(nodes), key=nodes.index)]
 
 

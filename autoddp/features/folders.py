@@ -46,9 +46,7 @@ class Folders(Outward):
         "shutil:unpack_archive",
         why="what the script makes, moves and removes, it does once: rank 0 does it",
     )
-    def change_once(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def change_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """All ranks wait for it, and raise what it raised; scratch follows."""
         mode = self.effects.users()
         if mode is Mode.PLAIN:
@@ -206,9 +204,7 @@ class Listing:
 
 def _first(names: tuple[str, ...], values: dict[str, Any]) -> Any:
     """The first of these arguments that is a path."""
-    found = (
-        values[name] for name in names if isinstance(values.get(name), (str, bytes, os.PathLike))
-    )
+    found = (values[name] for name in names if isinstance(values.get(name), (str, bytes, os.PathLike)))
     return next(found, None)
 
 

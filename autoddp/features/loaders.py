@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import random
-import sys
 import weakref
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,27 +11,21 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
     IterableDataset,
-    RandomSampler,
-    SequentialSampler,
     Subset,
     TensorDataset,
-    WeightedRandomSampler,
 )
 from torch.utils.data.dataloader import default_collate
 
 from autoddp.patching import Feature, patch
 from autoddp.report import users_line
 from autoddp.run import Run
-from autoddp.sampling import RowSampler
+from autoddp.sampling import Fetching
 from autoddp.view import Rows
 from autoddp.view.generators import Generators
 from autoddp.view.rules.losses import IGNORED, counted
 from autoddp.view.snapshot import Snapshot
-
-OURS = (RandomSampler, SequentialSampler, WeightedRandomSampler)  # draw nothing between two batches
 
 
 @dataclass(frozen=True)
@@ -62,10 +52,7 @@ class Loaders(Feature):
     def __init__(self, run: Run) -> None:
         self.view, self.run, self.loading = run.view, run, run.options.loading
         self.plans: weakref.WeakKeyDictionary[Any, Plan] = weakref.WeakKeyDictionary()
-        self.starting: RowSampler | None = None  # of the iterator that is being made
-        self.own: Generators | None = None  # this rank's stream, for data sets that draw
-        self.outside: Generators | None = None  # where the generators are to be after a fetch
-        self.drawing = False
+        self.fetching = Fetching(run)
 
     @patch("torch.utils.data:DataLoader.__iter__", why="each rank fetches its rows of every batch")
     def share_batches(self, wrapped: Any, loader: Any, args: Any, kwargs: Any) -> Any:
@@ -79,19 +66,7 @@ class Loaders(Feature):
             self.run.report.add("loaders", f"DataLoader at {users_line()}", what)
         if plan.reason:
             return Whole(self, wrapped())
-        group = self.view.group
-        here = loader.num_workers == 0 and not plan.known  # else the data set draws in its workers
-
-        def before_fetch() -> None:
-            if here:
-                self.before_fetch(plan.draws)
-
-        self.starting = RowSampler(loader.batch_sampler, loader.dataset, group.size, group.rank, before_fetch)
-        try:
-            with self._fewer_workers(loader), self._own_seeds(loader, plan):
-                inner = wrapped()
-        finally:
-            self.starting = None
+        inner = self.fetching.start(loader, wrapped, plan.draws, still=plan.known)
         return Shared(self, inner, plan.known and _none_ignored(loader.dataset))
 
     @patch(
@@ -100,39 +75,8 @@ class Loaders(Feature):
         hot=True,
     )
     def rows_of_indices(self, plain: property) -> property:
-        """Ours while an iterator is made, else the script's: `len(loader)` is that of one process."""
-
-        def index_sampler(loader: Any) -> Any:
-            return self.starting if self.starting is not None else plain.fget(loader)  # type: ignore[misc]
-
-        return property(index_sampler)
-
-    @contextmanager
-    def _fewer_workers(self, loader: Any) -> Iterator[None]:
-        """The node's workers are shared out, unless a sampler of the script's draws between batches."""
-        sampler = getattr(loader.batch_sampler, "sampler", None)
-        known = type(loader.batch_sampler) is BatchSampler and type(sampler) in OURS
-        before, ranks = loader.num_workers, self.run.world.local_world_size
-        if known and before:
-            loader.num_workers = -(-before // ranks)
-        try:
-            yield
-        finally:
-            loader.num_workers = before
-
-    @contextmanager
-    def _own_seeds(self, loader: Any, plan: Plan) -> Iterator[None]:
-        """Workers of a data set that draws: seeds differ by rank; the generator moves on as in one process."""
-        if not plan.draws:
-            yield
-            return
-        before = loader.generator
-        seed = torch.empty((), dtype=torch.int64).random_(generator=before).item()
-        loader.generator = torch.Generator().manual_seed((int(seed) + 7919 * self.view.group.rank) % 2**63)
-        try:
-            yield
-        finally:
-            loader.generator = before
+        """While an iterator is made."""
+        return self.fetching.index_sampler(plain)
 
     def _plan(self, loader: Any) -> Plan:
         reason = _unshareable(loader)
@@ -172,30 +116,6 @@ class Loaders(Feature):
             return f"its data set keeps state: {changed}", draws
         return ("" if _numbers_only(sample) else "a sample holds more than numbers"), draws
 
-    def fetch(self, inner: Any) -> Any:
-        """The next batch; what its data set draws here moves no generator that the script sees."""
-        self.outside = None
-        try:
-            with self.view.set_aside():
-                return next(inner)
-        finally:
-            if self.drawing:
-                self.own = Generators()
-            if self.outside is not None:
-                self.outside.put_back()
-
-    def before_fetch(self, draws: bool) -> None:
-        """The sampler has drawn, as in one process; now the data set will."""
-        self.outside, self.drawing = Generators(), draws
-        if draws and self.own is None:
-            seed = torch.initial_seed() + 7919 * (self.view.group.rank + 1)
-            random.seed(seed)
-            torch.default_generator.manual_seed(seed % 2**63)
-            if "numpy" in sys.modules:
-                sys.modules["numpy"].random.seed(seed % 2**32)
-        elif draws and self.own is not None:
-            self.own.put_back()
-
 
 class Whole:
     """An iterator of which every rank fetches every batch; modules in the fetch are plain."""
@@ -226,7 +146,7 @@ class Shared(Whole):
         self.sizes: deque[tuple[int, ...] | None] = inner._index_sampler.sizes
 
     def __next__(self) -> Any:
-        batch = self.feature.fetch(self.inner)
+        batch = self.feature.fetching.fetch(self.inner)
         sizes = self.sizes.popleft()
         if sizes is None:
             return batch

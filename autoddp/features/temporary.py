@@ -35,9 +35,7 @@ class Temporary(Outward):
         if self.rank:
             self._lent.add(path)
             with self.effects.own():
-                os.makedirs(
-                    path if call.name.endswith("mkdtemp") else ".", exist_ok=True
-                )  # on each node
+                os.makedirs(path if call.name.endswith("mkdtemp") else ".", exist_ok=True)  # on each node
         return path
 
     @patch("tempfile:mkstemp", why="a temporary file has the name that rank 0 gave it")
@@ -76,9 +74,7 @@ class Temporary(Outward):
         """Whatever it opens on the way is no file of the user's."""
         return self._own(Call(wrapped, args, kwargs))
 
-    @patch(
-        "tempfile:TemporaryDirectory.cleanup", why="rank 0 removes the temporary folder, for all"
-    )
+    @patch("tempfile:TemporaryDirectory.cleanup", why="rank 0 removes the temporary folder, for all")
     def remove_once(self, wrapped: Callable[..., Any], folder: Any, args: Any, kwargs: Any) -> Any:
         """Once all ranks are through with it."""
         if self.effects.users() is not Mode.AGREED:
@@ -87,9 +83,7 @@ class Temporary(Outward):
             folder._finalizer.detach()
         return self.effects.change("TemporaryDirectory.cleanup", lambda: wrapped(*args, **kwargs))
 
-    @patch(
-        "tempfile:TemporaryDirectory._cleanup", why="rank 0 removes the temporary folder, for all"
-    )
+    @patch("tempfile:TemporaryDirectory._cleanup", why="rank 0 removes the temporary folder, for all")
     def leave_alone(self, wrapped: Callable[..., Any], owner: Any, args: Any, kwargs: Any) -> Any:
         """A folder that nobody cleaned up goes at its end, but not a borrowed one."""
         name = args[0] if args else kwargs.get("name")

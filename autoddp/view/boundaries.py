@@ -31,7 +31,7 @@ def laid_out(shape: tuple[int, ...], order: list[int], like: Tensor) -> Tensor:
 
 
 def agreed_order(local: Tensor, cuts: Cuts) -> list[int]:
-    """The order that the whole has. A dimension of size 1 hides it: then rank 0, which has most rows, tells."""
+    """The order that the whole has; a dimension of size 1 hides it: then rank 0, with most rows, tells."""
     order = order_of(local)
     if cuts.smallest > 1 or local.dim() < 2:
         return order

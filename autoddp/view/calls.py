@@ -107,7 +107,11 @@ class Calls:
         with self.enter(Region(cuts, at, verdict.draws)), written_back(leaves, ats, cuts):
             out = run(*args, **kwargs)
         if isinstance(out, Tensor) and len(verdict.outs) == 1 and verdict.outs[0] is not None:
-            return leaves[0] if out is mine[0] and split(leaves[0]) else _rows(out, cuts, verdict.outs[0], module)
+            return (
+                leaves[0]
+                if out is mine[0] and split(leaves[0])
+                else _rows(out, cuts, verdict.outs[0], module)
+            )
         got, got_spec = tree_flatten(out)
         if len(got) != len(verdict.outs):
             raise LostGradient(_changed(module))
@@ -168,7 +172,7 @@ class Calls:
         if verdict.sure:
             known[key] = verdict
         name = type(module).__name__
-        what = verdict.reason or f"split, {cuts.mine} of {cuts.total} rows here"
+        what = verdict.reason or f"{cuts.mine} of {cuts.total} rows here"
         self.view.report.add("whole" if verdict.reason else "split", f"{name} at {users_line()}", what)
         return verdict
 

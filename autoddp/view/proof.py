@@ -118,37 +118,48 @@ def prove(trial: Trial, module: nn.Module) -> Verdict:
 
 
 def _try(trial: Trial) -> Verdict:
-    size = trial.size
-    whole, spec, watch = trial.forward(0, size)
+    whole, spec, watch = trial.forward(0, trial.size)
     after = Generators()
-    if not trial.before.same_python(after):
-        return Verdict(reason="it draws from random or numpy")
-    if watch.decides:
-        return Verdict(reason="it decides in Python by values of the batch")
-    if watch.foreign:
-        return Verdict(reason="it uses a tensor with a gradient from outside")
-    if not any(isinstance(x, Tensor) for x in whole):
-        return Verdict(reason="it returns no tensor")
-    half = size - size // 2
-    outs: list[int | None] | None = None
-    for start, count in dict.fromkeys([(0, half), (size - half, half), *trial.parts]):
-        part, part_spec, _ = trial.forward(start, count)
-        if part_spec != spec:
-            return Verdict(reason="its outputs change their structure with the rows")
-        found = [_batch_dim(w, p, size, count) for w, p in zip(whole, part, strict=True)]
-        if UNLIKE in found or (outs is not None and found != outs):
-            return Verdict(reason="an output has no batch dimension")
-        outs = found
-        if not all(_close(w, p, at, start, count) for w, p, at in zip(whole, part, found, strict=True)):
-            return Verdict(reason="the forward of a part is not the part of the forward")
-    assert outs is not None
+    reason = _at_a_glance(trial, whole, watch, after)
+    if not reason:
+        outs, reason = _by_parts(trial, whole, spec)
+    if reason:
+        return Verdict(reason=reason)
     if not _rows_differ(trial):
         return Verdict(reason="all rows of the first batch are alike", sure=False)
-    for keep in (0, size - 1):
-        other, _, _ = trial.forward(0, size, keep)
+    for keep in (0, trial.size - 1):
+        other, _, _ = trial.forward(0, trial.size, keep)
         if not all(_same_row(w, o, at, keep) for w, o, at in zip(whole, other, outs, strict=True)):
             return Verdict(reason="its rows depend on each other")
     return Verdict(tuple(outs), not trial.before.same_torch(after))
+
+
+def _at_a_glance(trial: Trial, whole: list[Any], watch: Watch, after: Generators) -> str:
+    """Why it is not row-wise, as far as one forward tells."""
+    if not trial.before.same_python(after):
+        return "it draws from random or numpy"
+    if watch.decides:
+        return "it decides in Python by values of the batch"
+    if watch.foreign:
+        return "it uses a tensor with a gradient from outside"
+    return "" if any(isinstance(x, Tensor) for x in whole) else "it returns no tensor"
+
+
+def _by_parts(trial: Trial, whole: list[Any], spec: TreeSpec) -> tuple[list[int | None], str]:
+    """Where the batch lies in each output, if the forward of every part is that part of the forward."""
+    size, half = trial.size, trial.size - trial.size // 2
+    outs: list[int | None] = []
+    for start, count in dict.fromkeys([(0, half), (size - half, half), *trial.parts]):
+        part, part_spec, _ = trial.forward(start, count)
+        if part_spec != spec:
+            return outs, "its outputs change their structure with the rows"
+        found = [_batch_dim(w, p, size, count) for w, p in zip(whole, part, strict=True)]
+        if UNLIKE in found or (outs and found != outs):
+            return outs, "an output has no batch dimension"
+        outs = found
+        if not all(_close(w, p, at, start, count) for w, p, at in zip(whole, part, found, strict=True)):
+            return outs, "the forward of a part is not the part of the forward"
+    return outs, ""
 
 
 UNLIKE = -1

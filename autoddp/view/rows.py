@@ -117,7 +117,11 @@ class Partial(Tensor):
 
     @staticmethod
     def __new__(  # noqa: D102
-        cls: type[Partial], local: Tensor, view: View, dtype: torch.dtype | None = None, known: Part | None = None
+        cls: type[Partial],
+        local: Tensor,
+        view: View,
+        dtype: torch.dtype | None = None,
+        known: Part | None = None,
     ) -> Partial:
         return Tensor._make_wrapper_subclass(cls, (), dtype=dtype or local.dtype, device=local.device)
 
