@@ -9,7 +9,7 @@ torch.set_default_dtype(torch.float64)
 torch.manual_seed(0)
 
 loader = DataLoader(TensorDataset(torch.randn(60, 20)), batch_size=16, shuffle=True)
-G = nn.Sequential(nn.Linear(5, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 20))
+G = nn.Sequential(nn.Linear(5, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 20))
 D = nn.Sequential(spectral_norm(nn.Linear(20, 16)), nn.LeakyReLU(0.2), spectral_norm(nn.Linear(16, 1)))
 opt_g, opt_d = torch.optim.Adam(G.parameters(), lr=2e-3), torch.optim.Adam(D.parameters(), lr=2e-3)
 for (real,) in loader:
