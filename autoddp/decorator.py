@@ -15,11 +15,13 @@ from autoddp.errors import BadInput
 from autoddp.launch import launched
 from autoddp.options import Options
 from autoddp.place import HERE
+from autoddp.script import strip
 from autoddp.start import Origin
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 OVERRIDE = "AUTODDP_NPROC"
+ORIGIN = Origin.now()
 NAMES = tuple(field.name for field in fields(Options) if field.name not in ("module", "own_ddp"))
 
 
@@ -51,24 +53,33 @@ def distributed(function: Any = None, /, **options: Any) -> Any:
         @distributed(nproc=4)
         def main(): ...
     """
-    chosen, origin = choose(options), Origin.now()
+    chosen = choose(options)
 
     def call(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        if HERE.world is not None or multiprocessing.parent_process() is not None:
-            return wrapped(*args, **kwargs)
-        another = launched(os.environ)
-        ranks = 1 if another or HERE.post is not None else count(chosen, os.environ.get(OVERRIDE))
-        if ranks == 1 and not another and HERE.post is None:
-            return wrapped(*args, **kwargs)
-        from autoddp import join  # with torch
-
-        here = join.Call(wrapped, args, kwargs, chosen, origin)
-        if another:
-            return join.attach(here)
-        return join.follow(here, HERE.post) if HERE.post is not None else join.lead(here, ranks)
+        try:
+            return run(wrapped, args, kwargs, chosen)
+        except BaseException as error:
+            strip(error)
+            raise
 
     decorate = wrapt.decorator(call)
     return decorate if function is None else decorate(function)
+
+
+def run(wrapped: Callable[..., Any], args: Any, kwargs: Any, options: Options) -> Any:
+    """Call it in whatever way is right for this process."""
+    if HERE.world is not None or multiprocessing.parent_process() is not None:
+        return wrapped(*args, **kwargs)
+    another, post = launched(os.environ), HERE.post
+    ranks = 1 if another or post is not None else count(options, os.environ.get(OVERRIDE))
+    if ranks == 1 and not another and post is None:
+        return wrapped(*args, **kwargs)
+    from autoddp import join  # with torch
+
+    call = join.Call(wrapped, args, kwargs, options, ORIGIN)
+    if another:
+        return join.attach(call)
+    return join.follow(call, post) if post is not None else join.lead(call, ranks)
 
 
 def choose(options: dict[str, Any]) -> Options:

@@ -106,7 +106,8 @@ def muster(call: Call, ranks: int) -> Post | None:
     """
     against, crew = start.unforkable(), HERE.crew
     again = crew is not None
-    if against and crew is not None and crew.alive and len(crew.members) == ranks - 1:
+    goes_on = crew is not None and crew.alive and len(crew.members) == ranks - 1
+    if against and crew is not None and goes_on and not start.interactive():
         crew.begin(call.site)
         crew.order(go_on=True)
         return None
@@ -135,8 +136,8 @@ def muster(call: Call, ranks: int) -> Post | None:
     else:
         start.spawn(crew, ranks, call.origin)
         Report(speaks=not call.options.quiet).say(
-            f"{against}: the other ranks are no forks, they run the script anew, muted, up to {call.site} (seed "
-            "what is drawn before it; sets of texts have another order there unless PYTHONHASHSEED is set)"
+            f"{against}: the other ranks are no forks, they run the script anew, muted, up to {call.site} "
+            "(seed what is drawn before it; set PYTHONHASHSEED if the order of a set of texts matters)"
         )
     crew.begin(call.site)
     return None

@@ -35,7 +35,7 @@ HARD = 2  # omp_pause_hard
 
 @dataclass(frozen=True)
 class Origin:
-    """What this process was started with, as far as it can still be known at the decoration."""
+    """What this process was started with, as far as it can still be known when autoddp is imported."""
 
     argv: tuple[str, ...]
     cwd: str
@@ -177,7 +177,7 @@ def _give_back_pools() -> bool:
 
 def _asleep() -> bool:
     """Whether all threads that are not Python's wait for work."""
-    known = {thread.native_id for thread in threading.enumerate()}
+    known = {thread.native_id for thread in threading.enumerate()} | {threading.get_native_id()}
     deadline = time.monotonic() + SETTLE
     while any(_runs(task) for task in Path("/proc/self/task").iterdir() if int(task.name) not in known):
         if time.monotonic() > deadline:

@@ -1,0 +1,438 @@
+"""`@distributed`: one process becomes N for the time of a call, however it was started."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+import pytest
+
+from autoddp import distributed
+from autoddp.decorator import NAMES, choose, count
+from autoddp.errors import BadInput
+from autoddp.options import Options
+from tests.cli import run_python
+from tests.warm import Warm
+
+THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
+POOL = (
+    "import torch\ntorch.set_num_threads(2)\na = torch.ones(600, 600)\n"
+    "for _ in range(3): (a @ a).exp().sum()\n"
+)
+TRAINS = """
+import os, sys, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from autoddp import distributed
+
+print("before")
+torch.manual_seed(0)
+torch.set_default_dtype(torch.float64)
+x = torch.randn(37, 6)
+data = TensorDataset(x, (x.sum(1) > 0).long())
+loader = DataLoader(data, batch_size=8, shuffle=True)
+model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+open("setup.txt", "a").write("made\\n")
+
+@distributed
+def main(epochs):
+    for epoch in range(epochs):
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(inputs), labels)
+            loss.backward()
+            optimizer.step()
+        print(f"epoch {epoch}: {loss.item():.9f}")
+    torch.save(model.state_dict(), "model.pt")
+    INSIDE
+    return {"loss": loss, "rows": inputs}
+
+def weights():
+    return sum(p.abs().sum().item() for p in model.state_dict().values())
+
+def show(got):
+    print(f"got {got['loss'].item():.9f} {got['rows'].sum().item():.9f}")
+    print(f"weights {weights():.9f}")
+"""
+ONCE = "show(main(2))\nmodel(x).sum().backward()\noptimizer.step()\nprint(f'later {weights():.9f}')\n"
+TWICE = "show(main(1))\nprint('between')\nopen('between.txt', 'a').write('once')\nshow(main(1))\n"
+WAYS = {"forked": "", "after a pool": POOL, "afresh": THREAD}
+
+
+@pytest.fixture(scope="module")
+def warm():
+    parent = Warm()
+    yield parent
+    parent.close()
+
+
+@pytest.fixture
+def python(warm, tmp_path, monkeypatch):
+    """Runs a script's text by `python` in its own folder."""
+
+    def run(source, nproc=None, timeout=60, name="run"):
+        path = tmp_path / "train.py"
+        head = f"import os, tempfile\ntempfile.tempdir = {str(tmp_path / 'tmp')!r}\n"
+        head += f"os.environ['AUTODDP_NPROC'] = '{nproc}'\n" if nproc else ""
+        (tmp_path / "tmp").mkdir(exist_ok=True)
+        path.write_text(head + textwrap.dedent(source))
+        done = warm.run("python", str(path), folder=tmp_path / name, timeout=timeout)
+        assert not done.left, f"{done.left} outlived the program"
+        return done
+
+    return run
+
+
+def leftovers(tmp_path):
+    return list((tmp_path / "tmp").iterdir())
+
+
+def ours(done):
+    return [line for line in done.err.splitlines() if line.startswith("[autoddp]")]
+
+
+# ---- the numbers of one process
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_one_process_before_inside_and_after(python, nproc, tmp_path):
+    source = TRAINS.replace("INSIDE", "") + ONCE
+    plain = python(source, 1, name="plain")
+    many = python(source, nproc, name="many")
+    assert plain.code == many.code == 0, many.err
+    assert many.out == plain.out
+    assert f"[autoddp] {nproc} ranks on 1 node" in many.err
+    assert not plain.err
+    assert (many.folder / "setup.txt").read_text() == "made\n"
+    assert (many.folder / "model.pt").exists()
+    assert not leftovers(tmp_path)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_twice_by_every_way_of_starting(python, way, tmp_path):
+    source = WAYS[way] + TRAINS.replace("INSIDE", "") + TWICE
+    plain = python(source, 1, name="plain")
+    many = python(source, 2, name="many")
+    assert many.code == 0, many.err
+    assert many.out == plain.out
+    assert ("run the script anew" in many.err) == (way == "afresh")
+    assert (many.folder / "setup.txt").read_text() == "made\n"
+    assert (many.folder / "between.txt").read_text() == "once"
+    assert not leftovers(tmp_path)
+
+
+def test_forked_ranks_go_on_to_a_second_call_where_no_fork_is_safe_any_more(python, tmp_path):
+    inside = "import threading, time; threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()"
+    source = TRAINS.replace("INSIDE", inside) + TWICE
+    plain = python(source, 1, name="plain")
+    many = python(source, 2, name="many")
+    assert many.code == 0, many.err
+    assert many.out == plain.out
+    assert "anew" not in many.err
+    assert (many.folder / "between.txt").read_text() == "once"
+
+
+def test_a_second_call_of_another_size_says_that_it_cannot_be(python):
+    source = THREAD + (
+        "from autoddp import distributed\n@distributed(nproc=2)\ndef one(): pass\n"
+        "@distributed(nproc=3)\ndef two(): pass\none()\ntwo()"
+    )
+    done = python(source)
+    assert done.code == 1
+    assert "two() needs 3 ranks, but this process cannot be forked (other threads run" in done.err
+
+
+def test_random_states_that_nobody_seeded_are_rank_0s(python):
+    source = """
+    import random, numpy
+    from autoddp import distributed
+    THREAD
+    first = [random.random() for _ in range(3)], numpy.random.rand(2).tolist()
+    @distributed(nproc=2)
+    def main():
+        print("inside", first)
+        from autoddp.place import HERE
+        found = HERE.world.rank, first
+        import json
+        open_ = __import__("os").open
+        fd = open_(f"rank{found[0]}", 65)
+        __import__("os").write(fd, json.dumps(found[1]).encode())
+    main()
+    """
+    done = python(textwrap.dedent(source).replace("THREAD", THREAD))
+    assert done.code == 0, done.err
+    assert (done.folder / "rank0").read_text() == (done.folder / "rank1").read_text()
+
+
+# ---- what one process sees
+
+
+def test_after_the_call_the_process_is_as_before(python):
+    done = python(
+        """
+        import gc, os, random, sys, threading, torch, autoddp
+        from autoddp import distributed
+        from autoddp.features import FEATURES
+        from autoddp.patching import find
+        import importlib
+        def slots():
+            found = {}
+            for feature in FEATURES:
+                for patch in feature.patches():
+                    for target in patch.targets:
+                        name = target.partition(":")[0]
+                        if name in sys.modules or name.startswith("torch"):
+                            owner, attribute, _ = find(target, importlib.import_module(name), True)
+                            found[target] = vars(owner).get(attribute)
+            return found
+        torch.set_num_threads(2)
+        before = slots(), dict(os.environ), sys.excepthook, torch.get_num_threads()
+        @distributed(nproc=2, view="local")
+        def main(a, *, b=2):
+            "Doc."
+            assert os.environ["WORLD_SIZE"] == "2" and autoddp.world_size() == 2
+            os.environ["MINE"] = "kept"
+            return a + b, torch.get_num_threads()
+        print(main(1), main.__name__, main.__doc__, callable(main.__wrapped__))
+        import inspect; print(inspect.signature(main))
+        assert os.environ.pop("MINE") == "kept"
+        after = slots(), dict(os.environ), sys.excepthook, torch.get_num_threads()
+        print([k for k in before[0] if before[0][k] is not after[0][k]], before[1:] == after[1:])
+        print(autoddp.world_size(), torch.distributed.is_initialized(), torch.distributed.group.WORLD)
+        """
+    )
+    assert done.code == 0, done.err
+    assert done.out == "(3, 1) main Doc. True\n(a, *, b=2)\n[] True\n1 False None\n"
+
+
+def test_nested_calls_are_plain_and_methods_too(python):
+    done = python(
+        """
+        import autoddp
+        from autoddp import distributed
+        @distributed(nproc=3)
+        def inner(): return autoddp.world_size()
+        class Trainer:
+            @distributed(nproc=2)
+            def fit(self): return inner(), self.fit() if not hasattr(self, "seen") and self.see() else 0
+            def see(self): self.seen = True; return True
+        print(Trainer().fit())
+        """
+    )
+    assert (done.code, done.out) == (0, "(2, (2, 0))\n"), done.err
+
+
+def test_batches_that_outlive_their_job_say_so(python):
+    done = python(
+        """
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+        from autoddp import distributed
+        kept = []
+        @distributed(nproc=2)
+        def main():
+            for x, in DataLoader(TensorDataset(torch.arange(8.0)), 8): kept.append(x); kept.append(x.sum())
+        main()
+        print(kept[1].item())
+        print(kept[0].tolist())
+        """
+    )
+    assert done.code == 1
+    assert done.out == "28.0\n"
+    assert "AutoDDPError: a batch that is held by rows is read after the job" in done.err
+
+
+# ---- failures
+
+
+FAILS = """
+import autoddp, os, signal, sys, time, torch
+from autoddp import distributed
+@distributed(nproc=3)
+def main():
+    rank = autoddp.rank()
+    print("x" * rank, flush=True)
+    WHAT
+    for _ in range(100000): torch.nn.Linear(2, 2)(torch.ones(4, 2)).sum().backward()
+try: print(main())
+finally: print("after")
+"""
+
+
+def test_exceptions_come_out_as_of_a_plain_call(python, tmp_path):
+    source = FAILS.replace("WHAT", "raise KeyError('why')").replace("finally", "except KeyError")
+    done = python(source + "print('caught')\nsys.exit(3)")
+    assert (done.code, done.out) == (3, "\nafter\ncaught\n"), done.err
+    assert "Traceback" not in done.err
+    assert not leftovers(tmp_path)
+
+
+def test_a_traceback_is_the_scripts(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(FAILS.replace("WHAT", "raise ValueError('why')"))
+    many, plain = run_python(path), run_python(path, env={"AUTODDP_NPROC": "1"})
+    assert many.rc == plain.rc == 1
+    assert many.theirs == plain.theirs
+    assert "autoddp" not in many.theirs
+    assert plain.theirs.endswith("ValueError: why\n")
+
+
+@pytest.mark.parametrize("way", ["forked", "afresh"])
+@pytest.mark.parametrize("moment", ["", "time.sleep(0.5); "], ids=["at once", "later"])
+def test_a_killed_rank_is_named_and_ends_the_program(python, moment, way):
+    source = WAYS[way] + FAILS.replace("WHAT", f"if rank == 1: {moment}os.kill(os.getpid(), signal.SIGKILL)")
+    done = python(source)
+    assert done.code == 128 + 9
+    assert "[autoddp] rank 1 was killed by SIGKILL (signal 9)" in done.err
+    assert done.err.endswith(":\nx\n")  # the end of its log
+    assert "after" not in done.out
+
+
+def test_a_rank_that_raises_alone_is_named_with_its_log(python):
+    done = python(FAILS.replace("WHAT", "if rank == 2: raise ValueError('only me')\n    time.sleep(100)"))
+    assert done.code == 1
+    assert "[autoddp] rank 2 raised from main(), rank 0 did not; the end of its log" in done.err
+    assert done.err.endswith("ValueError: only me\n")
+
+
+def test_rank_0_that_raises_alone_ends_the_others(python):
+    done = python(FAILS.replace("WHAT", "if rank == 0: raise ValueError('zero')"))
+    assert done.code == 1
+    assert done.err.endswith("ValueError: zero\n")
+
+
+def test_a_fresh_rank_that_does_not_come_to_the_call_is_named(python):
+    source = THREAD + "import autoddp.place\nif autoddp.place.HERE.post: raise SystemExit(4)\n" + FAILS
+    done = python(source.replace("WHAT", "pass"))
+    assert done.code == 1
+    assert re.search(r"rank [12] ended with exit code 4 before it came to main\(\)", done.err)
+
+
+# ---- other ways to run
+
+
+def test_an_interactive_session_forks_or_says_why_not():
+    source = (
+        "from autoddp import distributed\nimport autoddp\n@distributed(nproc=2)\n"
+        "def main(): return autoddp.world_size()\nprint(main(), main())\n"
+    )
+    done = run_python("-c", source + THREAD + "main()")
+    assert done.out == "2 2\n"
+    assert done.rc == 1
+    assert "main() needs 2 ranks, but this process cannot be forked (other threads run" in done.err
+
+
+def test_a_module_is_started_afresh_as_a_module(tmp_path):
+    package = tmp_path / "pkg"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "sibling.py").write_text("value = 5\n")
+    (package / "__main__.py").write_text(
+        THREAD + "import sys\nfrom autoddp import distributed\nfrom . import sibling\n"
+        "@distributed(nproc=2)\ndef main(): return sibling.value, sys.argv[1:]\nprint(main())\n"
+    )
+    done = run_python("-m", "pkg", "--help", "x", cwd=tmp_path)
+    assert (done.rc, done.out) == (0, "(5, ['--help', 'x'])\n"), done.err
+
+
+WORKERS = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from autoddp import distributed
+print("imported as", __name__)
+
+@distributed(nproc=2)
+def main():
+    data = TensorDataset(torch.arange(6.0))
+    loader = DataLoader(data, 3, num_workers=1, multiprocessing_context="spawn")
+    return [x.tolist() for x, in loader]
+
+if __name__ == "__main__":
+    print(main())
+"""
+
+
+def test_importing_it_starts_nothing_also_in_spawned_workers(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(WORKERS)
+    done = run_python(path)
+    assert done.rc == 0, done.err
+    assert done.out.splitlines()[-1] == "[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]"
+    assert [line for line in done.ours if " ranks on " in line] == done.ours[:1], done.err
+    done = run_python("-c", "import sys, train; print('torch.distributed' in sys.modules)", cwd=tmp_path)
+    assert done.rc == 0, done.err
+    assert "[autoddp]" not in done.err
+
+
+def test_neither_importing_nor_decorating_imports_torch():
+    source = "import sys\nfrom autoddp import distributed\n@distributed(nproc=4)\ndef main(): pass\n"
+    done = run_python("-c", source + "print([n for n in ('torch', 'numpy') if n in sys.modules])")
+    assert (done.rc, done.out) == (0, "[]\n"), done.err
+
+
+JOINS = TRAINS.replace("INSIDE", "") + "show(main(1))\nopen('after.txt', 'a').write('once')\nshow(main(1))\n"
+
+
+def test_under_autoddp_run_it_is_a_plain_call(warm, python, tmp_path):
+    plain = python(JOINS, 1, name="plain")
+    for nproc in ("1", "2"):
+        path = str(tmp_path / "train.py")
+        done = warm.run("autoddp", "run", "-n", nproc, path, folder=tmp_path / f"run{nproc}")
+        assert done.code == 0, done.err
+        assert done.out == plain.out
+        assert (done.folder / "after.txt").read_text() == "once"
+        assert len([line for line in ours(done) if "node" in line]) == int(nproc) - 1
+
+
+def test_under_torchrun_the_ranks_join_at_the_call(python, tmp_path):
+    plain = python(JOINS, 1, name="plain")
+    folder = tmp_path / "torchrun"
+    folder.mkdir()
+    (tmp_path / "train.py").write_text(JOINS)
+    done = run_python(
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, tmp_path / "train.py"),
+        cwd=folder,
+    )
+    assert done.rc == 0, done.err
+    assert done.out.replace("before\n", "", 1) == plain.out  # what comes before the call, both print
+    assert (folder / "after.txt").read_text() == "once"
+
+
+# ---- options
+
+
+def test_the_options_are_the_command_lines():
+    assert choose({"nproc": 4, "view": "local"}) == Options(nproc=4, view="local")
+    assert choose({"disable": "clocks,files"}).disable == ("clocks", "files")
+    assert "module" not in NAMES
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"procs": 2}, "@distributed has no option procs; it takes nproc, "),
+        ({"nproc": 0}, "--nproc is 0; a job has at least 1 rank"),
+        ({"nproc": "4"}, "nproc of @distributed is '4'; it takes a whole number"),
+        ({"view": "none"}, "--view is 'none'; it takes global, local"),
+    ],
+    ids=["name", "zero", "text", "choice"],
+)
+def test_bad_options_are_refused_at_the_decoration(options, message):
+    with pytest.raises(BadInput, match=re.escape(message)):
+        distributed(**options)
+
+
+@pytest.mark.parametrize("text", ["many", "0", "-1", ""])
+def test_a_bad_override_is_refused(text):
+    with pytest.raises(BadInput, match=f"AUTODDP_NPROC is '{text}'; it takes a whole number of ranks"):
+        count(Options(), text)
+
+
+def test_how_many_ranks():
+    assert count(Options(nproc=3), None) == 3
+    assert count(Options(nproc=3), "2") == 2
+    with pytest.raises(
+        BadInput, match="nnodes of @distributed is 2, but plain python starts ranks on its own"
+    ):
+        count(Options(nnodes=2), None)
