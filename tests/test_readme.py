@@ -1,0 +1,242 @@
+"""README: its commands are run as they stand, and what it shows is what is seen."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+
+from autoddp import cli
+from autoddp.features import FEATURES
+from autoddp.options import CHOICES
+from tests import test_two_nodes
+from tests.cli import ROOT, environ
+from tests.same import NUMBER, same_text
+
+README = (Path(ROOT) / "README.md").read_text()
+CI = Path(ROOT) / ".ci" / "run"
+DIGITS = Path(ROOT) / "examples" / "single_gpu" / "digits.py"
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.M | re.S)
+TRAINS = ("train.py", "package.train", "digits.py")
+PRINTED = 2e-2  # as for the examples: float32, and what is printed are few digits of it
+
+nodes = test_two_nodes.nodes
+
+
+def commands() -> list[str]:
+    """All that README has a reader type, in its order; its set-up lines in their parts."""
+    shell = [text for kind, text in BLOCKS if kind == "sh"]
+    first = next(text for kind, text in BLOCKS if not kind)
+    lines = [line.partition("#")[0].strip() for text in (first, *shell) for line in text.splitlines()]
+    return [part.strip() for line in lines for part in line.split("&&")]
+
+
+SET_UP = ("python3 -m venv", ". .venv", "pip ", "ruff ", "mypy", "pytest ")  # .ci/run runs these
+COMMANDS = [line for line in commands() if not line.startswith(SET_UP)]
+PAIR = [line for line in COMMANDS if "--nnodes" in line]
+(MAIN,) = [line for line in COMMANDS if "digits.py" in line]
+ALONE = [line for line in COMMANDS if line not in (*PAIR, MAIN)]
+
+
+def short(line: str) -> str:
+    """The command with one epoch of training."""
+    return f"{line} --epochs 1" if any(name in line for name in TRAINS) else line
+
+
+@pytest.fixture(scope="module")
+def console(tmp_path_factory) -> dict[str, str]:
+    """The environment of a shell in which `autoddp` is found: the installed one where there is one."""
+    folder = Path(sys.executable).parent
+    found, variables = [str(folder)], environ()
+    if (folder / "autoddp").exists():
+        del variables["PYTHONPATH"]
+    else:
+        made = tmp_path_factory.mktemp("bin") / "autoddp"
+        made.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m autoddp "$@"\n')
+        made.chmod(0o755)
+        found.append(str(made.parent))
+    return variables | {"PATH": ":".join([*found, os.environ["PATH"]])}
+
+
+@pytest.fixture
+def start(console, tmp_path):
+    """Start a line of shell where a user would type it."""
+    project = tmp_path / "project"
+    (project / "examples" / "single_gpu").mkdir(parents=True)
+    (project / "package").mkdir()
+    (project / "package" / "__init__.py").touch()
+    for copy in ("train.py", "package/train.py", "examples/single_gpu/digits.py"):
+        shutil.copy(DIGITS, project / copy)
+
+    def begin(line: str | list[str]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            line,
+            shell=isinstance(line, str),
+            cwd=project,
+            env=console,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    begin.project = project
+    return begin
+
+
+def end(*processes: subprocess.Popen[str]) -> list[tuple[str, str]]:
+    """What they printed, once all have ended well."""
+    try:
+        printed = [process.communicate(timeout=120) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (out, err) in zip(processes, printed, strict=True):
+        assert process.returncode == 0, f"{process.args}\n{out}\n{err}"
+    return printed
+
+
+@pytest.fixture(scope="module")
+def plain(console, tmp_path_factory):
+    """What `python train.py` prints, with some arguments."""
+    known: dict[str, str] = {}
+
+    def output(arguments: str) -> str:
+        if arguments not in known:
+            done = subprocess.run(
+                [sys.executable, str(DIGITS), *arguments.split()],
+                cwd=tmp_path_factory.mktemp("plain"),
+                env=console,
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=True,
+            )
+            known[arguments] = done.stdout
+        return known[arguments]
+
+    return output
+
+
+def in_order(shown: list[str], seen: list[str]) -> None:
+    """README's lines are among those that were printed, one after the other."""
+    rest = iter(seen)
+    for line in shown:
+        assert line in rest, f"README shows {line!r}, but there was\n" + "\n".join(seen)
+
+
+def shape(line: str) -> str:
+    """A line of numbers without their values and their width."""
+    return " ".join(NUMBER.sub("#", line).split())
+
+
+@pytest.mark.parametrize("line", ALONE)
+def test_a_command(line, start, plain):
+    ((out, err),) = end(start(short(line)))
+    trained = re.search(rf"(?:{'|'.join(map(re.escape, TRAINS))})(.*)", short(line))
+    if trained:
+        same_text(plain(trained[1].strip()), out, PRINTED, "stdout")
+        assert "Traceback" not in err
+    else:
+        assert len(out.splitlines()) > 5
+
+
+def test_two_machines(request, start, plain):
+    """On two network namespaces; where these cannot be made, twice on this machine."""
+    try:
+        names, master, port = request.getfixturevalue("nodes"), test_two_nodes.ADDRESSES[0], 29500
+    except pytest.skip.Exception:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            names, master, port = None, *probe.getsockname()
+    assert len(PAIR) == 2
+    lines = [short(line).replace("10.0.0.1", master).replace("29500", str(port)) for line in PAIR]
+    assert len(set(lines)) == 2
+    prefix = [["ip", "netns", "exec", name] if names else [] for name in names or "ab"]
+    (out, err), (second, _) = end(
+        *(start([*before, "sh", "-c", line]) for before, line in zip(prefix, lines, strict=True))
+    )
+    same_text(plain("--epochs 1"), out, PRINTED, "stdout")
+    assert second == ""
+    assert "[autoddp] 4 ranks on 2 nodes, " in err
+
+
+def test_the_decorator(start, plain):
+    (block,) = [text for kind, text in BLOCKS if kind == "python"]
+    lines = block.splitlines()
+    assert lines[0] == "from autoddp import distributed"
+    assert lines[-1] == "def main():"
+    script = DIGITS.read_text().replace("import argparse", f"{lines[0]}\nimport argparse")
+    script = script.replace(lines[-1], "\n".join(lines[1:]).strip())
+    (start.project / "train.py").write_text(script)
+    ((out, err),) = end(start("python train.py --epochs 1"))
+    same_text(plain("--epochs 1"), out, PRINTED, "stdout")
+    assert "[autoddp] 2 ranks on 1 node" in err
+
+
+def test_the_main_job_shows_what_readme_shows(start, plain):
+    (shown,) = [text for kind, text in BLOCKS if not kind and text.startswith("[autoddp]")]
+    ((out, err),) = end(start(short(MAIN)))
+    same_text(plain("--epochs 1"), out, PRINTED, "stdout")
+    ours = [line for line in shown.splitlines() if line.startswith("[autoddp]")]
+    theirs = [line for line in shown.splitlines() if line not in (*ours, "...")]
+    in_order(ours, err.splitlines())
+    in_order([shape(line) for line in theirs], [shape(line) for line in out.splitlines()])
+
+
+def test_set_up_is_what_ci_runs():
+    (install, check) = [text.strip() for kind, text in BLOCKS if kind == "sh"][:2]
+    script = CI.read_text()
+    assert CI.stat().st_mode & stat.S_IXUSR
+    assert f" {check}\n" in script
+    assert "python3 -m venv " in script
+    assert install.startswith(
+        "python3 -m venv .venv && . .venv/bin/activate && pip install -q '.[examples]' && "
+    )
+    extras = tomllib.loads((Path(ROOT) / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(extras["examples"]) <= set(extras["test"]), "what .ci/run installs would not do for it"
+
+
+def test_every_option_is_in_the_table():
+    (table,) = re.findall(r"^## Options.*?(?=^## )", README, flags=re.M | re.S)
+    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `-")]
+    shown = {name: values.strip() for names, values in rows for name in re.findall(r"`(-[\w-]+)`", names)}
+    command = typer.main.get_command(cli.app).commands["run"]
+    options = [parameter for parameter in command.params if parameter.param_type_name == "option"]
+    assert set(shown) == {name for option in options for name in option.opts}
+    for name, values in CHOICES.items():
+        assert shown[f"--{name.replace('_', '-')}"] == ", ".join(values)
+
+
+def test_every_option_that_is_named_exists():
+    features = {feature.name for feature in FEATURES}
+    every = typer.main.get_command(cli.app).commands.values()
+    known = {name for command in every for option in command.params for name in option.opts}
+    named = re.findall(r"`(--[\w-]+)(?: ([\w,-]+))?`", README)
+    assert len(named) > 20
+    for option, value in named:
+        assert option in known
+        if option == "--disable" and value:
+            assert set(value.split(",")) <= features
+        elif value and option[2:].replace("-", "_") in CHOICES:
+            assert value in CHOICES[option[2:].replace("-", "_")]
+
+
+def test_every_module_is_in_the_list():
+    (table,) = re.findall(r"^\| where \| what \|\n.*?\n\n", README, flags=re.M | re.S)
+    named = set(re.findall(r"`(\w+)`", table))
+    package = Path(ROOT) / "autoddp"
+    files = {path.stem for path in (*package.glob("*.py"), *package.glob("features/*.py"))}
+    missing = {name for name in files if not name.startswith("_")} - named
+    assert not missing, f"README's list of modules lacks {missing}"
+    extra = named - files - {"Rows", "python"}
+    assert not extra, f"README's list of modules names {extra}, which are none"
