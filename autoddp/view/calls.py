@@ -66,7 +66,8 @@ class Calls:
             verdict = self._verdict(module, leaves, spec, ats, cuts)
             if not verdict.reason:
                 return self._split(module, run, leaves, spec, ats, cuts, verdict)
-            handed = handed or (cuts, ats)
+            if handed is None or _holders(ats) > _holders(handed[1]):
+                handed = cuts, ats  # most arguments agree on this size
         if not parts:
             with self.view.set_aside():
                 return self.whole(run, leaves, spec)
@@ -230,6 +231,10 @@ def _flat(args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], TreeSpec]:
 
 def _whole_of(leaves: list[Any], spec: TreeSpec) -> Any:
     return ((leaves[0],), {}) if spec is ONE else tree_unflatten(leaves, spec)
+
+
+def _holders(ats: list[int | None]) -> int:
+    return sum(at is not None for at in ats)
 
 
 def _has_hooks(m: nn.Module) -> bool:

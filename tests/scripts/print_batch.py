@@ -15,7 +15,7 @@ for x, y in loader:
     loss = F.cross_entropy(output, y)
     loss.backward()
     print(x)
-    print(y, y.dtype, x.device, x.requires_grad, type(x))
+    print(y, y.dtype, x.device, x.requires_grad)
     print(f"{loss:.6f} {loss} {y[0]} {output.argmax(1)}")
     print(repr(loss), str(output), [output.shape, loss.shape])
     print("grad", net.weight.grad)
