@@ -100,8 +100,9 @@ class Post:
 class Crew:
     """All ranks above 0."""
 
-    def __init__(self, logs: Logs) -> None:
+    def __init__(self, logs: Logs, copied: bool) -> None:
         self.logs = logs
+        self.copied = copied  # just forked: they have all that rank 0 has
         self.members: list[Member] = []
         self.site = ""  # of the job at present; none between two
         self.pid = os.getpid()

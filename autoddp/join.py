@@ -18,12 +18,14 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.utils._pytree import tree_leaves, tree_map
 
-from autoddp import gpus, launch, start, streams, worker
-from autoddp.crew import LAST, PATIENCE, Crew, Post
+from autoddp import gpus, launch, streams, worker
+from autoddp.agreement import agree
+from autoddp.crew import Post
 from autoddp.environment import ADDED, World, hide
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.gpus import Devices
 from autoddp.group import Group
+from autoddp.muster import muster, settle
 from autoddp.muted import muted
 from autoddp.options import Options
 from autoddp.place import HERE
@@ -54,6 +56,12 @@ class Call:
         """The function, as the user knows it."""
         return f"{getattr(self.wrapped, '__qualname__', type(self.wrapped).__name__)}()"
 
+    @property
+    def variables(self) -> dict[str, Any]:
+        """Of the module that the function is in."""
+        found: dict[str, Any] = getattr(self.wrapped, "__globals__", {})
+        return found
+
     def plain(self) -> Any:
         """The call as it was made."""
         return self.wrapped(*self.args, **self.kwargs)
@@ -77,7 +85,7 @@ def lead(call: Call, ranks: int) -> Any:
     launch.check_disabled(call.options)
     names = gpus.visible(os.environ, gpus.count())
     devices = gpus.share(names, ranks, call.options.backend)
-    post = muster(call, ranks)
+    post = muster(call.site, ranks, call.options, call.origin)
     if post is not None:
         return follow(call, post)
     crew = HERE.crew
@@ -89,69 +97,12 @@ def lead(call: Call, ranks: int) -> Any:
             crew.close()  # an interrupt, most likely
             raise
         server = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-        crew.order(port=server.port, backend=devices.backend, why=devices.why, visible=devices.visible)
-        return take_part(call, place(0, ranks, server.port), devices, lambda word: settle(crew, word))
+        told = {"backend": devices.backend, "why": devices.why, "visible": devices.visible}
+        crew.order(port=server.port, copied=crew.copied, **told)
+        world = place(0, ranks, server.port)
+        return take_part(call, world, devices, lambda word: settle(crew, word), crew.copied)
     finally:
         crew.end()
-
-
-def muster(call: Call, ranks: int) -> Post | None:
-    """Have the ranks above 0 on their way to the call; in a forked one, its post.
-
-    They are forked where that is safe, for each call anew, since a fork has all that rank 0 has. Where
-    it is not, ranks that are there from an earlier call go on from its end; else they start afresh.
-
-    Raises:
-        BadInput: There is no way to have them here.
-    """
-    against, crew = start.unforkable(), HERE.crew
-    again = crew is not None
-    goes_on = crew is not None and crew.alive and len(crew.members) == ranks - 1
-    if against and crew is not None and goes_on and not start.interactive():
-        crew.begin(call.site)
-        crew.order(go_on=True)
-        return None
-    if against and (again or start.interactive()):
-        raise BadInput(
-            f"{call.site} needs {ranks} ranks, but this process cannot be forked ({against}), and no "
-            + (
-                "other ranks can take part in a second call"
-                if again
-                else "script is there to start them with"
-            )
-            + "; use autoddp run, or call it earlier"
-        )
-    if crew is not None:
-        crew.close()
-    logs = Logs(call.options.log_dir)
-    logs.make()
-    HERE.crew = crew = Crew(logs)
-    atexit.register(crew.close)
-    if not against:
-        post = start.fork(crew, ranks)
-        if post is not None:
-            HERE.crew = None
-            atexit.register(worker.leave, 0)
-            return post
-    else:
-        start.spawn(crew, ranks, call.origin)
-        Report(speaks=not call.options.quiet).say(
-            f"{against}: the other ranks are no forks, they run the script anew, muted, up to {call.site} "
-            "(seed what is drawn before it; set PYTHONHASHSEED if the order of a set of texts matters)"
-        )
-    crew.begin(call.site)
-    return None
-
-
-def settle(crew: Crew, word: str) -> None:
-    """Rank 0 has returned or raised: so must the others have."""
-    interrupted = isinstance(sys.exception(), KeyboardInterrupt)
-    other = crew.settle(word, LAST if word == "returned" else 0 if interrupted else PATIENCE)
-    if other and word == "returned":
-        what = "did not return" if not other[0].word else f"{other[0].word}"
-        crew.fail(other[0], f"{what} from {crew.site}, rank 0 returned", 1)
-    if other:
-        crew.close()  # what rank 0 raised is the reason; they wait for what will not come
 
 
 def follow(call: Call, post: Post) -> Any:
@@ -171,7 +122,8 @@ def follow(call: Call, post: Post) -> Any:
         post.tell(word)
 
     try:
-        value = take_part(call, place(post.rank, post.size, order["port"]), devices, tell)
+        world = place(post.rank, post.size, order["port"])
+        value = take_part(call, world, devices, tell, order["copied"])
     except BaseException as error:
         raised = error
     post.wait()
@@ -209,10 +161,12 @@ def attach(call: Call) -> Any:
     return call.plain()
 
 
-def take_part(call: Call, world: World, devices: Devices, tell: Tell) -> Any:
-    """The call, inside a session that is gone after it."""
-    with joined(call, world, devices):
+def take_part(call: Call, world: World, devices: Devices, tell: Tell, copied: bool) -> Any:
+    """The call, inside a session that is gone after it; `copied`: all ranks are forks of rank 0."""
+    with joined(call, world, devices) as group:
         try:
+            if not copied:
+                agree(group, call.site, call.variables, (call.args, call.kwargs))
             value = whole(call.plain())
         except BaseException as error:
             strip(error)

@@ -18,13 +18,13 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     {"__main__"},
     {"cli"},
-    {"decorator", "join", "fresh", "verify", "listing"},
+    {"decorator", "join", "muster", "fresh", "verify", "listing"},
     {"launch", "agent"},
     {"worker"},
     {"session", "script", "muted"},
     {"features"},
     {"run", "effects", "opened", "sampling"},
-    {"view", "replica", "ledger", "group", "report", "scratch", "atomic"},
+    {"view", "replica", "agreement", "ledger", "group", "report", "scratch", "atomic"},
 ]
 BOTTOM = len(LAYERS)
 WITHOUT_TORCH = {

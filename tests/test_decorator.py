@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import textwrap
 
 import pytest
@@ -16,7 +17,7 @@ from tests.warm import Warm
 
 THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
 POOL = (
-    "import torch\ntorch.set_num_threads(2)\na = torch.ones(600, 600)\n"
+    "import os, torch\nos.environ['OMP_NUM_THREADS'] = '2'\ntorch.set_num_threads(2)\na = torch.ones(600, 600)\n"
     "for _ in range(3): (a @ a).exp().sum()\n"
 )
 TRAINS = """
@@ -111,7 +112,9 @@ def test_one_process_before_inside_and_after(python, nproc, tmp_path):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_twice_by_every_way_of_starting(python, way, tmp_path):
-    source = WAYS[way] + TRAINS.replace("INSIDE", "") + TWICE
+    source = (
+        WAYS[way] + TRAINS.replace("INSIDE", "(torch.ones(600, 600) @ torch.ones(600, 600)).exp()") + TWICE
+    )
     plain = python(source, 1, name="plain")
     many = python(source, 2, name="many")
     assert many.code == 0, many.err
@@ -143,26 +146,47 @@ def test_a_second_call_of_another_size_says_that_it_cannot_be(python):
     assert "two() needs 3 ranks, but this process cannot be forked (other threads run" in done.err
 
 
-def test_random_states_that_nobody_seeded_are_rank_0s(python):
-    source = """
-    import random, numpy
-    from autoddp import distributed
+TELLS = (
     THREAD
-    first = [random.random() for _ in range(3)], numpy.random.rand(2).tolist()
-    @distributed(nproc=2)
-    def main():
-        print("inside", first)
-        from autoddp.place import HERE
-        found = HERE.world.rank, first
-        import json
-        open_ = __import__("os").open
-        fd = open_(f"rank{found[0]}", 65)
-        __import__("os").write(fd, json.dumps(found[1]).encode())
-    main()
-    """
-    done = python(textwrap.dedent(source).replace("THREAD", THREAD))
+    + """
+import os, random, time, numpy, torch
+from autoddp import distributed
+first = [random.random() for _ in range(3)], numpy.random.rand(2)
+began = time.time()
+WHAT
+@distributed(nproc=2)
+def main(*args):
+    from autoddp.place import HERE
+    number = os.open(f"rank{HERE.world.rank}", os.O_WRONLY | os.O_CREAT)
+    os.write(number, f"{first} {began} {time.time() > began}".encode())
+main(ARGS)
+"""
+)
+
+
+def test_fresh_ranks_have_rank_0s_states_and_times(python):
+    done = python(
+        TELLS.replace("WHAT", "words = {'a', 'b'}; empty = torch.ones(2).bool()").replace("ARGS", "1, [2]")
+    )
     assert done.code == 0, done.err
-    assert (done.folder / "rank0").read_text() == (done.folder / "rank1").read_text()
+    told = (done.folder / "rank0").read_text()
+    assert told == (done.folder / "rank1").read_text()
+    assert told.endswith(" True")
+
+
+@pytest.mark.parametrize(
+    ("what", "args", "name"),
+    [
+        ("torch.seed(); data = [1, {'x': torch.randn(3)}]", "", "data"),
+        ("data = numpy.frombuffer(os.urandom(8), 'u1')", "", "data"),
+        ("", "[os.urandom(2).hex()]", "an argument of the call"),
+    ],
+    ids=["tensor", "array", "argument"],
+)
+def test_what_differs_on_a_fresh_rank_is_named(python, what, args, name):
+    done = python(TELLS.replace("WHAT", what).replace("ARGS", args))
+    assert done.code == 1
+    assert f"Disagreement: {name} at main() is not on rank 1 what it is on rank 0" in done.err
 
 
 # ---- what one process sees
@@ -307,6 +331,22 @@ def test_a_fresh_rank_that_does_not_come_to_the_call_is_named(python):
     done = python(source.replace("WHAT", "pass"))
     assert done.code == 1
     assert re.search(r"rank [12] ended with exit code 4 before it came to main\(\)", done.err)
+
+
+def test_an_interrupt_ends_all(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(FAILS.replace("WHAT", "if rank == 0: os.kill(os.getpid(), signal.SIGINT)"))
+    done = run_python(path, timeout=30)
+    assert done.rc == -signal.SIGINT
+    assert done.err.endswith("KeyboardInterrupt\n")
+
+
+def test_no_rank_outlives_rank_0(python):
+    done = python(
+        FAILS.replace("WHAT", "if rank == 0: time.sleep(0.5); os.kill(os.getpid(), signal.SIGKILL)")
+    )
+    assert done.code == -signal.SIGKILL
+    assert "after" not in done.out
 
 
 # ---- other ways to run
