@@ -142,7 +142,9 @@ class Calls:
             self.depth -= 1
 
     def _guesses(self, first: Tensor) -> list[Cuts]:
-        """Batches cut by hand: a size of the first argument."""
+        """Batches cut by hand: a size of the first argument. A first size of 1 is a batch of one."""
+        if first.shape[0] < self.view.group.size:
+            return []
         return [self.view.cut(size) for size in dict.fromkeys(first.shape)][:GUESSES]
 
     def _mine(self, x: Any, at: int | None, cuts: Cuts) -> Any:
