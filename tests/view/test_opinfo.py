@@ -1,0 +1,192 @@
+"""Every operator of torch's own OpInfo database gives on rows what it gives on the whole batch."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+
+from tests.ranks import run_ranks
+from tests.view.compare import Counting, by_rows, copy, difference, gradient_difference
+
+UNWRITTEN = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
+EXEMPT = dict.fromkeys(UNWRITTEN, "returns memory that nobody has written") | {
+    "resize_": "refused: rows cannot be given other memory",
+    "resize__": "the same",
+    "resize_as_": "refused: rows cannot be given other memory",
+    "as_strided_": "refused: rows cannot be given other memory",
+    "cov": "its gradient by the weights cancels to noise",
+}
+FLOOR = 0.36  # of the calls in float64 that stay by rows
+
+
+@dataclass(frozen=True)
+class Pass:
+    """How operators are called: the dtype, samples of each, the batch dimension, every n-th operator."""
+
+    dtype: torch.dtype = torch.float64
+    count: int = 1
+    at: int = 0
+    inplace: bool = False
+    every: int = 1
+
+
+@dataclass
+class Found:
+    """How the operators fared."""
+
+    calls: Counter = field(default_factory=Counter)
+    operators: dict[str, set[str]] = field(default_factory=dict)
+    differ: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        kinds = self.operators.values()
+        by_rule = sum(k == {"by rule"} for k in kinds)
+        mixed = sum(len(k) > 1 for k in kinds)
+        return (
+            f"{len(kinds)} operators: {by_rule} by rule, {mixed} by rule or gathering as called, "
+            f"{len(kinds) - by_rule - mixed} gathering; {sum(self.calls.values())} calls: {dict(self.calls)}"
+        )
+
+
+def samples(op: Any, how: Pass, ranks: int) -> list[Any]:
+    """Some of torch's own arguments for `op` that hold a batch."""
+    grads = op.supports_autograd and (how.dtype.is_floating_point or how.dtype.is_complex)
+    torch.manual_seed(0), random.seed(0), numpy.random.seed(0)
+    # not op.sample_inputs(): it looks through the whole stack at each sample
+    found = op.sample_inputs_func(op, "cpu", how.dtype, grads and not how.inplace)
+    return list(islice((s for s in found if _batched(s.input, ranks, how.at)), how.count))
+
+
+def _batched(x: Any, ranks: int, at: int) -> bool:
+    return type(x) is Tensor and x.layout is torch.strided and x.dim() > at and x.shape[at] >= ranks
+
+
+def outcome(function: Any, args: Any, kwargs: Any) -> Any:
+    """What it returns, or what it raises."""
+    torch.manual_seed(1)
+    try:
+        return function(*args, **kwargs)
+    except Exception as error:
+        return error
+
+
+def compare(view: Counting, function: Any, sample: Any, how: Pass, both: bool) -> str | None:
+    """One call on the whole and on rows; with `both`, arguments of the input's shape are rows, too."""
+    whole, args, kwargs = tree_map(copy, (sample.input, sample.args, sample.kwargs))
+    leaf, mine, named = tree_map(copy, (sample.input, sample.args, sample.kwargs))
+    cuts = view.cut(whole.shape[how.at])
+    base = whole * 1 if whole.requires_grad else whole.clone()
+    want = outcome(function, (base, *args), kwargs)
+
+    def cut(x: Any) -> Any:
+        alike = type(x) is Tensor and x.shape == whole.shape
+        return by_rows(x, cuts, how.at) if both and alike else x
+
+    rows = by_rows(leaf, cuts, how.at)
+    view.names.clear()
+    got = outcome(function, (rows, *tree_map(cut, mine)), tree_map(cut, named))
+    if isinstance(want, Exception) or isinstance(got, Exception):
+        same = isinstance(want, Exception) and isinstance(got, Exception)
+        return None if same else f"raises {got!r:.120} instead of {want!r:.120}"
+    rtol = 1e-4 if how.dtype.itemsize < 8 else 1e-9
+    said = difference((want, base), (got, rows), rtol)
+    if said or not whole.requires_grad:
+        return said
+    trees = (whole, args, kwargs), (leaf, mine, named)
+    leaves = [[x for x in tree_flatten(t)[0] if type(x) is Tensor and x.requires_grad] for t in trees]
+    return gradient_difference(view.group, want, got, *leaves, rtol=10 * rtol)
+
+
+def survey(group: Any, passes: list[Pass]) -> list[Found]:
+    """All operators, once for each way to call them."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    warnings.simplefilter("ignore")
+    found = []
+    for how in passes:
+        view, now = Counting(group), Found()
+        found.append(now)
+        for op in op_db[:: how.every]:
+            function = op.inplace_variant if how.inplace else op.op
+            name = f"{op.name}_" if how.inplace else op.name
+            if how.dtype not in op.dtypes or function is None or name in EXEMPT:
+                continue
+            for index, sample in enumerate(samples(op, how, group.size)):
+                said = compare(view, function, sample, how, both=bool(index % 2))
+                kind = "differing" if said else "gathering" if view.names else "by rule"
+                now.calls[kind] += 1
+                now.operators.setdefault(f"{name}.{op.variant_test_name}", set()).add(kind)
+                if said:
+                    now.differ.append(f"{name}.{op.variant_test_name} as {how}: {said}")
+    return found
+
+
+def agreed(nproc: int, passes: list[Pass]) -> list[Found]:
+    found = run_ranks(survey, nproc, passes, timeout=90)
+    differ = [line for rank in found for one in rank for line in one.differ]
+    assert not differ, "\n".join(dict.fromkeys(differ))
+    return found[0]
+
+
+def test_operators_give_on_rows_what_they_give_on_the_whole():
+    found = agreed(2, [Pass(count=2), Pass(at=1), Pass(inplace=True)])
+    for how, one in zip(("batch first", "batch second", "in place"), found, strict=True):
+        print(f"\n{how}, 2 ranks, float64: {one}", end="")
+    assert found[0].calls["by rule"] >= FLOOR * sum(found[0].calls.values())
+
+
+def test_operators_of_other_dtypes():
+    dtypes = (torch.int64, torch.bool, torch.complex128, torch.float32)
+    found = agreed(2, [Pass(dtype=dtype, every=3) for dtype in dtypes])
+    for dtype, one in zip(dtypes, found, strict=True):
+        print(f"\nevery third, {dtype}: {one}", end="")
+
+
+def test_operators_on_three_ranks():
+    (found,) = agreed(3, [Pass(every=5)])
+    print(f"\nevery fifth, 3 ranks: {found}", end="")
+
+
+def test_a_wrong_rule_is_seen(monkeypatch):
+    """The survey itself: a rule that takes rows where the whole is needed differs."""
+    from autoddp.view import Rows, table
+
+    def wrong(func: Any, args: Any, kwargs: Any) -> Any:
+        me, *rest = args
+        return Rows(func(me.local, *rest, **kwargs), me.cuts, me.at) if type(me) is Rows else NotImplemented
+
+    monkeypatch.setitem(table._RULES, torch.cumsum, wrong)
+    found = run_ranks(_only, 2, "cumsum")
+    assert any("values" in line for line in found[0])
+
+
+def _only(group: Any, name: str) -> list[str]:
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    view, how = Counting(group), Pass(count=5)
+    (op,) = (op for op in op_db if op.name == name)
+    return [said for s in samples(op, how, 2) if (said := compare(view, op.op, s, how, both=False))]
+
+
+@pytest.mark.parametrize("name", sorted({"resize_", "resize_as_", "as_strided_"}))
+def test_what_gives_other_memory_is_refused_by_name(name):
+    (said,) = set(run_ranks(_refused, 2, name))
+    assert said.startswith(f"BadInput: {name} gives a batch of shape (4, 3) another shape in place")
+
+
+def _refused(group: Any, name: str) -> str:
+    view = Counting(group)
+    rows = by_rows(torch.zeros(4, 3), view.cut(4))
+    arguments = {"resize_": (2, 3), "resize_as_": (torch.zeros(2),), "as_strided_": ((2,), (1,))}
+    error = outcome(getattr(Tensor, name), (rows, *arguments[name]), {})
+    return f"{type(error).__name__}: {error}"
