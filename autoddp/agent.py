@@ -63,9 +63,7 @@ class Starting(DefaultLogsSpecs):
 
 def start(job: Job, signals: Signals) -> Failure | None:
     """Run the ranks of this node to their end; the first failure, if any."""
-    parent = Parent(
-        job, signals, multiprocessing.current_process(), sys.stdin, logging.root.manager.disable
-    )
+    parent = Parent(job, signals, multiprocessing.current_process(), sys.stdin, logging.root.manager.disable)
 
     def ready() -> None:
         job.logs.make()

@@ -35,9 +35,7 @@ def run(
     args: Annotated[list[str] | None, typer.Argument(help="The script's own.")] = None,
     nproc: Annotated[
         str | None,
-        typer.Option(
-            "-n", "--nproc", "--nproc-per-node", help="Ranks on this node; else one per GPU, or 1."
-        ),
+        typer.Option("-n", "--nproc", "--nproc-per-node", help="Ranks on this node; else one per GPU, or 1."),
     ] = None,
     nnodes: Annotated[str, typer.Option(help="Nodes of the job.")] = "1",
     node_rank: Annotated[str, typer.Option(help="This node's number, from 0.")] = "0",
@@ -51,9 +49,7 @@ def run(
     batchnorm: Annotated[str, typer.Option(help=among("batchnorm", "Statistics"))] = "exact",
     loading: Annotated[str, typer.Option(help=among("loading", "What a rank loads"))] = "rows",
     draws: Annotated[str, typer.Option(help=among("draws", "Random draws"))] = "auto",
-    own_ddp: Annotated[
-        str, typer.Option(help=among("own_ddp", "The script does its own DDP"))
-    ] = "auto",
+    own_ddp: Annotated[str, typer.Option(help=among("own_ddp", "The script does its own DDP"))] = "auto",
     disable: Annotated[
         list[str] | None, typer.Option(help="Features to leave out; see autoddp patches.")
     ] = None,
@@ -150,9 +146,7 @@ def parse(arguments: list[str]) -> Act | int | None:
     Raises:
         BadInput: An unknown command or option.
     """
-    usage_error: type[Any] = typer.BadParameter.__mro__[
-        1
-    ]  # of the click that this typer brings, or uses
+    usage_error: type[Any] = typer.BadParameter.__mro__[1]  # of the click that this typer brings, or uses
     parser = typer.main.get_command(app)
     try:
         answer: Act | int | None = parser.main(arguments, "autoddp", standalone_mode=False)

@@ -72,9 +72,7 @@ class World:
             agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         )
         if "LOCAL_WORLD_SIZE" not in environ:
-            raise BadInput(
-                "LOCAL_WORLD_SIZE is not set; start the job with autoddp run or torchrun"
-            )
+            raise BadInput("LOCAL_WORLD_SIZE is not set; start the job with autoddp run or torchrun")
         _check(world)
         return world
 

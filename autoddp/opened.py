@@ -104,9 +104,7 @@ class Opened:
         with self._effects.own():
             facts = self._effects.group.published(key)
             if facts is not None and facts == _facts(path):
-                self._effects.scratch.drop(
-                    path
-                )  # the real one is here, and the same for all readers
+                self._effects.scratch.drop(path)  # the real one is here, and the same for all readers
 
 
 def on_close(file: Any, then: Callable[[Any, Callable[[], None]], None]) -> None:

@@ -100,9 +100,7 @@ def _parts(error: BaseException) -> dict[str, Any]:
     if isinstance(error, json.JSONDecodeError):
         return {"json": [error.msg, error.doc, error.pos]}
     if isinstance(error, UnicodeDecodeError):
-        return {
-            "unicode": [error.encoding, error.object.hex(), error.start, error.end, error.reason]
-        }
+        return {"unicode": [error.encoding, error.object.hex(), error.start, error.end, error.reason]}
     if all(isinstance(a, (str, int, float, bool, type(None))) for a in error.args):
         return {"args": list(error.args)}
     return {}

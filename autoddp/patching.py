@@ -39,9 +39,7 @@ class Patch:
     hot: bool = False
 
 
-def patch(
-    *targets: str, why: str, optional: bool = False, hot: bool = False
-) -> Callable[[Method], Method]:
+def patch(*targets: str, why: str, optional: bool = False, hot: bool = False) -> Callable[[Method], Method]:
     """Record that the decorated method of a `Feature` stands in for `targets`.
 
     The method is called as `(self, wrapped, instance, args, kwargs)`, or, if `hot`, once as

@@ -38,9 +38,7 @@ class Script:
             return _find_module(self.name)
         path = os.path.join(os.getcwd(), self.name)  # absolute but not normalised, as python does
         if os.path.isdir(path):
-            raise BadInput(
-                f"{self.name} is a directory; give the script in it, or -m for a package"
-            )
+            raise BadInput(f"{self.name} is a directory; give the script in it, or -m for a package")
         if not os.path.exists(path):
             raise BadInput(f"no script at {self.name} (in {os.getcwd()}); check the path")
         if not os.access(path, os.R_OK):

@@ -25,9 +25,7 @@ def session(world: World, options: Options, group: Group, report: Report) -> Ite
     chosen = [
         feature(run)
         for feature in FEATURES
-        if world.world_size > 1
-        and options.view in feature.views
-        and feature.name not in options.disable
+        if world.world_size > 1 and options.view in feature.views and feature.name not in options.disable
     ]
     with Installation(chosen):
         yield run
