@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.utils._pytree import tree_leaves, tree_map
 
-from autoddp import gpus, launch, streams, worker
+from autoddp import launch, streams, worker
 from autoddp.agreement import agree
 from autoddp.crew import Post
 from autoddp.environment import ADDED, World, hide
@@ -83,8 +83,7 @@ def lead(call: Call, ranks: int) -> Any:
         raise BadInput("@distributed makes its own process group, but the script has initialised one already")
     launch.check_places(call.options)
     launch.check_disabled(call.options)
-    names = gpus.visible(os.environ, gpus.count())
-    devices = gpus.share(names, ranks, call.options.backend)
+    devices = worker.find_devices(ranks, call.options.backend)
     post = muster(call.site, ranks, call.options, call.origin)
     if post is not None:
         return follow(call, post)
@@ -142,7 +141,14 @@ def attach(call: Call) -> Any:
         return call.plain()
     launch.check_places(call.options)
     launch.check_disabled(call.options)
-    devices = gpus.share(gpus.visible(os.environ, gpus.count()), world.local_world_size, call.options.backend)
+    devices = worker.find_devices(world.local_world_size, call.options.backend)
+    if devices.backend == "nccl" and torch.cuda.is_initialized():
+        used = torch.cuda.current_device()
+        if used != world.local_rank:
+            raise BadInput(
+                f"rank {world.rank} has used cuda:{used}, which is not its own, before {call.site}; call "
+                f"torch.cuda.set_device({world.local_rank}) first, or start the script by autoddp run"
+            )
     logs = Logs(call.options.log_dir)
     logs.make()
     if world.rank:

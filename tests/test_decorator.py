@@ -17,7 +17,8 @@ from tests.warm import Warm
 
 THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
 POOL = (
-    "import os, torch\nos.environ['OMP_NUM_THREADS'] = '2'\ntorch.set_num_threads(2)\na = torch.ones(600, 600)\n"
+    "import os, torch\nos.environ['OMP_NUM_THREADS'] = '2'\ntorch.set_num_threads(2)\n"
+    "a = torch.ones(600, 600)\n"
     "for _ in range(3): (a @ a).exp().sum()\n"
 )
 TRAINS = """
@@ -361,6 +362,23 @@ def test_an_interactive_session_forks_or_says_why_not():
     assert done.out == "2 2\n"
     assert done.rc == 1
     assert "main() needs 2 ranks, but this process cannot be forked (other threads run" in done.err
+
+
+def test_a_replaced_stdout_is_written_by_rank_0_alone(python):
+    done = python(
+        """
+        import io, sys
+        from autoddp import distributed
+        real, sys.stdout = sys.stdout, io.StringIO()
+        @distributed(nproc=2, log_dir="logs", quiet=True)
+        def main(): print("inside")
+        print("before")
+        main()
+        print(sys.stdout.getvalue(), file=real)
+        """
+    )
+    assert (done.code, done.out, done.err) == (0, "before\ninside\n\n", "")
+    assert (done.folder / "logs" / "rank1.log").read_text() == "inside\n"
 
 
 def test_a_module_is_started_afresh_as_a_module(tmp_path):
