@@ -104,7 +104,7 @@ class SumOverRanks(Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: Any, total: Tensor | None = None) -> Tensor:  # noqa: D102
         ctx.group = group
-        return group.all_reduce(part.detach().clone()) if total is None else total
+        return group.all_reduce(part.detach().clone()) if total is None else total.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:  # noqa: D102

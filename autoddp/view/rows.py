@@ -150,7 +150,7 @@ class Partial(Tensor):
         total = self._part.total
         assert total is not None
         local = self.local.to(self.declared)
-        value = SumOverRanks.apply(local, self.owner.group, total.to(self.declared).clone())
+        value = SumOverRanks.apply(local, self.owner.group, total.to(self.declared))
         if not value.is_inference():
             self._value, self._written = value, value._version
         return value
