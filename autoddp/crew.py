@@ -23,7 +23,7 @@ from autoddp import streams
 from autoddp.streams import Logs
 
 PATIENCE = 5.0  # seconds that a rank which raised leaves to the others to raise, too
-LAST = 60.0  # seconds that the others have to return once rank 0 has
+LAST = 120.0  # seconds that the others have to return once rank 0 has
 MESSAGE = 1 << 16
 TICK = 200  # milliseconds
 
@@ -116,6 +116,11 @@ class Crew:
         """Whether all can still be given orders."""
         return bool(self.members) and all(m.code is None for m in self.members)
 
+    @property
+    def through(self) -> bool:
+        """Whether all have left the call."""
+        return all(m.word in ("returned", "raised") for m in self.members)
+
     def owns(self, thread: threading.Thread) -> bool:
         """Whether it is the watcher."""
         return thread is self._watcher
@@ -147,7 +152,7 @@ class Crew:
         deadline = time.monotonic() + patience
         with self._news:
             self._returned = True
-            while not all(m.word in ("returned", "raised") for m in self.members):
+            while not self.through:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
@@ -237,6 +242,6 @@ class Crew:
             if member.code is not None:
                 before = "" if member.word else f" before it came to {self.site}"
                 self.fail(member, member.ending() + before, -member.code + 128 if member.code < 0 else 1)
-            strayed = member.word in ("raised", "returned") and not self._returned
-            if strayed and time.monotonic() - member.since > PATIENCE:
-                self.fail(member, f"{member.word} from {self.site}, rank 0 did not", 1)
+            alone = member.word == "raised" and not self._returned
+            if alone and time.monotonic() - member.since > PATIENCE:
+                self.fail(member, f"raised an exception in {self.site}, rank 0 did not", 1)

@@ -90,16 +90,16 @@ def lead(call: Call, ranks: int) -> Any:
     crew = HERE.crew
     assert crew is not None
     try:
-        try:
-            crew.gather()
-        except BaseException:
-            crew.close()  # an interrupt, most likely
-            raise
+        crew.gather()
         server = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
         told = {"backend": devices.backend, "why": devices.why, "visible": devices.visible}
         crew.order(port=server.port, copied=crew.copied, **told)
         world = place(0, ranks, server.port)
         return take_part(call, world, devices, lambda word: settle(crew, word), crew.copied)
+    except BaseException:
+        if not crew.through:
+            crew.close()  # an interrupt, or there is no way to meet: they wait for what will not come
+        raise
     finally:
         crew.end()
 
@@ -112,9 +112,10 @@ def follow(call: Call, post: Post) -> Any:
     if post.guard is not None:
         post.guard.close()
     devices = Devices(order["backend"], order["why"], tuple(order["visible"]))
-    value, raised = None, None
+    value, raised, told = None, None, []
 
     def tell(word: str) -> None:
+        told.append(word)
         if word == "raised":
             traceback.print_exc()  # to the log
         streams.flush()
@@ -125,6 +126,8 @@ def follow(call: Call, post: Post) -> Any:
         value = take_part(call, world, devices, tell, order["copied"])
     except BaseException as error:
         raised = error
+        if not told:
+            tell("raised")
     post.wait()
     post.guard = ExitStack()
     post.guard.enter_context(muted(post.rank, post.size))
@@ -151,6 +154,7 @@ def attach(call: Call) -> Any:
             )
     logs = Logs(call.options.log_dir)
     logs.make()
+    terminal = os.dup(2)
     if world.rank:
         streams.redirect(logs.of(world.rank))
     undo = ExitStack()
@@ -158,10 +162,13 @@ def attach(call: Call) -> Any:
 
     def end() -> None:
         code = int(hasattr(sys, "last_value"))
-        undo.close()
-        worker.end(group, code)
-        if not code:
+        worker.end(group, code)  # still in the group: others shall not fail because this rank left it
+        streams.flush()
+        if code and logs.of(world.rank).exists():
+            os.write(terminal, f"{logs.failure(world.rank, 'raised an exception')}\n".encode())
+        else:
             logs.remove()
+        undo.close()
 
     atexit.register(end)
     return call.plain()

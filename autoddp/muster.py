@@ -76,7 +76,7 @@ def settle(crew: Crew, word: str) -> None:
     interrupted = isinstance(sys.exception(), KeyboardInterrupt)
     other = crew.settle(word, LAST if word == "returned" else 0 if interrupted else PATIENCE)
     if other and word == "returned":
-        what = "did not return" if not other[0].word else f"{other[0].word}"
-        crew.fail(other[0], f"{what} from {crew.site}, rank 0 returned", 1)
+        what = "raised an exception in" if other[0].word == "raised" else "did not return from"
+        crew.fail(other[0], f"{what} {crew.site}, rank 0 returned", 1)
     if other:
         crew.close()  # what rank 0 raised is the reason; they wait for what will not come

@@ -317,8 +317,29 @@ def test_a_killed_rank_is_named_and_ends_the_program(python, moment, way):
 def test_a_rank_that_raises_alone_is_named_with_its_log(python):
     done = python(FAILS.replace("WHAT", "if rank == 2: raise ValueError('only me')\n    time.sleep(100)"))
     assert done.code == 1
-    assert "[autoddp] rank 2 raised from main(), rank 0 did not; the end of its log" in done.err
+    assert "[autoddp] rank 2 raised an exception in main(), rank 0 did not; the end of its log" in done.err
     assert done.err.endswith("ValueError: only me\n")
+
+
+def test_a_rank_that_raises_where_rank_0_returns_is_named(python):
+    done = python(FAILS.replace("WHAT", "if rank == 0: return 1\n    raise ValueError('not me')"))
+    assert (done.code, done.out) == (1, "\n")
+    assert re.search(
+        r"rank [12] raised an exception in main\(\), rank 0 returned; the end of its log", done.err
+    )
+
+
+def test_rank_0_may_take_longer(python):
+    done = python(FAILS.replace("WHAT", "if rank == 0: time.sleep(5.5)\n    return rank"))
+    assert (done.code, done.out) == (0, "\n0\nafter\n"), done.err
+
+
+def test_ranks_that_cannot_meet_end_with_the_reason(python):
+    source = FAILS.replace("WHAT", "return 1").replace("nproc=3", "nproc=2")
+    broken = "import autoddp.session\ndef refuse(*_): raise ConnectionError('no way')\n"
+    done = python(broken + "import autoddp.group\nautoddp.group.Group.join = refuse\n" + source)
+    assert done.code == 1
+    assert done.err.endswith("ConnectionError: no way\n")
 
 
 def test_rank_0_that_raises_alone_ends_the_others(python):
@@ -455,6 +476,15 @@ def test_under_torchrun_the_ranks_join_at_the_call(python, tmp_path):
     assert done.rc == 0, done.err
     assert done.out.replace("before\n", "", 1) == plain.out  # what comes before the call, both print
     assert (folder / "after.txt").read_text() == "once"
+
+
+def test_under_torchrun_a_rank_that_raises_alone_shows_its_log(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(FAILS.replace("WHAT", "if rank == 1: raise ValueError('only me')"))
+    done = run_python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, path)
+    assert done.rc == 1
+    assert "[autoddp] rank 1 raised an exception; the end of its log" in done.err
+    assert "ValueError: only me\n" in done.err
 
 
 # ---- options
