@@ -37,7 +37,8 @@ def distributed(function: Any = None, /, **options: Any) -> Any:
     Run by plain `python`, this process becomes rank 0 and the other ranks are forked at the call, or,
     where that is not safe, are fresh processes that run the script up to it with all effects muted.
     With `nproc` unset there is one rank for each GPU; AUTODDP_NPROC overrides it. With one rank, in a
-    child process and inside a job the call is a plain one.
+    child process and inside a job the call is a plain one. A rank that dies ends this process at once,
+    and is named. A signal that is sent to this process alone reaches rank 0 alone; Ctrl-C reaches all.
 
     Run by `autoddp run` the script is in a job from its first line. Run by torchrun it is from the
     first call on, to its end: what is printed before that, all ranks print.

@@ -23,7 +23,7 @@ from autoddp.crew import Crew, Member, Post
 from autoddp.place import HERE
 from autoddp.streams import Logs
 
-SETTLE = 0.5  # seconds in which the threads of native libraries go to sleep after their work
+SETTLE = 2.0  # seconds in which the threads of native libraries go to sleep after their work
 BOOT = (
     "import sys; sys.path.append(sys.argv[1]); "
     "from autoddp.fresh import main; sys.path.pop(); main(sys.argv[2])"
