@@ -118,9 +118,7 @@ def test_a_rank_that_fails_alone_is_named_with_the_end_of_its_log(script):
     done = run_cli("run", "-n", 2, path)
     assert done.rc == 1
     (line,) = done.ours[1:]
-    match = re.fullmatch(
-        r"\[autoddp\] rank 1 ended with exit code 1; the end of its log (.*):", line
-    )
+    match = re.fullmatch(r"\[autoddp\] rank 1 ended with exit code 1; the end of its log (.*):", line)
     assert match, line
     assert done.err.endswith("ValueError: only me\n")
     assert "x\nTraceback" in done.err
@@ -183,9 +181,7 @@ def test_the_launcher_never_touches_cuda(script, tmp_path):
         "maps = open('/proc/self/maps').read()\n"
         "print('libcuda.so' in maps, sys.stdin is sys.__stdin__)\n"
     )
-    done = subprocess.run(
-        [sys.executable, check], env=environ(), capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, check], env=environ(), capture_output=True, text=True, timeout=60)
     assert done.stdout == "False False\nFalse True\n", done.stderr
 
 
@@ -313,9 +309,7 @@ def test_a_script_may_outlive_a_signal(script):
 
 
 def test_a_rank_that_hangs_after_a_signal_does_not_keep_the_others(script, monkeypatch):
-    path = script(
-        "signal.signal(signal.SIGTERM, lambda *_: rank or sys.exit(0))\n" + ARRIVED + FOREVER
-    )
+    path = script("signal.signal(signal.SIGTERM, lambda *_: rank or sys.exit(0))\n" + ARRIVED + FOREVER)
     job = Started(path)
     os.kill(job.process.pid, signal.SIGTERM)
     assert job.end(timeout=30)[0] == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import ExitStack
 from typing import Any
 
@@ -38,7 +39,7 @@ class Gradients(Feature):
         self.replicas = Replicas(run.group)
         self.depth = 0
         self.hidden: dict[int, Tensor] = {}  # leaves of nested backwards, which hide from the graph
-        self.steps: dict[int, int] = {}
+        self.steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of each optimizer
 
     def setup(self, undo: ExitStack) -> None:
         """The safety net: every optimizer looks now and then whether its gradients are equal."""
@@ -150,7 +151,7 @@ class Gradients(Feature):
         """
         if self._plain():
             return
-        count = self.steps[id(optimizer)] = self.steps.get(id(optimizer), 0) + 1
+        count = self.steps[optimizer] = self.steps.get(optimizer, 0) + 1
         if count > CHECKED and count % EVERY:
             return
         total = torch.zeros(1, dtype=torch.float64)

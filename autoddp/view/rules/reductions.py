@@ -102,7 +102,7 @@ def over_everything(name: str, me: Rows) -> Any:
     needs = local.requires_grad and torch.is_grad_enabled()
     if needs or name not in ("max", "min", "any", "all") or local.is_complex() or not me.cuts.smallest:
         return NotImplemented
-    if not local.numel():
+    if not me.numel():
         return NotImplemented
     mine = getattr(local, name)()
     return getattr(view.group.all_gather(mine), name)()

@@ -35,7 +35,7 @@ def batched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     mine = [whole_operand(x, me.cuts) for x in rest]
     named = {k: whole_operand(v, me.cuts) for k, v in kwargs.items()}
-    if any(x is UNCLEAR for x in [*mine, *named.values()]) or not me.local.numel():
+    if any(x is UNCLEAR for x in [*mine, *named.values()]) or not (me.cuts.smallest and me.numel()):
         return NotImplemented
     return rewrap(func(me.local, *mine, **named), me.cuts, 0)
 

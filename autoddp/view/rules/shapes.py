@@ -89,7 +89,7 @@ def unsqueeze(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def squeeze(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """By the sizes of the whole: this rank may hold one row of many."""
     me, *rest = args
-    if not split(me) or me.cuts.total == 1 or set(kwargs) - {"dim"}:
+    if not split(me) or set(kwargs) - {"dim"}:
         return NotImplemented
     dims = kwargs.get("dim", rest[0] if rest else tuple(range(me.dim())))
     dims = (dims,) if type(dims) is int else dims
@@ -100,6 +100,8 @@ def squeeze(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     ):
         return NotImplemented
     gone = sorted({d % me.dim() for d in dims if me.shape[d] == 1})
+    if me.at in gone:
+        return NotImplemented
     if not gone:
         return related(me, me.local.view_as(me.local))
     return related(me, me.local.squeeze(tuple(gone)), me.at - sum(d < me.at for d in gone))

@@ -1,0 +1,159 @@
+"""What is proven row-wise and what is not; either way it trains as one process does, and leaves no trace."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.ranks import run_ranks
+from tests.view.compare import by_rows, difference
+from tests.view.test_rows import installed
+
+COUNTED = 0
+OUTSIDE: list[Tensor] = []
+
+
+class Layer(nn.Module):
+    """A layer of the test's own: `function(self, x)`."""
+
+    def __init__(self, function: Callable[[Any, Tensor], Any], **state: Any) -> None:
+        super().__init__()
+        self.inner, self.function = nn.Linear(6, 6), function
+        self.__dict__.update(state)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self, x)
+
+
+class Flat(nn.Module):
+    def __init__(self, net: nn.Module, *shape: int) -> None:
+        super().__init__()
+        self.net, self.shape = net, shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.net(x.reshape(len(x), *self.shape))
+        return (out[0] if isinstance(out, tuple) else out).flatten(1)
+
+
+
+
+def counts(m: Any, x: Tensor) -> Tensor:
+    m.calls += 1
+    return m.inner(x)
+
+
+def remembers(m: Any, x: Tensor) -> Tensor:
+    m.seen.append(x.detach().mean().item())
+    return m.inner(x)
+
+
+def counts_globally(m: Any, x: Tensor) -> Tensor:
+    global COUNTED
+    COUNTED += 1
+    return m.inner(x)
+
+
+def decides(m: Any, x: Tensor) -> Tensor:
+    return m.inner(x) if x.mean() > 100 else m.inner(x) * 2
+
+
+SPLIT: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Linear(18, 6),
+    "mlp": lambda: nn.Sequential(nn.Linear(18, 8), nn.GELU(), nn.LayerNorm(8), nn.Dropout(0.3), nn.Linear(8, 6)),
+    "cnn": lambda: Flat(
+        nn.Sequential(nn.Conv2d(1, 4, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout2d(0.3), nn.Conv2d(4, 2, 1)), 1, 3, 6
+    ),
+    "lstm": lambda: Flat(nn.LSTM(6, 5, batch_first=True), 3, 6),
+    "transformer": lambda: Flat(nn.TransformerEncoderLayer(6, 2, 12, 0.2, batch_first=True), 3, 6),
+    "positions": lambda: Flat(Layer(lambda m, x: m.inner(x + torch.arange(3.0)[:, None])), 3, 6),
+    "noise": lambda: Flat(Layer(lambda m, x: m.inner(x + torch.randn_like(x))), 3, 6),
+}
+NOT_SPLIT: dict[str, Callable[[], nn.Module]] = {
+    "mean": lambda: Flat(Layer(lambda m, x: m.inner(x - x.mean(0))), 3, 6),
+    "size": lambda: Flat(Layer(lambda m, x: m.inner(x / x.size(0))), 3, 6),
+    "arange": lambda: Flat(Layer(lambda m, x: m.inner(x + torch.arange(float(len(x)))[:, None, None])), 3, 6),
+    "counter": lambda: Flat(Layer(counts, calls=0), 3, 6),
+    "list": lambda: Flat(Layer(remembers, seen=[]), 3, 6),
+    "global": lambda: Flat(Layer(counts_globally), 3, 6),
+    "decides": lambda: Flat(Layer(decides), 3, 6),
+    "random": lambda: Flat(Layer(lambda m, x: m.inner(x) * random.random()), 3, 6),
+    "numpy": lambda: Flat(Layer(lambda m, x: m.inner(x) * float(np.random.rand())), 3, 6),
+    "outside": lambda: Flat(Layer(lambda m, x: m.inner(x) * OUTSIDE[0]), 3, 6),
+    "sorted": lambda: Flat(Layer(lambda m, x: m.inner(x.sort(0)[0])), 3, 6),
+    "cumsum": lambda: Flat(Layer(lambda m, x: m.inner(x).cumsum(0)), 3, 6),
+    "loss inside": lambda: Layer(lambda m, x: (m.inner(x.view(-1, 6)).view(len(x), -1), m.inner(x.view(-1, 6)).pow(2).mean())),
+    "no batch": lambda: Layer(lambda m, x: m.inner(x.view(-1, 6)).mean(0)),
+}
+
+
+def trained(name: str, batch: Callable[[Tensor], Tensor]) -> Any:
+    """Three steps, and everything that they leave behind."""
+    global COUNTED
+    COUNTED = 0
+    torch.manual_seed(0), random.seed(0), np.random.seed(0)
+    net = (SPLIT | NOT_SPLIT)[name]()
+    scale = torch.ones((), requires_grad=True)
+    OUTSIDE[:] = [scale * 2]
+    optimizer, log = torch.optim.SGD(net.parameters(), 0.1), []
+    for x in torch.randn(21, 18).split(7):
+        out = net(batch(x))
+        loss = out[0].sum() + out[1] if isinstance(out, tuple) else out.pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        log.append(loss.item())
+    layer = getattr(net, "net", net)
+    left = [getattr(layer, "calls", None), getattr(layer, "seen", None), COUNTED, scale.grad]
+    draws = torch.rand(1), random.random(), np.random.rand()
+    return log, [p.detach() for p in net.parameters()], [b.clone() for b in net.buffers()], left, draws
+
+
+def _kinds(group: Any) -> dict[str, Any]:
+    with installed(group) as view:
+        found = {}
+        for name in SPLIT | NOT_SPLIT:
+            view.report.decisions.clear()
+            result = trained(name, lambda x: by_rows(x, view.cut(len(x))))
+            outer = type((SPLIT | NOT_SPLIT)[name]()).__name__
+            whole = {d.what for d in view.report.of("whole") if d.where.startswith(f"{outer} ")}
+            found[name] = result, whole
+        return found
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_split_or_not_the_result_is_one_process(nproc):
+    ranks = run_ranks(_kinds, nproc, timeout=90)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        want = {name: trained(name, lambda x: x) for name in SPLIT | NOT_SPLIT}
+    finally:
+        torch.set_default_dtype(before)
+    said = [f"{n}: {d}" for n in want for r in ranks if (d := difference(want[n], r[n][0]))]
+    said += [f"{n} was not split: {why}" for n in SPLIT for r in ranks if (why := r[n][1])]
+    said += [f"{n} was split" for n in NOT_SPLIT for r in ranks if not r[n][1]]
+    assert not said, "\n".join(dict.fromkeys(said))
+
+
+def _alike(group: Any) -> Any:
+    with installed(group) as view:
+        torch.manual_seed(0)
+        net = nn.Linear(3, 2)
+        rows = by_rows(torch.ones(6, 3), view.cut(6))
+        first = net(rows)
+        reasons = {d.what for d in view.report.of("whole")}
+        view.report.decisions.clear()
+        second = net(by_rows(torch.randn(6, 3), view.cut(6)))
+        return reasons, len(view.report.of("split")), first.shape, second.shape
+
+
+def test_rows_that_are_alike_prove_nothing_and_are_asked_again():
+    for reasons, split, *_ in run_ranks(_alike, 2):
+        assert reasons == {"all rows of the first batch are alike"}
+        assert split == 1
