@@ -41,8 +41,6 @@ class Flat(nn.Module):
         return (out[0] if isinstance(out, tuple) else out).flatten(1)
 
 
-
-
 def counts(m: Any, x: Tensor) -> Tensor:
     m.calls += 1
     return m.inner(x)
@@ -65,9 +63,16 @@ def decides(m: Any, x: Tensor) -> Tensor:
 
 SPLIT: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Linear(18, 6),
-    "mlp": lambda: nn.Sequential(nn.Linear(18, 8), nn.GELU(), nn.LayerNorm(8), nn.Dropout(0.3), nn.Linear(8, 6)),
+    "mlp": lambda: nn.Sequential(
+        nn.Linear(18, 8), nn.GELU(), nn.LayerNorm(8), nn.Dropout(0.3), nn.Linear(8, 6)
+    ),
     "cnn": lambda: Flat(
-        nn.Sequential(nn.Conv2d(1, 4, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout2d(0.3), nn.Conv2d(4, 2, 1)), 1, 3, 6
+        nn.Sequential(
+            nn.Conv2d(1, 4, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout2d(0.3), nn.Conv2d(4, 2, 1)
+        ),
+        1,
+        3,
+        6,
     ),
     "lstm": lambda: Flat(nn.LSTM(6, 5, batch_first=True), 3, 6),
     "transformer": lambda: Flat(nn.TransformerEncoderLayer(6, 2, 12, 0.2, batch_first=True), 3, 6),
@@ -87,7 +92,9 @@ NOT_SPLIT: dict[str, Callable[[], nn.Module]] = {
     "outside": lambda: Flat(Layer(lambda m, x: m.inner(x) * OUTSIDE[0]), 3, 6),
     "sorted": lambda: Flat(Layer(lambda m, x: m.inner(x.sort(0)[0])), 3, 6),
     "cumsum": lambda: Flat(Layer(lambda m, x: m.inner(x).cumsum(0)), 3, 6),
-    "loss inside": lambda: Layer(lambda m, x: (m.inner(x.view(-1, 6)).view(len(x), -1), m.inner(x.view(-1, 6)).pow(2).mean())),
+    "loss inside": lambda: Layer(
+        lambda m, x: (m.inner(x.view(-1, 6)).view(len(x), -1), m.inner(x.view(-1, 6)).pow(2).mean())
+    ),
     "no batch": lambda: Layer(lambda m, x: m.inner(x.view(-1, 6)).mean(0)),
 }
 
@@ -114,31 +121,27 @@ def trained(name: str, batch: Callable[[Tensor], Tensor]) -> Any:
     return log, [p.detach() for p in net.parameters()], [b.clone() for b in net.buffers()], left, draws
 
 
-def _kinds(group: Any) -> dict[str, Any]:
+def _kinds(group: Any) -> list[str]:
+    torch.set_default_dtype(torch.float64)
+    kinds, said = SPLIT | NOT_SPLIT, []
+    want = {name: trained(name, lambda x: x) for name in kinds}
     with installed(group) as view:
-        found = {}
-        for name in SPLIT | NOT_SPLIT:
+        for name in kinds:
             view.report.decisions.clear()
-            result = trained(name, lambda x: by_rows(x, view.cut(len(x))))
-            outer = type((SPLIT | NOT_SPLIT)[name]()).__name__
+            found = difference(want[name], trained(name, lambda x: by_rows(x, view.cut(len(x)))))
+            outer = type(kinds[name]()).__name__
             whole = {d.what for d in view.report.of("whole") if d.where.startswith(f"{outer} ")}
-            found[name] = result, whole
-        return found
+            if found:
+                said.append(f"{name}: {found}")
+            if bool(whole) != (name in NOT_SPLIT):
+                said.append(f"{name} is split: {not whole} {whole}")
+    return said
 
 
 @pytest.mark.parametrize("nproc", [2, 3])
 def test_split_or_not_the_result_is_one_process(nproc):
-    ranks = run_ranks(_kinds, nproc, timeout=90)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        want = {name: trained(name, lambda x: x) for name in SPLIT | NOT_SPLIT}
-    finally:
-        torch.set_default_dtype(before)
-    said = [f"{n}: {d}" for n in want for r in ranks if (d := difference(want[n], r[n][0]))]
-    said += [f"{n} was not split: {why}" for n in SPLIT for r in ranks if (why := r[n][1])]
-    said += [f"{n} was split" for n in NOT_SPLIT for r in ranks if not r[n][1]]
-    assert not said, "\n".join(dict.fromkeys(said))
+    said = run_ranks(_kinds, nproc, timeout=90)
+    assert not any(said), said
 
 
 def _alike(group: Any) -> Any:
@@ -150,7 +153,7 @@ def _alike(group: Any) -> Any:
         reasons = {d.what for d in view.report.of("whole")}
         view.report.decisions.clear()
         second = net(by_rows(torch.randn(6, 3), view.cut(6)))
-        return reasons, len(view.report.of("split")), first.shape, second.shape
+        return reasons, len(view.report.of("split")), tuple(first.shape), tuple(second.shape)
 
 
 def test_rows_that_are_alike_prove_nothing_and_are_asked_again():

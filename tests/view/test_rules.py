@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.ranks import run_ranks
-from tests.view.compare import Counting, by_rows, copy, difference, gradient_difference
+from tests.view.compare import Counting, by_rows, difference, gradient_difference
 
 SHAPES = [(7, 4, 6), (4, 4, 6), (3, 4, 6), (2, 4, 6), (1, 4, 6)]  # the last two leave ranks without rows
 
@@ -134,7 +134,9 @@ def check(view: Counting, text: str, shape: tuple[int, ...], layout: str, at: in
     return gradient_difference(view.group, want, got, ours, mine, 10 * rtol)
 
 
-def work(group: Any, tables: tuple[str, ...], places: list[tuple[tuple[int, ...], str, int, bool]]) -> list[str]:
+def work(
+    group: Any, tables: tuple[str, ...], places: list[tuple[tuple[int, ...], str, int, bool]]
+) -> list[str]:
     torch.set_default_dtype(torch.float64)
     view, wrong = Counting(group), []
     import warnings
