@@ -122,7 +122,7 @@ def env() -> Act:
 def main() -> NoReturn:
     """The console script `autoddp`."""
     code = command(sys.argv[1:])
-    if "autoddp.agent" in sys.modules:
+    if "autoddp.launching.agent" in sys.modules:
         # ranks ran, in forks: nothing here is a user's, and to tear torch down takes half a second
         sys.stdout.flush()
         sys.stderr.flush()

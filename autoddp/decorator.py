@@ -10,13 +10,13 @@ from typing import Any, TypeVar, overload
 
 import wrapt
 
-from autoddp import gpus
 from autoddp.errors import BadInput
+from autoddp.joining.start import Origin
 from autoddp.launch import launched
+from autoddp.launching import gpus
 from autoddp.options import Options
 from autoddp.place import HERE
 from autoddp.script import strip
-from autoddp.start import Origin
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -75,7 +75,7 @@ def run(wrapped: Callable[..., Any], args: Any, kwargs: Any, options: Options) -
     ranks = 1 if another or post is not None else count(options, os.environ.get(OVERRIDE))
     if ranks == 1 and not another and post is None:
         return wrapped(*args, **kwargs)
-    from autoddp import join  # with torch
+    from autoddp.joining import join  # with torch
 
     call = join.Call(wrapped, args, kwargs, options, ORIGIN)
     if another:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from autoddp.environment import World
-from autoddp.ledger import Ledger
+from autoddp.outside.ledger import Ledger
 
 TIMEOUT = timedelta(minutes=30)
 

@@ -10,17 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from autoddp import gpus, network
 from autoddp.environment import World
 from autoddp.errors import BadInput
+from autoddp.launching import gpus, network
+from autoddp.launching.streams import Logs
 from autoddp.options import Options
 from autoddp.place import HERE
 from autoddp.report import PREFIX
 from autoddp.script import Script
-from autoddp.streams import Logs
 
 if TYPE_CHECKING:
-    from autoddp.agent import Failure
+    from autoddp.launching.agent import Failure
     from autoddp.patching import Feature
 
 PORT = 29500  # torchrun's
@@ -112,9 +112,7 @@ def check_places(options: Options) -> None:
     """
     folder = os.path.dirname(options.report or "")
     if folder and not os.path.isdir(folder):
-        raise BadInput(
-            f"--report is {options.report}, but there is no folder {folder}; make it first"
-        )
+        raise BadInput(f"--report is {options.report}, but there is no folder {folder}; make it first")
     if options.log_dir is None:
         return
     try:
@@ -140,8 +138,8 @@ def start(script: Script, options: Options, own_ddp: bool) -> int:
         cores = len(os.sched_getaffinity(0))
         os.environ["OMP_NUM_THREADS"] = str(max(1, cores // options.nproc))
     import_torch(several=options.nnodes > 1)
-    from autoddp import agent
-    from autoddp.signals import Signals
+    from autoddp.launching import agent
+    from autoddp.launching.signals import Signals
     from autoddp.worker import Job, find_devices
 
     devices = find_devices(options.nproc, options.backend)

@@ -6,8 +6,9 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-from autoddp import gpus, launch
+from autoddp import launch
 from autoddp.environment import ADDED
+from autoddp.launching import gpus
 
 
 def patches() -> int:

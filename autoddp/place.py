@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from autoddp.environment import World
 
 if TYPE_CHECKING:
-    from autoddp.crew import Crew, Post
+    from autoddp.joining.crew import Crew, Post
 
 
 class Place:

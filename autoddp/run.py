@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from autoddp.effects import Effects
 from autoddp.environment import World
 from autoddp.options import Options
+from autoddp.outside.effects import Effects
 from autoddp.report import Report
 
 if TYPE_CHECKING:

@@ -15,16 +15,16 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from autoddp import gpus, network, signals, streams
 from autoddp.environment import World, hide
-from autoddp.gpus import Devices
 from autoddp.group import Group
+from autoddp.launching import gpus, network, signals, streams
+from autoddp.launching.gpus import Devices
+from autoddp.launching.streams import Logs
 from autoddp.options import Options
 from autoddp.place import HERE
 from autoddp.report import Report
 from autoddp.script import Script, finish
 from autoddp.session import session
-from autoddp.streams import Logs
 
 PATIENCE = 5.0  # seconds that a rank above 0 that failed leaves to rank 0 to fail, and say so, too
 LAST = 60.0  # seconds that a rank 0 that hosts the store waits for the others to leave it
@@ -137,9 +137,7 @@ def set_interface(world: World) -> None:
 
 def greeting(world: World, options: Options, devices: Devices, environ: Mapping[str, str]) -> str:
     """The line at the start: how many ranks, which backend and why, which view."""
-    nodes = int(
-        environ.get("GROUP_WORLD_SIZE", math.ceil(world.world_size / world.local_world_size))
-    )
+    nodes = int(environ.get("GROUP_WORLD_SIZE", math.ceil(world.world_size / world.local_world_size)))
     return (
         f"{world.world_size} ranks on {nodes} node{'s' * (nodes != 1)}, "
         f"{devices.backend} ({devices.why}), {options.view} view"

@@ -18,19 +18,22 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     {"__main__"},
     {"cli"},
-    {"decorator", "join", "muster", "fresh", "verify", "listing"},
-    {"launch", "agent"},
+    {"decorator", "joining.join", "joining.muster", "joining.fresh", "verify", "listing"},
+    {"launch", "launching.agent"},
     {"worker"},
-    {"session", "script", "muted"},
+    {"session", "script", "joining.muted"},
     {"features"},
-    {"run", "effects", "opened", "sampling"},
-    {"view", "replica", "agreement", "ledger", "group", "report", "scratch", "atomic"},
+    {"run", "outside.effects", "outside.opened", "sampling"},
+    {
+        *("view", "replica", "joining.agreement", "outside.ledger", "group", "report"),
+        *("outside.scratch", "outside.atomic"),
+    },
 ]
 BOTTOM = len(LAYERS)
 WITHOUT_TORCH = {
-    *("__init__", "__main__", "cli", "decorator", "environment", "errors", "gpus", "launch"),
-    *("listing", "network", "options", "patching", "place", "report", "script", "signals"),
-    *("streams", "start", "crew"),
+    *("__init__", "__main__", "cli", "decorator", "environment", "errors", "launching.gpus", "launch"),
+    *("listing", "launching.network", "options", "patching", "place", "report", "script"),
+    *("launching.signals", "launching.streams", "joining.start", "joining.crew"),
 }
 
 
@@ -45,7 +48,7 @@ def layer_of(name: str) -> int:
     root = name.partition(".")[0]
     if root == "__init__":
         return -1
-    return next((at for at, layer in enumerate(LAYERS) if root in layer), BOTTOM)
+    return next((at for at, layer in enumerate(LAYERS) if {root, name} & layer), BOTTOM)
 
 
 def nodes(tree: ast.AST, at_run_time: bool):

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from autoddp import cli, gpus, launch
+from autoddp import cli, launch
+from autoddp.launching import gpus
 from autoddp.options import Options
 from autoddp.script import Script
 from tests.cli import run_cli, run_python

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from autoddp.effects import Call, Mode, caller, users_call
+from autoddp.outside.effects import Call, Mode, caller, users_call
 from autoddp.patching import Feature
 from tests.features.outward import on_ranks, trial
 from tests.ranks import run_ranks

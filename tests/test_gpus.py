@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autoddp.errors import BadInput
-from autoddp.gpus import Devices, count, share, visible, without_cuda
+from autoddp.launching.gpus import Devices, count, share, visible, without_cuda
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from autoddp.ledger import KEPT, PART
+from autoddp.outside.ledger import KEPT, PART
 from tests.features.outward import raised
 from tests.ranks import run_ranks
 

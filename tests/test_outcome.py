@@ -9,7 +9,7 @@ from urllib.error import ContentTooShortError, HTTPError, URLError
 import pytest
 
 from autoddp.errors import BadInput, Disagreement, RemoteError
-from autoddp.outcome import Outcome
+from autoddp.outside.outcome import Outcome
 
 
 def travelled(outcome):

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from autoddp.environment import World
-from autoddp.gpus import Devices
+from autoddp.launching.gpus import Devices
 from autoddp.options import Options
 from autoddp.worker import greeting
 from tests.cli import environ, run_cli, run_python

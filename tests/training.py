@@ -9,6 +9,7 @@ import pickle
 import random
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +27,7 @@ from autoddp.session import session
 from autoddp.view import full
 from tests.ranks import run_ranks
 
-HANGS = 12  # seconds after which every rank tells where it is
+HANGS = 45  # seconds after which every rank tells where it is
 
 
 @dataclass
@@ -35,6 +36,7 @@ class Seen:
 
     value: Any = None
     error: str = ""
+    warned: set[str] = field(default_factory=set)
     decisions: dict[str, list[str]] = field(default_factory=dict)  # by kind: "where: what"
 
     def said(self, kind: str, *words: str) -> bool:
@@ -51,7 +53,9 @@ class Scripts(dict[str, Callable[..., Any]]):
 
     def run(self, nproc: int, **options: Any) -> dict[str, list[Seen]]:
         """Each in a session of its own, in the same ranks; by name, in rank order."""
-        ranks = list(map(pickle.loads, run_ranks(_each, nproc, dict(self), Options(**options), timeout=HANGS + 5)))
+        ranks = list(
+            map(pickle.loads, run_ranks(_each, nproc, dict(self), Options(**options), timeout=HANGS + 5))
+        )
         return {name: [seen[name] for seen in ranks] for name in self}
 
 
@@ -75,12 +79,14 @@ def _seen(group: Any, function: Any, options: Options) -> Seen:
     random.seed(0)
     np.random.seed(0)
     report, seen = Report(), Seen()
-    with session(group.world, options, group, report) as run:
+    warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True) as caught, session(group.world, options, group, report) as run:
         try:
             value = function(run) if inspect.signature(function).parameters else function()
             seen.value = tree_map(_plain, value)
         except Exception as error:
             seen.error = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+    seen.warned = {str(warning.message)[:60] for warning in caught}
     for decision in report.decisions.values():
         seen.decisions.setdefault(decision.kind, []).append(f"{decision.where}: {decision.what}")
     return seen
@@ -112,6 +118,7 @@ def assert_as_alone(alone: Seen, ranks: list[Seen], close: float = 1e-9) -> None
     assert not alone.error, alone.error
     for rank, seen in enumerate(ranks):
         assert not seen.error, f"rank {rank} of {len(ranks)}: {seen.error}"
+        assert seen.warned <= alone.warned, f"warned of on ranks only: {seen.warned - alone.warned}"
         assert_same(alone.value, seen.value, close)
 
 

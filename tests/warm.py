@@ -178,7 +178,7 @@ def _leftover(sid: int) -> list[str]:
 
 def serve() -> None:
     """Read commands from stdin, one JSON line each; answer with exit code and what was left."""
-    for name in (*LIBRARIES, "autoddp.cli", "autoddp.launch", "autoddp.agent", "autoddp.worker"):
+    for name in (*LIBRARIES, "autoddp.cli", "autoddp.launch", "autoddp.launching.agent", "autoddp.worker"):
         importlib.import_module(name)
 
     answers = os.fdopen(os.dup(1), "w")

@@ -15,10 +15,10 @@ from autoddp.view.boundaries import SumWithin
 
 
 class BatchNorm(Feature):
-    """Count, sum and sum of squares over all ranks, by one differentiable all-reduce.
+    """Count, mean and squared distance from it, of every rank, by one differentiable all-reduce.
 
-    No module changes its type. Method: torch's SyncBatchNorm, in terms that run on any backend; the
-    sums are shifted by the running mean, which keeps their difference exact.
+    No module changes its type. Method: torch's SyncBatchNorm, in terms that run on any backend. A sum
+    of squares less the square of a sum would lose its digits where the mean is far from zero.
     """
 
     name = "batchnorm"
@@ -80,21 +80,22 @@ class BatchNorm(Feature):
             x = x.float()  # as torch's own kernels
         channels, over = x.shape[1], [d for d in range(x.dim()) if d != 1]
         shape = [1, channels] + [1] * (x.dim() - 2)
-        shift = (
-            x.new_zeros(channels) if running_mean is None else running_mean.detach().to(x.dtype, copy=True)
-        )
-        d = x - shift.view(shape)
-        rows = x.new_full((1,), x.numel() / channels)
-        sums = SumWithin.apply(torch.cat([rows, d.sum(over), (d * d).sum(over)]), self.view.group)
-        count, first, second = sums.split([1, channels, channels])
-        count = count.detach()
-        mean = first / count
-        var = second / count - mean * mean
+        here = x.mean(over)
+        d = x - here.view(shape)
+        group = self.view.group
+        mine = torch.cat([x.new_full((1,), x.numel() / channels), here, (d * d).sum(over)])
+        slot = x.new_zeros(group.size, 1)
+        slot[group.rank] = 1  # a sum with the other ranks' zeros hands every rank's figures to all
+        counts, means, squares = SumWithin.apply(slot * mine, group).split([1, channels, channels], 1)
+        counts = counts.detach()
+        count = counts.sum()
+        mean = (counts * means).sum(0) / count
+        var = (squares + counts * (means - mean) ** 2).sum(0) / count
         if running_mean is not None and running_var is not None:
             with torch.no_grad():
-                running_mean.lerp_((mean + shift).to(running_mean.dtype), momentum)
+                running_mean.lerp_(mean.to(running_mean.dtype), momentum)
                 running_var.lerp_((var * count / (count - 1)).to(running_var.dtype), momentum)
-        out = (d - mean.view(shape)) * torch.rsqrt(var + eps).view(shape)
+        out = (d + (here - mean).view(shape)) * torch.rsqrt(var + eps).view(shape)
         if weight is not None:
             out = out * weight.view(shape)
         if bias is not None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import datetime, tzinfo
 from typing import Any, ClassVar
 
-from autoddp.effects import Mode, Outward, stands_for
+from autoddp.outside.effects import Mode, Outward, stands_for
 from autoddp.patching import patch
 from autoddp.report import is_users
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 
-from autoddp.effects import Call, Effects, Mode, Outward
-from autoddp.opened import discarded
+from autoddp.outside.effects import Call, Effects, Mode, Outward
+from autoddp.outside.opened import discarded
 from autoddp.patching import patch
 
 STANDARD = (0, 1, 2)

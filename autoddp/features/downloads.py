@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from http.client import HTTPMessage
 from typing import Any, ClassVar
 
-from autoddp import bodies
-from autoddp.effects import Call, Mode, Outward
+from autoddp.outside import bodies
+from autoddp.outside.effects import Call, Mode, Outward
 from autoddp.patching import patch
 from autoddp.report import users_line
 

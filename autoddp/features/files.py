@@ -8,10 +8,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
-from autoddp.atomic import Draft
-from autoddp.effects import Call, Mode, Outward, stands_for
-from autoddp.opened import Opened
-from autoddp.outcome import Outcome
+from autoddp.outside.atomic import Draft
+from autoddp.outside.effects import Call, Mode, Outward, stands_for
+from autoddp.outside.opened import Opened
+from autoddp.outside.outcome import Outcome
 from autoddp.patching import patch
 
 # Functions that write the file which one of their arguments names, whoever calls them.

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
-from autoddp.effects import Call, Mode, Outward
+from autoddp.outside.effects import Call, Mode, Outward
 from autoddp.patching import patch
 
 REMOVES = {"remove", "unlink", "rmdir", "removedirs", "rmtree"}

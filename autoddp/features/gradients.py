@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from contextlib import ExitStack
 from typing import Any
@@ -43,6 +44,10 @@ class Gradients(Feature):
 
     def setup(self, undo: ExitStack) -> None:
         """The safety net: every optimizer looks now and then whether its gradients are equal."""
+        before = list(warnings.filters)
+        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")  # no matter here
+        added = [entry for entry in warnings.filters if entry not in before]
+        undo.callback(lambda: [warnings.filters.remove(e) for e in added if e in warnings.filters])
         undo.callback(register_optimizer_step_pre_hook(self.compare_before_step).remove)
 
     def _plain(self) -> bool:

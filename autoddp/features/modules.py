@@ -65,7 +65,7 @@ class Modules(Feature):
     )
     def note_hook(self, wrapped: Any, module: Any, args: Any, kwargs: Any) -> Any:
         """Looked up again at the next call."""
-        self.calls.hooks += 1
+        self.calls.verdicts.hooks += 1
         return wrapped(*args, **kwargs)
 
     @patch("torch.autograd:Function.apply", why=f"a custom autograd function: {FULL}", hot=True)

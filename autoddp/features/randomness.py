@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from autoddp.effects import Call, Mode, Outward, caller, stands_for, users_call
+from autoddp.outside.effects import Call, Mode, Outward, caller, stands_for, users_call
 from autoddp.patching import patch
 
 # Whose calls are their own business: what torch seeds, all ranks seed alike.

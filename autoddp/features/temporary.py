@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
-from autoddp.effects import Call, Mode, Outward
+from autoddp.outside.effects import Call, Mode, Outward
 from autoddp.patching import patch
 
 

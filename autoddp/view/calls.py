@@ -6,7 +6,6 @@ which are tried in turn; whatever is not proven in the end gathers. So it is exa
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -17,16 +16,15 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from autoddp.errors import LostGradient
 from autoddp.report import users_line
-from autoddp.view.boundaries import all_rows, lend, part
+from autoddp.view.boundaries import all_rows
 from autoddp.view.cuts import Cuts
 from autoddp.view.draws import Draws
-from autoddp.view.proof import Trial, Verdict, prove
+from autoddp.view.proof import Verdict
 from autoddp.view.rows import Partial, Rows, full, split
 from autoddp.view.state import Region, View
+from autoddp.view.verdicts import Verdicts, mine
 
 Run = Callable[..., Any]
-Key = tuple[Any, ...]
-MOST = 8  # kinds of call of one module that are proven; more are handed on to its parts
 GUESSES = 3  # sizes that may be the batch, where no argument is held by rows
 
 
@@ -36,9 +34,7 @@ class Calls:
     def __init__(self, view: View) -> None:
         self.view = view
         self.depth = 0  # above 0 inside a call that runs by its parts, or whole
-        self.hooks = 0  # counts registrations of hooks; what was looked up before is stale then
-        self.proven: weakref.WeakKeyDictionary[nn.Module, dict[Key, Verdict]] = weakref.WeakKeyDictionary()
-        self._hooked: weakref.WeakKeyDictionary[nn.Module, tuple[int, bool]] = weakref.WeakKeyDictionary()
+        self.verdicts = Verdicts(view)
 
     def call(self, module: nn.Module, run: Run, args: Any, kwargs: dict[str, Any], parts: bool = True) -> Any:
         """What `run(*args, **kwargs)` gives, where `run` calls `module`.
@@ -46,9 +42,7 @@ class Calls:
         Without `parts` a call that is not row-wise runs whole: what is recomputed in backward must be
         what was computed.
         """
-        if module not in self.proven:
-            self.proven[module] = {}
-            self.view.order.note(module.parameters())
+        self.verdicts.meet(module)
         leaves, spec = _flat(args, kwargs)
         tensors = [x for x in leaves if isinstance(x, Tensor) and x.dim()]
         lead = next((x for x in tensors if split(x)), None)
@@ -63,7 +57,7 @@ class Calls:
             if not cuts.smallest:
                 continue
             ats = [batch_dim(x, cuts) for x in leaves]
-            verdict = self._verdict(module, leaves, spec, ats, cuts)
+            verdict = self.verdicts.of(module, leaves, spec, ats, cuts)
             if not verdict.reason:
                 return self._split(module, run, leaves, spec, ats, cuts, verdict)
             if handed is None or _holders(ats) > _holders(handed[1]):
@@ -84,7 +78,7 @@ class Calls:
     def _hand_on(self, run: Run, leaves: list[Any], spec: TreeSpec, cuts: Cuts, ats: list[int | None]) -> Any:
         """Not row-wise as one: its parts may be."""
         made = [
-            x if at is None or split(x) else Rows(self._mine(x, at, cuts), cuts, at)
+            x if at is None or split(x) else Rows(mine(x, at, cuts), cuts, at)
             for x, at in zip(leaves, ats, strict=True)
         ]
         args, kwargs = tree_unflatten(made, spec)
@@ -102,21 +96,21 @@ class Calls:
         verdict: Verdict,
     ) -> Any:
         """On this rank's rows, as plain tensors; what comes back is held by rows."""
-        mine = [self._mine(x, at, cuts) for x, at in zip(leaves, ats, strict=True)]
-        args, kwargs = _whole_of(mine, spec)
+        local = [mine(x, at, cuts) for x, at in zip(leaves, ats, strict=True)]
+        args, kwargs = _whole_of(local, spec)
         at = next(a for a in ats if a is not None)
         with self.enter(Region(cuts, at, verdict.draws)), written_back(leaves, ats, cuts):
             out = run(*args, **kwargs)
         if isinstance(out, Tensor) and len(verdict.outs) == 1 and verdict.outs[0] is not None:
             return (
                 leaves[0]
-                if out is mine[0] and split(leaves[0])
+                if out is local[0] and split(leaves[0])
                 else _rows(out, cuts, verdict.outs[0], module)
             )
         got, got_spec = tree_flatten(out)
         if len(got) != len(verdict.outs):
             raise LostGradient(_changed(module))
-        known = {id(m): x for m, x in zip(mine, leaves, strict=True) if split(x)}
+        known = {id(m): x for m, x in zip(local, leaves, strict=True) if split(x)}
         made = [
             o if a is None else known.get(id(o)) or _rows(o, cuts, a, module)
             for o, a in zip(got, verdict.outs, strict=True)
@@ -147,80 +141,6 @@ class Calls:
             return []
         return [self.view.cut(size) for size in dict.fromkeys(first.shape)][:GUESSES]
 
-    def _mine(self, x: Any, at: int | None, cuts: Cuts) -> Any:
-        if at is None:
-            return lend(full(x), self.view.group)
-        return x.local if split(x) else part(full(x), cuts, at)
-
-    # ---- what is proven
-
-    def _verdict(
-        self,
-        module: nn.Module,
-        leaves: list[Any],
-        spec: TreeSpec,
-        ats: list[int | None],
-        cuts: Cuts,
-    ) -> Verdict:
-        if self._is_hooked(module):
-            return Verdict(reason="hooks on it see the batch")
-        key = _key(module, leaves, spec, ats, cuts)
-        known = self.proven[module]
-        found = known.get(key)
-        if found is not None:
-            return found
-        if len(known) >= MOST:
-            return Verdict(reason="it is called in too many ways")
-        verdict = self._agreed(self._prove(module, leaves, spec, ats, cuts))
-        if verdict.sure:
-            known[key] = verdict
-        name = type(module).__name__
-        what = verdict.reason or f"{cuts.mine} of {cuts.total} rows here"
-        self.view.report.add("whole" if verdict.reason else "split", f"{name} at {users_line()}", what)
-        return verdict
-
-    def _prove(
-        self,
-        module: nn.Module,
-        leaves: list[Any],
-        spec: TreeSpec,
-        ats: list[int | None],
-        cuts: Cuts,
-    ) -> Verdict:
-        """On this rank's rows; where a rank has one row only, that proves nothing: on all of them."""
-        target = getattr(module, "_orig_mod", module)
-        alone = cuts.smallest == 1
-        tried = [
-            x if at is None else full(x) if alone else self._mine(x, at, cuts)
-            for x, at in zip(leaves, ats, strict=True)
-        ]
-        tried = [full(x) for x in tried]
-        parts = [(cuts.start, cuts.mine)] if alone else []
-        size = cuts.total if alone else cuts.mine
-        return prove(Trial(self.view, target, tried, spec, ats, size, parts), target)
-
-    def _agreed(self, verdict: Verdict) -> Verdict:
-        """All ranks must have found the same."""
-        group = self.view.group
-        vote = 0 if verdict.reason and verdict.sure else 1 if verdict.reason else 2
-        lowest = int(group.all_reduce(torch.tensor([vote]), torch.distributed.ReduceOp.MIN))
-        if lowest == 2:
-            outs = [-1 if at is None else at for at in verdict.outs]
-            noted = torch.tensor([len(outs), int(verdict.draws), hash(tuple(outs)) % 2**31])
-            if not group.spread(noted).any():
-                return verdict
-            lowest = 0
-        if vote == lowest:
-            return verdict
-        return Verdict(reason="another rank found that it is not row-wise", sure=lowest == 0)
-
-    def _is_hooked(self, module: nn.Module) -> bool:
-        """Whether a hook sits on it or on a part of it: it would see rows only."""
-        known = self._hooked.get(module)
-        if known is None or known[0] != self.hooks:
-            known = self._hooked[module] = self.hooks, any(map(_has_hooks, module.modules()))
-        return known[1]
-
 
 ONE = tree_flatten(((0,), {}))[1]  # the most frequent call: one argument
 
@@ -237,27 +157,6 @@ def _whole_of(leaves: list[Any], spec: TreeSpec) -> Any:
 
 def _holders(ats: list[int | None]) -> int:
     return sum(at is not None for at in ats)
-
-
-def _has_hooks(m: nn.Module) -> bool:
-    return bool(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks)
-
-
-def _key(module: nn.Module, leaves: list[Any], spec: TreeSpec, ats: list[int | None], cuts: Cuts) -> Key:
-    """What a proof holds for: the mode, the layout of the arguments, plain settings among them."""
-    settings = tuple(
-        (x.dim(), x.dtype) if isinstance(x, Tensor) else x if isinstance(x, (bool, int, float, str)) else None
-        for x in leaves
-    )
-    return module.training, cuts.smallest == 1, tuple(ats), settings, spec, _modes(module)
-
-
-def _modes(module: nn.Module) -> tuple[Any, ...]:
-    return (
-        torch.is_grad_enabled(),
-        torch.is_autocast_enabled("cpu"),
-        torch.is_autocast_enabled("cuda"),
-    )
 
 
 def batch_dim(x: Any, cuts: Cuts) -> int | None:

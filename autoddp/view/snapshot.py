@@ -31,6 +31,9 @@ class Snapshot:
         self._checks: list[Callable[[], str | None]] = []
         if dataset is not None:
             self._value(type(dataset).__name__, dataset, 0)
+            fetch: Any = getattr(type(dataset), "__getitem__", None)
+            if is_users(getattr(getattr(fetch, "__code__", None), "co_filename", "<")):
+                self._globals(fetch.__globals__)
         if module is not None:
             self._module(module)
 

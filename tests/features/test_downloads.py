@@ -51,9 +51,7 @@ def cifar(run):
 
 
 @pytest.mark.parametrize(("script", "nproc"), [(mnist, 3), (cifar, 2)], ids=["mnist", "cifar"])
-def test_a_data_set_of_torchvision_is_asked_for_as_one_process_asks(
-    on, server, script, nproc, tmp_path
-):
+def test_a_data_set_of_torchvision_is_asked_for_as_one_process_asks(on, server, script, nproc, tmp_path):
     def pointed(run):
         archives.point_torchvision(server.url)
         return script(run)
@@ -103,10 +101,8 @@ def test_a_body_of_several_parts(on, server):
     assert (seen, asked) == ([True, True], {"big": 1})
 
 
-def test_a_body_too_large_to_hand_on_is_asked_for_by_each_rank_and_that_is_said(
-    on, server, monkeypatch
-):
-    monkeypatch.setattr("autoddp.bodies.LIMIT", 1000)
+def test_a_body_too_large_to_hand_on_is_asked_for_by_each_rank_and_that_is_said(on, server, monkeypatch):
+    monkeypatch.setattr("autoddp.outside.bodies.LIMIT", 1000)
     (server.folder / "big").write_bytes(bytes(5000))
 
     def script(run):

@@ -61,6 +61,11 @@ def decides(m: Any, x: Tensor) -> Tensor:
     return m.inner(x) if x.mean() > 100 else m.inner(x) * 2
 
 
+def returns_loss(m: Any, x: Tensor) -> Any:
+    out = m.inner(x.view(-1, 6))
+    return out.view(len(x), -1), out.pow(2).mean()
+
+
 SPLIT: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Linear(18, 6),
     "mlp": lambda: nn.Sequential(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,66 +16,113 @@ from torch import Tensor
 from tests.ranks import run_ranks
 from tests.view.compare import Counting, by_rows, difference, gradient_difference
 
-SHAPES = [(7, 4, 6), (4, 4, 6), (3, 4, 6), (2, 4, 6), (1, 4, 6)]  # the last two leave ranks without rows
-
-# expressions of x and y (batches), w (6 x 6, a parameter), i (whole numbers 0..3 shaped like x[..., 0])
+# x and y are batches, w a parameter of 6 x 6, i whole numbers 0..3 in the shape of x[..., 0]
 POINTWISE = """
-x + y; x * 2; 2 - x; x / (y.abs() + 1); x @ w; x.abs() ** 0.5; x > y; (x > 0) & (y > 0); ~(x > 0); x.clamp(-1, 1)
-torch.where(x > 0, x, y); torch.where(x > 0, x, 0.0); torch.maximum(x, y); x.masked_fill(x > 0, 0.5); torch.lerp(x, y, 0.3)
-x + w[0]; x * w[:4]; x + w.sum(); w[0] - x; F.gelu(x); F.relu(x); F.silu(x); F.softplus(x); F.elu(x); F.hardtanh(x)
-F.leaky_relu(x, 0.1); F.softsign(x); F.tanhshrink(x); F.logsigmoid(x); F.threshold(x, 0.1, 5.0); x.sigmoid().tanh()
-torch.addcmul(x, x, y, value=0.5); torch.addcdiv(x, y, x.abs() + 1); x.nan_to_num(); x.isnan(); torch.isclose(x, y); torch.complex(x, y)
+x + y; x * 2; 2 - x; x / (y.abs() + 1); x @ w; x.abs() ** 0.5; x > y; (x > 0) & (y > 0); ~(x > 0)
+x.clamp(-1, 1)
+torch.where(x > 0, x, y); torch.where(x > 0, x, 0.0); torch.maximum(x, y); x.masked_fill(x > 0, 0.5)
+torch.lerp(x, y, 0.3)
+x + w[0]; x * w[:4]; x + w.sum(); w[0] - x; F.gelu(x); F.relu(x); F.silu(x); F.softplus(x); F.elu(x)
+F.hardtanh(x)
+F.leaky_relu(x, 0.1); F.softsign(x); F.tanhshrink(x); F.logsigmoid(x); F.threshold(x, 0.1, 5.0)
+x.sigmoid().tanh()
+torch.addcmul(x, x, y, value=0.5); torch.addcdiv(x, y, x.abs() + 1); x.nan_to_num(); x.isnan()
+torch.isclose(x, y); torch.complex(x, y)
 torch.ones_like(x); torch.zeros_like(x) + x; torch.full_like(x, 3.0) * y; x.type_as(y); x.bool()
-x[..., 0] + y[..., 0]; x[..., :1] * y; x + y[..., :1].expand_as(y); x.clone().add_(y); x.clone().mul_(w[0]); (x * 1).relu_()
-x.float().double(); x.half().double(); x.long(); x.to(torch.float32); x.clone().copy_(y); x.clone().fill_(2.0); x.clone().zero_()
-F.one_hot(i, 4); F.normalize(x, dim=-1); F.cosine_similarity(x, y, dim=-1); F.pairwise_distance(x, y); F.relu(x * 1, inplace=True)
+x[..., 0] + y[..., 0]; x[..., :1] * y; x + y[..., :1].expand_as(y); x.clone().add_(y)
+x.clone().mul_(w[0]); (x * 1).relu_()
+x.float().double(); x.half().double(); x.long(); x.to(torch.float32); x.clone().copy_(y)
+x.clone().fill_(2.0); x.clone().zero_()
+F.one_hot(i, 4); F.normalize(x, dim=-1); F.cosine_similarity(x, y, dim=-1); F.pairwise_distance(x, y)
+F.relu(x * 1, inplace=True)
 """
 REDUCTIONS = """
-x.sum(); x.mean(); x.sum(-1); x.mean(-1, keepdim=True); x.sum(0); x.mean(0); x.sum((0, 1)); x.mean((0, 2)); x.sum(1); x.mean((1, 2))
-x.argmax(-1); x.argmin(-1); x.max(-1); x.min(-1); x.max(); x.min(); x.amax(-1); x.amin((1, 2)); x.logsumexp(-1); x.prod(-1); x.var(-1); x.std(-1)
-x.var(); x.median(); x.median(-1); x.mode(-1); x.norm(dim=-1); x.norm(); x.kthvalue(2); x.kthvalue(2, -1); x.nansum(-1); x.nanmean(-1)
-(x > 0).any(); (x > 0).all(); (x > 0).any(-1); (x > 0).sum(); (x > 0).sum(-1); i.sum(); i.max(); i.float().mean(); x.std(-1, unbiased=False)
-F.softmax(x, -1); F.log_softmax(x, -1); x.softmax(0); x.softmax(1); x.cumsum(-1); x.cumsum(0); x.cumprod(-1); x.sort(-1); x.sort(); x.argsort(-1)
-x.topk(2); x.topk(2, -1); x.sort(0); x.gather(-1, i[..., None]); x.take_along_dim(i[..., None], -1); x.cumsum(1); F.glu(x); F.glu(x, 1)
-torch.linalg.norm(x); torch.linalg.vector_norm(x, dim=-1); x.var(-1, correction=0); x.var(0); x.std(1); x.count_nonzero()
+x.sum(); x.mean(); x.sum(-1); x.mean(-1, keepdim=True); x.sum(0); x.mean(0); x.sum((0, 1)); x.mean((0, 2))
+x.sum(1); x.mean((1, 2))
+x.argmax(-1); x.argmin(-1); x.max(-1); x.min(-1); x.max(); x.min(); x.amax(-1); x.amin((1, 2))
+x.logsumexp(-1); x.prod(-1); x.var(-1); x.std(-1)
+x.var(); x.median(); x.median(-1); x.mode(-1); x.norm(dim=-1); x.norm(); x.kthvalue(2); x.kthvalue(2, -1)
+x.nansum(-1); x.nanmean(-1)
+(x > 0).any(); (x > 0).all(); (x > 0).any(-1); (x > 0).sum(); (x > 0).sum(-1); i.sum(); i.max()
+i.float().mean(); x.std(-1, unbiased=False)
+F.softmax(x, -1); F.log_softmax(x, -1); x.softmax(0); x.softmax(1); x.cumsum(-1); x.cumsum(0)
+x.cumprod(-1); x.sort(-1); x.sort(); x.argsort(-1)
+x.topk(2); x.topk(2, -1); x.sort(0); x.gather(-1, i[..., None]); x.take_along_dim(i[..., None], -1)
+x.cumsum(1); F.glu(x); F.glu(x, 1)
+torch.linalg.norm(x); torch.linalg.vector_norm(x, dim=-1); x.var(-1, correction=0); x.var(0); x.std(1)
+x.count_nonzero()
 """
 VIEWS = """
-x.view(-1, 6); x.view(-1); x.reshape(x.shape[0] * 4, 6); x.flatten(); x.flatten(1); x.flatten(0, 1); x.flatten(0, 1).view(-1, 4, 6); x.unsqueeze(0)
-x.unsqueeze(-1); x.unsqueeze(0).squeeze(0); x.unsqueeze(1).squeeze(); x.unsqueeze(1).squeeze(1); x.transpose(0, 1); x.transpose(1, 2); x.mT
-x[..., 0].t(); x[..., 0].T; x.permute(2, 0, 1); x.movedim(0, 2); x[:, 0]; x[..., 1:]; x[:, None]; x[None]; x[0]; x[-1]; x[:2]; x[::2]; x[x > 0]
-x[:, [0, 2]]; x[i]; x.select(1, 0); x.narrow(2, 1, 3); x.chunk(2, 1); x.chunk(2); x.split(3, -1); x.split(2); x.unbind(1); x.unbind()
-x.tensor_split(2, 2); x.index_select(1, torch.tensor([1, 0])); x.flip(1); x.flip(0); x.flip(-1, 1); torch.cat([x, y]); torch.cat([x, y], 1)
-torch.stack([x, y]); torch.stack([x, y], -1); torch.stack([x, y], 1); torch.hstack([x, y]); x.repeat(1, 2, 1); x.repeat(2, 1, 1); x.expand(-1, -1, -1)
-x.expand(2, *x.shape); x.unsqueeze(1).expand(-1, 3, -1, -1); x.tril(); x.triu(1); F.pad(x, (1, 2)); F.pad(x, (1, 1), mode="reflect"); F.pad(x, (0, 0, 0, 0, 1, 1))
-x.roll(1, 0); x.diff(dim=0); x.unfold(1, 2, 1); x.clone().unsqueeze_(1); x.clone().transpose_(0, 1); x.clone().unsqueeze_(0).squeeze_(0) + y; list(x)[0]
-x.reshape(x.shape[0], 2, 2, 6).permute(0, 2, 1, 3).reshape(x.shape[0], -1); x.swapaxes(0, 2); x.view_as(y); x.reshape(4, -1); x.contiguous().view(4, -1)
+x.view(-1, 6); x.view(-1); x.reshape(x.shape[0] * 4, 6); x.flatten(); x.flatten(1); x.flatten(0, 1)
+x.flatten(0, 1).view(-1, 4, 6); x.unsqueeze(0)
+x.unsqueeze(-1); x.unsqueeze(0).squeeze(0); x.unsqueeze(1).squeeze(); x.unsqueeze(1).squeeze(1)
+x.transpose(0, 1); x.transpose(1, 2); x.mT
+x[..., 0].t(); x[..., 0].T; x.permute(2, 0, 1); x.movedim(0, 2); x[:, 0]; x[..., 1:]; x[:, None]; x[None]
+x[0]; x[-1]; x[:2]; x[::2]; x[x > 0]
+x[:, [0, 2]]; x[i]; x.select(1, 0); x.narrow(2, 1, 3); x.chunk(2, 1); x.chunk(2); x.split(3, -1)
+x.split(2); x.unbind(1); x.unbind()
+x.tensor_split(2, 2); x.index_select(1, torch.tensor([1, 0])); x.flip(1); x.flip(0); x.flip(-1, 1)
+torch.cat([x, y]); torch.cat([x, y], 1)
+torch.stack([x, y]); torch.stack([x, y], -1); torch.stack([x, y], 1); torch.hstack([x, y])
+x.repeat(1, 2, 1); x.repeat(2, 1, 1); x.expand(-1, -1, -1)
+x.expand(2, *x.shape); x.unsqueeze(1).expand(-1, 3, -1, -1); x.tril(); x.triu(1); F.pad(x, (1, 2))
+F.pad(x, (1, 1), mode="reflect"); F.pad(x, (0, 0, 0, 0, 1, 1))
+x.roll(1, 0); x.diff(dim=0); x.unfold(1, 2, 1); x.clone().unsqueeze_(1); x.clone().transpose_(0, 1)
+x.clone().unsqueeze_(0).squeeze_(0) + y; list(x)[0]
+x.reshape(x.shape[0], 2, 2, 6).permute(0, 2, 1, 3).reshape(x.shape[0], -1); x.swapaxes(0, 2); x.view_as(y)
+x.reshape(4, -1); x.contiguous().view(4, -1)
 """
 LAYERS = """
-F.linear(x, w, w[0]); x.matmul(w); x @ x.mT; torch.bmm(x, y.mT); x @ w[0]; w @ x.mT; F.layer_norm(x, (6,), w[0], w[1]); F.layer_norm(x, (4, 6)); F.rms_norm(x, (6,))
-F.group_norm(x, 2); F.conv1d(x, w[:4, :4, None]); F.conv_transpose1d(x, w[:4, :4, None]); F.max_pool1d(x, 2); F.avg_pool1d(x, 2); F.adaptive_avg_pool1d(x, 2)
-F.adaptive_max_pool1d(x, 2); F.interpolate(x, scale_factor=2); F.local_response_norm(x, 2); F.prelu(x, w[0, :4]); F.embedding(i, w); F.embedding(i, w, padding_idx=1)
-F.scaled_dot_product_attention(x, y, x); F.scaled_dot_product_attention(x, x, y, is_causal=True); F.scaled_dot_product_attention(x, y, x, attn_mask=w[:4, :4] > 0)
-F.conv2d(x[:, None], w[None, None, :3, :3]); F.max_pool2d(x[:, None], 2); F.pixel_unshuffle(x[:, None], 2); torch.einsum("bij,bkj->bik", x, y)
-F.batch_norm(x, None, None, training=True); torch.cdist(x, y); torch.cdist(x.flatten(1), y.flatten(1)); x.flatten(1) @ y.flatten(1).T; F.embedding(i, w, scale_grad_by_freq=True)
+F.linear(x, w, w[0]); x.matmul(w); x @ x.mT; torch.bmm(x, y.mT); x @ w[0]; w @ x.mT
+F.layer_norm(x, (6,), w[0], w[1]); F.layer_norm(x, (4, 6)); F.rms_norm(x, (6,))
+F.group_norm(x, 2); F.conv1d(x, w[:4, :4, None]); F.conv_transpose1d(x, w[:4, :4, None])
+F.max_pool1d(x, 2); F.avg_pool1d(x, 2); F.adaptive_avg_pool1d(x, 2)
+F.adaptive_max_pool1d(x, 2); F.interpolate(x, scale_factor=2); F.local_response_norm(x, 2)
+F.prelu(x, w[0, :4]); F.embedding(i, w); F.embedding(i, w, padding_idx=1)
+F.scaled_dot_product_attention(x, y, x); F.scaled_dot_product_attention(x, x, y, is_causal=True)
+F.scaled_dot_product_attention(x, y, x, attn_mask=w[:4, :4] > 0)
+F.conv2d(x[:, None], w[None, None, :3, :3]); F.max_pool2d(x[:, None], 2); F.pixel_unshuffle(x[:, None], 2)
+torch.einsum("bij,bkj->bik", x, y)
+F.batch_norm(x, None, None, training=True); torch.cdist(x, y); torch.cdist(x.flatten(1), y.flatten(1))
+x.flatten(1) @ y.flatten(1).T; F.embedding(i, w, scale_grad_by_freq=True)
 """
 LOSSES = """
-F.mse_loss(x, y); F.mse_loss(x, y, reduction="sum"); F.mse_loss(x, y, reduction="none"); F.l1_loss(x, y); F.smooth_l1_loss(x, y); F.huber_loss(x, y)
-F.binary_cross_entropy(x.sigmoid(), y.sigmoid()); F.binary_cross_entropy_with_logits(x, y.sigmoid()); F.binary_cross_entropy_with_logits(x, y.sigmoid(), pos_weight=w[0].detach().abs())
-F.binary_cross_entropy_with_logits(x, y.sigmoid(), weight=y.detach().abs()); F.kl_div(x.log_softmax(-1), y.softmax(-1)); F.kl_div(x.log_softmax(-1), y.softmax(-1), reduction="batchmean")
-F.soft_margin_loss(x, y.sign()); F.gaussian_nll_loss(x, y, torch.ones_like(x)); F.cross_entropy(x[:, 0], i[:, 0]); F.cross_entropy(x, i[:, 0, None].expand(-1, 6))
-F.cross_entropy(x.flatten(0, 1), i.flatten()); F.cross_entropy(x[:, 0], i[:, 0], label_smoothing=0.1); F.cross_entropy(x[:, 0], i[:, 0], weight=w[0].detach().abs())
-F.cross_entropy(x[:, 0], i[:, 0], ignore_index=1); F.cross_entropy(x[:, 0], i[:, 0], reduction="none"); F.cross_entropy(x[:, 0], i[:, 0], reduction="sum"); F.cross_entropy(x[:, 0], y[:, 0].softmax(-1))
-F.nll_loss(x[:, 0].log_softmax(-1), i[:, 0]); F.cross_entropy(x[:, 0], i[:, 0], weight=w[0].detach().abs(), label_smoothing=0.1); F.cross_entropy(x[:, 0], i[:, 0] * 0 - 100)
-F.triplet_margin_loss(x, y, x * 2); F.multi_margin_loss(x[:, 0], i[:, 0]); F.cosine_embedding_loss(x[:, 0], y[:, 0], i[:, 0].sign() * 2 - 1); F.poisson_nll_loss(x, y.abs()); F.hinge_embedding_loss(x, y.sign())
+F.mse_loss(x, y); F.mse_loss(x, y, reduction="sum"); F.mse_loss(x, y, reduction="none"); F.l1_loss(x, y)
+F.smooth_l1_loss(x, y); F.huber_loss(x, y)
+F.binary_cross_entropy(x.sigmoid(), y.sigmoid()); F.binary_cross_entropy_with_logits(x, y.sigmoid())
+F.binary_cross_entropy_with_logits(x, y.sigmoid(), pos_weight=w[0].detach().abs())
+F.binary_cross_entropy_with_logits(x, y.sigmoid(), weight=y.detach().abs())
+F.kl_div(x.log_softmax(-1), y.softmax(-1))
+F.kl_div(x.log_softmax(-1), y.softmax(-1), reduction="batchmean")
+F.soft_margin_loss(x, y.sign()); F.gaussian_nll_loss(x, y, torch.ones_like(x))
+F.cross_entropy(x[:, 0], i[:, 0]); F.cross_entropy(x, i[:, 0, None].expand(-1, 6))
+F.cross_entropy(x.flatten(0, 1), i.flatten()); F.cross_entropy(x[:, 0], i[:, 0], label_smoothing=0.1)
+F.cross_entropy(x[:, 0], i[:, 0], weight=w[0].detach().abs())
+F.cross_entropy(x[:, 0], i[:, 0], ignore_index=1); F.cross_entropy(x[:, 0], i[:, 0], reduction="none")
+F.cross_entropy(x[:, 0], i[:, 0], reduction="sum"); F.cross_entropy(x[:, 0], y[:, 0].softmax(-1))
+F.nll_loss(x[:, 0].log_softmax(-1), i[:, 0])
+F.cross_entropy(x[:, 0], i[:, 0], weight=w[0].detach().abs(), label_smoothing=0.1)
+F.cross_entropy(x[:, 0], i[:, 0] * 0 - 100)
+F.triplet_margin_loss(x, y, x * 2); F.multi_margin_loss(x[:, 0], i[:, 0])
+F.cosine_embedding_loss(x[:, 0], y[:, 0], i[:, 0].sign() * 2 - 1); F.poisson_nll_loss(x, y.abs())
+F.hinge_embedding_loss(x, y.sign())
 """
 PARTIALS = """
-x.mean() + y.mean(); x.sum() - 2 * y.mean(); x.sum() / 3 + 1; 1 - x.mean(); -x.mean(); x.mean() * y.mean(); x.mean() ** 2; x.mean().sqrt().nan_to_num(); x.mean() * w.sum()
-w.sum() * x.mean() + x.sum(); x.mean() / w.sum(); x.sum() + w[0, 0]; w[0, 0] - x.sum(); i.sum() + 1; i.sum() / 2; i.sum() * 2.5; i.sum() // 2; 3 - i.sum(); (x > 0).sum() + i.sum()
-x.mean().detach() * y.mean(); x.mean().clone(); x.float().mean() + y.mean(); x.mean().double() + i.sum(); x.half().sum() * 2; x.mean() + i.sum(); torch.stack([x.mean(), y.mean()]); sum([x.mean(), y.mean()])
-x * x.mean(); x - x.mean(); (x - x.mean(0)) / (x.std(0) + 1); x.mean() > 0; float(x.mean()); int(i.sum()); round(x.mean().item(), 6); x.sum().view(1); x.mean().expand(3); x.mean()[None]; max(x.mean(), y.mean())
-op.imul(x.mean(), 2.0); op.itruediv(x.mean(), 4); op.isub(x.mean(), y.mean()); op.iadd(x.mean(), y.mean()); op.iadd(i.sum(), 1); op.imul(x.mean(), w.sum()); op.iadd(x.sum(), i.sum())
-op.imul(i.sum(), 3); op.itruediv(x.mean(), y.mean()); op.iadd(x * 1, y); op.imul(x * 1, w[0]); op.ipow(x * 1, 2); op.ifloordiv(i.clone(), 2); op.iand(x > 0, y > 0); op.itruediv(x.float().mean(), i.sum())
-torch.add(x.mean(), y.mean(), alpha=2); x.mean().add(y.mean()); x.mean().add_(1.0); x.mean().mul_(2.0); x.mean().dtype; i.sum().dtype; (i.sum() / 2).dtype; (x.half().mean() * 2).dtype
+x.mean() + y.mean(); x.sum() - 2 * y.mean(); x.sum() / 3 + 1; 1 - x.mean(); -x.mean(); x.mean() * y.mean()
+x.mean() ** 2; x.mean().sqrt().nan_to_num(); x.mean() * w.sum()
+w.sum() * x.mean() + x.sum(); x.mean() / w.sum(); x.sum() + w[0, 0]; w[0, 0] - x.sum(); i.sum() + 1
+i.sum() / 2; i.sum() * 2.5; i.sum() // 2; 3 - i.sum(); (x > 0).sum() + i.sum()
+x.mean().detach() * y.mean(); x.mean().clone(); x.float().mean() + y.mean(); x.mean().double() + i.sum()
+x.half().sum() * 2; x.mean() + i.sum(); torch.stack([x.mean(), y.mean()]); sum([x.mean(), y.mean()])
+x * x.mean(); x - x.mean(); (x - x.mean(0)) / (x.std(0) + 1); x.mean() > 0; float(x.mean()); int(i.sum())
+round(x.mean().item(), 6); x.sum().view(1); x.mean().expand(3); x.mean()[None]; max(x.mean(), y.mean())
+op.imul(x.mean(), 2.0); op.itruediv(x.mean(), 4); op.isub(x.mean(), y.mean()); op.iadd(x.mean(), y.mean())
+op.iadd(i.sum(), 1); op.imul(x.mean(), w.sum()); op.iadd(x.sum(), i.sum())
+op.imul(i.sum(), 3); op.itruediv(x.mean(), y.mean()); op.iadd(x * 1, y); op.imul(x * 1, w[0])
+op.ipow(x * 1, 2); op.ifloordiv(i.clone(), 2); op.iand(x > 0, y > 0)
+op.itruediv(x.float().mean(), i.sum())
+torch.add(x.mean(), y.mean(), alpha=2); x.mean().add(y.mean()); x.mean().add_(1.0); x.mean().mul_(2.0)
+x.mean().dtype; i.sum().dtype; (i.sum() / 2).dtype; (x.half().mean() * 2).dtype
 """
 
 
@@ -139,8 +187,6 @@ def work(
 ) -> list[str]:
     torch.set_default_dtype(torch.float64)
     view, wrong = Counting(group), []
-    import warnings
-
     warnings.simplefilter("ignore")
     for place in places:
         for text in expressions(*tables):

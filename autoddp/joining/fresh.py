@@ -11,9 +11,10 @@ import sys
 from contextlib import ExitStack
 from typing import NoReturn
 
-from autoddp import start, worker
-from autoddp.crew import Post
-from autoddp.muted import muted
+from autoddp import worker
+from autoddp.joining import start
+from autoddp.joining.crew import Post
+from autoddp.joining.muted import muted
 from autoddp.place import HERE
 from autoddp.script import Script, finish
 

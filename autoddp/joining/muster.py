@@ -5,14 +5,15 @@ from __future__ import annotations
 import atexit
 import sys
 
-from autoddp import start, worker
-from autoddp.crew import LAST, PATIENCE, Crew, Post
+from autoddp import worker
 from autoddp.errors import BadInput
+from autoddp.joining import start
+from autoddp.joining.crew import LAST, PATIENCE, Crew, Post
+from autoddp.joining.start import Origin
+from autoddp.launching.streams import Logs
 from autoddp.options import Options
 from autoddp.place import HERE
 from autoddp.report import Report
-from autoddp.start import Origin
-from autoddp.streams import Logs
 
 
 def muster(site: str, ranks: int, options: Options, origin: Origin) -> Post | None:

@@ -18,9 +18,9 @@ from enum import Enum
 from functools import cache, lru_cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from autoddp.outside.scratch import Scratch
 from autoddp.patching import Feature, patch
 from autoddp.report import INSTALLED, is_users, users_line
-from autoddp.scratch import Scratch
 
 if TYPE_CHECKING:
     from autoddp.group import Group
@@ -43,16 +43,16 @@ _OWN_BUSINESS = (
     "zipimport",
     "ctypes",
 )
-_HERE = os.path.dirname(__file__) + "/"
+_HERE = os.path.dirname(os.path.dirname(__file__)) + "/"
 _MACHINERY = tuple(
     _HERE + name
     for name in (
-        "effects.py",
+        "outside/effects.py",
         "features/files.py",
         "features/folders.py",
         "features/temporary.py",
         "features/clocks.py",
-        "opened.py",
+        "outside/opened.py",
         "features/downloads.py",
         "features/console.py",
         "features/randomness.py",

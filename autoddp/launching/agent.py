@@ -18,11 +18,12 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.numa.binding import AffinityMode, NumaOptions
 
-from autoddp import rendezvous, streams, worker
+from autoddp import worker
 from autoddp.errors import AutoDDPError, BadInput
+from autoddp.launching import rendezvous, streams
+from autoddp.launching.signals import Signals
 from autoddp.options import Options
 from autoddp.report import PREFIX
-from autoddp.signals import Signals
 from autoddp.worker import Job
 
 INTERVAL = 0.02  # seconds between two looks at the ranks

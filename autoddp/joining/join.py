@@ -18,22 +18,23 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.utils._pytree import tree_leaves, tree_map
 
-from autoddp import launch, streams, worker
-from autoddp.agreement import agree
-from autoddp.crew import Post
+from autoddp import launch, worker
 from autoddp.environment import ADDED, World, hide
 from autoddp.errors import AutoDDPError, BadInput
-from autoddp.gpus import Devices
 from autoddp.group import Group
-from autoddp.muster import muster, settle
-from autoddp.muted import muted
+from autoddp.joining.agreement import agree
+from autoddp.joining.crew import Post
+from autoddp.joining.muster import muster, settle
+from autoddp.joining.muted import muted
+from autoddp.joining.start import Origin
+from autoddp.launching import streams
+from autoddp.launching.gpus import Devices
+from autoddp.launching.streams import Logs
 from autoddp.options import Options
 from autoddp.place import HERE
 from autoddp.report import Report
 from autoddp.script import strip
 from autoddp.session import session
-from autoddp.start import Origin
-from autoddp.streams import Logs
 from autoddp.view import Partial, Rows, full
 
 HOST = "localhost"

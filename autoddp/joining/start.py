@@ -18,17 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autoddp import streams
-from autoddp.crew import Crew, Member, Post
+from autoddp.joining.crew import Crew, Member, Post
+from autoddp.launching import streams
+from autoddp.launching.streams import Logs
 from autoddp.place import HERE
-from autoddp.streams import Logs
 
 SETTLE = 2.0  # seconds in which the threads of native libraries go to sleep after their work
 BOOT = (
     "import sys; sys.path.append(sys.argv[1]); "
-    "from autoddp.fresh import main; sys.path.pop(); main(sys.argv[2])"
+    "from autoddp.joining.fresh import main; sys.path.pop(); main(sys.argv[2])"
 )
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 KERNELS = ("ipykernel", "IPython", "zmq", "tornado", "jupyter_client")
 HARD = 2  # omp_pause_hard
 

@@ -17,7 +17,7 @@ LIMIT = 64 << 20  # bytes of a body that are handed to the other ranks
 class Answer(addinfourl):
     """A response of `urlopen` that was read already."""
 
-    def __init__(self, body: bytes, headers: HTTPMessage, url: str, code: int | None, reason: str):
+    def __init__(self, body: bytes, headers: HTTPMessage, url: str, code: int | None, reason: str) -> None:
         super().__init__(io.BytesIO(body), headers, url, code)
         self.reason = self.msg = reason
         self.length = len(body)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from autoddp.effects import Call, Effects, Mode
-from autoddp.outcome import Outcome
+from autoddp.outside.effects import Call, Effects, Mode
+from autoddp.outside.outcome import Outcome
 
 
 class Opened:

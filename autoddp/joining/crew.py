@@ -19,8 +19,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from autoddp import streams
-from autoddp.streams import Logs
+from autoddp.launching import streams
+from autoddp.launching.streams import Logs
 
 PATIENCE = 5.0  # seconds that a rank which raised leaves to the others to raise, too
 LAST = 120.0  # seconds that the others have to return once rank 0 has

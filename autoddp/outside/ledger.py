@@ -13,7 +13,7 @@ from typing import Any
 from torch._C._distributed_c10d import Store
 
 from autoddp.errors import Disagreement
-from autoddp.outcome import Outcome
+from autoddp.outside.outcome import Outcome
 
 KEPT = 256  # effects that stay in the store for ranks that come later
 PART = 1 << 20  # bytes that travel under one key

@@ -1,0 +1,132 @@
+"""What was proven of the calls of modules, and agreed between ranks."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec
+
+from autoddp.report import users_line
+from autoddp.view.boundaries import lend, part
+from autoddp.view.cuts import Cuts
+from autoddp.view.proof import Trial, Verdict, prove
+from autoddp.view.rows import full, split
+from autoddp.view.state import View
+
+Key = tuple[Any, ...]
+MOST = 8  # kinds of call of one module that are proven; more are handed on to its parts
+
+
+class Verdicts:
+    """Each module's proofs, one for each mode and layout of arguments."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.hooks = 0  # counts registrations of hooks; what was looked up before is stale then
+        self.proven: weakref.WeakKeyDictionary[nn.Module, dict[Key, Verdict]] = weakref.WeakKeyDictionary()
+        self._hooked: weakref.WeakKeyDictionary[nn.Module, tuple[int, bool]] = weakref.WeakKeyDictionary()
+
+    def meet(self, module: nn.Module) -> None:
+        """The first call of a module shows the order of its parameters."""
+        if module not in self.proven:
+            self.proven[module] = {}
+            self.view.order.note(module.parameters())
+
+    def of(
+        self,
+        module: nn.Module,
+        leaves: list[Any],
+        spec: TreeSpec,
+        ats: list[int | None],
+        cuts: Cuts,
+    ) -> Verdict:
+        """What is known of this call, proven now if it is the first of its kind."""
+        if self._is_hooked(module):
+            return Verdict(reason="hooks on it see the batch")
+        key = _key(module, leaves, spec, ats, cuts)
+        known = self.proven[module]
+        found = known.get(key)
+        if found is not None:
+            return found
+        if len(known) >= MOST:
+            return Verdict(reason="it is called in too many ways")
+        verdict = self._agreed(self._prove(module, leaves, spec, ats, cuts))
+        if verdict.sure:
+            known[key] = verdict
+        name = type(module).__name__
+        what = verdict.reason or f"{cuts.mine} of {cuts.total} rows here"
+        self.view.report.add("whole" if verdict.reason else "split", f"{name} at {users_line()}", what)
+        return verdict
+
+    def _prove(
+        self,
+        module: nn.Module,
+        leaves: list[Any],
+        spec: TreeSpec,
+        ats: list[int | None],
+        cuts: Cuts,
+    ) -> Verdict:
+        """On this rank's rows; where a rank has one row only, that proves nothing: on all of them."""
+        target = getattr(module, "_orig_mod", module)
+        alone = cuts.smallest == 1
+        tried = [
+            x if at is None else full(x) if alone else mine(x, at, cuts)
+            for x, at in zip(leaves, ats, strict=True)
+        ]
+        tried = [full(x) for x in tried]
+        parts = [(cuts.start, cuts.mine)] if alone else []
+        size = cuts.total if alone else cuts.mine
+        return prove(Trial(self.view, target, tried, spec, ats, size, parts), target)
+
+    def _agreed(self, verdict: Verdict) -> Verdict:
+        """All ranks must have found the same."""
+        group = self.view.group
+        vote = 0 if verdict.reason and verdict.sure else 1 if verdict.reason else 2
+        lowest = int(group.all_reduce(torch.tensor([vote]), torch.distributed.ReduceOp.MIN))
+        if lowest == 2:
+            outs = [-1 if at is None else at for at in verdict.outs]
+            noted = torch.tensor([len(outs), int(verdict.draws), hash(tuple(outs)) % 2**31])
+            if not group.spread(noted).any():
+                return verdict
+            lowest = 0
+        if vote == lowest:
+            return verdict
+        return Verdict(reason="another rank found that it is not row-wise", sure=lowest == 0)
+
+    def _is_hooked(self, module: nn.Module) -> bool:
+        """Whether a hook sits on it or on a part of it: it would see rows only."""
+        known = self._hooked.get(module)
+        if known is None or known[0] != self.hooks:
+            known = self._hooked[module] = self.hooks, any(map(_has_hooks, module.modules()))
+        return known[1]
+
+
+def mine(x: Any, at: int | None, cuts: Cuts) -> Any:
+    """An argument as a split call gets it: this rank's rows, or the whole, lent."""
+    if at is None:
+        return lend(full(x), cuts.view.group)
+    return x.local if split(x) else part(full(x), cuts, at)
+
+
+def _has_hooks(m: nn.Module) -> bool:
+    return bool(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks)
+
+
+def _key(module: nn.Module, leaves: list[Any], spec: TreeSpec, ats: list[int | None], cuts: Cuts) -> Key:
+    """What a proof holds for: the mode, the layout of the arguments, plain settings among them."""
+    settings = tuple(
+        (x.dim(), x.dtype) if isinstance(x, Tensor) else x if isinstance(x, (bool, int, float, str)) else None
+        for x in leaves
+    )
+    return module.training, cuts.smallest == 1, tuple(ats), settings, spec, _modes(module)
+
+
+def _modes(module: nn.Module) -> tuple[Any, ...]:
+    return (
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.is_autocast_enabled("cuda"),
+    )
