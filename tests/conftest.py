@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 import threading
 import time
@@ -20,6 +21,14 @@ OURS = ("AUTODDP_OPTIONS", "AUTODDP_NPROC", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_I
 THEIRS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
 PACKAGE = os.path.dirname(autoddp.__file__)
 PATIENCE = 3  # seconds in which a thread that was told to end may end
+
+
+def pytest_configure():
+    """A shell starts background jobs deaf to Ctrl-C, and all that they start: tests send it."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            own = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, own)
 
 
 @pytest.fixture(autouse=True)
