@@ -34,10 +34,9 @@ class RowSampler(DistributedSampler[Any]):
     than ranks goes to all of them.
     """
 
-    def __init__(
-        self, batches: Any, dataset: Any, ranks: int, rank: int, before_fetch: Callable[[], None]
-    ) -> None:
-        super().__init__(dataset, num_replicas=ranks, rank=rank, shuffle=False)
+    def __init__(self, batches: Any, ranks: int, rank: int, before_fetch: Callable[[], None]) -> None:
+        nothing: Any = ()  # the data set may have no length; what is cut is the batches
+        super().__init__(nothing, num_replicas=ranks, rank=rank, shuffle=False)
         self.batches, self.before_fetch = batches, before_fetch
         self.sizes: deque[tuple[int, ...] | None] = deque()
 
@@ -88,7 +87,7 @@ class Fetching:
             if here:
                 self._before_fetch(draws)
 
-        sampler = RowSampler(loader.batch_sampler, loader.dataset, world.world_size, world.rank, before_fetch)
+        sampler = RowSampler(loader.batch_sampler, world.world_size, world.rank, before_fetch)
         self.starting = sampler
         try:
             with self._fewer_workers(loader), self._own_seeds(loader, draws):

@@ -46,8 +46,9 @@ class Gradients(Feature):
         """The safety net: every optimizer looks now and then whether its gradients are equal."""
         before = list(warnings.filters)
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")  # no matter here
-        added = [entry for entry in warnings.filters if entry not in before]
-        undo.callback(lambda: [warnings.filters.remove(e) for e in added if e in warnings.filters])
+        now: Any = warnings.filters
+        added = [entry for entry in now if entry not in before]
+        undo.callback(lambda: [now.remove(entry) for entry in added if entry in now])
         undo.callback(register_optimizer_step_pre_hook(self.compare_before_step).remove)
 
     def _plain(self) -> bool:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import IterableDataset
 
 from autoddp.patching import Feature, patch
 from autoddp.replica import Replicas, leaves_of
@@ -41,7 +42,8 @@ class LocalView(Feature):
         """Map-style data sets are fetched by rows; of others the rows are taken after the fetch."""
         if not self.view.here() or torch.utils.data.get_worker_info() is not None:
             return wrapped()
-        if getattr(loader, "batch_sampler", None) is None or not getattr(loader, "in_order", True):
+        streams = isinstance(loader.dataset, IterableDataset)
+        if streams or loader.batch_sampler is None or not getattr(loader, "in_order", True):
             return Cut(self, wrapped())
         return Fetched(self, self.fetching.start(loader, wrapped, draws=True))
 

@@ -112,7 +112,7 @@ class Calls:
             raise LostGradient(_changed(module))
         known = {id(m): x for m, x in zip(local, leaves, strict=True) if split(x)}
         made = [
-            o if a is None else known.get(id(o)) or _rows(o, cuts, a, module)
+            o if a is None else known[id(o)] if id(o) in known else _rows(o, cuts, a, module)
             for o, a in zip(got, verdict.outs, strict=True)
         ]
         return tree_unflatten(made, got_spec)

@@ -173,8 +173,9 @@ def _globals(module: nn.Module) -> Iterator[dict[str, Any]]:
     """The global names of every file of the user's in which a forward of this tree is written."""
     found: dict[int, dict[str, Any]] = {}
     for part in module.modules():
-        code = getattr(type(part).forward, "__code__", None)
+        forward: Any = getattr(type(part), "forward", None)  # a scripted module's class has none
+        code = getattr(forward, "__code__", None)
         if code is not None and is_users(code.co_filename):
-            space = type(part).forward.__globals__
+            space = forward.__globals__
             found[id(space)] = space
     yield from found.values()

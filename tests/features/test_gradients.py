@@ -1,9 +1,9 @@
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
-from torch.utils.checkpoint import checkpoint
 
 from autoddp.errors import Disagreement
 from tests.training import Scripts, assert_as_alone, batches, grads, mlp, on_ranks, sgd, train, weights
@@ -147,7 +147,7 @@ def a_reentrant_checkpoint():
     optimizer = sgd(nn.ModuleList([body, head]))
     for x, y in batches(22, 5):
         optimizer.zero_grad()
-        inner = checkpoint(body, x.requires_grad_(), use_reentrant=True)
+        inner = torch.utils.checkpoint.checkpoint(body, x.requires_grad_(), use_reentrant=True)
         F.cross_entropy(head(inner), y).backward()
         optimizer.step()
     return weights(body, head), torch.rand(())

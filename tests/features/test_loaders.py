@@ -305,6 +305,15 @@ def fewer_rows_than_ranks():
 
 
 @script
+def a_data_set_without_a_length():
+    class Endless(Dataset):
+        def __getitem__(self, n):
+            return torch.tensor([float(n)]), n % 3
+
+    return order(DataLoader(Endless(), 3, sampler=[3, 1, 4, 15, 9, 2, 6]))
+
+
+@script
 def an_empty_loader():
     return order(DataLoader(rows(3), 4, drop_last=True)), draws()
 

@@ -1,0 +1,115 @@
+import io
+import re
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from autoddp.options import Options
+from autoddp.report import Report
+from autoddp.session import session
+from tests.ranks import run_ranks
+from tests.training import batches, mlp, sgd, train
+
+
+def told(script, nproc=2, **options):
+    """What is said on each rank: before the third step, by the end."""
+
+    def rank(group):
+        torch.set_default_dtype(torch.float64)
+        torch.manual_seed(0)
+        stream = io.StringIO()
+        with session(group.world, Options(**options), group, Report(group.rank == 0, stream)):
+            seen = script(stream)
+        return seen, stream.getvalue().splitlines()
+
+    return run_ranks(rank, nproc)
+
+
+def steps(stream, count=5):
+    """How many lines were there after each step."""
+    model, lines = mlp(), []
+    optimizer = sgd(model)
+    loader = batches(40, 8)
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        lines.append(len(stream.getvalue().splitlines()))
+        if len(lines) == count:
+            break
+    return lines
+
+
+def test_it_is_said_once_after_three_steps_by_rank_0():
+    zero, one = told(steps)
+    assert zero[0] == [0, 0, len(zero[1]), len(zero[1]), len(zero[1])]
+    assert one[1] == []
+    assert [line.partition(": ")[0] for line in zero[1]] == ["[autoddp] fetching", "[autoddp] split"]
+    fetching, split = zero[1]
+    assert re.search(r"DataLoader at test_explanation.py:\d+: each rank fetches its rows$", fetching)
+    assert re.search(r"Sequential at test_explanation.py:\d+: 4 of 8 rows here$", split)
+
+
+def test_a_script_with_fewer_steps_hears_it_at_its_end():
+    zero, _ = told(lambda stream: steps(stream, 2))
+    assert zero[0] == [0, 0]
+    assert len(zero[1]) == 2
+
+
+def test_nothing_split_is_said_with_what_would_help():
+    def script(stream):
+        train(mlp(), batches(6, 1))
+
+    zero, _ = told(script)
+    assert zero[1][-1].startswith("[autoddp] nothing is split: every rank computes all of it")
+    assert "at least one row for each rank" in zero[1][-1]
+
+
+def test_nothing_decided_nothing_said():
+    assert told(lambda stream: sgd(mlp()).step()) == [(None, []), (None, [])]
+
+
+def test_what_is_not_row_wise_is_said_with_its_reason():
+    class Centred(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = mlp()
+
+        def forward(self, x):
+            x = self.body(x)
+            return x - x.roll(1, 0)
+
+    zero, _ = told(lambda stream: train(Centred(), batches(40, 8)))
+    whole = [line for line in zero[1] if line.startswith("[autoddp] by its parts, or whole: Centred at ")]
+    assert whole
+    assert "part" in whole[0] or "rows" in whole[0]
+    gathers = [line for line in zero[1] if line.startswith("[autoddp] gathers: test_explanation.py:")]
+    assert gathers
+    assert "roll, " in gathers[0]
+    assert gathers[0].endswith(" times")
+
+
+def many(stream):
+    """More decisions than are shown."""
+    models = [mlp() for _ in range(9)]
+    optimizer = sgd(nn.ModuleList(models))
+    x = torch.randn(8, 5)
+    losses = [models[0](x), models[1](x), models[2](x)]
+    losses += [models[3](x), models[4](x)]
+    losses += [models[5](x)]
+    losses += [models[6](x)]
+    losses += [models[7](x)]
+    losses += [nn.Sequential(models[8])(x)]
+    losses += [models[8](x[:6])]
+    for _ in range(3):
+        optimizer.step()
+
+
+def test_the_most_frequent_are_shown_and_all_with_v():
+    zero, _ = told(many)
+    split = [line for line in zero[1] if line.startswith("[autoddp] split")]
+    assert len(split) == 7
+    assert split[-1].endswith("more (-v shows them)")
+    verbose = [line for line in told(many, verbose=True)[0][1] if line.startswith("[autoddp] split")]
+    assert len(verbose) == 6 + int(split[-1].split()[2])
