@@ -10,6 +10,8 @@ from functools import cache
 from types import FrameType
 from typing import TextIO
 
+from autoddp.errors import BadInput
+
 PREFIX = "[autoddp]"
 
 
@@ -28,6 +30,7 @@ class Report:
     """Collects decisions; rank 0 says each once, on stderr, in a line with [autoddp] before it."""
 
     speaks: bool = False
+    strict: bool = False
     stream: TextIO = field(default_factory=lambda: sys.stderr)
     decisions: dict[tuple[str, str, str], Decision] = field(default_factory=dict)
 
@@ -49,6 +52,16 @@ class Report:
         """Note a decision and, the first time, say it."""
         if self.add(kind, where, what):
             self.say(f"{where}: {what}" if where else what)
+
+    def doubt(self, kind: str, where: str, what: str) -> None:
+        """Something that one process would not have done exactly so: said once, or with --strict refused.
+
+        Raises:
+            BadInput: The job is strict.
+        """
+        if self.strict:
+            raise BadInput(f"--strict: {where + ': ' if where else ''}{what}")
+        self.say_once(kind, where, what)
 
     def of(self, kind: str) -> list[Decision]:
         """All decisions of a kind, the most frequent first."""

@@ -63,7 +63,7 @@ def run(job: Job) -> int:
     hidden = hide(os.environ) if job.options.view == "global" else dict(os.environ)
     group = join(world, job.devices.backend)
     HERE.world = world
-    report = Report(speaks=world.rank == 0 and not job.options.quiet)
+    report = Report(world.rank == 0 and not job.options.quiet, job.options.strict)
     report.say(greeting(world, job.options, job.devices, hidden))
     with session(world, job.options, group, report):
         code = finish(job.script.run(whole_traceback=job.options.verbose))

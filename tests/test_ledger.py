@@ -15,10 +15,7 @@ def test_an_effect_has_rank_0s_result_on_all_ranks():
 
 
 def test_an_effect_may_be_another_ranks():
-    assert (
-        run_ranks(lambda g: [g.effect("a", lambda: g.rank, by=n) for n in range(3)], 3)
-        == [[0, 1, 2]] * 3
-    )
+    assert run_ranks(lambda g: [g.effect("a", lambda: g.rank, by=n) for n in range(3)], 3) == [[0, 1, 2]] * 3
 
 
 @pytest.mark.parametrize(

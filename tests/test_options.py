@@ -18,7 +18,8 @@ def test_round_trip():
 @pytest.mark.parametrize("name", CHOICES)
 def test_words_are_checked(name):
     for word in CHOICES[name]:
-        assert getattr(Options(**{name: word}), name) == word
+        with_it = {"batch": "per-rank"} if name == "scale_lr" else {}  # for a batch that grows
+        assert getattr(Options(**{name: word, **with_it}), name) == word
     flag = name.replace("_", "-")
     with pytest.raises(BadInput, match=rf"^--{flag} is 'odd'; it takes {', '.join(CHOICES[name])}"):
         Options(**{name: "odd"})
@@ -30,6 +31,10 @@ def test_words_are_checked(name):
         ({"nproc": 0}, "^--nproc is 0; a job has at least 1 rank on each node$"),
         ({"nnodes": 0}, "^--nnodes is 0; a job has at least 1 node$"),
         ({"nnodes": 2, "node_rank": 5}, "^--node-rank is 5 with --nnodes 2; it goes from 0 to 1$"),
+        (
+            {"scale_lr": "sqrt"},
+            "^--scale-lr is 'sqrt' with --batch global, where the batch",
+        ),
         ({"node_rank": 1}, "^--node-rank is 1 with --nnodes 1; it goes from 0 to 0$"),
     ],
 )

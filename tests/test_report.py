@@ -6,6 +6,9 @@ import io
 import json
 import sysconfig
 
+import pytest
+
+from autoddp.errors import BadInput
 from autoddp.report import Report, is_users, users_line
 
 
@@ -49,3 +52,13 @@ def test_the_users_line_is_found_through_libraries():
     assert not is_users(library)
     assert is_users("/home/me/train.py")
     assert not is_users("<frozen runpy>")
+
+
+def test_a_doubt_is_said_once_or_refused_if_strict():
+    stream = io.StringIO()
+    report = Report(speaks=True, stream=stream)
+    for _ in range(2):
+        report.doubt("loaders", "train.py:3", "each rank draws its own")
+    assert stream.getvalue() == "[autoddp] train.py:3: each rank draws its own\n"
+    with pytest.raises(BadInput, match=r"^--strict: train\.py:3: each rank draws its own$"):
+        Report(strict=True).doubt("loaders", "train.py:3", "each rank draws its own")

@@ -91,7 +91,7 @@ class Loaders(Feature):
         if draws and not reason:
             if self.loading == "whole":
                 return Plan("its data set draws random numbers: --loading whole", draws)
-            self.run.report.say_once(
+            self.run.report.doubt(
                 "loaders",
                 f"DataLoader at {users_line()}",
                 "its data set draws random numbers: each rank draws its own, statistically the same "

@@ -200,7 +200,7 @@ def whole(value: Any) -> Any:
 def joined(call: Call, world: World, devices: Devices) -> Iterator[Group]:
     """This process is a rank inside, and as it was after."""
     threads, environ = torch.get_num_threads(), {name: os.environ.get(name) for name in SET}
-    report = Report(speaks=world.rank == 0 and not call.options.quiet)
+    report = Report(world.rank == 0 and not call.options.quiet, call.options.strict)
     group = None
     try:
         worker.set_threads(world)

@@ -10,7 +10,9 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Barrier
 from typing import Any, TextIO
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
@@ -26,6 +28,7 @@ from autoddp.options import Options
 from autoddp.report import PREFIX
 from autoddp.worker import Job
 
+STARTED = 60.0  # seconds in which all ranks of a node are forked
 INTERVAL = 0.02  # seconds between two looks at the ranks
 
 
@@ -47,6 +50,7 @@ class Parent:
     process: BaseProcess
     stdin: TextIO | None
     logging: int
+    gate: Barrier
 
 
 class Starting(DefaultLogsSpecs):
@@ -64,7 +68,8 @@ class Starting(DefaultLogsSpecs):
 
 def start(job: Job, signals: Signals) -> Failure | None:
     """Run the ranks of this node to their end; the first failure, if any."""
-    parent = Parent(job, signals, multiprocessing.current_process(), sys.stdin, logging.root.manager.disable)
+    process, gate = multiprocessing.current_process(), get_context("fork").Barrier(signals.ranks)
+    parent = Parent(job, signals, process, sys.stdin, logging.root.manager.disable, gate)
 
     def ready() -> None:
         job.logs.make()
@@ -127,6 +132,9 @@ def enter(parent: Parent) -> None:
     """In the fork: be as a process of its own, then be a rank."""
     local_rank = int(os.environ["LOCAL_RANK"])
     parent.signals.arrive(local_rank)
+    # None may ask the store for anything before all are forked: its server, a thread of the
+    # parent, then looks up an address, and a rank forked meanwhile finds libc's resolver locked.
+    parent.gate.wait(STARTED)
     logging.disable(parent.logging)
     sys.stdin = parent.stdin
     # to the script this is the main process, with no start method chosen yet

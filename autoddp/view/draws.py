@@ -105,7 +105,7 @@ class Draws(TorchDispatchMode):
         item = args[0].element_size() if isinstance(args[0], Tensor) else 4
         large = prod(shape) // max(self.here, 1) * self.total * item > MOST
         if large:
-            view.report.say_once(
+            view.report.doubt(
                 "draws",
                 "",
                 "draws above 64 MB: each rank draws its own rows (statistically the same numbers, not "
@@ -120,9 +120,7 @@ class Draws(TorchDispatchMode):
             return NotImplemented
         if self._batch_dim(inputs[0].shape) is None:
             return NotImplemented
-        self.view.report.say_once(
-            "draws", "", f"{name} draws inside its kernel: each rank draws its own rows"
-        )
+        self.view.report.doubt("draws", "", f"{name} draws inside its kernel: each rank draws its own rows")
         with own_stream(self.view, inputs[0].device):
             return func(*args, **kwargs)
 

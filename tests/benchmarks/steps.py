@@ -41,9 +41,7 @@ def make(kind):
     """The model, its data and the global batch size."""
     torch.manual_seed(0)
     if kind == "mlp":
-        net = nn.Sequential(
-            nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
-        )
+        net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
         return net, TensorDataset(torch.randn(6400, 64), torch.randint(10, (6400,))), 64
     if kind == "cnn":
         parts = [nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3, padding=1)]
@@ -105,8 +103,8 @@ def main():
         ratios = sorted(b / a for a, b in pairs)
         hand, ours = (statistics.median(column) for column in zip(*pairs, strict=True))
         print(
-            f"{kind}: by hand {hand:.1f} steps/s, unmodified {ours:.1f}, ratio {statistics.median(ratios):.3f} "
-            f"[{ratios[0]:.2f} .. {ratios[-1]:.2f}]",
+            f"{kind}: by hand {hand:.1f} steps/s, unmodified {ours:.1f}, "
+            f"ratio {statistics.median(ratios):.3f} [{ratios[0]:.2f} .. {ratios[-1]:.2f}]",
             flush=True,
         )
 

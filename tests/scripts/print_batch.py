@@ -17,6 +17,6 @@ for x, y in loader:
     print(x)
     print(y, y.dtype, x.device, x.requires_grad)
     print(f"{loss:.6f} {loss} {y[0]} {output.argmax(1)}")
-    print(repr(loss), str(output), [output.shape, loss.shape])
+    print(repr(loss.detach()), str(output.detach()), [output.shape, loss.shape])
     print("grad", net.weight.grad)
 print(net)
