@@ -12,8 +12,11 @@ from autoddp.view.rows import Partial
 
 MUL = {"mul", "multiply", "__mul__", "__rmul__"}
 DIV = {"div", "divide", "true_divide", "__truediv__"}
-ADD = {"add", "__add__", "__radd__", "__iadd__"}
+ADD = {"add", "__add__", "__radd__", "__iadd__", "add_"}
 SUB = {"sub", "subtract", "__sub__"}
+INTO_ADD = {"__iadd__", "add_"}
+INTO_MUL = {"__imul__", "mul_"}
+INTO_DIV = {"__idiv__", "__itruediv__", "div_"}
 NEG = {"neg", "negative", "__neg__"}
 
 
@@ -36,6 +39,9 @@ def linear(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     x, y = args[0], args[1] if len(args) == 2 else None
     if name in NEG and unread(x):
         return _like(x, None, -x.local)
+    if name in (*INTO_MUL, *INTO_DIV) and unread(x) and _number(y):
+        factor = lend(y, x.owner.group)
+        return _into(x, _like(x, y, x.local * factor if name in INTO_MUL else x.local / factor))
     if name in MUL and y is not None:
         a, b = (x, y) if unread(x) else (y, x)
         return _like(a, b, a.local * lend(b, a.owner.group)) if unread(a) and _number(b) else NotImplemented
@@ -44,24 +50,27 @@ def linear(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if name == "__rsub__":
         x, y = y, x
     if name in ADD:
-        return _sum(x, y, 1, into=x if name == "__iadd__" else None)
+        out = _sum(x, y, 1)
+        return _into(x, out) if name in INTO_ADD else out
     return _sum(x, y, -1) if name in SUB or name == "__rsub__" else NotImplemented
 
 
-def _sum(x: Any, y: Any, sign: int, into: Any = None) -> Any:
+def _into(x: Any, out: Any) -> Any:
+    """`loss += term`, `loss /= 4`: the same tensor goes on, unread."""
+    if out is NotImplemented or not unread(x) or x.dtype != out.dtype or x._value is not None:
+        return NotImplemented
+    x.local, x._part = out.local, out._part
+    return x
+
+
+def _sum(x: Any, y: Any, sign: int) -> Any:
     known = x if unread(x) else y
     if not unread(known):
         return NotImplemented
     a, b = _part(x, known), _part(y, known)
     if a is None or b is None:
         return NotImplemented
-    out = _like(known, y if known is x else x, a + sign * b)
-    if into is None or out is NotImplemented:
-        return out
-    if not unread(into) or into.dtype != out.dtype or into._value is not None:
-        return NotImplemented
-    into.local, into._part = out.local, out._part  # `loss += term`: the same tensor goes on
-    return into
+    return _like(known, y if known is x else x, a + sign * b)
 
 
 def _part(x: Any, known: Partial) -> Any:
