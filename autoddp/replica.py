@@ -43,11 +43,17 @@ class Leaves:
     dense: list[Tensor] = field(default_factory=list)
     others: list[Tensor] = field(default_factory=list)  # sparse or complex gradients
     recomputes: bool = False  # a reentrant checkpoint hides more leaves
+    accumulators: dict[int, Any] = field(default_factory=dict)  # the graph's node of each, by its id
 
     @property
     def all(self) -> list[Tensor]:
         """Both kinds."""
         return self.dense + self.others
+
+    @property
+    def key(self) -> tuple[tuple[int, int], ...]:
+        """What a reducer is made for: `model.to(...)` gives the same leaf another accumulator."""
+        return tuple((id(leaf), id(self.accumulators[id(leaf)])) for leaf in self.dense)
 
 
 SPARSE = ("EmbeddingBackward0", "EmbeddingBagBackward0")
@@ -69,6 +75,7 @@ def leaves_of(roots: Iterable[Tensor], one_order: Order) -> Leaves:
         if variable is not None:
             if not hasattr(variable, "_autoddp_rows"):
                 order[id(variable)] = variable
+                found.accumulators[id(variable)] = node
             continue
         name = node.name()
         if name in SPARSE and getattr(node, "_saved_sparse", False):
@@ -93,24 +100,25 @@ class Replicas:
 
     def __init__(self, group: Group) -> None:
         self.group = group
-        self._kept: dict[tuple[int, ...], DistributedDataParallel] = {}
+        self._kept: dict[Any, tuple[DistributedDataParallel, Leaves]] = {}  # alive, so that ids stay theirs
 
-    def armed(self, leaves: list[Tensor], roots: list[Tensor]) -> list[Tensor]:
-        """The roots, once the reducer of these leaves waits for their gradients."""
-        key = tuple(map(id, leaves))
-        replica = self._kept.pop(key, None)
+    def armed(self, leaves: Leaves, roots: list[Tensor]) -> list[Tensor]:
+        """The roots, once the reducer of the dense leaves waits for their gradients."""
+        key = leaves.key
+        replica, noted = self._kept.pop(key, (None, leaves))
         if replica is None:
-            self.compare(leaves)
-            replica = DistributedDataParallel(Anchor(leaves), process_group=self.group.pg, init_sync=False)
-        self._kept[key] = replica  # now the one used last
+            self.compare(leaves.dense)
+            anchor = Anchor(leaves.dense)
+            replica = DistributedDataParallel(anchor, process_group=self.group.pg, init_sync=False)
+        self._kept[key] = replica, noted  # now the one used last
         while len(self._kept) > KEPT:
             del self._kept[next(iter(self._kept))]
         with torch.enable_grad():
             return list(replica(*roots))
 
-    def drop(self, leaves: list[Tensor]) -> None:
+    def drop(self, leaves: Leaves) -> None:
         """A backward that raised leaves a reducer half-way: it refuses every later forward."""
-        self._kept.pop(tuple(map(id, leaves)), None)
+        self._kept.pop(leaves.key, None)
 
     def compare(self, leaves: list[Tensor]) -> None:
         """Parameters are equal on all ranks, since all run the same script on the same values.

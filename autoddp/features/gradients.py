@@ -98,9 +98,9 @@ class Gradients(Feature):
             self._average(leaves, inputs, given.get("create_graph"))
             return
         try:
-            plain(self.replicas.armed(leaves.dense, tops), seeds, **given)
+            plain(self.replicas.armed(leaves, tops), seeds, **given)
         except BaseException:
-            self.replicas.drop(leaves.dense)
+            self.replicas.drop(leaves)
             raise
         covered = {id(leaf) for leaf in leaves.dense}
         self.replicas.average(leaves.others)

@@ -75,11 +75,11 @@ class LocalView(Feature):
         self.busy = True
         try:
             if leaves.dense and given.get("inputs") is None:
-                tops = self.replicas.armed(leaves.dense, tops)
+                tops = self.replicas.armed(leaves, tops)
             wrapped(tops, weighed, **given)
             self.replicas.average(leaves.others if given.get("inputs") is None else leaves.all)
         except BaseException:
-            self.replicas.drop(leaves.dense)
+            self.replicas.drop(leaves)
             raise
         finally:
             self.busy = False
