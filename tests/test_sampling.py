@@ -11,7 +11,7 @@ def sampler(batches, ranks, rank, before_fetch=lambda: None):
     return RowSampler(batches, ranks, rank, before_fetch)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, database=None)
 @given(st.lists(st.lists(st.integers(0, 99), max_size=9), max_size=6), st.integers(1, 4))
 def test_the_ranks_rows_are_the_batch_in_its_order(batches, ranks):
     parts = [list(sampler(batches, ranks, rank)) for rank in range(ranks)]

@@ -419,10 +419,10 @@ def augmented():
 def test_samples_drawn_by_rows_differ_by_rank_and_the_generators_stay_equal():
     def script(run):
         loader = DataLoader(augmented(), 4, shuffle=True)
-        local = [x.local[:, 0] - y.local for x, y in loader]
+        local = [x.local[:, 0] for x, _ in loader]
         after = draws()
         workers = DataLoader(augmented(), 4, shuffle=True, num_workers=2)
-        local += [x.local[:, 0] - y.local for x, y in workers]
+        local += [x.local[:, 0] for x, _ in workers]
         return torch.cat(local), after, draws()
 
     zero, one = on_ranks(script, 2)
