@@ -19,7 +19,7 @@ def told(script, nproc=2, **options):
         torch.set_default_dtype(torch.float64)
         torch.manual_seed(0)
         stream = io.StringIO()
-        with session(group.world, Options(**options), group, Report(group.rank == 0, stream)):
+        with session(group.world, Options(**options), group, Report(speaks=group.rank == 0, stream=stream)):
             seen = script(stream)
         return seen, stream.getvalue().splitlines()
 
