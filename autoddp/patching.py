@@ -80,13 +80,18 @@ class Feature:
 class Installation:
     """The patches of some features, installed together and undone exactly.
 
+    `importers` tells whose modules may hold a patched function by a name of their own, from an
+    import before the installation: that name is replaced, too.
+
     Example:
         with Installation([feature]):
             ...
     """
 
-    def __init__(self, features: Iterable[Feature]) -> None:
-        self.features = list(features)
+    def __init__(
+        self, features: Iterable[Feature], importers: Callable[[], Iterable[ModuleType]] = tuple
+    ) -> None:
+        self.features, self.importers = list(features), importers
         self.active = False
         self._undo = ExitStack()
         self._originals: dict[str, Any] = {}
@@ -171,7 +176,29 @@ class Installation:
         )
         assign(owner, name, replacement)
         self._undo.callback(restore, owner, name, slot, replacement)
+        if isinstance(owner, ModuleType):
+            self._replace_imported(current, replacement)
         self._undo.callback(layer.clear)
+
+    def _replace_imported(self, current: Any, replacement: Any) -> None:
+        """`from torch.utils.checkpoint import checkpoint` came before us."""
+        for module in self.importers():
+            for name in _holds(vars(module), current):
+                before = vars(module)[name]
+                assign(module, name, replacement)
+                self._undo.callback(restore, module, name, before, replacement)
+
+
+def _holds(space: dict[str, Any], value: Any) -> Iterator[str]:
+    """The names of a module that stand for `value`, or for a wrapper of ours around it, now off."""
+    for name, found in list(space.items()):
+        if found is value or (_is_ours(found) and found.__wrapped__ is value):
+            yield name
+
+
+def _is_ours(found: Any) -> bool:
+    serves = getattr(found, "_self_wrapper", None) if type(found) is wrapt.FunctionWrapper else None
+    return isinstance(getattr(serves, "__self__", None), Feature)
 
 
 def find(target: str, module: ModuleType, optional: bool = False) -> tuple[Any, str, Any]:

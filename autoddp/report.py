@@ -7,7 +7,7 @@ import sys
 import sysconfig
 from dataclasses import dataclass, field
 from functools import cache
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import TextIO
 
 from autoddp.errors import BadInput
@@ -87,6 +87,12 @@ _LIBRARIES = tuple(
     {_PATHS[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
     | {__file__.rpartition("/")[0] + "/"}
 )
+
+
+def users_modules() -> list[ModuleType]:
+    """The modules that are loaded of the user's own."""
+    loaded = list(sys.modules.items())
+    return [m for name, m in loaded if name == "__main__" or is_users(getattr(m, "__file__", None) or "<")]
 
 
 def users_frame(depth: int = 1) -> FrameType | None:

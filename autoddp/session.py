@@ -10,7 +10,7 @@ from autoddp.features import FEATURES
 from autoddp.group import Group
 from autoddp.options import Options
 from autoddp.patching import Installation
-from autoddp.report import Report
+from autoddp.report import Report, users_modules
 from autoddp.run import Run
 from autoddp.view import View
 
@@ -27,5 +27,5 @@ def session(world: World, options: Options, group: Group, report: Report) -> Ite
         for feature in FEATURES
         if world.world_size > 1 and options.view in feature.views and feature.name not in options.disable
     ]
-    with Installation(chosen):
+    with Installation(chosen, users_modules):
         yield run

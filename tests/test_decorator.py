@@ -524,3 +524,29 @@ def test_how_many_ranks():
         BadInput, match="nnodes of @distributed is 2, but plain python starts ranks on its own"
     ):
         count(Options(nnodes=2), None)
+
+
+@pytest.mark.parametrize("start", ["", THREAD], ids=["forked", "afresh"])
+def test_names_imported_before_the_call_are_ours_in_it(python, start):
+    """The patched function under a name of the script's own: checkpoint, time, makedirs."""
+    source = start + (
+        "from os import makedirs\nfrom time import time\nimport torch\nfrom torch import nn\n"
+        "from torch.utils.checkpoint import checkpoint\n"
+        "from torch.utils.data import DataLoader, TensorDataset\nfrom autoddp import distributed\n"
+        "torch.set_default_dtype(torch.float64); torch.manual_seed(0)\n"
+        "data = TensorDataset(torch.randn(37, 6))\n"
+        "net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 1))\n"
+        "@distributed\n"
+        "def main():\n"
+        "    makedirs(f'run-{time()}')\n"
+        "    for (x,) in DataLoader(data, 8):\n"
+        "        for reentrant in (False, True):\n"
+        "            loss = checkpoint(net, x.requires_grad_(), use_reentrant=reentrant).square().mean()\n"
+        "            loss.backward()\n"
+        "            print(f'{loss.item():.9f} {net[0].weight.grad.norm().item():.9f}')\n"
+        "main()\n"
+    )
+    plain, ranks = python(source, 1, name="plain"), python(source, 2, name="ranks")
+    assert ranks.code == 0, ranks.err
+    assert ranks.out == plain.out
+    assert len(list(ranks.folder.glob("run-*"))) == 1

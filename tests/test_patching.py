@@ -264,3 +264,24 @@ def alone(group):
 
 def test_one_rank_is_not_patched():
     assert run_ranks(alone, 1) == [[]]
+
+
+def test_a_name_imported_before_is_replaced_and_put_back(monkeypatch):
+    library, script = ModuleType("library"), ModuleType("script")
+    library.act = lambda: "plain"
+    script.own_name = plain = library.act
+    monkeypatch.setitem(sys.modules, "library", library)
+
+    class Act(Feature):
+        name = "act"
+
+        @patch("library:act", why="for the test")
+        def patched(self, wrapped, instance, args, kwargs):
+            return "patched"
+
+    with Installation([Act(None)], lambda: [script]):
+        assert (library.act(), script.own_name()) == ("patched", "patched")
+    assert script.own_name is plain
+    assert library.act is plain
+    with Installation([Act(None)]):
+        assert script.own_name() == "plain"
