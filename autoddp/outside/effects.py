@@ -18,6 +18,8 @@ from enum import Enum
 from functools import cache, lru_cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import wrapt
+
 from autoddp.outside.scratch import Scratch
 from autoddp.patching import Feature, patch
 from autoddp.report import INSTALLED, is_users, users_line
@@ -43,6 +45,7 @@ _OWN_BUSINESS = (
     "zipimport",
     "ctypes",
 )
+_WRAPT = os.path.dirname(wrapt.__file__) + "/"
 _HERE = os.path.dirname(os.path.dirname(__file__)) + "/"
 _MACHINERY = tuple(
     _HERE + name
@@ -72,6 +75,8 @@ class Mode(Enum):
 @cache
 def _passes(filename: str) -> bool:
     """Whether whose call it is depends on who called this file: the standard library, and us."""
+    if filename in _MACHINERY or filename.startswith(_WRAPT):
+        return True  # first of all: we may be installed, and are no library to the user's code
     if filename.startswith("<frozen "):
         return not filename.startswith(("<frozen importlib", "<frozen zipimport"))
     if any(part in filename for part in INSTALLED):
@@ -79,7 +84,7 @@ def _passes(filename: str) -> bool:
     if filename.startswith(_STDLIB):
         root = filename.removeprefix(_STDLIB[0]).removeprefix(_STDLIB[1])
         return not root.startswith(_OWN_BUSINESS)
-    return filename in _MACHINERY
+    return False
 
 
 def caller(depth: int = 1) -> str:
