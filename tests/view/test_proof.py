@@ -165,3 +165,27 @@ def test_rows_that_are_alike_prove_nothing_and_are_asked_again():
     for reasons, split, *_ in run_ranks(_alike, 2):
         assert reasons == {"all rows of the first batch are alike"}
         assert split == 1
+
+
+def _pairs(group: Any) -> Any:
+    """Rows are coupled in pairs, which parts of 2 rows keep together, and a cut at row 5 does not."""
+    torch.set_default_dtype(torch.float64)
+
+    def run(batch: Callable[[Tensor], Tensor]) -> list[float]:
+        torch.manual_seed(0)
+        net, log = Layer(lambda m, x: m.inner(x[(torch.arange(len(x)) ^ 1).clamp(max=len(x) - 1)] + x)), []
+        for x in torch.randn(18, 6).split([8, 10]):
+            net.zero_grad()
+            loss = net(batch(x)).pow(3).mean()
+            loss.backward()
+            log += [loss.item(), net.inner.weight.grad.norm().item()]
+        return log
+
+    want = run(lambda x: x)
+    with installed(group) as view:
+        got = run(lambda x: by_rows(x, view.cut(len(x))))
+        return difference(want, got), {d.what for d in view.report.of("whole")}
+
+
+def test_rows_that_depend_on_their_neighbours_are_seen():
+    assert run_ranks(_pairs, 2) == [(None, {"its rows depend on each other"})] * 2
