@@ -20,10 +20,8 @@ from autoddp.view import Rows
 from autoddp.view.boundaries import Mean
 from autoddp.view.rules.gradients import gradients_of, roots
 
-CHECKED, EVERY = (
-    3,
-    100,
-)  # steps of an optimizer whose gradients are compared: the first, and now and then
+# Steps of an optimizer whose gradients are compared: the first ones, and now and then.
+CHECKED, EVERY = 3, 100
 
 
 class Gradients(Feature):
