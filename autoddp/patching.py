@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any, ClassVar, TypeVar
 
@@ -29,6 +30,7 @@ class Patch:
 
     `targets` are "module:Dotted.path"; several are aliases of one function. A hot patch is a plain
     function made once by its method from the original: ten times cheaper to call than a wrapper.
+    A patch that is told serves a table: its method is given the target that was called, too.
     """
 
     feature: str
@@ -37,17 +39,21 @@ class Patch:
     method: str
     optional: bool = False
     hot: bool = False
+    told: bool = False
 
 
-def patch(*targets: str, why: str, optional: bool = False, hot: bool = False) -> Callable[[Method], Method]:
+def patch(
+    *targets: str, why: str, optional: bool = False, hot: bool = False, told: bool = False
+) -> Callable[[Method], Method]:
     """Record that the decorated method of a `Feature` stands in for `targets`.
 
-    The method is called as `(self, wrapped, instance, args, kwargs)`, or, if `hot`, once as
-    `(self, original)` and returns the function to put in place.
+    The method is called as `(self, wrapped, instance, args, kwargs)`, if `told` as
+    `(self, target, wrapped, instance, args, kwargs)`, or, if `hot`, once as `(self, original)` and
+    returns the function to put in place.
     """
 
     def record(method: Method) -> Method:
-        method.__patch__ = (targets, why, optional, hot)  # type: ignore[attr-defined]
+        method.__patch__ = (targets, why, optional, hot, told)  # type: ignore[attr-defined]
         return method
 
     return record
@@ -72,8 +78,8 @@ class Feature:
         for owner in reversed(cls.__mro__):
             for method, value in vars(owner).items():
                 if hasattr(value, "__patch__"):
-                    targets, why, optional, hot = value.__patch__
-                    found[method] = Patch(cls.name, targets, why, method, optional, hot)
+                    targets, why, *ways = value.__patch__
+                    found[method] = Patch(cls.name, targets, why, method, *ways)
         return list(found.values())
 
 
@@ -154,7 +160,7 @@ class Installation:
                 if self.active and target not in self._originals:
                     self._apply(feature, item, target, module)
 
-            if name in sys.modules or root == "torch":
+            if name in sys.modules or (root == "torch" and not item.optional):
                 act(importlib.import_module(name))
             else:
                 wrapt.register_post_import_hook(act, name)
@@ -165,6 +171,8 @@ class Installation:
             return
         self._originals[target] = current
         method = getattr(feature, item.method)
+        if item.told:
+            method = partial(method, target)
         slot = vars(owner).get(name, ABSENT)
         layer = [True]  # its own switch: a wrapper that somebody has wrapped stays off once undone
         replacement = (
@@ -198,6 +206,7 @@ def _holds(space: dict[str, Any], value: Any) -> Iterator[str]:
 
 def _is_ours(found: Any) -> bool:
     serves = getattr(found, "_self_wrapper", None) if type(found) is wrapt.FunctionWrapper else None
+    serves = serves.func if isinstance(serves, partial) else serves
     return isinstance(getattr(serves, "__self__", None), Feature)
 
 

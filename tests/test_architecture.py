@@ -23,7 +23,7 @@ LAYERS = [
     {"worker"},
     {"session", "script", "joining.muted"},
     {"features"},
-    {"run", "outside.effects", "outside.opened", "sampling"},
+    {"run", "outside.effects", "outside.opened", "outside.written", "outside.held", "sampling"},
     {
         *("view", "replica", "joining.agreement", "outside.ledger", "group", "report"),
         *("outside.scratch", "outside.atomic"),

@@ -94,4 +94,7 @@ class Temporary(Outward):
 
     def _own(self, call: Call) -> Any:
         with self.effects.own():
-            return call.plain()
+            made = call.plain()
+            if call.name == "tempfile.mkdtemp":
+                self.effects.scratch.private.add(os.path.realpath(made))
+        return made

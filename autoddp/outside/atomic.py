@@ -14,11 +14,11 @@ class Draft:
     """A file that was written beside its place, under the same name, and waits to be put there.
 
     The name stays because writers look at it: for the format, for a suffix to add, for the name
-    of the folder inside a checkpoint's archive.
+    of the folder inside a checkpoint's archive. What it keeps of the file that is there, it begins with.
     """
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str, keep: bool = False) -> None:
+        self.path, self._keep = path, keep
         self.folder, self.name = os.path.dirname(os.path.realpath(path)), os.path.basename(path)
         self._beside: str | None = None
 
@@ -31,6 +31,8 @@ class Draft:
         except PermissionError:
             return save(self.path)  # a file that may be written in a folder that may not
         try:
+            if self._keep and os.path.exists(self.path):  # it will be added to
+                shutil.copyfile(self.path, os.path.join(self._beside, self.name))
             result = save(os.path.join(self._beside, self.name))
             for name in os.listdir(self._beside):
                 _settle(os.path.join(self._beside, name), self._target(name))

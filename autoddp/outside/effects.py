@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from enum import Enum
 from functools import cache, lru_cache, wraps
+from types import BuiltinMethodType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import wrapt
@@ -51,7 +52,11 @@ _MACHINERY = tuple(
     _HERE + name
     for name in (
         "outside/effects.py",
+        "outside/written.py",
+        "outside/held.py",
         "features/files.py",
+        "features/holders.py",
+        "features/trackers.py",
         "features/folders.py",
         "features/temporary.py",
         "features/clocks.py",
@@ -126,8 +131,10 @@ class Call:
         self.named: dict[str, Any] = {}
         function = getattr(wrapped, "__func__", wrapped)  # a method's own would be kept for ever
         self._bound = () if function is wrapped else (wrapped.__self__,)  # type: ignore[attr-defined]
+        kept = not isinstance(wrapped, BuiltinMethodType) or isinstance(wrapped.__self__, ModuleType)
         try:
-            self._fit = _signature(function).bind(*self._bound, *args, **kwargs)
+            signature = _signature(function) if kept else inspect.signature(wrapped)
+            self._fit = signature.bind(*self._bound, *args, **kwargs)
         except (TypeError, ValueError):  # ValueError: it is written in C, and does not tell
             return  # the function itself words it best
         self.named = self._fit.arguments

@@ -18,6 +18,7 @@ class Scratch:
         self._folder: str | None = None
         self._count = 0
         self.overlay: dict[str, str] = {}
+        self.private: set[str] = set()  # what libraries on this rank made for themselves to be temporary
 
     def new(self, path: str) -> str:
         """A path of our own with the same last part (names decide formats)."""

@@ -1,0 +1,168 @@
+"""One call of a function that writes: rank 0 for real, whole or not at all, the others to nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+from autoddp.errors import RemoteError
+from autoddp.outside.atomic import Draft
+from autoddp.outside.effects import Call, Effects, Mode, users_call
+from autoddp.outside.outcome import Outcome
+from autoddp.outside.writers import Writer
+
+
+class Writing:
+    """A call of a function of the table, which can be made with another path."""
+
+    def __init__(self, call: Call, row: Writer) -> None:
+        self._call, self.row = call, row
+        self.site = row.target.replace(":", ".")
+        self._named = {**call.kwargs, **call.named}
+        if row.position is not None and not call.named and len(call.args) > row.position:
+            self._named[row.argument] = call.args[row.position]
+        given = self._named.get(row.argument)
+        self._bytes = isinstance(given, bytes)
+        self.path = os.fsdecode(given) if isinstance(given, (str, bytes, os.PathLike)) else None
+
+    @property
+    def keeps(self) -> bool:
+        """Whether it adds to what the file holds."""
+        more = {**self._named.get("kwargs", {}), **self._named.get("params", {}), **self._named}
+        mode = str(more.get("mode", self.row.mode))
+        return not {"a", "+"}.isdisjoint(mode) or bool(more.get("append"))
+
+    def plain(self) -> Any:
+        """As it was made."""
+        return self._call.plain()
+
+    def to(self, path: str) -> Any:
+        """With another path; what it returns names the user's own."""
+        at: Any = os.fsencode(path) if self._bytes else path
+        call, name, position = self._call, self.row.argument, self.row.position
+        if call.named:
+            result = call.changed(**{name: at})
+        elif position is None or len(call.args) <= position:
+            result = call.wrapped(*call.args, **{**call.kwargs, name: at})
+        else:
+            args = (*call.args[:position], at, *call.args[position + 1 :])
+            result = call.wrapped(*args, **call.kwargs)
+        return self._users(result, path)
+
+    def _users(self, result: Any, path: str) -> Any:
+        if isinstance(result, str) and self.path is not None:
+            return result.replace(path, self.path)
+        if type(result) in (list, tuple):
+            return type(result)(self._users(part, path) for part in result)
+        return result
+
+
+class Written:
+    """All ranks make such a call at the same time, since it may need them all, to gather rows.
+
+    Then rank 0 puts the file in place, once nobody can still be reading the old one.
+    """
+
+    def __init__(self, effects: Effects) -> None:
+        self._effects = effects
+
+    def write(self, call: Call, row: Writer) -> Any:
+        """The call, once for all ranks; what it raises on rank 0, it raises on all."""
+        writing, mode = Writing(call, row), self._effects.mode()
+        if mode is Mode.PLAIN or writing.path is None or self._librarys(row, writing.path):
+            return call.plain()
+        if mode is Mode.TRIAL:
+            return None
+        if row.folder and mode is Mode.AGREED:
+            self._effects.change(writing.site, lambda: None)  # nobody reads the old one any more
+        if self._effects.rank:
+            return self._go_along(writing, writing.path, mode)
+        return self._fill(writing, mode) if row.folder else self._put(writing, writing.path, mode)
+
+    def _librarys(self, row: Writer, path: str) -> bool:
+        """Whether a library writes for itself: by what it is, or in a temporary folder of its own."""
+        private = self._effects.scratch.private
+        return (row.users or bool(private)) and not users_call(1) and (row.users or _below(path, private))
+
+    def _put(self, writing: Writing, path: str, mode: Mode) -> Any:
+        """Rank 0 writes, and puts the file in place."""
+        draft = Draft(path, keep=writing.keeps)
+
+        def finish() -> str:
+            outcome.unwrap()
+            draft.put()
+            return os.path.abspath(path)
+
+        try:
+            with self._effects.own():
+                outcome = Outcome.of(lambda: draft.write(writing.to))
+            self._tell(writing, outcome, finish, mode)
+        finally:
+            draft.discard()
+        return outcome.value
+
+    def _fill(self, writing: Writing, mode: Mode) -> Any:
+        """Rank 0 fills the folder."""
+        with self._effects.own():
+            outcome = Outcome.of(writing.plain)
+
+        def finish() -> str:
+            outcome.unwrap()
+            return os.path.abspath(writing.path or "")
+
+        self._tell(writing, outcome, finish, mode)
+        return outcome.value
+
+    def _tell(self, writing: Writing, outcome: Outcome, finish: Callable[[], str], mode: Mode) -> None:
+        """Rank 0 finishes once all have written."""
+        if mode is Mode.AGREED:
+            if outcome.error is not None:
+                self._throw_away(writing)  # others still gather: they need us
+            self._effects.change(writing.site, finish, told=str)
+        else:
+            with self._effects.own():
+                finish()
+
+    def _go_along(self, writing: Writing, path: str, mode: Mode) -> Any:
+        """Another rank writes to nothing, and learns what became of rank 0's file."""
+        outcome = self._throw_away(writing)
+        if mode is Mode.AGREED:
+            theirs = self._learn(writing, outcome)
+            scratch = self._effects.scratch
+            with self._effects.own():
+                scratch.drop(scratch.key(path))
+                if os.path.abspath(path) != theirs:
+                    scratch.lay(scratch.key(path), theirs)  # a name that tells ranks apart
+        return outcome.unwrap()
+
+    def _learn(self, writing: Writing, outcome: Outcome) -> Any:
+        """Where rank 0's file is; or raise what it raised, in a kind that this rank has met, too."""
+        try:
+            return self._effects.change(writing.site, writing.plain)
+        except RemoteError as error:
+            mine = outcome.error
+            _, found, text = str(error).partition(f" {type(mine).__qualname__}: ")
+            if mine is None or not found:
+                raise
+            raise type(mine)(text) from None
+
+    def _throw_away(self, writing: Writing) -> Outcome:
+        """Make the call, and leave no file."""
+        with self._effects.own():
+            if writing.row.blind:
+                return Outcome.of(lambda: writing.to(os.devnull))
+            path, scratch = writing.path or "", self._effects.scratch
+            at = scratch.new(path)  # its name decides the format
+            there = scratch.find(path) or path
+            if writing.keeps and os.path.isfile(there):
+                shutil.copyfile(there, at)
+            outcome = Outcome.of(lambda: writing.to(at))
+            shutil.rmtree(os.path.dirname(at))
+        return outcome
+
+
+def _below(path: str, folders: set[str]) -> bool:
+    real = os.path.realpath(path)
+    return any(real == folder or real.startswith(folder + "/") for folder in folders)
