@@ -5,6 +5,7 @@ AutoDDPError
 ├── PatchTargetMissing  this torch lacks something that a feature patches
 ├── Disagreement        ranks hold different values, or are at different places
 ├── LostGradient        a batch held by rows reached code that would drop its gradient
+├── TooLarge            a file on node 0 is too large to be handed to a node that lacks it
 └── RemoteError         rank 0 failed in a way that has no exception of its own here
 """
 
@@ -29,6 +30,10 @@ class Disagreement(AutoDDPError):
 
 class LostGradient(AutoDDPError):
     """A batch held by rows reached an operator below autograd; its gradient would be lost."""
+
+
+class TooLarge(AutoDDPError):
+    """A file that only node 0 has is larger than what is handed over; the message says the way out."""
 
 
 class RemoteError(AutoDDPError):

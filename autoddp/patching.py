@@ -64,6 +64,7 @@ class Feature:
 
     name: ClassVar[str]
     views: ClassVar[tuple[str, ...]] = ("global", "local")  # where it applies
+    apart: ClassVar[bool] = False  # whether only a job on several nodes needs it
 
     def __init__(self, run: Any = None) -> None:
         self.run = run  # what the features of a job share; nothing here looks at it

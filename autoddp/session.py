@@ -22,10 +22,14 @@ def session(world: World, options: Options, group: Group, report: Report) -> Ite
     With one rank in the world nothing is patched.
     """
     run = Run(world, options, group, View(group, options.draws, report), report)
+    several = world.local_world_size < world.world_size
     chosen = [
         feature(run)
         for feature in FEATURES
-        if world.world_size > 1 and options.view in feature.views and feature.name not in options.disable
+        if world.world_size > 1
+        and options.view in feature.views
+        and feature.name not in options.disable
+        and (several or not feature.apart)
     ]
     with Installation(chosen, users_modules):
         yield run

@@ -12,7 +12,7 @@ import tarfile
 import threading
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -108,15 +108,15 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, address: str = "127.0.0.1") -> None:
         self.folder = folder
         self.requests: Counter[str] = Counter()
-        super().__init__(("127.0.0.1", 0), Files)
+        super().__init__((address, 0), Files)
 
     @property
     def url(self) -> str:
         """Where it is."""
-        return f"http://127.0.0.1:{self.server_address[1]}"
+        return f"http://{self.server_address[0]}:{self.server_address[1]}"
 
 
 class Files(SimpleHTTPRequestHandler):
@@ -140,9 +140,9 @@ class Files(SimpleHTTPRequestHandler):
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[Server]:
+def serving(folder: Path, listen: Callable[[Path], Server] = Server) -> Iterator[Server]:
     """The folder on loopback, until the end of the block."""
-    server = Server(folder)
+    server = listen(folder)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:

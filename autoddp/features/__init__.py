@@ -11,6 +11,7 @@ from autoddp.features.gradients import Gradients
 from autoddp.features.loaders import Loaders
 from autoddp.features.local_view import LocalView
 from autoddp.features.modules import Modules
+from autoddp.features.nodes import Nodes
 from autoddp.features.randomness import Randomness
 from autoddp.features.scaling import Scaling
 from autoddp.features.temporary import Temporary
@@ -20,6 +21,7 @@ FEATURES: tuple[type[Feature], ...] = (
     Console,
     Randomness,
     Clocks,
+    Nodes,  # what it opens, Files looks for on scratch first
     Files,
     Folders,
     Temporary,

@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 
 from autoddp.outside import bodies
 from autoddp.outside.effects import Call, Mode, Outward
+from autoddp.outside.handover import Facts, seen
+from autoddp.outside.nodes import leaders
 from autoddp.patching import patch
 from autoddp.report import users_line
 
@@ -111,9 +113,11 @@ class Downloads(Outward):
         if self.effects.users() is not Mode.AGREED:
             return self._alone(Call(wrapped, args, kwargs))
         call = Call(wrapped, args, kwargs)
-        path, size, headers = self._lead(call, 0)
-        for leader in self._leaders()[1:]:
-            self._lead(call, leader, path, size)
+        path, facts, headers = self._lead(call, 0)
+        with self.effects.own():
+            others = leaders(self.effects)[1:]
+        for leader in others:
+            self._lead(call, leader, path, facts)
         if call.name.endswith("urlretrieve"):
             return path, email.message_from_string(headers, _class=HTTPMessage)
         return None
@@ -149,9 +153,9 @@ class Downloads(Outward):
         if self.effects.mode() is not Mode.AGREED:
             return self._alone(call)
         made: list[Any] = []
-        site, leaders = f"{call.name} at {users_line(1)}", self._leaders()
+        site = f"{call.name} at {users_line(1)}"
         with self.effects.own():
-            for leader in leaders:
+            for leader in leaders(self.effects):
                 self.run.group.effect(site, lambda: made.append(call.plain()), by=leader)
             return made[0] if made else call.plain()
 
@@ -162,16 +166,16 @@ class Downloads(Outward):
         with self.effects.own(), _one_at_a_time(self.run.world.master_port):
             return call.plain()
 
-    def _lead(self, call: Call, leader: int, path: str = "", size: int = -1) -> list[Any]:
-        """One rank loads a file, unless it is there."""
+    def _lead(self, call: Call, leader: int, path: str = "", facts: Facts | None = None) -> list[Any]:
+        """One rank loads a file, unless it is rank 0's that it sees there."""
 
         def load() -> list[Any]:
-            if path and os.path.exists(path) and os.path.getsize(path) == size:
-                return [path, size, ""]
+            if path and seen(path) == facts:
+                return [path, facts, ""]
             made = call.plain()
             at, headers = made if made is not None else (call.named["dst"], "")
             at = os.fspath(at)
-            return [at, os.path.getsize(os.path.expanduser(at)), str(headers)]
+            return [at, seen(os.path.expanduser(at)), str(headers)]
 
         with self.effects.own():
             return self.run.group.effect(f"{call.name} at {users_line(1)}", load, by=leader)
@@ -190,15 +194,6 @@ class Downloads(Outward):
         )
         with self.effects.own():
             return call.plain()
-
-    def _leaders(self) -> list[int]:
-        """The first rank of each node."""
-        world = self.run.world
-        if world.local_world_size == world.world_size:
-            return [0]
-        effect = self.run.group.effect
-        nodes = [effect("the nodes", lambda: world.node_rank, by=rank) for rank in range(world.world_size)]
-        return [nodes.index(node) for node in sorted(set(nodes), key=nodes.index)]
 
 
 @contextmanager

@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from autoddp.outside.effects import Call, Mode, Outward
+from autoddp.outside.handover import Made
 from autoddp.patching import patch
 
 REMOVES = {"remove", "unlink", "rmdir", "removedirs", "rmtree"}
 RENAMES = {"rename", "renames", "replace", "move"}
+MAKES = {"mkdir", "makedirs"}
+CHANGES = {"truncate", "touch"}
 # What these functions call the path that they act on, and the one that they make.
 FROM = ("path", "src", "self", "name", "base_name", "filename")
 TO = ("dst", "extract_dir")
@@ -75,6 +78,8 @@ class Folders(Outward):
         if call is None:
             return wrapped(*args, **kwargs)
         told = self.effects.answer(call.name, lambda: list(call.plain().__reduce__()[1]))
+        if self.effects.server is not None:
+            self.effects.server.told.add(os.path.abspath(call.named["path"]))
         return os.stat_result(tuple(told[0]), told[1])
 
     @patch(
@@ -129,15 +134,18 @@ class Folders(Outward):
     def _follow(self, call: Call, source: Any, target: Any) -> None:
         """Scratch has what the disk has."""
         scratch, kind = self.effects.scratch, call.name.rpartition(".")[2]
-        if not scratch.overlay:
+        if not scratch.overlay and scratch.changed is None:
             return
         with self.effects.own():
-            if kind in RENAMES:
-                scratch.move(scratch.entry(source), scratch.entry(target))
-            elif kind in REMOVES or kind == "truncate":
-                scratch.drop(scratch.entry(source))
-            elif target is not None:
-                scratch.drop(scratch.entry(target))
+            was, becomes = scratch.entry(source), None if target is None else scratch.entry(target)
+            if kind in RENAMES and becomes is not None:
+                scratch.move(was, becomes)
+            elif kind in REMOVES or kind in CHANGES:
+                scratch.drop(was)
+            elif becomes is not None:
+                scratch.drop(becomes)
+            if self.effects.client is not None:
+                _follow_folders(self.effects.client.made, kind, was, becomes)
 
 
 class Entry:
@@ -206,6 +214,16 @@ def _first(names: tuple[str, ...], values: dict[str, Any]) -> Any:
     """The first of these arguments that is a path."""
     found = (values[name] for name in names if isinstance(values.get(name), (str, bytes, os.PathLike)))
     return next(found, None)
+
+
+def _follow_folders(made: Made, kind: str, was: str, becomes: str | None) -> None:
+    """The folders of this node, where it does not share rank 0's."""
+    if kind in MAKES:
+        made.make(was)
+    elif kind in REMOVES:
+        made.remove(was)
+    elif kind in RENAMES and becomes is not None:
+        made.move(was, becomes)
 
 
 def _by_handle(call: Call) -> bool:

@@ -34,8 +34,9 @@ class Temporary(Outward):
         path = self.effects.answer(call.name, call.plain)
         if self.rank:
             self._lent.add(path)
-            with self.effects.own():
-                os.makedirs(path if call.name.endswith("mkdtemp") else ".", exist_ok=True)  # on each node
+            if self.effects.client is not None and call.name.endswith("mkdtemp"):
+                with self.effects.own():
+                    self.effects.client.made.make(path)
         return path
 
     @patch("tempfile:mkstemp", why="a temporary file has the name that rank 0 gave it")
@@ -81,16 +82,26 @@ class Temporary(Outward):
             return wrapped(*args, **kwargs)
         if self.rank and folder.name in self._lent:
             folder._finalizer.detach()
-        return self.effects.change("TemporaryDirectory.cleanup", lambda: wrapped(*args, **kwargs))
+        self.effects.change("TemporaryDirectory.cleanup", lambda: wrapped(*args, **kwargs))
+        self._remove(folder.name)
+        return None
 
     @patch("tempfile:TemporaryDirectory._cleanup", why="rank 0 removes the temporary folder, for all")
     def leave_alone(self, wrapped: Callable[..., Any], owner: Any, args: Any, kwargs: Any) -> Any:
         """A folder that nobody cleaned up goes at its end, but not a borrowed one."""
         name = args[0] if args else kwargs.get("name")
         if self.rank and name in self._lent:
+            self._remove(name)
             return None
         with self.effects.own():
             return wrapped(*args, **kwargs)
+
+    def _remove(self, path: str) -> None:
+        """On this node, if it does not share rank 0's folder."""
+        with self.effects.own():
+            self.effects.scratch.drop(self.effects.scratch.key(path))
+            if self.effects.client is not None:
+                self.effects.client.made.remove(path)
 
     def _own(self, call: Call) -> Any:
         with self.effects.own():

@@ -27,6 +27,7 @@ from autoddp.report import INSTALLED, is_users, users_line
 
 if TYPE_CHECKING:
     from autoddp.group import Group
+    from autoddp.outside.handover import Client, Server
     from autoddp.run import Run
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -58,6 +59,8 @@ _MACHINERY = tuple(
         "features/holders.py",
         "features/trackers.py",
         "features/folders.py",
+        "features/nodes.py",
+        "outside/handover.py",
         "features/temporary.py",
         "features/clocks.py",
         "outside/opened.py",
@@ -164,6 +167,9 @@ class Effects:
         self.rank = group.rank
         self.exchange = exchange and group.size > 1  # else nobody waits for anybody
         self.scratch = Scratch()
+        self.client: Client | None = None  # where this node is not rank 0's
+        self.server: Server | None = None  # on rank 0, where there are several nodes
+        self.placed: list[int] | None = None  # what `nodes` has found out
         self.aside = 0  # above 0 inside an effect, and inside a data set's fetch
         self.trials = 0
         self.over = False
@@ -195,6 +201,9 @@ class Effects:
     @contextmanager
     def own(self) -> Iterator[None]:
         """What is done in here is plain."""
+        if threading.get_ident() != self._thread:
+            yield  # or what the script does meanwhile would be plain, too
+            return
         self.aside += 1
         try:
             yield
@@ -231,6 +240,14 @@ class Effects:
         with self.own():
             answer = self.group.effect(f"{what} at {users_line(2)}", keep, meet=True)
         return kept if self.rank == 0 else answer
+
+    def found(self, path: str) -> str:
+        """Where this rank reads what is at `path`."""
+        with self.own():
+            at = self.scratch.find(path)
+        if at is not None or self.client is None:
+            return at or path
+        return str(self.client.find(path))
 
     def end(self) -> None:
         """Nothing is agreed on any more; the scratch goes away."""

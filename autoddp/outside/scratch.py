@@ -18,6 +18,7 @@ class Scratch:
         self._folder: str | None = None
         self._count = 0
         self.overlay: dict[str, str] = {}
+        self.changed: set[str] | None = None  # with several nodes: what rank 0's disk has the truth about
         self.private: set[str] = set()  # what libraries on this rank made for themselves to be temporary
 
     def new(self, path: str) -> str:
@@ -52,6 +53,8 @@ class Scratch:
         """`path`, and all below it, is what the disk says."""
         for key in list(self._below(path)):
             self.overlay.pop(key)
+        if self.changed is not None:
+            self.changed.add(path)
 
     def move(self, source: str, target: str) -> None:
         """`source`, and all below it, is now called `target`."""

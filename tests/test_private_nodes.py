@@ -1,0 +1,196 @@
+"""Two nodes that share no folder: node 0 is left as by one process, and node 1 reads what is there."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests import archives, test_two_nodes
+from tests.cli import environ
+from tests.test_two_nodes import ADDRESSES, PORT
+from tests.warm import Warm
+
+nodes = test_two_nodes.nodes
+CLONE_NEWNET = 0x40000000
+
+EVERYTHING = """
+import csv, glob, json, os, shutil, sys, tempfile, urllib.request
+from pathlib import Path
+import numpy as np, torch
+from torch.utils.data import DataLoader, Dataset
+
+url = sys.argv[1]
+torch.manual_seed(0)
+start = 0
+if os.path.exists("runs/last.pt"):
+    state = torch.load("runs/last.pt")
+    start = state["epoch"] + 1
+    print("resumed", start, state["net"]["weight"].sum().item(), json.load(open("runs/config.json")))
+os.makedirs("runs/figures", exist_ok=True)
+net = torch.nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), 0.1)
+json.dump({"lr": 0.1}, open("runs/config.json", "w"))
+np.save("runs/data.npy", np.arange(64.0).reshape(16, 4) / 64)
+np.savetxt("runs/table.txt", np.eye(2))
+print(np.loadtxt("runs/table.txt").tolist(), sorted(os.listdir("runs")))
+
+class Written(Dataset):
+    def __len__(self):
+        return 16
+    def __getitem__(self, at):
+        return torch.from_numpy(np.load("runs/data.npy")[at]).float()
+
+log = open("runs/log.csv", "a", newline="")
+rows = csv.writer(log)
+best = None
+for epoch in range(start, start + 2):
+    total = 0.0
+    for x in DataLoader(Written(), batch_size=4, num_workers=1):
+        opt.zero_grad()
+        loss = net(x).pow(2).mean()
+        loss.backward()
+        opt.step()
+        total += loss.item()
+    rows.writerow([epoch, f"{total:.4f}"])
+    log.flush()
+    torch.save({"net": {"weight": torch.ones(2) * epoch}, "epoch": epoch}, "runs/tmp.pt")
+    os.replace("runs/tmp.pt", "runs/last.pt")
+    print(epoch, f"{total:.4f}", torch.load("runs/last.pt")["epoch"], Path("runs/log.csv").read_text().split())
+log.close()
+shutil.copyfile("runs/last.pt", "runs/best.pt")
+print(torch.load("runs/best.pt", mmap=True)["net"]["weight"].tolist(), glob.glob("runs/*.pt") != [])
+with open("runs/best.pt", "rb") as file:
+    print(file.name, len(file.read()) == os.path.getsize("runs/best.pt"))
+shutil.copytree("runs", "copy")
+print(Path("copy/log.csv").read_text().split(), os.path.isfile("copy/none"))
+os.chdir("runs/figures")
+Path("caption.txt").write_text("a figure")
+os.chdir("../..")
+print(Path("runs/figures/caption.txt").read_text())
+shutil.rmtree("copy")
+try:
+    open("copy/log.csv")
+except FileNotFoundError as error:
+    print(error)
+folder = tempfile.mkdtemp()
+torch.save(torch.ones(3), os.path.join(folder, "x.pt"))
+print(torch.load(os.path.join(folder, "x.pt")).tolist())
+shutil.rmtree(folder)
+with tempfile.TemporaryDirectory() as folder:
+    Path(folder, "note").write_text("kept")
+    print(Path(folder, "note").read_text(), os.listdir(folder))
+print(urllib.request.urlretrieve(url + "/hello", "hello")[0], open("hello").read())
+"""
+
+
+class Pair:
+    """`autoddp run` on two nodes; each has folders of its own where `private` says so."""
+
+    def __init__(self, names, folder: Path, *, shared: bool = False):
+        self.names, self.at, self.tmp = names, folder / "at", folder / "tmp"
+        self.homes = [folder / ("node" if shared else f"node{n}") for n in range(2)]
+        for made in (self.at, self.tmp, *self.homes, *(folder / f"tmp{n}" for n in range(2))):
+            made.mkdir(exist_ok=True)
+
+    def run(self, script: Path, *args: str, nprocs=(1, 2), options="") -> list[tuple[str, str]]:
+        """What each node printed."""
+        processes = []
+        for node, name in enumerate(self.names):
+            mounts = f"mount --bind {self.homes[node]} {self.at} && mount --bind {self.tmp}{node} {self.tmp}"
+            line = (
+                f"mount --make-rprivate / && {mounts} && cd {self.at} && exec {sys.executable} -m autoddp run "
+                f"{options} -n {nprocs[node]} --nnodes 2 --node-rank {node} --master-addr {ADDRESSES[0]} "
+                f"--master-port {PORT} {script} {' '.join(args)}"
+            )
+            processes.append(
+                subprocess.Popen(
+                    ["ip", "netns", "exec", name, "sh", "-c", line],
+                    env=environ({"TMPDIR": str(self.tmp)}),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        try:
+            ends = [process.communicate(timeout=90) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        for process, (out, err) in zip(processes, ends, strict=True):
+            assert process.returncode == 0, f"{out}\n{err}\n{ends[0][1]}\n{ends[1][1]}"
+        return ends
+
+
+def inside(name: str):
+    """A server whose socket is in a node's network, made by a thread that goes there."""
+
+    def listen(folder: Path) -> archives.Server:
+        made: list[archives.Server] = []
+
+        def make() -> None:
+            handle = os.open(f"/run/netns/{name}", os.O_RDONLY)
+            assert ctypes.CDLL(None, use_errno=True).setns(handle, CLONE_NEWNET) == 0
+            os.close(handle)
+            made.append(archives.Server(folder, ADDRESSES[0]))
+
+        thread = threading.Thread(target=make)
+        thread.start()
+        thread.join()
+        return made[0]
+
+    return listen
+
+
+@pytest.fixture(scope="module")
+def server(nodes, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    archives.make(folder)
+    (folder / "hello").write_text("hello\n")
+    with archives.serving(folder, inside(nodes[0])) as serving:
+        yield serving
+
+
+@pytest.fixture(scope="module")
+def alone(nodes, tmp_path_factory):
+    """What one process prints, the first and the second time, and leaves."""
+    folder = tmp_path_factory.mktemp("alone")
+    script = folder / "s.py"
+    script.write_text(EVERYTHING)
+    served = tmp_path_factory.mktemp("here")
+    (served / "hello").write_text("hello\n")
+    warm = Warm()
+    try:
+        with archives.serving(served) as here:
+            runs = [warm.run("python", str(script), here.url, folder=folder / "at") for _ in range(2)]
+    finally:
+        warm.close()
+    assert [run.code for run in runs] == [0, 0], runs[0].err + runs[1].err
+    return script, [run.out for run in runs], contents(folder / "at")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["private", "shared"])
+def test_a_script_that_does_a_bit_of_everything(nodes, server, alone, shared, tmp_path):
+    script, printed, left = alone
+    pair = Pair(nodes, tmp_path, shared=shared)
+    for want in printed:
+        before = server.requests.copy()
+        (out, err), (out2, _) = pair.run(script, server.url)
+        assert (out, out2) == (want, "")
+        said = re.findall(r"node 1 does not share (\S+) with node 0", err)
+        assert said == ([] if shared else [str(pair.at)])
+        assert dict(server.requests - before) == {"hello": 1 if shared else 2}
+    assert contents(pair.homes[0]) == left
+    temporary = [path.name for n in range(2) for path in (tmp_path / f"tmp{n}").iterdir()]
+    assert [name for name in temporary if "inductor" not in name] == []
