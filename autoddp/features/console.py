@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 
 from autoddp.outside.effects import Call, Effects, Mode, Outward
-from autoddp.outside.opened import discarded
 from autoddp.patching import patch
 
 STANDARD = (0, 1, 2)
@@ -135,6 +134,20 @@ class Input(io.TextIOBase):
         if self._effects.mode() is not Mode.AGREED:
             return act()
         return self._effects.answer(f"stdin.{what}", act)
+
+
+@contextmanager
+def discarded(stream: Any) -> Iterator[None]:
+    """What is written to a stream is thrown away, by whoever holds it."""
+    before = vars(stream).get("write")
+    stream.write = len
+    try:
+        yield
+    finally:
+        if before is None:
+            del stream.write
+        else:
+            stream.write = before
 
 
 @contextmanager

@@ -26,6 +26,7 @@ class Files(Outward):
         super().setup(undo)
         self.opened, self.written = Opened(self.effects), Written(self.effects)
         trials = self.run.view.trials
+        undo.callback(self.opened.end)
         trials.append(self.opened.muted)
         undo.callback(trials.remove, self.opened.muted)
 

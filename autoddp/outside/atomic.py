@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -27,9 +28,11 @@ class Draft:
         if not self._has_a_place():
             return save(self.path)  # a device, or an error that `save` itself words best
         try:
-            self._beside = tempfile.mkdtemp(prefix=f".{self.name}.", dir=self.folder)
-        except PermissionError:
-            return save(self.path)  # a file that may be written in a folder that may not
+            self._beside = tempfile.mkdtemp(prefix=f".{_short(self.name)}.", dir=self.folder)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                return save(self.path)  # a file that may be written in a folder that may not
+            raise OSError(error.errno, error.strerror, self.path) from None  # the old file stays
         try:
             if self._keep and os.path.exists(self.path):  # it will be added to
                 shutil.copyfile(self.path, os.path.join(self._beside, self.name))
@@ -49,6 +52,8 @@ class Draft:
         try:
             for name in os.listdir(self._beside):
                 os.replace(os.path.join(self._beside, name), self._target(name))
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self.path) from None
         finally:
             self.discard()
 
@@ -70,6 +75,11 @@ class Draft:
         except OSError:
             return False
         return stat.S_ISREG(there.st_mode) and os.access(self.path, os.W_OK)
+
+
+def _short(name: str) -> str:
+    """What leaves room for more within the length that a name may have."""
+    return os.fsdecode(os.fsencode(name)[:200])
 
 
 def _settle(path: str, target: str) -> None:

@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
-import sysconfig
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from enum import Enum
-from functools import cache, lru_cache, wraps
+from functools import lru_cache, wraps
 from types import BuiltinMethodType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import wrapt
-
+from autoddp.outside.callers import loads_data, users_call
+from autoddp.outside.collector import Collector
+from autoddp.outside.losses import Losses
 from autoddp.outside.scratch import Scratch
 from autoddp.patching import Feature, patch
-from autoddp.report import INSTALLED, is_users, users_line
+from autoddp.report import users_line
 
 if TYPE_CHECKING:
     from autoddp.group import Group
@@ -31,44 +30,6 @@ if TYPE_CHECKING:
     from autoddp.run import Run
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-_STDLIB = (sysconfig.get_paths()["stdlib"] + "/", sysconfig.get_paths()["platstdlib"] + "/")
-# What these read and write is their own business, however they were called.
-_OWN_BUSINESS = (
-    "importlib",
-    "linecache",
-    "tokenize",
-    "inspect",
-    "warnings",
-    "traceback",
-    "multiprocessing",
-    "concurrent",
-    "subprocess",
-    "zipimport",
-    "ctypes",
-)
-_WRAPT = os.path.dirname(wrapt.__file__) + "/"
-_HERE = os.path.dirname(os.path.dirname(__file__)) + "/"
-_MACHINERY = tuple(
-    _HERE + name
-    for name in (
-        "outside/effects.py",
-        "outside/written.py",
-        "outside/held.py",
-        "features/files.py",
-        "features/holders.py",
-        "features/trackers.py",
-        "features/folders.py",
-        "features/nodes.py",
-        "outside/handover.py",
-        "features/temporary.py",
-        "features/clocks.py",
-        "outside/opened.py",
-        "features/downloads.py",
-        "features/console.py",
-        "features/randomness.py",
-    )
-)
 
 
 class Mode(Enum):
@@ -78,36 +39,6 @@ class Mode(Enum):
     AGREED = "rank 0 does it, for all"
     ALONE = "rank 0 does it, the others on private scratch, and nobody waits"
     TRIAL = "nobody does it: one process would not have run this"
-
-
-@cache
-def _passes(filename: str) -> bool:
-    """Whether whose call it is depends on who called this file: the standard library, and us."""
-    if filename in _MACHINERY or filename.startswith(_WRAPT):
-        return True  # first of all: we may be installed, and are no library to the user's code
-    if filename.startswith("<frozen "):
-        return not filename.startswith(("<frozen importlib", "<frozen zipimport"))
-    if any(part in filename for part in INSTALLED):
-        return False
-    if filename.startswith(_STDLIB):
-        root = filename.removeprefix(_STDLIB[0]).removeprefix(_STDLIB[1])
-        return not root.startswith(_OWN_BUSINESS)
-    return False
-
-
-def caller(depth: int = 1) -> str:
-    """The file of the first calling frame outside the standard library, and outside of us."""
-    frame = sys._getframe(depth)
-    while _passes(frame.f_code.co_filename):
-        if frame.f_back is None:
-            return "<nobody>"
-        frame = frame.f_back
-    return frame.f_code.co_filename
-
-
-def users_call(depth: int = 1) -> bool:
-    """Whether that frame is the user's."""
-    return is_users(caller(depth + 1))
 
 
 def stands_for(original: Any) -> Callable[[Function], Function]:
@@ -170,10 +101,12 @@ class Effects:
         self.client: Client | None = None  # where this node is not rank 0's
         self.server: Server | None = None  # on rank 0, where there are several nodes
         self.placed: list[int] | None = None  # what `nodes` has found out
+        self.losses = Losses()  # what failed on rank 0 and is to be raised on all
         self.aside = 0  # above 0 inside an effect, and inside a data set's fetch
         self.trials = 0
         self.over = False
         self._pid, self._thread = os.getpid(), threading.get_ident()
+        self.collector = Collector()
 
     def at_home(self) -> bool:
         """Whether this is the rank itself, not a process forked from it, and the job goes on."""
@@ -183,9 +116,15 @@ class Effects:
         """As `at_home`, and not in the midst of an effect or of a fetch."""
         return not self.aside and self.at_home()
 
+    def abroad(self) -> bool:
+        """Whether this process was forked from the rank, as its equals were, and not to load data."""
+        return os.getpid() != self._pid and not (self.over or self.aside or loads_data())
+
     def mode(self) -> Mode:
         """What becomes of an effect at this point."""
-        if threading.get_ident() != self._thread:
+        if self.rank and self.abroad():
+            return Mode.ALONE
+        if self.collector.running or threading.get_ident() != self._thread:
             return Mode.ALONE if self.at_home() else Mode.PLAIN
         if not self.here():
             return Mode.PLAIN
@@ -193,10 +132,10 @@ class Effects:
             return Mode.TRIAL
         return Mode.AGREED if self.exchange else Mode.ALONE
 
-    def users(self) -> Mode:
-        """As `mode`, but PLAIN where a library does it for itself."""
+    def users(self, through: tuple[str, ...] = ()) -> Mode:
+        """As `mode`, but PLAIN where a library does it for itself; files of `through` are none."""
         mode = self.mode()
-        return mode if mode is Mode.PLAIN or users_call(2) else Mode.PLAIN
+        return mode if mode is Mode.PLAIN or users_call(2, through) else Mode.PLAIN
 
     @contextmanager
     def own(self) -> Iterator[None]:
@@ -234,6 +173,7 @@ class Effects:
 
         def keep() -> Any:
             nonlocal kept
+            self.losses.tell()
             kept = act()
             return told(kept) if told is not None else None
 
@@ -270,6 +210,7 @@ class Outward(Feature):
             tempfile.gettempdir()  # found out once: by all ranks, not by those with a scratch first
         trials = self.run.view.trials
         undo.callback(self.effects.end)
+        self.effects.collector.watch(undo)
         trials.append(self.effects.trial)
         undo.callback(trials.remove, self.effects.trial)
 

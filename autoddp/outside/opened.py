@@ -2,66 +2,119 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from autoddp.errors import ScratchFailed
 from autoddp.outside.effects import Call, Effects, Mode
+from autoddp.outside.layers import Raw, rebuilt
 from autoddp.outside.outcome import Outcome
 
 
 class Opened:
-    """Opens such files, and brings ranks together when one is closed.
+    """Opens such files, and brings ranks together when one is flushed or closed.
 
-    After a file was closed by the script, it is complete for every rank and whatever reads it.
+    After a file was closed by the script, it is complete for every rank and whatever reads it; what
+    failed on rank 0 was raised by then, on all.
     """
 
     def __init__(self, effects: Effects) -> None:
         self._effects = effects
         self._files: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._count = 0
 
     def open(self, mode: Mode, call: Call) -> Any:
         """The file for a call of `open` that writes."""
+        effects, agreed = self._effects, mode is Mode.AGREED
         if mode is Mode.TRIAL:
+            if not call.named:
+                return call.plain()  # words what is wrong with its arguments
             return call.changed(file=os.devnull, mode=call.named["mode"].replace("x", "w"))
-        if mode is Mode.AGREED:
-            file = self._agreed(call)
-        elif self._effects.rank == 0:
-            file = call.plain()
-        else:
-            with self._effects.own():
-                file = self._private(call, *self._prepared(call))
-        self._files.add(file)
+        if effects.rank == 0:
+            plain = effects.change("open", call.plain) if agreed else call.plain()
+            with effects.own():
+                return self._kept(plain, call, agreed)
+        with effects.own():
+            prepared = Outcome.of(lambda: self._prepared(call))
+        if agreed:
+            effects.change("open", call.plain)
+        with effects.own():
+            path, at = prepared.unwrap()
+            file = self._kept(call.changed(file=at, mode=call.named["mode"].replace("x", "w")), call, agreed)
+            effects.scratch.lay(path, at)
         return file
 
     @contextmanager
     def muted(self) -> Iterator[None]:
-        """What is written to the files that are open leaves no trace."""
+        """What is written to the files that are open leaves no trace, whoever holds a method of theirs."""
         with ExitStack() as undo:
             for file in list(self._files):
                 if not file.closed:
-                    undo.enter_context(discarded(file))
+                    undo.enter_context(self._muted(file))
             yield
 
-    def _agreed(self, call: Call) -> Any:
-        """Rank 0 opens the file when all are here; what that raises, all raise."""
-        effects, key = self._effects, f"closed/{self._count}"
-        self._count += 1
-        if effects.rank == 0:
-            file = effects.change("open", call.plain)
-            path = os.path.abspath(os.fsdecode(call.named["file"]))
-            on_close(file, lambda it, close: self._publish(key, path, close))
-            return file
-        with effects.own():
-            prepared = self._prepared(call)
-        effects.change("open", call.plain)
-        with effects.own():
-            file = self._private(call, *prepared)
-        on_close(file, lambda it, close: self._await(key, prepared[0], it, close))
+    def end(self) -> None:
+        """What is open still is complete at the script's end; python would close it."""
+        with self._effects.own():
+            for file in list(self._files):
+                if not file.closed:
+                    self._quietly(file.bottom, file.flush)
+        self._effects.losses.end()
+
+    # ---- a keeper's part
+
+    def failed(self, raw: Raw, error: OSError) -> None:
+        """Rank 0 goes on, since the others do; there is no way on without scratch."""
+        effects = self._effects
+        if not effects.at_home():
+            raise error
+        if effects.rank:
+            raise ScratchFailed(
+                f"rank {effects.rank} cannot keep its copy of {raw.path}: {error.strerror}; "
+                "set TMPDIR to a folder with more room"
+            ) from error
+        if not raw.agreed:
+            raise error
+        raw.loss = raw.loss or effects.losses.note(raw.path, error)
+
+    def flush(self, file: Any, flush: Callable[[], None]) -> None:
+        """The script's own flush tells all ranks how it went."""
+        raw, mode = file.bottom, self._effects.users()
+        if mode is Mode.AGREED and raw.agreed and not _by_logging():
+            self._meet("flush", raw, flush)
+            return
+        with self._effects.own():
+            flush()
+        if mode in (Mode.AGREED, Mode.ALONE):
+            self._settle(raw)  # logging prints errors and goes on; a thread ends by itself
+
+    def close(self, file: Any, close: Callable[[], None]) -> None:
+        """Unless nobody asked for it, all ranks wait until rank 0 has closed."""
+        raw, mode = file.bottom, self._effects.mode()
+        if file._finalizing:
+            with self._effects.own():
+                self._quietly(raw, close)
+        elif mode is Mode.AGREED and raw.agreed:
+            facts = self._meet("close", raw, close)
+            with self._effects.own():
+                self._compare(raw.path, facts)
+        else:
+            with self._effects.own():
+                close()
+            if mode is Mode.ALONE:
+                self._settle(raw)
+
+    # ----
+
+    def _kept(self, plain: Any, call: Call, agreed: bool) -> Any:
+        file = rebuilt(plain, call.named, self, agreed)
+        file.bottom.path = os.path.abspath(file.bottom.path)
+        self._files.add(file)
         return file
 
     def _prepared(self, call: Call) -> tuple[str, str]:
@@ -75,67 +128,62 @@ class Opened:
                 shutil.copyfile(path, at)
         return path, at
 
-    def _private(self, call: Call, path: str, at: str) -> Any:
-        """This rank's file, which says that it has the user's name."""
-        mode = call.named["mode"].replace("x", "w")
-        file = call.changed(file=at, mode=mode)
-        raw = getattr(file, "buffer", file)
-        raw = getattr(raw, "raw", raw)
-        raw.name = call.named["file"]
-        self._effects.scratch.lay(path, at)
-        return file
+    def _meet(self, what: str, raw: Raw, act: Callable[[], None]) -> Any:
+        """All ranks do it to their files; they learn what became of rank 0's."""
+        effects = self._effects
+        if effects.rank:
+            with effects.own():
+                act()
 
-    def _publish(self, key: str, path: str, close: Callable[[], None]) -> None:
-        """Rank 0 closes, and says how it went."""
-        if not self._effects.at_home():
-            close()
-            return
-        with self._effects.own():
-            outcome = Outcome.of(lambda: _closed(close, path))
-            self._effects.group.publish(key, outcome)
-            outcome.unwrap()
+        def real() -> list[int] | None:
+            act()
+            self._settle(raw)
+            return _facts(raw.path)
 
-    def _await(self, key: str, path: str, file: Any, close: Callable[[], None]) -> None:
-        """Another rank closes; unless nobody asked for it, it waits until rank 0 has, too."""
-        final = file._finalizing
-        close()
-        if final or self._effects.mode() is not Mode.AGREED:
-            return
-        with self._effects.own():
-            facts = self._effects.group.published(key)
-            if facts is not None and facts == _facts(path):
-                self._effects.scratch.drop(path)  # the real one is here, and the same for all readers
+        return effects.answer(what, real)
 
+    def _settle(self, raw: Raw) -> None:
+        """Raise what a write of this file failed with."""
+        loss, raw.loss = raw.loss, None
+        if loss is not None:
+            self._effects.losses.settle(loss)
 
-def on_close(file: Any, then: Callable[[Any, Callable[[], None]], None]) -> None:
-    """Have `then(file, close)` called when the file is closed, by whatever closes it."""
-    there = weakref.ref(file)  # a strong one would keep the file from being closed by its end
+    def _quietly(self, raw: Raw, act: Callable[[], None]) -> None:
+        """Python would drop what this raises; here it is owed to the script."""
+        try:
+            act()
+        except OSError as error:
+            if self._effects.rank == 0:
+                raw.loss = raw.loss or self._effects.losses.note(raw.path, error)
 
-    def close() -> None:
-        it = there()
-        if it is not None and not it.closed:
-            then(it, lambda: type(it).close(it))
+    def _compare(self, path: str, facts: list[int] | None) -> None:
+        """On another rank: where the real file is here, it is the same for all readers."""
+        scratch = self._effects.scratch
+        if self._effects.rank and facts is not None and facts == _facts(path):
+            scratch.drop(scratch.key(path))
 
-    file.close = close
-
-
-@contextmanager
-def discarded(stream: Any) -> Iterator[None]:
-    """What is written to a stream is thrown away, by whoever holds it."""
-    before = vars(stream).get("write")
-    stream.write = len
-    try:
-        yield
-    finally:
-        if before is None:
-            del stream.write
-        else:
-            stream.write = before
+    @contextmanager
+    def _muted(self, file: Any) -> Iterator[None]:
+        raw, own = file.bottom, self._effects.own
+        buffer = getattr(file, "buffer", file)
+        with own():
+            file.flush()
+            at = buffer.tell() if buffer.seekable() else None
+        raw.muted = True
+        try:
+            yield
+        finally:
+            with own():
+                if not file.closed:
+                    file.flush()
+                    if at is not None:
+                        buffer.seek(at)
+            raw.muted = False
 
 
-def _closed(close: Callable[[], None], path: str) -> list[int] | None:
-    close()
-    return _facts(path)
+def _by_logging() -> bool:
+    """Whether a handler flushes, as it does after every record; it prints errors, and goes on."""
+    return sys._getframe(3).f_code.co_filename == logging.__file__
 
 
 def _facts(path: str) -> list[int] | None:
