@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+import os
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from autoddp.errors import BadInput
@@ -102,3 +104,60 @@ def _check(world: World) -> None:
 def hide(environ: MutableMapping[str, str]) -> dict[str, str]:
     """Take a launcher's variables out of `environ`, as one plain process has none; return them."""
     return {name: environ.pop(name) for name in ADDED if name in environ}
+
+
+@dataclass(frozen=True)
+class Given:
+    """A variable that we set for a rank, and what stood there before."""
+
+    value: str
+    before: str | None
+
+
+def give(given: dict[str, Given], name: str, value: str) -> None:
+    """Set a variable of this process, and remember what one plain process would have."""
+    given[name] = Given(value, os.environ.get(name))
+    os.environ[name] = value
+
+
+def keep_to_libraries(given: dict[str, Given], name: str) -> None:
+    """Take what was given out of the script's sight: libraries written in C see it still."""
+    if name in given and given[name].before is None:
+        os.environ._data.pop(os.fsencode(name), None)  # type: ignore[attr-defined]  # `del` would tell C
+
+
+@contextmanager
+def as_found(given: Mapping[str, Given]) -> Iterator[None]:
+    """Inside, this process and what it starts have the environment that one plain process would have."""
+    kept = [name for name in given if name not in os.environ and given[name].before is None]
+    seen = [name for name in given if os.environ.get(name) == given[name].value]
+    for name in kept:
+        os.unsetenv(name)
+    for name in seen:
+        _set(name, given[name].before)
+    try:
+        yield
+    finally:
+        for name in kept:
+            if name not in os.environ:
+                os.putenv(name, given[name].value)
+        for name in seen:
+            os.environ[name] = given[name].value
+
+
+def without(environ: Mapping[str, str], given: Mapping[str, Given]) -> dict[str, str]:
+    """A copy of an environment that a script gives to a program, with what was ours as it was before."""
+    made = dict(environ)
+    for name, ours in given.items():
+        if made.get(name) == ours.value:
+            del made[name]
+            if ours.before is not None:
+                made[name] = ours.before
+    return made
+
+
+def _set(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from autoddp.environment import World
+from autoddp.environment import World, give
 from autoddp.errors import BadInput
 from autoddp.launching import gpus, network
 from autoddp.launching.streams import Logs
@@ -136,7 +136,7 @@ def start(script: Script, options: Options, own_ddp: bool) -> int:
     assert options.nproc is not None
     if "OMP_NUM_THREADS" not in os.environ:  # before torch and numpy make their pools
         cores = len(os.sched_getaffinity(0))
-        os.environ["OMP_NUM_THREADS"] = str(max(1, cores // options.nproc))
+        give(HERE.given, "OMP_NUM_THREADS", str(max(1, cores // options.nproc)))
     import_torch(several=options.nnodes > 1)
     from autoddp.launching import agent
     from autoddp.launching.signals import Signals

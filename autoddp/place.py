@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from autoddp.environment import World
+from autoddp.environment import Given, World
 
 if TYPE_CHECKING:
     from autoddp.joining.crew import Crew, Post
@@ -16,6 +16,7 @@ class Place:
 
     def __init__(self) -> None:
         self.world: World | None = None
+        self.given: dict[str, Given] = {}  # variables that one plain process would not have so
         self.crew: Crew | None = None  # the ranks that @distributed started from this process
         self.post: Post | None = None  # the rank as which it started this process
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from autoddp.environment import World, hide
+from autoddp.environment import World, give, hide, keep_to_libraries
 from autoddp.group import Group
 from autoddp.launching import gpus, network, signals, streams
 from autoddp.launching.gpus import Devices
@@ -62,6 +62,9 @@ def run(job: Job) -> int:
     take_device(world, job.devices)
     hidden = hide(os.environ) if job.options.view == "global" else dict(os.environ)
     group = join(world, job.devices.backend)
+    if job.options.view == "global":
+        for name in ("OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME"):
+            keep_to_libraries(HERE.given, name)
     HERE.world = world
     report = Report(world.rank == 0 and not job.options.quiet, job.options.strict)
     report.say(greeting(world, job.options, job.devices, hidden))
@@ -110,7 +113,7 @@ def set_threads(world: World) -> None:
 def take_device(world: World, devices: Devices) -> None:
     """Show this rank its own GPU alone, whatever the script says about visible devices later."""
     if devices.visible:
-        os.environ["CUDA_VISIBLE_DEVICES"] = devices.visible[world.local_rank]
+        give(HERE.given, "CUDA_VISIBLE_DEVICES", devices.visible[world.local_rank])
         torch.cuda.init()
 
 
@@ -131,8 +134,8 @@ def set_interface(world: World) -> None:
     if interface is None:
         return
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    if world.world_size > world.local_world_size:
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+    if world.world_size > world.local_world_size and "NCCL_SOCKET_IFNAME" not in os.environ:
+        give(HERE.given, "NCCL_SOCKET_IFNAME", interface)
 
 
 def greeting(world: World, options: Options, devices: Devices, environ: Mapping[str, str]) -> str:

@@ -23,9 +23,13 @@ LAYERS = [
     {"worker"},
     {"session", "script", "joining.muted"},
     {"features"},
+    {"outside.programs"},
+    {"outside.pipes"},
+    {"outside.told"},
     {"run", "outside.effects", "outside.opened", "outside.written", "outside.held", "sampling"},
     {
         *("view", "replica", "joining.agreement", "outside.ledger", "group", "report"),
+        "outside.callers",
         *("outside.scratch", "outside.atomic"),
     },
 ]

@@ -3,6 +3,7 @@
 from autoddp.features.batchnorm import BatchNorm
 from autoddp.features.clocks import Clocks
 from autoddp.features.console import Console
+from autoddp.features.descriptors import Descriptors
 from autoddp.features.downloads import Downloads
 from autoddp.features.explanation import Explanation
 from autoddp.features.files import Files
@@ -12,6 +13,7 @@ from autoddp.features.loaders import Loaders
 from autoddp.features.local_view import LocalView
 from autoddp.features.modules import Modules
 from autoddp.features.nodes import Nodes
+from autoddp.features.programs import Programs
 from autoddp.features.randomness import Randomness
 from autoddp.features.scaling import Scaling
 from autoddp.features.temporary import Temporary
@@ -23,9 +25,11 @@ FEATURES: tuple[type[Feature], ...] = (
     Clocks,
     Nodes,  # what it opens, Files looks for on scratch first
     Files,
+    Descriptors,
     Folders,
     Temporary,
     Downloads,
+    Programs,
     Scaling,
     LocalView,
     Loaders,

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from autoddp.outside.effects import Call, Mode, Outward, caller, stands_for, users_call
+from autoddp.outside.callers import caller, users_call
+from autoddp.outside.effects import Call, Mode, Outward, stands_for
 from autoddp.patching import patch
 
 # Whose calls are their own business: what torch seeds, all ranks seed alike.

@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-from autoddp.errors import RemoteError
 from autoddp.outside.atomic import Draft
-from autoddp.outside.effects import Call, Effects, Mode, users_call
+from autoddp.outside.callers import users_call
+from autoddp.outside.effects import Call, Effects, Mode
 from autoddp.outside.outcome import Outcome
 from autoddp.outside.writers import Writer
 
@@ -129,24 +129,13 @@ class Written:
         """Another rank writes to nothing, and learns what became of rank 0's file."""
         outcome = self._throw_away(writing)
         if mode is Mode.AGREED:
-            theirs = self._learn(writing, outcome)
+            theirs = self._effects.change(writing.site, writing.plain)
             scratch = self._effects.scratch
             with self._effects.own():
                 scratch.drop(scratch.key(path))
                 if os.path.abspath(path) != theirs:
                     scratch.lay(scratch.key(path), theirs)  # a name that tells ranks apart
         return outcome.unwrap()
-
-    def _learn(self, writing: Writing, outcome: Outcome) -> Any:
-        """Where rank 0's file is; or raise what it raised, in a kind that this rank has met, too."""
-        try:
-            return self._effects.change(writing.site, writing.plain)
-        except RemoteError as error:
-            mine = outcome.error
-            _, found, text = str(error).partition(f" {type(mine).__qualname__}: ")
-            if mine is None or not found:
-                raise
-            raise type(mine)(text) from None
 
     def _throw_away(self, writing: Writing) -> Outcome:
         """Make the call, and leave no file."""
