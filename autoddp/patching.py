@@ -102,6 +102,7 @@ class Installation:
         self.active = False
         self._undo = ExitStack()
         self._originals: dict[str, Any] = {}
+        self._done: set[tuple[str, str]] = set()  # two features may patch one target: the later is outside
 
     def install(self) -> Installation:
         """Install all; a second call does nothing.
@@ -127,6 +128,7 @@ class Installation:
         self.active = False
         self._undo.close()
         self._originals.clear()
+        self._done.clear()
 
     def __enter__(self) -> Installation:
         return self.install()
@@ -158,7 +160,7 @@ class Installation:
             root = name.partition(".")[0]
 
             def act(module: ModuleType, target: str = target) -> None:
-                if self.active and target not in self._originals:
+                if self.active and (feature.name, target) not in self._done:
                     self._apply(feature, item, target, module)
 
             if name in sys.modules or (root == "torch" and not item.optional):
@@ -170,7 +172,8 @@ class Installation:
         owner, name, current = find(target, module, optional=item.optional)
         if current is ABSENT:
             return
-        self._originals[target] = current
+        self._done.add((feature.name, target))
+        self._originals.setdefault(target, current)
         method = getattr(feature, item.method)
         if item.told:
             method = partial(method, target)

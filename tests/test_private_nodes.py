@@ -62,7 +62,7 @@ for epoch in range(start, start + 2):
     log.flush()
     torch.save({"net": {"weight": torch.ones(2) * epoch}, "epoch": epoch}, "runs/tmp.pt")
     os.replace("runs/tmp.pt", "runs/last.pt")
-    print(epoch, f"{total:.4f}", torch.load("runs/last.pt")["epoch"], Path("runs/log.csv").read_text().split())
+    print(epoch, torch.load("runs/last.pt")["epoch"], Path("runs/log.csv").read_text().split())
 log.close()
 shutil.copyfile("runs/last.pt", "runs/best.pt")
 print(torch.load("runs/best.pt", mmap=True)["net"]["weight"].tolist(), glob.glob("runs/*.pt") != [])
@@ -103,10 +103,10 @@ class Pair:
         """What each node printed."""
         processes = []
         for node, name in enumerate(self.names):
-            mounts = f"mount --bind {self.homes[node]} {self.at} && mount --bind {self.tmp}{node} {self.tmp}"
             line = (
-                f"mount --make-rprivate / && {mounts} && cd {self.at} && exec {sys.executable} -m autoddp run "
-                f"{options} -n {nprocs[node]} --nnodes 2 --node-rank {node} --master-addr {ADDRESSES[0]} "
+                f"mount --make-rprivate / && mount --bind {self.homes[node]} {self.at} && "
+                f"mount --bind {self.tmp}{node} {self.tmp} && cd {self.at} && "
+                f"exec {sys.executable} -m autoddp run {options} -n {nprocs[node]} --nnodes 2 --node-rank {node} --master-addr {ADDRESSES[0]} "
                 f"--master-port {PORT} {script} {' '.join(args)}"
             )
             processes.append(
@@ -192,5 +192,7 @@ def test_a_script_that_does_a_bit_of_everything(nodes, server, alone, shared, tm
         assert said == ([] if shared else [str(pair.at)])
         assert dict(server.requests - before) == {"hello": 1 if shared else 2}
     assert contents(pair.homes[0]) == left
+    if not shared:
+        assert sorted(contents(pair.homes[1])) == ["hello"], "what is downloaded is there on each node"
     temporary = [path.name for n in range(2) for path in (tmp_path / f"tmp{n}").iterdir()]
     assert [name for name in temporary if "inductor" not in name] == []
