@@ -182,12 +182,15 @@ class Effects:
         return kept if self.rank == 0 else answer
 
     def found(self, path: str) -> str:
-        """Where this rank reads what is at `path`."""
+        """Where this rank reads what is at `path`; nowhere, if rank 0 has removed it."""
         with self.own():
             at = self.scratch.find(path)
         if at is not None or self.client is None:
             return at or path
-        return str(self.client.find(path))
+        try:
+            return str(self.client.find(path))
+        except FileNotFoundError:
+            return ""
 
     def end(self) -> None:
         """Nothing is agreed on any more; the scratch goes away."""

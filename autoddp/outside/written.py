@@ -144,7 +144,7 @@ class Written:
                 return Outcome.of(lambda: writing.to(os.devnull))
             path, scratch = writing.path or "", self._effects.scratch
             at = scratch.new(path)  # its name decides the format
-            there = scratch.find(path) or path
+            there = self._effects.found(path) if writing.keeps else path
             if writing.keeps and os.path.isfile(there):
                 shutil.copyfile(there, at)
             outcome = Outcome.of(lambda: writing.to(at))
