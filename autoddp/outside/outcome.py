@@ -40,7 +40,15 @@ KNOWN: dict[str, type[BaseException]] = {
     )
 }
 # Modules whose exceptions, all of them, can be made of their text.
-FAMILIES = ("requests.exceptions",)
+FAMILIES = (
+    "requests.exceptions",
+    "safetensors_rust",
+    "safetensors._safetensors_rust",
+    "pyarrow.lib",
+    "pandas.errors",
+    "PIL",
+    "sqlite3",
+)
 
 
 @dataclass(frozen=True)
