@@ -1,7 +1,7 @@
 """The ranks of a job: collectives on tensors, and effects that rank 0 has once, for all.
 
-Tensors travel by the process group. Everything else (outcomes, clocks, names) goes through the
-store: see `Ledger`.
+Tensors travel by the process group. Everything else (outcomes, clocks, names) goes by the channel:
+see `Ledger`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from autoddp.environment import World
+from autoddp.outside.channel import Channel
 from autoddp.outside.ledger import Ledger
 
 TIMEOUT = timedelta(minutes=30)
@@ -28,8 +29,8 @@ class Group(Ledger):
     The script's own `torch.distributed.is_initialized()` stays false: it sees one process.
     """
 
-    def __init__(self, world: World, pg: dist.ProcessGroup, store: Store) -> None:
-        self.world, self.pg, self.store = world, pg, store
+    def __init__(self, world: World, pg: dist.ProcessGroup, store: Store, channel: Channel) -> None:
+        self.world, self.pg, self.store, self.channel = world, pg, store, channel
         self.rank, self.size = world.rank, world.world_size
         super().__init__()
 
@@ -60,7 +61,8 @@ class Group(Ledger):
         pg = dist.group.WORLD
         assert pg is not None
         dist.group.WORLD = None  # the setter is on the metaclass
-        return cls(world, pg, PrefixStore("effects", store))
+        apart = PrefixStore("effects", store)
+        return cls(world, pg, apart, Channel.between(world, apart, TIMEOUT.total_seconds()))
 
     # ---- tensors
 

@@ -231,6 +231,7 @@ def joined(call: Call, world: World, devices: Devices) -> Iterator[Group]:
 def leave(group: Group) -> None:
     """No process group is left, and no reducer on the script's parameters."""
     gc.collect()
+    group.channel.close()
     pg, group.pg = group.pg, cast("dist.ProcessGroup", Over())
     dist.destroy_process_group(pg)
 

@@ -1,22 +1,33 @@
-"""Effects in their order: one rank acts, every rank gets the outcome, through the store.
+"""Effects in their order: one rank acts, every rank gets the outcome.
 
-The n-th effect of a rank is the n-th of every rank, checked by its site. Nothing but JSON and
+The n-th effect of a rank is the n-th of every rank, checked by its site. What rank 0 does travels by the
+channel; what another rank does (the first of its node: a download) by the store. Nothing but JSON and
 plain bytes travels, and a rank that skips a call cannot deadlock the others in a collective.
+
+Rank 0 may be many effects ahead of a rank that has not come to them; a full buffer then holds it back. That
+cannot deadlock: the slow rank stands before an effect that rank 0 is past, so whatever collective it waits
+in, rank 0 has started or left, and needs no more of rank 0's main thread. And it is bounded by the deadline.
 """
 
 from __future__ import annotations
 
 import json
+import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from torch._C._distributed_c10d import Store
 
-from autoddp.errors import Disagreement
+from autoddp.errors import Disagreement, RankEnded
+from autoddp.outside.channel import Channel
 from autoddp.outside.outcome import Outcome
 
-KEPT = 256  # effects that stay in the store for ranks that come later
-PART = 1 << 20  # bytes that travel under one key
+OUTCOME, ANNOUNCED, TOLD = b"=", b"?", b"#"  # the first byte of what rank 0 says
+PART = 1 << 20  # bytes that travel under one key of the store
+LEFT = 10.0  # seconds that a launcher has to end this rank once another one has ended
+HERE = b""  # what another rank answers to an announcement; its site, if it is elsewhere
 
 
 class Ledger:
@@ -25,10 +36,15 @@ class Ledger:
     rank: int
     size: int
     store: Store
+    channel: Channel
 
     def __init__(self) -> None:
-        self._effects = 0
-        self._extra: dict[int, list[str]] = {}  # further keys of an effect, to be deleted with it
+        self._effects = 0  # rank 0's
+        self._others = 0  # those of all other ranks
+        self._early: deque[bytes] = deque()  # came before it was asked for
+        self._told: dict[str, bytes] = {}
+        # a file may be closed by any thread, and by the garbage collector in the midst of a send
+        self._speaking = threading.RLock()
 
     def effect(self, site: str, act: Callable[[], Any], *, meet: bool = False, by: int = 0) -> Any:
         """Rank `by` does `act` once; every rank gets its result, or raises what it raised.
@@ -37,90 +53,119 @@ class Ledger:
             site: What is done, and the user's line; the same on all ranks.
             act: Returns something that JSON can carry.
             meet: Act only when every rank has come here: for an act that changes what slower
-                ranks may still be reading.
+                ranks may still be reading. Rank 0's alone.
             by: The rank that acts.
 
         Raises:
             Disagreement: This rank and `by` are at different places.
         """
-        number = self._next()
-        if self.rank == by:
-            return self._lead(number, site, act, meet)
-        return self._follow(number, site, by)
+        if by:
+            return self._elsewhere(site, act, by)
+        if self.rank == 0:
+            if meet:
+                self._meet(site)
+            outcome = Outcome.of(act)  # an interrupt too: nobody shall wait for what will not come
+            self._say(b"%b%b\0%b" % (OUTCOME, site.encode(), json.dumps(outcome.to_data()).encode()))
+            self._effects += 1
+            return outcome.unwrap()
+        data = self._follow(site.encode())
+        self._effects += 1
+        return Outcome.from_data(json.loads(data)).unwrap()
 
     def hand(self, site: str, act: Callable[[], bytes]) -> bytes:
         """The bytes that `act` returns on rank 0, on every rank."""
-        number, kept = self._effects, b""
+        body = b""
 
-        def publish() -> int:
-            nonlocal kept
-            kept = act()
-            keys = self._parts(number, -(-len(kept) // PART))
-            for at, key in enumerate(keys):
-                part: Any = kept[at * PART : (at + 1) * PART]  # bytes; its stub knows text only
-                self.store.set(key, part)
-            return len(keys)
+        def make() -> None:
+            nonlocal body
+            body = act()
 
-        count = self.effect(site, publish)
-        if self.rank == 0:
-            return kept
-        return b"".join(self.store.get(key) for key in self._parts(number, count))
+        self.effect(site, make)
+        if self.rank:
+            return self._next()[1:]
+        self._say(OUTCOME + body)
+        return body
 
     def publish(self, key: str, outcome: Outcome) -> None:
-        """Say what became of something outside the order (a file's end)."""
-        self.store.set(key, json.dumps(outcome.to_data()))
+        """Rank 0 says what became of something outside the order (a file's end)."""
+        self._say(b"%b%b\0%b" % (TOLD, key.encode(), json.dumps(outcome.to_data()).encode()))
 
     def published(self, key: str) -> Any:
-        """Wait for what another rank says under `key`; its value, or what it raised."""
-        return Outcome.from_data(json.loads(self.store.get(key))).unwrap()
+        """Wait for what rank 0 says under `key`; its value, or what it raised."""
+        while key not in self._told:
+            message = self.channel.effects[0].read()
+            if not self._is_told(message):
+                self._early.append(message)
+        return Outcome.from_data(json.loads(self._told.pop(key))).unwrap()
 
-    def _lead(self, number: int, site: str, act: Callable[[], Any], meet: bool) -> Any:
-        key = f"e{number}"
-        if meet:
-            self.store.set(key, json.dumps([site, None]))
-            arrivals = [f"{key}/at/{rank}" for rank in range(self.size) if rank != self.rank]
-            self.store.wait(arrivals)
-            key += "/done"
-            self._extra.setdefault(number, []).extend([*arrivals, key])
-        outcome = Outcome.of(act)  # an interrupt too: nobody shall wait for what will not come
-        self.store.set(key, json.dumps([site, outcome.to_data()]))
-        return outcome.unwrap()
+    # ---- rank 0
 
-    def _follow(self, number: int, site: str, by: int) -> Any:
-        key = f"e{number}"
+    def _say(self, message: bytes) -> None:
+        with self._speaking:
+            for line in self.channel.effects.values():
+                line.send(message)
+
+    def _meet(self, site: str) -> None:
+        """Wait until every rank is here."""
+        self._say(ANNOUNCED + site.encode() + b"\0")
+        for rank, line in self.channel.effects.items():
+            try:
+                answer = line.read()
+            except RankEnded:
+                time.sleep(LEFT)  # its launcher says why, and ends this rank meanwhile
+                raise
+            if answer != HERE:
+                raise Disagreement(_parted(0, site, rank, answer.decode(), self._effects))
+
+    # ---- the others
+
+    def _follow(self, site: bytes) -> bytes:
+        """What rank 0 says of the effect at `site`."""
+        while True:
+            message = self._next()
+            theirs, _, data = message[1:].partition(b"\0")
+            if theirs != site:
+                self.channel.effects[0].send(site)
+                raise Disagreement(_parted(self.rank, site.decode(), 0, theirs.decode(), self._effects))
+            if message[:1] == OUTCOME:
+                return data
+            self.channel.effects[0].send(HERE)
+
+    def _next(self) -> bytes:
+        """The next message in the order of effects."""
+        if self._early:
+            return self._early.popleft()
+        while True:
+            message = self.channel.effects[0].read()
+            if not self._is_told(message):
+                return message
+
+    def _is_told(self, message: bytes) -> bool:
+        if message[:1] != TOLD:
+            return False
+        key, _, data = message[1:].partition(b"\0")
+        self._told[key.decode()] = data
+        return True
+
+    # ---- what another rank than 0 does
+
+    def _elsewhere(self, site: str, act: Callable[[], Any], by: int) -> Any:
+        key, self._others = f"e{self._others}", self._others + 1
+        if self.rank == by:
+            outcome = Outcome.of(act)
+            self.store.set(key, json.dumps([site, outcome.to_data()]))
+            return outcome.unwrap()
         theirs, data = json.loads(self.store.get(key))
+        if self.store.add(f"{key}/read", 1) == self.size - 1:  # the last one tidies up
+            self.store.delete_key(key)
+            self.store.delete_key(f"{key}/read")
         if theirs != site:
-            raise Disagreement(
-                f"rank {self.rank} is at «{site}» where rank {by} is at «{theirs}» (side effect "
-                f"{number}); a decision in the script differs between ranks"
-            )
-        if data is None:
-            self.store.set(f"{key}/at/{self.rank}", "")
-            _, data = json.loads(self.store.get(f"{key}/done"))
+            raise Disagreement(_parted(self.rank, site, by, theirs, self._others - 1))
         return Outcome.from_data(data).unwrap()
 
-    def _parts(self, number: int, count: int) -> list[str]:
-        keys = [f"e{number}/part/{at}" for at in range(count)]
-        if self.rank == 0:
-            self._extra.setdefault(number, []).extend(keys)
-        return keys
 
-    def _next(self) -> int:
-        """Count an effect; now and then clear away what every rank has read."""
-        number, self._effects = self._effects, self._effects + 1
-        if number and number % KEPT == 0:
-            self.store.set(f"at/{self.rank}/{number}", "")
-            if self.rank == 0:
-                self._clear(number - KEPT)
-        return number
-
-    def _clear(self, before: int) -> None:
-        """Delete the effects that nobody can still want: all ranks are past `before`."""
-        if before <= 0:
-            return
-        keys = [f"at/{rank}/{before}" for rank in range(self.size)]
-        self.store.wait(keys)
-        for number in range(before - KEPT, before):
-            keys += [f"e{number}", *self._extra.pop(number, [])]
-        for key in keys:
-            self.store.delete_key(key)
+def _parted(rank: int, site: str, other: int, theirs: str, number: int) -> str:
+    return (
+        f"rank {rank} is at «{site}» where rank {other} is at «{theirs}» (side effect {number}); "
+        "a decision in the script differs between ranks"
+    )

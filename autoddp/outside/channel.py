@@ -1,0 +1,237 @@
+"""Streams between rank 0 and each other rank: the way of what must not wait for the store.
+
+Two lines for each rank: one for effects, in their order, and one for orders, beside that order. On rank 0's
+node they are unix sockets, from elsewhere TCP. Forked children have none: a data loader's worker neither
+speaks for its rank nor makes it seem alive when it has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import select
+import socket
+import struct
+import time
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from autoddp.errors import AutoDDPError, RankEnded
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+    from autoddp.environment import World
+
+KEY = "channel"  # in the store: where rank 0 listens, and what to say there
+HELLO = struct.Struct(">16sIB")  # the token, the rank, the line
+LENGTH = struct.Struct(">Q")
+CHUNK = 1 << 14
+LINES = 2
+GREETING = 5.0  # seconds that whoever connects has to say who it is
+NEVER_MIND = (BrokenPipeError, ConnectionResetError)
+
+
+class Line:
+    """Messages on a connected socket, each with its length before it."""
+
+    def __init__(self, peer: int, connected: socket.socket, seconds: float) -> None:
+        self.peer, self.socket, self.seconds = peer, connected, seconds
+        self.number = connected.fileno()
+        connected.setblocking(True)
+        _prompt(connected)
+        # a deadline of the kernel's own: one call, where a timeout of Python's makes two
+        whole = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, whole)
+        self._held = bytearray()
+        self._poll = select.poll()
+        self._poll.register(self.number, select.POLLIN)
+
+    def send(self, data: bytes) -> None:
+        """The peer finds it whole; if it has ended, its launcher sees to the rest.
+
+        Raises:
+            AutoDDPError: It has read nothing until the deadline.
+        """
+        try:
+            # nobody shall die of a peer that has ended, whatever the script does about SIGPIPE
+            self.socket.sendall(LENGTH.pack(len(data)) + data, socket.MSG_NOSIGNAL)
+        except NEVER_MIND:
+            pass
+        except BlockingIOError:
+            raise AutoDDPError(
+                f"rank {self.peer} has read nothing for {self.seconds:.0f} s; see where it hangs"
+            ) from None
+
+    def read(self) -> bytes:
+        """The next message, once it is here.
+
+        Raises:
+            RankEnded: The peer has ended without it.
+            AutoDDPError: It has said nothing until the deadline.
+        """
+        while not self.ready():
+            if not self._poll.poll(self.seconds * 1000):
+                raise AutoDDPError(
+                    f"rank {self.peer} has said nothing for {self.seconds:.0f} s; see where it hangs"
+                )
+            self.receive()
+        held = self._held
+        end = LENGTH.size + LENGTH.unpack_from(held)[0]
+        data = bytes(memoryview(held)[LENGTH.size : end])
+        del held[:end]
+        return data
+
+    def ready(self) -> bool:
+        """Whether a message is here, whole."""
+        held = self._held
+        return len(held) >= LENGTH.size and len(held) >= LENGTH.size + LENGTH.unpack_from(held)[0]
+
+    def receive(self) -> None:
+        """Take what has come.
+
+        Raises:
+            RankEnded: Nothing ever will again.
+        """
+        missing = LENGTH.unpack_from(self._held)[0] if len(self._held) >= LENGTH.size else 0
+        try:
+            data = self.socket.recv(max(CHUNK, missing))
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            raise RankEnded(
+                f"rank {self.peer} has ended, and this rank goes on: nothing is done for all any more"
+            )
+        self._held += data
+
+    def close(self) -> None:
+        """Its end."""
+        self.socket.close()
+
+
+class Channel:
+    """This rank's lines: rank 0's to all others, another rank's to rank 0."""
+
+    def __init__(self, lines: list[dict[int, Line]]) -> None:
+        self.effects, self.orders = lines
+        this = weakref.ref(self)  # the interpreter keeps what it calls after a fork for ever
+
+        def leave() -> None:
+            channel = this()
+            if channel is not None:
+                channel.close()
+
+        os.register_at_fork(after_in_child=leave)
+
+    @classmethod
+    def between(cls, world: World, store: Store, seconds: float) -> Channel:
+        """Connect all ranks; all must come."""
+        lines: list[dict[int, Line]] = [{} for _ in range(LINES)]
+        if world.rank:
+            where, port, token = json.loads(store.get(KEY))
+            for number, line in enumerate(lines):
+                connected = _dial(world, where, port, seconds)
+                connected.sendall(HELLO.pack(bytes.fromhex(token), world.rank, number))
+                line[0] = Line(0, connected, seconds)
+        elif world.world_size > 1:
+            with contextlib.ExitStack() as listeners:
+                token = secrets.token_bytes(16)
+                where = f"\0autoddp-{secrets.token_hex(8)}"  # no file: it is gone with its listener
+                doors = [listeners.enter_context(_near(where))]
+                if world.local_world_size < world.world_size:
+                    doors.append(listeners.enter_context(_far()))
+                port = doors[1].getsockname()[1] if doors[1:] else 0
+                store.set(KEY, json.dumps([where, port, token.hex()]))
+                for rank, number, connected in _arrivals(
+                    doors, token, (world.world_size - 1) * LINES, seconds
+                ):
+                    lines[number][rank] = Line(rank, connected, seconds)
+        return cls([dict(sorted(line.items())) for line in lines])
+
+    def close(self) -> None:
+        """No line is left; twice is harmless."""
+        for lines in (self.effects, self.orders):
+            for line in lines.values():
+                line.close()
+
+
+def _near(where: str) -> socket.socket:
+    """For ranks in this network namespace."""
+    door = socket.socket(socket.AF_UNIX)
+    door.bind(where)
+    door.listen(socket.SOMAXCONN)
+    return door
+
+
+def _far() -> socket.socket:
+    """For ranks elsewhere, by whichever of this node's addresses they reach the store at."""
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    return socket.create_server(("", 0), family=family, backlog=socket.SOMAXCONN, dualstack_ipv6=both)
+
+
+def _dial(world: World, where: str, port: int, seconds: float) -> socket.socket:
+    """A socket to rank 0; a name that nobody answers to here is another node's."""
+    near = socket.socket(socket.AF_UNIX)
+    try:
+        near.connect(where)
+    except ConnectionRefusedError:
+        near.close()
+    else:
+        return near
+    try:
+        far = socket.create_connection((world.master_addr, port), min(seconds, 60))
+    except OSError as error:
+        raise AutoDDPError(
+            f"rank {world.rank} cannot reach rank 0 at {world.master_addr}:{port} ({error}); nodes need to "
+            "reach node 0 at any port, as gloo does"
+        ) from None
+    return far
+
+
+def _arrivals(
+    doors: list[socket.socket], token: bytes, wanted: int, seconds: float
+) -> Iterator[tuple[int, int, socket.socket]]:
+    """Rank, line and socket of each that comes and knows the token; strangers are dropped."""
+    deadline, poller = time.monotonic() + seconds, select.poll()
+    known = {door.fileno(): door for door in doors}
+    for number in known:
+        poller.register(number, select.POLLIN)
+    while wanted:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise AutoDDPError(f"{wanted} lines of other ranks were not opened within {seconds:.0f} s")
+        for number, _ in poller.poll(left * 1000):
+            caller, _ = known[number].accept()
+            said = _greeting(caller)
+            told, rank, line = HELLO.unpack(said) if len(said) == HELLO.size else (b"", 0, 0)
+            if not secrets.compare_digest(told, token):
+                caller.close()
+                continue
+            wanted -= 1
+            yield rank, line, caller
+
+
+def _greeting(caller: socket.socket) -> bytes:
+    """What it says first; ranks say it at once."""
+    caller.settimeout(GREETING)
+    said = b""
+    with contextlib.suppress(TimeoutError, ConnectionResetError):
+        while len(said) < HELLO.size:
+            more = caller.recv(HELLO.size - len(said))
+            if not more:
+                break
+            said += more
+    return said
+
+
+def _prompt(far: socket.socket) -> None:
+    """Small messages leave at once, and a node that went dark is noticed."""
+    if far.family == socket.AF_UNIX:
+        return
+    far.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    far.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    far.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
