@@ -62,6 +62,8 @@ class Files(Outward):
         @stands_for(original)
         def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             writes = not _WRITES.isdisjoint(mode)
+            if type(file) is int and file in effects.handles:
+                return self.opened.adopt(Call(original, (file, mode, *args), kwargs))
             if not (writes or scratch.overlay) or not isinstance(file, (str, bytes, os.PathLike)):
                 return original(file, mode, *args, **kwargs)
             if not writes:
@@ -75,7 +77,7 @@ class Files(Outward):
 
     def _found(self, file: Any) -> Any:
         """Where this rank reads what it wrote itself."""
-        if not self.effects.at_home():
+        if not (self.effects.at_home() or self.effects.abroad()):
             return file
         with self.effects.own():
             return self.effects.scratch.find(file) or file

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from autoddp.outside.effects import Call, Mode, Outward
+from autoddp.outside.layers import Handle
 from autoddp.patching import patch
 
 
@@ -47,12 +49,15 @@ class Temporary(Outward):
         if effects.users() is not Mode.AGREED:
             return self._own(call)
         if self.rank == 0:
-            return effects.change(call.name, call.plain, told=lambda made: made[1])
-        path = effects.change(call.name, call.plain)
-        with effects.own():
-            at = effects.scratch.new(path)
-            effects.scratch.lay(effects.scratch.key(path), at)
-            return os.open(at, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), path
+            number, path = effects.change(call.name, call.plain, told=lambda made: made[1])
+        else:
+            path = effects.change(call.name, call.plain)
+            with effects.own():
+                at = effects.scratch.new(path)
+                effects.scratch.lay(effects.scratch.key(path), at)
+                number = os.open(at, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        effects.handles[number] = Handle(path, agreed=True)
+        return number, path
 
     @patch("tempfile:NamedTemporaryFile", why="a temporary file has the name that rank 0 gave it")
     def named_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -86,15 +91,25 @@ class Temporary(Outward):
         self._remove(folder.name)
         return None
 
-    @patch("tempfile:TemporaryDirectory._cleanup", why="rank 0 removes the temporary folder, for all")
-    def leave_alone(self, wrapped: Callable[..., Any], owner: Any, args: Any, kwargs: Any) -> Any:
-        """A folder that nobody cleaned up goes at its end, but not a borrowed one."""
-        name = args[0] if args else kwargs.get("name")
-        if self.rank and name in self._lent:
-            self._remove(name)
-            return None
-        with self.effects.own():
-            return wrapped(*args, **kwargs)
+    @patch(
+        "tempfile:TemporaryDirectory._cleanup",
+        why="rank 0 removes the temporary folder, for all",
+        hot=True,
+    )
+    def leave_alone(self, original: Any) -> Any:
+        """A folder that nobody cleaned up goes at its end, but not a borrowed one.
+
+        A plain class method: a wrapper would hold the object whose end it waits for.
+        """
+        slot, lent, effects = vars(tempfile.TemporaryDirectory)["_cleanup"], self._lent, self.effects
+
+        def cleanup(kind: type[Any], name: str, *args: Any, **kwargs: Any) -> Any:
+            if effects.rank and name in lent:
+                return self._remove(name)
+            with effects.own():
+                return slot.__get__(None, kind)(name, *args, **kwargs)
+
+        return classmethod(cleanup)
 
     def _remove(self, path: str) -> None:
         """On this node, if it does not share rank 0's folder."""

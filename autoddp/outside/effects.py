@@ -27,6 +27,7 @@ from autoddp.report import users_line
 if TYPE_CHECKING:
     from autoddp.group import Group
     from autoddp.outside.handover import Client, Server
+    from autoddp.outside.layers import Handle
     from autoddp.run import Run
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -106,7 +107,9 @@ class Effects:
         self.trials = 0
         self.over = False
         self._pid, self._thread = os.getpid(), threading.get_ident()
+        self._child = 0  # this process, where it was forked from the rank
         self.collector = Collector()
+        self.handles: dict[int, Handle] = {}  # descriptors that stand for one file on all ranks
 
     def at_home(self) -> bool:
         """Whether this is the rank itself, not a process forked from it, and the job goes on."""
@@ -118,12 +121,17 @@ class Effects:
 
     def abroad(self) -> bool:
         """Whether this process was forked from the rank, as its equals were, and not to load data."""
-        return os.getpid() != self._pid and not (self.over or self.aside or loads_data())
+        here = os.getpid()
+        if here == self._pid:
+            return False
+        if here != self._child:  # forked by any thread, while the script was anywhere
+            self._child, self.aside, self._thread = here, 0, threading.get_ident()
+        return not (self.over or loads_data())
 
     def mode(self) -> Mode:
         """What becomes of an effect at this point."""
-        if self.rank and self.abroad():
-            return Mode.ALONE
+        if self.abroad() and self.rank:
+            return Mode.PLAIN if self.aside else Mode.ALONE
         if self.collector.running or threading.get_ident() != self._thread:
             return Mode.ALONE if self.at_home() else Mode.PLAIN
         if not self.here():

@@ -8,10 +8,20 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from autoddp.outside.losses import Loss
+
+
+@dataclass
+class Handle:
+    """What stands behind a descriptor that the script has opened by `os.open`."""
+
+    path: str
+    agreed: bool = False
+    loss: Loss | None = None
 
 
 class Keeper(Protocol):
@@ -37,13 +47,25 @@ class Raw(io.FileIO):
     loss: Loss | None = None
 
     def write(self, data: Any, /) -> int:
-        """As ever, or to nothing."""
-        if not self.muted:
-            try:
-                return super().write(data)
-            except OSError as error:
-                self.keeper.failed(self, error)
-        return memoryview(data).nbytes
+        """All of it, or to nothing: on a disk that fills up ranks would write different parts."""
+        if self.muted:
+            return memoryview(data).nbytes
+        try:
+            return whole(super().write, data)
+        except OSError as error:
+            self.keeper.failed(self, error)
+            return memoryview(data).nbytes
+
+
+def whole(write: Callable[[Any], int], data: Any) -> int:
+    """Write on until all is written, or nothing more can be at present."""
+    done = write(data)
+    while done and done < memoryview(data).nbytes:
+        more = write(memoryview(data).cast("B")[done:])
+        if not more:
+            break
+        done += more
+    return done
 
 
 class Held:
@@ -103,10 +125,12 @@ def rebuilt(plain: Any, named: dict[str, Any], keeper: Keeper, agreed: bool) -> 
     letters = "".join(sorted(set(mode) & set("rwxa+"), reverse=True))
     bottom = getattr(plain, "buffer", plain)
     bottom = getattr(bottom, "raw", bottom)
-    raw = (Bare if size == 0 else Raw)(os.dup(bottom.fileno()), letters)
+    given = isinstance(named["file"], int)  # its number is known to the script
+    number = named["file"] if given else os.dup(bottom.fileno())
+    raw = (Bare if size == 0 else Raw)(number, letters, not given or named.get("closefd", True))
     plain_text = plain if isinstance(plain, io.TextIOWrapper) else None
     raw.name, raw.keeper, raw.agreed = named["file"], keeper, agreed
-    raw.path = os.fsdecode(named["file"]) if not isinstance(named["file"], int) else str(named["file"])
+    raw.path = "" if given else os.path.abspath(os.fsdecode(named["file"]))
     size = size if size > 1 else max(bottom._blksize, io.DEFAULT_BUFFER_SIZE)
     file: Any = raw
     if plain_text is not None:

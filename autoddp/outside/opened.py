@@ -13,7 +13,7 @@ from typing import Any
 
 from autoddp.errors import ScratchFailed
 from autoddp.outside.effects import Call, Effects, Mode
-from autoddp.outside.layers import Raw, rebuilt
+from autoddp.outside.layers import Handle, Raw, rebuilt
 from autoddp.outside.outcome import Outcome
 
 
@@ -40,13 +40,31 @@ class Opened:
             with effects.own():
                 return self._kept(plain, call, agreed)
         with effects.own():
-            prepared = Outcome.of(lambda: self._prepared(call))
+            keep = not set("wx") & set(call.named.get("mode", "w"))
+            prepared = Outcome.of(lambda: self.prepared(call.named["file"], keep))
         if agreed:
             effects.change("open", call.plain)
         with effects.own():
             path, at = prepared.unwrap()
             file = self._kept(call.changed(file=at, mode=call.named["mode"].replace("x", "w")), call, agreed)
             effects.scratch.lay(path, at)
+        return file
+
+    def adopt(self, call: Call) -> Any:
+        """The file for an `open` of a descriptor that ranks have opened together, and now is the file's."""
+        effects, number = self._effects, call.named["file"]
+        if not effects.at_home():
+            return call.plain()
+        plain = call.changed(closefd=False)  # words what is wrong with its arguments
+        if not plain.writable():
+            return call.plain()
+        handle = effects.handles[number]
+        if call.named.get("closefd", True):
+            del effects.handles[number]
+        with effects.own():
+            file = rebuilt(plain, call.named, self, handle.agreed)
+        file.bottom.path, file.bottom.loss = handle.path, handle.loss
+        self._files.add(file)
         return file
 
     @contextmanager
@@ -68,7 +86,7 @@ class Opened:
 
     # ---- a keeper's part
 
-    def failed(self, raw: Raw, error: OSError) -> None:
+    def failed(self, raw: Raw | Handle, error: OSError) -> None:
         """Rank 0 goes on, since the others do; there is no way on without scratch."""
         effects = self._effects
         if not effects.at_home():
@@ -86,12 +104,12 @@ class Opened:
         """The script's own flush tells all ranks how it went."""
         raw, mode = file.bottom, self._effects.users()
         if mode is Mode.AGREED and raw.agreed and not _by_logging():
-            self._meet("flush", raw, flush)
+            self.meet("flush", raw, flush)
             return
         with self._effects.own():
             flush()
         if mode in (Mode.AGREED, Mode.ALONE):
-            self._settle(raw)  # logging prints errors and goes on; a thread ends by itself
+            self.settle(raw)  # logging prints errors and goes on; a thread ends by itself
 
     def close(self, file: Any, close: Callable[[], None]) -> None:
         """Unless nobody asked for it, all ranks wait until rank 0 has closed."""
@@ -100,35 +118,33 @@ class Opened:
             with self._effects.own():
                 self._quietly(raw, close)
         elif mode is Mode.AGREED and raw.agreed:
-            facts = self._meet("close", raw, close)
-            with self._effects.own():
-                self._compare(raw.path, facts)
+            self.meet("close", raw, close)
         else:
             with self._effects.own():
                 close()
             if mode is Mode.ALONE:
-                self._settle(raw)
+                self.settle(raw)
 
     # ----
 
     def _kept(self, plain: Any, call: Call, agreed: bool) -> Any:
         file = rebuilt(plain, call.named, self, agreed)
-        file.bottom.path = os.path.abspath(file.bottom.path)
         self._files.add(file)
         return file
 
-    def _prepared(self, call: Call) -> tuple[str, str]:
+    def prepared(self, file: Any, keep: bool) -> tuple[str, str]:
         """The file's one name, and its copy on scratch, made before rank 0 touches it."""
         scratch = self._effects.scratch
-        path = scratch.key(call.named["file"])
+        path = scratch.key(file)
         at = scratch.find(path)
         if at is None:
             at = scratch.new(path)
-            if not set("wx") & set(call.named["mode"]) and os.path.isfile(path):
-                shutil.copyfile(path, at)
+            there = self._effects.found(path) if keep else path
+            if keep and os.path.isfile(there):
+                shutil.copyfile(there, at)
         return path, at
 
-    def _meet(self, what: str, raw: Raw, act: Callable[[], None]) -> Any:
+    def meet(self, what: str, raw: Raw | Handle, act: Callable[[], None]) -> None:
         """All ranks do it to their files; they learn what became of rank 0's."""
         effects = self._effects
         if effects.rank:
@@ -137,12 +153,15 @@ class Opened:
 
         def real() -> list[int] | None:
             act()
-            self._settle(raw)
+            self.settle(raw)
             return _facts(raw.path)
 
-        return effects.answer(what, real)
+        facts = effects.answer(what, real)
+        if what.endswith("close"):
+            with effects.own():
+                self._compare(raw.path, facts)
 
-    def _settle(self, raw: Raw) -> None:
+    def settle(self, raw: Raw | Handle) -> None:
         """Raise what a write of this file failed with."""
         loss, raw.loss = raw.loss, None
         if loss is not None:

@@ -15,6 +15,7 @@ import pickle
 import shutil
 import stat
 import tarfile
+import tempfile
 import threading
 import zipfile
 from pathlib import Path
@@ -24,19 +25,22 @@ import pytest
 import torch
 
 from autoddp.errors import AutoDDPError
+from autoddp.features.descriptors import Descriptors
 from autoddp.features.files import Files
 from autoddp.features.folders import Folders
+from autoddp.features.temporary import Temporary
 from tests.features.full import mounted
 from tests.features.outward import on_ranks, raised, trial
 
 FULL = "[Errno 28] No space left on device"
+OPEN = (Files, Descriptors, Folders, Temporary)
 BIG = 100_000  # bytes, more than fits
 
 
 @pytest.fixture
 def on(tmp_path):
     """`on(script)`: what it returns on 2 ranks, run in tmp_path."""
-    return lambda script, nproc=2, **kw: on_ranks(script, nproc, Files, Folders, folder=tmp_path, **kw)
+    return lambda script, nproc=2, **kw: on_ranks(script, nproc, *OPEN, folder=tmp_path, **kw)
 
 
 @pytest.fixture
@@ -529,3 +533,86 @@ def test_the_error_at_the_end_is_ours():
     with pytest.raises(AutoDDPError, match="not all there: a: No space left on device; close files"):
         losses.end()
     losses.end()
+
+
+# ---- descriptors
+
+
+def test_what_is_written_by_descriptors_is_one_file_for_all(on, tmp_path):
+    def script(run):
+        number = os.open("a", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
+        os.write(number, b"one")
+        os.writev(number, [b"two", b"three"])
+        os.pwrite(number, b"O", 0)
+        os.fsync(number)
+        os.close(number)
+        with os.fdopen(os.open("b", os.O_RDWR | os.O_CREAT | os.O_TRUNC), "w+") as file:
+            file.write("text")
+        with open(os.open("b", os.O_WRONLY | os.O_APPEND), "a", closefd=True) as file:
+            print("more", file=file, flush=True)
+        folder = os.open(".", os.O_RDONLY)
+        number = os.open("c", os.O_WRONLY | os.O_CREAT, dir_fd=folder)
+        os.write(number, b"below")
+        os.ftruncate(number, 3)
+        os.fsync(folder)
+        os.close(number)
+        os.close(folder)
+        number, name = tempfile.mkstemp(dir=".")
+        with os.fdopen(number, "w") as file:
+            file.write("whole")
+        os.replace(name, "d")
+        number = os.open("a", os.O_RDONLY)
+        back = os.read(number, 100)
+        os.close(number)
+        refused = raised(lambda: os.open("a", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        return back, refused, [Path(name).read_text() for name in "abcd"]
+
+    texts = ["Onetwothree", "textmore\n", "bel", "whole"]
+    refused = ("FileExistsError", "[Errno 17] File exists: 'a'")
+    assert on(script, 3) == [(b"Onetwothree", refused, texts)] * 3
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == dict(zip("abcd", texts, strict=True))
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
+
+
+def test_a_full_disk_behind_a_descriptor_raises_on_all_ranks(on, small):
+    def script(run):
+        number = os.open("small/a", os.O_WRONLY | os.O_CREAT)
+        written = [os.write(number, bytes(10_000)) for _ in range(10)]
+        closed = raised(lambda: os.close(number))
+        number, _ = tempfile.mkstemp(dir="small")
+        os.truncate("small/a", 0)
+        file = os.fdopen(number, "wb", 0)
+        file.write(bytes(BIG))
+        return written[-1], closed, raised(file.close), raised(lambda: os.fstat(number))[0]
+
+    full = ("OSError", FULL)
+    assert on(script) == [(10_000, full, full, "OSError")] * 2
+
+
+def test_a_descriptor_is_written_to_by_nobody_in_a_trial(on, tmp_path):
+    def script(run):
+        number = os.open("a", os.O_WRONLY | os.O_CREAT)
+        os.write(number, b"1")
+        with trial(run):
+            os.write(number, b"trial")
+            other = os.open("b", os.O_WRONLY | os.O_CREAT)
+            os.write(other, b"trial")
+            os.close(other)
+        os.write(number, b"2")
+        os.close(number)
+        return Path("a").read_bytes()
+
+    assert on(script) == [b"12"] * 2
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_names_are_changed_once_in_every_way(on, tmp_path):
+    def script(run):
+        Path("a").write_text("a")
+        os.truncate("a", 0)
+        os.utime("a", (1, 2))
+        os.chown("a", os.getuid(), os.getgid())
+        os.mkfifo("pipe")
+        return os.stat("a").st_mtime, Path("pipe").is_fifo(), raised(lambda: os.mkfifo("pipe"))[0]
+
+    assert on(script) == [(2.0, True, "FileExistsError")] * 2
