@@ -68,8 +68,11 @@ def run(job: Job) -> int:
     HERE.world = world
     report = Report(world.rank == 0 and not job.options.quiet, job.options.strict)
     report.say(greeting(world, job.options, job.devices, hidden))
+    this = os.getpid()
     with session(world, job.options, group, report):
         code = finish(job.script.run(whole_traceback=job.options.verbose))
+        if os.getpid() != this:
+            leave(code)  # a child that the script forked has come to its end; the rank goes on
     if world.rank == 0 and job.options.report is not None:
         Path(job.options.report).write_text(report.to_json())
     signals.default()  # nothing of the script's is left that a signal could call

@@ -1,6 +1,7 @@
 """One file for each promise kept; each a small class of patches; none imports another."""
 
 from autoddp.features.batchnorm import BatchNorm
+from autoddp.features.children import Children
 from autoddp.features.clocks import Clocks
 from autoddp.features.console import Console
 from autoddp.features.descriptors import Descriptors
@@ -9,10 +10,12 @@ from autoddp.features.explanation import Explanation
 from autoddp.features.files import Files
 from autoddp.features.folders import Folders
 from autoddp.features.gradients import Gradients
+from autoddp.features.holders import Holders
 from autoddp.features.loaders import Loaders
 from autoddp.features.local_view import LocalView
 from autoddp.features.modules import Modules
 from autoddp.features.nodes import Nodes
+from autoddp.features.processes import Processes
 from autoddp.features.programs import Programs
 from autoddp.features.randomness import Randomness
 from autoddp.features.scaling import Scaling
@@ -26,10 +29,13 @@ FEATURES: tuple[type[Feature], ...] = (
     Nodes,  # what it opens, Files looks for on scratch first
     Files,
     Descriptors,
+    Holders,
     Folders,
     Temporary,
     Downloads,
     Programs,
+    Processes,
+    Children,
     Scaling,
     LocalView,
     Loaders,

@@ -33,7 +33,7 @@ class Programs(Outward):
     @patch("subprocess:Popen.__init__", why="a program that the script starts runs once: rank 0 starts it")
     def start_once(self, wrapped: Callable[..., Any], process: Any, args: Any, kwargs: Any) -> Any:
         """Others hold an object of the same type that asks rank 0."""
-        mode = self.effects.users(THROUGH)
+        mode = self.running.told.users(THROUGH)
         call = Call(wrapped, args, kwargs)
         if mode is Mode.PLAIN or not call.named:
             return wrapped(*args, **kwargs)
@@ -74,7 +74,7 @@ class Programs(Outward):
     )
     def run_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """Its exit status, or its process, is everybody's."""
-        mode = self.effects.users()
+        mode = self.running.told.users()
         if mode is Mode.PLAIN:
             return wrapped(*args, **kwargs)
         name = f"os.{wrapped.__name__}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -29,11 +30,23 @@ class Nobody:
 
 
 @contextmanager
-def muted(rank: int, size: int) -> Iterator[None]:
-    """What the script writes in here goes to private scratch; what it prints, to this rank's log."""
+def muted(rank: int, size: int, folder: str | None = None) -> Iterator[None]:
+    """What the script writes in here goes to private scratch; what it prints, to this rank's log.
+
+    With `folder`, scratch lies in there, and is left to whose it is.
+    """
     world = World(rank, size, rank, size)
     nobody = cast("Group", Nobody(rank, size))
     # in the local view effects are each rank's own, and nobody waits for anybody
     run = Run(world, Options(view="local"), nobody, View(nobody))
+    if folder is not None:
+        run.effects.scratch.below(folder)
     with Installation([Files(run), Folders(run), Temporary(run)]):
         yield
+
+
+def mute(rank: int, size: int, folder: str) -> None:
+    """As long as this process lives: a worker process that multiprocessing started afresh for a rank."""
+    kept = ExitStack()
+    kept.enter_context(muted(rank, size, folder))
+    atexit.register(kept.close)

@@ -37,6 +37,7 @@ _MACHINERY = tuple(
         "features/files.py",
         "features/programs.py",
         "features/processes.py",
+        "features/children.py",
         "outside/programs.py",
         "outside/pipes.py",
         "outside/told.py",

@@ -70,7 +70,7 @@ class Programs:
         code, value, late = self.told.tell(mode, f"Popen.{what}", f"{self._known[process]}/{what}", asked)
         process.returncode = code
         if code is not None:
-            self.see()
+            see(self.effects)
         if not isinstance(value, list):
             return value
         out, err = map(taken, value)
@@ -86,19 +86,8 @@ class Programs:
                 return act()
 
         answer = self.told.tell(mode, what, self._name(mode, what + asked), plain, meet=True, wait=False)
-        self.see()
+        see(self.effects)
         return answer
-
-    def see(self) -> None:
-        """A program has run: what is on the disk is newer than what this rank wrote, unless it still does."""
-        scratch = self.effects.scratch
-        if not self.effects.rank or not scratch.overlay:
-            return
-        with self.effects.own():
-            held = {os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()}
-            for path, at in list(scratch.overlay.items()):
-                if os.path.isfile(path) and os.path.realpath(at) not in held:
-                    scratch.drop(path)
 
     def _name(self, mode: Mode, asked: str) -> str:
         """Threads come in any order: the line and what is asked for tell which is which."""
@@ -118,6 +107,18 @@ class Programs:
             else:
                 end = BytesEnd(own, self.told, place, writes)
             setattr(process, stream, end)
+
+
+def see(effects: Effects) -> None:
+    """A program has run: what is on the disk is newer than what this rank wrote, unless it still does."""
+    scratch = effects.scratch
+    if not effects.rank or not scratch.overlay or not effects.at_home():
+        return
+    with effects.own():
+        held = {os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()}
+        for path, at in list(scratch.overlay.items()):
+            if os.path.isfile(path) and os.path.realpath(at) not in held:
+                scratch.drop(path)
 
 
 def plain_world() -> AbstractContextManager[None]:

@@ -16,6 +16,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self._folder: str | None = None
+        self._owner = 0
         self._count = 0
         self.overlay: dict[str, str] = {}
         self.changed: set[str] | None = None  # with several nodes: what rank 0's disk has the truth about
@@ -23,12 +24,23 @@ class Scratch:
 
     def new(self, path: str) -> str:
         """A path of our own with the same last part (names decide formats)."""
-        if self._folder is None:
-            self._folder = tempfile.mkdtemp(prefix="autoddp-")
+        inside = self.ready()
+        if self._owner != os.getpid():  # a process forked from this rank, and its equals
+            self.below(inside)
         self._count += 1
-        folder = os.path.join(self._folder, str(self._count))
+        folder = os.path.join(self.ready(), str(self._count))
         os.mkdir(folder)
         return os.path.join(folder, os.path.basename(path) or "_")
+
+    def ready(self) -> str:
+        """The private folder: made before a fork, so that who made it removes it."""
+        if self._folder is None:
+            self._owner, self._folder = os.getpid(), tempfile.mkdtemp(prefix="autoddp-")
+        return self._folder
+
+    def below(self, folder: str) -> None:
+        """Lie in another's private folder, who removes it."""
+        self._owner, self._folder = os.getpid(), tempfile.mkdtemp(dir=folder)
 
     def find(self, path: str | bytes | os.PathLike[str]) -> str | None:
         """Where this rank finds `path`, if not at `path`."""

@@ -17,6 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from autoddp.errors import Disagreement, OutOfReach
+from autoddp.outside.callers import users_call
 from autoddp.outside.effects import Effects, Mode
 from autoddp.outside.outcome import Outcome
 
@@ -42,6 +43,11 @@ class Told:
         if getattr(self._within, "acts", False):
             return Mode.PLAIN
         return Mode.ALONE if self.effects.abroad() else self.effects.mode()
+
+    def users(self, through: tuple[str, ...] = ()) -> Mode:
+        """As `mode`, but PLAIN where a library does it for itself; files of `through` are none."""
+        mode = self.mode()
+        return mode if mode is Mode.PLAIN or users_call(2, through) else Mode.PLAIN
 
     def tell(
         self,
