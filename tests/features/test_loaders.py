@@ -23,6 +23,7 @@ from torch.utils.data import (
     random_split,
 )
 
+from autoddp.errors import Disagreement
 from autoddp.sampling import RowSampler
 from autoddp.view import Rows, split
 from tests.training import Scripts, assert_as_alone, batches, mlp, on_ranks, rows, train, weights
@@ -203,6 +204,27 @@ def dictionaries_tuples_and_numbers():
     return [(b["x"].tolist(), b["more"].x.tolist(), b["more"].y.tolist()) for b in DataLoader(data, 4)]
 
 
+class Named(dict):
+    """A dictionary of a user's own kind."""
+
+
+@script
+def two_views_in_a_list():
+    data = Listed(sample=lambda n: ([torch.arange(2.0) + n, torch.arange(2.0) - n], n % 3))
+    return [torch.cat(views).tolist() for views, _ in DataLoader(data, 4)]
+
+
+@script
+def a_dictionary_of_its_own_kind():
+    data = Listed(sample=lambda n: (Named(x=torch.arange(2.0) + n), [Named(y=n)]))
+    return [(b["x"].tolist(), c["y"].tolist()) for b, (c,) in DataLoader(data, 4)]
+
+
+@script
+def numpys_strings():
+    return order(DataLoader(Listed(sample=lambda n: (np.float32(n), np.str_(f"name {n}"))), 4))
+
+
 @script
 def own_collate():
     def padded(samples):
@@ -334,6 +356,8 @@ WHOLE = {
     "a_data_set_that_counts_in_a_global": "keeps state",
     "a_data_set_that_caches": "keeps state",
     "strings_in_a_batch": "more than numbers",
+    "a_dictionary_of_its_own_kind": "more than numbers",
+    "numpys_strings": "more than numbers",
     "own_collate": "collate function of its own",
     "an_iterable_data_set": "an iterable",
     "no_batches": "batch_size=None",
@@ -359,6 +383,16 @@ def test_why_a_loader_runs_whole(seen, name):
 def test_tensors_in_memory_are_fetched_by_rows(seen):
     assert seen[2]["two_shuffled_epochs_and_the_generators_after"][0].said("loaders", "fetches its rows")
     assert seen[2]["dictionaries_tuples_and_numbers"][0].said("loaders", "fetches its rows")
+    assert seen[2]["two_views_in_a_list"][0].said("loaders", "fetches its rows")
+
+
+def test_samples_that_are_not_alike_are_refused():
+    def script(run):
+        data = Listed(sample=lambda n: (torch.ones(2), n if n < 4 else "many"))
+        with pytest.raises(Disagreement, match="holds a str where its first sample held numbers"):
+            order(DataLoader(data, 4))
+
+    on_ranks(script, 2)
 
 
 def test_each_rank_fetches_its_rows_only():
