@@ -32,10 +32,9 @@ READERS = (
     "torchvision.io.image:read_file",
     "torchvision.io:read_image",
     "torchvision.io.image:read_image",
-    "sqlite3:connect",
 )
 # What these functions call that argument.
-PATHS = ("f", "fname", "filename", "path", "name", "database")
+PATHS = ("f", "fname", "filename", "path", "name")
 
 
 class Nodes(Outward):
