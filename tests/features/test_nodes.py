@@ -239,6 +239,7 @@ def test_temporary_folders_are_made_and_removed_on_each_node(on):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             del left
+        run.group.barrier()  # the rank of a node that made a folder removes it
         with run.effects.own():
             return there, [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("tmp")]
 
