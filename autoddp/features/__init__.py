@@ -20,6 +20,7 @@ from autoddp.features.programs import Programs
 from autoddp.features.randomness import Randomness
 from autoddp.features.scaling import Scaling
 from autoddp.features.temporary import Temporary
+from autoddp.features.trackers import Trackers
 from autoddp.patching import Feature
 
 FEATURES: tuple[type[Feature], ...] = (
@@ -30,6 +31,7 @@ FEATURES: tuple[type[Feature], ...] = (
     Files,
     Descriptors,
     Holders,
+    Trackers,
     Folders,
     Temporary,
     Downloads,

@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
 import sys
 import tarfile
 import zipfile
@@ -29,6 +30,7 @@ KNOWN: dict[str, type[BaseException]] = {
         shutil.SameFileError,
         shutil.SpecialFileError,
         shutil.ReadError,
+        subprocess.SubprocessError,
         zipfile.BadZipFile,
         tarfile.ReadError,
         io.UnsupportedOperation,
@@ -48,6 +50,9 @@ FAMILIES = (
     "pandas.errors",
     "PIL",
     "sqlite3",
+    "cv2",
+    "xlsxwriter.exceptions",
+    "wandb.errors.errors",
 )
 
 

@@ -25,7 +25,7 @@ class Writing:
             self._named[row.argument] = call.args[row.position]
         given = self._named.get(row.argument)
         self._bytes = isinstance(given, bytes)
-        self.path = os.fsdecode(given) if isinstance(given, (str, bytes, os.PathLike)) else None
+        self.path = path_of(given)
 
     @property
     def keeps(self) -> bool:
@@ -84,16 +84,16 @@ class Written:
     def _librarys(self, row: Writer, path: str) -> bool:
         """Whether a library writes for itself: by what it is, or in a temporary folder of its own."""
         private = self._effects.scratch.private
-        return (row.users or bool(private)) and not users_call(1) and (row.users or _below(path, private))
+        return (row.users or bool(private)) and not users_call(1) and (row.users or below(path, private))
 
     def _put(self, writing: Writing, path: str, mode: Mode) -> Any:
         """Rank 0 writes, and puts the file in place."""
         draft = Draft(path, keep=writing.keeps)
 
-        def finish() -> str:
-            outcome.unwrap()
+        def finish() -> list[Any]:
+            value = outcome.unwrap()
             draft.put()
-            return os.path.abspath(path)
+            return [os.path.abspath(path), _plain(value)]
 
         try:
             with self._effects.own():
@@ -108,19 +108,18 @@ class Written:
         with self._effects.own():
             outcome = Outcome.of(writing.plain)
 
-        def finish() -> str:
-            outcome.unwrap()
-            return os.path.abspath(writing.path or "")
+        def finish() -> list[Any]:
+            return [os.path.abspath(writing.path or ""), _plain(outcome.unwrap())]
 
         self._tell(writing, outcome, finish, mode)
         return outcome.value
 
-    def _tell(self, writing: Writing, outcome: Outcome, finish: Callable[[], str], mode: Mode) -> None:
+    def _tell(self, writing: Writing, outcome: Outcome, finish: Callable[[], Any], mode: Mode) -> None:
         """Rank 0 finishes once all have written."""
         if mode is Mode.AGREED:
             if outcome.error is not None:
                 self._throw_away(writing)  # others still gather: they need us
-            self._effects.change(writing.site, finish, told=str)
+            self._effects.change(writing.site, finish, told=list)
         else:
             with self._effects.own():
                 finish()
@@ -129,12 +128,15 @@ class Written:
         """Another rank writes to nothing, and learns what became of rank 0's file."""
         outcome = self._throw_away(writing)
         if mode is Mode.AGREED:
-            theirs = self._effects.change(writing.site, writing.plain)
+            theirs, value = self._effects.change(writing.site, writing.plain)
             scratch = self._effects.scratch
             with self._effects.own():
                 scratch.drop(scratch.key(path))
                 if os.path.abspath(path) != theirs:
                     scratch.lay(scratch.key(path), theirs)  # a name that tells ranks apart
+            if value:
+                outcome.unwrap()
+                return value[0]
         return outcome.unwrap()
 
     def _throw_away(self, writing: Writing) -> Outcome:
@@ -152,6 +154,18 @@ class Written:
         return outcome
 
 
-def _below(path: str, folders: set[str]) -> bool:
+def path_of(given: Any) -> str | None:
+    """The path that an argument names; what can be closed (an ExcelWriter has a path, too) is open."""
+    names = isinstance(given, (str, bytes, os.PathLike)) and not hasattr(given, "close")
+    return os.fsdecode(given) if names else None
+
+
+def _plain(value: Any) -> list[Any]:
+    """A value that travels (cv2 says so by False if it has not written), or nothing."""
+    return [value] if isinstance(value, (bool, int, float, str)) else []
+
+
+def below(path: str, folders: set[str]) -> bool:
+    """Whether it lies in one of them, or is one."""
     real = os.path.realpath(path)
     return any(real == folder or real.startswith(folder + "/") for folder in folders)

@@ -125,6 +125,13 @@ def light(rank):
     return lightgbm.train({"verbosity": -1}, lightgbm.Dataset(np.eye(40), label=np.arange(40) + rank), 1)
 
 
+def graph(rank):
+    helper = m("onnx.helper")
+    node = helper.make_node("Identity", ["x"], [f"y{rank}"])
+    ends = [helper.make_tensor_value_info(name, 1, [1]) for name in ("x", f"y{rank}")]
+    return helper.make_model(helper.make_graph([node], "g", ends[:1], ends[1:]))
+
+
 def sheet(rank):
     made = m("openpyxl").Workbook()
     made.active["A1"] = rank
@@ -345,12 +352,12 @@ CASES = [
     *(
         Case(
             f"plotly.io:write_{kind}",
-            f"plot.{kind}",
+            f"plot.{kind}".replace("image", "png"),
             lambda p, r, kind=kind: getattr(m("plotly.graph_objects").Figure(), f"write_{kind}")(p),
             size,
             exact=kind == "json",
         )
-        for kind in ("json", "html")
+        for kind in ("json", "html", "image")
     ),
     Case("trimesh:Trimesh.export", "b.obj", lambda p, r: m("trimesh").creation.box().export(p), size),
     Case("trimesh:Scene.export", "s.glb", lambda p, r: m("trimesh").creation.box().scene().export(p), size),
@@ -476,6 +483,59 @@ CASES = [
         lambda p, r: processor(r).save_pretrained(p),
         lambda p: text(f"{p}/tokenizer.json"),
     ),
+    Case(
+        "omegaconf:OmegaConf.save",
+        "c.yaml",
+        lambda p, r: m("omegaconf").OmegaConf.save(m("omegaconf").OmegaConf.create({"a": r}), p),
+        text,
+    ),
+    Case(
+        "datasets.arrow_dataset:Dataset.save_to_disk",
+        "rows",
+        lambda p, r: dataset(r).save_to_disk(p),
+        lambda p: m("datasets").load_from_disk(p)["a"][:],
+        exact=False,
+    ),
+    Case(
+        "datasets.dataset_dict:DatasetDict.save_to_disk",
+        "splits",
+        lambda p, r: m("datasets").DatasetDict({"train": dataset(r)}).save_to_disk(p),
+        lambda p: m("datasets").load_from_disk(p)["train"]["a"][:],
+        exact=False,
+    ),
+    Case(
+        "soundfile:write",
+        "s.wav",
+        lambda p, r: m("soundfile").write(p, array(r) / 8, 8000),
+        lambda p: m("soundfile").read(p)[0].tolist(),
+    ),
+    Case(
+        "xgboost:XGBModel.save_model",
+        "xm.json",
+        lambda p, r: m("xgboost").XGBRegressor(n_estimators=1).fit(np.eye(4), np.arange(4) + r).save_model(p),
+        size,
+    ),
+    Case(
+        "torchaudio:save",
+        "ta.wav",
+        lambda p, r: m("torchaudio").save(p, torch.zeros(1, 8), 8000),
+        size,
+    ),
+    Case(
+        "torchvision.io:write_video",
+        "v.mp4",
+        lambda p, r: m("torchvision.io").write_video(p, pixels(r).permute(1, 2, 0)[None], 1),
+        size,
+    ),
+    *(
+        Case(
+            f"onnx:{name}",
+            f"{name}.onnx",
+            lambda p, r, name=name: getattr(m("onnx"), name)(graph(r), p),
+            lambda p: m("onnx").load(p).graph.output[0].name,
+        )
+        for name in ("save", "save_model")
+    ),
     Case("xgboost:Booster.save_model", "x.json", lambda p, r: booster(r).save_model(p), size),
     Case("lightgbm:Booster.save_model", "l.txt", lambda p, r: light(r).save_model(p) and None, size),
     *cases_of(
@@ -492,7 +552,6 @@ CASES = [
             ("to_markdown", "f.md", text),
             ("to_string", "f.txt", text),
             ("to_xml", "f.xml", text),
-            ("to_excel", "f.xlsx", pandas_read("excel")),
         ],
     ),
     Case(
@@ -501,6 +560,16 @@ CASES = [
         lambda p, r: frame(r).to_stata(p),
         pandas_read("stata"),
         exact=False,  # it says when it was written
+    ),
+    *(
+        Case(
+            f"pandas:{kind}.to_excel",
+            f"{kind}.xlsx",
+            lambda p, r, made=made: made(r).to_excel(p),
+            pandas_read("excel"),
+            exact=False,
+        )
+        for kind, made in (("DataFrame", frame), ("Series", column))
     ),
     Case(
         "pandas:DataFrame.to_orc",
@@ -525,7 +594,6 @@ CASES = [
             ("to_latex", "s.tex", text),
             ("to_markdown", "s.md", text),
             ("to_string", "s.txt", text),
-            ("to_excel", "s.xlsx", pandas_read("excel")),
         ],
     ),
     Case(
@@ -596,7 +664,7 @@ CASES = [
             size,
             exact=False,
         )
-        for kind in ("csv", "parquet", "json", "ndjson", "ipc", "ipc_stream", "avro")
+        for kind in ("csv", "parquet", "json", "ndjson", "ipc", "ipc_stream", "avro", "excel")
     ),
     Case(
         "openpyxl.workbook.workbook:Workbook.save",
