@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 import atexit
 import builtins
+import contextlib
+import gc
+import io
 import os
 import runpy
 import sys
@@ -12,11 +15,12 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from types import ModuleType, TracebackType
+from types import FunctionType, ModuleType, TracebackType
 
 from autoddp.errors import BadInput
 
 OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+NEEDED = (ModuleType, FunctionType, type, str, bytes, int, float, tuple)  # by a `__del__`
 INTERRUPTED = 130  # 128 + SIGINT: what a shell makes of a Python that Ctrl-C ended
 
 
@@ -123,6 +127,24 @@ def finish(code: int) -> int:
         except OSError:
             code = code or 120  # python's own code for output that could not be written
     return code
+
+
+def forget() -> None:
+    """Let go of what the script holds, as the interpreter does at its end: files close, `__del__` is called.
+
+    A daemon thread, which the interpreter would stop before, needs its globals: then files are but flushed.
+    """
+    if len(threading.enumerate()) == 1:
+        sys.last_type = sys.last_value = sys.last_traceback = None
+        space = vars(sys.modules["__main__"])
+        for name in list(space):
+            if not (name.startswith("__") or isinstance(space[name], NEEDED)):
+                space[name] = None
+        gc.collect()
+    for found in reversed(gc.get_objects()):  # a file is made after what lies beneath it
+        if issubclass(type(found), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)):
+            with contextlib.suppress(OSError, ValueError):  # closed, or as lost as at python's own end
+                found.flush()
 
 
 def _system_exit(ending: SystemExit) -> int:

@@ -23,7 +23,7 @@ from autoddp.launching.streams import Logs
 from autoddp.options import Options
 from autoddp.place import HERE
 from autoddp.report import Report
-from autoddp.script import Script, finish
+from autoddp.script import Script, finish, forget
 from autoddp.session import session
 
 PATIENCE = 5.0  # seconds that a rank above 0 that failed leaves to rank 0 to fail, and say so, too
@@ -69,10 +69,12 @@ def run(job: Job) -> int:
     report = Report(world.rank == 0 and not job.options.quiet, job.options.strict)
     report.say(greeting(world, job.options, job.devices, hidden))
     this = os.getpid()
-    with session(world, job.options, group, report):
+    with session(world, job.options, group, report) as mine:
         code = finish(job.script.run(whole_traceback=job.options.verbose))
         if os.getpid() != this:
             leave(code)  # a child that the script forked has come to its end; the rank goes on
+        mine.effects.ending = True
+        forget()
     if world.rank == 0 and job.options.report is not None:
         Path(job.options.report).write_text(report.to_json())
     signals.default()  # nothing of the script's is left that a signal could call

@@ -26,7 +26,10 @@ LAYERS = [
     {"outside.programs"},
     {"outside.pipes"},
     {"outside.told"},
-    {"run", "outside.effects", "outside.opened", "outside.written", "outside.held", "sampling"},
+    {
+        *("run", "sampling", "outside.effects", "outside.opened", "outside.typed", "outside.written"),
+        "outside.held",
+    },
     {
         *("view", "replica", "joining.agreement", "outside.ledger", "group", "report"),
         "outside.callers",

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 
-from autoddp.outside.effects import Call, Effects, Mode, Outward
+from autoddp.outside.effects import Call, Mode, Outward, stands_for
+from autoddp.outside.typed import Input
 from autoddp.patching import patch
+from autoddp.report import users_line
 
 STANDARD = (0, 1, 2)
+OURS = ("autoddp.*", "wrapt.*")
 
 
 class Console(Outward):
     """Input is read once; ranks whose output goes to a log format it as rank 0 does."""
 
     name: ClassVar[str] = "console"
+    without: ClassVar[str] = "each rank reads its own standard input and sees its own output's width and kind"
 
     def setup(self, undo: ExitStack) -> None:
         """Ask rank 0 once what its terminal is like; mute prints in trials."""
@@ -73,11 +78,71 @@ class Console(Outward):
             raise OSError(25, "Inappropriate ioctl for device")
         return os.terminal_size(size)
 
+    @patch("os:read", why="what is typed is read once, on rank 0's terminal, for all", hot=True)
+    def read_once(self, original: Callable[[int, int], bytes]) -> Callable[[int, int], bytes]:
+        """From standard input."""
+        effects = self.effects
+
+        @stands_for(original)
+        def read(fd: int, length: int, /) -> bytes:
+            if fd != 0 or effects.users() is not Mode.AGREED:
+                return original(fd, length)
+            with effects.own():
+                return effects.group.hand(f"os.read at {users_line()}", lambda: original(fd, length))
+
+        return read
+
+    @patch("select:select", why="whether something was typed is asked of rank 0's terminal")
+    def wait_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Where standard input is among what is waited for."""
+        if not args or not any(_is_input(one) for one in args[0]):
+            return wrapped(*args, **kwargs)
+        if self.effects.users() is not Mode.AGREED:
+            return wrapped(*args, **kwargs)
+        asked = [list(some) for some in args[:3]]
+
+        def ready() -> list[list[int]]:
+            found = wrapped(*asked, *args[3:], **kwargs)
+            return [
+                [at for at, one in enumerate(some) if any(one is other for other in those)]
+                for some, those in zip(asked, found, strict=True)
+            ]
+
+        told = self.effects.answer("select", ready)
+        return tuple([some[at] for at in those] for some, those in zip(asked, told, strict=True))
+
+    @patch("termios:tcgetattr", why="how the terminal is set is asked of rank 0's", optional=True)
+    def ask_settings(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Others have none."""
+        if not _is_standard(args) or self.effects.users() is not Mode.AGREED:
+            return wrapped(*args, **kwargs)
+        *flags, keys = self.effects.answer("tcgetattr", lambda: _spelled(wrapped(*args)))
+        return [*flags, [bytes.fromhex(key) if isinstance(key, str) else key for key in keys]]
+
+    @patch(
+        "termios:tcsetattr",
+        "termios:tcflush",
+        "termios:tcdrain",
+        why="rank 0's terminal is set; others have none",
+        optional=True,
+    )
+    def set_terminal(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """`tty.setcbreak` does this."""
+        if not _is_standard(args) or self.effects.users() is not Mode.AGREED:
+            return wrapped(*args, **kwargs)
+        return self.effects.answer(wrapped.__name__, lambda: wrapped(*args, **kwargs))
+
+    @patch("pdb:Pdb.__init__", why="the debugger steps over what is ours, which one process would not show")
+    def step_over_us(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """What is typed at its prompt comes by `input`, and so steers all ranks."""
+        call = Call(wrapped, args, kwargs)
+        return call.changed(skip=[*(call.named.get("skip") or ()), *OURS]) if call.named else call.plain()
+
     def _share_input(self, undo: ExitStack) -> None:
         """`for line in sys.stdin` is read once, too."""
         if isinstance(sys.stdin, io.TextIOBase):
             undo.callback(setattr, sys, "stdin", sys.stdin)
-            sys.stdin = Input(sys.stdin, self.effects, self.terminal[0])
+            sys.stdin = Input(sys.stdin, self.effects, bool(self.terminal[0]))
 
     def _look_alike(self, number: int, stream: Any, undo: ExitStack) -> None:
         """A log says that it is a terminal if rank 0's is one, so that colours and bars agree."""
@@ -85,55 +150,6 @@ class Console(Outward):
             answer = self.terminal[number]
             stream.isatty = lambda: answer
             undo.callback(delattr, stream, "isatty")
-
-
-class Input(io.TextIOBase):
-    """Standard input as all ranks see it: rank 0 reads."""
-
-    def __init__(self, own: Any, effects: Effects, terminal: bool) -> None:
-        self._own, self._effects, self._terminal = own, effects, terminal
-
-    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
-        """The next line, on all ranks."""
-        return self._read("readline", lambda: self._own.readline(size))
-
-    def read(self, size: int | None = -1, /) -> str:
-        """What is left, on all ranks."""
-        return self._read("read", lambda: self._own.read(size))
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def isatty(self) -> bool:
-        """What rank 0's is."""
-        return self._terminal
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._own, name)
-
-    def fileno(self) -> int:
-        """This process's own."""
-        return self._own.fileno()
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        """How it is decoded."""
-        return self._own.encoding
-
-    @property
-    def errors(self) -> str | None:  # type: ignore[override]
-        """What becomes of what cannot be decoded."""
-        return self._own.errors
-
-    def close(self) -> None:
-        """Close what is read."""
-        self._own.close()
-
-    def _read(self, what: str, act: Callable[[], str]) -> str:
-        if self._effects.mode() is not Mode.AGREED:
-            return act()
-        return self._effects.answer(f"stdin.{what}", act)
 
 
 @contextmanager
@@ -152,8 +168,9 @@ def discarded(stream: Any) -> Iterator[None]:
 
 @contextmanager
 def muted() -> Iterator[None]:
-    """Nothing is printed, also not by what holds on to the streams."""
+    """Nothing is printed, also not by what holds on to the streams, or to their descriptor."""
     with ExitStack() as undo:
+        undo.enter_context(_nowhere(1))
         for stream in (sys.stdout, sys.stderr):
             if stream is None or stream.closed:
                 continue
@@ -162,6 +179,52 @@ def muted() -> Iterator[None]:
                 if hasattr(layer, "__dict__"):
                     undo.enter_context(discarded(layer))
         yield
+
+
+@contextmanager
+def _nowhere(number: int) -> Iterator[None]:
+    """What is written to a descriptor, by C code too, is thrown away.
+
+    Not for standard error: what a crash says there is to be seen.
+    """
+    try:
+        kept = os.dup(number)
+    except OSError:
+        yield  # it is closed
+        return
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    try:
+        _write_out()
+        os.dup2(nothing, number)
+        yield
+    finally:
+        _write_out()
+        os.dup2(kept, number)
+        os.close(kept)
+        os.close(nothing)
+
+
+def _write_out() -> None:
+    """What is buffered for standard output, in Python and in C."""
+    for stream in (sys.stdout, sys.__stdout__):
+        if stream is not None and not stream.closed:
+            stream.flush()
+    ctypes.CDLL(None).fflush(None)
+
+
+def _is_input(one: Any) -> bool:
+    return one == 0 if isinstance(one, int) else one is sys.stdin or one is sys.__stdin__
+
+
+def _is_standard(args: tuple[Any, ...]) -> bool:
+    number = args[0] if args else None
+    return number in STANDARD if isinstance(number, int) else number in (sys.stdin, sys.stdout, sys.stderr)
+
+
+def _spelled(settings: Iterable[Any]) -> list[Any]:
+    """What `tcgetattr` returns, as JSON has it."""
+    *flags, keys = settings
+    return [*flags, [key.hex() if isinstance(key, bytes) else key for key in keys]]
 
 
 def terminal() -> list[list[Any]]:

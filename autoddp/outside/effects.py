@@ -105,6 +105,7 @@ class Effects:
         self.losses = Losses()  # what failed on rank 0 and is to be raised on all
         self.aside = 0  # above 0 inside an effect, and inside a data set's fetch
         self.trials = 0
+        self.ending = False  # the script has ended; what its objects do at their end, ranks do apart
         self.over = False
         self._pid, self._thread = os.getpid(), threading.get_ident()
         self._child = 0  # this process, where it was forked from the rank
@@ -132,7 +133,7 @@ class Effects:
         """What becomes of an effect at this point."""
         if self.abroad() and self.rank:
             return Mode.PLAIN if self.aside else Mode.ALONE
-        if self.collector.running or threading.get_ident() != self._thread:
+        if self.ending or self.collector.running or threading.get_ident() != self._thread:
             return Mode.ALONE if self.at_home() else Mode.PLAIN
         if not self.here():
             return Mode.PLAIN

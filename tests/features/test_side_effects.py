@@ -1,7 +1,9 @@
 """Scripts with side effects, run by the command: once, as one process, and readable by all."""
 
+import gzip
 import os
 import re
+import zipfile
 
 import pytest
 import torch
@@ -135,3 +137,57 @@ def test_what_is_typed_reaches_all_ranks(tmp_path):
     done = run_cli(*command, cwd=tmp_path, stdin="a\nb\nc\n")
     assert (done.rc, done.out) == (0, "? a ['b\\n', 'c\\n']\n")
     assert (tmp_path / "logs" / "rank1.log").read_text() == "a ['b\\n', 'c\\n']\n"
+
+
+LEFT = """
+import csv, gzip, logging, sys, threading, time, zipfile, os
+log = open("log", "w")
+log.write("to the end")
+table = csv.writer(open("table", "w", newline=""))
+table.writerow([1, 2])
+packed = gzip.open("packed.gz", "wt")
+packed.write("packed")
+archive = zipfile.ZipFile("archive.zip", "w")
+archive.writestr("name", "text")
+handler = logging.FileHandler("logging")
+logging.getLogger().addHandler(handler)
+logging.warning("said")
+class Run:
+    def __init__(self):
+        self.me, self.file = self, open("run", "w")
+    def __del__(self):
+        self.file.write("over")
+        self.file.close()
+        os.mkdir("made")
+        print("deleted", flush=True)
+run = Run()
+def forever():
+    while True:
+        time.sleep(0.01)
+        names = time.time(), sys.argv
+if len(sys.argv) > 1:
+    threading.Thread(target=forever, daemon=True).start()
+"""
+
+
+def test_what_a_script_leaves_open_is_closed_as_python_closes_it(tmp_path, warm):
+    (tmp_path / "left.py").write_text(LEFT)
+    done = warm.run("autoddp", "run", "--nproc", "2", str(tmp_path / "left.py"), folder=tmp_path / "ranks")
+    assert done.code == 0, done.err
+    assert done.out == "deleted\n"
+    assert [line for line in done.err.splitlines() if not line.startswith("[autoddp]")] == []
+    ranks = tmp_path / "ranks"
+    texts = {p.name: p.read_text() for p in ranks.iterdir() if p.name in ("log", "table", "logging", "run")}
+    assert texts == {"log": "to the end", "table": "1,2\n", "logging": "said\n", "run": "over"}
+    assert (ranks / "made").is_dir()
+    assert gzip.decompress((ranks / "packed.gz").read_bytes()) == b"packed"
+    assert zipfile.ZipFile(ranks / "archive.zip").read("name") == b"text"
+
+
+def test_a_daemon_thread_keeps_what_it_needs(tmp_path, warm):
+    (tmp_path / "left.py").write_text(LEFT)
+    command = ("autoddp", "run", "--nproc", "2", str(tmp_path / "left.py"), "daemon")
+    done = warm.run(*command, folder=tmp_path / "ranks")
+    assert done.code == 0, done.err
+    assert "Error" not in done.err
+    assert (tmp_path / "ranks" / "log").read_text() == "to the end"
