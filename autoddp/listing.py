@@ -12,8 +12,9 @@ from autoddp.launching import gpus
 
 
 def patches() -> int:
-    """Feature, target and why of every patch, in the order in which they are installed."""
+    """Feature, target and why of every patch, in the order of installing; what is so without it."""
     for feature in launch.features():
+        print(f"{feature.name} · --disable {feature.name} · {feature.without}")
         for item in feature.patches():
             optional = " (if installed)" if item.optional else ""
             print(f"{item.feature} · {', '.join(item.targets)}{optional} · {item.why}")

@@ -63,6 +63,7 @@ class Feature:
     """One promise and the patches that keep it; what it knows lives on its instance."""
 
     name: ClassVar[str]
+    without: ClassVar[str] = ""  # what is so when it is left out, in one sentence
     views: ClassVar[tuple[str, ...]] = ("global", "local")  # where it applies
     apart: ClassVar[bool] = False  # whether only a job on several nodes needs it
 

@@ -31,5 +31,8 @@ def session(world: World, options: Options, group: Group, report: Report) -> Ite
         and feature.name not in options.disable
         and (several or not feature.apart)
     ]
+    for feature in FEATURES:
+        if world.world_size > 1 and options.view in feature.views and feature.name in options.disable:
+            report.say_once("disabled", f"--disable {feature.name}", feature.without)
     with Installation(chosen, users_modules):
         yield run

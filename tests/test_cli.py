@@ -157,13 +157,15 @@ def test_help_is_quick_to_come(arguments, tmp_path):
 def test_patches_are_listed_with_target_and_reason():
     done = run_cli("patches")
     assert done.rc == 0, done.err
-    declared = [patch for feature in launch.features() for patch in feature.patches()]
-    assert len(done.out.splitlines()) == len(declared)
-    for line, patch in zip(done.out.splitlines(), declared, strict=True):
-        feature, targets, why = line.split(" · ", 2)
-        assert feature == patch.feature
-        assert all(target in targets for target in patch.targets)
-        assert why == patch.why
+    lines = iter(done.out.splitlines())
+    for feature in launch.features():
+        assert next(lines) == f"{feature.name} · --disable {feature.name} · {feature.without}"
+        for patch in feature.patches():
+            name, targets, why = next(lines).split(" · ", 2)
+            assert name == patch.feature
+            assert all(target in targets for target in patch.targets)
+            assert why == patch.why
+    assert not list(lines)
 
 
 def test_env_shows_what_a_bug_report_needs():

@@ -263,6 +263,13 @@ def test_every_option_that_is_named_exists():
             assert value in CHOICES[option[2:].replace("-", "_")]
 
 
+def test_what_is_so_without_a_feature_is_in_the_table():
+    (table,) = re.findall(r"^\| feature \| without it \|\n.*?\n\n", README, flags=re.M | re.S)
+    shown = dict(re.findall(r"^\| `([\w-]+)` \| (.*) \|$", table, flags=re.M))
+    assert shown == {feature.name: feature.without for feature in FEATURES}
+    assert all(shown.values())
+
+
 def test_every_module_is_in_the_list():
     """Those at the top and the features by their names, the rest by their folders."""
     (table,) = re.findall(r"^\| where \| what \|\n.*?\n\n", README, flags=re.M | re.S)

@@ -128,8 +128,13 @@ def test_the_report_is_written_by_rank_0(script, tmp_path):
     assert isinstance(json.loads(target.read_text()), list)
 
 
-def test_a_disabled_feature_is_left_out(script):
-    assert run_cli("run", "-n", 2, "--disable", "loaders,modules", script).rc == 0
+def test_a_disabled_feature_is_left_out_and_that_is_said(script):
+    done = run_cli("run", "-n", 2, "--disable", "loaders,modules,local-view", script)
+    assert done.rc == 0
+    assert done.ours[1:3] == [
+        "[autoddp] --disable loaders: every rank fetches whole batches",
+        "[autoddp] --disable modules: every model runs whole, on every rank",
+    ]
 
 
 def test_children_start_nothing(tmp_path):

@@ -22,6 +22,7 @@ class BatchNorm(Feature):
     """
 
     name = "batchnorm"
+    without = "each rank normalizes by the statistics of its own rows"
     views = ("global",)
 
     def __init__(self, run: Run) -> None:

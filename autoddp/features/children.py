@@ -30,6 +30,7 @@ class Children(Outward):
     """Rank 0's worker processes write; those of the others do the same work, and leave no trace."""
 
     name: ClassVar[str] = "children"
+    without: ClassVar[str] = "worker processes of every rank write"
     views: ClassVar[tuple[str, ...]] = ("global",)
 
     def setup(self, undo: ExitStack) -> None:

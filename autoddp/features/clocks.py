@@ -19,6 +19,7 @@ class Clocks(Outward):
     """The n-th reading is rank 0's n-th; libraries read their own clocks, at no cost."""
 
     name: ClassVar[str] = "clocks"
+    without: ClassVar[str] = "each rank reads its own clock, and may decide otherwise by it"
 
     @patch(
         "time:time",

@@ -23,6 +23,7 @@ class Descriptors(Outward):
     """Rank 0 writes; others get a descriptor on their scratch, and learn how it went."""
 
     name: ClassVar[str] = "descriptors"
+    without: ClassVar[str] = "every rank writes what it opens by os.open"
 
     def setup(self, undo: ExitStack) -> None:
         """None is known yet."""

@@ -70,6 +70,7 @@ class Downloads(Outward):
     """Ranks that come later find the file, or are handed the body."""
 
     name: ClassVar[str] = "downloads"
+    without: ClassVar[str] = "every rank asks for what it downloads"
 
     @patch(*(f"torchvision.datasets.{name}.__init__" for name in DATA_SETS), why=WHY, optional=True)
     def make_in_turn(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:

@@ -25,6 +25,7 @@ class Explanation(Feature):
     """One line for each decision, on rank 0's stderr."""
 
     name = "explanation"
+    without = "nothing is said about what runs by rows"
     views = ("global",)
 
     def __init__(self, run: Run) -> None:

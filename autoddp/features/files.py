@@ -20,6 +20,7 @@ class Files(Outward):
     """Rank 0 writes; the others go through the same motions, and learn what became of it."""
 
     name: ClassVar[str] = "files"
+    without: ClassVar[str] = "every rank writes every file"
 
     def setup(self, undo: ExitStack) -> None:
         """Files that are open are muted in a trial, as those opened in it are."""

@@ -23,6 +23,7 @@ class Folders(Outward):
     """`if not exists: make` branches alike on all ranks, and makes once."""
 
     name: ClassVar[str] = "folders"
+    without: ClassVar[str] = "every rank makes, moves and removes, and asks its own disk"
 
     @patch(
         "os:mkdir",

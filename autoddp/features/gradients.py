@@ -31,6 +31,7 @@ class Gradients(Feature):
     """
 
     name = "gradients"
+    without = "each rank keeps the gradients of its own rows, and weights drift apart"
     views = ("global",)
 
     def __init__(self, run: Run) -> None:

@@ -21,6 +21,7 @@ class Holders(Outward):
     """Files that libraries hold open are written once; after `close()` they are complete for all."""
 
     name: ClassVar[str] = "holders"
+    without: ClassVar[str] = "every rank writes what it holds open as HDF5, SQLite or a memory map"
 
     def setup(self, undo: ExitStack) -> None:
         """Nothing is held yet."""

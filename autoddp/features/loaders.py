@@ -48,6 +48,7 @@ class Loaders(Feature):
     """
 
     name = "loaders"
+    without = "every rank fetches whole batches"
     views = ("global",)
 
     def __init__(self, run: Run) -> None:

@@ -22,6 +22,7 @@ class LocalView(Feature):
     """Plain tensors with this rank's rows; gradients averaged, weighted by the share of the batch."""
 
     name = "local-view"
+    without = "every rank trains on all rows, with its own gradients"
     views = ("local",)
 
     def __init__(self, run: Run) -> None:

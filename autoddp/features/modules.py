@@ -32,6 +32,7 @@ class Modules(Feature):
     """The outermost call of a module runs by rows if proven row-wise; else its parts are tried."""
 
     name = "modules"
+    without = "every model runs whole, on every rank"
     views = ("global",)
 
     def __init__(self, run: Run) -> None:

@@ -41,6 +41,7 @@ class Nodes(Outward):
     """The truth about a file that the job changed is on node 0."""
 
     name: ClassVar[str] = "nodes"
+    without: ClassVar[str] = "a node that does not share rank 0's folders does not find what rank 0 wrote"
     views: ClassVar[tuple[str, ...]] = ("global",)
     apart: ClassVar[bool] = True
 

@@ -27,6 +27,7 @@ class Processes(Outward):
     """The process that the script runs in has rank 0's number, and rank 0's children."""
 
     name: ClassVar[str] = "processes"
+    without: ClassVar[str] = "every rank forks and sends signals by itself, and has a number of its own"
     views: ClassVar[tuple[str, ...]] = ("global",)
 
     def setup(self, undo: ExitStack) -> None:

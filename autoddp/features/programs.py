@@ -23,6 +23,7 @@ class Programs(Outward):
     """`subprocess.run`, `check_output`, `os.popen` and all the others are made of these few."""
 
     name: ClassVar[str] = "programs"
+    without: ClassVar[str] = "every rank starts the programs that the script starts"
     views: ClassVar[tuple[str, ...]] = ("global",)
 
     def setup(self, undo: ExitStack) -> None:

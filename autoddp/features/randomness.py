@@ -24,6 +24,7 @@ class Randomness(Outward):
     """One seed for all ranks; what the outside world would make differ is rank 0's."""
 
     name: ClassVar[str] = "randomness"
+    without: ClassVar[str] = "each rank draws and seeds for itself where the script leaves that to the system"
 
     def setup(self, undo: ExitStack) -> None:
         """Start from rank 0's states: unseeded scripts draw the same numbers everywhere."""

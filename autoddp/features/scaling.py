@@ -18,6 +18,7 @@ class Scaling(Feature):
     """`--batch per-rank` and `--scale-lr`: the only options that change the training."""
 
     name = "scaling"
+    without = "--batch per-rank and --scale-lr change nothing"
 
     def __init__(self, run: Run) -> None:
         self.run, ranks = run, run.world.world_size

@@ -17,6 +17,7 @@ class Temporary(Outward):
     """A temporary folder is one for all ranks, and goes away once."""
 
     name: ClassVar[str] = "temporary"
+    without: ClassVar[str] = "temporary files and folders are each rank's own"
 
     def setup(self, undo: ExitStack) -> None:
         """Nothing was lent yet."""

@@ -24,6 +24,7 @@ class Trackers(Outward):
     """One folder of events, one run: its name, its folder and its settings are the same for all."""
 
     name: ClassVar[str] = "trackers"
+    without: ClassVar[str] = "every rank logs to TensorBoard and wandb, to runs of its own"
 
     @patch(
         *(f"{module}:SummaryWriter.__init__" for module in TENSORBOARD),
