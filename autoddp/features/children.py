@@ -31,12 +31,11 @@ class Children(Outward):
 
     name: ClassVar[str] = "children"
     without: ClassVar[str] = "worker processes of every rank write"
-    views: ClassVar[tuple[str, ...]] = ("global",)
 
     def setup(self, undo: ExitStack) -> None:
         """No results are awaited yet."""
         super().setup(undo)
-        self.told = Told(self.effects)
+        self.told = Told(self.effects, self.name)
         self._futures: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @patch(

@@ -33,7 +33,7 @@ class Processes(Outward):
     def setup(self, undo: ExitStack) -> None:
         """Rank 0 tells its number once."""
         super().setup(undo)
-        self.told = Told(self.effects)
+        self.told = Told(self.effects, self.name)
         self.numbers = self.run.group.effect("the process", lambda: [os.getpid(), os.getppid()])
         self._kept = ExitStack()
 

@@ -59,13 +59,7 @@ class Programs(Outward):
         """`terminate`, `kill` and leaving a `with` are made of these."""
         if not self.running.has(process) or (self.rank == 0 and self.running.told.mode() is Mode.PLAIN):
             return wrapped(*args, **kwargs)
-        what = wrapped.__name__
-        answer = self.running.ask(process, what, lambda: wrapped(*args, **kwargs))
-        if what == "communicate" and self.rank:
-            for stream in (process.stdout, process.stderr):
-                if stream is not None:
-                    stream.close()
-        return answer
+        return self.running.ask(process, wrapped.__name__, lambda: wrapped(*args, **kwargs))
 
     @patch(
         "os:system",

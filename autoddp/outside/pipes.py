@@ -69,6 +69,11 @@ class End:
         finally:
             super().close()  # type: ignore[misc]
 
+    def shut(self) -> None:
+        """Rank 0's is closed."""
+        self._closing = True
+        super().close()  # type: ignore[misc]
+
     def __del__(self) -> None:
         """The real one closes itself at its end: nobody is asked then."""
 

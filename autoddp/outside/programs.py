@@ -14,7 +14,7 @@ from typing import Any
 
 from autoddp.environment import as_found, without
 from autoddp.outside.effects import Call, Effects, Mode
-from autoddp.outside.pipes import BytesEnd, TextEnd
+from autoddp.outside.pipes import BytesEnd, End, TextEnd
 from autoddp.outside.told import Told, carried, taken
 from autoddp.place import HERE
 from autoddp.report import users_line
@@ -26,7 +26,7 @@ class Programs:
     """What rank 0 started, and what it said."""
 
     def __init__(self, effects: Effects) -> None:
-        self.effects, self.told = effects, Told(effects)
+        self.effects, self.told = effects, Told(effects, "programs")
         self._known: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._count = 0
 
@@ -65,10 +65,13 @@ class Programs:
             except subprocess.TimeoutExpired as error:
                 value, late = [error.output, error.stderr], error.timeout
             pair = [carried(x) for x in value] if isinstance(value, (tuple, list)) else value
-            return [process.returncode, pair, late]
+            return [process.returncode, _closed(process), pair, late]
 
-        code, value, late = self.told.tell(mode, f"Popen.{what}", f"{self._known[process]}/{what}", asked)
+        told = self.told.tell(mode, f"Popen.{what}", f"{self._known[process]}/{what}", asked)
+        code, closed, value, late = told
         process.returncode = code
+        for stream in closed if self.effects.rank else ():
+            getattr(process, stream).shut()
         if code is not None:
             see(self.effects)
         if not isinstance(value, list):
@@ -107,6 +110,11 @@ class Programs:
             else:
                 end = BytesEnd(own, self.told, place, writes)
             setattr(process, stream, end)
+
+
+def _closed(process: Any) -> list[str]:
+    """The pipes that are through: `communicate` closes them, one after the other."""
+    return [name for name in STREAMS if isinstance(end := getattr(process, name), End) and end.closed]
 
 
 def see(effects: Effects) -> None:

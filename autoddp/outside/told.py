@@ -31,8 +31,8 @@ PATIENCE = 1800.0  # seconds until a thread of rank 0 must have come to where an
 class Told:
     """Rank 0 acts; the others are told what became of it."""
 
-    def __init__(self, effects: Effects) -> None:
-        self.effects = effects
+    def __init__(self, effects: Effects, who: str) -> None:
+        self.effects, self._who = effects, who
         self._turn = 0
         self._clone = (os.getpid(), effects.group.store)  # or a copy, in a process forked from this rank
         self._keys: list[str] = []
@@ -79,7 +79,8 @@ class Told:
         if mode is Mode.AGREED:
             with self.effects.own():
                 return self._in_order(what, act, meet)
-        key = f"told/{name}/{self._store().add(f'told/{name}/by {self.effects.rank}', 1)}"
+        name = f"{self._who}/{name}"
+        key = f"{name}/{self._store().add(f'{name}/by {self.effects.rank}', 1)}"
         if self.effects.rank == 0:
             return self._do(key, act)
         return self._look(what, key, None if wait else time.monotonic() + PATIENCE)
@@ -97,7 +98,7 @@ class Told:
         sweep = turn > 0 and turn % KEPT == 0  # at a meeting: then all have what was told before
         step = self.effects.change if meet or sweep else self.effects.answer
         step(what, self._sweep if sweep else _nothing)
-        key = f"told/{turn}"
+        key = f"{self._who}/{turn}"
         if self.effects.rank == 0:
             self._keys.append(key)
             return self._do(key, act)
