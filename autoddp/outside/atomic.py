@@ -21,6 +21,7 @@ class Draft:
     def __init__(self, path: str, keep: bool = False) -> None:
         self.path, self._keep = path, keep
         self.folder, self.name = os.path.dirname(os.path.realpath(path)), os.path.basename(path)
+        self.targets = [path]  # what is put in place: numpy adds a suffix
         self._beside: str | None = None
 
     def write(self, save: Callable[[str], Any]) -> Any:
@@ -37,6 +38,7 @@ class Draft:
             if self._keep and os.path.exists(self.path):  # it will be added to
                 shutil.copyfile(self.path, os.path.join(self._beside, self.name))
             result = save(os.path.join(self._beside, self.name))
+            self.targets = [os.path.join(os.path.dirname(self.path), n) for n in os.listdir(self._beside)]
             for name in os.listdir(self._beside):
                 _settle(os.path.join(self._beside, name), self._target(name))
         except BaseException as error:

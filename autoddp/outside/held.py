@@ -43,6 +43,7 @@ CLASSES = (
     Holder("pyarrow.parquet:ParquetWriter", "where", "w", ("close",)),
     Holder("soundfile:SoundFile", "file", "r", ("flush", "close")),
     Holder("torch.package:PackageExporter", "f", "w", ("close",)),
+    Holder("matplotlib.backends.backend_pdf:PdfPages", "filename", "w", ("close",)),
 )
 MAPS = (
     Holder("numpy:memmap.__new__", "filename", "r+"),

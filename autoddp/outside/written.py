@@ -93,7 +93,8 @@ class Written:
         def finish() -> list[Any]:
             value = outcome.unwrap()
             draft.put()
-            return [os.path.abspath(path), _plain(value)]
+            made = [os.path.abspath(target) for target in draft.targets]
+            return [os.path.abspath(path), made, _plain(value)]
 
         try:
             with self._effects.own():
@@ -109,7 +110,8 @@ class Written:
             outcome = Outcome.of(writing.plain)
 
         def finish() -> list[Any]:
-            return [os.path.abspath(writing.path or ""), _plain(outcome.unwrap())]
+            path = os.path.abspath(writing.path or "")
+            return [path, [path], _plain(outcome.unwrap())]
 
         self._tell(writing, outcome, finish, mode)
         return outcome.value
@@ -126,21 +128,26 @@ class Written:
 
     def _go_along(self, writing: Writing, path: str, mode: Mode) -> Any:
         """Another rank writes to nothing, and learns what became of rank 0's file."""
-        outcome = self._throw_away(writing)
+        outcome = self._throw_away(writing, keep=mode is Mode.ALONE)
         if mode is Mode.AGREED:
-            theirs, value = self._effects.change(writing.site, writing.plain)
-            scratch = self._effects.scratch
-            with self._effects.own():
-                scratch.drop(scratch.key(path))
-                if os.path.abspath(path) != theirs:
-                    scratch.lay(scratch.key(path), theirs)  # a name that tells ranks apart
+            theirs, made, value = self._effects.change(writing.site, writing.plain)
+            self._follow(os.path.abspath(path), theirs, made)
             if value:
                 outcome.unwrap()
                 return value[0]
         return outcome.unwrap()
 
-    def _throw_away(self, writing: Writing) -> Outcome:
-        """Make the call, and leave no file."""
+    def _follow(self, path: str, theirs: str, made: list[str]) -> None:
+        """What rank 0 has made is there for all, also under a name that tells ranks apart."""
+        scratch = self._effects.scratch
+        with self._effects.own():
+            for name in (path, *made):
+                scratch.drop(scratch.key(name))
+            for name in made if path != theirs else ():
+                scratch.lay(scratch.key(path + name.removeprefix(theirs)), name)  # numpy adds a suffix
+
+    def _throw_away(self, writing: Writing, keep: bool = False) -> Outcome:
+        """Make the call, and leave no file, unless this rank may read it before rank 0 has written."""
         with self._effects.own():
             if writing.row.blind:
                 return Outcome.of(lambda: writing.to(os.devnull))
@@ -150,7 +157,12 @@ class Written:
             if writing.keeps and os.path.isfile(there):
                 shutil.copyfile(there, at)
             outcome = Outcome.of(lambda: writing.to(at))
-            shutil.rmtree(os.path.dirname(at))
+            if keep:
+                for name in os.listdir(os.path.dirname(at)):  # numpy adds a suffix
+                    beside = os.path.join(os.path.dirname(path), name)
+                    scratch.lay(scratch.key(beside), os.path.join(os.path.dirname(at), name))
+            else:
+                shutil.rmtree(os.path.dirname(at))
         return outcome
 
 

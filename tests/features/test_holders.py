@@ -135,6 +135,17 @@ def package(run):
     return PackageImporter("a.pkg").load_text("said", "text")
 
 
+def pages(run):
+    pytest.importorskip("matplotlib")
+    from matplotlib.backends.backend_pdf import PdfPages
+    from matplotlib.figure import Figure
+
+    with PdfPages("a.pdf", metadata={"CreationDate": None}) as made:
+        for _ in range(2):
+            made.savefig(Figure())
+    return Path("a.pdf").read_bytes().count(b"/Type /Page ")
+
+
 def excel(run):
     pd, _ = pytest.importorskip("pandas"), pytest.importorskip("openpyxl")
     with pd.ExcelWriter("a.xlsx", engine="openpyxl") as book:
@@ -163,7 +174,7 @@ def sound(run):
     return len(soundfile.read("a.wav")[0])
 
 
-SCRIPTS = (hdf5, maps, database, archives, parquet, package, excel, store, sound)
+SCRIPTS = (hdf5, maps, database, archives, parquet, package, pages, excel, store, sound)
 
 
 def every(run):
@@ -209,7 +220,7 @@ def test_what_is_held_open_is_written_once_and_read_by_all(told, script):
 def test_the_files_are_those_of_one_process(told, nproc):
     alone, ranks = told[1][0], told[nproc][0]
     assert sorted(os.listdir(ranks)) == sorted(os.listdir(alone))
-    for name in ("a.map", "b.npy", "a.zip", "a.parquet", "shelf.dat", "plain"):
+    for name in ("a.map", "b.npy", "a.zip", "a.parquet", "shelf.dat", "plain", "a.pdf"):
         if (alone / name).exists():
             assert (ranks / name).read_bytes() == (alone / name).read_bytes(), name
     with sqlite3.connect(ranks / "a.db") as read:
