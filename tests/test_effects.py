@@ -105,11 +105,14 @@ def test_after_the_session_everything_is_plain():
 
 
 def test_every_feature_of_the_outside_world_undoes_exactly():
+    from autoddp.features.children import Children
     from autoddp.features.clocks import Clocks
     from autoddp.features.console import Console
     from autoddp.features.downloads import Downloads
     from autoddp.features.files import Files
     from autoddp.features.folders import Folders
+    from autoddp.features.processes import Processes
+    from autoddp.features.programs import Programs
     from autoddp.features.randomness import Randomness
     from autoddp.features.temporary import Temporary
     from autoddp.patching import ABSENT, find
@@ -122,6 +125,9 @@ def test_every_feature_of_the_outside_world_undoes_exactly():
         Folders,
         Temporary,
         Downloads,
+        Programs,
+        Processes,
+        Children,
         Console,
     ]
 

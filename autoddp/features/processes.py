@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from autoddp.outside.effects import Mode, Outward, stands_for
 from autoddp.outside.outcome import Outcome
-from autoddp.outside.programs import plain_world, see
+from autoddp.outside.programs import for_asyncio, plain_world, see
 from autoddp.outside.told import Told
 from autoddp.patching import patch
 from autoddp.report import is_users, users_line
@@ -65,6 +65,14 @@ class Processes(Outward):
                 return 0
         return self.told.tell(mode, "os.fork", f"os.fork/{users_line()}", forked.unwrap)
 
+    @patch("os:forkpty", why="a child with a terminal of its own is each rank's, which is said")
+    def fork_on_each(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Its terminal is read by a descriptor; `pty.spawn` is made of this."""
+        if self._mode() is not Mode.PLAIN:
+            what = "a child with a terminal of its own is forked by every rank (os.fork forks one for all)"
+            self.run.report.doubt("processes", users_line(), what)
+        return wrapped(*args, **kwargs)
+
     @patch(
         "os:waitpid",
         "os:wait",
@@ -113,8 +121,8 @@ class Processes(Outward):
         raise SystemExit(_code(process) if self.rank == 0 else 0)
 
     def _mode(self) -> Mode:
-        """PLAIN in a forked child, whose children are its own."""
-        return self.effects.users() if self.effects.at_home() else Mode.PLAIN
+        """PLAIN in a forked child, whose children are its own, and for asyncio, whose are each rank's."""
+        return self.effects.users() if self.effects.at_home() and not for_asyncio() else Mode.PLAIN
 
     def _be_a_child(self) -> None:
         """As one process's child: all it does is plain, and so is its environment."""

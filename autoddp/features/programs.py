@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from autoddp.outside.effects import Call, Mode, Outward
 from autoddp.outside.programs import Programs as Running
+from autoddp.outside.programs import for_asyncio
 from autoddp.patching import patch
-from autoddp.report import is_users, users_line
+from autoddp.report import users_line
 
 THROUGH = (subprocess.__file__,)
-ASYNCIO = os.path.dirname(asyncio.__file__) + "/"
 
 
 class Programs(Outward):
@@ -38,7 +35,7 @@ class Programs(Outward):
         call = Call(wrapped, args, kwargs)
         if mode is Mode.PLAIN or not call.named:
             return wrapped(*args, **kwargs)
-        if _for_asyncio():
+        if for_asyncio():
             self.run.report.doubt(
                 "programs",
                 users_line(),
@@ -74,13 +71,3 @@ class Programs(Outward):
             return wrapped(*args, **kwargs)
         name = f"os.{wrapped.__name__}"
         return self.running.run(mode, name, repr(args[:2]), lambda: wrapped(*args, **kwargs))
-
-
-def _for_asyncio() -> bool:
-    """Whether it is asyncio that starts it."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and not is_users(frame.f_code.co_filename):
-        if frame.f_code.co_filename.startswith(ASYNCIO):
-            return True
-        frame = frame.f_back
-    return False

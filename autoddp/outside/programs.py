@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -17,8 +19,9 @@ from autoddp.outside.effects import Call, Effects, Mode
 from autoddp.outside.pipes import BytesEnd, End, TextEnd
 from autoddp.outside.told import Told, carried, taken
 from autoddp.place import HERE
-from autoddp.report import users_line
+from autoddp.report import is_users, users_line
 
+ASYNCIO = os.path.dirname(asyncio.__file__) + "/"
 STREAMS = ("stdin", "stdout", "stderr")
 
 
@@ -115,6 +118,16 @@ class Programs:
 def _closed(process: Any) -> list[str]:
     """The pipes that are through: `communicate` closes them, one after the other."""
     return [name for name in STREAMS if isinstance(end := getattr(process, name), End) and end.closed]
+
+
+def for_asyncio() -> bool:
+    """Whether it is asyncio that calls, for the script."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and not is_users(frame.f_code.co_filename):
+        if frame.f_code.co_filename.startswith(ASYNCIO):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def see(effects: Effects) -> None:

@@ -23,7 +23,7 @@ from autoddp.outside.outcome import Outcome
 
 PART = 1 << 20  # bytes that travel under one key
 KEPT = 256  # of what was told; older is deleted when all ranks have it
-LOOK = timedelta(seconds=1)  # how long a signal may have to wait for its handler
+LOOK = timedelta(seconds=0.5)  # how long a signal may have to wait for its handler
 TICK = 0.005
 PATIENCE = 1800.0  # seconds until a thread of rank 0 must have come to where another rank's is
 

@@ -256,7 +256,7 @@ def test_asyncios_programs_run_on_every_rank_and_it_is_said(tmp_path):
     def script(run):
         return asyncio.run(main()), [decision.what for decision in run.report.of("programs")]
 
-    said, (decision,) = alike(script, 2, tmp_path)
+    said, (decision,) = alike(script, 2, tmp_path, Processes)
     assert said == b"hi\n"
     assert "runs on every rank" in decision
     assert calls(tmp_path) == ["x", "x"]
