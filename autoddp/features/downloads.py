@@ -146,8 +146,29 @@ class Downloads(Outward):
         call = Call(wrapped, args, kwargs)
         packed = self._hand(call, lambda: bodies.read_requests(call.plain()))
         if packed:
-            return bodies.answer_requests(packed)
+            owner = getattr(wrapped, "__self__", None)
+            return bodies.answer_requests(packed, owner if self.rank and hasattr(owner, "cookies") else None)
         return self._too_large(call, str(call.named.get("url")))
+
+    @patch(
+        "http.client:HTTPConnection.connect",
+        "urllib3.connection:HTTPConnection.connect",
+        "httpx:Client.send",
+        "httpx:AsyncClient.send",
+        "aiohttp:ClientSession._request",
+        why="what asks the network in another way does so on every rank, and that is said",
+        optional=True,
+    )
+    def say_each(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Whoever calls: a library's downloads, too."""
+        if self.effects.mode() is Mode.AGREED:
+            self.run.report.say_once(
+                "downloads",
+                users_line(1),
+                f"{type(instance).__module__} asks the network on each of {self.run.group.size} ranks; "
+                "urllib.request, requests and torch.hub ask once for all",
+            )
+        return wrapped(*args, **kwargs)
 
     def _in_turn(self, call: Call) -> Any:
         """Rank 0 makes the call, then the first rank of every other node, then the rest."""
