@@ -111,7 +111,12 @@ class Console(Outward):
         told = self.effects.answer("select", ready)
         return tuple([some[at] for at in those] for some, those in zip(asked, told, strict=True))
 
-    @patch("termios:tcgetattr", why="how the terminal is set is asked of rank 0's", optional=True)
+    @patch(
+        "termios:tcgetattr",
+        "tty:tcgetattr",
+        why="how the terminal is set is asked of rank 0's",
+        optional=True,
+    )
     def ask_settings(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """Others have none."""
         if not _is_standard(args) or self.effects.users() is not Mode.AGREED:
@@ -121,6 +126,7 @@ class Console(Outward):
 
     @patch(
         "termios:tcsetattr",
+        "tty:tcsetattr",
         "termios:tcflush",
         "termios:tcdrain",
         why="rank 0's terminal is set; others have none",
