@@ -10,6 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from autoddp.errors import AutoDDPError, BadInput
+from autoddp.launching import hashing
 from autoddp.options import CHOICES, Options
 from autoddp.report import PREFIX
 
@@ -121,6 +122,7 @@ def env() -> Act:
 
 def main() -> NoReturn:
     """The console script `autoddp`."""
+    hashing.settle(sys.argv[1:], os.environ)
     code = command(sys.argv[1:])
     if "autoddp.launching.agent" in sys.modules:
         # ranks ran, in forks: nothing here is a user's, and to tear torch down takes half a second

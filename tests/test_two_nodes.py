@@ -92,6 +92,19 @@ def test_a_script_runs_on_both_nodes(nodes, tmp_path):
     assert err2 == waiting
 
 
+def test_sets_have_one_order_on_both_nodes(nodes, tmp_path):
+    script = tmp_path / "s.py"
+    script.write_text(
+        "import os\nprint({'name%d' % i for i in range(9)}, os.environ.get('PYTHONHASHSEED'))\n"
+    )
+    logs = tmp_path / "logs"
+    (first, out, err), (second, _, err2) = Job(nodes, script, "--log-dir", str(logs), nprocs=(1, 1)).end()
+    assert (first.returncode, second.returncode) == (0, 0), err + err2
+    assert out.endswith("} None\n")
+    assert (logs / "rank1.log").read_text() == out
+    assert "PYTHONHASHSEED" not in err
+
+
 def test_the_ranks_of_both_nodes_reduce_together(nodes, tmp_path):
     script = tmp_path / "s.py"
     script.write_text(

@@ -19,6 +19,8 @@ from autoddp.patching import patch
 # Whose calls are their own business: what torch seeds, all ranks seed alike.
 _NOT = (os.path.dirname(torch.__file__) + "/", os.path.dirname(os.path.dirname(__file__)) + "/")
 
+PROBE = "a text whose hash is that of other ranks where PYTHONHASHSEED is"
+
 
 class Randomness(Outward):
     """One seed for all ranks; what the outside world would make differ is rank 0's."""
@@ -29,6 +31,13 @@ class Randomness(Outward):
     def setup(self, undo: ExitStack) -> None:
         """Start from rank 0's states: unseeded scripts draw the same numbers everywhere."""
         super().setup(undo)
+        theirs = self.run.group.effect("the order of sets", lambda: hash(PROBE))
+        if not self.run.group.agree(hash(PROBE) == theirs):
+            self.run.report.doubt(
+                "randomness",
+                "",
+                "hash() of text, and the order of sets, differ between ranks: set PYTHONHASHSEED=0 for all",
+            )
         take(self.run.group.effect("the states of the random generators", states))
 
     @patch(
@@ -71,23 +80,39 @@ class Randomness(Outward):
                 torch.manual_seed(chosen)
         return chosen
 
+    @patch("torch._C:Generator.seed", why="a seed that nobody chose is rank 0's choice", hot=True)
+    def choose_own(self, original: Any) -> Any:
+        """As `torch.seed`, of a generator that the script made."""
+        effects = self.effects
+
+        def seed(generator: torch.Generator) -> int:
+            if effects.mode() is not Mode.AGREED or caller().startswith(_NOT):
+                return int(original(generator))
+            chosen = int(effects.answer("torch.Generator.seed", lambda: original(generator)))
+            if effects.rank:
+                generator.manual_seed(chosen)
+            return chosen
+
+        return seed
+
     @patch(
         "os:urandom",
+        "os:getrandom",
         "random:_urandom",
         why="what the script draws from the system is rank 0's: uuid4, secrets, default_rng()",
         hot=True,
     )
-    def draw_once(self, original: Callable[[int], bytes]) -> Callable[[int], bytes]:
+    def draw_once(self, original: Callable[..., bytes]) -> Callable[..., bytes]:
         """Libraries draw their own."""
         effects = self.effects
 
         @stands_for(original)
-        def urandom(size: int, /) -> bytes:
+        def draw(size: int, *flags: Any, **named: Any) -> bytes:
             if effects.users() is not Mode.AGREED:
-                return original(size)
-            return bytes.fromhex(effects.answer("os.urandom", lambda: original(size).hex()))
+                return original(size, *flags, **named)
+            return bytes.fromhex(effects.answer("os.urandom", lambda: original(size, *flags, **named).hex()))
 
-        return urandom
+        return draw
 
     @patch("uuid:uuid1", why="a name that is made of the machine and the time is rank 0's")
     def name_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:

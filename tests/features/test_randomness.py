@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from autoddp.features.files import Files
+from autoddp.features.folders import Folders
 from autoddp.features.randomness import Randomness
+from autoddp.features.temporary import Temporary
 from tests.features.outward import on_ranks, trial
 
 
@@ -41,6 +44,8 @@ SEEDINGS = {
     "np.random.seed(np.int64)": lambda n: np.random.seed(np.int64(n)),
     "torch.manual_seed": lambda n: torch.manual_seed(n),
     "torch.seed": lambda n: torch.seed(),
+    "random.seed(urandom)": lambda n: random.seed(int.from_bytes(os.urandom(8), "little")),
+    "random.seed(hash)": lambda n: random.seed(hash(f"text {torch.seed()}")),
 }
 
 
@@ -69,6 +74,12 @@ def test_the_scripts_own_seed_is_honoured(on):
     assert on(script) == [one, one]
 
 
+def seeded():
+    generator = torch.Generator()
+    assert generator.seed() == generator.initial_seed()
+    return generator
+
+
 MADE = {
     "default_rng()": lambda n: float(np.random.default_rng().random()),
     "default_rng(n)": lambda n: float(np.random.default_rng(n).random()),
@@ -77,6 +88,18 @@ MADE = {
     "RandomState()": lambda n: float(np.random.RandomState().rand()),
     "random.Random()": lambda n: random.Random().random(),
     "SystemRandom": lambda n: random.SystemRandom().random(),
+    "RandomState(MT19937())": lambda n: float(np.random.RandomState(np.random.MT19937()).rand()),
+    "Generator(PCG64())": lambda n: float(np.random.Generator(np.random.PCG64()).random()),
+    "torch.Generator().seed()": lambda n: torch.rand(2, generator=seeded()).tolist(),
+    "SystemRandom.shuffle": lambda n: random.SystemRandom().sample(range(99), 9),
+    "uuid3 of uuid1": lambda n: str(uuid.uuid3(uuid.uuid1(), "name")),
+    "uuid5 of uuid4": lambda n: str(uuid.uuid5(uuid.uuid4(), "name")),
+    "getrandom": lambda n: os.getrandom(8),
+    "getrandom(flags)": lambda n: os.getrandom(8, flags=os.GRND_NONBLOCK),
+    "secrets.choice": lambda n: [secrets.choice("abcdefghijkl") for _ in range(9)],
+    "secrets.token_urlsafe": lambda n: secrets.token_urlsafe(),
+    "secrets.SystemRandom": lambda n: secrets.SystemRandom().getrandbits(64),
+    "hash": lambda n: (hash("text"), list({f"name{i}" for i in range(20)})),
     "uuid4": lambda n: str(uuid.uuid4()),
     "uuid1": lambda n: str(uuid.uuid1()),
     "urandom": lambda n: os.urandom(8),
@@ -87,6 +110,25 @@ MADE = {
 @pytest.mark.parametrize("make", MADE.values(), ids=MADE)
 def test_what_the_system_would_make_differ_is_rank_0s(on, make):
     zero, one = on(lambda run: make(own(run)))
+    assert zero == one
+
+
+def test_names_of_temporary_files_are_rank_0s(tmp_path):
+    def script(run):
+        with (
+            tempfile.NamedTemporaryFile("w") as named,
+            tempfile.TemporaryDirectory() as folder,
+            tempfile.SpooledTemporaryFile(max_size=4) as spooled,
+        ):
+            spooled.write(b"more than four")
+            handle, path = tempfile.mkstemp()
+            os.close(handle)
+            os.remove(path)
+            spooled.seek(0)
+            return named.name, folder, path, tempfile.mktemp(), spooled.read()
+
+    features = (Randomness, Files, Folders, Temporary)
+    zero, one = on_ranks(script, 2, *features, folder=tmp_path)
     assert zero == one
 
 

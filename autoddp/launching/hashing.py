@@ -1,0 +1,29 @@
+"""Ranks that are no forks of one process hash text alike: sets of names have one order, as in one process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import MutableMapping, Sequence
+
+VARIABLE = "PYTHONHASHSEED"
+BEFORE = "AUTODDP_PYTHONHASHSEED"  # what it was before this process started anew
+
+
+def settle(arguments: Sequence[str], environ: MutableMapping[str, str]) -> None:
+    """Start this process anew with a seed that other nodes, and other ranks of a launcher, have too.
+
+    Python takes the seed when it starts. With ranks on one node alone there is nothing to do: they
+    are forks. What the user has set stays, and the script sees the variable as it was.
+    """
+    before = environ.pop(BEFORE, None)
+    if before is not None:
+        if before:
+            environ[VARIABLE] = before
+        else:
+            environ.pop(VARIABLE, None)
+        return
+    apart = "RANK" in environ or any(argument.startswith("--nnodes") for argument in arguments)
+    if apart and environ.get(VARIABLE, "") in ("", "random") and sys.executable:
+        environ[BEFORE], environ[VARIABLE] = environ.get(VARIABLE, ""), "0"
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], dict(environ))
