@@ -9,8 +9,10 @@ import time
 
 import pytest
 
+from autoddp.environment import give
 from autoddp.features.processes import Processes
 from autoddp.features.programs import Programs
+from autoddp.place import HERE
 from tests.cli import run_cli
 from tests.features.outward import on_ranks, raised, trial
 
@@ -35,18 +37,21 @@ def calls(folder):
 def test_a_fork_is_one_for_all_ranks(nproc, tmp_path):
     def script(run):
         me = os.getpid()
+        give(HERE.given, "OURS", "1")
+        assert os.system("exit 7") == 7 << 8
         child = os.fork()
         if child == 0:
-            note(os.getppid() == me and os.getpid() != me)
-            os.system("echo program >> calls")
-            os._exit(5)
+            time.sleep(0.2)  # what rank 0 tells later is not what it told first
+            note(os.getppid() == me and os.getpid() != me and "OURS" not in os.environ)
+            os.system("echo program$OURS >> calls")
+            os.execv("/bin/sh", ["sh", "-c", "echo became$OURS >> calls; exit 5"])
         pid, status, usage = os.wait4(child, 0)
         return me, child, pid == child, os.waitstatus_to_exitcode(status), type(usage), os.getppid()
 
     *_, same, code, usage, _ = alike(script, nproc, tmp_path)
     assert same
     assert (code, usage) == (5, resource.struct_rusage)
-    assert calls(tmp_path) == ["True", "program"]
+    assert calls(tmp_path) == ["True", "program", "became"]
 
 
 def test_children_are_waited_for_and_signalled_once(tmp_path):
