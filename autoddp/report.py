@@ -76,11 +76,14 @@ class Report:
 @cache
 def is_users(filename: str) -> bool:
     """Whether a code object's file is the user's: not Python's, not installed, not ours."""
+    if filename.endswith(_CUSTOMIZE):
+        return False
     if filename.startswith("<"):
         return filename.startswith(("<stdin", "<string", "<ipython"))
     return not filename.startswith(_LIBRARIES) and not any(part in filename for part in INSTALLED)
 
 
+_CUSTOMIZE = ("/sitecustomize.py", "/usercustomize.py")  # the interpreter's own, wherever they lie
 INSTALLED = ("/site-packages/", "/dist-packages/")  # also a user's own, and a distribution's
 _PATHS = sysconfig.get_paths()
 _LIBRARIES = tuple(

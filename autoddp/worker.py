@@ -155,6 +155,7 @@ def greeting(world: World, options: Options, devices: Devices, environ: Mapping[
 def end(group: Group, code: int) -> None:
     """Leave in an order in which the user sees one failure, rank 0's if it fails too."""
     world, store = group.world, group.store
+    group.channel.close()  # whoever waits for what this rank would have done learns that it will not
     try:
         store.set(f"ended/{world.rank}", str(code))
         if world.rank == 0 and not world.agent_store:

@@ -51,6 +51,7 @@ def test_the_users_line_is_found_through_libraries():
     assert where.startswith("test_report.py:")
     assert not is_users(library)
     assert is_users("/home/me/train.py")
+    assert not is_users("/home/me/sitecustomize.py")
     assert not is_users("<frozen runpy>")
 
 
