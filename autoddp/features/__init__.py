@@ -21,6 +21,7 @@ from autoddp.features.randomness import Randomness
 from autoddp.features.scaling import Scaling
 from autoddp.features.temporary import Temporary
 from autoddp.features.trackers import Trackers
+from autoddp.features.witness import Witness
 from autoddp.patching import Feature
 
 FEATURES: tuple[type[Feature], ...] = (
@@ -45,4 +46,5 @@ FEATURES: tuple[type[Feature], ...] = (
     BatchNorm,
     Gradients,
     Explanation,
+    Witness,
 )

@@ -54,6 +54,7 @@ _MACHINERY = tuple(
         "outside/layers.py",
         "features/descriptors.py",
         "outside/typed.py",
+        "features/witness.py",
         "features/downloads.py",
         "features/console.py",
         "features/randomness.py",
