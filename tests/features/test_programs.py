@@ -16,9 +16,11 @@ from autoddp.features.files import Files
 from autoddp.features.processes import Processes
 from autoddp.features.programs import Programs
 from autoddp.features.temporary import Temporary
+from tests import test_two_nodes
 from tests.cli import environ
 from tests.features.outward import on_ranks, raised, trial
 
+nodes = test_two_nodes.nodes
 RANKS = pytest.mark.parametrize("nproc", [2, 3])
 
 
@@ -325,3 +327,21 @@ def test_a_gpu_of_its_own_is_the_ranks_alone(restored):
         assert child("SOME_POOL") == "none"
     assert child("SOME_POOL") == "4"
     os.unsetenv("SOME_POOL")
+
+
+def test_two_nodes_see_one_run_of_a_program(nodes, tmp_path):
+    script = tmp_path / "s.py"
+    script.write_text(
+        f"import os, subprocess\nos.chdir({str(tmp_path)!r})\n"
+        "ours = [name for name in os.environ if name.endswith('IFNAME') or name == 'PYTHONHASHSEED']\n"
+        "command = 'echo x >> calls; ip -o -4 address | grep -c 10.213.77.1/; env | grep -E IFN\\|HASHS'\n"
+        "print(subprocess.getstatusoutput(command), ours, open('calls').read().split())\n"
+        "process = subprocess.Popen(['sleep', '100'])\n"
+        "os.kill(process.pid, 15)\nprint(process.wait(), process.pid, os.getpid())\n"
+    )
+    logs = tmp_path / "logs"
+    job = test_two_nodes.Job(nodes, script, "--log-dir", str(logs), nprocs=(1, 1))
+    (first, out, err), (second, _, err2) = job.end()
+    assert (first.returncode, second.returncode) == (0, 0), err + err2
+    assert out.startswith("(1, '1') [] ['x']\n-15 ")
+    assert (logs / "rank1.log").read_text() == out
