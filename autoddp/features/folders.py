@@ -78,6 +78,8 @@ class Folders(Outward):
     @patch(
         "os:stat",
         "os:lstat",
+        "glob:_StringGlobber.lstat",  # Python 3.13 keeps it by a name of its own
+        optional=True,
         why="whether a file is there, and how large, the script asks once: rank 0 answers",
     )
     def stat_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -103,12 +105,24 @@ class Folders(Outward):
             return wrapped(*args, **kwargs)
         return self.effects.answer(call.name, call.plain)
 
+    @patch("os:statvfs", why="how much room there is the script asks once: rank 0 answers")
+    def measure_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """`shutil.disk_usage` asks this."""
+        call = self._asked(wrapped, args, kwargs)
+        if call is None:
+            return wrapped(*args, **kwargs)
+        return os.statvfs_result(tuple(self.effects.answer(call.name, lambda: list(call.plain()))))
+
     @patch(
         "os:scandir",
+        "glob:_StringGlobber.scandir",  # Python 3.13 keeps it by a name of its own
+        optional=True,
         why="what is in a folder, and in which order, the script asks once: rank 0 answers",
     )
     def scan_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """`walk` and `glob` ask this."""
+        if wrapped.__module__ == "glob":
+            return wrapped(*args, **kwargs)  # Python 3.14: a function that asks os.scandir
         call = self._asked(wrapped, args, kwargs)
         if call is None:
             return wrapped(*args, **kwargs)

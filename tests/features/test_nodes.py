@@ -244,3 +244,43 @@ def test_temporary_folders_are_made_and_removed_on_each_node(on):
             return there, [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("tmp")]
 
     assert on(script, 3) == [([True, True], [])] * 3
+
+
+def test_what_the_script_asks_of_the_disk_node_0_answers(on):
+    """Node 1's disk holds something else under each of these names."""
+    for node, size in ((0, 3), (1, 5)):
+        for name in ("a", "sub/b", "sub/deep/c"):
+            path = on.folder / f"node{node}" / name
+            path.parent.mkdir(exist_ok=True, parents=True)
+            path.write_bytes(bytes(size))
+            os.utime(path, (size, size))
+        (on.folder / f"node{node}/only{node}").touch()
+        (on.folder / f"node{node}/link").symlink_to("a" if node == 0 else "sub")
+
+    def script(run):
+        names = ("a", "only0", "only1", "sub", "link", "none")
+        asked = (os.path.exists, os.path.isfile, os.path.isdir, os.path.islink, os.path.lexists)
+        seen = [[ask(name) for name in names] for ask in asked]
+        seen += [os.path.getsize("a"), os.path.getmtime("a"), os.path.getctime("a"), os.stat("a").st_ino]
+        seen += [os.path.realpath("link"), os.path.samefile("a", "link"), Path("link").resolve().name]
+        seen += [os.access(name, os.W_OK) for name in ("a", "only1", "none")]
+        seen += [sorted(glob.glob("**", recursive=True)), sorted(glob.glob("only*")), glob.glob("sub/*/*")]
+        seen += [sorted(map(str, Path().rglob("*"))), sorted(map(str, Path("sub").glob("*")))]
+        seen += [sorted(p.name for p in Path().iterdir()), sorted(os.listdir()), list(os.walk("."))]
+        seen += [
+            sorted((e.name, e.is_dir(), e.stat().st_size) for e in os.scandir()),
+            Path("a").stat().st_size,
+        ]
+        seen += [Path("sub/b").exists(), Path("only1").is_file(), Path("link").readlink().name]
+        seen += [tuple(shutil.disk_usage(".")), os.statvfs(".").f_ffree, os.path.ismount(".")]
+        with open("mine", "w") as file:
+            file.write("abc")
+            file.flush()
+            seen += [Path("mine").read_text(), os.listdir().count("mine"), os.path.getsize("mine")]
+        return pickle.dumps(seen)
+
+    zero, one = (pickle.loads(each) for each in on(script))
+    assert zero == one
+    assert zero[0] == [True, True, False, True, True, False]
+    assert zero[5] == 3
+    assert zero[-3:] == ["abc", 1, 3]
