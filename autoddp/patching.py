@@ -6,6 +6,7 @@ last in, first out, and a half-done install rolls back by itself.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import sys
@@ -242,7 +243,7 @@ def assign(owner: Any, name: str, value: Any) -> None:
     except TypeError:
         slots: Sequence[Any] = gc.get_referents(vars(owner))  # the dict behind the mappingproxy
         slots[0][name] = value
-        sys._clear_type_cache()
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))  # call sites remember what they found
 
 
 def restore(owner: Any, name: str, slot: Any, ours: Any) -> None:

@@ -8,7 +8,11 @@ from functools import partial
 from types import MethodType
 from typing import Any, ClassVar
 
-from autoddp.outside.effects import Call, Mode, Outward
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from autoddp.outside.effects import Call, Effects, Mode, Outward
+from autoddp.outside.written import whole
 from autoddp.patching import patch
 
 # Where a SummaryWriter is defined, and what it calls its folder.
@@ -108,16 +112,37 @@ class Trackers(Outward):
             return self.effects.change("wandb.init", call.plain, told=_facts)
         facts = self.effects.change("wandb.init", call.plain)
         with self.effects.own():
-            return _seconded(call, facts, lambda: self.effects.mode() is Mode.TRIAL)
+            return _seconded(call, facts, self.effects)
 
     @patch(
         "wandb.sdk.wandb_run:Run.log",
-        why="what one process would not have run logs nothing",
+        "wandb.sdk.wandb_summary:SummaryDict.update",
+        why="what is logged is whole; what one process would not have run logs nothing",
         optional=True,
     )
-    def record_no_trial(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Rank 0's; the others' log nothing anyway."""
-        return None if self.effects.mode() is Mode.TRIAL else wrapped(*args, **kwargs)
+    def log_whole(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """A loss is summed over ranks when it is read: by all of them."""
+        mode = self.effects.mode()
+        if mode is Mode.TRIAL:
+            return None
+        if mode is Mode.AGREED:
+            args, kwargs = whole((args, kwargs))
+        return wrapped(*args, **kwargs)
+
+    @patch(
+        "wandb.sdk.lib.disabled:SummaryDisabled.__setitem__",
+        "wandb.sdk.lib.disabled:SummaryDisabled.update",
+        why="the summary of a disabled run holds what rank 0's holds: numbers",
+        optional=True,
+    )
+    def keep_numbers(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """What the others log comes by here."""
+        mode = self.effects.mode()
+        if mode is Mode.TRIAL:
+            return None
+        if mode is Mode.AGREED:
+            args, kwargs = tree_map(_number, whole((args, kwargs)))
+        return wrapped(*args, **kwargs)
 
 
 def _facts(run: Any) -> dict[str, Any]:
@@ -127,11 +152,15 @@ def _facts(run: Any) -> dict[str, Any]:
     return {**facts, "id": run.id, "name": run.name, "step": run.step}
 
 
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+
+
 def _told(facts: dict[str, Any], name: str, run: Any) -> Any:
     return facts.get(name)
 
 
-def _seconded(call: Call, facts: dict[str, Any], muted: Callable[[], bool]) -> Any:
+def _seconded(call: Call, facts: dict[str, Any], effects: Effects) -> Any:
     """A run that answers as rank 0's, and logs nothing."""
     wandb = sys.modules["wandb"]
     if wandb.run is not None and wandb.run.id == facts["id"]:
@@ -143,7 +172,7 @@ def _seconded(call: Call, facts: dict[str, Any], muted: Callable[[], bool]) -> A
     answers = {name: property(partial(_told, facts, name)) for name in TOLD}
 
     def log(self: Any, data: Any, step: int | None = None, commit: bool | None = None, **_: Any) -> None:
-        if muted():
+        if effects.mode() is Mode.TRIAL:
             return
         plain.log(self, data)
         if step is not None:

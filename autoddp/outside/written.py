@@ -7,11 +7,14 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
+from torch.utils._pytree import tree_leaves, tree_map
+
 from autoddp.outside.atomic import Draft
 from autoddp.outside.callers import users_call
 from autoddp.outside.effects import Call, Effects, Mode
 from autoddp.outside.outcome import Outcome
 from autoddp.outside.writers import Writer
+from autoddp.view.rows import Partial, Rows, full
 
 
 class Writing:
@@ -71,15 +74,18 @@ class Written:
     def write(self, call: Call, row: Writer) -> Any:
         """The call, once for all ranks; what it raises on rank 0, it raises on all."""
         writing, mode = Writing(call, row), self._effects.mode()
-        if mode is Mode.PLAIN or writing.path is None or self._librarys(row, writing.path):
+        path = writing.path
+        if mode is Mode.PLAIN or path is None or self._librarys(row, path):
             return call.plain()
         if mode is Mode.TRIAL:
             return None
+        if mode is Mode.AGREED and not row.blind:  # what pickles gathers by itself
+            writing = Writing(Call(call.wrapped, *whole((call.args, call.kwargs))), row)
         if row.folder and mode is Mode.AGREED:
             self._effects.change(writing.site, lambda: None)  # nobody reads the old one any more
         if self._effects.rank:
-            return self._go_along(writing, writing.path, mode)
-        return self._fill(writing, mode) if row.folder else self._put(writing, writing.path, mode)
+            return self._go_along(writing, path, mode)
+        return self._fill(writing, mode) if row.folder else self._put(writing, path, mode)
 
     def _librarys(self, row: Writer, path: str) -> bool:
         """Whether a library writes for itself: by what it is, or in a temporary folder of its own."""
@@ -164,6 +170,13 @@ class Written:
             else:
                 shutil.rmtree(os.path.dirname(at))
         return outcome
+
+
+def whole(data: Any) -> Any:
+    """The data with what is held by rows gathered: all ranks take part, before they part."""
+    if not any(isinstance(leaf, (Rows, Partial)) for leaf in tree_leaves(data)):
+        return data
+    return tree_map(full, data)
 
 
 def path_of(given: Any) -> str | None:
