@@ -57,6 +57,7 @@ def run(
     strict: Annotated[bool, typer.Option("--strict", help="Refuse rather than guess.")] = False,
     report: Annotated[str | None, typer.Option(help="Write all decisions there, as JSON.")] = None,
     log_dir: Annotated[str | None, typer.Option(help="Where ranks above 0 write.")] = None,
+    grace: Annotated[str, typer.Option(help="Seconds to end in, once a rank has after a signal.")] = "30",
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Say more.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Say nothing.")] = False,
 ) -> Act:
@@ -80,6 +81,7 @@ def run(
         strict=strict,
         report=report,
         log_dir=log_dir,
+        grace=whole("--grace", grace),
         verbose=verbose,
         quiet=quiet,
     )

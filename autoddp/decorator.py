@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 OVERRIDE = "AUTODDP_NPROC"
 ORIGIN = Origin.now()
-NAMES = tuple(field.name for field in fields(Options) if field.name not in ("module", "own_ddp"))
+NAMES = tuple(field.name for field in fields(Options) if field.name not in ("module", "own_ddp", "grace"))
 
 
 @overload

@@ -6,6 +6,8 @@ see `Ledger`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -75,7 +77,8 @@ class Group(Ledger):
     def all_reduce(self, x: Tensor, op: Any = SUM) -> Tensor:
         """Reduce in place over all ranks, and wait."""
         target = torch.view_as_real(x) if x.is_complex() else x
-        self.start_all_reduce(target, op).wait()
+        with self.point(x):
+            self.start_all_reduce(target, op).wait()
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -87,8 +90,26 @@ class Group(Ledger):
         if x.numel():
             # not view(-1): one element that is called contiguous may have any stride
             flat = x.contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8)
-            self.pg.allgather([list(out.view(self.size, -1).view(torch.uint8).unbind(0))], [flat]).wait()
+            parts = list(out.view(self.size, -1).view(torch.uint8).unbind(0))
+            with self.point(x):
+                self.pg.allgather([parts], [flat]).wait()
         return out
+
+    @contextmanager
+    def point(self, x: Tensor) -> Iterator[None]:
+        """All ranks wait for each other in here, and may act on a signal at its end: see `Points`.
+
+        Not inside a backward, which is one point as a whole, and not where only a GPU waits.
+        """
+        if not self.points.here() or torch._C._current_graph_task_id() != -1 or not self._waits(x):
+            yield
+            return
+        self.points.enter()
+        yield
+        self.points.leave()
+
+    def _waits(self, x: Tensor) -> bool:
+        return x.device.type == "cpu" or dist.get_backend(self.pg) == "gloo"
 
     def agree(self, yes: bool) -> bool:
         """Whether all ranks say yes."""

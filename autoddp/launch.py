@@ -145,7 +145,7 @@ def start(script: Script, options: Options, own_ddp: bool) -> int:
     devices = find_devices(options.nproc, options.backend)
     logs = Logs(options.log_dir)
     job = Job(script, options, devices, own_ddp, logs, random.getstate())
-    signals = Signals(options.nproc)
+    signals = Signals(options.nproc, options.grace)
     if options.nnodes > 1:
         say(
             options,

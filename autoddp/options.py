@@ -44,6 +44,7 @@ class Options:
     strict: bool = False
     report: str | None = None
     log_dir: str | None = None
+    grace: int = 30  # seconds that ranks have once one of them has ended after a signal
     verbose: bool = False
     quiet: bool = False
 
@@ -59,6 +60,8 @@ class Options:
             )
         if self.nproc is not None and self.nproc < 1:
             raise BadInput(f"--nproc is {self.nproc}; a job has at least 1 rank on each node")
+        if self.grace < 0:
+            raise BadInput(f"--grace is {self.grace}; it takes seconds, 0 for none")
         if self.nnodes < 1:
             raise BadInput(f"--nnodes is {self.nnodes}; a job has at least 1 node")
         if not 0 <= self.node_rank < self.nnodes:

@@ -19,6 +19,7 @@ from autoddp.features.processes import Processes
 from autoddp.features.programs import Programs
 from autoddp.features.randomness import Randomness
 from autoddp.features.scaling import Scaling
+from autoddp.features.signals import Signals
 from autoddp.features.temporary import Temporary
 from autoddp.features.trackers import Trackers
 from autoddp.features.witness import Witness
@@ -28,6 +29,7 @@ FEATURES: tuple[type[Feature], ...] = (
     Console,
     Randomness,
     Clocks,
+    Signals,
     Nodes,  # what it opens, Files looks for on scratch first
     Files,
     Descriptors,

@@ -97,7 +97,9 @@ class Gradients(Feature):
             self._average(leaves, inputs, given.get("create_graph"))
             return
         try:
-            plain(self.replicas.armed(leaves, tops), seeds, **given)
+            armed = self.replicas.armed(leaves, tops)
+            with self.group.point(leaves.dense[0]):
+                plain(armed, seeds, **given)
         except BaseException:
             self.replicas.drop(leaves)
             raise

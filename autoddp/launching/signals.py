@@ -2,7 +2,8 @@
 
 A terminal's Ctrl-C goes to the whole foreground group, `kill` to the launcher alone. So each rank
 tells of the signals it has had, through the descriptor that Python's own handler writes to
-(`signal.set_wakeup_fd`), and the launcher passes on only what is missing.
+(`signal.set_wakeup_fd`), and the launcher passes on only what is missing. A second Ctrl-C while the first
+is still being handled ends the job at once.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from types import FrameType
 from typing import Any
 
@@ -23,8 +25,9 @@ FORWARDED = tuple(
 )
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 SETTLE = 0.1  # seconds in which a rank that had the signal by itself has told of it
-GRACE = 30.0  # seconds that the others have once a rank has ended after a signal
-ALONE = 5.0  # seconds that they have once it is rank 0 that has ended
+ALONE = 5.0  # seconds that the others have, at most, once it is rank 0 that has ended after a signal
+RETURNED = 128  # added to a signal's number: what a rank tells when the script's handler has returned
+STALE = 1.0  # seconds until a rank has told of a signal, unless two came as one
 TICK = 0.05
 RUNNING = -1
 
@@ -32,12 +35,15 @@ RUNNING = -1
 class Signals:
     """Made before the fork; the launcher and the ranks each use their half."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, grace: float) -> None:
         self.launcher = os.getpid()
-        self.ranks = ranks
+        self.ranks, self.grace = ranks, grace
         self.ending: int | None = None  # the signal that is to end the job
+        self._interrupted = False
         self._found = {number: signal.getsignal(number) for number in FORWARDED}
-        self._heard: list[set[int]] = [set() for _ in range(ranks)]
+        self._heard: list[Counter[int]] = [Counter() for _ in range(ranks)]
+        self._passed_on: list[Counter[int]] = [Counter() for _ in range(ranks)]  # not told of yet
+        self._last = 0.0
         self._pipes = [os.pipe() for _ in range(ranks)]
         for ends in self._pipes:
             for end in ends:
@@ -74,6 +80,11 @@ class Signals:
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self.launcher:
             os._exit(128 + number)  # a rank that has not arrived yet: nothing was started
+        if number == signal.SIGINT and self._interrupted and not self._is_through(number):
+            self.ending = self.ending or number
+            self._kill()
+            return
+        self._interrupted |= number == signal.SIGINT
         time.sleep(SETTLE)
         self._send(number)
         if number in ENDING and self.ending is None:
@@ -87,30 +98,44 @@ class Signals:
                 continue
             assert child.pid is not None
             os.kill(child.pid, number)  # an unwaited child: the number is still its own
+            if rank is not None:
+                self._passed_on[rank][number] += 1
+        self._last = time.monotonic()
 
     def _rank_of(self, pid: int | None) -> int | None:
         pids = list(self._pids[: self.ranks])
         return pids.index(pid) if pid in pids else None
 
+    def _kill(self) -> None:
+        for child in multiprocessing.active_children():
+            child.kill()
+
     def _has_had(self, rank: int, number: int) -> bool:
-        heard = self._heard[rank]
+        heard, ours = self._heard[rank], self._passed_on[rank]
         with contextlib.suppress(BlockingIOError):  # it has told of nothing new
             heard.update(os.read(self._pipes[rank][0], 4096))
-        had = number in heard
-        heard.discard(number)
-        return had
+        echo = heard & ours  # it tells of what it had from here, too
+        heard -= echo
+        ours -= echo
+        if time.monotonic() - self._last > STALE:
+            ours.clear()
+        return heard.pop(number, 0) > 0
+
+    def _is_through(self, number: int) -> bool:
+        """Whether the script's own handler has returned: it goes on, and may be signalled again."""
+        through = [self._has_had(rank, RETURNED + number) for rank in range(self.ranks)]  # all are asked
+        return any(through)
 
     def _see_to_the_end(self) -> None:
         """A script may outlive a signal, but not alone: one rank that ends takes all with it."""
         while all(self.code_of(rank) is None for rank in range(self.ranks)):
             time.sleep(TICK)
-        deadline = time.monotonic() + GRACE
+        deadline = time.monotonic() + self.grace
         while time.monotonic() < deadline:
             if self.code_of(0) is not None:
                 deadline = min(deadline, time.monotonic() + ALONE)
             time.sleep(TICK)
-        for child in multiprocessing.active_children():
-            child.kill()
+        self._kill()
 
     # ---- a rank's half
 

@@ -8,6 +8,7 @@ speaks for its rank nor makes it seem alive when it has ended.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
@@ -16,7 +17,7 @@ import socket
 import struct
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from autoddp.errors import AutoDDPError, RankEnded
@@ -47,6 +48,7 @@ class Line:
         whole = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, whole)
         self._held = bytearray()
+        self._beside: dict[int, Callable[[], None]] = {self.number: self._receive}
         self._poll = select.poll()
         self._poll.register(self.number, select.POLLIN)
 
@@ -73,32 +75,62 @@ class Line:
             RankEnded: The peer has ended without it.
             AutoDDPError: It has said nothing until the deadline.
         """
-        while not self.ready():
-            if not self._poll.poll(self.seconds * 1000):
+        while not self._whole():
+            ready = self._poll.poll(self.seconds * 1000)
+            if not ready:
                 raise AutoDDPError(
                     f"rank {self.peer} has said nothing for {self.seconds:.0f} s; see where it hangs"
                 )
-            self.receive()
+            for number, _ in ready:
+                self._beside[number]()
+        return self._pop()
+
+    def arrived(self) -> list[bytes]:
+        """The messages that are here already, without waiting.
+
+        Raises:
+            RankEnded: None is, and none will be again.
+        """
+        self._receive()
+        messages = []
+        while self._whole():
+            messages.append(self._pop())
+        return messages
+
+    def beside(self, other: Line, act: Callable[[], None]) -> None:
+        """While this line is waited for, `act` when something comes by the other one, too."""
+        self._beside[other.number] = act
+        self._poll.register(other.number, select.POLLIN)
+
+    def alone(self, other: Line) -> None:
+        """The inverse."""
+        self._poll.unregister(other.number)
+        del self._beside[other.number]
+
+    def announce(self, number: int) -> None:
+        """Have the kernel send this process a signal when something comes."""
+        fcntl.fcntl(self.number, fcntl.F_SETSIG, number)
+        fcntl.fcntl(self.number, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(self.number, fcntl.F_SETFL, fcntl.fcntl(self.number, fcntl.F_GETFL) | os.O_ASYNC)
+
+    def _whole(self) -> bool:
+        """Whether a message is here, to its end."""
+        held = self._held
+        return len(held) >= LENGTH.size and len(held) >= LENGTH.size + LENGTH.unpack_from(held)[0]
+
+    def _pop(self) -> bytes:
         held = self._held
         end = LENGTH.size + LENGTH.unpack_from(held)[0]
         data = bytes(memoryview(held)[LENGTH.size : end])
         del held[:end]
         return data
 
-    def ready(self) -> bool:
-        """Whether a message is here, whole."""
-        held = self._held
-        return len(held) >= LENGTH.size and len(held) >= LENGTH.size + LENGTH.unpack_from(held)[0]
-
-    def receive(self) -> None:
-        """Take what has come.
-
-        Raises:
-            RankEnded: Nothing ever will again.
-        """
+    def _receive(self) -> None:
         missing = LENGTH.unpack_from(self._held)[0] if len(self._held) >= LENGTH.size else 0
         try:
-            data = self.socket.recv(max(CHUNK, missing))
+            data = self.socket.recv(max(CHUNK, missing), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
         except ConnectionResetError:
             data = b""
         if not data:

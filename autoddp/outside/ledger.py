@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import Store
 from autoddp.errors import Disagreement, RankEnded
 from autoddp.outside.channel import Channel
 from autoddp.outside.outcome import Outcome
+from autoddp.outside.points import Points
 
 OUTCOME, ANNOUNCED, TOLD = b"=", b"?", b"#"  # the first byte of what rank 0 says
 PART = 1 << 20  # bytes that travel under one key of the store
@@ -39,6 +40,7 @@ class Ledger:
     channel: Channel
 
     def __init__(self) -> None:
+        self.points = Points(self.rank, self.channel.orders)
         self._effects = 0  # rank 0's
         self._others = 0  # those of all other ranks
         self._early: deque[bytes] = deque()  # came before it was asked for
@@ -64,12 +66,17 @@ class Ledger:
         if self.rank == 0:
             if meet:
                 self._meet(site)
+            acting, self.points.acting = self.points.acting, True
             outcome = Outcome.of(act)  # an interrupt too: nobody shall wait for what will not come
+            self.points.acting = acting
+            self.points.enter()  # as late as may be: a script may have signalled itself
             self._say(b"%b%b\0%b" % (OUTCOME, site.encode(), json.dumps(outcome.to_data()).encode()))
             self._effects += 1
+            self.points.leave()
             return outcome.unwrap()
         data = self._follow(site.encode())
         self._effects += 1
+        self.points.leave()
         return Outcome.from_data(json.loads(data)).unwrap()
 
     def hand(self, site: str, act: Callable[[], bytes]) -> bytes:
@@ -93,7 +100,8 @@ class Ledger:
     def published(self, key: str) -> Any:
         """Wait for what rank 0 says under `key`; its value, or what it raised."""
         while key not in self._told:
-            message = self.channel.effects[0].read()
+            with self.points.quiet():
+                message = self.channel.effects[0].read()
             if not self._is_told(message):
                 self._early.append(message)
         return Outcome.from_data(json.loads(self._told.pop(key))).unwrap()
@@ -101,7 +109,7 @@ class Ledger:
     # ---- rank 0
 
     def _say(self, message: bytes) -> None:
-        with self._speaking:
+        with self._speaking, self.points.quiet():
             for line in self.channel.effects.values():
                 line.send(message)
 
@@ -110,7 +118,8 @@ class Ledger:
         self._say(ANNOUNCED + site.encode() + b"\0")
         for rank, line in self.channel.effects.items():
             try:
-                answer = line.read()
+                with self.points.quiet():
+                    answer = line.read()
             except RankEnded:
                 time.sleep(LEFT)  # its launcher says why, and ends this rank meanwhile
                 raise
@@ -122,7 +131,8 @@ class Ledger:
     def _follow(self, site: bytes) -> bytes:
         """What rank 0 says of the effect at `site`."""
         while True:
-            message = self._next()
+            with self.points.quiet():
+                message = self._next()
             theirs, _, data = message[1:].partition(b"\0")
             if theirs != site:
                 self.channel.effects[0].send(site)
