@@ -5,7 +5,6 @@ AutoDDPError
 ├── PatchTargetMissing  this torch lacks something that a feature patches
 ├── Disagreement        ranks hold different values, or are at different places
 ├── RankEnded           another rank has ended, and this one waits for what it would do
-├── RankEnded           another rank has ended, and this one waits for what it would do
 ├── LostGradient        a batch held by rows reached code that would drop its gradient
 ├── TooLarge            a file on node 0 is too large to be handed to a node that lacks it
 ├── ScratchFailed       a rank above 0 has no room for its private copies of files
@@ -30,10 +29,6 @@ class PatchTargetMissing(AutoDDPError):
 
 class Disagreement(AutoDDPError):
     """A value that must be equal on all ranks is not, or ranks are at different places."""
-
-
-class RankEnded(AutoDDPError):
-    """Another rank has ended; what this one would have learned from it will not come."""
 
 
 class RankEnded(AutoDDPError):
