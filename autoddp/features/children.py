@@ -5,15 +5,19 @@ from __future__ import annotations
 import concurrent
 import multiprocessing
 import os
+import pickle
+import queue
+import time
 import weakref
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
 from typing import Any, ClassVar
 
 from autoddp.outside.effects import Call, Mode, Outward
 from autoddp.outside.outcome import Outcome
 from autoddp.outside.programs import see
-from autoddp.outside.told import Told
+from autoddp.outside.told import Told, carried, taken
 from autoddp.patching import patch
 
 THROUGH = tuple(f"{path}/" for package in (multiprocessing, concurrent) for path in package.__path__)
@@ -36,7 +40,8 @@ class Children(Outward):
         """No results are awaited yet."""
         super().setup(undo)
         self.told = Told(self.effects, self.name)
-        self._futures: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._futures: weakref.WeakKeyDictionary[Any, tuple[int, bool]] = weakref.WeakKeyDictionary()
+        self._count = 0
 
     @patch(
         "multiprocessing.process:BaseProcess.start",
@@ -90,19 +95,62 @@ class Children(Outward):
     @patch("concurrent.futures:Future.result", why="a result comes when rank 0's worker process has written")
     def result_of_all(self, wrapped: Callable[..., Any], future: Any, args: Any, kwargs: Any) -> Any:
         """Of processes; a thread's is each rank's own."""
-        if future not in self._futures or self.effects.users(THROUGH) is not Mode.AGREED:
+        _, writes = self._futures.get(future, (0, False))
+        if not writes or self.effects.users(THROUGH) is not Mode.AGREED:
             return wrapped(*args, **kwargs)
         return self._after_rank_0(Call(wrapped, args, kwargs))
 
     @patch(
         "concurrent.futures.process:ProcessPoolExecutor.submit",
+        "concurrent.futures.thread:ThreadPoolExecutor.submit",
         why="a result comes when rank 0's worker process has written",
     )
     def submit(self, wrapped: Callable[..., Any], executor: Any, args: Any, kwargs: Any) -> Any:
         """`map` is made of this."""
-        future = wrapped(*args, **kwargs)
-        self._futures.add(future)
+        future, self._count = wrapped(*args, **kwargs), self._count + 1
+        self._futures[future] = self._count, type(executor).__module__ != ThreadPoolExecutor.__module__
         return future
+
+    @patch(
+        "concurrent.futures:as_completed",
+        "concurrent.futures._base:as_completed",
+        why="results come in the same order on all ranks: that of the tasks",
+    )
+    def complete_in_order(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """One process promises no order."""
+        named = Call(wrapped, args, kwargs).named
+        if self.effects.users(THROUGH) is not Mode.AGREED or "fs" not in named:
+            return wrapped(*args, **kwargs)
+        tasks = sorted(set(named["fs"]), key=lambda task: self._futures.get(task, (0, False))[0])
+        return _one_by_one(tasks, named.get("timeout"))
+
+    @patch(
+        "multiprocessing.queues:Queue.get",
+        "multiprocessing.queues:SimpleQueue.get",
+        why="what worker processes send comes in the order in which it came to rank 0",
+    )
+    def take_alike(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """This rank's own workers are heard, too: they shall not wait for it."""
+        if self.effects.users() is not Mode.AGREED:
+            return wrapped(*args, **kwargs)
+        mine: Any = None
+
+        def first() -> list[Any]:
+            nonlocal mine
+            try:
+                mine = wrapped(*args, **kwargs)
+            except queue.Empty:
+                return ["empty", None]
+            return ["came", carried(pickle.dumps(mine))]
+
+        came, data = self.told.tell(Mode.AGREED, "Queue.get", "Queue.get", first)
+        if came == "empty":
+            raise queue.Empty
+        if self.rank == 0:
+            return mine
+        with self.effects.own(), suppress(OSError):  # a tensor of a worker that has ended: nobody wants it
+            wrapped()
+        return pickle.loads(taken(data))
 
     @patch("multiprocessing.process:BaseProcess.is_alive", why="whether a worker still works, rank 0 tells")
     def is_alive(self, wrapped: Callable[..., Any], process: Any, args: Any, kwargs: Any) -> Any:
@@ -141,6 +189,16 @@ class Children(Outward):
             if call.named.get("timeout") is None:
                 return call.plain()
             return call.changed(timeout=0 if late else None)
+
+
+def _one_by_one(tasks: list[Any], timeout: float | None) -> Iterator[Any]:
+    """As `as_completed`, in the given order."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    for at, task in enumerate(tasks):
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        if not wait([task], left).done:
+            raise TimeoutError(f"{len(tasks) - at} (of {len(tasks)}) futures unfinished")
+        yield task
 
 
 class First:

@@ -111,11 +111,11 @@ class Told:
             return self._read(key)
 
     def _do(self, key: str, act: Callable[[], Any]) -> Any:
-        self._within.acts = True
+        before, self._within.acts = getattr(self._within, "acts", False), True
         try:
             outcome = Outcome.of(act)
         finally:
-            self._within.acts = False
+            self._within.acts = before
         store = self._store()
         data = json.dumps(outcome.to_data(), ensure_ascii=False).encode("utf-8", "surrogatepass")
         parts: list[Any] = [data[at : at + PART] for at in range(0, len(data), PART)]

@@ -6,7 +6,8 @@ import subprocess
 import tempfile
 import threading
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent import futures as futures_of
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,41 @@ def test_programs_of_worker_processes_run_once(tmp_path):
 
     assert alike(script, 2, tmp_path) == ["1\n", "2\n", "2\n", "2\n"]
     assert (tmp_path / "calls").read_text() == "x\n" * 4
+
+
+def later(number, results=None):
+    """The later one is asked first; ranks differ in who is quick."""
+    time.sleep(0.1 * (number if LEADS else 3 - number))
+    if results is not None:
+        results.put({"number": number, "row": [float(number)] * 2})
+    return number
+
+
+def test_results_come_in_one_order(tmp_path):
+    def script(run):
+        ready(run)
+        results = FORK.Queue()
+        processes = [FORK.Process(target=later, args=(number, results)) for number in range(3)]
+        for process in processes:
+            process.start()
+        found = [results.get()["row"] for _ in processes]
+        late = raised(lambda: results.get(timeout=0.01))[0], raised(results.get_nowait)[0]
+        with ProcessPoolExecutor(3, FORK) as one, ThreadPoolExecutor(3) as other:
+            futures = {
+                one.submit(later, 2): "two",
+                other.submit(later, 0): "none",
+                one.submit(later, 1): "one",
+            }
+            done = [
+                (futures[future], future.result())
+                for future in futures_of.as_completed(set(futures), timeout=60)
+            ]
+        return found, late, done
+
+    found, late, done = alike(script, 2, tmp_path)
+    assert sorted(found) == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
+    assert late == ("Empty", "Empty")
+    assert done == [("two", 2), ("none", 0), ("one", 1)]
 
 
 def fail(number):
