@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests import archives, test_two_nodes
-from tests.cli import environ
+from tests.cli import environ, run_python
 from tests.test_two_nodes import ADDRESSES, PORT
-from tests.warm import Warm
 
 nodes = test_two_nodes.nodes
 CLONE_NEWNET = 0x40000000
@@ -87,6 +86,12 @@ with tempfile.TemporaryDirectory() as folder:
     Path(folder, "note").write_text("kept")
     print(Path(folder, "note").read_text(), os.listdir(folder))
 print(urllib.request.urlretrieve(url + "/hello", "hello")[0], open("hello").read())
+if start == 0:
+    from torchvision.datasets import MNIST
+
+    MNIST.mirrors = [url + "/mnist/"]
+    MNIST.resources = list(json.load(urllib.request.urlopen(url + "/sums.json"))["mnist"].items())
+    print(len(MNIST("data", train=True, download=True)), len(MNIST("data", train=False)))
 """
 
 
@@ -99,15 +104,15 @@ class Pair:
         for made in (self.at, self.tmp, *self.homes, *(folder / f"tmp{n}" for n in range(2))):
             made.mkdir(exist_ok=True)
 
-    def run(self, script: Path, *args: str, nprocs=(1, 2), options="") -> list[tuple[str, str]]:
+    def run(self, script: Path, *args: str, nprocs=(1, 1)) -> list[tuple[str, str]]:
         """What each node printed."""
         processes = []
         for node, name in enumerate(self.names):
             line = (
                 f"mount --make-rprivate / && mount --bind {self.homes[node]} {self.at} && "
                 f"mount --bind {self.tmp}{node} {self.tmp} && cd {self.at} && "
-                f"exec {sys.executable} -m autoddp run {options} -n {nprocs[node]} --nnodes 2 --node-rank {node} --master-addr {ADDRESSES[0]} "
-                f"--master-port {PORT} {script} {' '.join(args)}"
+                f"exec {sys.executable} -m autoddp run -n {nprocs[node]} --nnodes 2 --node-rank {node} "
+                f"--master-addr {ADDRESSES[0]} --master-port {PORT} {script} {' '.join(args)}"
             )
             processes.append(
                 subprocess.Popen(
@@ -159,21 +164,20 @@ def server(nodes, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def alone(nodes, tmp_path_factory):
-    """What one process prints, the first and the second time, and leaves."""
+def alone(server, tmp_path_factory):
+    """What one process prints, leaves and asks for, the first and the second time."""
     folder = tmp_path_factory.mktemp("alone")
     script = folder / "s.py"
     script.write_text(EVERYTHING)
-    served = tmp_path_factory.mktemp("here")
-    (served / "hello").write_text("hello\n")
-    warm = Warm()
-    try:
-        with archives.serving(served) as here:
-            runs = [warm.run("python", str(script), here.url, folder=folder / "at") for _ in range(2)]
-    finally:
-        warm.close()
-    assert [run.code for run in runs] == [0, 0], runs[0].err + runs[1].err
-    return script, [run.out for run in runs], contents(folder / "at")
+    runs = []
+    (folder / "at").mkdir()
+    with archives.serving(server.folder) as here:
+        for _ in range(2):
+            before = here.requests.copy()
+            run = run_python(script, here.url, cwd=folder / "at")
+            assert run.rc == 0, run.err
+            runs.append((run.out, contents(folder / "at"), dict(here.requests - before)))
+    return script, runs
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -182,17 +186,21 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("shared", [False, True], ids=["private", "shared"])
 def test_a_script_that_does_a_bit_of_everything(nodes, server, alone, shared, tmp_path):
-    script, printed, left = alone
+    script, runs = alone
     pair = Pair(nodes, tmp_path, shared=shared)
-    for want in printed:
+    for printed, left, once in runs[: 1 if shared else 2]:
         before = server.requests.copy()
         (out, err), (out2, _) = pair.run(script, server.url)
-        assert (out, out2) == (want, "")
+        assert (out, out2) == (printed, "")
         said = re.findall(r"node 1 does not share (\S+) with node 0", err)
         assert said == ([] if shared else [str(pair.at)])
-        assert dict(server.requests - before) == {"hello": 1 if shared else 2}
-    assert contents(pair.homes[0]) == left
+        assert contents(pair.homes[0]) == left
+        asked = dict(server.requests - before)
+        assert asked.pop("sums.json", 1) == once.get("sums.json", 1), "a body is handed on"
+        files = {name: count for name, count in once.items() if name != "sums.json"}
+        assert asked == {name: count * (1 if shared else 2) for name, count in files.items()}
     if not shared:
-        assert sorted(contents(pair.homes[1])) == ["hello"], "what is downloaded is there on each node"
+        there = [name for name in contents(pair.homes[1]) if not name.startswith("data/MNIST")]
+        assert there == ["hello"], "what is downloaded is there on each node, and nothing else"
     temporary = [path.name for n in range(2) for path in (tmp_path / f"tmp{n}").iterdir()]
     assert [name for name in temporary if "inductor" not in name] == []
