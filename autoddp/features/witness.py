@@ -47,6 +47,7 @@ class Witness(Outward):
     """
 
     name: ClassVar[str] = "witness"
+    without: ClassVar[str] = "what a library writes on every rank is not said"
     views: ClassVar[tuple[str, ...]] = ("global",)
 
     def setup(self, undo: ExitStack) -> None:
