@@ -75,7 +75,11 @@ def database(run):
     two.execute("insert into t (n) values (9)")
     two.commit()
     two.close()
-    seen = [one.execute("select n from t").fetchall(), isinstance(one, sqlite3.Connection)]
+    again = sqlite3.connect("a.db")
+    one.execute("insert into t (n) values (10)")
+    one.commit()
+    seen = [again.execute("select n from t").fetchall(), isinstance(one, sqlite3.Connection)]
+    again.close()
     one.close()
     one.close()
     with sqlite3.connect("file:a.db?mode=ro", uri=True) as three:
@@ -224,7 +228,7 @@ def test_the_files_are_those_of_one_process(told, nproc):
         if (alone / name).exists():
             assert (ranks / name).read_bytes() == (alone / name).read_bytes(), name
     with sqlite3.connect(ranks / "a.db") as read:
-        assert read.execute("select n from t").fetchall() == [(0,), (1,), (2,), (9,)]
+        assert read.execute("select n from t").fetchall() == [(0,), (1,), (2,), (9,), (10,)]
     read.close()
 
 
