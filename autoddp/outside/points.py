@@ -33,7 +33,7 @@ NEWS = signal.SIGURG  # says that an order has come; ignored by default, so neve
 TIMERS = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)  # each rank's own go off as rank 0's do
 PATIENCE, LONGEST = 1.0, 10.0  # seconds until rank 0 asks: twice what points are apart, within these
 ANSWER = 2.0  # seconds in which all ranks must have answered
-STALE = 5.0  # seconds in which a rank may get by itself what it was ordered to act on
+STALE = 1.0  # seconds in which a rank may get by itself what it was ordered to act on
 TICK = 0.0002
 
 Signal = tuple[int, int]  # its number, and the how-manieth of that number
