@@ -15,12 +15,11 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from types import FunctionType, ModuleType, TracebackType
+from types import ModuleType, TracebackType
 
 from autoddp.errors import BadInput
 
 OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
-NEEDED = (ModuleType, FunctionType, type, str, bytes, int, float, tuple)  # by a `__del__`
 INTERRUPTED = 130  # 128 + SIGINT: what a shell makes of a Python that Ctrl-C ended
 
 
@@ -120,7 +119,7 @@ def finish(code: int) -> int:
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        if stream is None or stream.closed:
+        if stream is None or getattr(stream, "closed", False):
             continue
         try:
             stream.flush()
@@ -130,16 +129,21 @@ def finish(code: int) -> int:
 
 
 def forget() -> None:
-    """Let go of what the script holds, as the interpreter does at its end: files close, `__del__` is called.
+    """Let go of what the script can close, as the interpreter does at its end: `__del__` is called, too.
 
     A daemon thread, which the interpreter would stop before, needs its globals: then files are but flushed.
     """
+    sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
+    sys.excepthook = sys.__excepthook__
     if len(threading.enumerate()) == 1:
         sys.last_type = sys.last_value = sys.last_traceback = None
         space = vars(sys.modules["__main__"])
-        for name in list(space):
-            if not (name.startswith("__") or isinstance(space[name], NEEDED)):
+        for name, value in list(space.items()):
+            if not isinstance(value, type) and (
+                hasattr(type(value), "close") or hasattr(type(value), "__del__")
+            ):
                 space[name] = None
+        del value
         gc.collect()
     for found in reversed(gc.get_objects()):  # a file is made after what lies beneath it
         if issubclass(type(found), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)):

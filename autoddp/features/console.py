@@ -178,7 +178,7 @@ def muted() -> Iterator[None]:
     with ExitStack() as undo:
         undo.enter_context(_nowhere(1))
         for stream in (sys.stdout, sys.stderr):
-            if stream is None or stream.closed:
+            if stream is None or getattr(stream, "closed", False):
                 continue
             stream.flush()  # what was printed before is to be seen
             for layer in (stream, getattr(stream, "buffer", None)):
@@ -213,7 +213,7 @@ def _nowhere(number: int) -> Iterator[None]:
 def _write_out() -> None:
     """What is buffered for standard output, in Python and in C."""
     for stream in (sys.stdout, sys.__stdout__):
-        if stream is not None and not stream.closed:
+        if stream is not None and not getattr(stream, "closed", False):
             stream.flush()
     ctypes.CDLL(None).fflush(None)
 

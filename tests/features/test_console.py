@@ -311,3 +311,27 @@ def test_a_reader_that_leaves_ends_the_job_as_it_ends_python(command, lines):
     alone, got, _ = command(partial(in_pipe, lines=lines), source)
     assert got == alone
     assert alone[0] == 1
+
+
+def test_a_stream_of_the_scripts_own_is_muted_too(on, tmp_path):
+    """`sys.stdout = Tee(...)`, which has `write` and `flush` alone."""
+
+    class Tee:
+        def __init__(self):
+            self.seen = []
+
+        def write(self, text):
+            self.seen.append(text)
+
+        def flush(self):
+            self.seen.append("flush")
+
+    def script(run):
+        sys.stdout = tee = Tee()
+        print("one")
+        with trial(run):
+            print("trial")
+        print("two")
+        return [text for text in tee.seen if text.strip() and text != "flush"]
+
+    assert on(script) == [["one", "two"]] * 2

@@ -159,8 +159,17 @@ class Run:
         self.file.write("over")
         self.file.close()
         os.mkdir("made")
-        print("deleted", flush=True)
+        print("deleted", file=sys.__stdout__, flush=True)
 run = Run()
+shown = []
+class Tee:
+    def write(self, text):
+        shown.append(text)
+        return sys.__stdout__.write(text)
+    def flush(self):
+        shown.append("")
+sys.stdout = Tee()
+sys.addaudithook(lambda event, args: shown.append(event))
 def forever():
     while True:
         time.sleep(0.01)
