@@ -49,6 +49,11 @@ def gone(pids, seconds=5.0):
     return not any(alive(pid) for pid in pids)
 
 
+def children(pid: int) -> list[int]:
+    """The processes that one has started; to the script, all ranks have rank 0's number."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 class Started:
     """A job of 2 ranks that runs until it is told to end, in a group of its own."""
 
@@ -62,19 +67,13 @@ class Started:
             text=True,
             start_new_session=True,
         )
-        folder = path.parent
-        deadline = time.monotonic() + 30
-        while len(self.pids(folder, nproc)) < nproc:
+        deadline = time.monotonic() + 60
+        while not (path.parent / "arrived").exists():
             assert time.monotonic() < deadline, "the ranks do not start"
             assert self.process.poll() is None, self.process.communicate()
             time.sleep(0.02)
-        self.ranks = self.pids(folder, nproc)
-
-    @staticmethod
-    def pids(folder: Path, nproc: int) -> list[int]:
-        """What the ranks wrote of themselves."""
-        files = [folder / f"pid{rank}" for rank in range(nproc)]
-        return [int(file.read_text()) for file in files if file.exists() and file.read_text()]
+        self.ranks = sorted(children(self.process.pid))
+        assert len(self.ranks) == nproc
 
     def end(self, timeout: float = 20) -> tuple[int, str, str]:
         """Exit code, stdout and stderr."""
@@ -87,11 +86,7 @@ class Started:
         return self.process.returncode, out, err
 
 
-ARRIVED = (
-    "folder = os.path.dirname(__file__)\n"
-    "fd = os.open(f'{folder}/pid{rank}', os.O_WRONLY | os.O_CREAT)\n"
-    "os.write(fd, str(os.getpid()).encode())\nos.close(fd)\n"
-)
+ARRIVED = "os.mkdir(os.path.join(os.path.dirname(__file__), 'arrived'))\n"  # rank 0 does it when all are here
 FOREVER = "while True: time.sleep(0.01)\n"
 
 

@@ -142,6 +142,36 @@ def test_a_death_on_the_other_node_ends_both(nodes, tmp_path):
     assert "[autoddp] rank 2 was killed by SIGKILL (signal 9)\n" in err2
 
 
+def test_a_signal_to_one_node_is_acted_on_by_both_at_the_same_step(nodes, tmp_path):
+    script = tmp_path / "s.py"
+    script.write_text(
+        "import signal, sys, torch\n"
+        "torch.manual_seed(0)\n"
+        "net = torch.nn.Linear(4, 1)\n"
+        "opt = torch.optim.SGD(net.parameters(), 0.001)\n"
+        "def leave(number, frame):\n"
+        "    torch.save(step, f'{sys.argv[1]}/step.pt')\n"
+        "    print('left at', step, flush=True)\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, leave)\n"
+        "data = torch.utils.data.TensorDataset(torch.randn(16, 4), torch.randn(16, 1))\n"
+        "for step in range(1 << 40):\n"
+        "    for x, y in torch.utils.data.DataLoader(data, batch_size=8):\n"
+        "        loss = ((net(x) - y) ** 2).mean()\n"
+        "        opt.zero_grad(); loss.backward(); opt.step()\n"
+        "    if step == 3: print('ready', flush=True)\n"
+    )
+    logs = tmp_path / "logs"
+    job = Job(nodes, f"{script} {tmp_path}", "-q", "--log-dir", str(logs))
+    assert job.processes[0].stdout.readline() == "ready\n"
+    time.sleep(0.3)
+    job.processes[1].send_signal(signal.SIGTERM)
+    (first, out, err), (second, _, err2) = job.end()
+    assert (first.returncode, second.returncode) == (0, 0), err + err2
+    assert out.startswith("left at ")
+    assert [(logs / f"rank{rank}.log").read_text() for rank in (1, 2)] == ["ready\n" + out] * 2
+
+
 def test_waiting_for_a_node_ends_at_once_on_ctrl_c(nodes, tmp_path):
     script = tmp_path / "s.py"
     script.write_text("print('ran')\n")

@@ -24,6 +24,7 @@ from autoddp.environment import World
 from autoddp.features.clocks import Clocks
 from autoddp.features.files import Files
 from autoddp.features.folders import Folders
+from autoddp.features.signals import Signals
 from autoddp.features.temporary import Temporary
 from autoddp.group import Group
 from tests.features.outward import installed
@@ -89,7 +90,7 @@ def rank(group: Group, folder: str, rounds: int) -> list[tuple[float, float]]:
             if group.rank == 0:
                 plainly.append(timed(act, folder, times))
             group.barrier()
-            with installed(group, Clocks, Files, Folders, Temporary):
+            with installed(group, Clocks, Signals, Files, Folders, Temporary):
                 act(folder, 3)
                 group.barrier()
                 together.append(timed(act, folder, times))

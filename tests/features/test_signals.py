@@ -143,7 +143,7 @@ def test_an_interrupt_during_training_is_caught_at_the_same_step(tmp_path, nproc
 
 
 def test_handlers_that_go_on_run_as_often_as_signals_came_and_one_that_leaves_ends_the_job(tmp_path):
-    """SIGUSR1 to the launcher, to rank 1 alone, to rank 0 alone; SIGUSR2; then SIGTERM: saved, exit code 0."""
+    """SIGUSR1 to the launcher, to rank 1 alone, to rank 0 alone; SIGUSR2; then SIGTERM: exit code 0."""
     source = (
         "signal.signal(signal.SIGUSR1, save)\n"
         "signal.signal(signal.SIGUSR2, lambda *_: tell('went on'))\n"

@@ -1,0 +1,128 @@
+"""Signals wait for a point of the program that all ranks come to: real ranks, real signals, no job around them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+
+from autoddp.features.signals import Signals
+from tests.features.outward import on_ranks, trial
+
+KILL, PID = os.kill, os.getpid
+
+
+def counted(run, steps, points, who):
+    """At which step the handler ran, and how often; rank `who` gets a signal half-way."""
+    seen = []
+    signal.signal(signal.SIGUSR1, lambda *_: seen.append(at))
+    for at in range(steps):
+        time.sleep(0.002 * run.world.rank)
+        if at == steps // 2 and who in (None, run.world.rank):
+            KILL(PID(), signal.SIGUSR1)
+        points(run.group)
+    end = time.monotonic() + 20
+    while not seen and time.monotonic() < end:
+        time.sleep(0.01)
+    return seen
+
+
+POINTS = {
+    "effects": lambda group: group.effect("a", lambda: 1),
+    "meetings": lambda group: group.effect("a", lambda: 1, meet=True),
+    "collectives": lambda group: group.all_reduce(torch.ones(2)),
+    "both": lambda group: (group.effect("a", lambda: 1), group.all_gather(torch.ones(2))),
+}
+
+
+@pytest.mark.parametrize("who", [0, 1, 2, None])
+@pytest.mark.parametrize("points", POINTS.values(), ids=POINTS)
+def test_one_handler_runs_once_at_one_step(points, who):
+    zero, one, two = on_ranks(lambda run: counted(run, 60, points, who), 3, Signals)
+    assert zero == one == two
+    assert len(zero) == 1
+
+
+def test_what_a_handler_raises_leaves_effects_in_step():
+    def script(run):
+        def stop(number, frame):
+            run.group.effect("saved", lambda: 1, meet=True)
+            raise TimeoutError(run.group.effect("when", time.monotonic))
+
+        signal.signal(signal.SIGALRM, stop)
+        signal.setitimer(signal.ITIMER_REAL, 0.1 + 0.05 * run.world.rank)
+        steps = 0
+        try:
+            while True:
+                run.group.effect("a", lambda: "x")
+                steps += 1
+        except TimeoutError as error:
+            return steps, str(error), run.group.effect("after", lambda: 2)
+
+    zero, one = on_ranks(script, 2, Signals)
+    assert zero == one
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_without_a_point_all_run_it_where_they_wait(inside):
+    """In a long call of every rank's, or while all wait for what rank 0 does."""
+
+    def script(run):
+        seen = []
+
+        def stop(number, frame):
+            seen.append(run.group.effect("in the handler", lambda: 5))
+            raise KeyboardInterrupt
+
+        signal.signal(signal.SIGUSR1, stop)
+        if run.world.rank == 0:
+            threading.Timer(0.2, lambda: KILL(PID(), signal.SIGUSR1)).start()
+        began = time.monotonic()
+        try:
+            if inside:
+                run.group.effect("long", lambda: time.sleep(60))
+            else:
+                time.sleep(60)
+        except KeyboardInterrupt:
+            seen.append("caught")
+        return seen, time.monotonic() - began < 30, run.group.effect("after", lambda: 2)
+
+    assert on_ranks(script, 2, Signals) == [([5, "caught"], True, 2)] * 2
+
+
+def test_in_a_trial_it_waits():
+    def script(run):
+        seen = []
+        signal.signal(signal.SIGUSR1, lambda *_: seen.append(1))
+        with trial(run):
+            if run.world.rank == 0:
+                KILL(PID(), signal.SIGUSR1)
+            run.group.all_reduce(torch.ones(1))
+            time.sleep(1.5)
+            run.group.all_reduce(torch.ones(1))
+            during = list(seen)
+        run.group.all_reduce(torch.ones(1))
+        return during, seen
+
+    assert on_ranks(script, 2, Signals) == [([], [1])] * 2
+
+
+def test_the_script_finds_its_own_handlers_and_they_are_the_processes_after_it():
+    def script(run):
+        def mine(*_):
+            pass
+
+        before = signal.signal(signal.SIGUSR1, mine)
+        found = signal.getsignal(signal.SIGUSR1) is mine
+        again = signal.signal(signal.SIGUSR1, signal.SIG_IGN) is mine
+        last = signal.getsignal(signal.SIGUSR1)
+        interrupt = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        signal.signal(signal.SIGUSR2, mine)
+        return before, found, again, last, interrupt
+
+    expected = (signal.SIG_DFL, True, True, signal.SIG_IGN, True)
+    assert on_ranks(script, 2, Signals) == [expected] * 2
