@@ -54,17 +54,21 @@ class Server:
         _thread.start_new_thread(self._serve, ())
 
     def end(self, others: list[int]) -> None:
-        """Stay until the others have read what they want, for a while."""
+        """Stay until the others have read what they want, for a while.
+
+        A rank 0 that hosts the store stays for them by itself, and the thread answers to its end.
+        """
         store, keys = self._effects.group.store, [f"handover/left/{rank}" for rank in others]
         deadline = time.monotonic() + LAST
-        while not store.check(keys) and time.monotonic() < deadline:
+        while self._effects.group.world.agent_store and not store.check(keys):
+            if time.monotonic() > deadline:
+                return
             time.sleep(_TICK)
-        store.queue_push(ASKED, "null")
 
     def _serve(self) -> None:
         with suppress(DistError):  # the store went with its host: nobody is left who asks
-            while (asked := json.loads(self._store.queue_pop(ASKED))) is not None:
-                self._reply(*asked)
+            while True:
+                self._reply(*json.loads(self._store.queue_pop(ASKED)))
 
     def _reply(self, key: str, path: str, facts: Facts | None, offset: int) -> None:
         body = bytearray()
