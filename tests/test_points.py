@@ -1,4 +1,4 @@
-"""Signals wait for a point of the program that all ranks come to: real ranks, real signals, no job around them."""
+"""Signals wait for a point of the program that all ranks come to: real ranks, real signals, no job."""
 
 from __future__ import annotations
 
