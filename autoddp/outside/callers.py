@@ -50,7 +50,6 @@ _MACHINERY = tuple(
         "features/temporary.py",
         "features/clocks.py",
         "features/signals.py",
-        "features/signals.py",
         "outside/opened.py",
         "outside/layers.py",
         "features/descriptors.py",
