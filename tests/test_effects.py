@@ -143,8 +143,8 @@ def test_every_feature_of_the_outside_world_undoes_exactly():
                     except ImportError:
                         assert patch.optional
                         continue
-                    owner, attribute, _ = find(target, module, optional=patch.optional)
-                    if owner is not ABSENT:
+                    owner, attribute, there = find(target, module, optional=patch.optional)
+                    if there is not ABSENT:
                         yield target, vars(owner).get(attribute, ABSENT)
 
     def rank(group):
