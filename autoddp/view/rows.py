@@ -14,29 +14,10 @@ from torch.utils._pytree import tree_flatten, tree_map
 from autoddp.errors import LostGradient
 from autoddp.view.boundaries import Gather, SumOverRanks, part
 from autoddp.view.cuts import Cuts
+from autoddp.view.family import RAW, Family, shows
 from autoddp.view.partials import Part
 from autoddp.view.state import View
 from autoddp.view.table import rule_for
-
-
-class Family:
-    """Rows that share memory, because one is a view of the other.
-
-    This rank's rows are the truth. A gathered whole is a copy, until somebody writes into it: then
-    it is the newer truth, and is taken over before anyone reads a member again.
-    """
-
-    __slots__ = ("gathered",)
-
-    def __init__(self) -> None:
-        self.gathered: list[weakref.ref[Rows]] = []
-
-    def take_over(self) -> None:
-        """Bring the rows up to date with what was written into a gathered whole."""
-        for reference in self.gathered:
-            rows = reference()
-            if rows is not None:
-                rows.take_over()
 
 
 class Rows(Tensor):
@@ -82,8 +63,9 @@ class Rows(Tensor):
         needs = local.requires_grad and torch.is_grad_enabled()
         if whole is not None and self._versions[0] == _version(local) and (whole.requires_grad or not needs):
             return whole
+        borrowed = self.family.borrowed(local) if self.family.lent and not needs else None
         with temporarily_clear_interpreter_stack() if _transformed() else nullcontext():
-            whole = Gather.apply(local, self.cuts, self.at)
+            whole = Gather.apply(local, self.cuts, self.at) if borrowed is None else borrowed
         if not whole.is_inference() and not local.is_inference():  # those count no versions
             if self._whole is None:
                 self.family.gathered.append(weakref.ref(self))
@@ -98,6 +80,13 @@ class Rows(Tensor):
         self._versions = (self._versions[0], whole._version)
         self._local.copy_(part(whole, self.cuts, self.at))
         self._versions = (self._local._version, whole._version)
+
+    def lend(self, out: Any, func: Any) -> None:
+        """Note it if `out`, computed of the whole, lets the script see its memory."""
+        whole, name = self._whole, getattr(func, "__name__", "")
+        if whole is not None and not _transformed() and shows(out, whole, name):
+            raw = whole.device.type == "cpu" or name in RAW  # a plain view may be read as an array
+            self.family.lend(whole, self._local, self.cuts, self.at, raw)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch's stub lacks the defaults that it uses
@@ -204,11 +193,20 @@ def view_of(args: Any) -> View:
 def answer(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """By rule, or on the whole; under a transform of torch.func always on the whole."""
     rule = None if _transformed() else rule_for(func)
-    if rule is not None:
-        out = rule(func, args, kwargs)
-        if out is not NotImplemented:
-            return out
-    return on_the_whole(func, args, kwargs)
+    out = NotImplemented if rule is None else rule(func, args, kwargs)
+    if out is NotImplemented:
+        out = on_the_whole(func, args, kwargs)
+    if args and type(args[0]) is Rows and args[0].family.lent and in_place(func):
+        args[0].family.refresh()
+    return out
+
+
+def in_place(func: Any) -> bool:
+    """Whether the function writes into its first argument."""
+    name: str = func.__name__
+    if name.startswith("__i") and name.endswith("__"):
+        return name != "__invert__"
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
 
 SCALARS = {Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.__complex__}
@@ -226,6 +224,7 @@ def on_the_whole(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     for x in leaves:
         if isinstance(x, Rows):
             x.take_over()
+            x.lend(out, func)
         if out is not None and out is (x._whole if isinstance(x, Rows) else x._value):
             return x  # an operation in place returns what it was called on
     return out

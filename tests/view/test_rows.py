@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,6 +67,35 @@ def masked(x: Tensor) -> Any:
     x[:, 0] = torch.arange(float(len(x)))
     x[1:3] += 5
     return x, torch.from_numpy(x.numpy().copy()), x.tolist()
+
+
+def through_numpy(x: Tensor) -> Any:
+    array = x.numpy()
+    array *= 2
+    total, columns = x.sum(), x[:, 1:]
+    x.add_(1)
+    columns.mul_(3)
+    seen = array.copy()
+    np.asarray(x.detach())[0] = 7
+    return x, columns, total, torch.from_numpy(seen), torch.from_numpy(array.copy())
+
+
+def through_a_row(x: Tensor) -> Any:
+    row = x[1]
+    x.mul_(2)
+    seen = row.clone()
+    row.numpy()[:] = float("nan")
+    x[2] = 1
+    list(x)[3].fill_(4)
+    return x, seen, row, x.nan_to_num().sum(0)
+
+
+def through_memory(x: Tensor) -> Any:
+    torch.from_dlpack(x).add_(1)
+    total = x.sum()
+    (ctypes.c_double * x.numel()).from_address(x.data_ptr())[1] = 9.0
+    x[:, 2].zero_()
+    return x, total, x.untyped_storage().nbytes(), torch.from_numpy(x.numpy().copy())
 
 
 def no_grad_first(x: Tensor) -> Any:
@@ -145,7 +175,8 @@ def adversary(x: Tensor) -> Any:
 
 
 DEEDS: list[Callable[[Tensor], Any]] = [
-    written_after, row_then_mul, whole_around, through_flat, masked, no_grad_first, second, retained,
+    written_after, row_then_mul, whole_around, through_flat, through_numpy, through_a_row,
+    through_memory, masked, no_grad_first, second, retained,
     given_grad, hooked, of_parameters, seeds, adversary,
 ]  # fmt: skip
 

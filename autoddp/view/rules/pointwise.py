@@ -8,18 +8,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from autoddp.view.rows import Partial, Rows, split
+from autoddp.view.rows import Partial, Rows, in_place, split
 from autoddp.view.rules.operands import UNCLEAR, operand, rewrap
 from autoddp.view.rules.partial import linear
 from autoddp.view.table import pointwise_rule, rule
-
-
-def in_place(func: Any) -> bool:
-    """Whether the function writes into its first argument."""
-    name: str = func.__name__
-    if name.startswith("__i") and name.endswith("__"):
-        return name != "__invert__"
-    return name.endswith("_") and not name.endswith("__")
 
 
 @pointwise_rule
