@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from autoddp.environment import World, give
 from autoddp.errors import BadInput
-from autoddp.launching import gpus, network
+from autoddp.launching import form, gpus, network
 from autoddp.launching.streams import Logs
 from autoddp.options import Options
 from autoddp.place import HERE
 from autoddp.report import PREFIX
 from autoddp.script import Script
+from autoddp.source import Found
 
 if TYPE_CHECKING:
     from autoddp.launching.agent import Failure
@@ -35,15 +36,17 @@ def run(script: Script, options: Options) -> int:
     script.find()
     check_places(options)
     check_disabled(options)
-    own_ddp = options.own_ddp == "yes" or (options.own_ddp == "auto" and script.is_distributed())
+    own = form.of(Found() if options.own_ddp == "no" else script.read(), options.own_ddp)
     if launched(os.environ):
         from autoddp import worker
 
-        worker.leave(worker.joined(script, options, own_ddp))
+        worker.leave(worker.joined(script, options, own))
+    if own.kind is form.Kind.ONCE:
+        return alone(script, options, form.once(script.name, own.line))
     ready = prepare(options)
-    if ready.nproc == 1 and ready.nnodes == 1:
-        return alone(script, ready)
-    return start(script, ready, own_ddp)
+    if ready.nproc == 1 and ready.nnodes == 1 and own.kind is form.Kind.VIEW:
+        return alone(script, ready, "1 rank: the script runs as it is")
+    return start(script, ready, own)
 
 
 def launched(environ: Mapping[str, str]) -> bool:
@@ -124,14 +127,14 @@ def check_places(options: Options) -> None:
         ) from None
 
 
-def alone(script: Script, options: Options) -> int:
-    """One rank: the script in this process, as it is."""
-    say(options, "1 rank: the script runs as it is")
+def alone(script: Script, options: Options, why: str) -> int:
+    """The script in this process, as it is."""
+    say(options, why)
     HERE.world = World()  # `@distributed` shall start no job in it
     return script.run(whole_traceback=options.verbose)
 
 
-def start(script: Script, options: Options, own_ddp: bool) -> int:
+def start(script: Script, options: Options, own: form.Form) -> int:
     """Fork the ranks from this process and wait for them."""
     assert options.nproc is not None
     if "OMP_NUM_THREADS" not in os.environ:  # before torch and numpy make their pools
@@ -144,7 +147,7 @@ def start(script: Script, options: Options, own_ddp: bool) -> int:
 
     devices = find_devices(options.nproc, options.backend)
     logs = Logs(options.log_dir)
-    job = Job(script, options, devices, own_ddp, logs, random.getstate())
+    job = Job(script, options, devices, own, logs, random.getstate())
     signals = Signals(options.nproc, options.grace)
     if options.nnodes > 1:
         say(

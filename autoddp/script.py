@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import atexit
 import builtins
 import contextlib
@@ -18,6 +17,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType, TracebackType
 
 from autoddp.errors import BadInput
+from autoddp.source import Found, read
 
 OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 INTERRUPTED = 130  # 128 + SIGINT: what a shell makes of a Python that Ctrl-C ended
@@ -48,21 +48,14 @@ class Script:
             raise BadInput(f"{self.name} may not be read by this user; check its permissions")
         return path
 
-    def is_distributed(self) -> bool:
-        """Whether the file itself calls `init_process_group`: it does its own DDP."""
-        with open(self.find(), "rb") as file:
-            source = file.read()
-        if b"init_process_group" not in source:
-            return False
-        try:
-            tree = ast.parse(source)
-        except (SyntaxError, ValueError):
-            return False  # running it says so, as python does
-        return any(
-            isinstance(node, ast.Call)
-            and getattr(node.func, "attr", getattr(node.func, "id", "")) == "init_process_group"
-            for node in ast.walk(tree)
-        )
+    def read(self) -> Found:
+        """What its source says of ranks; nothing is run to find that out.
+
+        Raises:
+            BadInput: There is no such script.
+        """
+        path = self.find()
+        return read(path, os.getcwd() if self.module else os.path.dirname(os.path.realpath(path)))
 
     def run(self, whole_traceback: bool = False) -> int:
         """Run it in a fresh `__main__`; the exit code, after printing what python would print.

@@ -8,7 +8,7 @@ import random
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,9 +16,12 @@ import torch
 import torch.distributed as dist
 
 from autoddp.environment import World, give, hide, keep_to_libraries
+from autoddp.errors import BadInput
 from autoddp.group import Group
-from autoddp.launching import gpus, network, signals, streams
+from autoddp.launching import form, gpus, network, signals, streams
+from autoddp.launching.form import Form, Kind
 from autoddp.launching.gpus import Devices
+from autoddp.launching.guard import Guard
 from autoddp.launching.streams import Logs
 from autoddp.options import Options
 from autoddp.place import HERE
@@ -38,7 +41,7 @@ class Job:
     script: Script
     options: Options
     devices: Devices
-    own_ddp: bool
+    own: Form
     logs: Logs
     random_state: Any  # Python's generator: a forked child would reseed it
 
@@ -47,16 +50,9 @@ def run(job: Job) -> int:
     """Be a rank, from torchrun's variables on; the exit code, after the script's own ending."""
     world = World.read(os.environ)
     set_threads(world)
+    if job.own.kind is not Kind.VIEW:
+        return by_itself(job, world)
     random.setstate(job.random_state)
-    if job.own_ddp:
-        if world.world_size > world.local_world_size:
-            set_interface(world)
-        HERE.world = world
-        Report(speaks=world.rank == 0 and not job.options.quiet).say(
-            f"{job.script.name} calls init_process_group itself: launched as torchrun would, "
-            "nothing else is done (--own-ddp no changes that)"
-        )
-        return finish(job.script.run())
     if world.rank:
         streams.redirect(job.logs.of(world.rank))
     take_device(world, job.devices)
@@ -82,13 +78,33 @@ def run(job: Job) -> int:
     return code
 
 
-def joined(script: Script, options: Options, own_ddp: bool) -> int:
-    """Be a rank that another launcher has started."""
+def by_itself(job: Job, world: World) -> int:
+    """Be a rank of a script that does its own DDP: what torchrun would make of it."""
+    if world.world_size > world.local_world_size:
+        set_interface(world)
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()  # a fork has its parent's numbers; Python's reseeds itself
+    HERE.world = world
+    report = Report(world.rank == 0 and not job.options.quiet)
+    report.say(job.own.said(job.script.name))
+    script = replace(job.script, args=job.own.arguments(job.script.args, world.local_rank))
+    with Guard(job.own.line, world.world_size if job.options.own_ddp == "auto" else 1):
+        return finish(script.run())
+
+
+def joined(script: Script, options: Options, own: Form) -> int:
+    """Be a rank that another launcher has started.
+
+    Raises:
+        BadInput: The script would start ranks of its own on each.
+    """
     world = World.read(os.environ)
+    if own.kind is Kind.ONCE and world.world_size > 1:
+        raise BadInput(form.twice(script.name, own.line, world.world_size))
     devices = find_devices(world.local_world_size, options.backend)
     logs = Logs(options.log_dir)
     logs.make()
-    job = Job(script, options, devices, own_ddp, logs, random.getstate())
+    job = Job(script, options, devices, own, logs, random.getstate())
     terminal = os.dup(2)
     code = run(job)
     if code and logs.of(world.rank).exists():

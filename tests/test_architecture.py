@@ -33,13 +33,13 @@ LAYERS = [
     {
         *("view", "replica", "joining.agreement", "outside.ledger", "group", "report"),
         "outside.callers",
-        *("outside.scratch", "outside.atomic"),
+        *("outside.scratch", "outside.atomic", "source", "launching.form"),
     },
 ]
 BOTTOM = len(LAYERS)
 WITHOUT_TORCH = {
     *("__init__", "__main__", "cli", "decorator", "environment", "errors", "launching.gpus", "launch"),
-    *("listing", "launching.network", "options", "patching", "place", "report", "script"),
+    *("listing", "launching.network", "launching.form", "source", "options", "patching", "place", "report", "script"),
     *("launching.signals", "launching.streams", "joining.start", "joining.crew"),
 }
 

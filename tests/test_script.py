@@ -136,23 +136,6 @@ def test_safe_path_adds_no_folder(project):
     assert ours.out == plain.out
 
 
-@pytest.mark.parametrize(
-    ("source", "answer"),
-    [
-        ("import torch.distributed as dist\ndist.init_process_group('gloo')", True),
-        ("from torch.distributed import init_process_group\ninit_process_group()", True),
-        ("# init_process_group() is not for us", False),
-        ("'init_process_group()'", False),
-        ("import torch", False),
-        ("init_process_group(", False),
-    ],
-)
-def test_a_script_that_does_its_own_ddp_is_recognised(tmp_path, source, answer):
-    path = tmp_path / "s.py"
-    path.write_text(source)
-    assert Script(str(path)).is_distributed() is answer
-
-
 def test_what_cannot_be_run_is_said(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadInput, match=r"^no script at none\.py \(in .*\); check the path$"):

@@ -10,6 +10,7 @@ from autoddp.features.explanation import Explanation
 from autoddp.features.files import Files
 from autoddp.features.folders import Folders
 from autoddp.features.gradients import Gradients
+from autoddp.features.groups import Groups
 from autoddp.features.holders import Holders
 from autoddp.features.loaders import Loaders
 from autoddp.features.local_view import LocalView
@@ -41,6 +42,7 @@ FEATURES: tuple[type[Feature], ...] = (
     Programs,
     Processes,
     Children,
+    Groups,
     Scaling,
     LocalView,
     Loaders,

@@ -39,6 +39,7 @@ _MACHINERY = tuple(
         "features/programs.py",
         "features/processes.py",
         "features/children.py",
+        "features/groups.py",
         "outside/programs.py",
         "outside/pipes.py",
         "outside/told.py",

@@ -1,0 +1,287 @@
+"""What the user's own source says of ranks: does it join a process group, and who starts its processes?
+
+Nothing is run to find out. Files are read that the script imports from its own folder, and of these what
+the script's first line leads to: names stand for whatever function, method or class is called so.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
+
+from autoddp.report import is_users
+
+JOIN = "init_process_group"
+STARTERS = ("spawn", "start_processes", "Process", "elastic_launch")
+TOLD = {"nprocs", "target"}  # by which a starter is known from psutil's Process and numpy's spawn
+VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+FLAGS = ("--local_rank", "--local-rank")
+# a condition on these does not tell one process from several
+ALWAYS = ("__name__", "is_available", "is_initialized")
+
+
+@dataclass(frozen=True)
+class Started:
+    """What a process is started with: the names that its target consists of, and all that it is given."""
+
+    target: frozenset[str]
+    given: frozenset[str]
+
+
+@dataclass
+class Scope:
+    """What stands in a function, a class or a file; each with whether a condition goes before it."""
+
+    names: list[tuple[str, bool]] = field(default_factory=list)  # what it leads to
+    joins: list[tuple[str, bool]] = field(default_factory=list)  # lines: train.py:41
+    starts: list[tuple[str, Started, bool]] = field(default_factory=list)
+    asks: bool = False
+    flag: str = ""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a script's source says of ranks; lines are empty where there is none."""
+
+    joins: str = ""  # where a process of it joins a process group
+    starts: str = ""  # where it starts processes that do
+    always: bool = False  # whether it does so under no condition
+    asks: bool = False  # whether it asks a launcher's variables, or its arguments, for its rank
+    flag: str = ""  # --local_rank or --local-rank, where its parser knows that
+
+
+def read(path: str, folder: str) -> Found:
+    """Read a script and what it imports from `folder`, the first on its path."""
+    scopes, roots = _scopes(path, folder)
+    return _found(scopes, [(root, False) for root in roots])
+
+
+def joins(path: str, name: str) -> bool:
+    """Whether the function that is called so in this file joins a process group, if all goes so."""
+    scopes, roots = _scopes(path, os.path.dirname(path))
+    return bool(_found(scopes, [(name, True), (roots[0], True)]).joins)
+
+
+def _scopes(path: str, folder: str) -> tuple[dict[str, list[Scope]], list[str]]:
+    """All scopes by their names; those of the files themselves are named by their paths."""
+    scopes: dict[str, list[Scope]] = {}
+    roots: list[str] = []
+    pending = [path]
+    while pending:
+        file = pending.pop()
+        if file in roots or not file.endswith(".py") or (roots and not is_users(file)):
+            continue
+        try:
+            with open(file, "rb") as opened:
+                tree = ast.parse(opened.read())
+        except (OSError, SyntaxError, ValueError):
+            tree = ast.Module([], [])  # running it says so, as python does
+        roots.append(file)
+        _Reader(file, scopes).visit(tree)
+        pending += _imported(tree, file, folder)
+    return scopes, roots
+
+
+def _imported(tree: ast.AST, file: str, folder: str) -> Iterator[str]:
+    """The files in the folder that a file imports."""
+    for node in ast.walk(tree):
+        names, base = [], folder
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            names = [f"{module}.{alias.name}".strip(".") for alias in node.names] + [module]
+            base = os.sep.join(file.split(os.sep)[: -node.level]) if node.level else folder
+        for name in filter(None, names):
+            yield from _find(name.split("."), base)
+
+
+def _find(parts: list[str], folder: str) -> Iterator[str]:
+    """The files of a dotted name, packages' own included, as far as they are there."""
+    places = [folder]
+    for part in parts:
+        spec = PathFinder.find_spec(part, places)
+        if spec is None:
+            return
+        if spec.origin is not None:
+            yield spec.origin
+        places = list(spec.submodule_search_locations or ())
+
+
+def _found(scopes: dict[str, list[Scope]], roots: list[tuple[str, bool]]) -> Found:
+    seen = _reached(scopes, roots)
+    inside = [(scope, maybe) for name, maybe in seen.items() for scope in scopes.get(name, ())]
+    joins = [(line, maybe or some) for scope, maybe in inside for line, some in scope.joins]
+    starts = [
+        (line, maybe or some)
+        for scope, maybe in inside
+        for line, started, some in scope.starts
+        if _lead_to_joins(scopes, started.given) or (joins and not started.target & set(scopes))
+    ]
+    flags = [scope.flag for scope, _ in inside if scope.flag]
+    first = sorted(starts or joins, key=lambda found: found[1])
+    return Found(
+        joins=next(iter(sorted(joins, key=lambda found: found[1])), ("", False))[0],
+        starts=first[0][0] if starts else "",
+        always=bool(first) and not first[0][1],
+        asks=bool(flags) or any(scope.asks for scope, _ in inside),
+        flag=flags[0] if flags else "",
+    )
+
+
+def _lead_to_joins(scopes: dict[str, list[Scope]], names: frozenset[str]) -> bool:
+    reached = _reached(scopes, [(name, True) for name in names])
+    return any(scope.joins for name in reached for scope in scopes[name])
+
+
+def _reached(scopes: dict[str, list[Scope]], roots: list[tuple[str, bool]]) -> dict[str, bool]:
+    """The names that these lead to, each with whether that is so under a condition only."""
+    seen: dict[str, bool] = {}
+    pending = list(roots)
+    while pending:
+        name, maybe = pending.pop()
+        if name not in scopes or (name in seen and seen[name] <= maybe):
+            continue
+        seen[name] = maybe
+        pending += [(led, maybe or some) for scope in scopes[name] for led, some in scope.names]
+    return seen
+
+
+class _Reader(ast.NodeVisitor):
+    """Sorts what stands in a file into its scopes."""
+
+    def __init__(self, file: str, scopes: dict[str, list[Scope]]) -> None:
+        self.file, self.scopes = file, scopes
+        self.here = self._open(file)
+        self.maybe = False
+        self.known = {JOIN}  # by what names the file calls it
+        self.owner = ""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        """A scope of its own, to which its name leads; a class leads to what Python calls by itself."""
+        special = self.owner and node.name.startswith("__")
+        for outer in (*node.decorator_list, node.args):
+            self.visit(outer)
+        name = f"{self.owner}.{node.name}" if special else node.name
+        if special or node.decorator_list:
+            self.here.names.append((name, False))  # a decorator may have had it called
+        self._within(name, node.body, "")
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        """A scope, too."""
+        self._within(node.name, [*map(ast.Expr, node.bases), *node.body], node.name)
+
+    def visit_If(self, node: ast.If) -> None:
+        """What comes after a way out is under its condition, too."""
+        self.visit(node.test)
+        told = not any(word in ast.unparse(node.test) for word in ALWAYS)
+        self._under(told, [*node.body, *node.orelse])
+        if told and self.here is not self.scopes[self.file][0]:
+            self.maybe |= any(isinstance(inner, ast.Return) for inner in ast.walk(node))
+
+    def visit_IfExp(self, node: ast.IfExp) -> None:
+        """As the statement."""
+        self.visit(node.test)
+        self._under(True, [node.body, node.orelse])
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        """`distributed and init_process_group()`."""
+        self.visit(node.values[0])
+        self._under(True, node.values[1:])
+
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
+        """What is tried after a failure."""
+        self._under(True, node.body)
+
+    def visit_match_case(self, node: ast.match_case) -> None:
+        """One of several."""
+        self._under(True, node.body)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        """It may give the function another name."""
+        self.known |= {alias.asname for alias in node.names if alias.name == JOIN and alias.asname}
+
+    def visit_Call(self, node: ast.Call) -> None:
+        """Of a starter, an argument parser, or of anything."""
+        called = _name(node.func)
+        if called == "add_argument":
+            self.here.flag = self.here.flag or next(filter(None, map(_flag, node.args)), "")
+        if called in STARTERS and _starts(node, called):
+            self.here.starts.append((self._line(node), _started(node), self.maybe))
+            self.visit(node.func)
+        else:
+            self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        """Leads to what is called so."""
+        self._lead(node, node.id)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        """Leads to what is called so, of whatever object."""
+        self._lead(node, node.attr)
+        self.visit(node.value)
+
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        """`os.environ["RANK"] = ...` asks for nothing."""
+        if isinstance(node.ctx, ast.Load):
+            self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        """A variable's name by itself is asked for."""
+        self.here.asks |= node.value in VARIABLES
+
+    def _lead(self, node: ast.expr, name: str) -> None:
+        if name in self.known:
+            self.here.joins.append((self._line(node), self.maybe))
+        elif not isinstance(getattr(node, "ctx", None), ast.Store):
+            self.here.names.append((name, self.maybe))
+
+    def _line(self, node: ast.expr) -> str:
+        return f"{os.path.basename(self.file)}:{node.lineno}"
+
+    def _open(self, name: str) -> Scope:
+        scope = Scope()
+        self.scopes.setdefault(name, []).append(scope)
+        return scope
+
+    def _within(self, name: str, body: list[ast.stmt], owner: str) -> None:
+        before = self.here, self.maybe, self.owner
+        self.here, self.maybe, self.owner = self._open(name), False, owner
+        for statement in body:
+            self.visit(statement)
+        self.here, self.maybe, self.owner = before
+
+    def _under(self, told: bool, nodes: list[ast.stmt] | list[ast.expr]) -> None:
+        before, self.maybe = self.maybe, self.maybe or told
+        for node in nodes:
+            self.visit(node)
+        self.maybe = before
+
+
+def _name(node: ast.AST) -> str:
+    """`spawn` of `mp.spawn` and of `spawn`."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _started(node: ast.Call) -> Started:
+    given = {keyword.arg: keyword.value for keyword in node.keywords}
+    target = given.get("target") or given.get("fn") or (node.args[0] if node.args else node)
+    return Started(_names([target]), _names([*node.args, *given.values()]))
+
+
+def _names(nodes: list[ast.expr]) -> frozenset[str]:
+    return frozenset(_name(part) for node in nodes for part in ast.walk(node)) - {""}
+
+
+def _starts(node: ast.Call, called: str) -> bool:
+    told = TOLD & {keyword.arg or "" for keyword in node.keywords}
+    return bool(told) or (called != "Process" and len(node.args) > 1)
+
+
+def _flag(node: ast.expr) -> str:
+    return node.value if isinstance(node, ast.Constant) and node.value in FLAGS else ""
