@@ -8,9 +8,9 @@ from collections.abc import Callable
 from datetime import datetime, tzinfo
 from typing import Any, ClassVar
 
+from autoddp.outside.callers import decides
 from autoddp.outside.effects import Mode, Outward, stands_for
 from autoddp.patching import patch
-from autoddp.report import is_users
 
 WHY = "the script decides by the time: it is rank 0's on all ranks"
 
@@ -38,7 +38,7 @@ class Clocks(Outward):
     )
     def read(self, original: Callable[[], Any]) -> Callable[[], Any]:
         """A number."""
-        effects, users, frame, name = self.effects, is_users, sys._getframe, original.__name__
+        effects, users, frame, name = self.effects, decides, sys._getframe, original.__name__
 
         @stands_for(original)
         def read() -> Any:
@@ -104,14 +104,14 @@ class Clocks(Outward):
 
     def _present(self) -> float | None:
         """Rank 0's time where the user asks, else None: the function's own."""
-        if is_users(sys._getframe(2).f_code.co_filename) and self.effects.mode() is Mode.AGREED:
+        if decides(sys._getframe(2).f_code.co_filename) and self.effects.mode() is Mode.AGREED:
             return self.effects.answer("time", time.time)
         return None
 
     def _moment(
         self, kind: type[datetime], read: Callable[[type[datetime]], datetime], zone: tzinfo | None
     ) -> datetime:
-        if not is_users(sys._getframe(2).f_code.co_filename) or self.effects.mode() is not Mode.AGREED:
+        if not decides(sys._getframe(2).f_code.co_filename) or self.effects.mode() is not Mode.AGREED:
             return read(kind)
         told = self.effects.answer("now", lambda: _fields(read(datetime)))
         year, month, day, hour, minute, second, micro, fold = told

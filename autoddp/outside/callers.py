@@ -27,6 +27,22 @@ _OWN_BUSINESS = (
     "zipimport",
     "ctypes",
 )
+# Libraries that run the script's training for it, and what they write by: their calls are the script's.
+_TRAINERS = tuple(
+    installed + name
+    for installed in INSTALLED
+    for name in (
+        "lightning/",
+        "pytorch_lightning/",
+        "lightning_fabric/",
+        "lightning_utilities/",
+        "accelerate/",
+        "transformers/trainer",
+        "transformers/training_args",
+        "fsspec/",
+    )
+)
+_CALLBACKS = ("/lightning/pytorch/callbacks/", "/pytorch_lightning/callbacks/")
 _WRAPT = os.path.dirname(wrapt.__file__) + "/"
 _HERE = os.path.dirname(os.path.dirname(__file__)) + "/"
 _MACHINERY = tuple(
@@ -65,13 +81,13 @@ _MACHINERY = tuple(
 
 @cache
 def _passes(filename: str) -> bool:
-    """Whether whose call it is depends on who called this file: the standard library, and us."""
+    """Whether whose call it is depends on who called this file: the standard library, trainers, and us."""
     if filename in _MACHINERY or filename.startswith(_WRAPT):
         return True  # first of all: we may be installed, and are no library to the user's code
     if filename.startswith("<frozen "):
         return not filename.startswith(("<frozen importlib", "<frozen zipimport"))
     if any(part in filename for part in INSTALLED):
-        return False
+        return any(part in filename for part in _TRAINERS)
     if filename.startswith(_STDLIB):
         root = filename.removeprefix(_STDLIB[0]).removeprefix(_STDLIB[1])
         return not root.startswith(_OWN_BUSINESS)
@@ -91,6 +107,12 @@ def caller(depth: int = 1, through: tuple[str, ...] = ()) -> str:
 def users_call(depth: int = 1, through: tuple[str, ...] = ()) -> bool:
     """Whether that frame is the user's."""
     return is_users(caller(depth + 1, through))
+
+
+@cache
+def decides(filename: str) -> bool:
+    """Whether a clock that this file reads steers the script: the user's own, and a trainer's callbacks."""
+    return is_users(filename) or any(part in filename for part in _CALLBACKS)
 
 
 def loads_data() -> bool:

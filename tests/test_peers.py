@@ -1,0 +1,64 @@
+"""Scripts on libraries that train: these find one process, and give its numbers and its files."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tests.cli import run_python
+from tests.same import same_text
+from tests.warm import Warm
+
+SCRIPTS = Path(__file__).with_name("peers")
+RTOL = 1e-7
+
+
+def needs(library: str):
+    """One skip with a reason; nothing is imported here."""
+    there = importlib.util.find_spec(library) is not None
+    reason = f"{library} is not installed: pip install '.[peers]'"
+    return pytest.mark.skipif(not there, reason=reason)
+
+
+@pytest.fixture(scope="module")
+def warm():
+    """One parent for all commands of this file."""
+    parent = Warm()
+    yield parent
+    parent.close()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("accelerated", marks=needs("accelerate")),
+        pytest.param("lightened", marks=needs("lightning")),
+        pytest.param("trained", marks=needs("transformers")),
+    ],
+)
+def test_a_library_that_trains_finds_one_process(name, warm, tmp_path):
+    path = str(SCRIPTS / f"{name}.py")
+    want = warm.run("python", path, folder=tmp_path / "python", timeout=120)
+    assert want.code == 0, want.err
+    got = warm.run("autoddp", "run", "-n", "2", path, folder=tmp_path / "ranks", timeout=120)
+    assert got.code == 0, got.err
+    same_text(want.out, got.out, RTOL, "stdout")
+    assert "[autoddp] split: " in got.err
+    assert "by itself, on every rank" not in got.err
+    assert not got.left
+
+
+@needs("accelerate")
+def test_by_option_it_finds_its_ranks_as_under_torchrun(warm, tmp_path):
+    path = str(SCRIPTS / "accelerated.py")
+    (tmp_path / "torchrun").mkdir()
+    want = run_python("-m", "torch.distributed.run", "--nproc-per-node", 2, path, cwd=tmp_path / "torchrun")
+    assert want.rc == 0, want.err
+    command = ["autoddp", "run", "-n", "2", "--own-ddp", "yes", path]
+    got = warm.run(*command, folder=tmp_path / "ranks", timeout=120)
+    assert got.code == 0, got.err
+    same_text(want.out, got.out, RTOL, "stdout")
+    (said,) = [line for line in got.err.splitlines() if line.startswith("[autoddp]")]
+    assert said == f"[autoddp] --own-ddp yes: {path} is launched as torchrun would, nothing else is done"
