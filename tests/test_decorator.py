@@ -150,7 +150,7 @@ def test_a_second_call_of_another_size_says_that_it_cannot_be(python):
 TELLS = (
     THREAD
     + """
-import os, random, time, numpy, torch
+import os, posix, random, time, numpy, torch
 from autoddp import distributed
 first = [random.random() for _ in range(3)], numpy.random.rand(2)
 began = time.time()
@@ -158,8 +158,8 @@ WHAT
 @distributed(nproc=2)
 def main(*args):
     from autoddp.place import HERE
-    number = os.open(f"rank{HERE.world.rank}", os.O_WRONLY | os.O_CREAT)
-    os.write(number, f"{first} {began} {time.time() > began}".encode())
+    number = posix.open(f"rank{HERE.world.rank}", os.O_WRONLY | os.O_CREAT)  # by itself, on each rank
+    posix.write(number, f"{first} {began} {time.time() > began}".encode())
 main(ARGS)
 """
 )
@@ -199,17 +199,17 @@ def test_after_the_call_the_process_is_as_before(python):
         import gc, os, random, sys, threading, torch, autoddp
         from autoddp import distributed
         from autoddp.features import FEATURES
-        from autoddp.patching import find
-        import importlib
+        from autoddp.patching import ABSENT, find
         def slots():
             found = {}
             for feature in FEATURES:
                 for patch in feature.patches():
                     for target in patch.targets:
                         name = target.partition(":")[0]
-                        if name in sys.modules or name.startswith("torch"):
-                            owner, attribute, _ = find(target, importlib.import_module(name), True)
-                            found[target] = vars(owner).get(attribute)
+                        if name in sys.modules:
+                            owner, attribute, there = find(target, sys.modules[name], True)
+                            if there is not ABSENT:
+                                found[target] = vars(owner).get(attribute)
             return found
         torch.set_num_threads(2)
         before = slots(), dict(os.environ), sys.excepthook, torch.get_num_threads()
@@ -306,7 +306,7 @@ def test_a_traceback_is_the_scripts(tmp_path):
 @pytest.mark.parametrize("way", ["forked", "afresh"])
 @pytest.mark.parametrize("moment", ["", "time.sleep(0.5); "], ids=["at once", "later"])
 def test_a_killed_rank_is_named_and_ends_the_program(python, moment, way):
-    source = WAYS[way] + FAILS.replace("WHAT", f"if rank == 1: {moment}os.kill(os.getpid(), signal.SIGKILL)")
+    source = WAYS[way] + FAILS.replace("WHAT", f"if rank == 1: {moment}signal.raise_signal(signal.SIGKILL)")
     done = python(source)
     assert done.code == 128 + 9
     assert "[autoddp] rank 1 was killed by SIGKILL (signal 9)" in done.err
@@ -365,7 +365,7 @@ def test_an_interrupt_ends_all(tmp_path):
 
 def test_no_rank_outlives_rank_0(python):
     done = python(
-        FAILS.replace("WHAT", "if rank == 0: time.sleep(0.5); os.kill(os.getpid(), signal.SIGKILL)")
+        FAILS.replace("WHAT", "if rank == 0: time.sleep(0.5); signal.raise_signal(signal.SIGKILL)")
     )
     assert done.code == -signal.SIGKILL
     assert "after" not in done.out

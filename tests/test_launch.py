@@ -132,7 +132,7 @@ def test_who_waits_for_a_rank_that_has_ended_learns_it(script):
 
 @pytest.mark.parametrize(("rank", "name"), [(0, "SIGKILL"), (1, "SIGSEGV"), (1, "SIGKILL")])
 def test_death_by_a_signal_names_the_rank(script, rank, name):
-    source = f"if rank == {rank}: os.kill(os.getpid(), signal.{name})\ntime.sleep(60)"
+    source = f"if rank == {rank}: signal.raise_signal(signal.{name})\ntime.sleep(60)"
     done = run_cli("run", "-n", 2, script(source), env={"PYTHONFAULTHANDLER": ""})
     number = getattr(signal, name)
     assert done.rc == 128 + number
