@@ -77,7 +77,7 @@ def run(
         loading=loading,
         draws=draws,
         own_ddp=own_ddp,
-        disable=tuple(name for given in disable or () for name in given.split(",") if name),
+        disable=split(disable),
         strict=strict,
         report=report,
         log_dir=log_dir,
@@ -92,6 +92,56 @@ def run(
 
     what = Script(script, tuple(args or ()), module)
     return lambda: launch.run(what, options)
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def verify(
+    *,
+    script: Annotated[str | None, typer.Argument(help="A file, or with -m a module.")] = None,
+    args: Annotated[list[str] | None, typer.Argument(help="The script's own.")] = None,
+    nproc: Annotated[str, typer.Option("-n", "--nproc", help="How many ranks are compared with 1.")] = "2",
+    steps: Annotated[str | None, typer.Option(help="End both after so many optimizer steps.")] = None,
+    float64: Annotated[
+        bool, typer.Option("--float64", help="Also in float64: no rounding to allow for.")
+    ] = False,
+    plot: Annotated[str | None, typer.Option(help="Draw both loss curves there.")] = None,
+    json: Annotated[str | None, typer.Option(help="Write what was found there, as JSON.")] = None,
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as python -m.")] = False,
+    backend: Annotated[str, typer.Option(help=among("backend", "Who talks"))] = "auto",
+    batchnorm: Annotated[str, typer.Option(help=among("batchnorm", "Statistics"))] = "exact",
+    loading: Annotated[str, typer.Option(help=among("loading", "What a rank loads"))] = "whole",
+    draws: Annotated[str, typer.Option(help=among("draws", "Random draws"))] = "whole",
+    own_ddp: Annotated[str, typer.Option(help=among("own_ddp", "The script does its own DDP"))] = "auto",
+    disable: Annotated[
+        list[str] | None, typer.Option(help="Features to leave out; see autoddp patches.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="The exit code says it all.")] = False,
+) -> Act:
+    """Run SCRIPT on 1 process and on N, in copies of this folder: 0 if the numbers are equal, 1 if not."""
+    options = Options(
+        nproc=whole("--nproc", nproc),
+        module=module,
+        backend=backend,
+        batchnorm=batchnorm,
+        loading=loading,
+        draws=draws,
+        own_ddp=own_ddp,
+        disable=split(disable),
+        quiet=quiet,
+    )
+    if script is None:
+        raise BadInput("no script given; say which one: autoddp verify [OPTIONS] SCRIPT [ARGS...]")
+    from autoddp import verify as verification
+    from autoddp.script import Script
+
+    wanted = verification.Wanted(None if steps is None else whole("--steps", steps), float64, plot, json)
+    what = Script(script, tuple(args or ()), module)
+    return lambda: verification.run(what, options, wanted)
+
+
+def split(given: list[str] | None) -> tuple[str, ...]:
+    """The names in an option that takes several, apart or with commas."""
+    return tuple(name for some in given or () for name in some.split(",") if name)
 
 
 def whole(name: str, text: str) -> int:

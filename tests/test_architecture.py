@@ -19,6 +19,7 @@ LAYERS = [
     {"__main__"},
     {"cli"},
     {"decorator", "joining.join", "joining.muster", "joining.fresh", "verify", "listing"},
+    {"verifying"},
     {"launch", "launching.agent"},
     {"worker"},
     {"session", "script", "joining.muted"},

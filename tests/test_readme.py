@@ -142,6 +142,9 @@ def shape(line: str) -> str:
 @pytest.mark.parametrize("line", ALONE)
 def test_a_command(line, start, plain):
     ((out, err),) = end(start(short(line)))
+    if " verify " in line:
+        assert "[autoddp] equal: 2 ranks give the numbers of one process" in out
+        return
     trained = re.search(rf"(?:{'|'.join(map(re.escape, TRAINS))})(.*)", short(line))
     if trained:
         same_text(plain(trained[1].strip()), out, PRINTED, "stdout")

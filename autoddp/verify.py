@@ -1,0 +1,244 @@
+"""The same script on one process and on ranks: are the numbers the same, and if not, since where and why?"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from autoddp.errors import BadInput
+from autoddp.launch import check_disabled
+from autoddp.launching import form
+from autoddp.options import Options
+from autoddp.script import Script
+from autoddp.source import Found
+from autoddp.verifying import plot, runs
+from autoddp.verifying.causes import Case, cause_of, evident, rounding, tail
+from autoddp.verifying.findings import Difference, Findings
+from autoddp.verifying.runs import Left, Runner
+from autoddp.verifying.show import Progress, tell
+from autoddp.verifying.verdict import DIFFERENT, EQUAL, NOT_RUN, Verdict
+
+# One process that sums in another order: how far rounding alone carries this training.
+OTHER_ORDER = {
+    "ATEN_CPU_CAPABILITY": "default",
+    "ONEDNN_MAX_CPU_ISA": "SSE41",
+    "MKL_CBWR": "COMPATIBLE",
+}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The options of `autoddp verify` that `autoddp run` has not."""
+
+    steps: int | None = None
+    float64: bool = False
+    plot: str | None = None
+    json: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.steps < 1:
+            raise BadInput(f"--steps is {self.steps}; at least 1 step is compared")
+        folder = os.path.dirname(self.json or "")
+        if folder and not os.path.isdir(folder):
+            raise BadInput(f"--json is {self.json}, but there is no folder {folder}; make it first")
+
+
+def run(script: Script, options: Options, wanted: Wanted) -> int:
+    """Compare; 0 if equal, 1 if different, 2 if one process cannot run it.
+
+    Raises:
+        BadInput: It cannot be done; nothing was started.
+    """
+    script.find()
+    check_disabled(options)
+    runs.outside_of_a_job()
+    own = form.of(Found() if options.own_ddp == "no" else script.read(), options.own_ddp)
+    if own.kind is not form.Kind.VIEW:
+        raise BadInput(
+            f"{script.name} is distributed by itself ({own.line or '--own-ddp yes'}): autoddp run is its "
+            "launcher, and there is nothing of ours to verify (--own-ddp no changes that)"
+        )
+    if wanted.plot is not None:
+        plot.check(wanted.plot)
+    nproc = options.nproc or 2
+    if nproc < 2:
+        raise BadInput(f"--nproc is {nproc}; it takes 2 or more: one process is compared with them")
+    progress = Progress(options.quiet, wanted.steps)
+    with stoppable():
+        runner = Runner(script, options, wanted.steps, progress)
+        try:
+            verdict = Verification(runner, nproc, wanted).verdict()
+        finally:
+            progress.close()
+            runner.close()
+    if not options.quiet:
+        tell(verdict)
+    if wanted.json is not None:
+        Path(wanted.json).write_text(json.dumps(verdict.data(), indent=2))
+    return verdict.code
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """A signal ends the run that goes on, and everything is put back as it was."""
+    before = signal.signal(signal.SIGTERM, runs.stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class Verification:
+    """The runs that it takes, each only if it is needed."""
+
+    def __init__(self, runner: Runner, nproc: int, wanted: Wanted) -> None:
+        self.runner, self.nproc, self.wanted = runner, nproc, wanted
+        self.seconds: dict[str, float] = {}
+
+    def verdict(self) -> Verdict:
+        """What comes of it."""
+        verdict = Verdict(self.runner.script.name, self.nproc, seconds=self.seconds)
+        one = self._run("one process", 1)
+        if one.raised or (one.code and not one.steps.get(0)):
+            verdict.code, verdict.tail = NOT_RUN, tail(one.err)
+            verdict.why = f"the script ends with exit code {one.code} on one process, without autoddp"
+            return verdict
+        ranks = self._run(f"{self.nproc} ranks", self.nproc)
+        if self.wanted.plot is not None:
+            plot.draw(self.wanted.plot, one, ranks)
+        verdict.findings, verdict.among = compare(one, ranks), among(ranks)
+        self._notes(verdict, one)
+        case = Case(verdict.findings, verdict.among, Findings(), ranks, self.runner.options, never)
+        if not (verdict.findings.equal and verdict.among.equal) and evident(case) is None:
+            again = self._run("one process, summing in another order", 1, environ=OTHER_ORDER)
+            case = replace(case, control=compare(one, again))
+            verdict.findings.excuse(case.control)
+        self._widen(verdict)
+        self._judge(verdict, replace(case, without=Trial(self, one, case.control, verdict.findings.first)))
+        return verdict
+
+    def _run(self, name: str, nproc: int, **more: object) -> Left:
+        left = self.runner.run(name, nproc, **more)  # type: ignore[arg-type]
+        self.seconds[name] = round(left.seconds, 2)
+        return left
+
+    def _notes(self, verdict: Verdict, one: Left) -> None:
+        verdict.notes += verdict.findings.notes
+        if self.wanted.steps is not None and len(one.steps.get(0, [])) >= self.wanted.steps:
+            verdict.notes.append(
+                f"--steps {self.wanted.steps}: both ended there; prints and files are compared up to there"
+            )
+        if not one.steps.get(0):
+            verdict.notes.append(
+                "no optimizer step was seen: losses, prints and files are all that was compared"
+            )
+
+    def _widen(self, verdict: Verdict) -> None:
+        """The same in float64, where rounding is too small to be taken for an error."""
+        if not self.wanted.float64:
+            return
+        one = self._run("one process in float64", 1, float64=True)
+        if one.raised:
+            verdict.notes.append(
+                "--float64 cannot be applied: in float64 the script ends in "
+                f"{tail(one.err)[-1] if one.err else one.code!r}"
+            )
+            return
+        ranks = self._run(f"{self.nproc} ranks in float64", self.nproc, float64=True)
+        verdict.wide = compare_steps_of(one, ranks)
+        verdict.notes.append(
+            "float64: the default type, float32 by name, .float() and arrays of float32 were float64; "
+            "half precision stayed"
+        )
+
+    def _judge(self, verdict: Verdict, case: Case) -> None:
+        findings, wide = verdict.findings, verdict.wide
+        if findings.excused:
+            verdict.notes.append(
+                f"{len(findings.excused)} differences are as large between two runs of one process that "
+                f"sums in another order: rounding, or the clock (the first: {findings.excused[0].told()})"
+            )
+        exact = wide is None or wide.equal
+        only_rounding = wide is not None and rounding(findings)
+        if verdict.among.equal and exact and (findings.equal or only_rounding):
+            verdict.code, verdict.why = EQUAL, explain(verdict)
+            return
+        verdict.code = DIFFERENT
+        verdict.why = f"{self.nproc} ranks do not give the numbers of one process"
+        if case.ranks.code:
+            verdict.tail = tail(case.ranks.err)
+        verdict.cause = cause_of(case)
+
+
+def never(features: tuple[str, ...]) -> bool:
+    """No run more."""
+    return False
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The ranks once more, up to where they differed, with some features left out."""
+
+    verification: Verification
+    one: Left
+    control: Findings
+    first: Difference | None
+
+    def __call__(self, features: tuple[str, ...]) -> bool:
+        """Whether they give one process's numbers then."""
+        step = self.first.step if self.first else None
+        verification = self.verification
+        left = verification._run(
+            f"without {','.join(features)}", verification.nproc, disable=features, steps=step
+        )
+        found = compare(self.one, left) if step is None else compare_steps_of(self.one, left, step)
+        found.excuse(self.control)
+        return found.equal
+
+
+def compare(want: Left, got: Left) -> Findings:
+    """Steps, prints and files."""
+    from autoddp.verifying.outputs import compare_outputs
+    from autoddp.verifying.steps import allowed
+
+    findings = compare_steps_of(want, got)
+    records = want.steps.get(0, [])
+    dtypes = sorted({name for record in records for name in record["dtypes"]})
+    outputs = compare_outputs(want, got, allowed(dtypes or ["float32"], len(records)))
+    findings.counts |= outputs.counts
+    findings.differences += outputs.differences
+    findings.notes += outputs.notes
+    return findings
+
+
+def compare_steps_of(want: Left, got: Left, last: int | None = None) -> Findings:
+    """Rank 0's steps, up to one."""
+    from autoddp.verifying.steps import compare_rest, compare_steps
+
+    findings = compare_steps(want.steps.get(0, [])[:last], got.steps.get(0, [])[:last])
+    if last is None:
+        compare_rest(findings, want.ends.get(0, {}), got.ends.get(0, {}))
+    return findings
+
+
+def among(ranks: Left) -> Findings:
+    """The ranks with each other."""
+    from autoddp.verifying.steps import compare_ranks
+
+    return compare_ranks(ranks.steps)
+
+
+def explain(verdict: Verdict) -> str:
+    """Why it counts as equal."""
+    if verdict.wide is not None:
+        worst = max((count.worst for count in verdict.wide.counts.values()), default=0.0)
+        return f"in float64 no number is off by more than {worst:.1e}" + (
+            "; what differs in the script's own type is rounding" if verdict.findings.differences else ""
+        )
+    worst = max((count.worst for count in verdict.findings.counts.values()), default=0.0)
+    return f"{verdict.nproc} ranks give the numbers of one process; the largest difference is {worst:.1e}"

@@ -1,0 +1,79 @@
+"""One run of the two: a script on one process or on ranks, with a recorder in each of them."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from autoddp import launch
+from autoddp.errors import AutoDDPError
+from autoddp.options import Options
+from autoddp.place import HERE
+from autoddp.report import PREFIX
+from autoddp.script import Script
+from autoddp.verifying.task import Task
+
+SEED = 20250131  # of every generator, before the script seeds its own
+
+
+@dataclass(frozen=True)
+class Watched(Script):
+    """A script that is recorded while it runs."""
+
+    task: Task | None = None
+
+    def run(self, whole_traceback: bool = False) -> int:
+        """As any script, within the recorder and the guard."""
+        from autoddp.patching import Installation
+        from autoddp.verifying import wider
+        from autoddp.verifying.guard import Backups, Guard
+        from autoddp.verifying.recorder import Recorder
+
+        task, world = self.task, HERE.find()
+        assert task is not None
+        seed()
+        guard = Guard(Path(task.root), Path(task.kept))
+        guard.setup(ExitStack())  # to the very end of the process: files are written at exit, too
+        with ExitStack() as undo:
+            if world.world_size == 1:
+                undo.enter_context(Installation([Backups(guard)]))
+            if task.float64:
+                wider.setup(undo)
+            recorder = Recorder(Path(task.records), world.rank, task.steps)
+            if task.recording:
+                recorder.setup(undo)
+            code = super().run(whole_traceback)
+            recorder.close(getattr(sys, "last_value", None))
+        return code
+
+
+def seed() -> None:
+    """The same numbers for a script that does not seed."""
+    import torch
+
+    random.seed(SEED)
+    torch.manual_seed(SEED)
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(SEED)
+
+
+def main() -> NoReturn:
+    """Run the task whose file is named, and end as `autoddp run` does."""
+    task = Task.read(sys.argv[1])
+    script = Watched(task.script, task.args, task.module, task)
+    try:
+        code = launch.run(script, Options.from_json(task.options))
+    except AutoDDPError as error:
+        print(f"{PREFIX} {error}", file=sys.stderr)
+        code = 2
+    if "autoddp.launching.agent" in sys.modules:  # ranks ran, in forks: nothing here is a user's
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

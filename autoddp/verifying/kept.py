@@ -1,0 +1,34 @@
+"""What a run changed outside of its folder is collected, and put back as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+JOURNAL = "journal.jsonl"  # of paths, and where what was there is kept
+
+
+def copy(path: str, to: str) -> None:
+    """A file, a link as it is, or a folder with all that it holds."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.copytree(path, to, symlinks=True)
+    else:
+        shutil.copy2(path, to, follow_symlinks=False)
+
+
+def put_back(kept: Path, results: Path) -> list[str]:
+    """Move what a run made outside of its folder to `results`, and put there what was; their paths."""
+    journal = kept / JOURNAL
+    entries = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
+    for entry in entries:
+        path = entry["path"]
+        if os.path.lexists(path):
+            collected = results / path.lstrip("/")
+            collected.parent.mkdir(parents=True, exist_ok=True)
+            copy(path, str(collected))
+            (shutil.rmtree if os.path.isdir(path) and not os.path.islink(path) else os.remove)(path)
+        if entry["kept"] is not None:
+            copy(entry["kept"], path)
+    return [entry["path"] for entry in entries]

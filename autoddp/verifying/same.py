@@ -1,0 +1,126 @@
+"""Is one value, array, text or line the other, but for rounding?
+
+Every comparison returns the largest difference it met, relative to the larger value (a value below
+a thousandth counts as one: a sum that cancels to nothing has no relative accuracy), and raises
+`Unlike` with the place and both values where that is above `rtol`, or where nothing numeric differs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+SMALL = 1e-3
+NUMBER = re.compile(r"(?<![\w.])-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)(?![\w])")
+CLOCK = re.compile(r"\d{8}-\d{6}")  # a name made by strftime("%Y%m%d-%H%M%S")
+
+
+class Unlike(AssertionError):
+    """Two things differ by more than rounding; the message is the place and both."""
+
+
+def check(equal: bool, message: str) -> None:
+    """Raise `Unlike` with the message if it is not so."""
+    if not equal:
+        raise Unlike(message)
+
+
+def same_line(want: str, got: str, rtol: float, place: str) -> float:
+    """Numbers close, whole numbers and all other text equal."""
+    place = f"{place}: {got!r} instead of {want!r}"
+    check(NUMBER.sub("#", want) == NUMBER.sub("#", got), place)
+    worst = 0.0
+    for x, y in zip(NUMBER.findall(want), NUMBER.findall(got), strict=True):
+        if x != y:
+            check(not (whole(x) and whole(y)), place)
+            worst = max(worst, near(float(x), float(y), rtol, place))
+    return worst
+
+
+def same_text(want: str, got: str, rtol: float, where: str) -> float:
+    """Line by line; an `rtol` of 0 asks for the same characters."""
+    want, got = CLOCK.sub("TIME", want), CLOCK.sub("TIME", got)
+    if rtol == 0:
+        check(got == want, f"{where}: {_first_line(want, got)}")
+    ours, theirs = got.splitlines(), want.splitlines()
+    worst = 0.0
+    for number, (a, b) in enumerate(zip(theirs, ours, strict=False), start=1):
+        worst = max(worst, same_line(a, b, rtol, f"{where} line {number}"))
+    check(len(ours) == len(theirs), f"{where}: {len(ours)} lines instead of {len(theirs)}")
+    return worst
+
+
+def same_value(want: Any, got: Any, rtol: float, where: str) -> float:
+    """Anything that a checkpoint holds, to its leaves: types, order, keys, dtypes, values."""
+    check(type(got) is type(want), f"{where}: {type(got)} instead of {type(want)}")
+    if isinstance(want, torch.Tensor):
+        return same_tensor(want, got, rtol, where)
+    if isinstance(want, np.ndarray):
+        return same_array(want, got, rtol, where)
+    if isinstance(want, Mapping):
+        check(list(got) == list(want), f"{where}: keys {list(got)} instead of {list(want)}")
+        return max((same_value(want[k], got[k], rtol, f"{where}[{k!r}]") for k in want), default=0)
+    if isinstance(want, list | tuple):
+        check(len(got) == len(want), f"{where}: {len(got)} items instead of {len(want)}")
+        pairs = enumerate(zip(want, got, strict=True))
+        return max((same_value(a, b, rtol, f"{where}[{i}]") for i, (a, b) in pairs), default=0)
+    if isinstance(want, float):
+        return near(want, got, rtol, f"{where}: {got!r} instead of {want!r}")
+    if isinstance(want, torch.nn.Module):
+        return same_value(want.state_dict(), got.state_dict(), rtol, where)
+    check(got == want, f"{where}: {got!r} instead of {want!r}")
+    return 0.0
+
+
+def same_tensor(want: torch.Tensor, got: torch.Tensor, rtol: float, where: str) -> float:
+    """All that a script can ask of one, and its values."""
+    a, b = ((x.dtype, tuple(x.shape), x.stride(), x.device, x.requires_grad, x.layout) for x in (want, got))
+    check(a == b, f"{where}: {b} instead of {a}")
+    if want.dtype == torch.bfloat16:
+        want, got = want.float(), got.float()
+    return same_array(want.detach().numpy(), got.detach().numpy(), rtol, where)
+
+
+def same_array(want: np.ndarray, got: np.ndarray, rtol: float, where: str) -> float:
+    """Values by their size, if they are no whole numbers."""
+    kinds = (got.dtype, got.shape), (want.dtype, want.shape)
+    check(kinds[0] == kinds[1], f"{where}: {kinds[0]} instead of {kinds[1]}")
+    if want.dtype.kind not in "fc":
+        check(np.array_equal(want, got), f"{where}: {got} instead of {want}")
+        return 0.0
+    check(np.array_equal(np.isfinite(want), np.isfinite(got)), f"{where}: not the same finite")
+    want, got = np.nan_to_num(want), np.nan_to_num(got)
+    scale = np.maximum(np.maximum(abs(want), abs(got)), SMALL)
+    off = (abs(want.astype(complex) - got) / scale).ravel()
+    if not off.size or off.max() == 0:
+        return 0.0
+    at = int(off.argmax())
+    place = f"{where}, element {at}: {got.ravel()[at]!r} instead of {want.ravel()[at]!r}"
+    check(off.max() <= rtol, f"{place} (off by {off.max():.1e}, allowed {rtol:.0e})")
+    return float(off.max())
+
+
+def near(want: float, got: float, rtol: float, place: str) -> float:
+    """Two numbers."""
+    if want == got or (math.isnan(want) and math.isnan(got)):
+        return 0.0
+    off = abs(want - got) / max(abs(want), abs(got), SMALL)
+    check(off <= rtol, f"{place} (off by {off:.1e}, allowed {rtol:.0e})")
+    return off
+
+
+def whole(number: str) -> bool:
+    """Whether a number is written without a point."""
+    return number.lstrip("-").isdigit()
+
+
+def _first_line(want: str, got: str) -> str:
+    for number, (a, b) in enumerate(zip(want.splitlines(), got.splitlines(), strict=False), 1):
+        if a != b:
+            return f"line {number}: {b!r} instead of {a!r}"
+    return f"{len(got.splitlines())} lines instead of {len(want.splitlines())}"

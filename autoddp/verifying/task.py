@@ -1,0 +1,33 @@
+"""What a run is told, by the command that starts it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a run is told."""
+
+    script: str
+    args: tuple[str, ...]
+    module: bool
+    options: str
+    root: str  # the folder in which it may do what it likes
+    records: str
+    kept: str
+    steps: int | None = None
+    float64: bool = False
+    recording: bool = True
+
+    def to_json(self) -> str:
+        """As text for a file."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def read(cls, path: str) -> Task:
+        """The inverse."""
+        values = json.loads(Path(path).read_text())
+        return cls(**values | {"args": tuple(values["args"])})
