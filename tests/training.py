@@ -27,7 +27,7 @@ from autoddp.session import session
 from autoddp.view import full
 from tests.ranks import run_ranks
 
-HANGS = 45  # seconds after which every rank tells where it is
+HANGS = 120  # seconds after which every rank tells where it is
 
 
 @dataclass

@@ -69,6 +69,32 @@ class Modules(Feature):
         self.calls.verdicts.hooks += 1
         return wrapped(*args, **kwargs)
 
+    @patch(
+        "torch.nn:Module.__setattr__",
+        why="what is set on a module may change what its forward does: it is proven anew",
+        hot=True,
+    )
+    def note_setting(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Only noted; looked at when the module is called."""
+        note = self.calls.verdicts.settings.note
+
+        def __setattr__(module: nn.Module, name: str, value: Any) -> None:
+            if not torch.compiler.is_compiling():
+                note(module, name, value)
+            plain(module, name, value)
+
+        return __setattr__
+
+    @patch(
+        "torch.nn:Module.add_module",
+        "torch.nn:Module.__delattr__",
+        why="layers that come or go change what a forward does: it is proven anew",
+    )
+    def note_layer(self, wrapped: Any, module: Any, args: Any, kwargs: Any) -> Any:
+        """As what is set."""
+        self.calls.verdicts.settings.changes += 1
+        return wrapped(*args, **kwargs)
+
     @patch("torch.autograd:Function.apply", why=f"a custom autograd function: {FULL}", hot=True)
     def apply_to_whole(self, plain: Any) -> Any:
         """The script's own functions; ours are the boundaries themselves."""

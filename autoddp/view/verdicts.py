@@ -14,25 +14,63 @@ from autoddp.view.boundaries import lend, part
 from autoddp.view.cuts import Cuts
 from autoddp.view.proof import Trial, Verdict, prove
 from autoddp.view.rows import full, split
+from autoddp.view.settings import Settings
 from autoddp.view.state import View
 
 Key = tuple[Any, ...]
-MOST = 8  # kinds of call of one module that are proven; more are handed on to its parts
+MOST = 8  # kinds of call of one module that are known; more are handed on to its parts
+OFTEN = 64  # calls after which a new kind may take the place of the oldest
+TWICE = 2  # refusals of a kind of call, under different settings, after which it is left at that
+
+
+class Proofs:
+    """What is known of one module: verdicts by kind of call, the oldest first."""
+
+    def __init__(self) -> None:
+        self.verdicts: dict[Key, Verdict] = {}
+        self.unsure: dict[Key, int] = {}  # how often its rows were alike
+        self.refused: dict[Key, int] = {}  # how often it was not row-wise, whatever was set on it
+        self.calls = 0  # since the latest proof
+
+    def due(self, key: Key) -> str:
+        """Why this kind of call is not to be tried now, or nothing."""
+        asked = self.unsure.get(key, 0)
+        if asked and asked & (asked - 1):  # at the first call, and the second, fourth, eighth ...
+            self.unsure[key] += 1
+            return "all rows of its batches were alike so far"
+        if self.refused.get(key[:-1], 0) >= TWICE:
+            return "it was not row-wise with other settings"
+        if len(self.verdicts) >= MOST and self.calls < OFTEN:
+            return "it is called in too many ways"
+        return ""
+
+    def keep(self, key: Key, verdict: Verdict) -> None:
+        """Know it from now on."""
+        self.calls = 0
+        if not verdict.sure:
+            self.unsure[key] = self.unsure.get(key, 0) + 1
+            return
+        if verdict.reason:
+            self.refused[key[:-1]] = self.refused.get(key[:-1], 0) + 1
+        while len(self.verdicts) >= MOST:
+            del self.verdicts[next(iter(self.verdicts))]
+        self.verdicts[key] = verdict
 
 
 class Verdicts:
-    """Each module's proofs, one for each mode and layout of arguments."""
+    """Each module's proofs, one for each mode, setting and layout of arguments."""
 
     def __init__(self, view: View) -> None:
         self.view = view
         self.hooks = 0  # counts registrations of hooks; what was looked up before is stale then
-        self.proven: weakref.WeakKeyDictionary[nn.Module, dict[Key, Verdict]] = weakref.WeakKeyDictionary()
+        self.settings = Settings()
+        self.proven: weakref.WeakKeyDictionary[nn.Module, Proofs] = weakref.WeakKeyDictionary()
         self._hooked: weakref.WeakKeyDictionary[nn.Module, tuple[int, bool]] = weakref.WeakKeyDictionary()
 
     def meet(self, module: nn.Module) -> None:
         """The first call of a module shows the order of its parameters."""
         if module not in self.proven:
-            self.proven[module] = {}
+            self.proven[module] = Proofs()
             self.view.order.note(module.parameters())
 
     def of(
@@ -46,16 +84,17 @@ class Verdicts:
         """What is known of this call, proven now if it is the first of its kind."""
         if self._is_hooked(module):
             return Verdict(reason="hooks on it see the batch")
-        key = _key(module, leaves, spec, ats, cuts)
+        key = (*_key(module, leaves, spec, ats, cuts), self.settings.of(module))
         known = self.proven[module]
-        found = known.get(key)
+        known.calls += 1
+        found = known.verdicts.get(key)
         if found is not None:
             return found
-        if len(known) >= MOST:
-            return Verdict(reason="it is called in too many ways")
+        reason = known.due(key)
+        if reason:
+            return Verdict(reason=reason)
         verdict = self._agreed(self._prove(module, leaves, spec, ats, cuts))
-        if verdict.sure:
-            known[key] = verdict
+        known.keep(key, verdict)
         name = type(module).__name__
         what = verdict.reason or f"{cuts.mine} of {cuts.total} rows here"
         self.view.report.add("whole" if verdict.reason else "split", f"{name} at {users_line()}", what)

@@ -1,4 +1,5 @@
 import copy
+import types
 
 import pytest
 import torch
@@ -62,6 +63,67 @@ def whole_batch_in_its_middle():
 def state_left_behind():
     model = Counts()
     return train(model, batches()), weights(model), model.calls
+
+
+class Steered(nn.Module):
+    """Row-wise until something that is no argument says otherwise."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.couple, self.options = mlp(), False, {"couple": False}
+        self.drop = nn.Dropout(0.5).eval()
+
+    def forward(self, x):
+        h = self.drop(self.body(x))
+        couple = self.couple or self.options["couple"] or SWITCH.on or COUPLE
+        return h - h.mean(0) if couple else h
+
+
+SWITCH, COUPLE = types.SimpleNamespace(on=False), False
+
+
+@script
+def steered_from_outside_after_the_proof():
+    model, found = Steered(), []
+
+    def learn():
+        found.append(train(model, batches(11, 5)))
+
+    def turn(space, name):
+        for space[name] in (True, False):
+            learn()
+
+    learn()
+    turn(model.options, "couple")
+    turn(vars(SWITCH), "on")
+    turn(globals(), "COUPLE")
+    model.couple = True
+    learn()
+    model.couple = False
+    learn()
+    model.drop.train()
+    learn()
+    model.body[0] = nn.Sequential(Normed(), nn.Linear(3, 5), copy.deepcopy(model.body[0]))
+    learn()
+    model.forward = lambda x: model.body(x) - x.mean()
+    learn()
+    return found, weights(model)
+
+
+@script
+def set_anew_for_every_step():
+    model, found = Steered(), []
+    for step, (x, y) in enumerate(batches(90, 5)):
+        model.step, model.couple = step, step % 7 == 6
+        found.append(F.cross_entropy(model(x), y).item())
+    return found
+
+
+@script
+def rows_that_are_all_alike():
+    model = mlp()
+    alike = [(torch.full((6, 5), float(n)), torch.arange(6) % 3) for n in range(9)]
+    return train(model, [*alike, *batches(12, 6)]), weights(model)
 
 
 @script
@@ -441,6 +503,28 @@ def test_what_is_not_is_said_with_its_reason(seen):
     assert found["state_left_behind"][0].said("split", "Sequential")
     assert found["time_first_with_a_state"][0].said("split", "Recurrent", "4 of 7 rows here")
     assert "split" not in found["too_few_rows"][0].decisions
+
+
+def test_what_does_not_change_is_not_proven_again():
+    def script(run):
+        model, tried = Steered(), []
+        plain = run.view.trial
+        run.view.trial = lambda: tried.append(len(tried)) or plain()
+        for x, _ in batches(10, 5):
+            model.eval()
+            model.train()
+            model.note, model.last = torch.zeros(1), "same"
+            model(x)
+        first = len(tried)
+        alike = nn.Linear(5, 3)
+        for _ in range(20):
+            alike(torch.ones(5, 5))
+        second, counts = len(tried), Counts()
+        for _ in range(9):
+            counts(torch.randn(5, 5))
+        return first, second - first, len(tried) - second
+
+    assert on_ranks(script, 2) == [(1, 6, 3)] * 2
 
 
 def test_a_rank_computes_its_rows_only():
