@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo  # where a compiled step breaks its graph, we run as we are
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autoddp.errors import Disagreement
@@ -59,6 +60,7 @@ class Gradients(Feature):
         )
 
     @patch("torch.autograd:backward", why="gradients are averaged over ranks before it returns")
+    @_disable_dynamo
     def backward(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
         """Arm the reducer of the leaves it leads to; what none covers is averaged at its end."""
         names = (
@@ -119,6 +121,7 @@ class Gradients(Feature):
         "torch.autograd:grad",
         why="the script gets true gradients: by rows of a batch, else averaged",
     )
+    @_disable_dynamo
     def grad(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         """Inside a backward, a split call or a transform it is torch's own."""
         names = ["outputs", "inputs", "grad_outputs", "retain_graph", "create_graph", "only_inputs"]
@@ -150,6 +153,7 @@ class Gradients(Feature):
 
         return wrapped(after)
 
+    @_disable_dynamo
     def compare_before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Gradients that differ between ranks would make the replicas drift apart in silence.
 
