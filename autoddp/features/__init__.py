@@ -12,6 +12,7 @@ from autoddp.features.folders import Folders
 from autoddp.features.gradients import Gradients
 from autoddp.features.groups import Groups
 from autoddp.features.holders import Holders
+from autoddp.features.identity import Identity
 from autoddp.features.loaders import Loaders
 from autoddp.features.local_view import LocalView
 from autoddp.features.modules import Modules
@@ -50,5 +51,6 @@ FEATURES: tuple[type[Feature], ...] = (
     BatchNorm,
     Gradients,
     Explanation,
+    Identity,
     Witness,
 )

@@ -96,7 +96,11 @@ class Snapshot:
             self._namespace(where, vars(value), depth)
 
     def _tensor(self, where: str, value: Tensor, ours: bool = False) -> None:
-        if id(value) in self._seen or type(value) not in (Tensor, nn.Parameter) or value.is_inference():
+        if (
+            id(value) in self._seen
+            or not (type(value) is Tensor or type(value) is nn.Parameter)
+            or value.is_inference()
+        ):
             return
         if value.layout is not torch.strided or value.is_meta or value.numel() > MOST_OF_ONE:
             return

@@ -1,0 +1,52 @@
+import torch
+from torch import nn
+
+from autoddp.features.identity import identity_checks
+from tests.features.test_explanation import told
+from tests.training import batches, mlp, on_ranks
+
+
+def test_what_compares_a_type_by_is_is_found():
+    source = """
+import torch
+from torch import Tensor
+def move(x):
+    if type(x) is torch.Tensor:
+        return x
+    return x if Tensor is not type(x) else None
+fine = isinstance(move, torch.Tensor) or type(move) == torch.Tensor
+fine = move is not None and type(fine) is bool and torch.Tensor is Tensor
+"""
+    assert list(identity_checks(source)) == [5, 7]
+    assert list(identity_checks("%matplotlib inline\ntype(x) is Tensor")) == []
+
+
+def test_it_is_said_with_its_line_before_the_first_batch():
+    def script(stream):
+        next(iter(batches(6, 3)))
+        return [line for line in stream.getvalue().splitlines() if "is` tells" in line]
+
+    (lines, _), (none, _) = told(script)
+    assert not none
+    said = [line for line in lines if line.startswith("[autoddp] test_identity.py:")]
+    assert len(said) == 1
+    assert said[0].endswith("or type(x) == torch.Tensor, or run with --view local")
+
+
+def test_to_a_script_a_batch_is_a_tensor():
+    def script():
+        x, y = next(iter(batches(6, 6)))
+        out = mlp()(x)
+        kinds = [type(v) for v in (x, out, nn.functional.cross_entropy(out, y))]
+        shown = type(x) is not torch.Tensor and str(type(x))  # said, as the other test wants
+        return [
+            (kind == torch.Tensor, kind != torch.Tensor, kind in (int, torch.Tensor), kind == nn.Parameter)
+            for kind in kinds
+        ] + [str(kinds), x.__class__ is torch.Tensor, isinstance(x, torch.Tensor), bool(shown)]
+
+    found = on_ranks(script, 2)
+    assert found[0] == [(True, False, True, False)] * 3 + [
+        "[<class 'torch.Tensor'>, <class 'torch.Tensor'>, <class 'torch.Tensor'>]",
+        True, True, True,
+    ]  # fmt: skip
+    assert found[0] == found[1]
