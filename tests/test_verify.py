@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import textwrap
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +19,12 @@ from autoddp import verify
 from autoddp.errors import BadInput
 from autoddp.options import Options
 from autoddp.script import Script
+from autoddp.verifying.causes import Case, repeats
 from autoddp.verifying.findings import OTHER, Difference, Findings
 from autoddp.verifying.outputs import line_off
 from autoddp.verifying.steps import allowed
 from autoddp.verifying.strangers import load_checkpoint
-from tests.cli import run_cli
+from tests.cli import environ, run_cli
 
 TRAIN = """
     import sys, time
@@ -64,6 +69,10 @@ AUGMENTED = """
 CENTERED = """
     class Centered(nn.Module):
         def forward(self, x): return x - x.mean(0)
+"""
+STOPPED = """
+    print("after", end="", file=open(sys.argv[1], "w"), flush=True)
+    time.sleep(60)
 """
 # a bug in our own proof: whatever it tries, it finds to be right
 PLANTED = """
@@ -278,6 +287,45 @@ def test_what_one_process_differs_in_too_is_excused():
     found.excuse(control)
     assert [d.place for d in found.differences] == ["b"]
     assert [d.place for d in found.excused] == ["a", "c"]
+
+
+@pytest.mark.parametrize(
+    ("found", "repeated"),
+    [
+        (Difference("generator", "torch", "one state", "another", OTHER, 1, "train.py:3"), False),
+        (Difference("loss", "", "0.5", "0.7", 0.3, 1, "train.py:9"), False),
+        (Difference("loss", "", "0.5", "0.5", 1e-6, 1, "train.py:9"), True),
+        (Difference("loss", "", "0.5", "0.7", 0.3, 500, "train.py:9"), True),  # chaos
+        (Difference("print", "stdout line 1", "0.5", "0.7", 0.3), True),  # a clock
+    ],
+    ids=lambda value: f"{value.aspect}-{value.size}" if isinstance(value, Difference) else "",
+)
+def test_one_process_that_differs_from_itself_from_the_start_does_not_repeat(found, repeated):
+    control = Findings()
+    control.differs(found)
+    causes = list(repeats(Case(Findings(), Findings(), control, None, Options(), None)))
+    assert (not causes) == repeated
+    assert repeated or "seed all generators" in causes[0].mend
+
+
+def test_a_run_that_is_stopped_puts_everything_back(tmp_path):
+    there = tmp_path / "there"
+    script = written(tmp_path / "here" / "stopped.py", inside=STOPPED)
+    there.write_text("before")
+    (tmp_path / "tmp").mkdir()
+    verifying = subprocess.Popen(
+        [sys.executable, "-m", "autoddp", "verify", script.name, there],
+        cwd=script.parent,
+        env=environ({"TMPDIR": str(tmp_path / "tmp")}),
+    )
+    deadline = time.monotonic() + 60
+    while there.read_text() != "after":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    verifying.send_signal(signal.SIGTERM)
+    assert verifying.wait(60) == 128 + signal.SIGTERM
+    assert there.read_text() == "before"
+    assert not list((tmp_path / "tmp").iterdir())
 
 
 def test_what_is_allowed_grows_in_float32_alone():

@@ -83,6 +83,16 @@ class Findings:
         return any(found.step for found in self.differences)
 
     @property
+    def apart(self) -> bool:
+        """Whether anything differs, excused or not."""
+        return bool(self.differences or self.excused)
+
+    @property
+    def largest(self) -> float:
+        """The largest difference of all that was compared."""
+        return max((count.worst for count in self.counts.values()), default=0.0)
+
+    @property
     def first(self) -> Difference | None:
         """The one that came first."""
         return self.differences[0] if self.differences else None

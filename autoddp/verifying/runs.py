@@ -27,6 +27,7 @@ from autoddp.verifying.task import Task
 PACKAGES = str(Path(__file__).parents[2])  # the folder that holds autoddp
 START = "import sys; sys.path.append({!r}); from autoddp.verifying.child import main; main()"
 TICK = 0.1  # seconds between two looks at a run
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE = 40  # seconds that a run has to end in after it was told to
 
 
@@ -197,5 +198,7 @@ def collect(name: str, results: Path, code: int, seconds: float) -> Left:
 
 
 def stop(number: int, frame: FrameType | None) -> NoReturn:
-    """A signal's handler: all that was begun is put in order on the way out."""
+    """A signal's handler: what was begun is put in order on the way out; a second signal disturbs nothing."""
+    for each in STOPS:
+        signal.signal(each, signal.SIG_IGN)
     raise SystemExit(128 + number)
