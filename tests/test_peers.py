@@ -50,6 +50,21 @@ def test_a_library_that_trains_finds_one_process(name, warm, tmp_path):
     assert not got.left
 
 
+@needs("lightning")
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [("ddp", "has Lightning start 2 ranks"), ("ddp_spawn", "starts processes of _wrapping_function()")],
+)
+def test_a_trainer_of_several_devices_is_told_of_the_option(strategy, said, warm, tmp_path):
+    """Before it has started other ranks, which would outlive this one."""
+    path = tmp_path / "two.py"
+    source = (SCRIPTS / "lightened.py").read_text()
+    path.write_text(source.replace("devices=1", f'devices=2, strategy="{strategy}"'))
+    done = warm.run("autoddp", "run", "-n", "2", str(path), folder=tmp_path / "ranks", timeout=120)
+    assert (done.code, done.left) == (1, ())
+    assert f"BadInput: two.py:53 {said}" in done.err.splitlines()[-1]
+
+
 @needs("accelerate")
 def test_by_option_it_finds_its_ranks_as_under_torchrun(warm, tmp_path):
     path = str(SCRIPTS / "accelerated.py")

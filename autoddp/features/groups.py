@@ -14,6 +14,11 @@ from autoddp.report import is_users, users_line
 from autoddp.source import joins
 
 WAY_OUT = "--own-ddp yes leaves that to the script"
+TRAINERS = ("lightning", "pytorch_lightning", "lightning_fabric", "accelerate")
+LIGHTNINGS = tuple(
+    f"{package}.strategies.launchers.subprocess_script:_SubprocessScriptLauncher._call_children_scripts"
+    for package in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
+)
 
 
 class Groups(Feature):
@@ -48,13 +53,36 @@ class Groups(Feature):
             target = process._args[0]
         while isinstance(target, functools.partial):
             target = target.func
-        code = getattr(target, "__code__", None)
-        if code is not None and is_users(code.co_filename) and _joins(code.co_filename, code.co_name):
+        if _meets(target):
+            name = getattr(target, "__name__", type(target).__name__)
             raise BadInput(
-                f"{users_line()} starts processes of {code.co_name}(), which makes a process group, and "
+                f"{users_line()} starts processes of {name}(), which makes a process group, and "
                 f"every rank would start them; {WAY_OUT}"
             )
         return wrapped(*args, **kwargs)
+
+    @patch(
+        *LIGHTNINGS,
+        why="Lightning would start its other ranks as programs, which wait for ranks that do not come",
+        optional=True,
+    )
+    def start_programs(self, wrapped: Callable[..., Any], launcher: Any, args: Any, kwargs: Any) -> Any:
+        """Its trainer was asked for several devices."""
+        if launcher.num_processes < 2:
+            return wrapped(*args, **kwargs)
+        raise BadInput(
+            f"{users_line()} has Lightning start {launcher.num_processes} ranks, where ranks see one "
+            f"process; ask its trainer for 1 device, or {WAY_OUT}"
+        )
+
+
+def _meets(target: Any) -> bool:
+    """Whether a process of this joins a process group: the user's function by its source, or a trainer's."""
+    module = getattr(target, "__module__", None) or type(target).__module__
+    code = getattr(target, "__code__", None)
+    if code is not None and is_users(code.co_filename):
+        return _joins(code.co_filename, code.co_name)
+    return module.partition(".")[0] in TRAINERS
 
 
 def _from_variables(named: dict[str, Any]) -> bool:
