@@ -74,13 +74,13 @@ def _scopes(path: str, folder: str) -> tuple[dict[str, list[Scope]], list[str]]:
         file = pending.pop()
         if file in roots or not file.endswith(".py") or (roots and not is_users(file)):
             continue
+        roots.append(file)
         try:
             with open(file, "rb") as opened:
                 tree = ast.parse(opened.read())
-        except (OSError, SyntaxError, ValueError):
-            tree = ast.Module([], [])  # running it says so, as python does
-        roots.append(file)
-        _Reader(file, scopes).visit(tree)
+            _Reader(file, scopes).visit(tree)
+        except (OSError, SyntaxError, ValueError, RecursionError):
+            continue  # running it says so, as python does; what is nested too deeply to be read may run
         pending += _imported(tree, file, folder)
     return scopes, roots
 

@@ -364,7 +364,9 @@ def test_what_lacks_a_process_group_fails_as_under_python(source, script, warm, 
         ("def main(): init_process_group()\nif several: mp.spawn(main, nprocs=2)\nelse: main()", Kind.VIEW),
         ("import torch", Kind.VIEW),
         ("init_process_group(", Kind.VIEW),
+        ("init_process_group()\nx = 0" + " + 1" * 2000, Kind.RANKS),
     ],
+    ids=lambda value: value.name if isinstance(value, Kind) else value[:40],
 )
 def test_a_script_that_does_its_own_ddp_is_recognised(tmp_path, source, kind):
     write(tmp_path, "")
