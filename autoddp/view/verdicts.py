@@ -21,6 +21,11 @@ Key = tuple[Any, ...]
 MOST = 8  # kinds of call of one module that are known; more are handed on to its parts
 OFTEN = 64  # calls after which a new kind may take the place of the oldest
 TWICE = 2  # refusals of a kind of call, under different settings, after which it is left at that
+AGAIN = frozenset(10**k for k in range(2, 9))  # calls at which a proof is made once more
+CHANGED = (
+    "it was row-wise when first called, and is not any more: it runs by its parts from here on, but numbers "
+    "since it changed may not be those of one process; --disable modules computes every module whole"
+)
 
 
 class Proofs:
@@ -30,6 +35,7 @@ class Proofs:
         self.verdicts: dict[Key, Verdict] = {}
         self.unsure: dict[Key, int] = {}  # how often its rows were alike
         self.refused: dict[Key, int] = {}  # how often it was not row-wise, whatever was set on it
+        self.uses: dict[Key, int] = {}  # calls that a verdict served
         self.calls = 0  # since the latest proof
 
     def due(self, key: Key) -> str:
@@ -44,6 +50,11 @@ class Proofs:
             return "it is called in too many ways"
         return ""
 
+    def again(self, key: Key) -> bool:
+        """Whether it is time to see if a proof still holds."""
+        self.uses[key] = self.uses.get(key, 0) + 1
+        return self.uses[key] in AGAIN
+
     def keep(self, key: Key, verdict: Verdict) -> None:
         """Know it from now on."""
         self.calls = 0
@@ -53,7 +64,9 @@ class Proofs:
         if verdict.reason:
             self.refused[key[:-1]] = self.refused.get(key[:-1], 0) + 1
         while len(self.verdicts) >= MOST:
-            del self.verdicts[next(iter(self.verdicts))]
+            oldest = next(iter(self.verdicts))
+            del self.verdicts[oldest]
+            self.uses.pop(oldest, None)
         self.verdicts[key] = verdict
 
 
@@ -88,14 +101,18 @@ class Verdicts:
         known = self.proven[module]
         known.calls += 1
         found = known.verdicts.get(key)
-        if found is not None:
+        if found is not None and (found.reason or not known.again(key)):
             return found
-        reason = known.due(key)
+        reason = "" if found is not None else known.due(key)
         if reason:
             return Verdict(reason=reason)
         verdict = self._agreed(self._prove(module, leaves, spec, ats, cuts))
-        known.keep(key, verdict)
         name = type(module).__name__
+        if found is not None and (not verdict.reason or not verdict.sure):
+            return found
+        if found is not None:
+            self.view.report.doubt("whole", f"{name} at {users_line()}", f"{CHANGED} ({verdict.reason})")
+        known.keep(key, verdict)
         what = verdict.reason or f"{cuts.mine} of {cuts.total} rows here"
         self.view.report.add("whole" if verdict.reason else "split", f"{name} at {users_line()}", what)
         return verdict

@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from autoddp.view import Rows, split
+from autoddp.view import Rows, full, split
+from autoddp.view.verdicts import CHANGED
 from tests.training import (
     Scripts,
     assert_as_alone,
@@ -525,6 +526,26 @@ def test_what_does_not_change_is_not_proven_again():
         return first, second - first, len(tried) - second
 
     assert on_ranks(script, 2) == [(1, 6, 3)] * 2
+
+
+def test_a_coupling_that_comes_later_from_out_of_sight_is_said():
+    def script(run):
+        secret = [0]
+
+        class Hidden(nn.Linear):
+            def forward(self, x):
+                h = super().forward(x)
+                return h - h.mean(0) if secret[0] else h
+
+        model, x, outs = Hidden(5, 3), torch.randn(7, 5), []
+        for call in range(102):
+            secret[0] = int(call > 90)
+            right = nn.functional.linear(x, model.weight, model.bias)
+            outs.append(torch.allclose(full(model(x)), right - right.mean(0)))
+        said = [d.what for d in run.report.of("whole")]
+        return outs[98:], any(CHANGED in what for what in said)
+
+    assert on_ranks(script, 2) == [([False, False, True, True], True)] * 2
 
 
 def test_a_rank_computes_its_rows_only():
