@@ -57,11 +57,6 @@ RANKS = {
         train(int(os.environ["LOCAL_RANK"]))
         dist.destroy_process_group()
     """,
-    "another name": """
-        from torch.distributed import init_process_group as join
-        join("gloo", init_method="env://")
-        train(dist.get_rank())
-    """,
     "--local_rank": """
         parser = argparse.ArgumentParser()
         parser.add_argument("--local_rank", type=int, required=True)
@@ -81,11 +76,6 @@ RANKS = {
         import helpers.ranks
         helpers.ranks.set_up()
         train(dist.get_rank())
-    """,
-    "its class": """
-        from helpers import Trainer
-        if __name__ == "__main__":
-            train(Trainer().rank)
     """,
 }
 # And so do these, which start their ranks.
@@ -344,6 +334,7 @@ def test_what_lacks_a_process_group_fails_as_under_python(source, script, warm, 
     [
         ("import torch.distributed as dist\ndist.init_process_group('gloo')", Kind.RANKS),
         ("from torch.distributed import init_process_group\ninit_process_group()", Kind.RANKS),
+        ("from torch.distributed import init_process_group as join\njoin('gloo')", Kind.RANKS),
         ("import torch.distributed as d\nset_up = d.init_process_group\nset_up()", Kind.RANKS),
         ("# init_process_group() is not for us", Kind.VIEW),
         ("'init_process_group()'", Kind.VIEW),
