@@ -60,7 +60,7 @@ class Count:
     compared: int = 0
     differ: int = 0
     worst: float = 0.0
-    grown: list[tuple[int, float]] = field(default_factory=list)  # the largest so far, by step
+    grown: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  # largest so far, by place
 
 
 @dataclass
@@ -97,13 +97,15 @@ class Findings:
         """The one that came first."""
         return self.differences[0] if self.differences else None
 
-    def add(self, aspect: str, size: float = 0.0, step: int = 0) -> None:
+    def add(self, aspect: str, size: float = 0.0, step: int = 0, place: str = "") -> None:
         """One more was compared."""
         count = self.counts.setdefault(aspect, Count())
         count.compared += 1
-        if size != OTHER and size > count.worst:
-            count.worst = size
-            count.grown.append((step, size))
+        if size != OTHER and size > 0:
+            count.worst = max(count.worst, size)
+            grown = count.grown.setdefault(place, [])
+            if not grown or size > grown[-1][1]:
+                grown.append((step, size))
 
     def differs(self, found: Difference, named: bool = True) -> None:
         """One that is not allowed; not all of them are named."""
@@ -119,9 +121,9 @@ class Findings:
         """Those of an aspect."""
         return [found for found in self.differences if found.aspect == aspect]
 
-    def worst(self, aspect: str, step: int | None = None) -> float:
-        """The largest difference of an aspect, up to a step."""
-        grown = self.counts[aspect].grown if aspect in self.counts else []
+    def worst(self, aspect: str, step: int | None = None, place: str = "") -> float:
+        """The largest difference of an aspect at a place, up to a step."""
+        grown = self.counts[aspect].grown.get(place, []) if aspect in self.counts else []
         return max((size for at, size in grown if step is None or at <= step), default=0.0)
 
     def excuse(self, control: Findings) -> None:
@@ -131,6 +133,7 @@ class Findings:
         for found in self.differences:
             there = places.get((found.aspect, found.place), 0.0)
             if found.size != OTHER:
-                there = max(there, control.worst(found.aspect, found.step))
+                place = found.place if found.aspect in (GRADIENT, PARAMETER) else ""  # each has its own
+                there = max(there, control.worst(found.aspect, found.step, place))
             (self.excused if found.size <= WITHIN * there else left).append(found)
         self.differences = left

@@ -116,7 +116,7 @@ class Step:
                 scale = max(a[0], b[0], SMALL * total, 1e-30)
                 found.append((max(_off(x, y, scale) for x, y in zip(a, b, strict=True)), name, a, b))
         for at, (size, name, a, b) in enumerate(sorted(found, key=lambda one: -one[0])):
-            self.findings.add(aspect, size, self.step)
+            self.findings.add(aspect, size, self.step, name)
             if size > self.rtol:
                 made = self._difference(aspect, name, _shown(a), _shown(b), size)
                 self.findings.differs(made, named=at < TOLD)
