@@ -9,7 +9,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
-from tqdm.auto import tqdm, trange
+from tqdm.auto import tqdm
 try:
     get_ipython().run_line_magic('matplotlib', 'inline')
 except NameError:
@@ -37,10 +37,10 @@ model
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 history = {"loss": [], "acc": []}
 best = 0
-for epoch in trange(3):
+for epoch in range(3):
     model.train()
     running = 0
-    for xb, yb in (pbar := tqdm(train_dl, leave=False)):
+    for xb, yb in (pbar := tqdm(train_dl, ncols=80)):
         xb, yb = xb.to(device), yb.to(device)
         loss = F.cross_entropy(model(xb), yb)
         loss.backward(); optimizer.step(); optimizer.zero_grad()
