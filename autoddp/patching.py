@@ -103,6 +103,7 @@ class Installation:
         self.features, self.importers = list(features), importers
         self.active = False
         self._undo = ExitStack()
+        self._now: list[ModuleType] | None = None  # the importers, while all is installed at once
         self._originals: dict[str, Any] = {}
         self._done: set[tuple[str, str]] = set()  # two features may patch one target: the later is outside
 
@@ -115,6 +116,7 @@ class Installation:
         if self.active:
             return self
         self.active = True
+        self._now = list(self.importers())  # asked at each patch, they took most of the time
         try:
             for feature in self.features:
                 feature.setup(self._undo)
@@ -123,6 +125,8 @@ class Installation:
         except BaseException:
             self.undo()
             raise
+        finally:
+            self._now = None
         return self
 
     def undo(self) -> None:
@@ -196,7 +200,7 @@ class Installation:
 
     def _replace_imported(self, current: Any, replacement: Any) -> None:
         """`from torch.utils.checkpoint import checkpoint` came before us."""
-        for module in self.importers():
+        for module in self.importers() if self._now is None else self._now:
             for name in _holds(vars(module), current):
                 before = vars(module)[name]
                 assign(module, name, replacement)

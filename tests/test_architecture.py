@@ -40,8 +40,8 @@ LAYERS = [
 BOTTOM = len(LAYERS)
 WITHOUT_TORCH = {
     *("__init__", "__main__", "cli", "decorator", "environment", "errors", "launching.gpus", "launch"),
-    *("listing", "launching.network", "launching.form", "source", "options", "patching", "place", "report", "script"),
-    *("launching.signals", "launching.streams", "joining.start", "joining.crew"),
+    *("listing", "launching.network", "launching.form", "source", "options", "patching", "place", "report"),
+    *("script", "launching.signals", "launching.streams", "joining.start", "joining.crew"),
 }
 
 
