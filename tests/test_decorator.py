@@ -364,9 +364,7 @@ def test_an_interrupt_ends_all(tmp_path):
 
 
 def test_no_rank_outlives_rank_0(python):
-    done = python(
-        FAILS.replace("WHAT", "if rank == 0: time.sleep(0.5); signal.raise_signal(signal.SIGKILL)")
-    )
+    done = python(FAILS.replace("WHAT", "if rank == 0: time.sleep(0.5); signal.raise_signal(signal.SIGKILL)"))
     assert done.code == -signal.SIGKILL
     assert "after" not in done.out
 
