@@ -173,13 +173,13 @@ def end(group: Group, code: int) -> None:
     world, store = group.world, group.store
     group.channel.close()  # whoever waits for what this rank would have done learns that it will not
     try:
+        asks = bool(world.rank and code)  # before it says that it has ended: then the store may go
+        failed = asks and _wait(store, ["ended/0"], PATIENCE) and store.get("ended/0") != b"0"
         store.set(f"ended/{world.rank}", str(code))
         if world.rank == 0 and not world.agent_store:
             _wait(store, [f"ended/{rank}" for rank in range(world.world_size)], LAST)
-        elif world.rank and code:
-            failed = _wait(store, ["ended/0"], PATIENCE) and store.get("ended/0") != b"0"
-            if failed and world.rank == world.local_rank:
-                time.sleep(PATIENCE)  # rank 0's launcher ends this rank when it has seen its end
+        elif failed and world.rank == world.local_rank:
+            time.sleep(PATIENCE)  # rank 0's launcher ends this rank when it has seen its end
     except dist.DistError:
         pass  # the store went with its host: nobody is left to wait for
 
