@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -30,6 +31,7 @@ class Identity(Feature):
     def __init__(self, run: Run) -> None:
         self.run = run
         self.read: set[str] = set()
+        self.loaded = 0
 
     def setup(self, undo: ExitStack) -> None:
         """Once more when an optimizer steps: a script may have no loader."""
@@ -45,8 +47,9 @@ class Identity(Feature):
 
     def look(self) -> None:
         """Read the files of the user's that were loaded since."""
-        if not self.run.view.here():
+        if len(sys.modules) == self.loaded or not self.run.view.here():
             return
+        self.loaded = len(sys.modules)  # looking through them at each step took most of a small one
         for module in users_modules():
             file = getattr(module, "__file__", None)
             if file and file not in self.read:
