@@ -26,7 +26,6 @@ from autoddp.outside.outcome import Outcome
 from autoddp.outside.points import Points
 
 OUTCOME, ANNOUNCED, TOLD = b"=", b"?", b"#"  # the first byte of what rank 0 says
-PART = 1 << 20  # bytes that travel under one key of the store
 LEFT = 10.0  # seconds that a launcher has to end this rank once another one has ended
 HERE = b""  # what another rank answers to an announcement; its site, if it is elsewhere
 
