@@ -15,6 +15,7 @@ from tests.same import same_text
 from tests.warm import Warm
 
 RTOL = 1e-9
+ATTEMPTS = 4  # torch's own ranks abort at their end now and then: "terminate called without an active exception"
 
 TRAIN = """
 import argparse
@@ -198,7 +199,10 @@ def lines(out: str) -> list[str]:
 def by_torchrun(tmp_path_factory):
     """What torchrun makes of `env`."""
     path = write(tmp_path_factory.mktemp("torchrun"), RANKS["env"])
-    done = run_python("-m", "torch.distributed.run", "--nproc-per-node", 2, path)
+    for _ in range(ATTEMPTS):
+        done = run_python("-m", "torch.distributed.run", "--nproc-per-node", 2, path)
+        if done.rc == 0:
+            break
     assert done.rc == 0, done.err
     assert len(lines(done.out)) == 2
     return lines(done.out)

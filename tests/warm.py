@@ -39,9 +39,9 @@ class Run:
 class Warm:
     """The parent of the commands; `run` is to it what `subprocess.run` is to the shell."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "tests.warm") -> None:
         self.server = subprocess.Popen(
-            [sys.executable, "-m", "tests.warm"],
+            [sys.executable, "-m", module],
             cwd=ROOT,
             env=os.environ | PLAIN_ENV,
             stdin=subprocess.PIPE,
