@@ -103,7 +103,8 @@ def check_disabled(options: Options) -> None:
     """
     known = [feature.name for feature in features()] if options.disable else []
     for name in options.disable:
-        if name not in known:
+        feature, _, module = name.partition(":")
+        if name not in known and not (feature == "modules" and module):
             raise BadInput(f"--disable is {name!r}; it takes {', '.join(known) or 'nothing yet'}")
 
 
@@ -138,8 +139,7 @@ def start(script: Script, options: Options, own: form.Form) -> int:
     """Fork the ranks from this process and wait for them."""
     assert options.nproc is not None
     if "OMP_NUM_THREADS" not in os.environ:  # before torch and numpy make their pools
-        cores = len(os.sched_getaffinity(0))
-        give(HERE.given, "OMP_NUM_THREADS", str(max(1, cores // options.nproc)))
+        give(HERE.given, "OMP_NUM_THREADS", threads(options.nproc))
     import_torch(several=options.nnodes > 1)
     from autoddp.launching import agent
     from autoddp.launching.signals import Signals
@@ -161,6 +161,11 @@ def start(script: Script, options: Options, own: form.Form) -> int:
     if not tell(failure, logs, signals.ending):
         logs.remove()
     return outcome(failure, signals.code_of(0), signals.ending)
+
+
+def threads(ranks: int) -> str:
+    """How many each of a node's ranks has, unless the user says so."""
+    return str(max(1, len(os.sched_getaffinity(0)) // ranks))
 
 
 def import_torch(several: bool) -> None:

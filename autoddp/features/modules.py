@@ -37,7 +37,8 @@ class Modules(Feature):
 
     def __init__(self, run: Run) -> None:
         self.view = run.view
-        self.calls = Calls(run.view)
+        names = [name.partition(":")[2] for name in run.options.disable if name.startswith("modules:")]
+        self.calls = Calls(run.view, tuple(names))
 
     def setup(self, undo: ExitStack) -> None:
         """Nothing is kept outside the patches."""

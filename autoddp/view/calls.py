@@ -31,10 +31,10 @@ GUESSES = 3  # sizes that may be the batch, where no argument is held by rows
 class Calls:
     """The calls of modules on one rank, and what was proven of them."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, left_out: tuple[str, ...] = ()) -> None:
         self.view = view
         self.depth = 0  # above 0 inside a call that runs by its parts, or whole
-        self.verdicts = Verdicts(view)
+        self.verdicts = Verdicts(view, left_out)
 
     def call(self, module: nn.Module, run: Run, args: Any, kwargs: dict[str, Any], parts: bool = True) -> Any:
         """What `run(*args, **kwargs)` gives, where `run` calls `module`.
@@ -165,6 +165,8 @@ def batch_dim(x: Any, cuts: Cuts) -> int | None:
         return None
     if split(x):
         return x.at if x.cuts is cuts else None
+    if cuts.turns > 1:
+        return None  # its rows would be copies: what a module writes into them would be lost
     return next((d for d, size in enumerate(x.shape) if size == cuts.total), None)
 
 
@@ -183,7 +185,7 @@ def written_back(leaves: list[Any], ats: list[int | None], cuts: Cuts) -> Iterat
     for x, at, version in wholes:
         if x._version != version:
             with torch.no_grad():
-                x.copy_(all_rows(x.narrow(at, cuts.start, cuts.mine), cuts, at))
+                x.copy_(all_rows(cuts.take(x, at), cuts, at))
 
 
 def _rows(out: Any, cuts: Cuts, at: int, module: nn.Module) -> Rows:

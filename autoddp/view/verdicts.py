@@ -12,6 +12,7 @@ from torch.utils._pytree import TreeSpec
 from autoddp.report import users_line
 from autoddp.view.boundaries import lend, part
 from autoddp.view.cuts import Cuts
+from autoddp.view.names import LeftOut
 from autoddp.view.proof import Trial, Verdict, prove
 from autoddp.view.rows import full, split
 from autoddp.view.settings import Settings
@@ -73,8 +74,8 @@ class Proofs:
 class Verdicts:
     """Each module's proofs, one for each mode, setting and layout of arguments."""
 
-    def __init__(self, view: View) -> None:
-        self.view = view
+    def __init__(self, view: View, left_out: tuple[str, ...] = ()) -> None:
+        self.view, self.left_out = view, LeftOut(left_out)
         self.hooks = 0  # counts registrations of hooks; what was looked up before is stale then
         self.settings = Settings()
         self.proven: weakref.WeakKeyDictionary[nn.Module, Proofs] = weakref.WeakKeyDictionary()
@@ -97,6 +98,8 @@ class Verdicts:
         """What is known of this call, proven now if it is the first of its kind."""
         if self._is_hooked(module):
             return Verdict(reason="hooks on it see the batch")
+        if self.left_out.covers(module):
+            return Verdict(reason="--disable modules:NAME names it, or a part of it")
         key = (*_key(module, leaves, spec, ats, cuts), self.settings.of(module))
         known = self.proven[module]
         known.calls += 1

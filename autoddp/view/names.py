@@ -1,0 +1,50 @@
+"""Modules by the names that a user knows them by: `Net.encoder.0`."""
+
+from __future__ import annotations
+
+import fnmatch
+import gc
+import weakref
+
+from torch import nn
+
+OURS = ("autoddp.", "torch.nn.parallel")
+
+
+def named_modules() -> dict[int, tuple[str, nn.Module]]:
+    """All that have parameters, by their id: the type of the outermost, then the way to them."""
+    users = [
+        m
+        for m in gc.get_objects()
+        if issubclass(type(m), nn.Module) and not type(m).__module__.startswith(OURS)
+    ]
+    inner = {id(child) for m in users for child in m.modules() if child is not m}
+    found: dict[int, tuple[str, nn.Module]] = {}
+    for outermost in users:
+        if id(outermost) not in inner:
+            for path, module in outermost.named_modules(prefix=type(outermost).__name__):
+                if next(module.parameters(), None) is not None:
+                    found.setdefault(id(module), (path, module))
+    return found
+
+
+class LeftOut:
+    """Modules that are never run by rows as one, by their names' patterns, nor is what holds them."""
+
+    def __init__(self, patterns: tuple[str, ...]) -> None:
+        self.patterns = patterns
+        self.known: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+
+    def covers(self, module: nn.Module) -> bool:
+        """Whether it, or a part of it, is one of them."""
+        if not self.patterns:
+            return False
+        if module not in self.known:
+            names = named_modules()
+            chosen = {at for at, (name, _) in names.items() if self._matches(name)}
+            for _, each in names.values():
+                self.known[each] = any(id(part) in chosen for part in each.modules())
+        return self.known.setdefault(module, False)
+
+    def _matches(self, name: str) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.patterns)
