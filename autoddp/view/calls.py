@@ -165,8 +165,6 @@ def batch_dim(x: Any, cuts: Cuts) -> int | None:
         return None
     if split(x):
         return x.at if x.cuts is cuts else None
-    if cuts.turns > 1:
-        return None  # its rows would be copies: what a module writes into them would be lost
     return next((d for d, size in enumerate(x.shape) if size == cuts.total), None)
 
 
@@ -185,7 +183,7 @@ def written_back(leaves: list[Any], ats: list[int | None], cuts: Cuts) -> Iterat
     for x, at, version in wholes:
         if x._version != version:
             with torch.no_grad():
-                x.copy_(all_rows(cuts.take(x, at), cuts, at))
+                x.copy_(all_rows(x.narrow(at, cuts.start, cuts.mine), cuts, at))
 
 
 def _rows(out: Any, cuts: Cuts, at: int, module: nn.Module) -> Rows:
