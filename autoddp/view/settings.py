@@ -108,7 +108,7 @@ def _space(value: Any) -> dict[str, Any] | None:
     """The names and values of a dict, or of an object that is made to hold settings."""
     if type(value) is dict:
         return value
-    made = isinstance(value, (Namespace, SimpleNamespace)) or hasattr(value, "__dataclass_fields__")
+    made = isinstance(value, (Namespace, SimpleNamespace)) or hasattr(type(value), "__dataclass_fields__")
     return vars(value) if made and hasattr(value, "__dict__") and not isinstance(value, type) else None
 
 
