@@ -75,7 +75,7 @@ class Witness(Outward):
             path = self._changed(event, args)
             name = None if path is None else _called()
             if name is not None:
-                self._note(name, os.path.relpath(path or ""))
+                self._note(name, (path or "").removeprefix(_here() + "/"))
 
     def _changed(self, event: str, args: tuple[Any, ...]) -> str | None:
         """The name that is changed, if it is not a cache's."""
@@ -85,14 +85,14 @@ class Witness(Outward):
         # what is below an open folder has no name here; rmtree goes that way once it has begun
         if any(isinstance(name, int) for name in names) or _by_handle(event, args):
             return None
-        paths = [os.path.abspath(os.fsdecode(name)) for name in names if name]
+        paths = [os.path.normpath(os.path.join(_here(), os.fsdecode(name))) for name in names if name]
         return next((path for path in paths if not self._private(path)), None)
 
     def _private(self, path: str) -> bool:
         """Whether losing it would cost time alone, or it is this rank's own."""
         if path.startswith(NOBODYS) or any(part in path for part in PARTS):
             return True
-        if path.startswith(os.getcwd() + "/"):
+        if path.startswith(_here() + "/"):
             return False  # the user's own folder may lie below a temporary one
         home = os.path.expanduser("~") + "/"
         return path.startswith((home + ".", *self._caches))
@@ -146,6 +146,14 @@ def _by_handle(event: str, args: tuple[Any, ...]) -> bool:
     if event in ("open", "sqlite3.connect", "os.truncate"):
         return False
     return any(isinstance(one, int) and one >= 0 for one in args[1:])
+
+
+def _here() -> str:
+    """The current folder; the root where it has been removed: a script may go on with full paths."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "/"
 
 
 def _folders() -> list[str]:

@@ -1,6 +1,7 @@
 """What slips past us is said once, for each line of the user's and each library."""
 
 import io
+import json
 import os
 import sqlite3
 import sys
@@ -94,6 +95,22 @@ def test_a_library_that_writes_by_itself_is_said_once_with_the_way_out(on):
         f"[autoddp] train.py:{line - 1}: xyz.Writer.add writes out/c {text}",
     ]
     assert [said for _, said in others] == [[], []]
+
+
+def test_a_script_whose_current_folder_is_gone_goes_on_with_full_paths(on, tmp_path):
+    def script(run, xyz):
+        me = tmp_path / "work" / str(run.world.rank)
+        with run.effects.own():
+            me.mkdir()
+        os.chdir(me)
+        with run.effects.own():
+            me.rmdir()
+        said = raised(lambda: io.FileIO("a", "w"))[0]
+        xyz.save(f"{tmp_path}/full")
+        os.chdir(tmp_path)
+        return said, json.loads((tmp_path / "full").read_text())
+
+    assert [answer for answer, _ in on(script)] == [("FileNotFoundError", [1])] * 2
 
 
 def test_what_is_guarded_is_not_said(on):
