@@ -58,6 +58,7 @@ def run(
     report: Annotated[str | None, typer.Option(help="Write all decisions there, as JSON.")] = None,
     log_dir: Annotated[str | None, typer.Option(help="Where ranks above 0 write.")] = None,
     grace: Annotated[str, typer.Option(help="Seconds to end in, once a rank has after a signal.")] = "30",
+    hang_timeout: Annotated[str, typer.Option(help="Seconds until a job that hangs is ended.")] = "30",
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Say more.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Say nothing.")] = False,
 ) -> Act:
@@ -82,6 +83,7 @@ def run(
         report=report,
         log_dir=log_dir,
         grace=whole("--grace", grace),
+        hang_timeout=whole("--hang-timeout", hang_timeout),
         verbose=verbose,
         quiet=quiet,
     )

@@ -6,7 +6,7 @@ see `Ledger`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -18,10 +18,13 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from autoddp.environment import World
 from autoddp.outside.channel import Channel
+from autoddp.outside.exchange import Exchange, bytes_of, reducing, write
 from autoddp.outside.ledger import Ledger
+from autoddp.outside.position import COLLECTIVE
 
 TIMEOUT = timedelta(minutes=30)
 
+SMALL = 1 << 14  # bytes of a tensor that travels with its stamp
 SUM, MIN, MAX = dist.ReduceOp.SUM, dist.ReduceOp.MIN, dist.ReduceOp.MAX
 
 
@@ -34,6 +37,7 @@ class Group(Ledger):
     def __init__(self, world: World, pg: dist.ProcessGroup, store: Store, channel: Channel) -> None:
         self.world, self.pg, self.store, self.channel = world, pg, store, channel
         self.rank, self.size = world.rank, world.world_size
+        self.exchange = Exchange(world.rank, channel.meetings, store)
         super().__init__()
 
     @classmethod
@@ -77,8 +81,12 @@ class Group(Ledger):
     def all_reduce(self, x: Tensor, op: Any = SUM) -> Tensor:
         """Reduce in place over all ranks, and wait."""
         target = torch.view_as_real(x) if x.is_complex() else x
-        with self.point(x):
-            self.start_all_reduce(target, op).wait()
+        with self.together("all-reduce", x) as stamp:
+            if _is_small(x):
+                write(target, self._exchange(stamp, bytes_of(target), reducing(target.dtype, op)))
+            else:
+                self._agree(stamp, x)
+                self.start_all_reduce(target, op).wait()
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -87,26 +95,45 @@ class Group(Ledger):
         They travel as bytes, since backends know some dtypes only.
         """
         out = x.new_empty((self.size, *x.shape))
-        if x.numel():
-            # not view(-1): one element that is called contiguous may have any stride
-            flat = x.contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8)
-            parts = list(out.view(self.size, -1).view(torch.uint8).unbind(0))
-            with self.point(x):
+        if not x.numel():
+            return out
+        with self.together("all-gather", x) as stamp:
+            if _is_small(x):
+                write(out, self._exchange(stamp, bytes_of(x), b"".join))
+            else:
+                self._agree(stamp, x)
+                # not view(-1): one element that is called contiguous may have any stride
+                flat = x.contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8)
+                parts = list(out.view(self.size, -1).view(torch.uint8).unbind(0))
                 self.pg.allgather([parts], [flat]).wait()
         return out
 
     @contextmanager
-    def point(self, x: Tensor) -> Iterator[None]:
-        """All ranks wait for each other in here, and may act on a signal at its end: see `Points`.
+    def together(self, what: str, x: Tensor, kind: str = COLLECTIVE) -> Iterator[str]:
+        """All ranks wait for each other in here, at one place of the program; its stamp.
 
-        Not inside a backward, which is one point as a whole, and not where only a GPU waits.
+        They may act on a signal at its end, see `Points`: not inside a backward, which is one point as a
+        whole, and not where only a GPU waits.
         """
-        if not self.points.here() or torch._C._current_graph_task_id() != -1 or not self._waits(x):
-            yield
-            return
-        self.points.enter()
-        yield
-        self.points.leave()
+        words = self.exchange.words(what, x)
+        point = self.points.here() and torch._C._current_graph_task_id() == -1 and self._waits(x)
+        if point:
+            self.points.enter()
+        with self.position.at(kind, words):
+            yield f"{self._effects} {words}"
+        if point:
+            self.points.leave()
+
+    def _exchange(self, stamp: str, body: bytes, merge: Callable[[list[bytes]], bytes]) -> bytes:
+        with self.points.quiet():
+            return self.exchange.meet(stamp, body, merge)
+
+    def _agree(self, stamp: str, x: Tensor) -> None:
+        """All ranks are about to do the same; where a GPU waits, not the script, nobody waits for that."""
+        if self._waits(x):
+            self._exchange(stamp, b"", lambda _: b"")
+        else:
+            self.exchange.pass_by(stamp)
 
     def _waits(self, x: Tensor) -> bool:
         return x.device.type == "cpu" or dist.get_backend(self.pg) == "gloo"
@@ -125,3 +152,7 @@ class Group(Ledger):
     def barrier(self) -> None:
         """Wait for all ranks."""
         self.agree(True)
+
+
+def _is_small(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.numel() * x.element_size() <= SMALL

@@ -45,6 +45,7 @@ class Options:
     report: str | None = None
     log_dir: str | None = None
     grace: int = 30  # seconds that ranks have once one of them has ended after a signal
+    hang_timeout: int = 30  # seconds in which no rank gets anywhere, and one waits; 0: wait for ever
     verbose: bool = False
     quiet: bool = False
 
@@ -62,6 +63,8 @@ class Options:
             raise BadInput(f"--nproc is {self.nproc}; a job has at least 1 rank on each node")
         if self.grace < 0:
             raise BadInput(f"--grace is {self.grace}; it takes seconds, 0 for none")
+        if self.hang_timeout < 0:
+            raise BadInput(f"--hang-timeout is {self.hang_timeout}; it takes seconds, 0 for never")
         if self.nnodes < 1:
             raise BadInput(f"--nnodes is {self.nnodes}; a job has at least 1 node")
         if not 0 <= self.node_rank < self.nnodes:

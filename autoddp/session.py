@@ -13,6 +13,7 @@ from autoddp.patching import Installation
 from autoddp.report import Report, users_modules
 from autoddp.run import Run
 from autoddp.view import View
+from autoddp.watching.watch import Watch
 
 
 @contextmanager
@@ -34,5 +35,12 @@ def session(world: World, options: Options, group: Group, report: Report) -> Ite
     for feature in FEATURES:
         if world.world_size > 1 and options.view in feature.views and feature.name in options.disable:
             report.say_once("disabled", f"--disable {feature.name}", feature.without)
+    watch = Watch(group, report, options.hang_timeout) if options.hang_timeout and group.size > 1 else None
     with Installation(chosen, users_modules):
-        yield run
+        if watch is not None:
+            watch.start()
+        try:
+            yield run
+        finally:
+            if watch is not None:
+                watch.stop()

@@ -15,6 +15,7 @@ import wrapt
 import autoddp
 from autoddp.environment import ADDED
 from autoddp.patching import ABSENT, find
+from tests.warm import Warm
 
 OURS = ("AUTODDP_OPTIONS", "AUTODDP_NPROC", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 # set by pytest for each test, and by torch for good when it imports its compiler
@@ -29,6 +30,14 @@ def pytest_configure():
         if signal.getsignal(number) is signal.SIG_IGN:
             own = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
             signal.signal(number, own)
+
+
+@pytest.fixture(scope="session")
+def warm():
+    """One parent for all commands: see `Warm`."""
+    parent = Warm()
+    yield parent
+    parent.close()
 
 
 @pytest.fixture(autouse=True)

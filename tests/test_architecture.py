@@ -23,6 +23,7 @@ LAYERS = [
     {"launch", "launching.agent"},
     {"worker"},
     {"session", "script", "joining.muted"},
+    {"watching"},
     {"features"},
     {"outside.programs"},
     {"outside.pipes"},

@@ -13,7 +13,6 @@ from autoddp.decorator import NAMES, choose, count
 from autoddp.errors import BadInput
 from autoddp.options import Options
 from tests.cli import run_python
-from tests.warm import Warm
 
 THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
 POOL = (
@@ -60,13 +59,6 @@ def show(got):
 ONCE = "show(main(2))\nmodel(x).sum().backward()\noptimizer.step()\nprint(f'later {weights():.9f}')\n"
 TWICE = "show(main(1))\nprint('between')\nopen('between.txt', 'a').write('once')\nshow(main(1))\n"
 WAYS = {"forked": "", "after a pool": POOL, "afresh": THREAD}
-
-
-@pytest.fixture(scope="module")
-def warm():
-    parent = Warm()
-    yield parent
-    parent.close()
 
 
 @pytest.fixture

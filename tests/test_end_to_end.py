@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.same import same_run
-from tests.warm import Run, Warm, fresh
+from tests.warm import Run, fresh
 
 SCRIPTS = {path.stem: path for path in sorted(Path(__file__).with_name("scripts").glob("*.py"))}
 
@@ -32,14 +32,6 @@ ARGUMENTS = {
 def command(name: str) -> list[str]:
     """The script and its arguments."""
     return [str(SCRIPTS[name]), *ARGUMENTS.get(name, [])]
-
-
-@pytest.fixture(scope="module")
-def warm():
-    """One parent for all commands of this file."""
-    parent = Warm()
-    yield parent
-    parent.close()
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ import pytest
 
 from tests import archives
 from tests.same import same_files, same_terminal
-from tests.warm import Warm
 
 FOLDER = Path(__file__).parent.parent / "examples" / "single_gpu"
 
@@ -29,13 +28,6 @@ ARGUMENTS = {
     "contrastive": ["--epochs", "2"],
 }
 RANKS = [(name, 2) for name in ARGUMENTS] + [("digits", 3)]
-
-
-@pytest.fixture(scope="module")
-def warm():
-    parent = Warm()
-    yield parent
-    parent.close()
 
 
 @pytest.fixture(scope="module")

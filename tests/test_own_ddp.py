@@ -12,7 +12,6 @@ from autoddp.launching.form import Kind
 from autoddp.script import Script
 from tests.cli import run_cli, run_python
 from tests.same import same_text
-from tests.warm import Warm
 
 RTOL = 1e-9
 ATTEMPTS = 4  # torch's own ranks abort at their end now and then: "terminate called without an active exception"
@@ -165,14 +164,6 @@ print(reduce_value(torch.ones(1)), "RANK" in os.environ, int(os.environ.get("WOR
 print(len(DistributedSampler(range(10), num_replicas=1, rank=0)))
 train(0, dist.is_initialized())
 """
-
-
-@pytest.fixture(scope="module")
-def warm():
-    """One parent for all commands of this file."""
-    parent = Warm()
-    yield parent
-    parent.close()
 
 
 @pytest.fixture

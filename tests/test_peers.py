@@ -9,7 +9,6 @@ import pytest
 
 from tests.cli import run_python
 from tests.same import same_text
-from tests.warm import Warm
 
 SCRIPTS = Path(__file__).with_name("peers")
 RTOL = 1e-7
@@ -20,14 +19,6 @@ def needs(library: str):
     there = importlib.util.find_spec(library) is not None
     reason = f"{library} is not installed: pip install '.[peers]'"
     return pytest.mark.skipif(not there, reason=reason)
-
-
-@pytest.fixture(scope="module")
-def warm():
-    """One parent for all commands of this file."""
-    parent = Warm()
-    yield parent
-    parent.close()
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,9 @@ class Warm:
         return Run(code, out, err, folder, tuple(left))
 
     def close(self) -> None:
-        """End the parent."""
-        self.server.communicate(timeout=30)
+        """End the parent: it has nothing to lose."""
+        self.server.kill()
+        self.server.communicate()
 
 
 def fresh(*argv: str, folder: Path, timeout: float = 120) -> Run:

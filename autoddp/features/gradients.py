@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # where a compiled step breaks its graph, we run as we are
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from autoddp.errors import Disagreement
+from autoddp.fingerprint import Fingerprint
+from autoddp.outside.position import BACKWARD
 from autoddp.patching import Feature, patch
 from autoddp.replica import Leaves, Replicas, leaves_of
 from autoddp.report import users_line
@@ -36,7 +37,7 @@ class Gradients(Feature):
     views = ("global",)
 
     def __init__(self, run: Run) -> None:
-        self.view, self.group = run.view, run.group
+        self.run, self.view, self.group = run, run.view, run.group
         self.replicas = Replicas(run.group)
         self.depth = 0
         self.hidden: dict[int, Tensor] = {}  # leaves of nested backwards, which hide from the graph
@@ -50,6 +51,8 @@ class Gradients(Feature):
         added = [entry for entry in now if entry not in before]
         undo.callback(lambda: [now.remove(entry) for entry in added if entry in now])
         undo.callback(register_optimizer_step_pre_hook(self.compare_before_step).remove)
+        self.run.effects.before_save.append(self.compare_before_save)
+        undo.callback(self.run.effects.before_save.clear)
 
     def _plain(self) -> bool:
         return (
@@ -100,7 +103,8 @@ class Gradients(Feature):
             return
         try:
             armed = self.replicas.armed(leaves, tops)
-            with self.group.point(leaves.dense[0]):
+            with self.group.together("backward", leaves.dense[0], BACKWARD) as stamp:
+                self.group.exchange.pass_by(stamp)
                 plain(armed, seeds, **given)
         except BaseException:
             self.replicas.drop(leaves)
@@ -155,29 +159,36 @@ class Gradients(Feature):
 
     @_disable_dynamo
     def compare_before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Gradients that differ between ranks would make the replicas drift apart in silence.
+        """What differs between ranks would make the replicas drift apart in silence.
 
         Raises:
-            Disagreement: They differ.
+            Disagreement: Gradients, weights or generators do.
         """
         if self._plain():
             return
         count = self.steps[optimizer] = self.steps.get(optimizer, 0) + 1
-        if count > CHECKED and count % EVERY:
-            return
-        total = torch.zeros(1, dtype=torch.float64)
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                grad = parameter.grad
-                if grad is not None:
-                    values = grad if grad.layout is torch.strided else grad.coalesce().values()
-                    total += values.detach().abs().sum().double().cpu()
-        spread = self.group.spread(total.nan_to_num())
-        if float(spread) > 1e-5 * float(total.abs()):
-            raise Disagreement(
-                f"{users_line()}: the gradients of {type(optimizer).__name__} are not the same on all ranks "
-                f"(their sum differs by {float(spread):.3g}); a backward went past torch.autograd.backward"
-            )
+        if count <= CHECKED or count % EVERY == 0:
+            self._compare([optimizer])
+
+    def compare_before_save(self) -> None:
+        """As before a step: a checkpoint of a rank that has drifted is worth nothing."""
+        if not self._plain() and self.steps:
+            self._compare(list(self.steps), gradients=False)
+
+    def _compare(self, optimizers: list[Any], gradients: bool = True) -> None:
+        found = Fingerprint()
+        for optimizer in optimizers:
+            name = type(optimizer).__name__
+            leaves = [p for group in optimizer.param_groups for p in group["params"]]
+            if gradients:
+                found.add(
+                    f"the sum of the gradients of {name}", [p.grad for p in leaves if p.grad is not None]
+                )
+            for number, leaf in enumerate(leaves):
+                found.add(f"parameter {number} of {name}, of shape {tuple(leaf.shape)},", [leaf])
+        found.add_generators()
+        with self.view.set_aside():
+            found.compare(self.group, users_line(), self.view.report.strict)
 
 
 def _ours(hook: Any) -> bool:

@@ -1,7 +1,8 @@
 """Streams between rank 0 and each other rank: the way of what must not wait for the store.
 
-Two lines for each rank: one for effects, in their order, and one for orders, beside that order. On rank 0's
-node they are unix sockets, from elsewhere TCP. Forked children have none: a data loader's worker neither
+Four lines for each rank: for effects, in their order; for orders, beside that order; for meetings in
+collectives; and for what the threads that watch say of their ranks. On rank 0's node they are unix sockets,
+from elsewhere TCP. Forked children have none: a data loader's worker neither
 speaks for its rank nor makes it seem alive when it has ended.
 """
 
@@ -31,7 +32,7 @@ KEY = "channel"  # in the store: where rank 0 listens, and what to say there
 HELLO = struct.Struct(">16sIB")  # the token, the rank, the line
 LENGTH = struct.Struct(">Q")
 CHUNK = 1 << 14
-LINES = 2
+LINES = 4
 GREETING = 5.0  # seconds that whoever connects has to say who it is
 NEVER_MIND = (BrokenPipeError, ConnectionResetError)
 
@@ -84,6 +85,14 @@ class Line:
             for number, _ in ready:
                 self._beside[number]()
         return self._pop()
+
+    def peek(self) -> bytes | None:
+        """The next message, which stays; None where it is not here."""
+        with contextlib.suppress(RankEnded):
+            self._receive()
+        if not self._whole():
+            return None
+        return bytes(self._held[LENGTH.size : LENGTH.size + LENGTH.unpack_from(self._held)[0]])
 
     def arrived(self) -> list[bytes]:
         """The messages that are here already, without waiting.
@@ -148,7 +157,7 @@ class Channel:
     """This rank's lines: rank 0's to all others, another rank's to rank 0."""
 
     def __init__(self, lines: list[dict[int, Line]]) -> None:
-        self.effects, self.orders = lines
+        self.effects, self.orders, self.meetings, self.beats = lines
         this = weakref.ref(self)  # the interpreter keeps what it calls after a fork for ever
 
         def leave() -> None:
@@ -185,7 +194,7 @@ class Channel:
 
     def close(self) -> None:
         """No line is left; twice is harmless."""
-        for lines in (self.effects, self.orders):
+        for lines in (self.effects, self.orders, self.meetings, self.beats):
             for line in lines.values():
                 line.close()
 

@@ -102,6 +102,7 @@ class Effects:
         self.client: Client | None = None  # where this node is not rank 0's
         self.server: Server | None = None  # on rank 0, where there are several nodes
         self.placed: list[int] | None = None  # what `nodes` has found out
+        self.before_save: list[Callable[[], None]] = []  # before a checkpoint, where all ranks are
         self.losses = Losses()  # what failed on rank 0 and is to be raised on all
         self.aside = 0  # above 0 inside an effect, and inside a data set's fetch
         self.trials = 0

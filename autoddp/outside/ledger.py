@@ -24,6 +24,7 @@ from autoddp.errors import Disagreement, RankEnded
 from autoddp.outside.channel import Channel
 from autoddp.outside.outcome import Outcome
 from autoddp.outside.points import Points
+from autoddp.outside.position import ACTING, EFFECT, MEETING, Position
 
 OUTCOME, ANNOUNCED, TOLD = b"=", b"?", b"#"  # the first byte of what rank 0 says
 LEFT = 10.0  # seconds that a launcher has to end this rank once another one has ended
@@ -40,6 +41,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.points = Points(self.rank, self.channel.orders)
+        self.position = Position()
         self._effects = 0  # rank 0's
         self._others = 0  # those of all other ranks
         self._early: deque[bytes] = deque()  # came before it was asked for
@@ -66,14 +68,16 @@ class Ledger:
             if meet:
                 self._meet(site)
             acting, self.points.acting = self.points.acting, True
-            outcome = Outcome.of(act)  # an interrupt too: nobody shall wait for what will not come
+            with self.position.at(ACTING, self._words(site)):
+                outcome = Outcome.of(act)  # an interrupt too: nobody shall wait for what will not come
             self.points.acting = acting
             self.points.enter()  # as late as may be: a script may have signalled itself
             self._say(b"%b%b\0%b" % (OUTCOME, site.encode(), json.dumps(outcome.to_data()).encode()))
             self._effects += 1
             self.points.leave()
             return outcome.unwrap()
-        data = self._follow(site.encode())
+        with self.position.at(EFFECT, self._words(site)):
+            data = self._follow(site.encode())
         self._effects += 1
         self.points.leave()
         return Outcome.from_data(json.loads(data)).unwrap()
@@ -117,13 +121,17 @@ class Ledger:
         self._say(ANNOUNCED + site.encode() + b"\0")
         for rank, line in self.channel.effects.items():
             try:
-                with self.points.quiet():
+                with self.points.quiet(), self.position.at(MEETING, self._words(site)):
                     answer = line.read()
             except RankEnded:
                 time.sleep(LEFT)  # its launcher says why, and ends this rank meanwhile
                 raise
             if answer != HERE:
                 raise Disagreement(_parted(0, site, rank, answer.decode(), self._effects))
+
+    def _words(self, site: str) -> str:
+        """As two ranks at the same effect say it alike."""
+        return f"{self._effects} {site}"
 
     # ---- the others
 
@@ -161,10 +169,12 @@ class Ledger:
     def _elsewhere(self, site: str, act: Callable[[], Any], by: int) -> Any:
         key, self._others = f"e{self._others}", self._others + 1
         if self.rank == by:
-            outcome = Outcome.of(act)
+            with self.position.at(ACTING, f"{key} {site}"):
+                outcome = Outcome.of(act)
             self.store.set(key, json.dumps([site, outcome.to_data()]))
             return outcome.unwrap()
-        theirs, data = json.loads(self.store.get(key))
+        with self.position.at(EFFECT, f"{key} {site}"):
+            theirs, data = json.loads(self.store.get(key))
         if self.store.add(f"{key}/read", 1) == self.size - 1:  # the last one tidies up
             self.store.delete_key(key)
             self.store.delete_key(f"{key}/read")

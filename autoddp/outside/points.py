@@ -51,6 +51,7 @@ class Points:
         self._inside = 0  # above 0 where orders are looked for, or must not be
         self.acting = False  # rank 0 does what the others wait for
         self._trials = 0
+        self._missed = False
         self._pending: list[Signal] = []  # rank 0 has not given the order yet
         self._due: list[tuple[int, Signal]] = []  # the point at whose end it is acted on
         self._asked: tuple[int, int, bool] | None = None
@@ -87,6 +88,9 @@ class Points:
             self._answer(waiting=False)
         else:
             self._measure()
+            if self._missed:  # it came while this rank waited for the others
+                self._missed = False
+                self._take()
         kept, self._kept = self._kept, None
         if kept is not None:
             raise kept
@@ -142,8 +146,10 @@ class Points:
 
     def news(self, *_: object) -> None:
         """An order, a question, or word of a signal has come, or it is time to ask."""
+        self._missed = True
         if self.act is None or self._inside or os.getpid() != self._home[0] or not self._clear():
             return
+        self._missed = False
         self._take()
         if self.rank:
             self._answer(waiting=False)

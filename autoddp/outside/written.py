@@ -13,7 +13,7 @@ from autoddp.outside.atomic import Draft
 from autoddp.outside.callers import users_call
 from autoddp.outside.effects import Call, Effects, Mode
 from autoddp.outside.outcome import Outcome
-from autoddp.outside.writers import Writer
+from autoddp.outside.writers import CHECKPOINT, Writer
 from autoddp.view.rows import Partial, Rows, full
 
 
@@ -79,6 +79,9 @@ class Written:
             return call.plain()
         if mode is Mode.TRIAL:
             return None
+        if mode is Mode.AGREED and row is CHECKPOINT:
+            for check in self._effects.before_save:
+                check()
         if mode is Mode.AGREED and not row.blind:  # what pickles gathers by itself
             writing = Writing(Call(call.wrapped, *whole((call.args, call.kwargs))), row)
         if row.folder and mode is Mode.AGREED:

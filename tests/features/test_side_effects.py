@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from tests.cli import run_cli
-from tests.warm import Warm
 
 TRAIN = """
 import csv, json, os, sys, time, datetime, uuid, random
@@ -57,14 +56,6 @@ print(json.load(open(run / "files.json")))
 Path("last").write_text(str(run / "last.pt"))
 print(f"{sum(p.sum().item() for p in model.parameters()):.9f}")
 """
-
-
-@pytest.fixture(scope="module")
-def warm():
-    """One parent for all commands of this file."""
-    parent = Warm()
-    yield parent
-    parent.close()
 
 
 @pytest.mark.parametrize("nproc", [2, 3])

@@ -1,0 +1,80 @@
+"""Numbers that must be the same on every rank, held against each other: weights, gradients, generators."""
+
+from __future__ import annotations
+
+import random
+import sys
+import zlib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from autoddp.errors import Disagreement
+
+if TYPE_CHECKING:
+    from autoddp.group import Group
+
+ROUNDING = (
+    1e-5  # of the sum of the absolute values: GPUs of two kinds round otherwise, and that much is harmless
+)
+
+
+class Fingerprint:
+    """Named numbers; a tensor is in it by the sum of its elements."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._sums: list[Tensor] = []  # each its sum and the sum of its absolute values
+
+    def add(self, name: str, tensors: Iterable[Tensor]) -> None:
+        """Tensors as one number."""
+        total = torch.zeros(2, dtype=torch.float64)
+        for x in tensors:
+            values = x.detach()
+            values = values if values.layout is torch.strided else values.coalesce().values()
+            values = torch.view_as_real(values) if values.is_complex() else values
+            total += torch.stack([values.double().sum(), values.double().abs().sum()]).cpu()
+        self._note(name, total)
+
+    def add_generators(self) -> None:
+        """The states of `random`, numpy and torch: all ranks draw the same."""
+        self._exactly("the state of torch's generator", torch.get_rng_state().numpy().tobytes())
+        self._exactly("the state of random", repr(random.getstate()).encode())
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            self._exactly("the state of numpy's generator", repr(_plain(numpy.random.get_state())).encode())
+
+    def _exactly(self, name: str, data: bytes) -> None:
+        self._note(name, torch.tensor([zlib.crc32(data), 0.0], dtype=torch.float64))
+
+    def _note(self, name: str, pair: Tensor) -> None:
+        self.names.append(name)
+        self._sums.append(pair.nan_to_num())
+
+    def compare(self, group: Group, where: str, exact: bool = False) -> None:
+        """Hold it against that of all ranks.
+
+        Raises:
+            Disagreement: Two ranks differ, by more than rounding unless `exact`.
+        """
+        found = group.all_gather(torch.stack(self._sums))  # (ranks, names, 2)
+        values, scales = found[..., 0], found[..., 1].amax(0)
+        allowed = 0.0 if exact else ROUNDING
+        apart = ((values.amax(0) - values.amin(0)) > allowed * scales).nonzero().flatten().tolist()
+        if not apart:
+            return
+        at = apart[0]
+        other = int((values[:, at] - values[0, at]).abs().argmax())
+        raise Disagreement(
+            f"{where}: {self.names[at]} is not the same on all ranks (rank 0 has {values[0, at]:.9g}, "
+            f"rank {other} {values[other, at]:.9g}): something that differs between ranks went into it, "
+            "such as a file, a clock, a thread that draws, another kind of GPU, or a backward that went past "
+            "torch.autograd.backward"
+        )
+
+
+def _plain(state: Any) -> Any:
+    """The state without the array, whose text leaves out its middle."""
+    return [part.tobytes() if hasattr(part, "tobytes") else part for part in state]

@@ -1,0 +1,26 @@
+"""Where this rank waits for others, for whoever asks from another thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# what a rank may be in the midst of: the first four wait for others, and a backward computes, too
+COLLECTIVE, EFFECT, MEETING, BACKWARD, ACTING = "collective", "effect", "meeting", "backward", "acting"
+
+
+class Position:
+    """The innermost thing that this rank is in the midst of, since when."""
+
+    def __init__(self) -> None:
+        self.now = ("", "", 0.0)  # kind, in words, since when: one value, so that a reader finds it whole
+
+    @contextmanager
+    def at(self, kind: str, words: str) -> Iterator[None]:
+        """In here."""
+        before, self.now = self.now, (kind, words, time.monotonic())
+        try:
+            yield
+        finally:
+            self.now = before

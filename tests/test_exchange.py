@@ -1,0 +1,115 @@
+"""Small tensors by way of rank 0, and ranks that part on the way."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from autoddp.errors import Disagreement
+from autoddp.group import MAX, MIN, SMALL, SUM
+from tests.ranks import run_ranks
+
+KINDS = (
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.uint8,
+    torch.complex64,
+)
+
+
+def of(rank, dtype, shape=(2, 3)):
+    return (torch.arange(6).view(shape) + rank).to(dtype)
+
+
+@pytest.mark.parametrize("nproc", [1, 2, 3])
+def test_sums_and_stacks_are_those_of_all_ranks(nproc):
+    def rank(group):
+        found = []
+        for dtype in KINDS:
+            found.append(group.all_reduce(of(group.rank, dtype), SUM))
+            found.append(group.all_gather(of(group.rank, dtype)))
+        found += [group.all_reduce(of(group.rank, torch.int64), op) for op in (MIN, MAX)]
+        return [x.tolist() for x in found]
+
+    want = []
+    for dtype in KINDS:
+        stacked = torch.stack([of(r, dtype) for r in range(nproc)])
+        want += [stacked.sum(0, dtype=dtype), stacked]
+    ints = torch.stack([of(r, torch.int64) for r in range(nproc)])
+    want += [ints.amin(0), ints.amax(0)]
+    assert run_ranks(rank, nproc) == [[x.tolist() for x in want]] * nproc
+
+
+@pytest.mark.parametrize("numel", [1, SMALL // 8, SMALL // 8 + 1])
+def test_no_rank_has_other_bits_than_another_whichever_way_it_went(numel):
+    def rank(group):
+        torch.manual_seed(group.rank)
+        x = torch.randn(numel, dtype=torch.float64)
+        return group.all_reduce(x.clone()).tolist(), group.all_gather(x).sum(0).tolist(), x.tolist()
+
+    zero, one, two = run_ranks(rank, 3)
+    assert zero[:2] == one[:2] == two[:2]
+    total = torch.tensor([zero[2], one[2], two[2]], dtype=torch.float64).sum(0)
+    assert torch.allclose(total, torch.tensor(zero[0], dtype=torch.float64), rtol=1e-14, atol=1e-14)
+
+
+def test_layouts_scalars_conjugates_and_gradients_stay_as_they_are():
+    def rank(group):
+        turned = torch.arange(6.0).view(2, 3).t()
+        conjugate = torch.tensor([1 + 2j]).conj()
+        leaf = torch.ones((), requires_grad=True)
+        group.all_reduce(turned)
+        gathered = group.all_gather(conjugate)
+        with torch.inference_mode():
+            quiet = group.all_reduce(torch.ones(2))
+        return (
+            turned.tolist(),
+            turned.stride(),
+            gathered.tolist(),
+            group.all_gather(leaf).tolist(),
+            quiet.tolist(),
+        )
+
+    want = ([[0.0, 6.0], [2.0, 8.0], [4.0, 10.0]], (1, 3), [[1 - 2j]] * 2, [1.0, 1.0], [2.0, 2.0])
+    assert run_ranks(rank, 2) == [want] * 2
+
+
+@pytest.mark.parametrize("numel", [1, SMALL])
+def test_ranks_in_different_collectives_are_told_which(numel):
+    """The same shapes: the sum would be wrong, and nobody would know."""
+
+    def rank(group):
+        x = torch.ones(numel)
+        act = group.all_gather if group.rank == 2 else group.all_reduce
+        with pytest.raises(Disagreement) as error:
+            act(x)
+        return str(error.value)
+
+    zero, one, two = run_ranks(rank, 3)
+    assert zero == one == two
+    assert f"rank 2 is in «all-gather of float32[{numel}] at test_exchange.py" in zero
+    assert f"where rank 0 is in «all-reduce of float32[{numel}] at test_exchange.py" in zero
+
+
+def test_an_effect_that_one_rank_alone_had_is_told_at_the_next_meeting():
+    def rank(group):
+        if group.rank == 0:
+            group.effect("alone", lambda: 1)
+        with pytest.raises(Disagreement) as error:
+            group.all_reduce(torch.ones(1))
+        return str(error.value)
+
+    assert "(0 side effects came before, 1)" in run_ranks(rank, 2)[1]
+
+
+def test_a_backward_is_compared_at_the_next_meeting():
+    def rank(group):
+        group.exchange.pass_by(f"0 backward {group.rank}")
+        with pytest.raises(Disagreement) as error:
+            group.all_reduce(torch.ones(1))
+        return str(error.value)
+
+    assert "rank 1 is in «backward 1» where rank 0 is in «backward 0»" in run_ranks(rank, 2)[0]
