@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
@@ -37,7 +38,11 @@ def reshape_in_place(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         raise BadInput(_refused(me, name))
     with torch.no_grad(), PLAIN(), no_dispatch():
         func(*args, **kwargs)
-    me._local, me.at = out._local, out.at
+    return _become(me, out)
+
+
+def _become(me: Rows, out: Rows) -> Rows:
+    me._local, me.at, me.cuts = out._local, out.at, out.cuts
     me._whole, me._versions = None, (0, 0)  # what was gathered has the old shape
     return me
 
@@ -51,9 +56,21 @@ def move_in_place(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     sizes = args[1:] if all(type(x) is int for x in args[1:]) else args[1]
     if func.__name__ == "resize_as_" and sizes.shape == me.shape:
         return me
-    if func.__name__ == "resize_" and tuple(sizes) == tuple(me.shape):
-        return me
+    if func.__name__ == "resize_":
+        if tuple(sizes) == tuple(me.shape):
+            return me
+        if prod(sizes) == me.numel() and _one_block(me):  # the same memory under another shape
+            out = shapes.view(Tensor.view, (me, *sizes), {})
+            if split(out):
+                with torch.no_grad(), PLAIN(), no_dispatch():
+                    me.as_strided_(out.shape, out.stride())
+                return _become(me, out)
     raise BadInput(_refused(me, func.__name__))
+
+
+def _one_block(me: Rows) -> bool:
+    with PLAIN():
+        return me.is_contiguous() and not me.requires_grad
 
 
 def _refused(me: Rows, name: str) -> str:
