@@ -22,7 +22,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 OVERRIDE = "AUTODDP_NPROC"
 ORIGIN = Origin.now()
-NAMES = tuple(field.name for field in fields(Options) if field.name not in ("module", "own_ddp", "grace"))
+LAUNCHERS = ("module", "own_ddp", "grace", "max_restarts")  # of `autoddp run` alone
+NAMES = tuple(field.name for field in fields(Options) if field.name not in LAUNCHERS)
 
 
 @overload

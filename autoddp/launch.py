@@ -44,7 +44,7 @@ def run(script: Script, options: Options) -> int:
     if own.kind is form.Kind.ONCE:
         return alone(script, options, form.once(script.name, own.line))
     ready = prepare(options)
-    if ready.nproc == 1 and ready.nnodes == 1 and own.kind is form.Kind.VIEW:
+    if ready.nproc == 1 and ready.nnodes == 1 and own.kind is form.Kind.VIEW and not ready.max_restarts:
         return alone(script, ready, "1 rank: the script runs as it is")
     return start(script, ready, own)
 

@@ -45,6 +45,7 @@ class Options:
     report: str | None = None
     log_dir: str | None = None
     grace: int = 30  # seconds that ranks have once one of them has ended after a signal
+    max_restarts: int = 0  # how often a job of which a rank failed is run again
     hang_timeout: int = 30  # seconds in which no rank gets anywhere, and one waits; 0: wait for ever
     verbose: bool = False
     quiet: bool = False
@@ -63,6 +64,8 @@ class Options:
             raise BadInput(f"--nproc is {self.nproc}; a job has at least 1 rank on each node")
         if self.grace < 0:
             raise BadInput(f"--grace is {self.grace}; it takes seconds, 0 for none")
+        if self.max_restarts < 0:
+            raise BadInput(f"--max-restarts is {self.max_restarts}; it takes a number, 0 for none")
         if self.hang_timeout < 0:
             raise BadInput(f"--hang-timeout is {self.hang_timeout}; it takes seconds, 0 for never")
         if self.nnodes < 1:

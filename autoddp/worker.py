@@ -57,7 +57,7 @@ def run(job: Job) -> int:
         streams.redirect(job.logs.of(world.rank))
     take_device(world, job.devices)
     hidden = hide(os.environ) if job.options.view == "global" else dict(os.environ)
-    group = join(world, job.devices.backend)
+    group = join(world, job.devices.backend, hidden.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if job.options.view == "global":
         for name in ("OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME"):
             keep_to_libraries(HERE.given, name)
@@ -138,11 +138,11 @@ def take_device(world: World, devices: Devices) -> None:
         torch.cuda.init()
 
 
-def join(world: World, backend: str) -> Group:
-    """Meet the others, leaving no trace of it for the script to see."""
+def join(world: World, backend: str, attempt: str) -> Group:
+    """Meet the others of this attempt, leaving no trace of it for the script to see."""
     hook, known = sys.excepthook, "GLOO_SOCKET_IFNAME" in os.environ
     set_interface(world)
-    group = Group.join(world, backend)
+    group = Group.join(world, backend, attempt)
     sys.excepthook = hook  # torch's would put the rank before every line of a traceback
     if not known:
         os.environ.pop("GLOO_SOCKET_IFNAME", None)  # NCCL reads its own later, at first use

@@ -209,7 +209,7 @@ def joined(call: Call, world: World, devices: Devices) -> Iterator[Group]:
         hidden = hide(os.environ)
         if call.options.view == "local":
             os.environ.update(hidden or variables(world))
-        group = worker.join(world, devices.backend)
+        group = worker.join(world, devices.backend, hidden.get("TORCHELASTIC_RESTART_COUNT", "0"))
         HERE.world = world
         report.say(worker.greeting(world, call.options, devices, hidden))
         with session(world, call.options, group, report) as run:

@@ -41,7 +41,7 @@ class Failure:
     code: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class Parent:
     """What a forked rank must put back to be as one process that python started."""
 
@@ -51,6 +51,10 @@ class Parent:
     stdin: TextIO | None
     logging: int
     gate: Barrier
+
+
+class Signalled(Exception):
+    """A signal has ended the ranks: they are not started again."""
 
 
 class Starting(DefaultLogsSpecs):
@@ -70,10 +74,18 @@ def start(job: Job, signals: Signals) -> Failure | None:
     """Run the ranks of this node to their end; the first failure, if any."""
     process, gate = multiprocessing.current_process(), get_context("fork").Barrier(signals.ranks)
     parent = Parent(job, signals, process, sys.stdin, logging.root.manager.disable, gate)
+    starts = 0
 
     def ready() -> None:
-        job.logs.make()
-        signals.listen()
+        nonlocal starts
+        if starts:
+            # a rank that was killed may hold the lock of the old one
+            parent.gate = get_context("fork").Barrier(signals.ranks)
+            again(job, signals, starts)
+        else:
+            job.logs.make()
+            signals.listen()
+        starts += 1
 
     launch = elastic_launch(config(job.options, signals.ranks, ready), enter)
     streams.flush()
@@ -86,11 +98,33 @@ def start(job: Job, signals: Signals) -> Failure | None:
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         return Failure(rank, failure.local_rank, failure.exitcode)
+    except Signalled:
+        return Failure(0, 0, 1)
     finally:
         logging.disable(parent.logging)
         sys.stdin = parent.stdin
         signals.leave()
     return None
+
+
+def again(job: Job, signals: Signals, times: int) -> None:
+    """All ranks have ended since one failed, and start once more from the beginning of the script.
+
+    Raises:
+        Signalled: It was a signal to this job that ended them.
+    """
+    if signals.ending is not None:
+        raise Signalled
+    failed = signals.restart()
+    if job.options.quiet:
+        return
+    what = "a rank was killed"
+    if failed is not None:
+        local_rank, code = failed
+        rank = job.options.node_rank * signals.ranks + local_rank
+        what = job.logs.failure(rank, f"ended with exit code {code}")
+    line = f"{PREFIX} the job is run again ({times} of {job.options.max_restarts})"
+    print(f"{what if what.startswith(PREFIX) else f'{PREFIX} {what}'}\n{line}", file=sys.stderr, flush=True)
 
 
 def config(options: Options, ranks: int, ready: Callable[[], None]) -> LaunchConfig:
@@ -101,7 +135,7 @@ def config(options: Options, ranks: int, ready: Callable[[], None]) -> LaunchCon
         nproc_per_node=ranks,
         start_method="fork",
         run_id="autoddp",
-        max_restarts=0,
+        max_restarts=options.max_restarts,
         monitor_interval=INTERVAL,
         logs_specs=Starting(ready),
         # ours, see `signals`: the agent's own end the job whatever the script does about them

@@ -77,6 +77,16 @@ class Signals:
         code = self._pids[self.ranks + local_rank]
         return None if code == RUNNING else code
 
+    def restart(self) -> tuple[int, int] | None:
+        """The ranks start once more; the first that had ended by itself and failed, and its exit code."""
+        codes = [self.code_of(rank) for rank in range(self.ranks)]
+        for rank in range(self.ranks):
+            self._pids[rank], self._pids[self.ranks + rank] = 0, RUNNING
+            self._has_had(rank, 0)  # what the old ranks have told
+            self._heard[rank].clear()
+            self._passed_on[rank].clear()
+        return next(((rank, code) for rank, code in enumerate(codes) if code), None)
+
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self.launcher:
             os._exit(128 + number)  # a rank that has not arrived yet: nothing was started
