@@ -13,6 +13,8 @@ from autoddp.run import Run
 from autoddp.view import Rows, split
 from autoddp.view.boundaries import SumWithin
 
+LOW = (torch.float16, torch.bfloat16)
+
 
 class BatchNorm(Feature):
     """Count, mean and squared distance from it, of every rank, by one differentiable all-reduce.
@@ -55,6 +57,7 @@ class BatchNorm(Feature):
                     return Rows(plain(input.local, *given, False, momentum, eps), input.cuts)
                 return plain(input, *given, training, momentum, eps)
             if view.proving:  # what remains must be row-wise: statistics as in eval
+                view.normalized.append(input.detach().clone())
                 zero, one = input.new_zeros(input.shape[1]), input.new_ones(input.shape[1])
                 mean, var = (zero, one) if running_mean is None else (running_mean, running_var)
                 return plain(input, mean, var, weight, bias, False, momentum, eps)
@@ -65,6 +68,54 @@ class BatchNorm(Feature):
             return plain(input, *given, training, momentum, eps)
 
         return batch_norm
+
+    @patch(
+        "torch.nn.functional:instance_norm",
+        why="its running statistics follow the whole batch, where a rank holds rows of it",
+        hot=True,
+    )
+    def instance_norm(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Each row is normalized by itself; only what is kept for later is of all rows."""
+        view = self.view
+
+        def instance_norm(
+            input: Tensor,
+            running_mean: Tensor | None = None,
+            running_var: Tensor | None = None,
+            weight: Tensor | None = None,
+            bias: Tensor | None = None,
+            use_input_stats: bool = True,
+            momentum: float = 0.1,
+            eps: float = 1e-5,
+        ) -> Tensor:
+            given = (running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+            if torch.compiler.is_compiling() or not view.here() or not self.exact:
+                return plain(input, *given)
+            if running_mean is None or running_var is None or not use_input_stats:
+                return plain(input, *given)
+            by_rows = split(input) and input.at == 0
+            if not by_rows and not view.inside:
+                return plain(input, *given)
+            x = input.local if split(input) else input
+            if view.proving:
+                view.normalized.append(x.detach().clone())
+            else:
+                self._follow(x.detach(), running_mean, running_var, momentum)
+            out = plain(x, None, None, *given[2:])
+            return Rows(out, input.cuts) if split(input) else out
+
+        return instance_norm
+
+    def _follow(self, x: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float) -> None:
+        """The mean over all rows of what each row's mean and variance are."""
+        if x.dtype in LOW:
+            x = x.float()
+        over = list(range(2, x.dim()))
+        figures = torch.cat([x.mean(over), x.var(over), x.new_ones(len(x), 1)], 1).sum(0)
+        mean, var, count = self.view.group.all_reduce(figures).tensor_split((x.shape[1], 2 * x.shape[1]))
+        with torch.no_grad():
+            running_mean.lerp_((mean / count).to(running_mean.dtype), momentum)
+            running_var.lerp_((var / count).to(running_var.dtype), momentum)
 
     def _over_ranks(
         self,
@@ -77,7 +128,7 @@ class BatchNorm(Feature):
         eps: float,
     ) -> Tensor:
         dtype = x.dtype
-        if dtype in (torch.float16, torch.bfloat16):
+        if dtype in LOW:
             x = x.float()  # as torch's own kernels
         channels, over = x.shape[1], [d for d in range(x.dim()) if d != 1]
         shape = [1, channels] + [1] * (x.dim() - 2)

@@ -40,6 +40,9 @@ def agreed_order(local: Tensor, cuts: Cuts) -> list[int]:
 
 def all_rows(local: Tensor, cuts: Cuts, dim: int) -> Tensor:
     """The whole batch, from every rank's rows along `dim`, in the memory layout one process has."""
+    if cuts.turns > 1:
+        apart = local.unflatten(dim, (cuts.turns, cuts.mine // cuts.turns))
+        return all_rows(apart, cuts.of_a_turn(), dim + 1).flatten(dim, dim + 1).data
     order = agreed_order(local, cuts)
     x = local.movedim(dim, 0)
     if not cuts.even:
@@ -68,7 +71,7 @@ class Gather(Function):
         size = ctx.cuts.view.group.size
         if torch.is_grad_enabled() and g.requires_grad:  # a second derivative will follow
             return Scatter.apply(g, ctx.cuts, ctx.dim) * size, None, None
-        return g.narrow(ctx.dim, ctx.cuts.start, ctx.cuts.mine) * size, None, None
+        return ctx.cuts.take(g, ctx.dim) * size, None, None
 
 
 class Scatter(Function):
@@ -77,7 +80,7 @@ class Scatter(Function):
     @staticmethod
     def forward(ctx: Any, whole: Tensor, cuts: Cuts, dim: int) -> Tensor:  # noqa: D102
         ctx.cuts, ctx.dim = cuts, dim
-        return whole.narrow(dim, cuts.start, cuts.mine).clone()
+        return cuts.take(whole, dim).clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:  # noqa: D102
@@ -171,4 +174,4 @@ def part(x: Tensor, cuts: Cuts, dim: int) -> Tensor:
     """This rank's rows of a whole tensor."""
     if x.requires_grad and torch.is_grad_enabled():
         return Scatter.apply(x, cuts, dim)
-    return x.narrow(dim, cuts.start, cuts.mine)
+    return cuts.take(x, dim)

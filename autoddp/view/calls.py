@@ -25,6 +25,7 @@ from autoddp.view.state import Region, View
 from autoddp.view.verdicts import Verdicts, mine
 
 Run = Callable[..., Any]
+SAMPLES = 3  # tensors in a list that are taken for samples; two may be a pair of batches
 GUESSES = 3  # sizes that may be the batch, where no argument is held by rows
 
 
@@ -67,6 +68,8 @@ class Calls:
                 return self.whole(run, leaves, spec)
         if handed is None:
             return self.whole(run, leaves, spec)
+        if lead is None and _of_samples(args):
+            return run(*args, **kwargs)  # its parts are called as if by the script
         return self._hand_on(run, leaves, spec, *handed)
 
     def whole(self, run: Run, leaves: list[Any], spec: TreeSpec) -> Any:
@@ -155,6 +158,12 @@ def _whole_of(leaves: list[Any], spec: TreeSpec) -> Any:
     return ((leaves[0],), {}) if spec is ONE else tree_unflatten(leaves, spec)
 
 
+def _of_samples(args: Any) -> bool:
+    """Whether a call is given the samples one by one: the batch is what the module makes of them."""
+    first = args[0] if args else None
+    return isinstance(first, (list, tuple)) and sum(isinstance(x, Tensor) for x in first) >= SAMPLES
+
+
 def _holders(ats: list[int | None]) -> int:
     return sum(at is not None for at in ats)
 
@@ -165,6 +174,8 @@ def batch_dim(x: Any, cuts: Cuts) -> int | None:
         return None
     if split(x):
         return x.at if x.cuts is cuts else None
+    if cuts.turns > 1:
+        return None  # its rows would be copies: what a module writes into them would be lost
     return next((d for d, size in enumerate(x.shape) if size == cuts.total), None)
 
 
@@ -183,7 +194,7 @@ def written_back(leaves: list[Any], ats: list[int | None], cuts: Cuts) -> Iterat
     for x, at, version in wholes:
         if x._version != version:
             with torch.no_grad():
-                x.copy_(all_rows(x.narrow(at, cuts.start, cuts.mine), cuts, at))
+                x.copy_(all_rows(cuts.take(x, at), cuts, at))
 
 
 def _rows(out: Any, cuts: Cuts, at: int, module: nn.Module) -> Rows:

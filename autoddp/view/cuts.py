@@ -5,31 +5,36 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from autoddp.view.state import View
 
 
 class Cuts:
     """How many rows each rank holds: contiguous, in rank order. One object for each distinct cut.
 
+    Time before batch, flattened, is a batch that comes in turns: in each, a rank holds its rows.
+
     Attributes:
-        sizes: Rows of every rank.
+        sizes: Rows of every rank, in each turn.
+        turns: How many turns there are: 1 but for what was flattened so.
         total: Rows of the batch.
-        start: The first row of this rank.
+        start: The first row of this rank, in each turn.
         mine: Rows of this rank.
     """
 
-    __slots__ = ("even", "largest", "mine", "sizes", "smallest", "start", "total", "view")
+    __slots__ = ("even", "largest", "mine", "sizes", "smallest", "start", "total", "turns", "view")
 
-    def __init__(self, view: View, sizes: tuple[int, ...]) -> None:
+    def __init__(self, view: View, sizes: tuple[int, ...], turns: int = 1) -> None:
         rank = view.group.rank
-        self.view, self.sizes = view, sizes
-        self.total, self.start, self.mine = sum(sizes), sum(sizes[:rank]), sizes[rank]
-        self.largest, self.smallest = max(sizes), min(sizes)
+        self.view, self.sizes, self.turns = view, sizes, turns
+        self.total, self.start, self.mine = sum(sizes) * turns, sum(sizes[:rank]), sizes[rank] * turns
+        self.largest, self.smallest = max(sizes) * turns, min(sizes) * turns
         self.even = self.largest == self.smallest
 
     def times(self, factor: int) -> Cuts:
         """The cuts of a batch in which each row became `factor` rows."""
-        return self if factor == 1 else self.view.cuts(tuple(s * factor for s in self.sizes))
+        return self if factor == 1 else self.view.cuts(tuple(s * factor for s in self.sizes), self.turns)
 
     def over(self, factor: int) -> Cuts | None:
         """The inverse of `times`, if every rank's rows come in groups of `factor`."""
@@ -37,10 +42,25 @@ class Cuts:
             return self
         if factor < 1 or any(s % factor for s in self.sizes):
             return None
-        return self.view.cuts(tuple(s // factor for s in self.sizes))
+        return self.view.cuts(tuple(s // factor for s in self.sizes), self.turns)
+
+    def in_turns(self, turns: int) -> Cuts:
+        """The cuts of `turns` such batches, one behind the other."""
+        return self.view.cuts(self.sizes, self.turns * turns)
+
+    def of_a_turn(self) -> Cuts:
+        """The inverse, all turns at once."""
+        return self.view.cuts(self.sizes)
+
+    def take(self, whole: Tensor, dim: int) -> Tensor:
+        """This rank's rows of a whole tensor; a view of it, but for several turns."""
+        if self.turns == 1:
+            return whole.narrow(dim, self.start, self.mine)
+        apart = whole.unflatten(dim, (self.turns, self.total // self.turns))
+        return apart.narrow(dim + 1, self.start, self.mine // self.turns).flatten(dim, dim + 1)
 
     def __repr__(self) -> str:
-        return f"Cuts{self.sizes}"
+        return f"Cuts{self.sizes}" + (f" in {self.turns} turns" if self.turns > 1 else "")
 
 
 def even_sizes(total: int, ranks: int) -> tuple[int, ...]:

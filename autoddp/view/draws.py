@@ -45,14 +45,15 @@ def is_random(func: Any) -> bool:
 class Draws(TorchDispatchMode):
     """While it is on, draws of `here` rows along the batch are made for `total` and cut at `start`."""
 
-    def __init__(self, here: int, start: int, total: int, at: int = 0, view: View | None = None) -> None:
+    def __init__(self, here: int, start: int, total: int, at: int = 0, cuts: Cuts | None = None) -> None:
         super().__init__()
-        self.here, self.start, self.total, self.at, self.view = here, start, total, at, view
+        self.here, self.start, self.total, self.at, self.cuts = here, start, total, at, cuts
+        self.view = None if cuts is None else cuts.view
 
     @classmethod
     def of(cls, cuts: Cuts, at: int) -> Draws:
         """For this rank's rows of a batch."""
-        return cls(cuts.mine, cuts.start, cuts.total, at, cuts.view)
+        return cls(cuts.mine, cuts.start, cuts.total, at, cuts)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -94,7 +95,7 @@ class Draws(TorchDispatchMode):
         return laid_out(tuple(self._grown(x.shape, dim)), order_of(x), x)
 
     def _mine(self, whole: Tensor, dim: int) -> Tensor:
-        return whole.narrow(dim, self.start, self.here)
+        return whole.narrow(dim, self.start, self.here) if self.cuts is None else self.cuts.take(whole, dim)
 
     def _own(self, shape: Any, args: Any) -> bool:
         view = self.view

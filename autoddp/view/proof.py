@@ -1,7 +1,8 @@
 """Is this call row-wise? Tried on the first inputs, with the same random draws, and put back after.
 
 1. No coupling: with the other rows replaced, a row comes out the same, bit for bit.
-2. No dependence on size or place: the forward of a part is the part of the forward.
+2. No dependence on size or place: the forward of a part is the part of the forward, and what BatchNorm
+   is given on the way is the part of what it is given of all.
 3. Nothing is left behind, and nothing is decided in Python by what the rows hold.
 """
 
@@ -18,8 +19,14 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from autoddp.view.draws import Draws
 from autoddp.view.generators import Generators
+from autoddp.view.sizes import normalized_of_all
 from autoddp.view.snapshot import PLAIN, Snapshot
 from autoddp.view.state import View
+
+# Rows of a larger batch that are enough to see whether one depends on another: a prime number, as no
+# layout in groups is made for.
+FEW = 7
+OTHER_ROWS = "BatchNorm in it is given other rows than the batch's"
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,7 @@ class Trial:
     spec: TreeSpec
     ats: list[int | None]
     size: int
+    total: int  # rows of the whole batch, of which `size` are tried
     parts: list[tuple[int, int]] = field(default_factory=list)
     before: Generators = field(default_factory=Generators)
 
@@ -65,16 +73,40 @@ class Trial:
             made.append(rows.requires_grad_(x.requires_grad))
         return made
 
-    def forward(self, start: int, count: int, keep: int | None = None) -> tuple[list[Any], TreeSpec, Watch]:
+    def forward(self, start: int, count: int, keep: int | None = None) -> Forward:
         """Run on some rows, drawing as the whole draws."""
         self.before.put_back()
         made = self.inputs(start, count, keep)
         at = next(a for a in self.ats if a is not None)
         args, kwargs = tree_unflatten(made, self.spec)
         watch = Watch([x for x, a in zip(made, self.ats, strict=True) if a is not None])
+        self.view.normalized = []
         with watch, Draws(count, start, self.size, at):
             out, spec = tree_flatten(self.run(*args, **kwargs))
-        return [x.detach() if isinstance(x, Tensor) else x for x in out], spec, watch
+        plain = [x.detach() if isinstance(x, Tensor) else x for x in out]
+        return Forward(plain, spec, watch, self.view.normalized)
+
+    def ends(self, count: int) -> list[tuple[int, int, int]]:
+        """The first and the last rows: where they start, how many they are, which of them is outermost."""
+        return [(0, count, 0), (self.size - count, count, self.size - 1)]
+
+    def differs(self, start: int, count: int, keep: int) -> bool:
+        """Whether some of these rows are others than the one to keep."""
+        cut = [(x.detach(), at) for x, at in zip(self.leaves, self.ats, strict=True) if at is not None]
+        return any(
+            not torch.equal(x, y.expand_as(x))
+            for x, y in ((x.narrow(at, start, count), x.narrow(at, keep, 1)) for x, at in cut)
+        )
+
+
+@dataclass
+class Forward:
+    """What one run gave: outputs, what was seen on the way, and what BatchNorm was given."""
+
+    out: list[Any]
+    spec: TreeSpec
+    watch: Watch
+    normalized: list[Tensor]
 
 
 class Watch(torch.utils._python_dispatch.TorchDispatchMode):
@@ -118,48 +150,81 @@ def prove(trial: Trial, module: nn.Module) -> Verdict:
 
 
 def _try(trial: Trial) -> Verdict:
-    whole, spec, watch = trial.forward(0, trial.size)
+    size = trial.size
+    whole = trial.forward(0, size)
     after = Generators()
-    reason = _at_a_glance(trial, whole, watch, after)
-    if not reason:
-        outs, reason = _by_parts(trial, whole, spec)
+    reason = _at_a_glance(trial, whole, after)
     if reason:
         return Verdict(reason=reason)
-    if not _rows_differ(trial):
+    ends = trial.ends(FEW)
+    if size <= 2 * FEW or not all(trial.differs(*end) for end in ends):
+        ends = trial.ends(size)
+    parts, outs, reason = _by_parts(trial, whole, min(ends[0][1], size - size // 2))
+    if reason:
+        return Verdict(reason=reason)
+    if not any(trial.differs(*end) for end in ends):
         return Verdict(reason="all rows of the first batch are alike", sure=False)
-    for keep in (0, trial.size - 1):
-        other, _, _ = trial.forward(0, trial.size, keep)
-        if not all(_same_row(w, o, at, keep) for w, o, at in zip(whole, other, outs, strict=True)):
+    for start, count, keep in ends:
+        same, other = parts[start, count].out, trial.forward(start, count, keep).out
+        if not all(_same_row(s, o, at, keep - start) for s, o, at in zip(same, other, outs, strict=True)):
             return Verdict(reason="its rows depend on each other")
+    if whole.normalized and trial.total != size:
+        of_all = [len(x) * trial.total for x in whole.normalized]
+        if of_all != [rows * size for rows in normalized_of_all(trial)]:
+            return Verdict(reason=OTHER_ROWS)
     return Verdict(tuple(outs), not trial.before.same_torch(after))
 
 
-def _at_a_glance(trial: Trial, whole: list[Any], watch: Watch, after: Generators) -> str:
+def _at_a_glance(trial: Trial, whole: Forward, after: Generators) -> str:
     """Why it is not row-wise, as far as one forward tells."""
     if not trial.before.same_python(after):
         return "it draws from random or numpy"
-    if watch.decides:
+    if whole.watch.decides:
         return "it decides in Python by values of the batch"
-    if watch.foreign:
+    if whole.watch.foreign:
         return "it uses a tensor with a gradient from outside"
-    return "" if any(isinstance(x, Tensor) for x in whole) else "it returns no tensor"
+    return "" if any(isinstance(x, Tensor) for x in whole.out) else "it returns no tensor"
 
 
-def _by_parts(trial: Trial, whole: list[Any], spec: TreeSpec) -> tuple[list[int | None], str]:
-    """Where the batch lies in each output, if the forward of every part is that part of the forward."""
-    size, half = trial.size, trial.size - trial.size // 2
+Parts = dict[tuple[int, int], Forward]  # by the first row and the number of rows
+
+
+def _by_parts(trial: Trial, whole: Forward, count: int) -> tuple[Parts, list[int | None], str]:
+    """Forwards of parts; where the batch lies in each output, if each is that part of the whole forward."""
+    size, known = trial.size, {(0, trial.size): whole}
     outs: list[int | None] = []
-    for start, count in dict.fromkeys([(0, half), (size - half, half), *trial.parts]):
-        part, part_spec, _ = trial.forward(start, count)
-        if part_spec != spec:
-            return outs, "its outputs change their structure with the rows"
-        found = [_batch_dim(w, p, size, count) for w, p in zip(whole, part, strict=True)]
+    for start, rows in dict.fromkeys([(0, count), (size - count, count), *trial.parts]):
+        part = known[start, rows] = trial.forward(start, rows)
+        if part.spec != whole.spec:
+            return known, outs, "its outputs change their structure with the rows"
+        found = [_batch_dim(w, p, size, rows) for w, p in zip(whole.out, part.out, strict=True)]
         if UNLIKE in found or (outs and found != outs):
-            return outs, "an output has no batch dimension"
+            return known, outs, "an output has no batch dimension"
         outs = found
-        if not all(_close(w, p, at, start, count) for w, p, at in zip(whole, part, found, strict=True)):
-            return outs, "the forward of a part is not the part of the forward"
-    return outs, ""
+        both = zip(whole.out, part.out, found, strict=True)
+        if not all(_close(w, p, at, start, rows) for w, p, at in both):
+            return known, outs, "the forward of a part is not the part of the forward"
+        if not _fed_alike(whole.normalized, part.normalized, size, start, rows):
+            return known, outs, OTHER_ROWS
+    return known, outs, ""
+
+
+def _fed_alike(whole: list[Tensor], part: list[Tensor], size: int, start: int, count: int) -> bool:
+    """Whether BatchNorm is given, of a part of the batch, that part, in which a row may lie as several.
+
+    Else its statistics over all ranks would be of other rows than in one process.
+    """
+    if len(whole) != len(part):
+        return False
+    for w, p in zip(whole, part, strict=True):
+        times = w.shape[0] // size
+        if w.shape[0] != times * size or p.shape != (times * count, *w.shape[1:]):
+            return False
+        beside = _close(w, p, 0, times * start, times * count)
+        apart = _close(w.unflatten(0, (times, size)), p.unflatten(0, (times, count)), 1, start, count)
+        if not beside and not apart:
+            return False
+    return True
 
 
 UNLIKE = -1
@@ -201,15 +266,3 @@ def _same_row(whole: Any, other: Any, at: int | None, row: int) -> bool:
         return True
     a, b = whole.select(at, row), other.select(at, row)
     return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
-
-
-def _rows_differ(trial: Trial) -> bool:
-    """Whether replacing rows replaces anything."""
-    for x, at in zip(trial.leaves, trial.ats, strict=True):
-        if at is None:
-            continue
-        x = x.detach()
-        for keep in (0, trial.size - 1):
-            if not torch.equal(x, x.narrow(at, keep, 1).expand_as(x)):
-                return True
-    return False

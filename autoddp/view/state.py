@@ -36,6 +36,8 @@ class View:
         aside: Above 0 inside a data set's fetch and inside backward: module calls are plain there.
         region: The split call that runs at present, if any.
         trials: Context managers entered while user code runs that one process would not have run.
+        normalized: What BatchNorm was given in the present trial: statistics over all ranks are those of
+            one process only where each rank gives it its rows, and all of them.
     """
 
     def __init__(self, group: Group, draws: str = "auto", report: Report | None = None) -> None:
@@ -43,12 +45,13 @@ class View:
         self.report = report or Report()
         self.aside = 0
         self.proving = False
+        self.normalized: list[Tensor] = []
         self.region: Region | None = None
         self.trials: list[Callable[[], AbstractContextManager[object]]] = []
         self.pending = Pending(group)
         self.order = Order()
         self.streams: dict[torch.device, Tensor] = {}  # each rank's own generators, where draws are own
-        self._cuts: dict[tuple[int, ...], Cuts] = {}
+        self._cuts: dict[tuple[tuple[int, ...], int], Cuts] = {}
         self._even: dict[int, Cuts] = {}
         self._pid = os.getpid()
 
@@ -68,11 +71,11 @@ class View:
             found = self._even[total] = self.cuts(even_sizes(total, self.group.size))
         return found
 
-    def cuts(self, sizes: tuple[int, ...]) -> Cuts:
+    def cuts(self, sizes: tuple[int, ...], turns: int = 1) -> Cuts:
         """The one `Cuts` of these sizes."""
-        found = self._cuts.get(sizes)
+        found = self._cuts.get((sizes, turns))
         if found is None:
-            found = self._cuts[sizes] = Cuts(self, sizes)
+            found = self._cuts[sizes, turns] = Cuts(self, sizes, turns)
         return found
 
     def gathered(self, name: str) -> None:

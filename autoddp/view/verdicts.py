@@ -138,7 +138,7 @@ class Verdicts:
         tried = [full(x) for x in tried]
         parts = [(cuts.start, cuts.mine)] if alone else []
         size = cuts.total if alone else cuts.mine
-        return prove(Trial(self.view, target, tried, spec, ats, size, parts), target)
+        return prove(Trial(self.view, target, tried, spec, ats, size, cuts.total, parts), target)
 
     def _agreed(self, verdict: Verdict) -> Verdict:
         """All ranks must have found the same."""

@@ -1,8 +1,9 @@
 """Commands of a warm parent that count what each rank computes, in a file that all of them map.
 
 Counted are the input elements of modules without parts, at each call: of those in training, of those in
-evaluation, and of either in a trial that proves a module row-wise. What a loader's worker or another
-child of a rank computes is not the rank's.
+evaluation, and of either in a trial that proves a module row-wise. Of a batch held by rows it is this
+rank's rows, if what comes back is held so as well. What a loader's worker or another child of a rank
+computes is not the rank's.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils._pytree import tree_leaves
 
 import autoddp
-from autoddp.view import verdicts
+from autoddp.view import Partial, Rows, split, verdicts
 from tests import warm
 
 COUNTS = "AUTODDP_COUNTS"  # the variable that names the file
@@ -24,8 +26,8 @@ RANKS, KINDS = 8, ("training", "evaluation", "training tried", "evaluation tried
 
 
 def counts(path: str | Path, new: bool = False) -> np.memmap[Any, Any]:
-    """The elements by rank and kind."""
-    return np.memmap(path, np.int64, "w+" if new else "r+", shape=(RANKS, len(KINDS)))
+    """The elements by rank and kind, and last the process that counts for the rank."""
+    return np.memmap(path, np.int64, "w+" if new else "r+", shape=(RANKS, len(KINDS) + 1))
 
 
 class Recorder:
@@ -33,18 +35,21 @@ class Recorder:
 
     def __init__(self, path: str) -> None:
         self.counts = counts(path)
-        self.pids: dict[int, int] = {}  # of a rank: the process that counts for it
         self.tried = False
 
-    def __call__(self, module: Any, args: Any) -> None:
+    def __call__(self, module: Any, args: Any, out: Any) -> None:
         if module._modules or torch.jit.is_tracing() or torch.compiler.is_compiling():
             return
         given = next((x for x in args if isinstance(x, torch.Tensor)), None)
-        rank = autoddp.rank()
-        if given is None or self.pids.setdefault(rank, os.getpid()) != os.getpid():
+        if given is None or torch.utils.data.get_worker_info() is not None:
             return
-        trains = module.training and torch.is_grad_enabled()
-        self.counts[rank, (not trains) + 2 * self.tried] += given.numel()
+        mine = self.counts[autoddp.rank()]
+        if mine[-1] == 0:
+            mine[-1] = os.getpid()
+        if mine[-1] == os.getpid():
+            trains = module.training and torch.is_grad_enabled()
+            by_rows = split(given) and any(isinstance(x, (Rows, Partial)) for x in tree_leaves(out))
+            mine[(not trains) + 2 * self.tried] += (given.local if by_rows else given).numel()
 
     def watch_proofs(self) -> None:
         """Tell what is computed in a trial from what one process computes, too."""
@@ -63,5 +68,5 @@ class Recorder:
 if __name__ == "__main__":
     recorder = Recorder(os.environ[COUNTS])
     recorder.watch_proofs()
-    register_module_forward_pre_hook(recorder)
+    register_module_forward_hook(recorder)
     warm.serve()

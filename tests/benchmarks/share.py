@@ -80,7 +80,7 @@ class Measure:
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             done = self.warm.run(*command, folder=Path(folder, "run"), timeout=300, mirror=mirror)
         assert done.code in (0, 3), f"{' '.join(command)}\n{done.err[-3000:]}"
-        return self.counts[self.counts.sum(1).argmax()].copy()
+        return self.counts[self.counts[:, :-1].sum(1).argmax()].copy()
 
 
 def _reasons(decisions: list[dict[str, Any]]) -> Iterator[str]:

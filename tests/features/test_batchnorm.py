@@ -161,6 +161,16 @@ def one_row_for_each_rank():
 
 
 @script
+def instances_with_running_statistics():
+    model = nn.Sequential(nn.Conv2d(6, 4, 1), nn.InstanceNorm2d(4, affine=True, track_running_stats=True))
+    found = steps(nn.Sequential(model, nn.Tanh(), nn.Conv2d(4, 2, 1)), data(2))
+    norm = nn.InstanceNorm1d(6, momentum=0.4, track_running_stats=True)  # no parameters: called with rows
+    for (x,) in DataLoader(TensorDataset(torch.randn(13, 6, 7)), 5):
+        found += (norm(x).pow(3).mean(),)
+    return found, weights(norm)
+
+
+@script
 def count_of_batches():
     model = net(1)
     for (x,) in data(1):

@@ -31,6 +31,14 @@ class Layer(nn.Module):
         return self.function(self, x)
 
 
+class Normed(Layer):
+    """One with BatchNorm, and rows that are no batch's."""
+
+    def __init__(self, function: Callable[[Any, Tensor], Any]) -> None:
+        super().__init__(function)
+        self.norm, self.others = nn.BatchNorm1d(6), nn.Parameter(torch.randn(4, 6))
+
+
 class Flat(nn.Module):
     def __init__(self, net: nn.Module, *shape: int) -> None:
         super().__init__()
@@ -102,6 +110,42 @@ NOT_SPLIT: dict[str, Callable[[], nn.Module]] = {
     ),
     "no batch": lambda: Layer(lambda m, x: m.inner(x.view(-1, 6)).mean(0)),
 }
+# of a batch so large that a few of its rows are looked at
+LARGE_SPLIT: dict[str, Callable[[], nn.Module]] = {
+    "cnn": SPLIT["cnn"],
+    "lstm": SPLIT["lstm"],
+    "noise": SPLIT["noise"],
+    "norm of all steps": lambda: Flat(Normed(lambda m, x: m.norm(x.reshape(-1, 6)).view_as(x)), 3, 6),
+    "norm, time first": lambda: Flat(
+        Normed(lambda m, x: m.norm(x.movedim(1, 0).reshape(-1, 6)).view(3, -1, 6).movedim(0, 1)), 3, 6
+    ),
+}
+LARGE_NOT_SPLIT: dict[str, Callable[[], nn.Module]] = {
+    "mean": lambda: Flat(Layer(lambda m, x: m.inner(x - 1e-9 * x.mean(0))), 3, 6),
+    "far neighbours": lambda: Flat(Layer(lambda m, x: m.inner(x + 1e-9 * x.roll(8, 0))), 3, 6),
+    "groups": lambda: Flat(
+        Layer(lambda m, x: m.inner(x - x.view(-1, 4, 18).mean(1).sum(0).view(3, 6))), 3, 6
+    ),
+    "from a size on": lambda: Flat(Layer(lambda m, x: m.inner(x - x.mean(0) if len(x) > 10 else x)), 3, 6),
+    "last row": lambda: Flat(Layer(lambda m, x: m.inner(x + 1e-9 * x[-1])), 3, 6),
+    "norms of pieces": lambda: Normed(lambda m, x: norms(m, x, max(1, len(x) // 8))),
+    "norms of large pieces": lambda: Normed(lambda m, x: norms(m, x, -(-len(x) // 24))),
+    "norms of large pieces, by values": lambda: Normed(lambda m, x: norms(m, by_value(x), -(-len(x) // 24))),
+    "norms of halves": lambda: Normed(lambda m, x: norms(m, x, 2)),
+    "norm of every second": lambda: Normed(lambda m, x: m.norm(x[::2, :6]).sum() * 0 + x),
+    "norm of others": lambda: Normed(lambda m, x: x[:, :6] @ m.norm(m.others).T),
+}
+KINDS = SPLIT | NOT_SPLIT | {f"large, {k}": v for k, v in (LARGE_SPLIT | LARGE_NOT_SPLIT).items()}
+TOGETHER = {*NOT_SPLIT, *(f"large, {k}" for k in LARGE_NOT_SPLIT)}
+
+
+def by_value(x: Tensor) -> Tensor:
+    """What shapes alone cannot tell."""
+    return x + len(torch.ones(3).nonzero())
+
+
+def norms(m: Any, x: Tensor, pieces: int) -> Tensor:
+    return torch.cat([m.norm(piece) for piece in m.inner(x[:, :6]).chunk(pieces)])
 
 
 def trained(name: str, batch: Callable[[Tensor], Tensor]) -> Any:
@@ -109,11 +153,11 @@ def trained(name: str, batch: Callable[[Tensor], Tensor]) -> Any:
     global COUNTED
     COUNTED = 0
     torch.manual_seed(0), random.seed(0), np.random.seed(0)
-    net = (SPLIT | NOT_SPLIT)[name]()
+    net = KINDS[name]()
     scale = torch.ones((), requires_grad=True)
     OUTSIDE[:] = [scale * 2]
     optimizer, log = torch.optim.SGD(net.parameters(), 0.1), []
-    for x in torch.randn(21, 18).split(7):
+    for x in torch.randn(*((144, 18) if name.startswith("large") else (21, 18))).chunk(3):
         out = net(batch(x))
         loss = out[0].sum() + out[1] if isinstance(out, tuple) else out.pow(2).mean()
         optimizer.zero_grad()
@@ -128,17 +172,18 @@ def trained(name: str, batch: Callable[[Tensor], Tensor]) -> Any:
 
 def _kinds(group: Any) -> list[str]:
     torch.set_default_dtype(torch.float64)
-    kinds, said = SPLIT | NOT_SPLIT, []
+    said = []
+    kinds = KINDS if group.size == 2 else SPLIT | NOT_SPLIT  # large batches are cut alike by any number
     want = {name: trained(name, lambda x: x) for name in kinds}
     with installed(group) as view:
         for name in kinds:
             view.report.decisions.clear()
             found = difference(want[name], trained(name, lambda x: by_rows(x, view.cut(len(x)))))
-            outer = type(kinds[name]()).__name__
+            outer = type(KINDS[name]()).__name__
             whole = {d.what for d in view.report.of("whole") if d.where.startswith(f"{outer} ")}
             if found:
                 said.append(f"{name}: {found}")
-            if bool(whole) != (name in NOT_SPLIT):
+            if bool(whole) != (name in TOGETHER):
                 said.append(f"{name} is split: {not whole} {whole}")
     return said
 

@@ -71,6 +71,13 @@ x.roll(1, 0); x.diff(dim=0); x.unfold(1, 2, 1); x.clone().unsqueeze_(1); x.clone
 x.clone().unsqueeze_(0).squeeze_(0) + y; list(x)[0]
 x.reshape(x.shape[0], 2, 2, 6).permute(0, 2, 1, 3).reshape(x.shape[0], -1); x.swapaxes(0, 2); x.view_as(y)
 x.reshape(4, -1); x.contiguous().view(4, -1)
+x.roll(1); x.roll(1, 1); x.roll((1, 2), (1, 2)); torch.cat([x, torch.ones(x.shape)], 1)
+torch.cat([torch.ones(x.shape), x], -1); torch.cat([x, w[:1, :1].expand(x.shape)])
+(op.setitem(z := x * 1, (slice(None), 0), 1.5), z)[1]; (op.setitem(z := x * 1, (..., 0), y[..., 1]), z)[1]
+(op.setitem(z := x * 1, (slice(None), slice(1, 3)), torch.ones(x.shape[0], 2, 6)), z)[1]
+(op.setitem(z := x * 1, (..., slice(3)), w[0, :3]), z)[1]; (op.setitem(z := x * 1, 0, 2.0), z)[1]
+(op.setitem(z := x * 1, x > 0, 2.0), z)[1]
+(op.setitem(z := x * 1, (..., slice(None, None, 2)), x[..., 1::2]), z)[1]
 """
 LAYERS = """
 F.linear(x, w, w[0]); x.matmul(w); x @ x.mT; torch.bmm(x, y.mT); x @ w[0]; w @ x.mT

@@ -154,7 +154,7 @@ def register_hook(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         out = hook(Rows(g if leaf else g / size, cuts, at))
         if out is None:
             return None
-        mine = out.local if split(out) and out.cuts is cuts else out.narrow(at, cuts.start, cuts.mine)
+        mine = out.local if split(out) and out.cuts is cuts else cuts.take(out, at)
         return mine if leaf else mine * size
 
     return me.local.register_hook(by_rows)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from autoddp.view.rows import Rows, full, split
-from autoddp.view.rules.operands import related
+from autoddp.view.boundaries import part
+from autoddp.view.rows import Partial, Rows, full, split
+from autoddp.view.rules.operands import PLAIN, UNCLEAR, operand, related
 from autoddp.view.table import attribute_rule, rule
 
 
@@ -37,9 +39,13 @@ def view(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def _regroup(func: Any, me: Rows, want: list[int]) -> Any:
     """The batch keeps its place; it may merge with what follows it, or come apart again."""
     shape, at, total = list(me.shape), me.at, me.cuts.total
-    if prod(want) != me.numel() or want[:at] != shape[:at] or len(want) <= at:
+    if prod(want) != me.numel():
         return NotImplemented
-    if want[at] % total == 0:
+    if want[:at] != shape[:at] or len(want) <= at:
+        return _in_turns(func, me, want)
+    if [*want[at : at + 2], 0][:2] == [me.cuts.turns, total // me.cuts.turns] and me.cuts.turns > 1:
+        cuts, at = me.cuts.of_a_turn(), at + 1  # the inverse of what `_in_turns` makes
+    elif want[at] % total == 0:
         cuts = me.cuts.times(want[at] // total)
     elif want[at] and total % want[at] == 0:
         over = me.cuts.over(total // want[at])
@@ -50,6 +56,28 @@ def _regroup(func: Any, me: Rows, want: list[int]) -> Any:
         return NotImplemented
     want[at] = cuts.mine
     out = related(me, func(me.local, want), at, cuts)
+    out.tally = me.tally
+    return out
+
+
+def _in_turns(func: Any, me: Rows, want: list[int]) -> Any:
+    """(T, B, V) -> (T*B, V): the batch merges with what stands before it, and comes in T turns."""
+    shape, at = list(me.shape), me.at
+    first = next((d for d, (a, b) in enumerate(zip(shape, want, strict=False)) if a != b), len(want))
+    turns = prod(shape[first:at])
+    if first >= min(at, len(want)) or want[first] % (turns * me.cuts.total):
+        return NotImplemented
+    if min(me.cuts.sizes) < 2:
+        return NotImplemented  # a dimension of size 1 hides the memory layout, and ranks must agree on it
+    cuts = me.cuts.times(want[first] // (turns * me.cuts.total)).in_turns(turns)
+    want[first] = cuts.mine
+    with PLAIN():
+        viewed = me.is_contiguous()  # so one process has the same memory twice
+    if not viewed and func.__name__ == "reshape":
+        return Rows(me.local.reshape(want).clone(), cuts, first)
+    if not viewed or not me.local.is_contiguous():
+        return NotImplemented
+    out = related(me, me.local.view(want), first, cuts)
     out.tally = me.tally
     return out
 
@@ -155,23 +183,59 @@ def permute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def getitem(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """`x[:, 0]`, `x[..., 1:]`, `x[:, None]`: all rows, and anything behind or before them."""
     me, index = args
-    if not split(me):
+    found = _of_all_rows(me, index) if split(me) else None
+    if found is None:
         return NotImplemented
+    items, at = found
+    return related(me, me.local[items], at)
+
+
+@rule("__setitem__")
+def setitem(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """`x[:, 0] = 1`: in all rows, a number or what belongs to the same rows."""
+    me, index, value = args
+    found = _of_all_rows(me, index) if split(me) else None
+    if found is None or isinstance(value, Partial):
+        return NotImplemented
+    items, at = found
+    place = me.local[items]
+    if isinstance(value, Tensor):
+        value = operand(value, me.cuts, at, place.dim()) if value.dim() <= place.dim() else UNCLEAR
+    if value is UNCLEAR or not isinstance(value, (bool, int, float, Tensor)):
+        return NotImplemented
+    func(me.local, items, value)
+    return None
+
+
+def _of_all_rows(me: Rows, index: Any) -> tuple[tuple[Any, ...], int] | None:
+    """An index that leaves all rows, written out, and where the batch is in what it gives."""
     items = list(index) if isinstance(index, tuple) else [index]
     if not all(i is None or i is Ellipsis or type(i) in (int, slice) for i in items):
-        return NotImplemented
+        return None
     taken = sum(i is not None and i is not Ellipsis for i in items)
     if items.count(Ellipsis) == 0:
         items.append(Ellipsis)
     if taken > me.dim() or items.count(Ellipsis) > 1:
-        return NotImplemented
+        return None
     spread = items.index(Ellipsis)
     items[spread : spread + 1] = [slice(None)] * (me.dim() - taken)
     place = [k for k, item in enumerate(items) if item is not None][me.at]
     if items[place] != slice(None):
+        return None
+    return tuple(items), sum(type(item) is not int for item in items[:place])
+
+
+@rule("roll")
+def roll(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Along other dimensions; without one it rolls all elements."""
+    me, *rest = args
+    dims = kwargs.get("dims", rest[1] if len(rest) > 1 else None)
+    dims = [dims] if type(dims) is int else dims
+    if not split(me) or not isinstance(dims, (tuple, list)) or not dims or not _ints(dims):
         return NotImplemented
-    at = sum(type(item) is not int for item in items[:place])
-    return related(me, me.local[tuple(items)], at)
+    if not all(-me.dim() <= d < me.dim() and d % me.dim() != me.at for d in dims):
+        return NotImplemented
+    return Rows(func(me.local, *rest, **kwargs), me.cuts, me.at)
 
 
 @rule("select", "narrow", "chunk", "split", "unbind", "tensor_split", "index_select", "flip")
@@ -197,22 +261,25 @@ def along_others(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("cat", "concat", "concatenate", "stack", "hstack", "vstack")
 def join(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Of batches with equal cuts, along another dimension; `stack` makes one."""
+    """Of batches with equal cuts, and wholes of as many rows, along another dimension; `stack` makes one."""
     tensors = kwargs.get("tensors", args[0] if args else ())
     dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
     if func.__name__ in ("hstack", "vstack") or type(dim) is not int or "out" in kwargs:
         return NotImplemented
-    if not isinstance(tensors, (tuple, list)) or not tensors or not all(split(x) for x in tensors):
+    first = next((x for x in tensors if split(x)), None) if isinstance(tensors, (tuple, list)) else None
+    if first is None or not all(isinstance(x, Tensor) and x.dim() == first.dim() for x in tensors):
         return NotImplemented
-    first = tensors[0]
-    if any(x.cuts is not first.cuts or x.at != first.at or x.dim() != first.dim() for x in tensors):
+    if any(x.shape[first.at] != first.cuts.total or x.layout is not torch.strided for x in tensors):
         return NotImplemented
+    if any(split(x) and (x.cuts is not first.cuts or x.at != first.at) for x in tensors):
+        return NotImplemented
+    mine = [x.local if split(x) else part(x, first.cuts, first.at) for x in tensors]
     new = func.__name__ == "stack"
     ndim = first.dim() + new
     if not -ndim <= dim < ndim or (not new and dim % ndim == first.at):
         return NotImplemented
     at = first.at + (new and dim % ndim <= first.at)
-    return Rows(func([x.local for x in tensors], dim), first.cuts, at)
+    return Rows(func(mine, dim), first.cuts, at)
 
 
 @rule("expand", "repeat")
