@@ -85,6 +85,8 @@ def prepare(options: Options) -> Options:
     assert ready.master_port is not None
     if ready.node_rank == 0:
         network.check_free(ready.master_port)
+    elif ready.master_addr is not None:
+        network.check_node_0(ready.master_addr, ready.master_port)
     return ready
 
 

@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
 from torch.utils._pytree import tree_leaves, tree_map
 
 from autoddp import launch, worker
@@ -29,6 +28,7 @@ from autoddp.joining.muted import muted
 from autoddp.joining.start import Origin
 from autoddp.launching import streams
 from autoddp.launching.gpus import Devices
+from autoddp.launching.rendezvous import HOST, serve
 from autoddp.launching.streams import Logs
 from autoddp.options import Options
 from autoddp.place import HERE
@@ -37,7 +37,6 @@ from autoddp.script import strip
 from autoddp.session import session
 from autoddp.view import Partial, Rows, full
 
-HOST = "localhost"
 SET = (*ADDED, "CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME")  # of the environment, for a job
 Tell = Callable[[str], None]
 
@@ -92,7 +91,7 @@ def lead(call: Call, ranks: int) -> Any:
     assert crew is not None
     try:
         crew.gather()
-        server = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+        server = serve()
         told = {"backend": devices.backend, "why": devices.why, "visible": devices.visible}
         crew.order(port=server.port, copied=crew.copied, **told)
         world = place(0, ranks, server.port)

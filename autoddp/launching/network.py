@@ -8,6 +8,10 @@ import struct
 
 from autoddp.errors import BadInput
 
+VALIDATE = struct.pack("<BI", 0, 0x3C85F7CE)  # what a client of TCPStore says first
+NONCE = b"\r\n\r\n"  # a store echoes it, what waits for lines has some
+PING = bytes([13])
+ANSWER = 3.0  # seconds
 SIOCGIFADDR = 0x8915  # linux: the IPv4 address of an interface
 
 
@@ -43,6 +47,28 @@ def check_free(port: int) -> None:
                 f"--master-port is {port}, which cannot be used ({error.strerror}); "
                 "give a free port, the same one on every node"
             ) from None
+
+
+def check_node_0(host: str, port: int) -> None:
+    """Check that what answers there, if anything does yet, is the store of node 0.
+
+    Torch's own client would wait for half an hour. The words are those of its protocol, which it keeps
+    since 2.1; silence proves nothing, so only an answer that no store gives is refused.
+
+    Raises:
+        BadInput: It is something else, an HTTP server say.
+    """
+    try:
+        with socket.create_connection((host, port), ANSWER) as probe:
+            probe.sendall(VALIDATE + PING + NONCE)
+            said = probe.recv(64)
+    except OSError:
+        return  # node 0 has not come yet, or takes its time
+    if said and not NONCE.startswith(said[: len(NONCE)]):
+        raise BadInput(
+            f"--master-port is {port}, where {host} answers {said.splitlines()[0]!r}, which is no node 0 of "
+            "a job; give the port that node 0 was started with"
+        )
 
 
 def interface_to(host: str) -> str | None:

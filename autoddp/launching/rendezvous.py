@@ -6,6 +6,8 @@ a thread before the ranks are forked; a tenth of the time that a short job takes
 
 from __future__ import annotations
 
+import socket
+
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
@@ -16,7 +18,14 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 BACKEND = "one-node"
-HOST = "localhost"
+HOST = "127.0.0.1"
+
+
+def serve(port: int = 0) -> TCPStore:
+    """A store that listens on the loopback alone, where torch's own would on every interface."""
+    door = socket.create_server((HOST, port), backlog=socket.SOMAXCONN)
+    port = door.getsockname()[1]
+    return TCPStore(HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=door.detach())
 
 
 class OneNode(RendezvousHandler):
@@ -24,7 +33,7 @@ class OneNode(RendezvousHandler):
 
     def __init__(self, run_id: str, port: int) -> None:
         self.run_id = run_id
-        self.server = TCPStore(HOST, port, is_master=True, wait_for_workers=False)
+        self.server = serve(port)
 
     def get_backend(self) -> str:
         """Its name."""

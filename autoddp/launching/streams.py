@@ -9,6 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from autoddp.errors import BadInput
+
 TAIL = 20  # lines of a log that are shown after a failure
 
 
@@ -43,7 +45,14 @@ class Logs:
 def redirect(path: Path) -> None:
     """From here on stdout and stderr of this process, and of its children, go to a file."""
     flush()
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC | os.O_NOFOLLOW  # a link may lead anywhere
+    try:
+        log = os.open(path, flags, 0o600)
+    except OSError as error:
+        raise BadInput(
+            f"--log-dir is {path.parent}, but {path.name} in it cannot be written ({error.strerror}); "
+            "remove it"
+        ) from None
     for number in (1, 2):
         os.dup2(log, number)
     os.close(log)

@@ -1,0 +1,110 @@
+"""What others on the machine and on the network can do to a job: nothing, or it is told."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import re
+import socket
+import stat
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from torch._C._distributed_c10d import TCPStore
+
+from autoddp.errors import BadInput
+from autoddp.launching import network
+from autoddp.launching.rendezvous import serve
+
+LISTENING = "0A"  # in /proc/net/tcp
+GARBAGE = (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 64, os.urandom(4096), b"\xff" * 100_000)
+
+
+def addresses(port):
+    """Where something listens at a port, in the kernel's spelling."""
+    found = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            _, local, _, state, *_ = line.split()
+            address, _, number = local.partition(":")
+            if state == LISTENING and int(number, 16) == port:
+                found.append(address)
+    return found
+
+
+def test_the_store_of_one_node_is_not_on_the_network():
+    assert addresses(serve().port) == ["0100007F"]
+
+
+def test_garbage_at_the_store_ends_nothing():
+    server = serve()
+    for data in GARBAGE:
+        with socket.create_connection(("127.0.0.1", server.port)) as stranger:
+            stranger.sendall(data)
+    own = TCPStore("127.0.0.1", server.port, None, False, timedelta(seconds=20))
+    own.set("a", "1")
+    assert server.get("a") == b"1"
+
+
+SCRIPT = """
+import os, socket, sys
+import torch
+import autoddp
+from pathlib import Path
+
+mode = [oct(at.stat().st_mode & 0o777) for at in Path(sys.argv[1]).glob("autoddp-*")]
+x = torch.utils.data.DataLoader(torch.arange(8.0).view(8, 1), batch_size=4)
+for batch in x:
+    for line in open("/proc/net/tcp").read().splitlines()[1:]:
+        _, local, _, state, *_ = line.split()
+        address, _, port = local.partition(":")
+        if state == "0A" and address == "0100007F":
+            try:
+                stranger = socket.create_connection(("127.0.0.1", int(port, 16)), 1)
+                stranger.sendall(b"x" * 5000)
+                stranger.close()
+            except OSError:
+                pass
+    print(batch.sum().item(), mode)
+"""
+
+
+def test_garbage_at_all_ports_of_a_job_ends_nothing_and_its_folders_are_private(warm, tmp_path, monkeypatch):
+    (tmp_path / "job.py").write_text(SCRIPT)
+    done = warm.run("autoddp", "run", "-n", "2", str(tmp_path / "job.py"), "/tmp", folder=tmp_path / "run")
+    assert done.code == 0, done.err
+    assert re.fullmatch(r"6\.0 \[('0o700'(, )?)+\]\n22\.0 \[('0o700'(, )?)+\]\n", done.out)
+
+
+def test_a_log_is_not_written_through_a_link(warm, tmp_path):
+    (tmp_path / "job.py").write_text("print('hello')")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "precious").write_text("kept")
+    (tmp_path / "logs" / "rank1.log").symlink_to(tmp_path / "precious")
+    done = warm.run(
+        *("autoddp", "run", "-n", "2", "--log-dir", str(tmp_path / "logs"), str(tmp_path / "job.py")),
+        folder=tmp_path / "run",
+    )
+    assert done.code == 2
+    assert "but rank1.log in it cannot be written" in done.err
+    assert (tmp_path / "precious").read_text() == "kept"
+    assert stat.S_ISLNK((tmp_path / "logs" / "rank1.log").lstat().st_mode)
+
+
+def test_what_answers_at_the_masters_port_is_no_node_0():
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
+        server.RequestHandlerClass.log_message = lambda *_: None
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(BadInput, match="which is no node 0 of a job; give the port"):
+            network.check_node_0("127.0.0.1", server.server_port)
+        server.shutdown()
+
+
+def test_a_store_a_port_that_is_shut_and_one_that_is_silent_may_be_node_0():
+    network.check_node_0("127.0.0.1", serve().port)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        network.check_node_0("127.0.0.1", port)
+    network.check_node_0("127.0.0.1", port)
