@@ -179,6 +179,8 @@ def reducing(dtype: torch.dtype, op: Any) -> Callable[[list[bytes]], bytes]:
     """Makes one of all ranks' elements, in the order of the ranks."""
 
     def merge(bodies: list[bytes]) -> bytes:
+        if not any(bodies):
+            return b""  # no elements, which frombuffer refuses
         rows = torch.frombuffer(bytearray(b"".join(bodies)), dtype=dtype).view(len(bodies), -1)
         if op == dist.ReduceOp.SUM:
             return bytes_of(rows.sum(0, dtype=dtype))
