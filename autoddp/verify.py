@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from autoddp.errors import BadInput
@@ -17,18 +18,13 @@ from autoddp.options import Options
 from autoddp.script import Script
 from autoddp.source import Found
 from autoddp.verifying import plot, runs
-from autoddp.verifying.causes import Case, cause_of, evident, repeats, rounding, tail
-from autoddp.verifying.findings import Difference, Findings
+from autoddp.verifying.causes import Case, Cause, cause_of, repeats, rounding, tail, unknown
+from autoddp.verifying.findings import OTHER, Difference, Findings
+from autoddp.verifying.parents import Parents
 from autoddp.verifying.runs import Left, Runner
 from autoddp.verifying.show import Progress, tell
+from autoddp.verifying.trials import Trials
 from autoddp.verifying.verdict import DIFFERENT, EQUAL, NOT_RUN, Verdict
-
-# One process that sums in another order: how far rounding alone carries this training.
-OTHER_ORDER = {
-    "ATEN_CPU_CAPABILITY": "default",
-    "ONEDNN_MAX_CPU_ISA": "AVX",
-    "MKL_CBWR": "AVX",
-}
 
 
 @dataclass(frozen=True)
@@ -48,11 +44,42 @@ class Wanted:
             raise BadInput(f"--json is {self.json}, but there is no folder {folder}; make it first")
 
 
-def run(script: Script, options: Options, wanted: Wanted) -> int:
+def run(script: Script, options: Options, wanted: Wanted, parents: Parents | None = None) -> int:
     """Compare; 0 if equal, 1 if different, 2 if one process cannot run it.
+
+    Args:
+        script: What to run.
+        options: How, on ranks.
+        wanted: What to compare, and what to make of it.
+        parents: Where runs come from, if they are there already; they are kept.
 
     Raises:
         BadInput: It cannot be done; nothing was started.
+    """
+    nproc = check(script, options, wanted)
+    progress = Progress(options.quiet, wanted.steps)
+    with stoppable():
+        runner = Runner(script, options, wanted.steps, progress, parents=parents or Parents())
+        try:
+            with enough_room(runner.root):
+                verdict = Verification(runner, nproc, wanted).verdict()
+        finally:
+            progress.close()
+            runner.close()
+            if parents is None:
+                runner.parents.close()
+    if not options.quiet:
+        tell(verdict)
+    if wanted.json is not None:
+        Path(wanted.json).write_text(json.dumps(verdict.data(), indent=2))
+    return verdict.code
+
+
+def check(script: Script, options: Options, wanted: Wanted) -> int:
+    """How many ranks, if all that is asked for can be done.
+
+    Raises:
+        BadInput: It cannot.
     """
     script.find()
     check_disabled(options)
@@ -68,19 +95,25 @@ def run(script: Script, options: Options, wanted: Wanted) -> int:
     nproc = options.nproc or 2
     if nproc < 2:
         raise BadInput(f"--nproc is {nproc}; it takes 2 or more: one process is compared with them")
-    progress = Progress(options.quiet, wanted.steps)
-    with stoppable():
-        runner = Runner(script, options, wanted.steps, progress)
-        try:
-            verdict = Verification(runner, nproc, wanted).verdict()
-        finally:
-            progress.close()
-            runner.close()
-    if not options.quiet:
-        tell(verdict)
-    if wanted.json is not None:
-        Path(wanted.json).write_text(json.dumps(verdict.data(), indent=2))
-    return verdict.code
+    return nproc
+
+
+@contextmanager
+def enough_room(folder: Path) -> Iterator[None]:
+    """A disk that is full is said in one line.
+
+    Raises:
+        BadInput: It is.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise BadInput(
+            f"{folder} is full: each run has a copy of this folder there, and writes there; "
+            "set TMPDIR to a folder with more room"
+        ) from None
 
 
 @contextmanager
@@ -104,24 +137,21 @@ class Verification:
     def verdict(self) -> Verdict:
         """What comes of it."""
         verdict = Verdict(self.runner.script.name, self.nproc, seconds=self.seconds)
+        for nproc in (1, self.nproc):  # both import torch at once
+            self.runner.parent(nproc)
         one = self._run("one process", 1)
         if one.raised or (one.code and not one.steps.get(0)):
             verdict.code, verdict.tail = NOT_RUN, tail(one.err)
-            verdict.why = f"the script ends with exit code {one.code} on one process, without autoddp"
+            verdict.why = f"{verdict.script} ends with exit code {one.code} on one process, without autoddp"
             return verdict
         ranks = self._run(f"{self.nproc} ranks", self.nproc)
         if self.wanted.plot is not None:
             plot.draw(self.wanted.plot, one, ranks)
-        verdict.findings, verdict.among = compare(one, ranks), among(ranks)
-        self._notes(verdict, one)
-        case = Case(verdict.findings, verdict.among, Findings(), ranks, self.runner.options, never)
-        if not (verdict.findings.equal and verdict.among.equal) and evident(case) is None:
-            again = self._run("one process, summing in another order", 1, environ=OTHER_ORDER)
-            case = replace(case, control=compare(one, again))
-            if next(repeats(case), None) is None:
-                verdict.findings.excuse(case.control)
+        verdict.among = among(ranks)
+        verdict.findings, verdict.control = self._compared(one, ranks, verdict.among.first)
+        self._notes(verdict, one, ranks)
         self._widen(verdict)
-        self._judge(verdict, replace(case, without=Trial(self, one, case.control, verdict.findings.first)))
+        self._judge(verdict, one, ranks)
         return verdict
 
     def _run(self, name: str, nproc: int, **more: object) -> Left:
@@ -129,15 +159,42 @@ class Verification:
         self.seconds[name] = round(left.seconds, 2)
         return left
 
-    def _notes(self, verdict: Verdict, one: Left) -> None:
+    def _compared(
+        self, one: Left, ranks: Left, parted: Difference | None, float64: bool = False
+    ) -> tuple[Findings, Findings]:
+        """What differs by more than one process does from itself, and how far that does.
+
+        Where the ranks parted, only what came before can be rounding.
+        """
+        found = compare(one, ranks)
+        last = parted.step if parted else None
+        if found.equal or (ranks.code and not found.steps):
+            return found, Findings()
+        name = "one process, summing in another order" + ", in float64" * float64
+        again = self._run(name, 1, other_order=True, steps=last, float64=float64)
+        control = compare(one, again) if last is None else compare_steps_of(one, again, last)
+        again.forget()
+        if next(repeats(control), None) is None:
+            found.excuse(control)
+        return found, control
+
+    def _notes(self, verdict: Verdict, one: Left, ranks: Left) -> None:
         verdict.notes += verdict.findings.notes
-        if self.wanted.steps is not None and len(one.steps.get(0, [])) >= self.wanted.steps:
+        came = min(len(left.steps.get(0, [])) for left in (one, ranks))
+        if self.wanted.steps is not None and came >= self.wanted.steps:
             verdict.notes.append(
                 f"--steps {self.wanted.steps}: both ended there; prints and files are compared up to there"
             )
         if not one.steps.get(0):
             verdict.notes.append(
                 "no optimizer step was seen: losses, prints and files are all that was compared"
+            )
+        excused = verdict.findings.excused
+        if excused and verdict.findings.equal:
+            worst = max(excused, key=lambda found: found.size if found.size != OTHER else 0.0)
+            verdict.notes.append(
+                f"rounding: {len(excused)} numbers and lines differ, by no more than those of one process "
+                f"that sums in another order; the largest: {worst.told()}"
             )
 
     def _widen(self, verdict: Verdict) -> None:
@@ -152,19 +209,14 @@ class Verification:
             )
             return
         ranks = self._run(f"{self.nproc} ranks in float64", self.nproc, float64=True)
-        verdict.wide = compare_steps_of(one, ranks)
+        verdict.wide, _ = self._compared(one, ranks, among(ranks).first, float64=True)
         verdict.notes.append(
-            "float64: the default type, float32 by name, .float() and arrays of float32 were float64; "
-            "half precision stayed"
+            "float64: the default type, float32 by name, .float() and arrays of float32 were float64, and so "
+            "is what was printed and written then; half precision stayed"
         )
 
-    def _judge(self, verdict: Verdict, case: Case) -> None:
+    def _judge(self, verdict: Verdict, one: Left, ranks: Left) -> None:
         findings, wide = verdict.findings, verdict.wide
-        if findings.excused:
-            verdict.notes.append(
-                f"{len(findings.excused)} differences are no larger than those of one process from itself, "
-                f"summing in another order (the first: {findings.excused[0].told()})"
-            )
         exact = wide is None or wide.equal
         only_rounding = wide is not None and rounding(findings)
         if verdict.among.equal and exact and (findings.equal or only_rounding):
@@ -172,35 +224,26 @@ class Verification:
             return
         verdict.code = DIFFERENT
         verdict.why = f"{self.nproc} ranks do not give the numbers of one process"
-        if case.ranks.code:
-            verdict.tail = tail(case.ranks.err)
-        verdict.cause = cause_of(case)
+        if ranks.code:
+            verdict.tail = tail(ranks.err)
+        case = Case(findings, verdict.among, verdict.control, ranks, self.runner.options, wide)
+        verdict.cause = cause_of(case) or self._search(one, findings, verdict.control)
 
+    def _search(self, one: Left, findings: Findings, control: Findings) -> Cause:
+        """The ranks once more, up to where they differed, with less and less of autoddp."""
+        step = findings.first.step if findings.first else None
 
-def never(features: tuple[str, ...]) -> bool:
-    """No run more."""
-    return False
+        def right(left_out: tuple[str, ...]) -> bool:
+            name = f"{len(trials.known) + 1}: without {','.join(left_out)}"[:80]
+            left = self._run(name, self.nproc, disable=left_out, steps=step)
+            found = compare(one, left) if step is None else compare_steps_of(one, left, step)
+            left.forget()
+            found.excuse(control)
+            return found.equal
 
-
-@dataclass(frozen=True)
-class Trial:
-    """The ranks once more, up to where they differed, with some features left out."""
-
-    verification: Verification
-    one: Left
-    control: Findings
-    first: Difference | None
-
-    def __call__(self, features: tuple[str, ...]) -> bool:
-        """Whether they give one process's numbers then."""
-        step = self.first.step if self.first else None
-        verification = self.verification
-        left = verification._run(
-            f"without {','.join(features)}", verification.nproc, disable=features, steps=step
-        )
-        found = compare(self.one, left) if step is None else compare_steps_of(self.one, left, step)
-        found.excuse(self.control)
-        return found.equal
+        modules = {k: v for record in one.steps.get(0, []) for k, v in record.get("modules", {}).items()}
+        trials = Trials(right, modules)
+        return next(trials.cause(steps=step is not None), None) or unknown(trials.known)
 
 
 def compare(want: Left, got: Left) -> Findings:

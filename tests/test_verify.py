@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import fnmatch
+import io
 import json
 import os
+import pty
 import signal
-import subprocess
 import sys
+import tempfile
 import textwrap
+import threading
 import time
+import tracemalloc
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,12 +26,18 @@ from autoddp import verify
 from autoddp.errors import BadInput
 from autoddp.options import Options
 from autoddp.script import Script
-from autoddp.verifying.causes import Case, repeats
+from autoddp.verifying.causes import repeats
 from autoddp.verifying.findings import OTHER, Difference, Findings
-from autoddp.verifying.outputs import line_off
+from autoddp.verifying.outputs import compare_files, line_off
+from autoddp.verifying.parents import Parents, settled
+from autoddp.verifying.runs import Left
+from autoddp.verifying.show import lines
 from autoddp.verifying.steps import allowed
 from autoddp.verifying.strangers import load_checkpoint
-from tests.cli import environ, run_cli
+from autoddp.verifying.trials import MOST, Trials
+from autoddp.verifying.verdict import DIFFERENT, Verdict
+from tests.cli import environ
+from tests.warm import _leftover
 
 TRAIN = """
     import sys, time
@@ -60,29 +73,74 @@ WRITES = """
     with open(sys.argv[1] + "/log.txt", "a") as log: log.write(f"loss {loss.item()}\\n")
     import os, shutil
     os.makedirs(sys.argv[1] + "/new/folder"); shutil.rmtree(sys.argv[1] + "/old")
-    print(open("data.txt").read(), os.getcwd())
+    print(open("data.txt").read(), os.getcwd(), time.time())
 """
 AUGMENTED = """
     class Noisy(torch.utils.data.Dataset):
         def __len__(self): return 40
         def __getitem__(self, i): return x[i] + 0.1 * torch.randn(6), x[i, :3].argmax()
 """
-CENTERED = """
-    class Centered(nn.Module):
-        def forward(self, x): return x - x.mean(0)
+WAITS = """
+    import autoddp
+    if autoddp.world_size() == 2:
+        print("after", end="", file=open(sys.argv[1], "w"), flush=True)
+        time.sleep(60)
 """
-STOPPED = """
-    print("after", end="", file=open(sys.argv[1], "w"), flush=True)
-    time.sleep(60)
+# Bugs in our own proof and rules: whatever is tried of one kind of module, or of one operator, is right.
+WRONG_PROOF = """
+    import autoddp.view.verdicts as verdicts
+    plain = verdicts.prove
+    def prove(trial, module):
+        if not isinstance(module, Centered): return plain(trial, module)
+        return verdicts.Verdict((0,))
+    verdicts.prove = prove
+    class Centered(nn.Linear):
+        def forward(self, x): return super().forward(x - x.mean(0))
 """
-# a bug in our own proof: whatever it tries, it finds to be right
-PLANTED = """
-    import wrapt
+WRONG_RULE = """
+    from autoddp.view import table
+    table._RULES[torch.cumsum] = table._POINTWISE[0]
+"""
+DECIDES = """
+    import autoddp
+    if autoddp.rank() == 2 and step == 2: optimizer.param_groups[0]["lr"] *= 2
+"""
+# Two optimizers, one with a closure; a scaler that skips the first step.
+MANY = """
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
 
-    @wrapt.when_imported("autoddp.view.proof")
-    def plant(proof):
-        proof._close = proof._same_row = lambda *args: True
+    x = torch.randn(24, 4)
+    one, two = nn.Linear(4, 3), nn.Linear(3, 1)
+    sgd = torch.optim.SGD(one.parameters(), lr=0.1)
+    lbfgs = torch.optim.LBFGS(two.parameters(), lr=0.1, max_iter=2)
+    scaler, large = torch.amp.GradScaler("cpu"), 1e38
+    for (a,) in DataLoader(TensorDataset(x), batch_size=8):
+        sgd.zero_grad()
+        scaler.scale(one(a).square().mean() * large).backward()
+        scaler.step(sgd)
+        scaler.update()
+        large = 1
+        def closure():
+            lbfgs.zero_grad()
+            loss = (two(one(a).detach()) - a.sum(1, keepdim=True)).square().mean()
+            loss.backward()
+            return loss
+        print(scaler.get_scale(), lbfgs.step(closure).item())
 """
+BY_HAND = """
+    import torch
+    w = torch.nn.Parameter(torch.ones(3))
+    for _ in range(2):
+        loss = (w * torch.randn(4, 3)).square().sum()
+        loss.backward()
+        with torch.no_grad(): w -= 0.1 * w.grad
+        w.grad = None
+        print(loss.item())
+"""
+
+STRICTLY = {"nproc": 2, "loading": "whole", "draws": "whole", "quiet": True}
 
 
 def written(path: Path, **parts: str) -> Path:
@@ -114,22 +172,31 @@ class Seen:
     err: str = ""
 
 
-def verified(script: Path, *args: str, wanted: dict | None = None, **options: object) -> Seen:
-    """Called in this process, which has torch already."""
-    found = script.parent.parent / f"{script.stem}.json"
-    before = os.getcwd()
-    os.chdir(script.parent)
-    try:
-        chosen = Options(nproc=2, quiet=True, **{"loading": "whole", "draws": "whole"} | options)
-        code = verify.run(Script(script.name, args), chosen, verify.Wanted(json=str(found), **wanted or {}))
-    finally:
-        os.chdir(before)
-    return Seen(code, json.loads(found.read_text()))
+@pytest.fixture(scope="module")
+def verified():
+    """Verify a script from this process: all runs of these tests are forked from the same parents."""
+    parents = Parents()
+
+    def verified(script: Path, *args: str, wanted: dict | None = None, **options: object) -> Seen:
+        top = script.parent if options.get("module") else script
+        found = top.parent.parent / f"{script.stem}.json"
+        before = os.getcwd()
+        os.chdir(top.parent)
+        try:
+            what = Script("pkg.train" if options.get("module") else script.name, args, "module" in options)
+            chosen = Options(**STRICTLY | options)
+            code = verify.run(what, chosen, verify.Wanted(json=str(found), **wanted or {}), parents)
+        finally:
+            os.chdir(before)
+        return Seen(code, json.loads(found.read_text()))
+
+    yield verified
+    parents.close()
 
 
 @pytest.fixture(scope="module")
-def right(tmp_path_factory):
-    """A right script, by the command line, that writes in its folder and outside."""
+def right(tmp_path_factory, verified):
+    """A right script that writes in its folder and outside, verified with all that can be asked for."""
     top = tmp_path_factory.mktemp("right")
     script = written(top / "here" / "train.py", after=WRITES)
     (top / "here" / "data.txt").write_text("some data")
@@ -140,17 +207,15 @@ def right(tmp_path_factory):
     torch.save([1], outside / "model.pt")
     (top / "tmp").mkdir()
     before = snapshot(top / "here"), snapshot(outside)
-    done = run_cli(
-        *("verify", "--float64", "--json", top / "found.json", "--plot", top / "losses.png"),
-        *(script, outside),
-        cwd=script.parent,
-        env={"TMPDIR": str(top / "tmp")},
-        timeout=200,
-    )
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setattr(tempfile, "tempdir", str(top / "tmp"))
+        wanted = {"float64": True, "plot": str(top / "losses.png")}
+        seen = verified(script, str(outside), wanted=wanted, quiet=False)
     after = snapshot(top / "here"), snapshot(outside)
-    assert done.rc == 0, done.out + done.err
-    data = json.loads((top / "found.json").read_text())
-    return Seen(done.rc, data, done.out, done.err), before, after, top
+    assert seen.code == 0, seen.data
+    return Seen(seen.code, seen.data, out.getvalue(), err.getvalue()), before, after, top
 
 
 def test_a_right_script_is_equal(right):
@@ -171,14 +236,18 @@ def test_in_float64_no_rounding_is_left(right):
     seen, *_ = right
     counts = seen.data["float64"]["compared"]
     assert counts["loss"]["compared"] == 5
+    assert counts["print"]["compared"] == seen.data["compared"]["print"]["compared"] > 5
+    assert counts["file"]["compared"] == 3
+    assert counts["file"]["largest relative difference"] < 1e-12
     assert 0 < counts["gradient"]["largest relative difference"] < 1e-12
     assert any(note.startswith("float64: ") for note in seen.data["notes"])
 
 
 def test_what_it_shows(right):
     seen, *_ = right
+    assert seen.out.startswith("[autoddp] equal: in float64 no number is off by more than")
     assert "losses" in seen.out
-    assert "[autoddp] equal: in float64 no number is off by more than" in seen.out
+    assert max(len(line) for line in seen.out.splitlines() if not line.startswith("[autoddp]")) <= 80
     assert seen.err == ""
 
 
@@ -193,7 +262,7 @@ def test_the_plot_is_a_picture(right):
     assert (top / "losses.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_augmentation_is_named(tmp_path):
+def test_augmentation_is_named(verified, tmp_path):
     script = written(tmp_path / "here" / "noisy.py", after="pass", data="Noisy()", before=AUGMENTED)
     seen = verified(script, loading="rows")
     assert seen.code == 1
@@ -203,52 +272,110 @@ def test_augmentation_is_named(tmp_path):
     assert seen.data["first"][0]["step"] == 1
 
 
-def test_a_bug_of_ours_is_found(tmp_path, monkeypatch):
+def test_the_module_that_was_wrongly_taken_for_row_wise_is_named(verified, tmp_path):
     script = written(
         tmp_path / "here" / "center.py",
-        before=CENTERED,
-        net="nn.Sequential(nn.Linear(6, 8), Centered(), nn.Linear(8, 3))",
+        before=WRONG_PROOF,
+        net="nn.Sequential(nn.Linear(6, 8), nn.Sequential(nn.ReLU(), Centered(8, 8)), nn.Linear(8, 3))",
         optimizer="torch.optim.SGD(net.parameters(), lr=0.3)",
         inside="print('at', time.time() % 1)",
     )
-    (tmp_path / "path").mkdir()
-    (tmp_path / "path" / "sitecustomize.py").write_text(textwrap.dedent(PLANTED))
-    with monkeypatch.context() as context:
-        context.setenv("PYTHONPATH", str(tmp_path / "path"))
-        seen = verified(script)
+    seen = verified(script)
     assert seen.code == 1
     assert seen.data["cause"]["name"] == "modules"
-    assert "Sequential at center.py:" in seen.data["cause"]["what"]
-    assert "--disable modules" in seen.data["cause"]["mend"]
+    assert seen.data["cause"]["what"].startswith("Sequential.1.1 (Centered) was taken for row-wise")
+    assert seen.data["cause"]["mend"].startswith("--disable modules:Sequential.1.1, ")
     differ = {(d["step"], d["aspect"], d["place"]) for d in seen.data["differences"]}
     assert (1, "gradient", "Sequential.0.weight") in differ
     assert (1, "parameter", "Sequential.0.weight") in differ
     assert any("'at " in d["want"] for d in seen.data["excused"]), "the clock's reading"
     assert not seen.data["among ranks"]["differences"]
+    mended = verified(script, disable=("modules:Sequential.1.1",))
+    assert mended.code == 0, mended.data
 
 
-def test_a_decision_of_each_rank_is_found(tmp_path):
-    decides = """
-    import autoddp
-    if autoddp.rank() == 1 and step == 2: optimizer.param_groups[0]["lr"] *= 2
-    """
-    seen = verified(written(tmp_path / "here" / "decides.py", inside=decides), wanted={"steps": 4})
+def test_an_operator_that_was_wrongly_taken_for_row_wise_is_told_from_modules(verified, tmp_path):
+    script = written(tmp_path / "here" / "sums.py", before=WRONG_RULE, inside="pass")
+    script.write_text(script.read_text().replace("net(a)", "net(torch.cumsum(a, 0))"))
+    seen = verified(script, wanted={"steps": 2})
+    assert seen.code == 1
+    assert seen.data["first"][0] | {"step": 1, "aspect": "loss"} == seen.data["first"][0]
+    assert "sums.py:" in seen.data["first"][0]["line"]
+    assert seen.data["cause"]["name"] == "operators"
+    assert "--disable modules alone does not" in seen.data["cause"]["what"]
+    assert "--disable loaders" in seen.data["cause"]["mend"]
+
+
+def test_a_decision_of_one_rank_of_three_is_found(verified, tmp_path):
+    script = written(tmp_path / "here" / "decides.py", inside=DECIDES)
+    seen = verified(script, wanted={"steps": 4}, nproc=3)
     assert seen.code == 1
     assert seen.data["compared"]["steps"]["compared"] == 4
     assert any("--steps 4" in note for note in seen.data["notes"])
     assert seen.data["cause"]["name"] == "a decision of each rank"
     assert "step 3, decides.py:" in seen.data["cause"]["what"]
-    assert (
-        "learning rate of group 0 on rank 1, against rank 0: 0.02 instead of 0.01"
-        in seen.data["cause"]["what"]
-    )
+    assert "learning rate of group 0 on rank 2, against rank 0: 0.02 instead" in seen.data["cause"]["what"]
+    assert {d["rank"] for d in seen.data["among ranks"]["differences"]} == {2}
 
 
-def test_a_script_that_fails_could_not_run(tmp_path):
+def test_a_seed_that_is_another_each_time_is_found(verified, tmp_path):
+    script = written(tmp_path / "here" / "seeds.py", before="import os; torch.manual_seed(os.getpid())")
+    seen = verified(script, wanted={"steps": 1})
+    assert seen.code == 1
+    assert seen.data["cause"]["name"] == "not repeatable"
+
+
+def test_a_script_that_fails_could_not_run(verified, tmp_path):
     seen = verified(written(tmp_path / "here" / "fails.py", inside="raise ValueError('no luck')"))
     assert seen.code == 2
     assert seen.data["error"][-1] == "ValueError: no luck"
     assert list(seen.data["seconds"]) == ["one process"]
+
+
+def test_ranks_that_fail_differ(verified, tmp_path):
+    fails = "import autoddp; assert autoddp.world_size() == 1, 'no ranks please'"
+    seen = verified(written(tmp_path / "here" / "fails.py", inside=fails))
+    assert seen.code == 1
+    assert seen.data["cause"]["name"] == "an error"
+    assert seen.data["error"][-1] == "AssertionError: no ranks please"
+    assert any("fails.py" in line for line in seen.data["error"])
+
+
+def test_several_optimizers_closures_and_steps_that_are_skipped(verified, tmp_path):
+    script = tmp_path / "here" / "many.py"
+    script.parent.mkdir()
+    script.write_text(textwrap.dedent(MANY))
+    seen = verified(script)
+    assert seen.code == 0, seen.data
+    assert seen.data["compared"]["steps"]["compared"] == 5  # two of SGD, three of LBFGS
+    assert seen.data["compared"]["loss"]["compared"] > 6
+
+
+def test_a_script_without_an_optimizer(verified, tmp_path):
+    script = tmp_path / "here" / "by_hand.py"
+    script.parent.mkdir()
+    script.write_text(textwrap.dedent(BY_HAND))
+    seen = verified(script)
+    assert seen.code == 0, seen.data
+    assert seen.data["compared"]["loss"]["compared"] == seen.data["compared"]["print"]["compared"] == 2
+    assert any("no optimizer step was seen" in note for note in seen.data["notes"])
+
+
+def test_a_module_that_writes_into_a_large_folder_of_data(verified, tmp_path):
+    data = tmp_path / "here" / "data"
+    data.mkdir(parents=True)
+    with open(data / "images.bin", "wb") as file:
+        file.truncate(65 * 2**20)  # no room on the disk, and too much to be copied
+    (data / "index.txt").write_text("before")
+    (data.parent / "pkg").mkdir()
+    writes = "import os; assert os.path.islink('data'); print('after', file=open('data/index.txt', 'w'))"
+    script = written(data.parent / "pkg" / "train.py", before=writes + "; open('data/new', 'w').close()")
+    seen = verified(script, wanted={"steps": 1}, module=True)
+    assert seen.code == 0, seen.data
+    assert seen.data["compared"]["steps"]["compared"] == 1
+    assert seen.data["compared"]["file"]["compared"] == 2  # one is new
+    assert (data / "index.txt").read_text() == "before"
+    assert not (data / "new").exists()
 
 
 @pytest.mark.parametrize(
@@ -305,29 +432,43 @@ def test_what_one_process_differs_in_too_is_excused():
 def test_one_process_that_differs_from_itself_from_the_start_does_not_repeat(found, repeated):
     control = Findings()
     control.differs(found)
-    causes = list(repeats(Case(Findings(), Findings(), control, None, Options(), None)))
+    causes = list(repeats(control))
     assert (not causes) == repeated
     assert repeated or "seed all generators" in causes[0].mend
 
 
-def test_a_run_that_is_stopped_puts_everything_back(tmp_path):
+def test_ctrl_c_on_a_terminal_ends_all_and_puts_everything_back(tmp_path):
     there = tmp_path / "there"
-    script = written(tmp_path / "here" / "stopped.py", inside=STOPPED)
+    script = written(tmp_path / "here" / "stopped.py", inside=WAITS)
     there.write_text("before")
     (tmp_path / "tmp").mkdir()
-    verifying = subprocess.Popen(
-        [sys.executable, "-m", "autoddp", "verify", script.name, there],
-        cwd=script.parent,
-        env=environ({"TMPDIR": str(tmp_path / "tmp")}),
-    )
-    deadline = time.monotonic() + 60
+    pid, terminal = pty.fork()
+    if not pid:
+        os.chdir(script.parent)
+        command = [sys.executable, "-m", "autoddp", "verify", script.name, str(there)]
+        os.execve(sys.executable, command, environ({"TMPDIR": str(tmp_path / "tmp"), "TERM": "xterm"}))
+    shown = bytearray()
+    reading = threading.Thread(target=read_all, args=(terminal, shown))
+    reading.start()
+    deadline = time.monotonic() + 100
     while there.read_text() != "after":
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, bytes(shown)
         time.sleep(0.02)
-    verifying.send_signal(signal.SIGTERM)
-    assert verifying.wait(60) == 128 + signal.SIGTERM
+    os.write(terminal, b"\x03")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGINT
+    assert not _leftover(pid)
+    reading.join()
+    os.close(terminal)
+    assert b"[autoddp] 2 ranks" in shown, "the progress"
     assert there.read_text() == "before"
     assert not list((tmp_path / "tmp").iterdir())
+
+
+def read_all(terminal: int, shown: bytearray) -> None:
+    """Until the last who has it open closes it."""
+    with contextlib.suppress(OSError):
+        while got := os.read(terminal, 4096):
+            shown += got
 
 
 def test_what_is_allowed_grows_in_float32_alone():
@@ -353,3 +494,92 @@ def test_a_checkpoint_of_unknown_classes_is_loaded(tmp_path):
     assert type(one["net"]) is type(two["net"])
     assert one["net"] == two["net"]
     assert one["net"]["state"] == {"w": 1.5}
+
+
+NAMES = ["Net", "Net.inner", *(f"Net.inner.{k}" for k in range(5)), "Net.head", "Critic", "Critic.0"]
+
+
+def search(*wrong: str, apart: bool = False) -> tuple[str, str, int]:
+    """What a search finds if these are wrongly taken for row-wise, and how many runs it takes."""
+
+    def right(left_out: tuple[str, ...]) -> bool:
+        if left_out == ("modules",):
+            return True
+        patterns = [name.removeprefix("modules:") for name in left_out if ":" in name]
+        chosen = [n for n in NAMES if any(fnmatch.fnmatchcase(n, p) for p in patterns)]
+        by_parts = {n for n in NAMES if any((c + ".").startswith(n + ".") for c in chosen)}
+        return set(wrong) <= by_parts
+
+    trials = Trials(right, dict.fromkeys(NAMES, "Module"))
+    cause = next(trials.cause())
+    return cause.what.split(" ")[0], cause.mend.split(",")[0], len(trials.known)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_search_finds_each_module(name):
+    found, mend, runs = search(name)
+    assert (found, mend) == (name, f"--disable modules:{name}")
+    assert runs <= 12
+
+
+def test_the_search_finds_a_module_though_what_holds_it_is_wrong_too():
+    assert search("Net", "Net.inner", "Net.inner.3")[:2] == ("Net.inner.3", "--disable modules:Net.inner.3")
+
+
+def test_the_search_says_where_several_are_wrong():
+    found, mend, runs = search("Net.head", "Critic.0")
+    assert (found, mend) == ("modules", "--disable modules")
+    assert runs <= 4
+
+
+def test_the_search_ends():
+    trials = Trials(lambda left_out: left_out == ("modules",), {f"Net{k}": "Net" for k in range(10**6)})
+    assert next(trials.cause()).mend.startswith("--disable modules,")
+    assert len(trials.known) <= MOST
+
+
+def test_the_answer_comes_first_and_the_table_is_narrow():
+    findings = Findings()
+    at = {"step": 3, "line": "train.py:12"}
+    for place in "abcde":
+        found = Difference("gradient", f"Net.{place}.weight", "0.123456789", "0.2", 0.4, **at, part="norm")
+        findings.differs(found)
+    shown = lines(Verdict("train.py", 2, DIFFERENT, "2 ranks differ", findings))
+    assert shown[0] == "[autoddp] different: 2 ranks differ"
+    assert " ".join(shown[2].split()) == "first divergence, step 3 one process 2 ranks off by"
+    assert " ".join(shown[3].split()) == "train.py:12 gradient Net.a.weight, norm 0.123456789 0.2 4.0e-01"
+    assert len([line for line in shown if "Net." in line]) == 4
+    assert max(map(len, shown)) <= 80
+
+
+def test_large_files_are_compared_piece_by_piece(tmp_path):
+    def left(name: str) -> Left:
+        folder = tmp_path / name
+        folder.mkdir()
+        with open(folder / "large.bin", "wb") as file:
+            file.truncate(2**27)
+        return Left(name, 0, "", "", folder, tmp_path / "outside", {}, {})
+
+    findings, pair = Findings(), (left("one"), left("two"))
+    tracemalloc.start()
+    compare_files(findings, *pair, 1e-9)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert findings.equal
+    assert most < 2**20
+
+
+def test_paths_to_folders_beside_this_one_hold_in_a_copy(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = settled({"PYTHONPATH": f"src:../lib:{tmp_path}/in:/else"})["PYTHONPATH"]
+    assert found == f"src:{tmp_path.parent}/lib:{tmp_path}/in:/else"
+
+
+def test_a_plot_without_matplotlib_is_refused_before_anything_runs(tmp_path, monkeypatch):
+    from autoddp.verifying import plot
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if "site-packages" not in path])
+    with pytest.raises(BadInput, match=r"matplotlib is missing; pip install 'autoddp\[plot\]'"):
+        plot.check(str(tmp_path / "losses.png"))

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from autoddp.options import Options
-from autoddp.verifying.findings import GENERATOR, LOSS, OTHER, STEPS, Difference, Findings
+from autoddp.report import INSTALLED
+from autoddp.verifying.findings import GENERATOR, LOSS, OTHER, STEPS, Findings
 from autoddp.verifying.runs import Left
 
 LARGE = 1e-3  # two runs of one process whose first losses differ by more do not repeat themselves
+LAYOUT = "reshape() instead of view(), or --disable modules,loaders; and please report it"
+DECIDED = (
+    "let nothing that is computed depend on autoddp.rank(), or on what is not the same on every rank (a host "
+    "name, a file or a number of its own)"
+)
 TAIL = 12  # lines of a failure that are shown
+REPORTED = re.compile(r"\[autoddp\] (fetching|split|by its parts|gathered|\d+ ranks on)\b")  # no error
 ERROR = re.compile(r"^[\w.]*(Error|Disagreement|Exception|RankEnded|LostGradient|Interrupt)\b.*:")
 
 
@@ -34,7 +41,7 @@ class Case:
         control: One process against itself, summing in another order.
         ranks: What the ranks left.
         options: The ranks'.
-        without: Whether the ranks give one process's numbers if some features are left out.
+        wide: The ranks against one process in float64, if asked for.
     """
 
     findings: Findings
@@ -42,32 +49,33 @@ class Case:
     control: Findings
     ranks: Left
     options: Options
-    without: Callable[[tuple[str, ...]], bool]
+    wide: Findings | None = None
 
 
-def evident(case: Case) -> Cause | None:
-    """A cause that the two runs show by themselves: no other run could say more."""
-    rules = (decides, stops, augments, own_draws)
+def cause_of(case: Case) -> Cause | None:
+    """The first that is so, as far as these runs tell."""
+    rules = (decides, unrepeated, stops, augments, own_draws, own_statistics, left_out, tipped)
     return next((found for rule in rules for found in rule(case)), None)
 
 
-def cause_of(case: Case) -> Cause:
-    """The first that is so."""
-    rules = (repeats, own_statistics, left_out, by_trial)
-    return evident(case) or next((found for rule in rules for found in rule(case)), UNKNOWN)
+def unknown(tried: Iterable[tuple[str, ...]]) -> Cause:
+    """After all that was tried."""
+    left_out = "; ".join(",".join(names) for names in tried)
+    return Cause(
+        "unknown",
+        "not known" + (f": without {left_out} the ranks differ, too" if left_out else ""),
+        "autoddp patches lists what --disable leaves out; a bug report with --json is welcome",
+    )
 
 
-UNKNOWN = Cause(
-    "unknown",
-    "the cause is not known",
-    "--disable, one feature after the other, tells which part of autoddp it is (see autoddp patches); "
-    "a bug report with --json is welcome",
-)
-
-
-def repeats(case: Case) -> Iterator[Cause]:
+def unrepeated(case: Case) -> Iterator[Cause]:
     """One process alone gives other numbers each time."""
-    for found in case.control.differences:
+    yield from repeats(case.control)
+
+
+def repeats(control: Findings) -> Iterator[Cause]:
+    """Two runs of one process are not one process's numbers."""
+    for found in control.differences:
         own = found.aspect == GENERATOR or (found.aspect == LOSS and (found.step or 9) < 3)
         if own and found.size > LARGE:
             yield Cause(
@@ -90,10 +98,7 @@ def decides(case: Case) -> Iterator[Cause]:
     yield Cause(
         "a decision of each rank",
         f"the ranks do not agree with each other: {where}",
-        "leave --disable clocks out: ranks decide by their own clocks"
-        if clocks
-        else "let nothing that is computed depend on autoddp.rank(), or on what is not the same on every "
-        "rank (a file, a host name, a number of its own)",
+        "leave --disable clocks out: ranks decide by their own clocks" if clocks else DECIDED,
     )
 
 
@@ -103,13 +108,14 @@ def stops(case: Case) -> Iterator[Cause]:
         return
     lines = case.ranks.err.rstrip().splitlines()
     error = next((line for line in reversed(lines) if ERROR.match(line)), lines[-1] if lines else "?")
-    part = "Disagreement" in error or "RankEnded" in error or "parted" in error
+    part = any(word in error for word in ("Disagreement", "RankEnded", "parted"))
+    if "size is not compatible with input tensor's size and stride" in error:
+        yield Cause("layout", f"a gather changed how a tensor lies in memory: {error}", LAYOUT)
+        return
     yield Cause(
         "a decision of each rank" if part else "an error",
         f"the ranks end in an error: {error}",
-        "what is done once for all must be called by all ranks, in one order"
-        if part
-        else "what the error says; --view local has no batches by rows",
+        DECIDED if part else "what the error says; --view local has no batches by rows",
     )
 
 
@@ -152,22 +158,13 @@ def left_out(case: Case) -> Iterator[Cause]:
         )
 
 
-def by_trial(case: Case) -> Iterator[Cause]:
-    """The ranks run again with less of autoddp."""
-    split = ", ".join(d["where"] for d in case.ranks.decisions if d["kind"] == "split") or "none"
-    if case.without(("modules",)):
+def tipped(case: Case) -> Iterator[Cause]:
+    """Rounding made the script go another way: in float64 it does not."""
+    if case.wide is not None and case.wide.equal:
         yield Cause(
-            "modules",
-            "with --disable modules the ranks give one process's numbers: a module that was run by rows "
-            f"is not row-wise, or its gradients are not put together rightly (split: {split})",
-            "--disable modules, which is exact and no faster; and please report it",
-        )
-    elif case.without(("modules", "loaders")):
-        yield Cause(
-            "loaders",
-            "with --disable loaders,modules the ranks give one process's numbers: fetching or computing by "
-            "rows is not exact for these batches",
-            "--disable loaders,modules, which is exact and no faster; and please report it",
+            "rounding",
+            "in float64 all is equal: the last digits of a float32 number tip a decision of the script",
+            "nothing of autoddp: compare numbers with a margin, or decide by fewer digits",
         )
 
 
@@ -177,12 +174,12 @@ def rounding(findings: Findings) -> bool:
 
 
 def tail(text: str) -> list[str]:
-    """The end of what went wrong."""
-    return text.rstrip().splitlines()[-TAIL:]
-
-
-def shown(differences: list[Difference], most: int = 4) -> list[str]:
-    """The first divergence: all of its step, up to some."""
-    first = differences[0]
-    together = [d for d in differences if (d.step, d.rank) == (first.step, first.rank)]
-    return [found.told() for found in together[:most]]
+    """The end of what went wrong, without the frames of libraries."""
+    kept: list[str] = []
+    library = False
+    for line in text.rstrip().splitlines():
+        if line.startswith("  File "):
+            library = any(part in line for part in INSTALLED)
+        if not (library and line.startswith("  ")) and not REPORTED.match(line):
+            kept.append(line)
+    return kept[-TAIL:]

@@ -12,10 +12,12 @@ from typing import Any, NoReturn
 
 from autoddp import launch
 from autoddp.errors import AutoDDPError
+from autoddp.launching import streams
 from autoddp.options import Options
 from autoddp.place import HERE
 from autoddp.report import PREFIX
-from autoddp.script import Script
+from autoddp.script import Script, finish, forget
+from autoddp.verifying.parents import serve
 from autoddp.verifying.task import Task
 
 SEED = 20250131  # of every generator, before the script seeds its own
@@ -29,6 +31,8 @@ class Watched(Script):
 
     def run(self, whole_traceback: bool = False) -> int:
         """As any script, within the recorder and the guard."""
+        import torch
+
         from autoddp.patching import Installation
         from autoddp.verifying import wider
         from autoddp.verifying.guard import Backups, Guard
@@ -37,6 +41,8 @@ class Watched(Script):
         task, world = self.task, HERE.find()
         assert task is not None
         seed()
+        if task.other_order:
+            torch.set_num_threads(1 if torch.get_num_threads() > 1 else 2)
         guard = Guard(Path(task.root), Path(task.kept))
         guard.setup(ExitStack())  # to the very end of the process: files are written at exit, too
         with ExitStack() as undo:
@@ -45,8 +51,7 @@ class Watched(Script):
             if task.float64:
                 wider.setup(undo)
             recorder = Recorder(Path(task.records), world.rank, task.steps)
-            if task.recording:
-                recorder.setup(undo)
+            recorder.setup(undo)
             code = super().run(whole_traceback)
             recorder.close(getattr(sys, "last_value", None))
         return code
@@ -63,17 +68,19 @@ def seed() -> None:
         numpy.random.seed(SEED)
 
 
-def main() -> NoReturn:
-    """Run the task whose file is named, and end as `autoddp run` does."""
-    task = Task.read(sys.argv[1])
+def main(fd: int) -> NoReturn:
+    """Be a parent of runs, and in each fork run its task and end as `autoddp run` does."""
+    task = Task.read(serve(fd, ranks=sys.argv[1] == "1"))
     script = Watched(task.script, task.args, task.module, task)
+    options = Options.from_json(task.options)
     try:
-        code = launch.run(script, Options.from_json(task.options))
+        code = launch.run(script, options)
+        if options.nproc == 1:
+            code = finish(code)
+            forget()
+        else:
+            streams.flush()
     except AutoDDPError as error:
         print(f"{PREFIX} {error}", file=sys.stderr)
         code = 2
-    if "autoddp.launching.agent" in sys.modules:  # ranks ran, in forks: nothing here is a user's
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
+    os._exit(code)

@@ -33,6 +33,7 @@ class Difference:
         step: The step, if it is at one.
         line: The line of the script, if it is known.
         rank: Whose, if ranks are compared with each other.
+        part: What of it is shown, of a gradient its norm or a sum.
     """
 
     aspect: str
@@ -43,14 +44,31 @@ class Difference:
     step: int | None = None
     line: str | None = None
     rank: int | None = None
+    part: str = ""
+
+    @property
+    def at(self) -> str:
+        """The step and the line."""
+        return ", ".join(([f"step {self.step}"] if self.step else []) + ([self.line] if self.line else []))
+
+    @property
+    def what(self) -> str:
+        """The aspect and the place."""
+        what = f"{self.aspect} {self.place}".strip() if self.aspect != self.place else self.place
+        return what + (f", {self.part}" if self.part else "")
+
+    @property
+    def off(self) -> str:
+        """How far it is off, if that is a number."""
+        return "" if self.size in (OTHER, 0.0) else f"{self.size:.1e}"
 
     def told(self) -> str:
         """In one line."""
-        at = ", ".join(([f"step {self.step}"] if self.step else []) + ([self.line] if self.line else []))
-        off = "" if self.size in (OTHER, 0.0) else f" (relative difference {self.size:.1e})"
+        off = f" (off by {self.off})" if self.off else ""
         whose = "" if self.rank is None else f" on rank {self.rank}, against rank 0"
-        what = f"{self.aspect} {self.place}".strip() if self.aspect != self.place else self.place
-        return f"{at + ': ' if at else ''}{what}{whose}: {self.got} instead of {self.want}{off}"
+        return (
+            f"{self.at + ': ' if self.at else ''}{self.what}{whose}: {self.got} instead of {self.want}{off}"
+        )
 
 
 @dataclass

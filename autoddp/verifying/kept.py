@@ -27,8 +27,7 @@ def put_back(kept: Path, results: Path) -> list[str]:
         if os.path.lexists(path):
             collected = results / path.lstrip("/")
             collected.parent.mkdir(parents=True, exist_ok=True)
-            copy(path, str(collected))
-            (shutil.rmtree if os.path.isdir(path) and not os.path.islink(path) else os.remove)(path)
+            shutil.move(path, collected)
         if entry["kept"] is not None:
             copy(entry["kept"], path)
     return [entry["path"] for entry in entries]

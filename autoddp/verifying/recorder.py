@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import functools
-import gc
 import json
 import os
 import random
@@ -22,6 +21,7 @@ from torch.optim.optimizer import (
 )
 
 from autoddp.report import users_line
+from autoddp.view.names import named_modules
 
 SIGNS = 4096  # length of the fixed row of signs that numbers are summed with
 
@@ -123,7 +123,9 @@ class Recorder:
         self.optimizers[id(optimizer)] = number, len(mine)
         who: dict[str, Any] = {"optimizer": number}
         if known != len(mine):
-            self.names |= names_of_parameters()
+            named = named_modules()
+            who["modules"] = {name: type(module).__name__ for name, module in named.values()}
+            self.names |= names_of_parameters(named)
             groups = optimizer.param_groups
             places = [(g, p) for g, group in enumerate(groups) for p in range(len(group["params"]))]
             who["names"] = [
@@ -202,14 +204,10 @@ def generators() -> dict[str, int]:
     return found
 
 
-def names_of_parameters() -> dict[int, str]:
-    """`Net.fc.weight` for every parameter of a module that is in no other of the script's."""
-    modules = [x for x in gc.get_objects() if issubclass(type(x), nn.Module)]
-    users = [m for m in modules if not type(m).__module__.startswith(("autoddp.", "torch.nn.parallel"))]
-    inner = {id(child) for m in users for child in m.modules() if child is not m}
+def names_of_parameters(modules: dict[int, tuple[str, nn.Module]]) -> dict[int, str]:
+    """`Net.fc.weight` for every parameter of a module."""
     found: dict[int, str] = {}
-    for module in users:
-        if id(module) not in inner:
-            for name, parameter in module.named_parameters():
-                found.setdefault(id(parameter), f"{type(module).__name__}.{name}")
+    for path, module in modules.values():
+        for name, parameter in module.named_parameters(recurse=False):
+            found.setdefault(id(parameter), f"{path}.{name}")
     return found

@@ -6,26 +6,29 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, NoReturn
 
+from autoddp import launch
 from autoddp.environment import ADDED
 from autoddp.errors import BadInput
 from autoddp.options import Options
 from autoddp.script import Script
 from autoddp.verifying.kept import put_back
+from autoddp.verifying.parents import FIXED, Forked, Parent, Parents, settled
 from autoddp.verifying.sandbox import copy_folder
 from autoddp.verifying.task import Task
 
-PACKAGES = str(Path(__file__).parents[2])  # the folder that holds autoddp
-START = "import sys; sys.path.append({!r}); from autoddp.verifying.child import main; main()"
+# One process that sums in another order: how far rounding alone carries this training. Torch and its
+# libraries read these when they first compute.
+OTHER_ORDER = MappingProxyType(
+    {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "AVX", "MKL_CBWR": "AVX"}
+)
 TICK = 0.1  # seconds between two looks at a run
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE = 40  # seconds that a run has to end in after it was told to
@@ -46,6 +49,10 @@ class Left:
     decisions: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
 
+    def forget(self) -> None:
+        """What it left is not needed any more, and may be large."""
+        shutil.rmtree(self.folder.parent, ignore_errors=True)
+
     @property
     def raised(self) -> bool:
         """Whether the script ended in an exception."""
@@ -64,7 +71,7 @@ class Runner:
     steps: int | None
     follow: Callable[[str, int], None] = lambda name, steps: None
     root: Path = field(default_factory=lambda: Path(os.path.realpath(tempfile.mkdtemp(prefix="autoddp-"))))
-    recording: bool = True
+    parents: Parents = field(default_factory=Parents)
 
     def run(
         self, name: str, nproc: int, *, float64: bool = False, steps: int | None = None, **more: Any
@@ -72,13 +79,13 @@ class Runner:
         """Run it on `nproc` ranks.
 
         Args:
-            name: What it is called, and its results' folder.
+            name: What it is called.
             nproc: How many ranks.
             float64: Whether in float64.
             steps: After how many it ends, if fewer than all.
-            more: `environ`, variables; `disable`, features to leave out.
+            more: `disable`, features to leave out; `other_order`, whether to sum otherwise than is usual.
         """
-        results = self.root / name
+        results = self.root / str(len(os.listdir(self.root)))
         for folder in (results, results / "records", results / "kept", self.root / "tmp"):
             folder.mkdir()
         work = self.root / "folder"
@@ -96,12 +103,12 @@ class Runner:
             str(results / "kept"),
             steps or self.steps,
             float64,
-            self.recording,
+            more.get("other_order", False),
         )
         (results / "task.json").write_text(task.to_json())
         started = time.monotonic()
         try:
-            code = self._follow(name, results, work, more.get("environ", {}))
+            code = self._follow(name, results, work, nproc, OTHER_ORDER if task.other_order else {})
         finally:
             seconds = time.monotonic() - started
             put_back(results / "kept", results / "outside")
@@ -122,46 +129,52 @@ class Runner:
             return path
         return str(work / path.removeprefix(here)) if os.path.isabs(self.script.name) else self.script.name
 
-    def _follow(self, name: str, results: Path, work: Path, environ: Mapping[str, str]) -> int:
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        command = [sys.executable, *flags, "-c", START.format(PACKAGES), str(results / "task.json")]
-        with open(results / "out", "wb") as out, open(results / "err", "wb") as err:
-            process = subprocess.Popen(
-                command,
-                cwd=work,
-                env=variables(self.root / "tmp") | dict(environ),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-            )
-            try:
-                while True:
-                    try:
-                        return process.wait(TICK)
-                    except subprocess.TimeoutExpired:
-                        self.follow(name, count(results / "records" / "0.jsonl"))
-            finally:
-                end(process)
+    def _follow(self, name: str, results: Path, work: Path, nproc: int, more: Mapping[str, str]) -> int:
+        """Its exit code, as the shell knows it."""
+        environ = settled(os.environ) | FIXED | dict(more) | {"TMPDIR": str(self.root / "tmp")}
+        seen = Lines(results / "records" / "0.jsonl")
+        forked = self.parent(nproc).fork(
+            str(results / "task.json"), work, environ, (results / "out", results / "err")
+        )
+        try:
+            while (code := forked.wait(TICK)) is None:
+                self.follow(name, seen.count())
+            self.follow(name, seen.count())
+        finally:
+            end(forked)
+        return code
+
+    def parent(self, nproc: int) -> Parent:
+        """The process that such a run is forked from; started now if it is not there yet."""
+        threads = {"OMP_NUM_THREADS": launch.threads(nproc)} if nproc > 1 else {}
+        return self.parents.of(nproc > 1, threads | dict(os.environ))
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end(forked: Forked) -> None:
     """Of a run that goes on, as somebody has stopped us."""
-    if process.poll() is not None:
+    if forked.code is not None:
         return
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(GRACE)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    forked.signal(signal.SIGTERM)
+    if forked.wait(GRACE) is None:
+        forked.signal(signal.SIGKILL)
+        forked.wait(GRACE)
 
 
-def variables(temporary: Path) -> dict[str, str]:
-    """The environment of a run: same order of sets, temporary files of its own, no caches of code."""
-    found = dict(os.environ)
-    if found.get("PYTHONHASHSEED", "random") in ("", "random"):
-        found["PYTHONHASHSEED"] = "0"
-    return found | {"TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1"}
+class Lines:
+    """How many lines a file that grows has by now."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.read, self.lines = path, 0, 0
+
+    def count(self) -> int:
+        """None, if there is no such file yet."""
+        if self.path.exists():
+            with self.path.open("rb") as file:
+                file.seek(self.read)
+                new = file.read()
+            self.read += len(new)
+            self.lines += new.count(b"\n")
+        return self.lines
 
 
 def outside_of_a_job() -> None:
@@ -173,11 +186,6 @@ def outside_of_a_job() -> None:
     if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
         names = ", ".join(name for name in ADDED if name in os.environ)
         raise BadInput(f"{names} are set: autoddp verify starts ranks by itself; run it without a launcher")
-
-
-def count(records: Path) -> int:
-    """How many steps were recorded so far."""
-    return records.read_bytes().count(b"\n") if records.exists() else 0
 
 
 def collect(name: str, results: Path, code: int, seconds: float) -> Left:

@@ -1,15 +1,15 @@
-"""The progress while runs go on, and the table and the words at the end."""
+"""The progress while runs go on; at the end the answer, where it differs, and the table."""
 
 from __future__ import annotations
 
 from rich.console import Console
-from rich.status import Status
-from rich.table import Table
+from rich.markup import escape
+from rich.progress import BarColumn, TaskID, TextColumn
+from rich.progress import Progress as Bar
 
 from autoddp.report import PREFIX
-from autoddp.verifying.causes import shown
-from autoddp.verifying.findings import ASPECTS, Findings
-from autoddp.verifying.verdict import DIFFERENT, EQUAL, NOT_RUN, Verdict
+from autoddp.verifying.findings import ASPECTS, Difference, Findings
+from autoddp.verifying.verdict import DIFFERENT, NOT_RUN, WORDS, Verdict
 
 PLURALS = {
     "steps": "steps",
@@ -22,79 +22,115 @@ PLURALS = {
     "print": "printed lines",
     "file": "files",
 }
+NO_NUMBERS = ("steps", "generator", "ending")
+TOGETHER = 4  # differences of the first step that differs that are shown
+GAP = "  "
 
 
 class Progress:
-    """One line on a terminal, which goes away; on anything else nothing."""
+    """A bar on a terminal, which goes away; on anything else nothing."""
 
     def __init__(self, quiet: bool, steps: int | None) -> None:
-        self.console = Console(stderr=True, quiet=quiet)
-        self.total = "" if steps is None else f" of {steps}"
-        self.status: Status | None = None
+        self.console, self.quiet = Console(stderr=True), quiet
+        self.total, self.last = steps, 0  # how many there will be, known after the first run
+        self.bar: Bar | None = None
+        self.task: TaskID | None = None
+        self.name = ""
 
     def __call__(self, name: str, steps: int) -> None:
         """A run has come so far."""
-        if not self.console.is_terminal or self.console.quiet:
+        if self.quiet or not self.console.is_terminal:
             return
-        text = f"{PREFIX.replace('[', chr(92) + '[')} {name}: {steps} steps{self.total}"
-        if self.status is None:
-            self.status = self.console.status(text)
-            self.status.start()
-        self.status.update(text)
+        if self.bar is None:
+            columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} steps")
+            self.bar = Bar(*columns, console=self.console, transient=True)
+            self.bar.start()
+        if name != self.name:
+            if self.task is not None:
+                self.total = self.total or self.last or None
+                self.bar.remove_task(self.task)
+            self.name, self.task = name, self.bar.add_task(f"\\{PREFIX} {escape(name)}", total=self.total)
+        assert self.task is not None
+        self.bar.update(self.task, completed=steps)
+        self.last = steps
 
     def close(self) -> None:
         """Leave the line empty."""
-        if self.status is not None:
-            self.status.stop()
-            self.status = None
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
 
 
 def tell(verdict: Verdict) -> None:
-    """The table on stdout, then the verdict and what led to it."""
-    console = Console(soft_wrap=True, highlight=False, markup=False)
-    if verdict.findings.counts:
-        console.print(table(verdict))
-    for line in words(verdict):
-        console.print(f"{PREFIX} {line}")
+    """All of it on stdout."""
+    print("\n".join(lines(verdict)))
 
 
-def table(verdict: Verdict) -> Table:
+def lines(verdict: Verdict) -> list[str]:
+    """The answer first; then what led to it."""
+    found = [f"{PREFIX} {WORDS[verdict.code]}: {verdict.why}"]
+    if verdict.cause is not None:
+        found += [f"{PREFIX} cause: {verdict.cause.what}", f"{PREFIX} what helps: {verdict.cause.mend}"]
+    found += verdict.tail
+    if verdict.code == DIFFERENT:
+        wide = [] if verdict.wide is None else verdict.wide.differences
+        others = verdict.among.differences
+        found += first("rank 0", f"rank {others[0].rank}" if others else "", others, "ranks part")
+        found += first("one process", f"{verdict.nproc} ranks", verdict.findings.differences or wide)
+    if verdict.code != NOT_RUN:
+        found += ["", *aligned(table(verdict))]
+    return found + [""] * bool(verdict.notes) + [f"{PREFIX} {note}" for note in verdict.notes]
+
+
+def first(one: str, other: str, differences: list[Difference], title: str = "first divergence") -> list[str]:
+    """The first divergence: what differs at its step, with both values."""
+    if not differences:
+        return []
+    start = differences[0]
+    together = [d for d in differences if (d.step, d.rank) == (start.step, start.rank)][:TOGETHER]
+    rows = [[title + (f", step {start.step}" if start.step else ""), one, other, "off by"]]
+    rows += [[f"{d.line + ' ' if d.line else ''}{d.what}", d.want, d.got, d.off] for d in together]
+    return ["", *aligned(rows)]
+
+
+def table(verdict: Verdict) -> list[list[str]]:
     """One row for each thing that was compared."""
-    made = Table(title=f"{verdict.script}: 1 process and {verdict.nproc} ranks", title_justify="left")
-    made.add_column("compared")
-    for name in ("number", "differ", "largest relative difference"):
-        made.add_column(name, justify="right")
-    rows = [(PLURALS[aspect], verdict.findings, aspect) for aspect in ASPECTS]
-    rows += [(f"{PLURALS[a]}, in float64", verdict.wide, a) for a in ASPECTS if verdict.wide is not None]
-    for name, findings, aspect in rows:
-        if findings is not None and aspect in findings.counts:
-            made.add_row(name, *cells(findings, aspect))
+    control = verdict.control if verdict.control.counts else None
+    made = [
+        ["compared", "number", "differ", "off by at most"] + ["one process alone"] * (control is not None)
+    ]
+    kinds = [("", verdict.findings, control), (", in float64", verdict.wide, None)]
+    for name, findings, again in kinds:
+        for aspect in ASPECTS:
+            if findings is not None and aspect in findings.counts:
+                made.append([PLURALS[aspect] + name, *cells(findings, aspect), *alone(again, aspect)])
     for count in verdict.among.counts.values():
-        made.add_row("steps, rank against rank", str(count.compared), str(count.differ), "")
+        made.append(["steps, rank against rank", str(count.compared), str(count.differ), ""])
     return made
 
 
 def cells(findings: Findings, aspect: str) -> tuple[str, str, str]:
     """How many, how many differ, by how much."""
     count = findings.counts[aspect]
-    numeric = aspect not in ("steps", "generator", "ending")
     worst = f"{count.worst:.1e}" if count.worst else "0"
-    return str(count.compared), str(findings.differ(aspect)), worst if numeric else ""
+    differ = str(findings.differ(aspect))
+    return str(count.compared), differ, "" if aspect in NO_NUMBERS else worst
 
 
-def words(verdict: Verdict) -> list[str]:
-    """The verdict, in lines."""
-    lines = []
-    if verdict.code == DIFFERENT:
-        wide = [] if verdict.wide is None else verdict.wide.differences
-        found = verdict.findings.differences or wide or verdict.among.differences
-        if found:
-            lines += [f"first divergence: {text}" if not i else text for i, text in enumerate(shown(found))]
-        if verdict.among.differences and verdict.findings.differences:
-            lines.append(f"rank against rank: {verdict.among.differences[0].told()}")
-    lines += verdict.tail
-    if verdict.cause is not None:
-        lines += [f"cause: {verdict.cause.what}", f"what helps: {verdict.cause.mend}"]
-    lines += verdict.notes
-    word = {EQUAL: "equal", DIFFERENT: "different", NOT_RUN: "could not run"}[verdict.code]
-    return [*lines, f"{word}: {verdict.why}"]
+def alone(control: Findings | None, aspect: str) -> list[str]:
+    """By how much one process differs from itself."""
+    if control is None or aspect in NO_NUMBERS or aspect not in control.counts:
+        return []
+    worst = control.counts[aspect].worst
+    return [f"{worst:.1e}" if worst else "0"]
+
+
+def aligned(rows: list[list[str]]) -> list[str]:
+    """Columns, the first to the left and numbers to the right."""
+    width = [max(len(row[k]) for row in rows if k < len(row)) for k in range(len(rows[0]))]
+    return [
+        GAP.join(
+            cell.ljust(width[k]) if k == 0 else cell.rjust(width[k]) for k, cell in enumerate(row)
+        ).rstrip()
+        for row in rows
+    ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
@@ -24,6 +26,8 @@ Record = dict[str, Any]
 ALLOWED = {"float64": 1e-9, "float32": 2e-5}
 HALF = 5e-2  # bfloat16 and float16 keep 8 and 11 bits
 DOUBLES, MOST = 20, 1e-2  # float32: it doubles every so many steps, up to so much
+PARTS = ("norm", "sum", "signed sum")  # a fingerprint
+LEAST = 3  # digits of a number that are shown, at least
 TOLD = 3  # parameters of a step that are named, those that differ the most
 SMALL = 1e-3  # of all gradients together: what is smaller may be rounding throughout
 
@@ -118,7 +122,8 @@ class Step:
         for at, (size, name, a, b) in enumerate(sorted(found, key=lambda one: -one[0])):
             self.findings.add(aspect, size, self.step, name)
             if size > self.rtol:
-                made = self._difference(aspect, name, _shown(a), _shown(b), size)
+                part, one, other = _shown(a, b, size)
+                made = replace(self._difference(aspect, name, one, other, size), part=part)
                 self.findings.differs(made, named=at < TOLD)
 
     def _number(
@@ -127,7 +132,7 @@ class Step:
         size = _off(a, b, scale)
         self.findings.add(aspect, size, self.step)
         if size > self.rtol:
-            self._differs(aspect, place, f"{a:.9g}", f"{b:.9g}", size, line)
+            self._differs(aspect, place, _number(a, size), _number(b, size), size, line)
 
     def _differs(
         self, aspect: str, place: str, want: str, got: str, size: float, line: str | None = None
@@ -147,8 +152,15 @@ def _off(a: float, b: float, scale: float) -> float:
     return off if off == off else OTHER
 
 
-def _shown(numbers: list[float]) -> str:
-    return f"norm {numbers[0]:.9g}, sum {numbers[1]:.9g}"
+def _shown(want: list[float], got: list[float], size: float) -> tuple[str, str, str]:
+    """The one of the three numbers that is off the most."""
+    at = max(range(len(PARTS)), key=lambda k: abs(want[k] - got[k]))
+    return PARTS[at], _number(want[at], size), _number(got[at], size)
+
+
+def _number(value: float, size: float) -> str:
+    """With as many digits as it takes to see that it is off by so much."""
+    return f"{value:.{LEAST + max(0, math.ceil(-math.log10(size)))}g}" if 0 < size < OTHER else f"{value:.9g}"
 
 
 def _who(record: Record) -> str:

@@ -20,7 +20,7 @@ class Task:
     kept: str
     steps: int | None = None
     float64: bool = False
-    recording: bool = True
+    other_order: bool = False
 
     def to_json(self) -> str:
         """As text for a file."""

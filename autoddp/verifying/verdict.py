@@ -22,6 +22,7 @@ class Verdict:
     why: str = ""  # in one sentence
     findings: Findings = field(default_factory=Findings)
     among: Findings = field(default_factory=Findings)
+    control: Findings = field(default_factory=Findings)  # one process against itself
     wide: Findings | None = None  # of the pair in float64
     cause: Cause | None = None
     tail: list[str] = field(default_factory=list)  # of an error

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 FLOAT32 = torch.float32
+TABLES = ("_dtype_to_storage_type_map", "_storage_type_to_dtype_map")  # what checkpoints are written by
 MAKERS = ("from_numpy", "as_tensor", "tensor", "frombuffer")  # what takes the type of what it is given
 
 
@@ -17,6 +18,8 @@ def setup(undo: ExitStack) -> None:
 
     Half precision and autocast stay what they are.
     """
+    for table in TABLES:
+        getattr(torch.storage, table)()  # made of the types by their names, once: with the right ones
     undo.callback(torch.set_default_dtype, torch.get_default_dtype())
     torch.set_default_dtype(torch.float64)
     _put(undo, torch.Tensor, "float", torch.Tensor.double)
