@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from autoddp.patching import Feature, patch
 from autoddp.run import Run
 from autoddp.view import Partial, Rows, full
 from autoddp.view.boundaries import BOUNDARIES
 from autoddp.view.calls import Calls
+from autoddp.view.rows import of_the_whole
 from autoddp.view.rules.operands import PLAIN
 
 FULL = "it sees the whole batch, as Python does not ask __torch_function__ there"
@@ -104,9 +106,27 @@ class Modules(Feature):
         def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
             if cls in BOUNDARIES:
                 return bind(None, cls)(*args, **kwargs)
-            return bind(None, cls)(*map(full, args), **{k: full(v) for k, v in kwargs.items()})
+            held = [x for x in args if isinstance(x, (Rows, Partial))]
+
+            def run(*wholes: Any) -> Any:
+                given = iter(wholes)
+                plain = (next(given) if isinstance(x, (Rows, Partial)) else x for x in args)
+                return bind(None, cls)(*plain, **{k: full(v) for k, v in kwargs.items()})
+
+            return of_the_whole(run, held, {}, unseen=True) if held else run()
 
         return classmethod(apply)
+
+    @patch("torch.utils.dlpack:to_dlpack", "torch:to_dlpack", why=f"the first form of DLPack: {FULL}")
+    def show_whole(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        """Else it shows memory that nobody has."""
+        return self.take_whole(wrapped, instance, args, kwargs)
+
+    @patch("torch.jit:ScriptFunction.__call__", why=f"a scripted function: {FULL}")
+    def take_whole(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        """What is written there reaches the rows."""
+        held = any(isinstance(x, (Rows, Partial)) for x in tree_leaves((args, kwargs)))
+        return of_the_whole(wrapped, args, kwargs) if held else wrapped(*args, **kwargs)
 
     @patch(
         "torch.utils.checkpoint:checkpoint",

@@ -19,6 +19,7 @@ from autoddp.report import users_line
 from autoddp.view.boundaries import all_rows
 from autoddp.view.cuts import Cuts
 from autoddp.view.draws import Draws
+from autoddp.view.family import version
 from autoddp.view.proof import Verdict
 from autoddp.view.rows import Partial, Rows, full, split
 from autoddp.view.state import Region, View
@@ -81,11 +82,11 @@ class Calls:
     def _hand_on(self, run: Run, leaves: list[Any], spec: TreeSpec, cuts: Cuts, ats: list[int | None]) -> Any:
         """Not row-wise as one: its parts may be."""
         made = [
-            x if at is None or split(x) else Rows(mine(x, at, cuts), cuts, at)
+            x if at is None or split(x) else Rows(counting(mine(x, at, cuts)), cuts, at)
             for x, at in zip(leaves, ats, strict=True)
         ]
         args, kwargs = tree_unflatten(made, spec)
-        with self._deeper(), written_back(leaves, ats, cuts):
+        with self._deeper(), written_back(leaves, made, ats, cuts):
             return run(*args, **kwargs)
 
     def _split(
@@ -100,9 +101,10 @@ class Calls:
     ) -> Any:
         """On this rank's rows, as plain tensors; what comes back is held by rows."""
         local = [mine(x, at, cuts) for x, at in zip(leaves, ats, strict=True)]
+        local = [m if m is x or split(x) else counting(m) for x, m in zip(leaves, local, strict=True)]
         args, kwargs = _whole_of(local, spec)
         at = next(a for a in ats if a is not None)
-        with self.enter(Region(cuts, at, verdict.draws)), written_back(leaves, ats, cuts):
+        with self.enter(Region(cuts, at, verdict.draws)), written_back(leaves, local, ats, cuts):
             out = run(*args, **kwargs)
         if isinstance(out, Tensor) and len(verdict.outs) == 1 and verdict.outs[0] is not None:
             return (
@@ -180,21 +182,33 @@ def batch_dim(x: Any, cuts: Cuts) -> int | None:
 
 
 @contextmanager
-def written_back(leaves: list[Any], ats: list[int | None], cuts: Cuts) -> Iterator[None]:
-    """If the call writes into a whole input, each rank wrote its rows: bring them together."""
+def written_back(leaves: list[Any], made: list[Any], ats: list[int | None], cuts: Cuts) -> Iterator[None]:
+    """If the call writes into an input, of which it got `made`, by rows: bring them together."""
     wholes = [
-        (x, at, x._version)
-        for x, at in zip(leaves, ats, strict=True)
-        if at is not None
-        and isinstance(x, Tensor)
-        and not isinstance(x, (Rows, Partial))
-        and not x.is_inference()
+        (x, at, m._local if split(m) else m)
+        for x, m, at in zip(leaves, made, ats, strict=True)
+        if at is not None and isinstance(x, Tensor) and not isinstance(x, (Rows, Partial))
     ]
+    lent = [x for x in leaves if split(x) and x.family.lent]
+    watched = [m for _, _, m in wholes] + [x._local for x in lent]
+    before = [version(m) for m in watched]
     yield
-    for x, at, version in wholes:
-        if x._version != version:
+    written = [m.is_inference() or m._version != v for m, v in zip(watched, before, strict=True)]
+    for (x, at, m), new in zip(wholes, written, strict=False):
+        if new:
             with torch.no_grad():
-                x.copy_(all_rows(cuts.take(x, at), cuts, at))
+                x.copy_(all_rows(m.detach(), cuts, at))
+    for x, new in zip(lent, written[len(wholes) :], strict=True):
+        if new:
+            x.family.refresh()
+
+
+def counting(x: Any) -> Any:
+    """A tensor made under inference_mode() does not count what is written into it; its copy does."""
+    if not isinstance(x, Tensor) or not x.is_inference():
+        return x
+    with torch.inference_mode(False):
+        return x.clone()
 
 
 def _rows(out: Any, cuts: Cuts, at: int, module: nn.Module) -> Rows:

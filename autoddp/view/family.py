@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +18,8 @@ if TYPE_CHECKING:
 
 RAW = {
     "numpy", "__array__", "__dlpack__", "data_ptr", "const_data_ptr",
-    "storage", "_typed_storage", "untyped_storage", "__get__",
+    "storage", "_typed_storage", "untyped_storage", "__get__", "__reduce_ex__",
+    "_to_dlpack",
 }  # fmt: skip
 
 
@@ -25,23 +28,41 @@ class Lent:
 
     def __init__(self, whole: Tensor, rows: Tensor, cuts: Cuts, at: int) -> None:
         self.whole, self.rows, self.cuts, self.at = whole.detach(), rows.detach(), cuts, at
-        self.raw = False
-        self.seen = whole._version
+        self.raw = whole.is_inference()
+        self.seen = version(whole)
+        self.kept: Tensor | None = None  # the whole as it was, where several of a family are lent
 
     def take_over(self) -> None:
         """Bring the rows up to date; what is written through raw memory counts no version."""
         mine = part(self.whole, self.cuts, self.at)
-        if self.whole._version == self.seen and (not self.raw or _same(mine, self.rows)):
+        if version(self.whole) == self.seen and (not self.raw or same(mine, self.rows)):
             return
-        self.seen = self.whole._version
-        with torch.no_grad():
+        self.seen = version(self.whole)
+        with torch.no_grad(), as_made(self.rows):
             self.rows.copy_(mine)
+
+    def keep(self) -> None:
+        """Remember the whole: on all ranks alike, as rows cannot tell."""
+        self.kept = self.whole.clone()
+
+    def written(self) -> bool:
+        """Whether somebody wrote into the whole since it was kept: an answer that all ranks agree on."""
+        return self.kept is not None and not same(self.whole, self.kept)
+
+    def give(self) -> None:
+        """Bring what was written to the rows, and nothing else: another of the family may be newer there."""
+        assert self.kept is not None
+        new, old = (part(x, self.cuts, self.at) for x in (self.whole, self.kept))
+        with torch.no_grad(), as_made(self.rows):
+            self.rows.copy_(torch.where((new == old) | ((new != new) & (old != old)), self.rows, new))
 
     def refresh(self) -> None:
         """Bring the whole up to date: all ranks wrote into their rows."""
-        with torch.no_grad():
+        with torch.no_grad(), as_made(self.whole):
             self.whole.copy_(all_rows(self.rows, self.cuts, self.at))
-        self.seen = self.whole._version
+        self.seen = version(self.whole)
+        if self.kept is not None:
+            self.keep()
 
 
 class Family:
@@ -64,8 +85,14 @@ class Family:
             rows = reference()
             if rows is not None:
                 rows.take_over()
-        for lent in self.lent.values():
-            lent.take_over()
+        if len(self.lent) == 1:
+            next(iter(self.lent.values())).take_over()
+            return
+        written = [lent for lent in self.lent.values() if lent.written()]
+        for lent in written:
+            lent.give()
+        if written:
+            self.refresh()  # they may hold the same elements
 
     def lend(self, whole: Tensor, rows: Tensor, cuts: Cuts, at: int, raw: bool) -> None:
         """Note that the script holds memory of `whole`; with `raw`, in a way that torch does not see."""
@@ -73,6 +100,15 @@ class Family:
         if key not in self.lent:
             self.lent[key] = Lent(whole, rows, cuts, at)
         self.lent[key].raw |= raw
+        if len(self.lent) > 1:
+            for lent in self.lent.values():
+                if lent.kept is None:
+                    lent.keep()
+
+    @property
+    def raw(self) -> bool:
+        """Whether rows may be written into on some ranks only: then none can tell what is up to date."""
+        return any(lent.raw for lent in self.lent.values())
 
     def borrowed(self, rows: Tensor) -> Tensor | None:
         """The whole of these rows that the script holds already: there is one memory of them."""
@@ -92,6 +128,8 @@ def place(rows: Tensor) -> Any:
 
 def shows(out: Any, whole: Tensor, name: str) -> bool:
     """Whether what a function returned lets the script see the memory of the whole."""
+    if name == "__reduce_ex__":
+        return True  # copy.copy() and a queue to another process make tensors of the same memory
     if isinstance(out, (list, tuple)):
         return any(shows(o, whole, name) for o in out[:1])  # the parts of a batch are all alike
     if isinstance(out, Tensor) and out.layout is torch.strided:
@@ -99,5 +137,21 @@ def shows(out: Any, whole: Tensor, name: str) -> bool:
     return not isinstance(out, Tensor) and name in RAW
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
+@contextmanager
+def as_made(x: Tensor) -> Iterator[None]:
+    """Under inference_mode() if `x` was made there, else outside."""
+    if x.is_inference() == torch.is_inference_mode_enabled():
+        yield
+    else:
+        with torch.inference_mode(x.is_inference()), torch.set_grad_enabled(torch.is_grad_enabled()):
+            yield
+
+
+def version(x: Tensor) -> int:
+    """How often torch saw `x` written; what is made under inference_mode() counts nothing."""
+    return -1 if x.is_inference() else x._version
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same values."""
     return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())  # NaN is equal to NaN

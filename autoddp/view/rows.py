@@ -11,13 +11,13 @@ from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._pytree import tree_flatten, tree_map
 
-from autoddp.errors import LostGradient
+from autoddp.errors import BadInput, LostGradient
 from autoddp.view.boundaries import Gather, SumOverRanks, part
 from autoddp.view.cuts import Cuts
-from autoddp.view.family import RAW, Family, shows
+from autoddp.view.family import RAW, Family, as_made, same, shows, version
 from autoddp.view.partials import Part
 from autoddp.view.state import View
-from autoddp.view.table import rule_for
+from autoddp.view.table import is_mutable, rule_for
 
 
 class Like(type(Tensor)):  # type: ignore[misc]  # torch's stub does not know it for a class
@@ -65,7 +65,7 @@ class Rows(Tensor, metaclass=Like):
     @property
     def local(self) -> Tensor:
         """This rank's rows, up to date."""
-        if self.family.gathered:
+        if self.family.gathered or self.family.lent:
             self.family.take_over()
         return self._local
 
@@ -74,25 +74,37 @@ class Rows(Tensor, metaclass=Like):
         local = self.local
         whole = self._whole
         needs = local.requires_grad and torch.is_grad_enabled()
-        if whole is not None and self._versions[0] == _version(local) and (whole.requires_grad or not needs):
+        if whole is not None and self._versions[0] == version(local) and (whole.requires_grad or not needs):
             return whole
         borrowed = self.family.borrowed(local) if self.family.lent and not needs else None
-        with temporarily_clear_interpreter_stack() if _transformed() else nullcontext():
+        with temporarily_clear_interpreter_stack() if _transformed() else nullcontext(), as_made(local):
             whole = Gather.apply(local, self.cuts, self.at) if borrowed is None else borrowed
-        if not whole.is_inference() and not local.is_inference():  # those count no versions
-            if self._whole is None:
-                self.family.gathered.append(weakref.ref(self))
-            self._whole, self._versions = whole, (_version(local), whole._version)
+        if self._whole is None and not whole.is_inference():
+            self.family.gathered.append(weakref.ref(self))
+        self._whole, self._versions = whole, (version(local), version(whole))
         return whole
 
-    def take_over(self) -> None:
+    def take_over(self, unseen: bool = False) -> None:
         """If somebody wrote into the gathered whole, write this rank's part of it into the rows."""
         whole = self._whole
-        if whole is None or whole._version == self._versions[1]:
+        if whole is None:
             return
-        self._versions = (self._versions[0], whole._version)
-        self._local.copy_(part(whole, self.cuts, self.at))
-        self._versions = (self._local._version, whole._version)
+        unseen |= whole.is_inference()
+        if not unseen and whole._version == self._versions[1]:
+            return
+        self._versions = (self._versions[0], version(whole))
+        mine = part(whole.detach(), self.cuts, self.at) if unseen else part(whole, self.cuts, self.at)
+        if not unseen or not same(mine, self._local):
+            with as_made(self._local):
+                self._local.copy_(mine)
+        self._versions = (version(self._local), version(whole))
+
+    def settle(self, out: Any, func: Any, unseen: bool = False) -> None:
+        """After `func` was given the whole: what it wrote there, and whether it let out its memory."""
+        self.take_over(unseen)
+        self.lend(out, func)
+        if self._whole is not None and self._whole.is_inference():
+            self._whole = None  # it counts no versions: nobody could tell whether it is up to date
 
     def lend(self, out: Any, func: Any) -> None:
         """Note it if `out`, computed of the whole, lets the script see its memory."""
@@ -176,10 +188,6 @@ for _kind in (Rows, Partial):
     _kind.__name__, _kind.__qualname__, _kind.__module__ = "Tensor", "Tensor", "torch"
 
 
-def _version(x: Tensor) -> int:
-    return -1 if x.is_inference() else x._version
-
-
 def _strides(local: Tensor, shape: list[int]) -> tuple[int, ...] | None:
     """The strides that the whole has if it is laid out as `local`; None: contiguous."""
     if local.is_contiguous() or local.layout is not torch.strided:
@@ -241,13 +249,24 @@ def on_the_whole(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         view_of(leaves).gathered(getattr(func, "__name__", str(func)))
     if func in SCALARS:
         return func(args[0].full().detach())  # a plain tensor would warn here, naming our line
-    out = func(*tree_map(full, args), **tree_map(full, kwargs))
+    return of_the_whole(func, args, kwargs, is_mutable(func))
+
+
+def of_the_whole(func: Any, args: Any, kwargs: dict[str, Any], unseen: bool = False) -> Any:
+    """What `func` gives, and writes, given the whole; `unseen`: it may write where torch does not see it."""
+    leaves = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, (Rows, Partial))]
+    wholes: dict[int, Tensor] = {}
     for x in leaves:
+        if id(x) not in wholes:
+            wholes[id(x)] = x.full()
+    given, named = tree_map(lambda x: wholes.get(id(x), x), (args, kwargs))
+    out = func(*given, **named)
+    for x in leaves:
+        is_it = out is not None and out is (x._whole if isinstance(x, Rows) else x._value)
         if isinstance(x, Rows):
-            x.take_over()
-            x.lend(out, func)
-        if out is not None and out is (x._whole if isinstance(x, Rows) else x._value):
-            return x  # an operation in place returns what it was called on
+            x.settle(out, func, unseen)
+        if is_it:
+            out = x  # an operation in place returns what it was called on
     return out
 
 
@@ -260,4 +279,17 @@ def below(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             f"{func} met a batch that is held by rows below autograd, where its gradient would be lost; "
             "give it batch.clone().detach() if it needs no gradient, or run with --view local"
         )
-    return func(*tree_map(full, args), **tree_map(full, kwargs))
+    if split(args[0]) and torch.Tag.inplace_view in func.tags:
+        raise BadInput(refused(args[0], func._schema.name.rpartition(":")[2]))
+    return of_the_whole(func, args, kwargs, is_mutable(func))
+
+
+def refused(me: Rows, name: str) -> str:
+    """Why an operation in place is not for a batch."""
+    what, instead = "another shape", f"write x = x.{name[:-1]}(...)"
+    if name == "set_":
+        what, instead = "other memory", "use the other tensor itself"
+    return (
+        f"{name} gives a batch of shape {tuple(me.shape)} {what} in place, but each rank "
+        f"holds its rows of it; {instead}, or run with --view local"
+    )

@@ -111,3 +111,10 @@ def _tagged(packet: Any) -> bool:
     return any(torch.Tag.pointwise in t for t in tags) and not any(
         torch.Tag.nondeterministic_seeded in t for t in tags
     )
+
+
+def is_mutable(func: Any) -> bool:
+    """Whether a kernel, which may be the script's own, says that it writes into what it is given."""
+    if isinstance(func, torch._ops.OpOverloadPacket):
+        return any(getattr(func, name)._schema.is_mutable for name in func.overloads())
+    return isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable

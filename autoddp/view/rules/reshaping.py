@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 
 from autoddp.errors import BadInput
-from autoddp.view.rows import Rows, split
+from autoddp.view.rows import Rows, refused, split
 from autoddp.view.rules import shapes
 from autoddp.view.rules.operands import PLAIN
 from autoddp.view.table import Rule, rule
@@ -35,7 +35,7 @@ def reshape_in_place(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return me
     out = SHAPES[name](getattr(Tensor, name[:-1]), args, kwargs)
     if not split(out):
-        raise BadInput(_refused(me, name))
+        raise BadInput(refused(me, name))
     with torch.no_grad(), PLAIN(), no_dispatch():
         func(*args, **kwargs)
     return _become(me, out)
@@ -47,7 +47,7 @@ def _become(me: Rows, out: Rows) -> Rows:
     return me
 
 
-@rule("resize_", "resize_as_", "set_", "as_strided_")
+@rule("resize_", "resize_as_", "as_strided_")
 def move_in_place(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Other memory under the same tensor: nothing of that has a meaning for rows."""
     me = args[0]
@@ -65,16 +65,9 @@ def move_in_place(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
                 with torch.no_grad(), PLAIN(), no_dispatch():
                     me.as_strided_(out.shape, out.stride())
                 return _become(me, out)
-    raise BadInput(_refused(me, func.__name__))
+    raise BadInput(refused(me, func.__name__))
 
 
 def _one_block(me: Rows) -> bool:
     with PLAIN():
         return me.is_contiguous() and not me.requires_grad
-
-
-def _refused(me: Rows, name: str) -> str:
-    return (
-        f"{name} gives a batch of shape {tuple(me.shape)} another shape in place, but each rank holds "
-        f"its rows of it; write x = x.{name[:-1]}(...), or run with --view local"
-    )

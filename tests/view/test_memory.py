@@ -1,0 +1,210 @@
+"""What takes the memory of a batch past torch's functions: it has the whole, and what it writes is seen."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.training import Scripts, assert_as_alone
+
+MODES: tuple[Callable[[], AbstractContextManager[Any]], ...] = (
+    torch.enable_grad, torch.no_grad, torch.inference_mode,
+)  # fmt: skip
+CASES = Scripts()
+
+
+def case(of_batch: Callable[[Tensor, nn.Module], Any]) -> None:
+    """A script that calls it with each of three batches; in each mode."""
+
+    def in_modes() -> list[Any]:
+        seen = []
+        for mode in MODES:
+            torch.manual_seed(0)
+            net = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+            with mode():
+                for (x,) in DataLoader(TensorDataset(torch.randn(22, 5)), 8):
+                    given = of_batch(x, net)
+                    seen += [given, x.sum().item(), net(x).sum().item(), x[-1].tolist()]
+        return seen
+
+    in_modes.__name__ = of_batch.__name__
+    CASES(in_modes)
+
+
+@case
+def arrays(x: Tensor, net: nn.Module) -> Any:
+    array = x.numpy()
+    array *= 2
+    before = net(x).sum().item()
+    array[-1] = 7
+    x.add_(1)
+    memoryview(x.numpy()).cast("B").cast("d")[2] = 9.0
+    torch.frombuffer(array, dtype=x.dtype)[0] = 4
+    return before, torch.from_numpy(array.copy()), np.shares_memory(array, x.numpy())
+
+
+@case
+def addresses(x: Tensor, net: nn.Module) -> Any:
+    (ctypes.c_double * x.numel()).from_address(x.data_ptr())[3] = 5.0
+    torch.tensor([], dtype=x.dtype).set_(x.untyped_storage())[0] = 100
+    out = net(x).detach()
+    numbers = (ctypes.c_double * out.numel()).from_address(out.data_ptr())
+    before = list(numbers)
+    numbers[1] = 2.0
+    return before, out.sum().item(), x.is_shared(), x.share_memory_() is x, x.is_shared()
+
+
+@case
+def dlpack(x: Tensor, net: nn.Module) -> Any:
+    torch.from_dlpack(x).mul_(2)
+    torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(x))[0] = 4
+    return float(np.from_dlpack(x).sum())
+
+
+@case
+def copies(x: Tensor, net: nn.Module) -> Any:
+    same, other = copy.copy(x), copy.deepcopy(x)
+    same += 1
+    other += 2
+    x.data[0] = 3
+    return same.sum().item(), other.sum().item(), x.real is x, torch.as_tensor(x) is x
+
+
+@case
+def wide_then_narrow(x: Tensor, net: nn.Module) -> Any:
+    wide, flat, narrow = x.numpy(), x.view(-1).numpy(), x[:, 1:].numpy()
+    wide[0, 0], flat[1], narrow[-1] = 100, 50, 7
+    return x.sum().item(), float(wide.sum()), float(flat.sum()), float(narrow.sum())
+
+
+@case
+def narrow_then_wide(x: Tensor, net: nn.Module) -> Any:
+    column = x[:, 0]
+    narrow, first = x[:, 1:].numpy(), column.sort()[0][0].item()
+    wide = x.numpy()
+    narrow[-1] = 7
+    seen = x.sum().item()
+    wide[0, 0] = 100  # a row of one rank alone
+    return first, seen, column.sort()[0].tolist(), x.sum().item(), float(narrow.sum()), float(wide.sum())
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return 2 * grads[0]
+
+
+class Raised(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x.numpy()[:] += 1
+        return x.cumsum(0)
+
+
+@case
+def functions(x: Tensor, net: nn.Module) -> Any:
+    return Doubled.apply(x) is x, Raised.apply(x).sum().item()
+
+
+LIBRARY = torch.library.Library("autoddp_tests", "DEF")
+LIBRARY.define("reversed(Tensor x) -> Tensor")
+LIBRARY.impl("reversed", lambda x: x.flip(0) + len(x), "CompositeExplicitAutograd")
+LIBRARY.define("poke_(Tensor(a!) x) -> Tensor(a!)")
+
+
+def _poke(x: Tensor) -> Tensor:
+    x.numpy()[0] = 5
+    return x
+
+
+LIBRARY.impl("poke_", _poke, "CPU")
+
+
+@torch.library.custom_op("autoddp_tests::scale_", mutates_args={"x"})
+def scale_(x: Tensor) -> None:
+    x.numpy()[:] *= 2
+
+
+@case
+def operators(x: Tensor, net: nn.Module) -> Any:
+    out = net(x).detach()
+    torch.ops.autoddp_tests.poke_(x)
+    scale_(x)
+    scale_(out)
+    torch.ops.aten.add_.Tensor(x, 1)
+    return torch.ops.autoddp_tests.reversed(x)[0].tolist(), out.sum().item()
+
+
+class WritesItsInput(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.relu_())
+
+
+@case
+def modules(x: Tensor, net: nn.Module) -> Any:
+    array, module = x.numpy(), WritesItsInput(5, 3)
+    first = module(x).sum().item()
+    x -= 1
+    return first, module(x).sum().item(), float(array.sum())
+
+
+@case
+def cut_by_hand(x: Tensor, net: nn.Module) -> Any:
+    module, data = WritesItsInput(5, 3), torch.arange(60.0).view(12, 5) - 30
+    for batch in data.split(4):
+        module(batch)
+        batch -= 3
+        module(batch)
+    return data.sum().item(), data.tolist()
+
+
+ALONE: list[dict[str, Any]] = []
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_memory_is_that_of_one_process(nproc):
+    if not ALONE:
+        ALONE.append(CASES.run(1))
+    ranks = CASES.run(nproc)
+    for name, (alone,) in ALONE[0].items():
+        assert_as_alone(alone, ranks[name])
+
+
+def test_other_memory_is_refused_and_scripted_functions_get_the_whole():
+    scripts = Scripts(set_=_set, scripted=_scripted)
+    (alone,), ranks = scripts.run(1)["scripted"], scripts.run(2)
+    assert_as_alone(alone, ranks["scripted"])
+    assert all(
+        "set_ gives a batch of shape (8, 5) other memory in place" in seen.error for seen in ranks["set_"]
+    )
+
+
+def _set() -> None:
+    (x,) = next(iter(DataLoader(TensorDataset(torch.randn(22, 5)), 8)))
+    x.set_(torch.ones(8, 5))
+
+
+def _scripted() -> Any:
+    scripted = torch.jit.script(_coupled)
+    net = nn.Linear(5, 3)
+    for (x,) in DataLoader(TensorDataset(torch.randn(22, 5)), 8):
+        scripted(net(x)).backward()
+    return net.weight.grad
+
+
+def _coupled(x: Tensor) -> Tensor:
+    return x.cumsum(0).pow(2).sum() / x.size(0)
