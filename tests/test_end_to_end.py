@@ -23,14 +23,20 @@ LOOSER = {
 OPTIONS = {
     # every rank would draw its own augmentation; whole batches are those of one process
     "random_dataset": ["--loading", "whole"],
+    "notebook_classes": ["--loading", "whole"],
 }
 ARGUMENTS = {
     "whole_program": ["prepared", "--lr", "0.05"],
+}
+NEEDS = {  # no dependencies of ours or of the tests: compared where they are installed
+    "stateful_loader": "torchdata",
 }
 
 
 def command(name: str) -> list[str]:
     """The script and its arguments."""
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
     return [str(SCRIPTS[name]), *ARGUMENTS.get(name, [])]
 
 
