@@ -27,8 +27,10 @@ OPTIONS = {
 }
 ARGUMENTS = {
     "whole_program": ["prepared", "--lr", "0.05"],
+    "hydra_config": ["optimizer.lr=0.2"],
 }
 NEEDS = {  # no dependencies of ours or of the tests: compared where they are installed
+    "hydra_config": "hydra",
     "stateful_loader": "torchdata",
 }
 
