@@ -6,6 +6,7 @@ which are tried in turn; whatever is not proven in the end gathers. So it is exa
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -26,6 +27,7 @@ from autoddp.view.state import Region, View
 from autoddp.view.verdicts import Verdicts, mine
 
 Run = Callable[..., Any]
+LISTS = (list, tuple)
 SAMPLES = 3  # tensors in a list that are taken for samples; two may be a pair of batches
 GUESSES = 3  # sizes that may be the batch, where no argument is held by rows
 
@@ -35,6 +37,7 @@ class Calls:
 
     def __init__(self, view: View, left_out: tuple[str, ...] = ()) -> None:
         self.view = view
+        self.takes_samples: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.depth = 0  # above 0 inside a call that runs by its parts, or whole
         self.verdicts = Verdicts(view, left_out)
 
@@ -48,7 +51,8 @@ class Calls:
         leaves, spec = _flat(args, kwargs)
         tensors = [x for x in leaves if isinstance(x, Tensor) and x.dim()]
         lead = next((x for x in tensors if split(x)), None)
-        if lead is None and (self.depth or not tensors):
+        listed = module in self.takes_samples and bool(args) and isinstance(args[0], LISTS)
+        if lead is None and (self.depth or listed or not tensors):
             unread = any(isinstance(x, Partial) for x in leaves)
             return self.whole(run, leaves, spec) if unread else run(*args, **kwargs)
         if any(x.layout is not torch.strided for x in tensors):
@@ -70,6 +74,7 @@ class Calls:
         if handed is None:
             return self.whole(run, leaves, spec)
         if lead is None and _of_samples(args):
+            self.takes_samples.add(module)
             return run(*args, **kwargs)  # its parts are called as if by the script
         return self._hand_on(run, leaves, spec, *handed)
 
@@ -163,7 +168,7 @@ def _whole_of(leaves: list[Any], spec: TreeSpec) -> Any:
 def _of_samples(args: Any) -> bool:
     """Whether a call is given the samples one by one: the batch is what the module makes of them."""
     first = args[0] if args else None
-    return isinstance(first, (list, tuple)) and sum(isinstance(x, Tensor) for x in first) >= SAMPLES
+    return isinstance(first, LISTS) and sum(isinstance(x, Tensor) for x in first) >= SAMPLES
 
 
 def _holders(ats: list[int | None]) -> int:
