@@ -164,6 +164,8 @@ class Exchange:
 def bytes_of(x: Tensor) -> bytes:
     """Its elements, in their order."""
     flat = x.detach().resolve_conj().resolve_neg().contiguous()
+    if flat._is_zerotensor():
+        flat = flat.clone()  # zeros of a gradient that have no memory
     return ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size())
 
 
