@@ -33,7 +33,8 @@ LAYERS = [
         "outside.held",
     },
     {
-        *("view", "replica", "joining.agreement", "outside.ledger", "group", "report"),
+        *("view", "replica", "joining.agreement", "outside.ledger", "outside.exchange", "group", "report"),
+        "fingerprint",
         "outside.callers",
         *("outside.scratch", "outside.atomic", "source", "launching.form"),
     },
