@@ -24,6 +24,7 @@ class Run:
     group: Group
     view: View
     report: Report = field(default_factory=Report)
+    draws_alike: bool = False  # all ranks began with one state of their generators
     effects: Effects = field(init=False)
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from tests.cli import run_cli, run_python
 from tests.same import same_text
 
 RTOL = 1e-9
-ATTEMPTS = 4  # torch's own ranks abort at their end now and then: "terminate called without an active exception"
+ATTEMPTS = 4  # torch's own ranks abort at their end now and then
 
 TRAIN = """
 import argparse

@@ -18,7 +18,7 @@ T = 30.0
 
 
 def at(rank, kind="", for_=0.0, idle=0.0, words="", heard=0.0):
-    return Standing(rank, kind, words, for_, idle, "train.py:1", heard)
+    return Standing(rank, kind, words, for_, idle, "train.py:1", heard=heard)
 
 
 @pytest.mark.parametrize(

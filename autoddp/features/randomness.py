@@ -39,6 +39,7 @@ class Randomness(Outward):
                 "hash() of text, and the order of sets, differ between ranks: set PYTHONHASHSEED=0 for all",
             )
         take(self.run.group.effect("the states of the random generators", states))
+        self.run.draws_alike = True
 
     @patch(
         "random:seed",

@@ -20,6 +20,7 @@ from autoddp.errors import Disagreement, OutOfReach
 from autoddp.outside.callers import users_call
 from autoddp.outside.effects import Effects, Mode
 from autoddp.outside.outcome import Outcome
+from autoddp.outside.position import ACTING, EFFECT
 
 PART = 1 << 20  # bytes that travel under one key
 KEPT = 256  # of what was told; older is deleted when all ranks have it
@@ -98,17 +99,19 @@ class Told:
         sweep = turn > 0 and turn % KEPT == 0  # at a meeting: then all have what was told before
         step = self.effects.change if meet or sweep else self.effects.answer
         step(what, self._sweep if sweep else _nothing)
-        key = f"{self._who}/{turn}"
+        key, position = f"{self._who}/{turn}", self.effects.group.position
         if self.effects.rank == 0:
             self._keys.append(key)
-            return self._do(key, act)
+            with position.at(ACTING, f"{key} {what}"):
+                return self._do(key, act)
         store = self._store()
-        while True:
-            try:
-                store.wait([key], LOOK)
-            except dist.DistStoreError:
-                continue
-            return self._read(key)
+        with position.at(EFFECT, f"{key} {what}"):
+            while True:
+                try:
+                    store.wait([key], LOOK)
+                except dist.DistStoreError:
+                    continue
+                return self._read(key)
 
     def _do(self, key: str, act: Callable[[], Any]) -> Any:
         before, self._within.acts = getattr(self._within, "acts", False), True

@@ -21,6 +21,7 @@ class Standing:
         for_: How long it has been in that.
         idle: How long it has not been seen to get anywhere.
         line: The user's line.
+        pid: Its process.
         heard: How long ago it said so.
     """
 
@@ -30,6 +31,7 @@ class Standing:
     for_: float
     idle: float
     line: str
+    pid: int = 0
     heard: float = 0.0
 
     @property
@@ -42,7 +44,7 @@ class Standing:
     @property
     def still(self) -> float:
         """How long it has got nowhere."""
-        return self.waits if self.kind in WAITS else self.idle
+        return max(self.heard, self.waits if self.kind in WAITS else self.idle)
 
 
 class Case(Enum):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import threading
 import time
@@ -58,11 +59,13 @@ class Watch:
 
     def _run(self) -> None:
         period = min(LONGEST, self.timeout / OFTEN)
-        while not self._over.wait(period):
+        while True:  # at once: a rank that is stopped soon has said which process it is
             try:
                 self._look()
             except Disagreement as error:
                 self._end([f"{PREFIX} {error}"])
+            if self._over.wait(period):
+                return
 
     def _look(self) -> None:
         standing = self._standing()
@@ -78,7 +81,7 @@ class Watch:
     def _standing(self) -> Standing:
         kind, words, since = self.group.position.now
         waited = time.monotonic() - since if kind else 0.0
-        return Standing(self.rank, kind, words, waited, self.pulse.idle(), self.pulse.line())
+        return Standing(self.rank, kind, words, waited, self.pulse.idle(), self.pulse.line(), os.getpid())
 
     def _age(self, rank: int) -> float:
         return time.monotonic() - self.heard[rank]
@@ -162,6 +165,8 @@ class Watch:
             for rank, line in self.lines.items():
                 if rank not in near:  # its launcher does not see this rank's end
                     line.send(json.dumps(["end", None]).encode())
+                elif rank not in self.stacks and self.known[rank].pid:
+                    os.kill(self.known[rank].pid, signal.SIGCONT)  # or it would not heed its launcher
         os._exit(CODE)
 
 

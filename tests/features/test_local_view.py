@@ -104,7 +104,7 @@ def test_gradients_of_a_mean_are_those_of_the_whole_batch(seen, name, nproc):
 
 def test_each_rank_sees_plain_tensors_with_its_share():
     def script(run):
-        shares = [(type(x) is torch.Tensor, len(x)) for x, _ in batches(9, 4)]
+        shares = [(not isinstance(x, Rows), len(x)) for x, _ in batches(9, 4)]
         order = [x.flatten().tolist() for (x,) in DataLoader(TensorDataset(torch.arange(9)), 4, shuffle=True)]
         streamed = [len(x) for x, _ in DataLoader(Stream(), 4)]
         return shares, order, streamed, len(batches(9, 4)), not any(isinstance(x, Rows) for x, _ in batches())
