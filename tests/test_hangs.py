@@ -13,6 +13,7 @@ import posix
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import torch
@@ -118,7 +119,7 @@ def test_an_exception_that_one_rank_catches(job):
     )
     assert done.code == 1
     assert (
-        "rank 1 is in «backward of float32[1, 3] at job.py:26» where rank 0 is in «all-reduce of" in done.err
+        "rank 1 is in «backward of float32[1, 3] at job.py:27» where rank 0 is in «all-reduce of" in done.err
     )
 
 
@@ -165,8 +166,13 @@ def test_a_rank_that_is_stopped_does_not_answer(job):
 
 def test_zero_waits_for_ever(job):
     done, _ = job("if step == 4 and this == 1: time.sleep(4)", timeout=0)
-    assert done.code == 0
+    assert (done.code, done.out) == (0, "through\n")
     assert "hangs" not in done.err
+
+
+def test_the_script_does_not_see_the_thread_that_watches(job):
+    done, _ = job("if step == 4: print(threading.active_count())", timeout=30)
+    assert (done.code, done.out) == (0, "1\nthrough\n")
 
 
 # ---- slow is not stuck

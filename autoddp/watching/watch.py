@@ -6,6 +6,7 @@ hangs writes down where each rank stands and ends its process; the launchers end
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import json
 import os
@@ -45,19 +46,24 @@ class Watch:
         self.heard = dict.fromkeys(self.lines, time.monotonic())
         self.ended: list[int] = []
         self.stacks: dict[int, list[str]] = {}
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="autoddp", daemon=True)
+        self._over, self._ended = threading.Event(), threading.Event()
 
     def start(self) -> None:
-        """From here on."""
-        self._thread.start()
+        """From here on; `threading` does not know the thread, as the script would find it there."""
+        _thread.start_new_thread(self._run, ())
 
     def stop(self) -> None:
         """The script has ended; how ranks end is the launcher's affair."""
         self._over.set()
-        self._thread.join()
+        self._ended.wait()
 
     def _run(self) -> None:
+        try:
+            self._watch()
+        finally:
+            self._ended.set()
+
+    def _watch(self) -> None:
         period = min(LONGEST, self.timeout / OFTEN)
         while True:  # at once: a rank that is stopped soon has said which process it is
             try:
