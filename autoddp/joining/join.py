@@ -31,6 +31,7 @@ from autoddp.launching.gpus import Devices
 from autoddp.launching.rendezvous import HOST, serve
 from autoddp.launching.streams import Logs
 from autoddp.options import Options
+from autoddp.outside.exchange import Exchange
 from autoddp.place import HERE
 from autoddp.report import Report
 from autoddp.script import strip
@@ -232,6 +233,7 @@ def leave(group: Group) -> None:
     gc.collect()
     group.channel.close()
     pg, group.pg = group.pg, cast("dist.ProcessGroup", Over())
+    group.exchange = cast(Exchange, Over())
     dist.destroy_process_group(pg)
 
 

@@ -1,4 +1,4 @@
-"""How many rows BatchNorm would be given if a call saw the whole batch, without computing it.
+"""How many rows BatchNorm would be given if a call saw the whole batch.
 
 A module that cuts large batches into pieces, each with statistics of its own, may leave a rank's rows in
 one piece: what it does with all of them is to be asked.
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_unflatten
 
 if TYPE_CHECKING:
@@ -18,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def normalized_of_all(trial: Trial) -> list[int]:
-    """The first size of what BatchNorm is given, at each of its calls, by shapes alone if that can be."""
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            return _sizes(trial, [_like(x, at, trial.total) for x, at in _pairs(trial)])
-    except Exception:  # it asks for values, or for what shapes alone cannot tell: on rows that are repeated
-        rows = torch.arange(trial.total) % trial.size
-        return _sizes(trial, [_repeated(x, at, rows) for x, at in _pairs(trial)])
+    """The first size of what BatchNorm is given, at each of its calls.
+
+    On this rank's rows, repeated: shapes alone would do, but torch's fake tensors start the threads of its
+    engine, and no process that is forked afterwards can call backward() any more.
+    """
+    rows = torch.arange(trial.total) % trial.size
+    return _sizes(trial, [_repeated(x, at, rows) for x, at in _pairs(trial)])
 
 
 def _pairs(trial: Trial) -> list[tuple[Any, int | None]]:
@@ -37,13 +36,6 @@ def _sizes(trial: Trial, leaves: list[Any]) -> list[int]:
     args, kwargs = tree_unflatten(leaves, trial.spec)
     trial.run(*args, **kwargs)
     return [len(x) for x in trial.view.normalized]
-
-
-def _like(x: Any, at: int | None, total: int) -> Any:
-    if not isinstance(x, Tensor):
-        return x
-    shape = [total if d == at else size for d, size in enumerate(x.shape)]
-    return torch.empty(shape, dtype=x.dtype, device=x.device).requires_grad_(x.requires_grad)
 
 
 def _repeated(x: Any, at: int | None, rows: Tensor) -> Any:

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from autoddp.features import identity
 from autoddp.options import Options
-from autoddp.report import Report
+from autoddp.report import Report, users_modules
 from autoddp.session import session
 from tests.ranks import run_ranks
 from tests.training import batches, mlp, sgd, train
@@ -19,6 +20,8 @@ def told(script, nproc=2, **options):
         torch.set_default_dtype(torch.float64)
         torch.manual_seed(0)
         stream = io.StringIO()
+        # the tests' own modules, all loaded in this process, are not the script's
+        identity.users_modules = lambda: [m for m in users_modules() if not m.__name__.startswith("tests.")]
         with session(group.world, Options(**options), group, Report(speaks=group.rank == 0, stream=stream)):
             seen = script(stream)
         return seen, stream.getvalue().splitlines()
