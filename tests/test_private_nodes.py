@@ -185,7 +185,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["private", "shared"])
-def test_a_script_that_does_a_bit_of_everything(nodes, server, alone, shared, tmp_path):
+def test_everything(nodes, server, alone, shared, tmp_path):
     script, runs = alone
     pair = Pair(nodes, tmp_path, shared=shared)
     for printed, left, once in runs[: 1 if shared else 2]:

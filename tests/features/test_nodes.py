@@ -85,7 +85,7 @@ class Reads(Dataset):
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["private", "shared"])
-def test_whoever_reads_finds_what_rank_0_wrote(on, shared):
+def test_readers_find_it(on, shared):
     def script(run):
         os.makedirs("a/b")
         torch.save(torch.ones(2), "a/x.pt")
@@ -157,7 +157,7 @@ def test_what_was_there_before_is_the_nodes_own_unless_it_is_missing_there(on):
     assert one == ["1", "rank 0's", "new", "FileNotFoundError", "old", "FileNotFoundError"]
 
 
-def test_a_file_comes_over_once_for_each_node(on, monkeypatch):
+def test_once_each_node(on, monkeypatch):
     """Whoever asks: several ranks, their worker processes, those that were there before the file."""
     parts = Value("i", 0)
     plain = handover.Server._answer
