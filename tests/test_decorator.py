@@ -492,9 +492,10 @@ def test_the_options_are_the_command_lines():
         ({"procs": 2}, "@distributed has no option procs; it takes nproc, "),
         ({"nproc": 0}, "--nproc is 0; a job has at least 1 rank"),
         ({"nproc": "4"}, "nproc of @distributed is '4'; it takes a whole number"),
+        ({"hang_timeout": "x"}, "hang_timeout of @distributed is 'x'; it takes a whole number"),
         ({"view": "none"}, "--view is 'none'; it takes global, local"),
     ],
-    ids=["name", "zero", "text", "choice"],
+    ids=["name", "zero", "text", "seconds", "choice"],
 )
 def test_bad_options_are_refused_at_the_decoration(options, message):
     with pytest.raises(BadInput, match=re.escape(message)):
