@@ -60,7 +60,7 @@ class Points:
         self._had: Counter[int] = Counter()
         self._known: dict[int, tuple[int, float]] = {}  # how many were acted on, and when the last
         self._deadline = self._last = self._apart = 0.0
-        self._reminder: threading.Thread | None = None
+        self._reminding = False
 
     # ---- the program's points
 
@@ -167,15 +167,17 @@ class Points:
         self._known[number] = count, time.monotonic()
         self._pending.append((number, count))
         self._deadline = time.monotonic() + min(LONGEST, max(PATIENCE, 2 * self._apart))
-        if self._reminder is None or not self._reminder.is_alive():
-            self._reminder = threading.Thread(target=self._remind, name="autoddp", daemon=True)
-            self._reminder.start()
+        if not self._reminding:
+            self._reminding = True
+            threading.Thread(target=self._remind, name="autoddp", daemon=True).start()
 
     def _remind(self) -> None:
-        while self._pending:
+        while self._reminding or self._pending:  # one may come just as this thread finds none
             time.sleep(max(0.2, self._deadline - time.monotonic()))
             if self._pending and self.act is not None:
                 signal.pthread_kill(self._home[1], NEWS)
+            if not self._pending:
+                self._reminding = False  # the next one starts another thread
 
     def _run_due(self) -> None:
         while self._due and self._due[0][0] <= self.passed:

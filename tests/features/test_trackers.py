@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import importlib
 import os
 from importlib import import_module
 from importlib.util import find_spec
@@ -84,7 +85,10 @@ def tracked(run):
     """A script that logs to wandb, offline."""
     os.environ |= {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
     import wandb
+    from wandb.sdk.data_types import _private, image
 
+    # as in a script: its folder for pictures is made inside the job, not by whatever test imported it first
+    image.MEDIA_TMP = importlib.reload(_private).MEDIA_TMP
     it = wandb.init(project="p", config={"lr": run.world.rank}, settings=wandb.Settings(silent=True))
     model = torch.nn.Linear(2, 1)
     wandb.watch(model, log="all", log_freq=1)
