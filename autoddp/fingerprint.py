@@ -22,7 +22,7 @@ ROUNDING = (
 
 
 class Fingerprint:
-    """Named numbers; a tensor is in it by the sum of its elements."""
+    """Named numbers; a tensor is in it by the sums of its elements, with their signs and without."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -53,26 +53,32 @@ class Fingerprint:
         self.names.append(name)
         self._sums.append(pair.nan_to_num())
 
-    def compare(self, group: Group, where: str, exact: bool = False) -> None:
+    def compare(self, group: Group, where: str = "", exact: bool = False) -> None:
         """Hold it against that of all ranks.
 
         Raises:
             Disagreement: Two ranks differ, by more than rounding unless `exact`.
         """
         found = group.all_gather(torch.stack(self._sums))  # (ranks, names, 2)
-        values, scales = found[..., 0], found[..., 1].amax(0)
         allowed = 0.0 if exact else ROUNDING
-        apart = ((values.amax(0) - values.amin(0)) > allowed * scales).nonzero().flatten().tolist()
-        if not apart:
+        apart = (found.amax(0) - found.amin(0)).amax(1) > allowed * found[..., 1].amax(0)
+        if not apart.any():
             return
-        at = apart[0]
-        other = int((values[:, at] - values[0, at]).abs().argmax())
+        at = int(apart.int().argmax())
+        other = int((found[:, at] - found[0, at]).abs().amax(1).argmax())
+        ours, theirs = (_shown(found[rank, at]) for rank in (0, other))
         raise Disagreement(
-            f"{where}: {self.names[at]} is not the same on all ranks (rank 0 has {values[0, at]:.9g}, "
-            f"rank {other} {values[other, at]:.9g}): something that differs between ranks went into it, "
+            f"{where + ': ' if where else ''}{self.names[at]} is not the same on all ranks "
+            f"(rank 0 has {ours}, rank {other} {theirs}): something that differs between ranks went into it, "
             "such as a file, a clock, a thread that draws, another kind of GPU, or a backward that went past "
             "torch.autograd.backward"
         )
+
+
+def _shown(pair: Tensor) -> str:
+    """A sum, and the sum of the absolute values, which is 0 for what is a number itself."""
+    total, absolute = pair.tolist()
+    return f"{total:.9g}" if not absolute else f"{total:.9g}, {absolute:.9g} without signs"
 
 
 def _plain(state: Any) -> Any:

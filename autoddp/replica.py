@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from autoddp.errors import Disagreement
+from autoddp.fingerprint import Fingerprint
 from autoddp.group import Group
 from autoddp.view.order import Order
 
@@ -126,16 +126,10 @@ class Replicas:
         Raises:
             Disagreement: They are not.
         """
-        with torch.no_grad():
-            sums = torch.stack([leaf.detach().double().sum().cpu() for leaf in leaves])
-        differing = self.group.spread(sums.nan_to_num()).nonzero()
-        if len(differing):
-            number = int(differing[0])
-            raise Disagreement(
-                f"parameter {number} of {len(leaves)}, of shape {tuple(leaves[number].shape)}, is not the "
-                "same on all ranks; something that differs between ranks (a file, a clock, an unseeded "
-                "generator) went into it"
-            )
+        found = Fingerprint()
+        for number, leaf in enumerate(leaves):
+            found.add(f"parameter {number} of {len(leaves)}, of shape {tuple(leaf.shape)},", [leaf])
+        found.compare(self.group, exact=True)
 
     def average(self, leaves: Iterable[Tensor], differentiable: Any = None) -> None:
         """Average `.grad` at once, for what no reducer covers."""

@@ -13,6 +13,7 @@ from torch._compile import _disable_dynamo  # where a compiled step breaks its g
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autoddp.fingerprint import Fingerprint
+from autoddp.group import MIN
 from autoddp.outside.position import BACKWARD
 from autoddp.patching import Feature, patch
 from autoddp.replica import Leaves, Replicas, leaves_of
@@ -24,6 +25,7 @@ from autoddp.view.rules.gradients import gradients_of, roots
 
 # Steps of an optimizer whose gradients are compared: the first ones, and now and then.
 CHECKED, EVERY = 3, 100
+RECENT = 8  # optimizers whose weights are compared before a checkpoint
 
 
 class Gradients(Feature):
@@ -41,6 +43,7 @@ class Gradients(Feature):
         self.replicas = Replicas(run.group)
         self.depth = 0
         self.hidden: dict[int, Tensor] = {}  # leaves of nested backwards, which hide from the graph
+        self.recent: list[weakref.ref[Any]] = []  # those that stepped, in the order of their first steps
         self.steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of each optimizer
 
     def setup(self, undo: ExitStack) -> None:
@@ -167,13 +170,19 @@ class Gradients(Feature):
         if self._plain():
             return
         count = self.steps[optimizer] = self.steps.get(optimizer, 0) + 1
+        if count == 1:
+            self.recent = [*self.recent[1 - RECENT :], weakref.ref(optimizer)]
         if count <= CHECKED or count % EVERY == 0:
             self._compare([optimizer])
 
     def compare_before_save(self) -> None:
         """As before a step: a checkpoint of a rank that has drifted is worth nothing."""
-        if not self._plain() and self.steps:
-            self._compare(list(self.steps), gradients=False)
+        if self._plain() or not self.recent:
+            return
+        found = [ref() for ref in self.recent]
+        # what the garbage collector has freed is each rank's own affair
+        alive = self.group.all_reduce(torch.tensor([each is not None for each in found]).long(), MIN)
+        self._compare([each for each, there in zip(found, alive, strict=True) if there], gradients=False)
 
     def _compare(self, optimizers: list[Any], gradients: bool = True) -> None:
         found = Fingerprint()
