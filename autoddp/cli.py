@@ -119,6 +119,7 @@ def verify(
     disable: Annotated[
         list[str] | None, typer.Option(help="Features to leave out; see autoddp patches.")
     ] = None,
+    hang_timeout: Annotated[str, typer.Option(help="Seconds until ranks that hang are ended.")] = "30",
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="The exit code says it all.")] = False,
 ) -> Act:
     """Run SCRIPT on 1 process and on N, in copies of this folder: 0 if the numbers are equal, 1 if not."""
@@ -131,6 +132,7 @@ def verify(
         draws=draws,
         own_ddp=own_ddp,
         disable=split(disable),
+        hang_timeout=whole("--hang-timeout", hang_timeout),
         quiet=quiet,
     )
     if script is None:

@@ -101,6 +101,10 @@ WRONG_RULE = """
     from autoddp.view import table
     table._RULES[torch.cumsum] = table._POINTWISE[0]
 """
+WRONG_LAYOUT = """
+    from autoddp.view import boundaries
+    boundaries.agreed_order = lambda local, cuts: list(reversed(boundaries.order_of(local)))
+"""
 DECIDES = """
     import autoddp
     if autoddp.rank() == 2 and step == 2: optimizer.param_groups[0]["lr"] *= 2
@@ -306,6 +310,15 @@ def test_an_operator_that_was_wrongly_taken_for_row_wise_is_told_from_modules(ve
     assert "--disable loaders" in seen.data["cause"]["mend"]
 
 
+def test_a_gather_that_changed_a_layout_is_named(verified, tmp_path):
+    script = written(tmp_path / "here" / "lies.py", before=WRONG_LAYOUT)
+    script.write_text(script.read_text().replace("net(a)", "net(a.flip(0).view(-1).view(a.shape))"))
+    seen = verified(script, wanted={"steps": 2})
+    assert seen.code == 1
+    assert seen.data["cause"]["name"] == "layout"
+    assert "size is not compatible with input tensor's size and stride" in seen.data["cause"]["what"]
+
+
 def test_a_decision_of_one_rank_of_three_is_found(verified, tmp_path):
     script = written(tmp_path / "here" / "decides.py", inside=DECIDES)
     seen = verified(script, wanted={"steps": 4}, nproc=3)
@@ -339,6 +352,16 @@ def test_ranks_that_fail_differ(verified, tmp_path):
     assert seen.data["cause"]["name"] == "an error"
     assert seen.data["error"][-1] == "AssertionError: no ranks please"
     assert any("fails.py" in line for line in seen.data["error"])
+
+
+def test_ranks_that_hang_differ(verified, tmp_path):
+    inside = "import autoddp, threading\nif autoddp.rank() and step == 1: threading.Event().wait()"
+    seen = verified(written(tmp_path / "here" / "hangs.py", inside=inside), hang_timeout=2)
+    assert seen.code == 1
+    assert seen.data["cause"]["name"] == "a hang"
+    said = seen.data["cause"]["what"]
+    assert said.startswith("the ranks hang: for 2 s no rank has got anywhere (missing: rank 1); rank 1 ")
+    assert "is at hangs.py:" in said
 
 
 def test_several_optimizers_closures_and_steps_that_are_skipped(verified, tmp_path):

@@ -21,6 +21,8 @@ TAIL = 12  # lines of a failure that are shown
 REPORTED = re.compile(r"\[autoddp\] (fetching|split|by its parts|gathered|\d+ ranks on)\b")  # no error
 ERROR = re.compile(r"^[\w.]*(Error|Disagreement|Exception|RankEnded|LostGradient|Interrupt)\b.*:")
 
+HANGS, MISSING = re.compile(r"\[autoddp\] the job hangs: "), re.compile(r"\[autoddp\] (?=rank \d+ .* is at )")
+
 
 @dataclass(frozen=True)
 class Cause:
@@ -107,6 +109,12 @@ def stops(case: Case) -> Iterator[Cause]:
     if case.ranks.code == 0 or not case.findings.of("ending"):
         return
     lines = case.ranks.err.rstrip().splitlines()
+    hangs = next((line for line in lines if HANGS.match(line)), None)
+    if hangs is not None:
+        missing = [MISSING.sub("", line) for line in lines if MISSING.match(line)]
+        said = "; ".join([HANGS.sub("", hangs).partition(";")[0], *missing])
+        yield Cause("a hang", f"the ranks hang: {said}", DECIDED)
+        return
     error = next((line for line in reversed(lines) if ERROR.match(line)), lines[-1] if lines else "?")
     part = any(word in error for word in ("Disagreement", "RankEnded", "parted"))
     if "size is not compatible with input tensor's size and stride" in error:
