@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from autoddp.environment import World, give
 from autoddp.errors import BadInput
 from autoddp.launching import form, gpus, network
+from autoddp.launching.private import Private
 from autoddp.launching.streams import Logs
 from autoddp.options import Options
 from autoddp.place import HERE
@@ -149,7 +150,7 @@ def start(script: Script, options: Options, own: form.Form) -> int:
 
     devices = find_devices(options.nproc, options.backend)
     logs = Logs(options.log_dir)
-    job = Job(script, options, devices, own, logs, random.getstate())
+    job = Job(script, options, devices, own, logs, Private(), random.getstate())
     signals = Signals(options.nproc, options.grace)
     if options.nnodes > 1:
         say(
@@ -200,7 +201,7 @@ def tell(failure: Failure, logs: Logs, ending: int | None) -> bool:
     else:
         what = f"ended with exit code {failure.code}"
     print(logs.failure(failure.rank, what), file=sys.stderr, flush=True)
-    return logs.of(failure.rank).exists()
+    return logs.said(failure.rank)
 
 
 def say(options: Options, text: str) -> None:

@@ -18,6 +18,7 @@ class Place:
         self.world: World | None = None
         self.given: dict[str, Given] = {}  # variables that one plain process would not have so
         self.crew: Crew | None = None  # the ranks that @distributed started from this process
+        self.private: str | None = None  # a folder that the launcher removes
         self.post: Post | None = None  # the rank as which it started this process
 
     def find(self) -> World:

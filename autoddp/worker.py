@@ -22,6 +22,7 @@ from autoddp.launching import form, gpus, network, signals, streams
 from autoddp.launching.form import Form, Kind
 from autoddp.launching.gpus import Devices
 from autoddp.launching.guard import Guard
+from autoddp.launching.private import Private
 from autoddp.launching.streams import Logs
 from autoddp.options import Options
 from autoddp.place import HERE
@@ -43,6 +44,7 @@ class Job:
     devices: Devices
     own: Form
     logs: Logs
+    private: Private
     random_state: Any  # Python's generator: a forked child would reseed it
 
 
@@ -53,6 +55,7 @@ def run(job: Job) -> int:
     if job.own.kind is not Kind.VIEW:
         return by_itself(job, world)
     random.setstate(job.random_state)
+    HERE.private = job.private.folder
     if world.rank:
         streams.redirect(job.logs.of(world.rank))
     take_device(world, job.devices)
@@ -104,7 +107,7 @@ def joined(script: Script, options: Options, own: Form) -> int:
     devices = find_devices(world.local_world_size, options.backend)
     logs = Logs(options.log_dir)
     logs.make()
-    job = Job(script, options, devices, own, logs, random.getstate())
+    job = Job(script, options, devices, own, logs, Private(), random.getstate())
     terminal = os.dup(2)
     code = run(job)
     if code and logs.of(world.rank).exists():

@@ -154,6 +154,25 @@ def test_nothing_is_left_after_success(script, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["job.py"]
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_nothing_is_left_of_what_a_killed_rank_was_about_to_write(script, tmp_path, rank):
+    (tmp_path / "tmp").mkdir()
+    path = script(
+        "import torch\n"
+        "with open('log', 'w') as log: log.write('a')\n"
+        "assert open('log').read() == 'a'\n"  # on rank 1 from its scratch
+        "class Deadly:\n"
+        "    def __reduce__(self):\n"
+        f"        if rank != {rank}: time.sleep(60)\n"
+        "        signal.raise_signal(signal.SIGKILL)\n"
+        "torch.save(Deadly(), 'last.pt')\n"
+    )
+    done = run_cli("run", "-n", 2, path, env={"TMPDIR": str(tmp_path / "tmp")}, cwd=tmp_path)
+    assert done.rc == 128 + 9, done.err
+    assert sorted(os.listdir(tmp_path)) == ["job.py", "log", "tmp"]
+    assert list((tmp_path / "tmp").rglob("*")) == []  # not a log either: it is empty
+
+
 def test_rank_0_keeps_stdin(script):
     path = script("print(input())\nif rank == 0: print(sys.stdin.read())")
     done = run_cli("run", "-n", 2, path, stdin="first\nrest")

@@ -190,7 +190,7 @@ class Crew:
         line = self.logs.failure(member.rank, what)
         with contextlib.suppress(OSError):
             os.write(2, f"{line}\n".encode())
-        if not self.logs.of(member.rank).exists() or not self.logs.of(member.rank).stat().st_size:
+        if not self.logs.said(member.rank):
             self.logs.remove()
         for other in self.members:
             if other.code is None:

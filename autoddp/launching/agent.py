@@ -85,6 +85,7 @@ def start(job: Job, signals: Signals) -> Failure | None:
         else:
             job.logs.make()
             signals.listen()
+        job.private.make()
         starts += 1
 
     launch = elastic_launch(config(job.options, signals.ranks, ready), enter)
@@ -104,6 +105,7 @@ def start(job: Job, signals: Signals) -> Failure | None:
         logging.disable(parent.logging)
         sys.stdin = parent.stdin
         signals.leave()
+        job.private.clear()
     return None
 
 

@@ -30,6 +30,10 @@ class Logs:
         """Where a rank above 0 writes."""
         return Path(self.folder or "", f"rank{rank}.log")
 
+    def said(self, rank: int) -> bool:
+        """Whether there is anything in it."""
+        return self.of(rank).is_file() and self.of(rank).stat().st_size > 0
+
     def remove(self) -> None:
         """Unless they are where the user wants them."""
         if self.given is None and self.folder is not None:

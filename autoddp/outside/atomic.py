@@ -8,7 +8,10 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
+
+from autoddp.place import HERE
 
 
 class Draft:
@@ -23,6 +26,7 @@ class Draft:
         self.folder, self.name = os.path.dirname(os.path.realpath(path)), os.path.basename(path)
         self.targets = [path]  # what is put in place: numpy adds a suffix
         self._beside: str | None = None
+        self._link: str | None = None  # tells the launcher, should this process be killed
 
     def write(self, save: Callable[[str], Any]) -> Any:
         """Call `save` with the path to write to; what it raises names the user's path."""
@@ -35,6 +39,9 @@ class Draft:
                 return save(self.path)  # a file that may be written in a folder that may not
             raise OSError(error.errno, error.strerror, self.path) from None  # the old file stays
         try:
+            if HERE.private is not None:
+                self._link = os.path.join(HERE.private, os.path.basename(self._beside))
+                os.symlink(self._beside, self._link)
             if self._keep and os.path.exists(self.path):  # it will be added to
                 shutil.copyfile(self.path, os.path.join(self._beside, self.name))
             result = save(os.path.join(self._beside, self.name))
@@ -63,7 +70,10 @@ class Draft:
         """Leave what is in place, and no trace beside it."""
         if self._beside is not None:
             shutil.rmtree(self._beside, ignore_errors=True)
-            self._beside = None
+            if self._link is not None:
+                with suppress(FileNotFoundError):
+                    os.unlink(self._link)
+            self._beside = self._link = None
 
     def _target(self, name: str) -> str:
         return os.path.realpath(os.path.join(os.path.dirname(self.path), name))

@@ -7,6 +7,8 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 
+from autoddp.place import HERE
+
 
 class Scratch:
     """A private folder, and which of the user's paths lie in it on this rank.
@@ -35,7 +37,7 @@ class Scratch:
     def ready(self) -> str:
         """The private folder: made before a fork, so that who made it removes it."""
         if self._folder is None:
-            self._owner, self._folder = os.getpid(), tempfile.mkdtemp(prefix="autoddp-")
+            self._owner, self._folder = os.getpid(), tempfile.mkdtemp(prefix="autoddp-", dir=HERE.private)
         return self._folder
 
     def below(self, folder: str) -> None:

@@ -100,6 +100,7 @@ def test_a_script_killed_while_it_saves_leaves_the_old_checkpoint(tmp_path, warm
     done = warm.run("autoddp", "run", "--nproc", "2", str(script), folder=tmp_path / "ranks")
     assert done.code == 128 + 9
     assert torch.load(tmp_path / "ranks" / "last.pt") == {"n": 0}
+    assert os.listdir(tmp_path / "ranks") == ["last.pt"]
 
 
 def test_a_loop_within_a_time_budget_stops_at_the_same_step(tmp_path, warm):
