@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, TypeVar, overload
@@ -14,7 +15,7 @@ from autoddp.errors import BadInput
 from autoddp.joining.start import Origin
 from autoddp.launch import launched
 from autoddp.launching import gpus
-from autoddp.options import Options
+from autoddp.options import LIMITS, Options
 from autoddp.place import HERE
 from autoddp.script import strip
 
@@ -98,9 +99,12 @@ def choose(options: dict[str, Any]) -> Options:
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             raise BadInput(f"{name} of @distributed is {value!r}; it takes a whole number")
     disable = options.get("disable", ())
-    return Options(
-        **options | {"disable": tuple(disable.split(",") if isinstance(disable, str) else disable)}
-    )
+    listed = isinstance(disable, (list, tuple, set, frozenset))
+    given = tuple(disable.split(",")) if isinstance(disable, str) else tuple(disable) if listed else disable
+    paths = {
+        n: os.fspath(options[n]) for n in ("report", "log_dir") if isinstance(options.get(n), os.PathLike)
+    }
+    return Options(**options | paths | {"disable": given})
 
 
 def count(options: Options, override: str | None) -> int:
@@ -109,8 +113,9 @@ def count(options: Options, override: str | None) -> int:
     Raises:
         BadInput: AUTODDP_NPROC is no number of ranks, or several nodes are asked for.
     """
-    if override is not None and not (override.isdigit() and int(override)):
-        raise BadInput(f"{OVERRIDE} is {override!r}; it takes a whole number of ranks, from 1")
+    _, most, _ = LIMITS["nproc"]
+    if override is not None and not (re.fullmatch("[0-9]{1,9}", override) and 1 <= int(override) <= most):
+        raise BadInput(f"{OVERRIDE} is {override!r}; it takes a whole number of ranks, from 1 to {most}")
     if options.nnodes > 1:
         raise BadInput(
             f"nnodes of @distributed is {options.nnodes}, but plain python starts ranks on its own node "

@@ -18,6 +18,7 @@ NAMES = {
     "master_port": "MASTER_PORT",
 }
 REQUIRED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+LARGEST = 2**31 - 1  # what torch takes for a rank
 # What torchrun (and our launcher) sets for a rank, and one plain process would not have.
 ADDED = (
     *NAMES.values(),
@@ -76,6 +77,8 @@ class World:
         if "LOCAL_WORLD_SIZE" not in environ:
             raise BadInput("LOCAL_WORLD_SIZE is not set; start the job with autoddp run or torchrun")
         _check(world)
+        _check_nodes(world, environ)
+        _check_master(world)
         return world
 
 
@@ -83,9 +86,12 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
     if name not in environ:
         return None
     try:
-        return int(environ[name])
+        number = int(environ[name])
     except ValueError:
         raise BadInput(f"{name} is {environ[name]!r}, which is no whole number") from None
+    if abs(number) > LARGEST:
+        raise BadInput(f"{name} is {number}; it is {LARGEST} at most")
+    return number
 
 
 def _check(world: World) -> None:
@@ -99,6 +105,37 @@ def _check(world: World) -> None:
             f"LOCAL_RANK is {world.local_rank} with LOCAL_WORLD_SIZE {world.local_world_size} and "
             f"WORLD_SIZE {world.world_size}; these contradict each other"
         )
+
+
+def _check_nodes(world: World, environ: Mapping[str, str]) -> None:
+    others = world.world_size - world.local_world_size  # each other node has one of them at least
+    said = _number(environ, "GROUP_WORLD_SIZE")
+    nodes = others + 1 if said is None else said
+    if not 1 <= nodes <= others + 1:
+        raise BadInput(
+            f"GROUP_WORLD_SIZE is {nodes} with WORLD_SIZE {world.world_size} and LOCAL_WORLD_SIZE "
+            f"{world.local_world_size}; there are 1 to {others + 1} nodes then"
+        )
+    if not 0 <= world.node_rank < nodes:
+        raise BadInput(
+            f"GROUP_RANK is {world.node_rank} with WORLD_SIZE {world.world_size} and LOCAL_WORLD_SIZE "
+            f"{world.local_world_size}; it goes from 0 to {nodes - 1}"
+        )
+
+
+def _check_master(world: World) -> None:
+    if not 0 < world.master_port < 65536:
+        raise BadInput(f"MASTER_PORT is {world.master_port}; a port is from 1 to 65535")
+    if not is_host(world.master_addr):
+        raise BadInput(f"MASTER_ADDR is {world.master_addr!r}, which is no address; start the job anew")
+
+
+def is_host(name: str) -> bool:
+    """Whether it can be a machine's name or address: Python and torch fail over some that cannot."""
+    try:
+        return bool(name.encode("idna")) and name.isprintable() and " " not in name
+    except UnicodeError:
+        return False
 
 
 def hide(environ: MutableMapping[str, str]) -> dict[str, str]:

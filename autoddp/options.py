@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from autoddp.errors import BadInput
 
@@ -20,6 +21,23 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "draws": ("auto", "whole", "own"),
     "own_ddp": ("auto", "yes", "no"),
 }
+# what each number is to be, from and to: what is larger is a slip, and fails in clocks and sockets later
+LIMITS: dict[str, tuple[int, int, str]] = {
+    "nproc": (1, 4096, "a job has at least 1 rank on each node"),
+    "nnodes": (1, 2**20, "a job has at least 1 node"),
+    "grace": (0, 10**9, "it takes seconds, 0 for none"),
+    "max_restarts": (0, 10**9, "it takes a number, 0 for none"),
+    "hang_timeout": (0, 10**9, "it takes seconds, 0 for never"),
+}
+# by the annotations below; a number is no bool, though Python's is
+KINDS: dict[str, Callable[[Any], bool]] = {
+    "int": lambda value: type(value) is int,
+    "bool": lambda value: type(value) is bool,
+    "str": lambda value: isinstance(value, str),
+    "None": lambda value: value is None,
+    "tuple[str, ...]": lambda value: type(value) is tuple and all(isinstance(name, str) for name in value),
+}
+WORDS = {"int": "a whole number", "bool": "yes or no", "str": "text", "tuple[str, ...]": "names"}
 
 
 @dataclass(frozen=True)
@@ -51,30 +69,33 @@ class Options:
     quiet: bool = False
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            self._check_kind(field.name, str(field.type))
         for name, allowed in CHOICES.items():
             value = getattr(self, name)
             if value not in allowed:
-                raise BadInput(f"--{name.replace('_', '-')} is {value!r}; it takes {', '.join(allowed)}")
+                raise BadInput(f"{flag(name)} is {value!r}; it takes {', '.join(allowed)}")
+        for name, (least, most, rule) in LIMITS.items():
+            number = getattr(self, name)
+            if number is not None and not least <= number <= most:
+                raise BadInput(f"{flag(name)} is {number}; {rule if number < least else f'{most} at most'}")
         if self.scale_lr != "none" and self.batch != "per-rank":
             raise BadInput(
                 f"--scale-lr is {self.scale_lr!r} with --batch {self.batch}, where the batch does not grow; "
                 "add --batch per-rank"
             )
-        if self.nproc is not None and self.nproc < 1:
-            raise BadInput(f"--nproc is {self.nproc}; a job has at least 1 rank on each node")
-        if self.grace < 0:
-            raise BadInput(f"--grace is {self.grace}; it takes seconds, 0 for none")
-        if self.max_restarts < 0:
-            raise BadInput(f"--max-restarts is {self.max_restarts}; it takes a number, 0 for none")
-        if self.hang_timeout < 0:
-            raise BadInput(f"--hang-timeout is {self.hang_timeout}; it takes seconds, 0 for never")
-        if self.nnodes < 1:
-            raise BadInput(f"--nnodes is {self.nnodes}; a job has at least 1 node")
+        if self.master_port is not None and not 0 < self.master_port < 65536:
+            raise BadInput(f"--master-port is {self.master_port}; a port is from 1 to 65535")
         if not 0 <= self.node_rank < self.nnodes:
             raise BadInput(
                 f"--node-rank is {self.node_rank} with --nnodes {self.nnodes}; "
                 f"it goes from 0 to {self.nnodes - 1}"
             )
+
+    def _check_kind(self, name: str, annotation: str) -> None:
+        kinds, value = annotation.split(" | "), getattr(self, name)
+        if not any(KINDS[kind](value) for kind in kinds):
+            raise BadInput(f"{flag(name)} is {value!r}; it takes {WORDS[kinds[0]]}")
 
     def to_json(self) -> str:
         """As text for the variable AUTODDP_OPTIONS."""
@@ -91,14 +112,20 @@ class Options:
         try:
             values = json.loads(text)
             unknown = sorted(set(values) - known)
-        except (ValueError, TypeError):
+            if isinstance(values.get("disable"), list):  # as JSON writes a tuple
+                values["disable"] = tuple(values["disable"])
+        except (ValueError, TypeError, AttributeError, RecursionError):
             raise BadInput(f"{VARIABLE} is {text!r}; it is written by autoddp run alone") from None
         if unknown:
             raise BadInput(f"{VARIABLE} holds unknown options: {', '.join(unknown)}")
-        values["disable"] = tuple(values.get("disable", ()))
         return cls(**values)
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Options:
         """The options that the launcher handed to this rank, or the defaults."""
         return cls.from_json(environ[VARIABLE]) if VARIABLE in environ else cls()
+
+
+def flag(name: str) -> str:
+    """An option as the command line has it."""
+    return f"--{name.replace('_', '-')}"

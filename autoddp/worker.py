@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from autoddp.environment import World, give, hide, keep_to_libraries
+from autoddp.environment import LARGEST, World, give, hide, keep_to_libraries
 from autoddp.errors import BadInput
 from autoddp.group import Group
 from autoddp.launching import form, gpus, network, signals, streams
@@ -130,7 +130,9 @@ def set_threads(world: World) -> None:
     cores = len(os.sched_getaffinity(0))
     asked = os.environ.get("OMP_NUM_THREADS", "")
     torch.set_num_threads(
-        int(asked) if asked.isdigit() and int(asked) else max(1, cores // world.local_world_size)
+        int(asked)
+        if asked.isdecimal() and 0 < int(asked) <= LARGEST
+        else max(1, cores // world.local_world_size)
     )
 
 

@@ -42,7 +42,7 @@ def visible(environ: Mapping[str, str], there: int) -> list[str]:
     names: list[str] = []
     for name in environ["CUDA_VISIBLE_DEVICES"].split(","):
         name = name.strip()
-        known = name.isdigit() and int(name) < there
+        known = name.isdecimal() and int(name) < there
         if not known and not (there and name.startswith(("GPU-", "MIG-"))):
             break
         names.append(name)

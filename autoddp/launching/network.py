@@ -6,6 +6,7 @@ import fcntl
 import socket
 import struct
 
+from autoddp.environment import is_host
 from autoddp.errors import BadInput
 
 VALIDATE = struct.pack("<BI", 0, 0x3C85F7CE)  # what a client of TCPStore says first
@@ -21,6 +22,8 @@ def resolve(host: str) -> None:
     Raises:
         BadInput: It does not.
     """
+    if not is_host(host):
+        raise BadInput(f"--master-addr is {host!r}, which is no address; give one that every node can reach")
     try:
         socket.getaddrinfo(host, None)
     except OSError as error:

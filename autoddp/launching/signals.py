@@ -48,7 +48,9 @@ class Signals:
         for ends in self._pipes:
             for end in ends:
                 os.set_blocking(end, False)
-        shared = (ctypes.c_int * (2 * ranks)).from_buffer(mmap.mmap(-1, mmap.PAGESIZE))
+        shared = (ctypes.c_int * (2 * ranks)).from_buffer(
+            mmap.mmap(-1, 2 * ranks * ctypes.sizeof(ctypes.c_int))
+        )
         self._pids = shared
         for rank in range(ranks):
             shared[ranks + rank] = RUNNING

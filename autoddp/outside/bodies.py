@@ -79,7 +79,7 @@ def read(response: Any) -> bytes:
     body, outcome, expected = bytearray(), Outcome(), getattr(response, "length", None)
     with response:
         length = response.headers.get("Content-Length", "")
-        if length.isdigit() and int(length) > LIMIT:
+        if length.isdecimal() and (len(length) > 18 or int(length) > LIMIT):
             return b""
         try:
             while len(body) <= LIMIT and (part := response.read1(CHUNK)):
