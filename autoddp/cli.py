@@ -19,7 +19,6 @@ Act = Callable[[], int]  # what a command returns: it is called outside of typer
 app = typer.Typer(
     help="Run an unmodified single-GPU PyTorch script on N processes.",
     add_completion=False,
-    no_args_is_help=True,
     rich_markup_mode=None,
 )
 
@@ -209,7 +208,7 @@ def parse(arguments: list[str]) -> Act | int | None:
     usage_error: type[Any] = typer.BadParameter.__mro__[1]  # of the click that this typer brings, or uses
     parser = typer.main.get_command(app)
     try:
-        answer: Act | int | None = parser.main(arguments, "autoddp", standalone_mode=False)
+        answer: Act | int | None = parser.main(arguments or ["--help"], "autoddp", standalone_mode=False)
     except usage_error as error:
         raise BadInput(f"{error.format_message()} See autoddp --help") from None
     return answer

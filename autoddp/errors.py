@@ -14,6 +14,8 @@ AutoDDPError
 
 from __future__ import annotations
 
+import re
+
 
 class AutoDDPError(Exception):
     """The base of every error of ours."""
@@ -21,6 +23,9 @@ class AutoDDPError(Exception):
 
 class BadInput(AutoDDPError):
     """What the user asked for cannot be done; the message is one line: value, world, fix."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(one_line(text))
 
 
 class PatchTargetMissing(AutoDDPError):
@@ -53,3 +58,8 @@ class OutOfReach(AutoDDPError):
 
 class RemoteError(AutoDDPError):
     """Rank 0 raised an exception that cannot be rebuilt on this rank; the text is rank 0's."""
+
+
+def one_line(text: str) -> str:
+    """The text, in which what a user's words and file names hold ends no line."""
+    return re.sub("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]", lambda found: repr(found[0])[1:-1], text)

@@ -10,7 +10,7 @@ from functools import cache
 from types import FrameType, ModuleType
 from typing import TextIO
 
-from autoddp.errors import BadInput
+from autoddp.errors import BadInput, one_line
 
 PREFIX = "[autoddp]"
 
@@ -46,7 +46,7 @@ class Report:
     def say(self, text: str) -> None:
         """One line to the user, from rank 0 alone."""
         if self.speaks:
-            print(f"{PREFIX} {text}", file=self.stream, flush=True)
+            print(f"{PREFIX} {one_line(text)}", file=self.stream, flush=True)
 
     def say_once(self, kind: str, where: str, what: str) -> None:
         """Note a decision and, the first time, say it."""

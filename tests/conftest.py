@@ -11,6 +11,7 @@ import time
 
 import pytest
 import wrapt
+from hypothesis import settings
 
 import autoddp
 from autoddp.environment import ADDED
@@ -22,6 +23,11 @@ OURS = ("AUTODDP_OPTIONS", "AUTODDP_NPROC", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_I
 THEIRS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
 PACKAGE = os.path.dirname(autoddp.__file__)
 PATIENCE = 3  # seconds in which a thread that was told to end may end
+
+# The suite tries the same examples each time, HYPOTHESIS_PROFILE=nightly many others.
+settings.register_profile("suite", deadline=None, database=None, derandomize=True)
+settings.register_profile("nightly", deadline=None, database=None, max_examples=10_000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
 
 def pytest_configure():

@@ -1,0 +1,390 @@
+"""Whatever a user or a launcher hands over: it is understood, or refused in one line that names it."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import asdict, fields
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from autoddp import cli, launch, verify
+from autoddp.decorator import NAMES, choose, count
+from autoddp.environment import World, hide
+from autoddp.errors import BadInput
+from autoddp.launching import network
+from autoddp.launching.form import Form, Kind
+from autoddp.options import CHOICES, VARIABLE, Options
+from autoddp.report import PREFIX, Report
+from autoddp.sampling import RowSampler
+from autoddp.script import Script
+from autoddp.source import FLAGS
+from autoddp.view.names import LeftOut
+from tests.fuzz import NUMBERS, NUMERALS, WORDS, examples, number, refusal
+
+# ---- the command line
+
+COUNTS = {
+    "run": ("nproc", "nnodes", "node_rank", "master_port", "grace", "max_restarts", "hang_timeout"),
+    "verify": ("nproc", "steps", "hang_timeout"),
+}
+TEXTS = {"run": ("master_addr", "report", "log_dir"), "verify": ("plot", "json")}
+CHOSEN = {"run": tuple(CHOICES), "verify": ("backend", "batchnorm", "loading", "draws", "own_ddp")}
+SWITCHES = {
+    "run": {"-m": "module", "--strict": "strict", "-v": "verbose", "--quiet": "quiet"},
+    "verify": {"-m": "module", "--float64": "float64", "-q": "quiet"},
+}
+DEFAULTS = {
+    "run": asdict(Options()),
+    "verify": asdict(Options(nproc=2, loading="whole", draws="whole"))
+    | {"steps": None, "float64": False, "plot": None, "json": None},
+}
+
+
+@st.composite
+def command_lines(draw):
+    """A command, its arguments, what they ask for, and the names and values that may be refused."""
+    command = draw(st.sampled_from(["run", "verify"]))
+    line, wants, suspects = [], dict(DEFAULTS[command]), set()
+    disabled: list[str] = []
+    for _ in range(draw(st.integers(0, 6))):
+        kind = draw(st.sampled_from(["count", "text", "choice", "switch", "disable"]))
+        if kind == "switch":
+            name = draw(st.sampled_from(sorted(SWITCHES[command])))
+            line.append(name)
+            wants[SWITCHES[command][name]] = True
+            continue
+        if kind == "disable":
+            name, value = "disable", draw(st.sampled_from(["loaders,files", ",", "modules:Net.*"]) | WORDS)
+            disabled += [word for word in value.split(",") if word]
+        elif kind == "choice":
+            name = draw(st.sampled_from(CHOSEN[command]))
+            value = wants[name] = draw(st.sampled_from(CHOICES[name]) | WORDS)
+        elif kind == "text":
+            name = draw(st.sampled_from(TEXTS[command]))
+            value = wants[name] = draw(WORDS | st.sampled_from(["--strict", "-m", "--"]))
+        else:
+            name = draw(st.sampled_from(COUNTS[command]))
+            value = draw(NUMERALS | st.sampled_from(["--strict", "-m", "--"]))
+            wants[name] = number(value)
+        flag = draw(st.sampled_from(["-n", "--nproc"])) if name == "nproc" else f"--{name.replace('_', '-')}"
+        suspects |= {flag, f"--{name.replace('_', '-')}"}
+        line += [f"{flag}={value}"] if flag != "-n" and draw(st.booleans()) else [flag, value]
+        if kind == "count" and wants[name] is None:
+            wants[name] = "none"  # a later one does not mend it, unless it is of the same name
+    return command, line, wants | {"disable": tuple(disabled)}, suspects
+
+
+def is_right(wants):
+    """The rule, told once more: what can be asked for at all."""
+    between = {
+        "nproc": (1, 4096), "nnodes": (1, 2**20), "master_port": (1, 65535), "steps": (1, 10**400),
+        "grace": (0, 10**9), "max_restarts": (0, 10**9), "hang_timeout": (0, 10**9),
+    }  # fmt: skip
+    for name, (least, most) in between.items():
+        value = wants.get(name)
+        if value is not None and (value == "none" or not least <= value <= most):
+            return False
+    if wants["node_rank"] == "none" or not 0 <= wants["node_rank"] < wants["nnodes"]:
+        return False
+    if wants["scale_lr"] != "none" and wants["batch"] != "per-rank":
+        return False
+    return all(wants[name] in CHOICES[name] for name in CHOICES)
+
+
+@examples(50)
+@given(
+    command_lines(),
+    st.sampled_from(["s.py", "-", "pkg.mod", "naïve ☃.py", "a\nb", ""]) | WORDS,
+    st.lists(WORDS | st.sampled_from(["--nproc", "-n", "--help", "--", "-m", "--view=odd", "-vq"])),
+)
+def test_a_command_line_is_what_it_says_or_refused(asked, script, rest):
+    command, line, wants, suspects = asked
+    apart = ["--"] if script.startswith("-") and len(script) > 1 else []
+    told = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "run", lambda *given: told.append(given) or 0)
+        patch.setattr(verify, "run", lambda *given: told.append(given) or 0)
+        act, said = refusal(lambda: cli.parse([command, *line, *apart, script, *rest]))
+        if said is not None:
+            assert not is_right(wants), said
+            assert any(name in said for name in suspects), said
+            return
+        assert act() == 0
+    assert is_right(wants)
+    what, options, *more = told[0]
+    assert what == Script(script, tuple(rest), wants["module"])
+    got = asdict(options) | {field: value for one in more for field, value in vars(one).items()}
+    assert got == wants
+
+
+@examples(80)
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                "run",
+                "verify",
+                "patches",
+                "env",
+                "--nproc",
+                "-n",
+                "-nq",
+                "--view",
+                "--help=",
+                "--",
+                "-",
+                "-m",
+                "--disable",
+                "--steps",
+                "--json",
+                "--no-strict",
+                "--strict=1",
+                "--nproc=",
+                "=",
+                "--=",
+                "-vqm-",
+            ]
+        )
+        | NUMERALS,
+        max_size=6,
+    )
+)
+@example([])
+@example(["run", "--nproc"])
+@example(["run", "--x\ny\r\u2028", "s"])
+@example(["foo\nbar"])
+@example(["patches", "a\nb"])
+@example(["env", "\n"])
+def test_any_words_are_an_act_or_refused(arguments):
+    act, said = refusal(lambda: cli.parse(arguments))
+    assert said is not None or act == 0 or callable(act)
+
+
+# ---- options on their way
+
+
+def options_of(values):
+    return st.fixed_dictionaries({}, optional=dict.fromkeys((f.name for f in fields(Options)), values))
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | NUMBERS | st.floats() | WORDS | st.sampled_from(["auto", "local", "whole"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
+    max_leaves=5,
+)
+RIGHT = st.builds(
+    lambda rank, more, **given: Options(node_rank=rank, nnodes=rank + more, batch="per-rank", **given),
+    st.integers(0, 99),
+    st.integers(1, 99),
+    nproc=st.none() | st.integers(1, 4096),
+    master_port=st.none() | st.integers(1, 65535),
+    master_addr=st.none() | WORDS,
+    report=st.none() | WORDS,
+    disable=st.lists(WORDS).map(tuple),
+    strict=st.booleans(),
+    grace=st.integers(0, 10**9),
+    **{name: st.sampled_from(words) for name, words in CHOICES.items() if name != "batch"},
+)
+
+
+@examples(60)
+@given(RIGHT)
+def test_options_arrive_as_they_were_sent(options):
+    assert Options.read({VARIABLE: options.to_json()}) == options
+    shared = {name: getattr(options, name) for name in NAMES}
+    assert {name: getattr(choose(shared), name) for name in NAMES} == shared
+
+
+@examples(80)
+@given(st.one_of(WORDS, ANYTHING.map(json.dumps), options_of(ANYTHING).map(json.dumps)))
+@example("[" * 100_000)
+@example('{"nproc": true}')
+def test_what_is_no_options_is_refused(text):
+    options, said = refusal(lambda: Options.read({VARIABLE: text}))
+    assert said is None or VARIABLE in said or "--" in said
+    assert said is not None or Options.from_json(options.to_json()) == options
+
+
+@examples(80)
+@given(options_of(ANYTHING), NUMERALS)
+def test_the_decorators_options_are_understood_or_refused(given, override):
+    _, said = refusal(lambda: choose(given))
+    assert said is None or any(name in said.replace("-", "_") for name in given)
+    ranks, said = refusal(lambda: count(Options(), override))
+    assert 1 <= ranks <= 4096 if said is None else "AUTODDP_NPROC" in said
+
+
+# ---- a launcher's variables
+
+TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+OTHERS = (
+    *("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_TASKS"),
+    *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK", "PMI_SIZE"),
+)
+HOSTS = st.sampled_from(["localhost", "10.0.0.1", "::1", "node-0.cluster", "a..b", ".", "x" * 64, "a b", ""])
+
+
+@st.composite
+def jobs(draw):
+    """The variables of a rank of a job that there can be, of nodes of any sizes."""
+    sizes = draw(st.lists(st.integers(1, 8), min_size=1, max_size=8))
+    node = draw(st.integers(0, len(sizes) - 1))
+    local = draw(st.integers(0, sizes[node] - 1))
+    numbers = (sum(sizes[:node]) + local, sum(sizes), local, sizes[node], node, len(sizes))
+    port = str(draw(st.integers(1, 65535)))
+    return dict(zip(TORCHRUN, map(str, numbers), strict=True)) | {"MASTER_ADDR": "node0", "MASTER_PORT": port}
+
+
+@examples(100)
+@given(jobs(), st.dictionaries(st.sampled_from(OTHERS), NUMERALS), st.booleans())
+def test_a_job_is_read_whatever_else_is_set(job, others, bare):
+    if bare:  # what others than torchrun set
+        job = {name: value for name, value in job.items() if not name.startswith("GROUP")}
+    world = World.read(others | job)
+    read = (world.rank, world.world_size, world.local_rank, world.local_world_size, world.node_rank)
+    assert read == tuple(int(job.get(name, "0")) for name in TORCHRUN[:5])
+    assert launch.launched(others | job)
+    assert not launch.launched(others)
+    left = others | job
+    assert hide(left) == job
+    assert left == others
+
+
+@examples(150)
+@given(
+    jobs(),
+    st.dictionaries(
+        st.sampled_from(TORCHRUN), st.none() | NUMERALS | st.integers(0, 9).map(str), min_size=1, max_size=3
+    ),
+    st.none() | st.fixed_dictionaries({}, optional={"MASTER_ADDR": HOSTS | WORDS, "MASTER_PORT": NUMERALS}),
+)
+def test_variables_that_contradict_are_refused(job, changes, master):
+    environ = {k: v for k, v in (job | changes | (master or {})).items() if v is not None}
+    world, said = refusal(lambda: World.read(environ))
+    needed = set(TORCHRUN[:4]) | {"MASTER_ADDR", "MASTER_PORT"}
+    read = {name: number(text) for name, text in environ.items() if name != "MASTER_ADDR"}
+    if said is not None:
+        named = [name for name in (*TORCHRUN, "MASTER_ADDR", "MASTER_PORT") if name in said]
+        assert named, said
+        told = [n for n in named if n not in environ or environ[n] in said or repr(environ[n]) in said]
+        assert told or any(str(read.get(name)) in said for name in named), f"no value in {said}"
+        assert needed - set(environ) or not _can_be(read, environ["MASTER_ADDR"]), said
+        return
+    assert _can_be(read, environ["MASTER_ADDR"])
+    assert world.master_port == read["MASTER_PORT"]
+
+
+def _can_be(read, host):
+    """Whether nodes can be found, of one rank at least each, that these ranks lie on."""
+    if None in read.values() or max(map(abs, read.values())) >= 2**31:
+        return False
+    size, here = read["WORLD_SIZE"], read["LOCAL_WORLD_SIZE"]
+    nodes = read.get("GROUP_WORLD_SIZE")
+    elsewhere = size - here
+    fits = elsewhere >= 0 and (nodes is None or nodes - 1 <= elsewhere)
+    place = read.get("GROUP_RANK", 0)
+    known = nodes if nodes is not None else elsewhere + 1
+    ranks = 0 <= read["RANK"] < size and 0 <= read["LOCAL_RANK"] < here and 0 <= place < known
+    bad = not host or any(not c.isprintable() or c == " " for c in host) or not _has_labels(host)
+    return fits and ranks and 1 <= read["MASTER_PORT"] <= 65535 and not bad
+
+
+def _has_labels(host):
+    try:
+        return bool(host.encode("idna"))
+    except UnicodeError:
+        return False
+
+
+@examples(60)
+@given(HOSTS | WORDS)
+def test_an_address_that_is_none_is_refused(host):
+    if host.isascii() and host.replace("-", "").replace(".", "").isalnum() and host[:1].isalpha():
+        host += ".invalid"  # no questions about others' machines
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(network.socket, "getaddrinfo", _lookup)
+        _, said = refusal(lambda: network.resolve(host))
+    assert said is None or "--master-addr" in said
+
+
+def _lookup(host, port):
+    """Python's own encoding of a name, of which the errors come; no question goes out."""
+    host.encode("idna")
+
+
+# ---- what is kept and told
+
+
+@examples(60)
+@given(st.lists(st.tuples(*[st.sampled_from(["gather", "whole", ""]) | WORDS] * 3), max_size=12))
+def test_decisions_are_counted_and_told_once(decisions):
+    stream = io.StringIO()
+    report = Report(speaks=True, stream=stream)
+    for decision in decisions:
+        report.say_once(*decision)
+    kept = {(d["kind"], d["where"], d["what"]): d["count"] for d in json.loads(report.to_json())}
+    assert kept == {decision: decisions.count(decision) for decision in decisions}
+    assert list(kept) == list(dict.fromkeys(decisions))
+    for kind in {kind for kind, _, _ in decisions}:
+        counts = [decision.count for decision in report.of(kind)]
+        assert counts == sorted(counts, reverse=True)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == len(kept)
+    assert all(line.startswith(PREFIX) for line in lines)
+    if decisions:
+        _, said = refusal(lambda: Report(strict=True).doubt(*decisions[0]))
+        assert said is not None
+        assert said.startswith("--strict: ")
+
+
+@examples(60)
+@given(st.lists(st.integers(0, 200), max_size=6), st.integers(1, 64))
+def test_ranks_fetch_each_row_once_in_order(lengths, ranks):
+    batches = [list(range(100 * at, 100 * at + length)) for at, length in enumerate(lengths)]
+    samplers = [RowSampler(batches, ranks, rank, lambda: None) for rank in range(ranks)]
+    for batch, parts in zip(batches, zip(*samplers, strict=True), strict=True):
+        if len(batch) < ranks:
+            assert all(part == batch for part in parts)
+            continue
+        assert [index for part in parts for index in part] == batch
+        sizes = [len(part) for part in parts]
+        assert sizes == sorted(sizes, reverse=True)
+        assert sizes[0] - sizes[-1] <= 1
+    for sampler in samplers:
+        assert [None if s is None else sum(s) for s in sampler.sizes] == [
+            n if n >= ranks else None for n in lengths
+        ]
+
+
+@examples(60)
+@given(
+    st.lists(WORDS | st.sampled_from(["--local_rank", "--local-rank=3", "--local_rankx=1", "-1"])),
+    st.sampled_from(["", *FLAGS]),
+    st.integers(0, 63),
+)
+def test_a_local_rank_is_given_where_it_is_wanted_and_once(given, flag, local_rank):
+    got = Form(Kind.RANKS, flag=flag).arguments(tuple(given), local_rank)
+    own = [word for word in given if word in FLAGS or word.startswith(tuple(f"{f}=" for f in FLAGS))]
+    added = [f"{flag}={local_rank}"] if flag and not own else []
+    assert list(got) == added + given
+
+
+@examples(100)
+@given(st.lists(WORDS | st.sampled_from(["[", "[!]", "[z-a]", "**", "?", "Net.[0-9", "\\"])), WORDS)
+def test_any_pattern_of_a_module_can_be_asked_for(patterns, name):
+    left_out = LeftOut(tuple(patterns))
+    assert left_out._matches(name) in (True, False)
+    assert LeftOut((*patterns, "*"))._matches(name)
+    told, said = refusal(lambda: launch.check_disabled(SimpleNamespace(disable=tuple(patterns))))
+    assert said is None or "--disable is " in said
+    assert told is None
+    launch.check_disabled(SimpleNamespace(disable=tuple(f"modules:{word}" for word in patterns if word)))
+
+
+def test_a_refusal_is_one_of_ours():
+    with pytest.raises(BadInput):
+        cli.parse(["run", "--nproc", "x", "s.py"])
