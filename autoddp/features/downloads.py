@@ -6,12 +6,14 @@ import email
 import fcntl
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.client import HTTPMessage
 from typing import Any, ClassVar
 
 from autoddp.outside import bodies
+from autoddp.outside.atomic import Draft
 from autoddp.outside.effects import Call, Mode, Outward
 from autoddp.outside.handover import Facts, seen
 from autoddp.outside.nodes import leaders
@@ -72,6 +74,11 @@ class Downloads(Outward):
     name: ClassVar[str] = "downloads"
     without: ClassVar[str] = "every rank asks for what it downloads"
 
+    def setup(self, undo: ExitStack) -> None:
+        """No file is being filled yet."""
+        super().setup(undo)
+        self._filling = threading.local()  # `now`: a library fills one, on this thread
+
     @patch(*(f"torchvision.datasets.{name}.__init__" for name in DATA_SETS), why=WHY, optional=True)
     def make_in_turn(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """The constructor asks what is there, loads, unpacks and reads: all of it in turn."""
@@ -112,7 +119,8 @@ class Downloads(Outward):
     def load_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """These never look whether the file is there: one rank of a node calls them."""
         if self.effects.users() is not Mode.AGREED:
-            return self._alone(Call(wrapped, args, kwargs))
+            call = Call(lambda *args, **kwargs: self._whole(Call(wrapped, args, kwargs)), args, kwargs)
+            return self._alone(call)
         call = Call(wrapped, args, kwargs)
         path, facts, headers = self._lead(call, 0)
         with self.effects.own():
@@ -123,11 +131,26 @@ class Downloads(Outward):
             return path, email.message_from_string(headers, _class=HTTPMessage)
         return None
 
+    @patch(
+        "torchvision.datasets.utils:_urlretrieve",
+        why="a download that breaks off leaves no half of a file",
+        optional=True,
+    )
+    def retrieve_whole(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """The next run would take it for the whole, where nothing is known of what it should be."""
+        return self._whole(Call(wrapped, args, kwargs))
+
+    @patch("torch.hub:urlopen", why="a body that breaks off is an error, not a file")
+    def read_whole(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """It writes under another name, and would rename what is half."""
+        return bodies.complete(wrapped(*args, **kwargs))
+
     @patch("urllib.request:urlopen", why=HANDED)
     def open_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """A body that is too large to be handed on is asked for by every rank, and that is said."""
         if self.effects.users() is not Mode.AGREED:
-            return wrapped(*args, **kwargs)
+            response = wrapped(*args, **kwargs)
+            return bodies.complete(response) if getattr(self._filling, "now", False) else response
         call = Call(wrapped, args, kwargs)
         packed = self._hand(call, lambda: bodies.read(call.plain()))
         if packed:
@@ -188,13 +211,29 @@ class Downloads(Outward):
         with self.effects.own(), _one_at_a_time(self.run.world.master_port):
             return call.plain()
 
+    def _whole(self, call: Call) -> Any:
+        """The call writes the file that it names whole, or leaves what is there."""
+        path = call.named.get("filename")
+        if path is None:  # a temporary file; or torch.hub, which renames by itself
+            return call.plain()
+        draft = Draft(os.fspath(path))
+        self._filling.now = True
+        try:
+            with self.effects.own():
+                made = draft.write(lambda at: call.changed(filename=at))
+                draft.put()
+        finally:
+            self._filling.now = False
+            draft.discard()
+        return made and (path, *made[1:])
+
     def _lead(self, call: Call, leader: int, path: str = "", facts: Facts | None = None) -> list[Any]:
         """One rank loads a file, unless it is rank 0's that it sees there."""
 
         def load() -> list[Any]:
             if path and seen(path) == facts:
                 return [path, facts, ""]
-            made = call.plain()
+            made = self._whole(call)
             at, headers = made if made is not None else (call.named["dst"], "")
             at = os.fspath(at)
             return [at, seen(os.path.expanduser(at)), str(headers)]

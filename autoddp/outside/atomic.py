@@ -115,7 +115,8 @@ def _renamed(error: BaseException, beside: str, folder: str) -> BaseException:
         return value.replace(beside, folder or ".")
 
     if isinstance(error, OSError) and error.errno is not None:
-        error.filename = users(error.filename)
+        if error.filename is not None:  # to set it would show
+            error.filename = users(error.filename)
         return error
     error.args = tuple(users(a) for a in error.args)
     return error

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from http.client import HTTPMessage, IncompleteRead
 from typing import Any
+from urllib.error import ContentTooShortError
 from urllib.response import addinfourl
 
 from autoddp.outside.outcome import Outcome
@@ -94,6 +95,26 @@ def read(response: Any) -> bytes:
         reason = str(getattr(response, "reason", ""))
         facts = [response.url, response.status, str(response.headers), reason, missing, outcome.to_data()]
         return pack(facts, bytes(body))
+
+
+def complete(response: Any) -> Any:
+    """A response of `urlopen` of which a library writes part after part to a file.
+
+    Python takes the end of a connection for that of the body there: half a file would pass for a whole.
+    """
+    read = response.read
+
+    def checked(*args: Any) -> Any:
+        part = read(*args)
+        missing = getattr(response, "length", None)
+        if missing and not part and args not in ((), (None,), (0,)):
+            raise ContentTooShortError(
+                f"retrieval incomplete: {missing} bytes of {response.url} are missing", ("", response.headers)
+            )
+        return part
+
+    response.read = checked
+    return response
 
 
 def answer(packed: bytes) -> Answer:
