@@ -13,9 +13,6 @@ from hypothesis import strategies as st
 
 from autoddp import cli, launch, verify
 from autoddp.decorator import NAMES, choose, count
-from autoddp.environment import World, hide
-from autoddp.errors import BadInput
-from autoddp.launching import network
 from autoddp.launching.form import Form, Kind
 from autoddp.options import CHOICES, VARIABLE, Options
 from autoddp.report import PREFIX, Report
@@ -26,6 +23,11 @@ from autoddp.view.names import LeftOut
 from tests.fuzz import NUMBERS, NUMERALS, WORDS, examples, number, refusal
 
 # ---- the command line
+
+STRAY = [
+    *("run", "verify", "patches", "env", "--nproc", "-n", "-nq", "--view", "--help=", "--", "-", "-m"),
+    *("--disable", "--steps", "--json", "--no-strict", "--strict=1", "--nproc=", "=", "--=", "-vqm-"),
+]
 
 COUNTS = {
     "run": ("nproc", "nnodes", "node_rank", "master_port", "grace", "max_restarts", "hang_timeout"),
@@ -124,32 +126,7 @@ def test_a_command_line_is_what_it_says_or_refused(asked, script, rest):
 @examples(80)
 @given(
     st.lists(
-        st.sampled_from(
-            [
-                "run",
-                "verify",
-                "patches",
-                "env",
-                "--nproc",
-                "-n",
-                "-nq",
-                "--view",
-                "--help=",
-                "--",
-                "-",
-                "-m",
-                "--disable",
-                "--steps",
-                "--json",
-                "--no-strict",
-                "--strict=1",
-                "--nproc=",
-                "=",
-                "--=",
-                "-vqm-",
-            ]
-        )
-        | NUMERALS,
+        st.sampled_from(STRAY) | NUMERALS,
         max_size=6,
     )
 )
@@ -216,104 +193,6 @@ def test_the_decorators_options_are_understood_or_refused(given, override):
     assert said is None or any(name in said.replace("-", "_") for name in given)
     ranks, said = refusal(lambda: count(Options(), override))
     assert 1 <= ranks <= 4096 if said is None else "AUTODDP_NPROC" in said
-
-
-# ---- a launcher's variables
-
-TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
-OTHERS = (
-    *("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_TASKS"),
-    *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK", "PMI_SIZE"),
-)
-HOSTS = st.sampled_from(["localhost", "10.0.0.1", "::1", "node-0.cluster", "a..b", ".", "x" * 64, "a b", ""])
-
-
-@st.composite
-def jobs(draw):
-    """The variables of a rank of a job that there can be, of nodes of any sizes."""
-    sizes = draw(st.lists(st.integers(1, 8), min_size=1, max_size=8))
-    node = draw(st.integers(0, len(sizes) - 1))
-    local = draw(st.integers(0, sizes[node] - 1))
-    numbers = (sum(sizes[:node]) + local, sum(sizes), local, sizes[node], node, len(sizes))
-    port = str(draw(st.integers(1, 65535)))
-    return dict(zip(TORCHRUN, map(str, numbers), strict=True)) | {"MASTER_ADDR": "node0", "MASTER_PORT": port}
-
-
-@examples(100)
-@given(jobs(), st.dictionaries(st.sampled_from(OTHERS), NUMERALS), st.booleans())
-def test_a_job_is_read_whatever_else_is_set(job, others, bare):
-    if bare:  # what others than torchrun set
-        job = {name: value for name, value in job.items() if not name.startswith("GROUP")}
-    world = World.read(others | job)
-    read = (world.rank, world.world_size, world.local_rank, world.local_world_size, world.node_rank)
-    assert read == tuple(int(job.get(name, "0")) for name in TORCHRUN[:5])
-    assert launch.launched(others | job)
-    assert not launch.launched(others)
-    left = others | job
-    assert hide(left) == job
-    assert left == others
-
-
-@examples(150)
-@given(
-    jobs(),
-    st.dictionaries(
-        st.sampled_from(TORCHRUN), st.none() | NUMERALS | st.integers(0, 9).map(str), min_size=1, max_size=3
-    ),
-    st.none() | st.fixed_dictionaries({}, optional={"MASTER_ADDR": HOSTS | WORDS, "MASTER_PORT": NUMERALS}),
-)
-def test_variables_that_contradict_are_refused(job, changes, master):
-    environ = {k: v for k, v in (job | changes | (master or {})).items() if v is not None}
-    world, said = refusal(lambda: World.read(environ))
-    needed = set(TORCHRUN[:4]) | {"MASTER_ADDR", "MASTER_PORT"}
-    read = {name: number(text) for name, text in environ.items() if name != "MASTER_ADDR"}
-    if said is not None:
-        named = [name for name in (*TORCHRUN, "MASTER_ADDR", "MASTER_PORT") if name in said]
-        assert named, said
-        told = [n for n in named if n not in environ or environ[n] in said or repr(environ[n]) in said]
-        assert told or any(str(read.get(name)) in said for name in named), f"no value in {said}"
-        assert needed - set(environ) or not _can_be(read, environ["MASTER_ADDR"]), said
-        return
-    assert _can_be(read, environ["MASTER_ADDR"])
-    assert world.master_port == read["MASTER_PORT"]
-
-
-def _can_be(read, host):
-    """Whether nodes can be found, of one rank at least each, that these ranks lie on."""
-    if None in read.values() or max(map(abs, read.values())) >= 2**31:
-        return False
-    size, here = read["WORLD_SIZE"], read["LOCAL_WORLD_SIZE"]
-    nodes = read.get("GROUP_WORLD_SIZE")
-    elsewhere = size - here
-    fits = elsewhere >= 0 and (nodes is None or nodes - 1 <= elsewhere)
-    place = read.get("GROUP_RANK", 0)
-    known = nodes if nodes is not None else elsewhere + 1
-    ranks = 0 <= read["RANK"] < size and 0 <= read["LOCAL_RANK"] < here and 0 <= place < known
-    bad = not host or any(not c.isprintable() or c == " " for c in host) or not _has_labels(host)
-    return fits and ranks and 1 <= read["MASTER_PORT"] <= 65535 and not bad
-
-
-def _has_labels(host):
-    try:
-        return bool(host.encode("idna"))
-    except UnicodeError:
-        return False
-
-
-@examples(60)
-@given(HOSTS | WORDS)
-def test_an_address_that_is_none_is_refused(host):
-    if host.isascii() and host.replace("-", "").replace(".", "").isalnum() and host[:1].isalpha():
-        host += ".invalid"  # no questions about others' machines
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(network.socket, "getaddrinfo", _lookup)
-        _, said = refusal(lambda: network.resolve(host))
-    assert said is None or "--master-addr" in said
-
-
-def _lookup(host, port):
-    """Python's own encoding of a name, of which the errors come; no question goes out."""
-    host.encode("idna")
 
 
 # ---- what is kept and told
@@ -383,8 +262,3 @@ def test_any_pattern_of_a_module_can_be_asked_for(patterns, name):
     assert said is None or "--disable is " in said
     assert told is None
     launch.check_disabled(SimpleNamespace(disable=tuple(f"modules:{word}" for word in patterns if word)))
-
-
-def test_a_refusal_is_one_of_ours():
-    with pytest.raises(BadInput):
-        cli.parse(["run", "--nproc", "x", "s.py"])
