@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import stat
-import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -33,15 +33,14 @@ class Draft:
         if not self._has_a_place():
             return save(self.path)  # a device, or an error that `save` itself words best
         try:
-            self._beside = tempfile.mkdtemp(prefix=f".{_short(self.name)}.", dir=self.folder)
+            self._make()
         except OSError as error:
+            self.discard()
             if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
                 return save(self.path)  # a file that may be written in a folder that may not
             raise OSError(error.errno, error.strerror, self.path) from None  # the old file stays
+        assert self._beside is not None
         try:
-            if HERE.private is not None:
-                self._link = os.path.join(HERE.private, os.path.basename(self._beside))
-                os.symlink(self._beside, self._link)
             if self._keep and os.path.exists(self.path):  # it will be added to
                 shutil.copyfile(self.path, os.path.join(self._beside, self.name))
             result = save(os.path.join(self._beside, self.name))
@@ -70,10 +69,36 @@ class Draft:
         """Leave what is in place, and no trace beside it."""
         if self._beside is not None:
             shutil.rmtree(self._beside, ignore_errors=True)
-            if self._link is not None:
-                with suppress(FileNotFoundError):
-                    os.unlink(self._link)
-            self._beside = self._link = None
+            self._beside = None
+        self._unlink()
+
+    def _make(self) -> None:
+        """The folder beside; the launcher is told of it before it is there."""
+        while True:
+            name = f".{_short(self.name)}.{time.monotonic_ns():x}"
+            self._beside = os.path.join(self.folder, name)
+            try:
+                self._tell(name)
+                os.mkdir(self._beside, 0o700)
+            except FileExistsError:  # another process's: it is left alone
+                self._beside = None
+                self._unlink()
+            else:
+                return
+
+    def _tell(self, name: str) -> None:
+        if HERE.private is None:
+            return
+        link = os.path.join(HERE.private, name)
+        with suppress(OSError):  # that folder's disk is full: the user's may be not
+            os.symlink(self._beside or "", link)
+            self._link = link
+
+    def _unlink(self) -> None:
+        if self._link is not None:
+            with suppress(FileNotFoundError):
+                os.unlink(self._link)
+            self._link = None
 
     def _target(self, name: str) -> str:
         return os.path.realpath(os.path.join(os.path.dirname(self.path), name))

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from autoddp.outside.effects import Effects
 
 LIMIT = 1 << 30  # bytes of a file that are handed over
+LATE = 60.0  # seconds after which a file server shows all nodes what one has written
 PART = 1 << 20  # bytes that travel at once
 AHEAD = 4  # parts that are asked for before the first of them was read
 PATIENCE = timedelta(minutes=5)  # in which rank 0 has answered
@@ -130,7 +131,8 @@ class Client:
                 return file
             facts = self._ask(path)[0]
             if facts is not None:
-                return file if facts == seen(path) else self._fetched(path, facts)
+                there = facts == seen(path) or (facts[0] > LIMIT and _comes(path, facts))
+                return file if there else self._fetched(path, facts)
             if changed and os.path.isfile(path):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file)
         return file
@@ -152,8 +154,9 @@ class Client:
         size, changed = facts
         if size > LIMIT:
             raise TooLarge(
-                f"{path} is on node 0 and not on node {self._node}: {size} bytes, and up to {LIMIT} are "
-                f"handed over; put it in a folder that both nodes share, or copy it to node {self._node}"
+                f"{path} is on node 0 and, after {LATE:.0f} s, not on node {self._node}: {size} bytes, and "
+                f"up to {LIMIT} are handed over; put it in a folder that both nodes share, or copy it to "
+                f"node {self._node}"
             )
         folder = os.path.join(self._folder, hashlib.sha1(path.encode()).hexdigest())
         at = os.path.join(folder, f"{changed}-{size}", os.path.basename(path))
@@ -262,6 +265,18 @@ def _among(path: str, changed: Collection[str] | None) -> bool:
         if folder == path:
             return False
         path = folder
+    return False
+
+
+def _comes(path: str, facts: Facts) -> bool:
+    """Whether it is a file server's, which is late: what fits is handed over meanwhile."""
+    deadline = time.monotonic() + LATE
+    while time.monotonic() < deadline:
+        with suppress(OSError):
+            os.close(os.open(path, os.O_RDONLY))  # then a client asks its server anew
+        if seen(path) == facts:
+            return True
+        time.sleep(_TICK)
     return False
 
 

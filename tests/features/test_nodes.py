@@ -9,6 +9,7 @@ import pickle
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -187,6 +188,7 @@ def test_once_each_node(on, monkeypatch):
 
 def test_a_file_too_large_is_refused_with_the_way_out(on, monkeypatch):
     monkeypatch.setattr(handover, "LIMIT", 1000)
+    monkeypatch.setattr(handover, "LATE", 1.0)
 
     def script(run):
         Path("fits").write_bytes(bytes(1000))
@@ -199,10 +201,36 @@ def test_a_file_too_large_is_refused_with_the_way_out(on, monkeypatch):
         1000,
         (
             "TooLarge",
-            f"{on.folder}/at/large is on node 0 and not on node 1: 1001 bytes, and up to 1000 are handed "
-            "over; put it in a folder that both nodes share, or copy it to node 1",
+            f"{on.folder}/at/large is on node 0 and, after 1 s, not on node 1: 1001 bytes, and up to 1000 "
+            "are handed over; put it in a folder that both nodes share, or copy it to node 1",
         ),
     )
+
+
+def test_a_large_file_that_a_file_server_shows_late_is_waited_for(on, monkeypatch):
+    """Another size, then half of it, then all: as its parts arrive."""
+    monkeypatch.setattr(handover, "LIMIT", 1000)
+    body = bytes(range(250)) * 8
+    Path(on.folder / "node1" / "large").write_bytes(b"of an earlier job")
+
+    def script(run):
+        Path("large").write_bytes(body)
+        return Path("large").read_bytes() == body
+
+    server = threading.Thread(target=arrives, args=(on.folder,))
+    server.start()
+    assert on(script) == [True, True]
+    server.join()
+
+
+def arrives(folder: Path) -> None:
+    source, target = folder / "node0" / "large", folder / "node1" / "large"
+    while not source.exists():
+        time.sleep(0.01)
+    for part in (2, 1):
+        time.sleep(0.3)
+        target.write_bytes(source.read_bytes()[: 2000 // part])
+    shutil.copystat(source, target)
 
 
 def test_rank_0_stays_until_the_others_have_read(on):
