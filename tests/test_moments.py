@@ -31,17 +31,19 @@ if there:
 with open("starts", "a") as starts:
     starts.write(f"{state['n']}\\n")
 start = len(open("starts").readlines())
-draw, took, n = np.random.default_rng(start), 0.02, state["n"]
+draw, n = np.random.default_rng(start), state["n"]
+for _ in range(2):  # how long it takes, once all is loaded that it takes
+    began = time.perf_counter()
+    torch.save({"n": n, "x": torch.full((300_000,), n)}, "last.pt")
+    took = 1.2 * (time.perf_counter() - began)
 while start <= moments:  # until it hits
     n += 1
     state = {"n": n, "x": torch.full((300_000,), n)}
     if autoddp.rank() == 0:
         signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-4, took))
-    began = time.perf_counter()
     torch.save(state, "last.pt")
     if autoddp.rank() == 0:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    took = 1.2 * (time.perf_counter() - began)
 print("through")
 """
 
