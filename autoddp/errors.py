@@ -5,6 +5,7 @@ AutoDDPError
 ├── PatchTargetMissing  this torch lacks something that a feature patches
 ├── Disagreement        ranks hold different values, or are at different places
 ├── RankEnded           another rank has ended, and this one waits for what it would do
+│   └── Unreachable     its node, or the network to it, is lost
 ├── LostGradient        a batch held by rows reached code that would drop its gradient
 ├── TooLarge            a file on node 0 is too large to be handed to a node that lacks it
 ├── ScratchFailed       a rank above 0 has no room for its private copies of files
@@ -38,6 +39,10 @@ class Disagreement(AutoDDPError):
 
 class RankEnded(AutoDDPError):
     """Another rank has ended; what this one would have learned from it will not come."""
+
+
+class Unreachable(RankEnded):
+    """The kernel has given another rank's node up: no word of ours gets there."""
 
 
 class LostGradient(AutoDDPError):

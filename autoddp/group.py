@@ -120,7 +120,12 @@ class Group(Ledger):
         if point:
             self.points.enter()
         with self.position.at(kind, words):
-            yield f"{self._effects} {words}"
+            try:
+                yield f"{self._effects} {words}"
+            except RuntimeError as error:
+                if _is_networks(error):
+                    self.exchange.wait_for_the_end()
+                raise
         if point:
             self.points.leave()
 
@@ -152,6 +157,11 @@ class Group(Ledger):
     def barrier(self) -> None:
         """Wait for all ranks."""
         self.agree(True)
+
+
+def _is_networks(error: RuntimeError) -> bool:
+    """Whether a backend has lost another rank: gloo has no class for that."""
+    return isinstance(error, dist.DistError) or "/gloo/transport/" in str(error)
 
 
 def _is_small(x: Tensor) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from autoddp.script import Script
 from autoddp.source import Found
 
 if TYPE_CHECKING:
-    from autoddp.launching.agent import Failure
+    from autoddp.launching.failure import Failure
     from autoddp.patching import Feature
 
 PORT = 29500  # torchrun's
@@ -192,16 +191,12 @@ def outcome(failure: Failure, first: int | None, ending: int | None) -> int:
 
 def tell(failure: Failure, logs: Logs, ending: int | None) -> bool:
     """Say who failed, unless rank 0 has said it by itself; whether its log is needed still."""
-    if ending is not None or (failure.rank == 0 and failure.code >= 0):
+    from autoddp.launching.agent import words
+
+    if ending is not None or (failure.rank == 0 and not failure.killed):
         return False
-    if failure.code < 0:
-        names = {number.value: number.name for number in signal.Signals}
-        name = names.get(-failure.code, "a signal")
-        what = f"was killed by {name} (signal {-failure.code})"
-    else:
-        what = f"ended with exit code {failure.code}"
-    print(logs.failure(failure.rank, what), file=sys.stderr, flush=True)
-    return logs.said(failure.rank)
+    print(words(failure, logs), file=sys.stderr, flush=True)
+    return not failure.where and logs.said(failure.rank)
 
 
 def say(options: Options, text: str) -> None:

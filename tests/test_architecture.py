@@ -20,7 +20,7 @@ LAYERS = [
     {"cli"},
     {"decorator", "joining.join", "joining.muster", "joining.fresh", "verify", "listing"},
     {"verifying"},
-    {"launch", "launching.agent"},
+    {"launch", "launching.agent", "launching.elastic", "launching.nodes"},
     {"worker"},
     {"session", "script", "joining.muted"},
     {"watching"},

@@ -13,32 +13,25 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Barrier
-from typing import Any, TextIO
+from typing import TextIO
 
+from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-from torch.numa.binding import AffinityMode, NumaOptions
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from autoddp import worker
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.launching import rendezvous, streams
+from autoddp.launching.elastic import Agent
+from autoddp.launching.failure import Failure
 from autoddp.launching.signals import Signals
-from autoddp.options import Options
 from autoddp.report import PREFIX
+from autoddp.script import INTERRUPTED
 from autoddp.worker import Job
 
 STARTED = 60.0  # seconds in which all ranks of a node are forked
 INTERVAL = 0.02  # seconds between two looks at the ranks
-
-
-@dataclass(frozen=True)
-class Failure:
-    """The first rank that failed, and its exit code; negative: minus the signal that ended it."""
-
-    rank: int
-    local_rank: int
-    code: int
 
 
 @dataclass
@@ -74,31 +67,26 @@ def start(job: Job, signals: Signals) -> Failure | None:
     """Run the ranks of this node to their end; the first failure, if any."""
     process, gate = multiprocessing.current_process(), get_context("fork").Barrier(signals.ranks)
     parent = Parent(job, signals, process, sys.stdin, logging.root.manager.disable, gate)
-    starts = 0
 
     def ready() -> None:
-        nonlocal starts
-        if starts:
+        if agent.attempt:
             # a rank that was killed may hold the lock of the old one
             parent.gate = get_context("fork").Barrier(signals.ranks)
-            again(job, signals, starts)
+            again(job, signals, agent)
         else:
             job.logs.make()
             signals.listen()
         job.private.make()
-        starts += 1
 
-    launch = elastic_launch(config(job.options, signals.ranks, ready), enter)
     streams.flush()
     # multiprocessing would close a child's stdin, and finds none to close
     sys.stdin = None
     signals.wait()
     logging.disable(logging.CRITICAL)  # the agent's own words; the failure is told by us
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""  # ours, see `signals`: torch's end the job at once
     try:
-        launch(parent)
-    except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        return Failure(rank, failure.local_rank, failure.exitcode)
+        agent = Agent(spec(parent), Starting(ready), job.options, signals)
+        result = agent.run()
     except Signalled:
         return Failure(0, 0, 1)
     finally:
@@ -106,10 +94,13 @@ def start(job: Job, signals: Signals) -> Failure | None:
         sys.stdin = parent.stdin
         signals.leave()
         job.private.clear()
-    return None
+    if result.is_failed() and agent.failure is None:  # torch alone has seen it
+        rank, failed = min(result.failures.items())
+        return Failure(rank, failed.local_rank, failed.exitcode)
+    return agent.failure
 
 
-def again(job: Job, signals: Signals, times: int) -> None:
+def again(job: Job, signals: Signals, agent: Agent) -> None:
     """All ranks have ended since one failed, and start once more from the beginning of the script.
 
     Raises:
@@ -117,51 +108,49 @@ def again(job: Job, signals: Signals, times: int) -> None:
     """
     if signals.ending is not None:
         raise Signalled
-    failed = signals.restart()
+    signals.restart()
     if job.options.quiet:
         return
-    what = "a rank was killed"
-    if failed is not None:
-        local_rank, code = failed
-        rank = job.options.node_rank * signals.ranks + local_rank
-        what = job.logs.failure(rank, f"ended with exit code {code}")
-    line = f"{PREFIX} the job is run again ({times} of {job.options.max_restarts})"
-    print(f"{what if what.startswith(PREFIX) else f'{PREFIX} {what}'}\n{line}", file=sys.stderr, flush=True)
+    times = f"{agent.attempt} of {job.options.max_restarts}"
+    if agent.failure is not None:
+        print(words(agent.failure, job.logs), file=sys.stderr)
+    print(f"{PREFIX} the job is run again ({times})", file=sys.stderr, flush=True)
 
 
-def config(options: Options, ranks: int, ready: Callable[[], None]) -> LaunchConfig:
-    """The agent's: one node meets by itself, several at the master's address, as with torchrun."""
-    made = LaunchConfig(
-        min_nodes=options.nnodes,
-        max_nodes=options.nnodes,
-        nproc_per_node=ranks,
-        start_method="fork",
-        run_id="autoddp",
+def words(failure: Failure, logs: streams.Logs) -> str:
+    """Who failed, and the end of its log."""
+    if failure.lost:
+        return f"{PREFIX} {failure.where} is lost: {failure.lost}"
+    if failure.where:
+        return f"{PREFIX} {failure.who} {failure.what}; its log is there"
+    return logs.failure(failure.rank, failure.what)
+
+
+def spec(parent: Parent) -> WorkerSpec:
+    """What the agent runs; one node meets by itself, several at the master's address, as with torchrun."""
+    options, ranks = parent.job.options, parent.signals.ranks
+    several = options.nnodes > 1
+    handler = get_rendezvous_handler(
+        RendezvousParameters(
+            backend="static" if several else rendezvous.BACKEND,
+            endpoint=f"{options.master_addr if several else rendezvous.HOST}:{options.master_port or 0}",
+            run_id="autoddp",
+            min_nodes=options.nnodes,
+            max_nodes=options.nnodes,
+            rank=options.node_rank,
+        )
+    )
+    return WorkerSpec(
+        role="default",
+        local_world_size=ranks,
+        rdzv_handler=handler,
+        entrypoint=enter,
+        args=(parent,),
         max_restarts=options.max_restarts,
         monitor_interval=INTERVAL,
-        logs_specs=Starting(ready),
-        # ours, see `signals`: the agent's own end the job whatever the script does about them
-        signals_to_handle="",
-        # with None, torch would look for an accelerator, and so touch CUDA in this process
-        numa_options=NumaOptions(AffinityMode.NODE),
-        **meeting(options),
+        master_addr=options.master_addr if several else None,
+        master_port=options.master_port if several else None,
     )
-    made.numa_options = None
-    return made
-
-
-def meeting(options: Options) -> dict[str, Any]:
-    """Where the nodes meet."""
-    if options.nnodes == 1:
-        return {
-            "rdzv_backend": rendezvous.BACKEND,
-            "rdzv_endpoint": f"{rendezvous.HOST}:{options.master_port or 0}",
-        }
-    return {
-        "rdzv_backend": "static",
-        "rdzv_endpoint": f"{options.master_addr}:{options.master_port}",
-        "rdzv_configs": {"rank": options.node_rank},
-    }
 
 
 def enter(parent: Parent) -> None:
@@ -179,6 +168,8 @@ def enter(parent: Parent) -> None:
     multiprocessing.context._default_context._actual_context = None  # type: ignore[attr-defined]
     try:
         code = worker.run(parent.job)
+    except KeyboardInterrupt:
+        code = INTERRUPTED  # before the script's first line, or after its last
     except AutoDDPError as error:
         print(f"{PREFIX} {error}", file=sys.stderr)
         code = 2 if isinstance(error, BadInput) else 1

@@ -9,6 +9,7 @@ speaks for its rank nor makes it seem alive when it has ended.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -21,7 +22,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from autoddp.errors import AutoDDPError, RankEnded
+from autoddp.errors import AutoDDPError, RankEnded, Unreachable
+from autoddp.outside.sockets import address, far, near, prompt
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -35,6 +37,7 @@ CHUNK = 1 << 14
 LINES = 4
 GREETING = 5.0  # seconds that whoever connects has to say who it is
 NEVER_MIND = (BrokenPipeError, ConnectionResetError)
+DARK = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
 
 
 class Line:
@@ -43,8 +46,10 @@ class Line:
     def __init__(self, peer: int, connected: socket.socket, seconds: float) -> None:
         self.peer, self.socket, self.seconds = peer, connected, seconds
         self.number = connected.fileno()
+        self.address = address(connected)  # empty on one node
+        self._dark = False  # the kernel has given the peer up
         connected.setblocking(True)
-        _prompt(connected)
+        prompt(connected)
         # a deadline of the kernel's own: one call, where a timeout of Python's makes two
         whole = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, whole)
@@ -64,7 +69,12 @@ class Line:
             self.socket.sendall(LENGTH.pack(len(data)) + data, socket.MSG_NOSIGNAL)
         except NEVER_MIND:
             pass
-        except BlockingIOError:
+        except OSError as error:
+            if error.errno in DARK:
+                self._dark = True  # whoever reads is told
+                return
+            if not isinstance(error, BlockingIOError):
+                raise
             raise AutoDDPError(
                 f"rank {self.peer} has read nothing for {self.seconds:.0f} s; see where it hangs"
             ) from None
@@ -73,7 +83,7 @@ class Line:
         """The next message, once it is here.
 
         Raises:
-            RankEnded: The peer has ended without it.
+            RankEnded: The peer has ended without it, or is out of reach.
             AutoDDPError: It has said nothing until the deadline.
         """
         while not self._whole():
@@ -122,6 +132,11 @@ class Line:
         fcntl.fcntl(self.number, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(self.number, fcntl.F_SETFL, fcntl.fcntl(self.number, fcntl.F_GETFL) | os.O_ASYNC)
 
+    def limit(self, seconds: float) -> None:
+        """What the peer's kernel has not taken by then, it never will: see `Unreachable`."""
+        if self.address:
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
+
     def _whole(self) -> bool:
         """Whether a message is here, to its end."""
         held = self._held
@@ -140,8 +155,15 @@ class Line:
             data = self.socket.recv(max(CHUNK, missing), socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
-        except ConnectionResetError:
+        except OSError as error:
+            self._dark |= error.errno in DARK
+            if not self._dark and not isinstance(error, ConnectionResetError):
+                raise
             data = b""
+        if not data and self._dark:
+            raise Unreachable(
+                f"rank {self.peer} at {self.address} is out of reach: its node, or the network to it, is lost"
+            )
         if not data:
             raise RankEnded(
                 f"rank {self.peer} has ended, and this rank goes on: nothing is done for all any more"
@@ -168,12 +190,12 @@ class Channel:
         os.register_at_fork(after_in_child=leave)
 
     @classmethod
-    def between(cls, world: World, store: Store, seconds: float) -> Channel:
+    def between(cls, world: World, store: Store, seconds: float, lines: int = LINES) -> Channel:
         """Connect all ranks; all must come."""
-        lines: list[dict[int, Line]] = [{} for _ in range(LINES)]
+        made: list[dict[int, Line]] = [{} for _ in range(LINES)]
         if world.rank:
             where, port, token = json.loads(store.get(KEY))
-            for number, line in enumerate(lines):
+            for number, line in enumerate(made[:lines]):
                 connected = _dial(world, where, port, seconds)
                 connected.sendall(HELLO.pack(bytes.fromhex(token), world.rank, number))
                 line[0] = Line(0, connected, seconds)
@@ -181,16 +203,16 @@ class Channel:
             with contextlib.ExitStack() as listeners:
                 token = secrets.token_bytes(16)
                 where = f"\0autoddp-{secrets.token_hex(8)}"  # no file: it is gone with its listener
-                doors = [listeners.enter_context(_near(where))]
+                doors = [listeners.enter_context(near(where))]
                 if world.local_world_size < world.world_size:
-                    doors.append(listeners.enter_context(_far()))
+                    doors.append(listeners.enter_context(far()))
                 port = doors[1].getsockname()[1] if doors[1:] else 0
                 store.set(KEY, json.dumps([where, port, token.hex()]))
                 for rank, number, connected in _arrivals(
-                    doors, token, (world.world_size - 1) * LINES, seconds
+                    doors, token, (world.world_size - 1) * lines, seconds
                 ):
-                    lines[number][rank] = Line(rank, connected, seconds)
-        return cls([dict(sorted(line.items())) for line in lines])
+                    made[number][rank] = Line(rank, connected, seconds)
+        return cls([dict(sorted(line.items())) for line in made])
 
     def close(self) -> None:
         """No line is left; twice is harmless."""
@@ -199,38 +221,23 @@ class Channel:
                 line.close()
 
 
-def _near(where: str) -> socket.socket:
-    """For ranks in this network namespace."""
-    door = socket.socket(socket.AF_UNIX)
-    door.bind(where)
-    door.listen(socket.SOMAXCONN)
-    return door
-
-
-def _far() -> socket.socket:
-    """For ranks elsewhere, by whichever of this node's addresses they reach the store at."""
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
-    return socket.create_server(("", 0), family=family, backlog=socket.SOMAXCONN, dualstack_ipv6=both)
-
-
 def _dial(world: World, where: str, port: int, seconds: float) -> socket.socket:
     """A socket to rank 0; a name that nobody answers to here is another node's."""
-    near = socket.socket(socket.AF_UNIX)
+    local = socket.socket(socket.AF_UNIX)
     try:
-        near.connect(where)
+        local.connect(where)
     except ConnectionRefusedError:
-        near.close()
+        local.close()
     else:
-        return near
+        return local
     try:
-        far = socket.create_connection((world.master_addr, port), min(seconds, 60))
+        remote = socket.create_connection((world.master_addr, port), min(seconds, 60))
     except OSError as error:
         raise AutoDDPError(
             f"rank {world.rank} cannot reach rank 0 at {world.master_addr}:{port} ({error}); nodes need to "
             "reach node 0 at any port, as gloo does"
         ) from None
-    return far
+    return remote
 
 
 def _arrivals(
@@ -267,12 +274,3 @@ def _greeting(caller: socket.socket) -> bytes:
                 break
             said += more
     return said
-
-
-def _prompt(far: socket.socket) -> None:
-    """Small messages leave at once, and a node that went dark is noticed."""
-    if far.family == socket.AF_UNIX:
-        return
-    far.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    far.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    far.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)

@@ -1,0 +1,140 @@
+"""Torch's elastic agent, for the ranks of this node: it tells who failed first, and hears of other nodes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+from autoddp.launching.failure import Failure
+from autoddp.launching.nodes import Nodes
+from autoddp.launching.signals import ALONE, Signals
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+    from torch.distributed.elastic.multiprocessing import LogsSpecs
+
+    from autoddp.options import Options
+
+PATIENCE = 2.0  # seconds that ranks here have to fail by themselves, once one elsewhere has
+
+
+class Agent(LocalElasticAgent):
+    """One node's."""
+
+    def __init__(self, spec: WorkerSpec, logs: LogsSpecs, options: Options, signals: Signals) -> None:
+        super().__init__(spec, logs, start_method="fork")
+        self.options, self.signals = options, signals
+        self.failure: Failure | None = None  # of this attempt, or of the one before while ranks start
+        self.nodes: Nodes | None = None
+        self.attempt = -1
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self.attempt += 1
+        if self.options.nnodes > 1:
+            self._meet(worker_group.store)
+        pids = super()._start_workers(worker_group)
+        self.failure = None
+        if self.nodes is not None:
+            self.nodes.listen(self.attempt)
+        return pids
+
+    def _meet(self, store: Any) -> None:
+        if self.nodes is not None:
+            self.nodes.rest()
+            return
+        o = self.options
+        apart = PrefixStore("launchers", store)
+        assert o.master_addr is not None
+        self.nodes = Nodes(o.node_rank, o.nnodes, o.master_addr, apart, o.hang_timeout)
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        own, elsewhere = self._first(worker_group), self.nodes.heard(PATIENCE) if self.nodes else None
+        self.failure = elsewhere or own
+        if own is not None and self.nodes is not None and elsewhere is None:
+            self.nodes.tell(own)
+        if elsewhere is not None:
+            assert self.nodes is not None
+            self.nodes.take()
+            if elsewhere.lost:
+                self._remaining_restarts = 0  # there is nobody to run the job again with
+            return RunResult(WorkerState.FAILED)
+        if own is None and self._left_early():
+            self._shutdown()
+            return RunResult(WorkerState.SUCCEEDED, {w.global_rank: None for w in worker_group.workers})
+        with _deadline() if own is not None else _none():
+            return super()._monitor_workers(worker_group)
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        super()._shutdown(death_sig, min(timeout, int(ALONE)))
+
+    def _exit_barrier(self) -> None:
+        """The lines between launchers know when a node is lost; a store does not."""
+        if self.nodes is None:
+            return
+        self.nodes.done()
+        while not self.nodes.over and self.failure is None:
+            time.sleep(self._worker_group.spec.monitor_interval)
+            self.failure = self.nodes.heard(0)
+        self.nodes.take()
+
+    # ---- how the ranks of this node have ended
+
+    def _first(self, worker_group: WorkerGroup) -> Failure | None:
+        """Of those that failed within one interval, one that was killed: others fail because it is gone."""
+        failed = [(rank, code) for rank, code in self._codes().items() if code]
+        if not failed:
+            return None
+        local_rank, code = min(failed, key=lambda one: one[1] >= 0)
+        return Failure(worker_group.workers[local_rank].global_rank, local_rank, code)
+
+    def _left_early(self) -> bool:
+        """Whether all have ended well, some by `os._exit(0)`, which gives torch no word of it."""
+        codes = self._codes()
+        ranks = range(self.signals.ranks)
+        return bool(codes) and all(rank in codes or self.signals.code_of(rank) == 0 for rank in ranks)
+
+    def _codes(self) -> dict[int, int]:
+        """Of those that have ended: looked at, and left to torch to wait for."""
+        assert self._pcontext is not None
+        found = {}
+        for local_rank, pid in self._pcontext.pids().items():
+            try:
+                end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                continue  # torch has
+            if end is not None:
+                found[local_rank] = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+        return found
+
+
+@contextmanager
+def _deadline() -> Iterator[None]:
+    """What does not end on a SIGTERM, for which torch waits half a minute, is killed."""
+    timer = threading.Timer(ALONE, kill)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextmanager
+def _none() -> Iterator[None]:
+    yield
+
+
+def kill() -> None:
+    """All ranks of this node, at once."""
+    for child in multiprocessing.active_children():
+        child.kill()

@@ -1,0 +1,38 @@
+"""Where ranks connect: by unix sockets on a node, by TCP between nodes."""
+
+from __future__ import annotations
+
+import socket
+
+
+def near(where: str) -> socket.socket:
+    """For ranks in this network namespace."""
+    door = socket.socket(socket.AF_UNIX)
+    door.bind(where)
+    door.listen(socket.SOMAXCONN)
+    return door
+
+
+def far() -> socket.socket:
+    """For ranks elsewhere, by whichever of this node's addresses they reach the store at."""
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    return socket.create_server(("", 0), family=family, backlog=socket.SOMAXCONN, dualstack_ipv6=both)
+
+
+def address(connected: socket.socket) -> str:
+    """The peer's; empty on one node."""
+    if connected.family == socket.AF_UNIX:
+        return ""
+    return str(connected.getpeername()[0]).removeprefix("::ffff:")
+
+
+def prompt(other: socket.socket) -> None:
+    """Small messages leave at once, and a node that went dark is noticed."""
+    if other.family == socket.AF_UNIX:
+        return
+    other.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    other.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    other.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+    other.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+    other.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6)
