@@ -203,7 +203,7 @@ def where_they_stand(session: int, mark: str, folder: Path) -> str:
     os.kill(session, signal.SIGCONT)
     time.sleep(1)
     for path in (folder / "err", *(p for p in (folder / "tmp").rglob("*") if p.is_file())):
-        lines += [f"--- {path.name}", _read(path)[-6000:]]
+        lines += [f"--- {path.name}", _read(path)[-30000:]]
     for number in processes(session, mark):
         os.kill(number, signal.SIGKILL)
     return "\n".join(lines)
