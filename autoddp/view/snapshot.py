@@ -1,15 +1,16 @@
 """What a forward leaves behind in Python: noted before a trial, compared and put back after it.
 
 The proof runs user code that one process would not have run. Counters, lists, tensors and buffers of
-the module, of objects of the user's classes that it holds, and the globals of its file are as before
-afterwards; a module that changed any of them is not row-wise.
+the module, of its class and of objects of the user's classes that it holds, the globals of its file and
+what its functions keep are as before afterwards; a module that changed any of them is not row-wise.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import BuiltinFunctionType, CellType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from autoddp.report import is_users
 
 DEPTH = 5
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
+CODE = (ModuleType, type, FunctionType, BuiltinFunctionType, staticmethod, classmethod, property)
+EMPTY = object()  # a cell that nothing was put into yet
 MOST_OF_ONE = 2**24  # elements; a larger tensor is data, not state
 MOST = 2**30  # bytes of parameters that are copied, to put back what a forward wrote into them
 
@@ -50,6 +53,9 @@ class Snapshot:
             self._namespace(f"{name or type(part).__name__}", vars(part), 0)
         for space in _globals(module):
             self._globals(space)
+        for kind in {kind for part in module.modules() for kind in type(part).__mro__}:
+            if is_users(getattr(sys.modules.get(kind.__module__), "__file__", None) or "<"):
+                self._class(kind)
 
     def put_back(self) -> str | None:
         """Restore all; returns what had changed first, in words, if anything had."""
@@ -91,6 +97,8 @@ class Snapshot:
         elif isinstance(value, tuple):
             for item in value:
                 self._value(where, item, depth + 1)
+        elif isinstance(value, FunctionType):
+            self._function(value)
         elif hasattr(value, "__dict__") and _may_hold_state(value):
             self._seen[id(value)] = value
             self._namespace(where, vars(value), depth)
@@ -145,19 +153,79 @@ class Snapshot:
         self._checks.append(check)
 
     def _globals(self, space: dict[str, Any]) -> None:
-        names = [k for k, v in space.items() if isinstance(v, (*PLAIN, list, dict, set, deque, tuple))]
-        before = {k: space[k] for k in names if not k.startswith("__")}
+        if id(space) in self._seen:
+            return
+        self._seen[id(space)] = space
+        before = _data(space)
 
         def check() -> str | None:
-            for key, old in before.items():
-                if not _same(space.get(key), old):
-                    space[key] = old
-                    return f"it changes the global {key}"
-            return None
+            now = _data(space)
+            changed = [
+                k for k in {**before, **now} if not (k in before and k in now and _same(now[k], before[k]))
+            ]
+            for key in changed:
+                space.pop(key, None)
+            space.update({key: before[key] for key in changed if key in before})
+            return f"it changes the global {changed[0]}" if changed else None
 
         self._checks.append(check)
         for key, value in before.items():
             self._value(key, value, DEPTH - 1)
+
+    def _function(self, function: FunctionType) -> None:
+        """What it keeps in variables of the function around it, and in its file."""
+        if not is_users(function.__code__.co_filename):
+            return
+        self._seen[id(function)] = function
+        self._globals(function.__globals__)
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            if _content(cell) is not EMPTY and not isinstance(_content(cell), CODE):
+                self._cell(name, cell)
+
+    def _cell(self, name: str, cell: CellType) -> None:
+        before = cell.cell_contents
+
+        def check() -> str | None:
+            if _same(_content(cell), before):
+                return None
+            cell.cell_contents = before
+            return f"it changes {name} of the function around it"
+
+        self._checks.append(check)
+        self._value(name, before, DEPTH - 1)
+
+    def _class(self, kind: type) -> None:
+        before = _data(vars(kind))
+
+        def check() -> str | None:
+            now = _data(vars(kind))
+            changed = [
+                k for k in {**before, **now} if not (k in before and k in now and _same(now[k], before[k]))
+            ]
+            for key in changed:
+                if key in before:
+                    setattr(kind, key, before[key])
+                else:
+                    delattr(kind, key)
+            return f"it changes {kind.__name__}.{changed[0]}" if changed else None
+
+        self._checks.append(check)
+        for key, value in before.items():
+            self._value(f"{kind.__name__}.{key}", value, DEPTH - 1)
+        for method in vars(kind).values():
+            self._value(kind.__name__, method, DEPTH - 1)
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return EMPTY
+
+
+def _data(space: Mapping[str, Any]) -> dict[str, Any]:
+    """The names in a file or a class that stand for values, not for code."""
+    return {k: v for k, v in space.items() if not k.startswith("__") and not isinstance(v, CODE)}
 
 
 def _same(a: Any, b: Any) -> bool:
