@@ -14,7 +14,7 @@ import wrapt
 from autoddp.errors import BadInput
 from autoddp.joining.start import Origin
 from autoddp.launch import launched
-from autoddp.launching import gpus
+from autoddp.launching import gpus, schedulers
 from autoddp.options import LIMITS, Options
 from autoddp.place import HERE
 from autoddp.script import strip
@@ -73,6 +73,7 @@ def run(wrapped: Callable[..., Any], args: Any, kwargs: Any, options: Options) -
     """Call it in whatever way is right for this process."""
     if HERE.world is not None or multiprocessing.parent_process() is not None:
         return wrapped(*args, **kwargs)
+    options = schedulers.settle(os.environ, options)
     another, post = launched(os.environ), HERE.post
     ranks = 1 if another or post is not None else count(options, os.environ.get(OVERRIDE))
     if ranks == 1 and not another and post is None:

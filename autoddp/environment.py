@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +35,10 @@ ADDED = (
     "TORCHELASTIC_ERROR_FILE",
     "TORCHELASTIC_SIGNALS_TO_HANDLE",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+)
+OF_A_TASK = re.compile(
+    r"SLURM_(PROCID|LOCALID|NODEID|GTIDS|TASK_PID|NTASKS|NPROCS|(N?TASKS|CPUS)_(PER|ON)_NODE|STEP_\w+|STEPID)"
+    r"|SLURMD_NODENAME|(OMPI|PMIX?|PET)_\w+"
 )
 
 
@@ -139,8 +144,12 @@ def is_host(name: str) -> bool:
 
 
 def hide(environ: MutableMapping[str, str]) -> dict[str, str]:
-    """Take a launcher's variables out of `environ`, as one plain process has none; return them."""
-    return {name: environ.pop(name) for name in ADDED if name in environ}
+    """Take a launcher's variables out of `environ`, as one plain process has none; return them.
+
+    Of a scheduler's those that tell its processes apart; what is common to them, as the job's number, stays.
+    """
+    names = [name for name in environ if name in ADDED or OF_A_TASK.fullmatch(name)]
+    return {name: environ.pop(name) for name in names}
 
 
 @dataclass(frozen=True)

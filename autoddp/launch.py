@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from autoddp.environment import World, give
 from autoddp.errors import BadInput
-from autoddp.launching import form, gpus, network
+from autoddp.launching import form, gpus, network, schedulers
 from autoddp.launching.private import Private
 from autoddp.launching.streams import Logs
 from autoddp.options import Options
@@ -33,6 +33,7 @@ def run(script: Script, options: Options) -> int:
     Raises:
         BadInput: It cannot be done; nothing was started.
     """
+    options = schedulers.settle(os.environ, options)
     script.find()
     check_places(options)
     check_disabled(options)

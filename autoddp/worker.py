@@ -25,6 +25,7 @@ from autoddp.launching.guard import Guard
 from autoddp.launching.private import Private
 from autoddp.launching.streams import Logs
 from autoddp.options import Options
+from autoddp.outside.exchange import WAITS
 from autoddp.place import HERE
 from autoddp.report import Report
 from autoddp.script import Script, finish, forget
@@ -122,7 +123,10 @@ def find_devices(ranks: int, wanted: str) -> Devices:
     """What this node's ranks compute on."""
     if not dist.is_nccl_available():
         return gpus.without_cuda(wanted)
-    return gpus.share(gpus.visible(os.environ, gpus.count()), ranks, wanted)
+    names = gpus.visible(os.environ, gpus.count())
+    if "SLURM_GPUS_PER_TASK" in os.environ and "LOCAL_RANK" in os.environ:
+        names = names[:1] * ranks  # what this process sees is its own
+    return gpus.share(names, ranks, wanted)
 
 
 def set_threads(world: World) -> None:
@@ -179,7 +183,7 @@ def end(group: Group, code: int) -> None:
     group.channel.close()  # whoever waits for what this rank would have done learns that it will not
     try:
         asks = bool(world.rank and code)  # before it says that it has ended: then the store may go
-        failed = asks and _wait(store, ["ended/0"], PATIENCE) and store.get("ended/0") != b"0"
+        failed = asks and _fails_too(store)
         store.set(f"ended/{world.rank}", str(code))
         if world.rank == 0 and not world.agent_store:
             _wait(store, [f"ended/{rank}" for rank in range(world.world_size)], LAST)
@@ -187,6 +191,18 @@ def end(group: Group, code: int) -> None:
             time.sleep(PATIENCE)  # rank 0's launcher ends this rank when it has seen its end
     except dist.DistError:
         pass  # the store went with its host: nobody is left to wait for
+
+
+def _fails_too(store: Any) -> bool:
+    """Whether rank 0 does, and has said so; not if all it does is to wait for another rank's launcher."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        if store.check(["ended/0"]):
+            return bool(store.get("ended/0") != b"0")
+        if store.check([f"{WAITS}/0"]):
+            return False
+        time.sleep(TICK)
+    return False
 
 
 def _wait(store: Any, keys: list[str], seconds: float) -> bool:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import MutableMapping, Sequence
 
 VARIABLE = "PYTHONHASHSEED"
+RANK = {"RANK", "SLURM_STEP_ID", "OMPI_COMM_WORLD_RANK"}  # one of them: a launcher started this process
 BEFORE = "AUTODDP_PYTHONHASHSEED"  # what it was before this process started anew
 
 
@@ -23,7 +24,7 @@ def settle(arguments: Sequence[str], environ: MutableMapping[str, str]) -> None:
         else:
             environ.pop(VARIABLE, None)
         return
-    apart = "RANK" in environ or any(argument.startswith("--nnodes") for argument in arguments)
+    apart = not RANK.isdisjoint(environ) or any(argument.startswith("--nnodes") for argument in arguments)
     if apart and environ.get(VARIABLE, "") in ("", "random") and sys.executable:
         environ[BEFORE], environ[VARIABLE] = environ.get(VARIABLE, ""), "0"
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], dict(environ))

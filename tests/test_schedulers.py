@@ -1,0 +1,194 @@
+"""Which rank a process is by SLURM's, Open MPI's and Kubernetes' variables, as they really come."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from autoddp.environment import World, hide
+from autoddp.errors import BadInput
+from autoddp.launching import hosts, schedulers
+from autoddp.options import Options
+
+SLURM = {
+    "SLURM_JOB_ID": "1234",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "5",
+    "SLURM_STEP_NUM_NODES": "3",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
+    "SLURM_STEP_NODELIST": "localhost,n[2-3]",
+    "SLURM_NTASKS": "5",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+}
+EACH_NODE = SLURM | {
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x3)",
+    "SLURM_PROCID": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "2",
+}
+ONE = SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+ONE |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
+MPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_MCA_orte_num_nodes": "2",
+    "OMPI_MCA_orte_hnp_uri": "1985740800.0;tcp://192.0.2.2,10.0.0.1:47541;tcp6://[fd00::2]:38515",
+    "OMPI_MCA_orte_local_daemon_uri": "1985740800.1;tcp://192.0.2.3:1",
+    "PMIX_NAMESPACE": "1985740801",
+}
+ALONE = MPI | {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
+POD = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+TORCHRUN |= {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("given", "world"),
+    [
+        (SLURM, World(3, 5, 1, 2, 1, "localhost", 20000 + 16 * 1234 % 10000)),
+        (
+            SLURM | {"MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "777"},
+            World(3, 5, 1, 2, 1, "10.0.0.9", 777),
+        ),
+        (EACH_NODE, World(2, 3, 0, 1, 2, "localhost", 20000 + 16 * 1234 % 10000)),
+        (MPI, World(3, 4, 1, 2, 1, "192.0.2.2", 20000 + 1985740801 % 10000)),
+        (ALONE, World(1, 2, 1, 2, 0, "127.0.0.1", 20000 + 1985740801 % 10000)),
+        (ONE | ALONE, World(1, 2, 1, 2, 0, "127.0.0.1", 20000 + 1985740801 % 10000)),
+        (POD, World(1, 2, 0, 1, 1, "job-master-0", 23456)),
+        (POD | {"PET_NNODES": "2", "WORLD_SIZE": "8"}, World(1, 2, 0, 1, 1, "job-master-0", 23456)),
+        (POD | {"PET_NNODES": "1:2"}, World(1, 2, 0, 1, 1, "job-master-0", 23456)),
+    ],
+)
+def test_a_process_for_each_rank(given, world):
+    environ = dict(given)
+    assert schedulers.settle(environ, Options()) == Options()
+    assert World.read(environ) == world
+
+
+@pytest.mark.parametrize(
+    ("given", "node"),
+    [
+        (EACH_NODE, (3, 2, "localhost", 20000 + 16 * 1234 % 10000)),
+        (POD, (2, 1, "job-master-0", 23456)),
+    ],
+)
+def test_a_process_for_each_node_starts_its_ranks(given, node):
+    environ = dict(given)
+    ready = schedulers.settle(environ, Options(nproc=4))
+    assert (ready.nnodes, ready.node_rank, ready.master_addr, ready.master_port) == node
+    assert environ == given
+    asked = Options(nproc=4, master_addr="10.0.0.2", master_port=5)
+    ready = schedulers.settle(environ, asked)
+    assert (ready.master_addr, ready.master_port) == ("10.0.0.2", 5)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "n[1-2]"},  # a batch job's script
+        ONE,
+        TORCHRUN,
+        # torchrun on each of two nodes
+        TORCHRUN
+        | EACH_NODE
+        | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+        | {"SLURM_STEP_NUM_NODES": "2", "SLURM_PROCID": "0", "SLURM_NODEID": "0"},
+        # what many scripts for SLURM export
+        TORCHRUN | SLURM | {"RANK": "3", "WORLD_SIZE": "5"},
+    ],
+)
+def test_nothing_to_do(given):
+    environ = dict(given)
+    assert schedulers.settle(environ, Options(nproc=2)) == Options(nproc=2)
+    assert environ == given
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "says"),
+    [
+        (SLURM | {"SLURM_PROCID": "x"}, {}, "SLURM_PROCID is 'x', which is no whole number"),
+        (SLURM | {"SLURM_NODEID": "3"}, {}, "SLURM_NODEID 3; these contradict each other"),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x"}, {}, "'2(x', which is no list such as 2(x3),1"),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2"}, {}, "SLURM_STEP_TASKS_PER_NODE is '2' with"),
+        (SLURM, {"nproc": 3}, "--nproc is 3, but srun started 1 and 2 processes a node (SLURM_PROCID 3 of"),
+        (
+            EACH_NODE,
+            {"nproc": 2, "nnodes": 2},
+            "--nnodes is 2 and --node-rank 0, but srun says SLURM_PROCID 2",
+        ),
+        (
+            SLURM | TORCHRUN,
+            {},
+            "two launchers contradict each other: srun says SLURM_PROCID 3 of SLURM_STEP_NUM_TASKS 5, and "
+            "another one RANK 1, WORLD_SIZE 4",
+        ),
+        (SLURM | {"SLURM_STEP_NODELIST": "n[1"}, {}, "its brackets do not match"),
+        (SLURM | {"SLURM_STEP_NODELIST": "no.such.host.invalid"}, {}, "set MASTER_ADDR to an address"),
+        ({k: v for k, v in MPI.items() if "hnp" not in k}, {}, "add -x MASTER_ADDR=<rank 0's node>"),
+        (MPI | {"OMPI_COMM_WORLD_SIZE": "-4"}, {}, "OMPI_COMM_WORLD_SIZE is '-4'"),
+        (
+            SLURM | ALONE,
+            {},
+            "srun says SLURM_PROCID 3 of SLURM_STEP_NUM_TASKS 5, mpirun says OMPI_COMM_WORLD",
+        ),
+        (POD | {"RANK": "2"}, {}, "RANK is 2 with WORLD_SIZE 2"),
+    ],
+)
+def test_what_contradicts_itself_is_said(given, options, says):
+    with pytest.raises(BadInput) as error:
+        schedulers.settle(dict(given), Options(**options))
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_script_does_not_see_which_task_it_is():
+    environ = SLURM | MPI | {"SLURMD_NODENAME": "n2", "SLURM_JOB_NODELIST": "n[1-3]", "HOME": "/root"}
+    hide(environ)
+    assert sorted(environ) == ["HOME", "SLURM_JOB_ID", "SLURM_JOB_NODELIST"]
+
+
+LISTS = {
+    "gpu-a": ["gpu-a"],
+    "node[01-03,7],gpu-a": ["node01", "node02", "node03", "node7", "gpu-a"],
+    "n[9-11]": ["n9", "n10", "n11"],
+    "r[1-2]n[1,3]-ib": ["r1n1-ib", "r1n3-ib", "r2n1-ib", "r2n3-ib"],
+    "a,b[2],c": ["a", "b2", "c"],
+}
+
+
+@pytest.mark.parametrize("text", LISTS)
+def test_a_list_of_hosts(text):
+    assert hosts.expand(text) == LISTS[text]
+
+
+@pytest.mark.parametrize("text", LISTS)
+def test_scontrol_reads_it_so_too(text):
+    try:
+        done = subprocess.run(
+            ["scontrol", "show", "hostnames", text], capture_output=True, text=True, timeout=20, check=True
+        )
+    except FileNotFoundError:
+        pytest.skip("SLURM is not installed")
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"scontrol: {error.stderr.strip()}")
+    assert done.stdout.split() == LISTS[text]
+
+
+@pytest.mark.parametrize(
+    "text", ["", ",", "a,,b", "n[", "n]1[", "n[1-]", "n[a-b]", "n[[1]]", "n[3-1]", "n[]"]
+)
+def test_what_is_no_list_of_hosts(text):
+    with pytest.raises(BadInput):
+        hosts.expand(text)
+
+
+def test_a_list_that_is_a_slip_is_refused_at_once():
+    with pytest.raises(BadInput, match="more than 100000 hosts"):
+        hosts.expand("n[1-999999999999999999]")
