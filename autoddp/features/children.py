@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import concurrent
+import ctypes
 import multiprocessing
 import os
 import pickle
 import queue
+import signal
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -21,6 +24,7 @@ from autoddp.outside.told import Told, carried, taken
 from autoddp.patching import patch
 
 THROUGH = tuple(f"{path}/" for package in (multiprocessing, concurrent) for path in package.__path__)
+LIBC = ctypes.CDLL(None)
 LATE = (TimeoutError, multiprocessing.TimeoutError)
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # What a fresh interpreter that multiprocessing starts for a rank above 0 does first of all.
@@ -40,18 +44,37 @@ class Children(Outward):
         """No results are awaited yet."""
         super().setup(undo)
         self.told = Told(self.effects, self.name)
+        self._follows = False  # whether the process that is being forked ends with this one
+        this = weakref.ref(self)  # the interpreter keeps what it calls after a fork for ever
+        parent = os.getpid()
+
+        def follow() -> None:
+            feature = this()
+            if feature is not None and feature._follows:
+                LIBC.prctl(1, signal.SIGKILL)
+                if os.getppid() != parent:
+                    os._exit(1)
+
+        os.register_at_fork(after_in_child=follow)
         self._futures: weakref.WeakKeyDictionary[Any, tuple[int, bool]] = weakref.WeakKeyDictionary()
         self._count = 0
 
     @patch(
         "multiprocessing.process:BaseProcess.start",
-        why="what the worker processes of ranks above 0 write goes to their rank's scratch",
+        why="what worker processes of ranks above 0 write goes to their rank's scratch; a loader's end with "
+        "their rank, if that is killed, too",
     )
     def prepare(self, wrapped: Callable[..., Any], process: Any, args: Any, kwargs: Any) -> Any:
-        """Made before, it is removed with the rank."""
+        """Scratch made before is removed with the rank."""
         if self.rank and self.effects.at_home():
             self.effects.scratch.ready()
-        return wrapped(*args, **kwargs)
+        # the kernel's signal comes when the thread that forks ends, so this one alone
+        main = threading.current_thread() is threading.main_thread()
+        self._follows = process.daemon and main and self.effects.at_home()
+        try:
+            return wrapped(*args, **kwargs)
+        finally:
+            self._follows = False
 
     @patch(
         "multiprocessing.spawn:get_preparation_data",

@@ -154,20 +154,10 @@ def spec(parent: Parent) -> WorkerSpec:
 
 
 def enter(parent: Parent) -> None:
-    """In the fork: be as a process of its own, then be a rank."""
+    """In the fork: be a rank; what torch would see of it is its exit code."""
     local_rank = int(os.environ["LOCAL_RANK"])
-    parent.signals.arrive(local_rank)
-    # None may ask the store for anything before all are forked: its server, a thread of the
-    # parent, then looks up an address, and a rank forked meanwhile finds libc's resolver locked.
-    parent.gate.wait(STARTED)
-    logging.disable(parent.logging)
-    sys.stdin = parent.stdin
-    # to the script this is the main process, with no start method chosen yet
-    multiprocessing.process._current_process = parent.process  # type: ignore[attr-defined]
-    multiprocessing.process._parent_process = None  # type: ignore[attr-defined]
-    multiprocessing.context._default_context._actual_context = None  # type: ignore[attr-defined]
     try:
-        code = worker.run(parent.job)
+        code = be(parent, local_rank)
     except KeyboardInterrupt:
         code = INTERRUPTED  # before the script's first line, or after its last
     except AutoDDPError as error:
@@ -179,3 +169,23 @@ def enter(parent: Parent) -> None:
     parent.signals.ended(local_rank, code)
     if code:
         worker.leave(code)
+
+
+def be(parent: Parent, local_rank: int) -> int:
+    """As a process of its own, a rank; its exit code."""
+    parent.signals.arrive(local_rank)
+    # None may ask the store for anything before all are forked: its server, a thread of the
+    # parent, then looks up an address, and a rank forked meanwhile finds libc's resolver locked.
+    parent.gate.wait(STARTED)
+    logging.disable(parent.logging)
+    sys.stdin = parent.stdin
+    # to the script this is the main process, with no start method chosen yet
+    multiprocessing.process._current_process = parent.process  # type: ignore[attr-defined]
+    multiprocessing.process._parent_process = None  # type: ignore[attr-defined]
+    multiprocessing.context._default_context._actual_context = None  # type: ignore[attr-defined]
+    # the sockets of its worker processes, which stay where one is killed
+    assert parent.job.private.folder is not None
+    sockets = os.path.join(parent.job.private.folder, f"w{local_rank}")
+    os.mkdir(sockets)
+    parent.process._config["tempdir"] = sockets  # type: ignore[attr-defined]
+    return worker.run(parent.job)

@@ -12,6 +12,7 @@ from pathlib import Path
 from autoddp.errors import BadInput
 
 TAIL = 20  # lines of a log that are shown after a failure
+MOST = 200  # for a traceback that is longer
 
 
 class Logs:
@@ -79,5 +80,7 @@ def tail(path: Path) -> str:
     if not path.is_file():
         return ""
     lines = path.read_text(errors="replace").splitlines()
-    cut = [f"... ({len(lines) - TAIL} lines more)"] if len(lines) > TAIL else []
-    return "\n".join(cut + lines[-TAIL:])
+    last = range(max(0, len(lines) - MOST), len(lines))
+    traceback = next((at for at in last if lines[at].startswith("Traceback (most recent")), len(lines))
+    start = max(0, min(traceback, len(lines) - TAIL))
+    return "\n".join([f"... ({start} lines more)"] * bool(start) + lines[start:])

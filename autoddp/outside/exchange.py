@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 MOST = 4096  # kinds of collective whose words are kept
 DONE, PARTED = b"=", b"!"  # the first byte of what rank 0 says
+WAITS = "waits"  # in the store: a rank does nothing more but to wait for its end
 LEFT = 10.0  # seconds that a launcher has to end this rank once another one has failed
 TICK = 0.02
 
@@ -112,6 +113,7 @@ class Exchange:
 
     def wait_for_the_end(self) -> None:
         """A backend has lost a rank, whose launcher says so and ends this one: not the first that failed."""
+        self._store.set(f"{WAITS}/{self.rank}", "")
         time.sleep(LEFT)
 
     # ---- rank 0
@@ -155,6 +157,7 @@ class Exchange:
     def _exit_code(self, rank: int) -> int | None:
         """Of a rank that has ended well; of another one a launcher tells, and ends this rank meanwhile."""
         deadline = time.monotonic() + LEFT
+        self._store.set(f"{WAITS}/{self.rank}", "")
         while time.monotonic() < deadline:
             if self._store.check([f"ended/{rank}"]) and self._store.get(f"ended/{rank}") == b"0":
                 return 0

@@ -22,12 +22,12 @@ from torch._C._distributed_c10d import Store
 
 from autoddp.errors import Disagreement, RankEnded
 from autoddp.outside.channel import Channel
+from autoddp.outside.exchange import LEFT, WAITS
 from autoddp.outside.outcome import Outcome
 from autoddp.outside.points import Points
 from autoddp.outside.position import ACTING, EFFECT, MEETING, Position
 
 OUTCOME, ANNOUNCED, TOLD = b"=", b"?", b"#"  # the first byte of what rank 0 says
-LEFT = 10.0  # seconds that a launcher has to end this rank once another one has ended
 HERE = b""  # what another rank answers to an announcement; its site, if it is elsewhere
 
 
@@ -124,6 +124,7 @@ class Ledger:
                 with self.points.quiet(), self.position.at(MEETING, self._words(site)):
                     answer = line.read()
             except RankEnded:
+                self.store.set(f"{WAITS}/0", "")
                 time.sleep(LEFT)  # its launcher says why, and ends this rank meanwhile
                 raise
             if answer != HERE:
