@@ -5,10 +5,14 @@ from __future__ import annotations
 import ctypes
 import io
 import os
+import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
+
+import torch
 
 from autoddp.outside.effects import Call, Mode, Outward, stands_for
 from autoddp.outside.typed import Input
@@ -177,6 +181,7 @@ def muted() -> Iterator[None]:
     """Nothing is printed, also not by what holds on to the streams, or to their descriptor."""
     with ExitStack() as undo:
         undo.enter_context(_nowhere(1))
+        undo.enter_context(_unwarned())
         for stream in (sys.stdout, sys.stderr):
             if stream is None or getattr(stream, "closed", False):
                 continue
@@ -185,6 +190,24 @@ def muted() -> Iterator[None]:
                 if hasattr(layer, "__dict__"):
                     undo.enter_context(discarded(layer))
         yield
+
+
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """No warning counts as given: what is shown once is shown when it is given in earnest.
+
+    A filter that ignores notes nothing. `catch_warnings` would have Python forget all that it has shown.
+    """
+    filters, always = warnings.filters, torch.is_warn_always_enabled()
+    ignore = ("ignore", re.compile(""), Warning, None, 0)
+    filters.insert(0, ignore)  # type: ignore[attr-defined]  # its stub says Sequence
+    torch.set_warn_always(True)  # else its C++ notes it
+    try:
+        yield
+    finally:
+        torch.set_warn_always(always)
+        if ignore in filters:  # the user's code may have reset them
+            filters.remove(ignore)  # type: ignore[attr-defined]
 
 
 @contextmanager

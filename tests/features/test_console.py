@@ -4,9 +4,11 @@ import os
 import pty
 import shutil
 import sys
+import warnings
 from functools import partial
 
 import pytest
+import torch
 
 from autoddp.features.console import Console
 from tests.features.outward import on_ranks, raised, trial
@@ -120,6 +122,33 @@ def test_nothing_is_printed_in_a_trial(on, tmp_path):
 
     assert on(script) == [False, False]
     assert sorted((tmp_path / "log0").read_text().split()) == ["one", "seven", "six"]
+
+
+def test_a_warning_is_shown_as_often_as_by_one_process(on):
+    """Python's are shown once for a line, of torch's some once for a process."""
+
+    def warns():
+        warnings.warn("python", stacklevel=1)
+        a = torch.ones(1)
+        torch.meshgrid(a, a)  # without indexing=
+
+    def script(run):
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.simplefilter("default")
+            for _ in range(3):
+                before = len(shown)
+                with trial(run):
+                    warns()
+                assert len(shown) == before
+                warns()
+            kept = len(warnings.filters)
+            with trial(run):
+                pass
+            assert len(warnings.filters) == kept
+        assert not torch.is_warn_always_enabled()
+        return [str(warning.message).partition(":")[0] for warning in shown]
+
+    assert on(script) == [["python", "torch.meshgrid"]] * 2
 
 
 def test_in_the_local_view_each_rank_has_its_own_input(on):
