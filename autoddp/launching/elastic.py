@@ -68,11 +68,13 @@ class Agent(LocalElasticAgent):
             if elsewhere.lost:
                 self._remaining_restarts = 0  # there is nobody to run the job again with
             return RunResult(WorkerState.FAILED)
-        if own is None and self._left_early():
+        early = own is None and self._left_early()
+        with _deadline() if own is not None else _none():
+            result = super()._monitor_workers(worker_group)
+        if early and result.state == WorkerState.HEALTHY:
             self._shutdown()
             return RunResult(WorkerState.SUCCEEDED, {w.global_rank: None for w in worker_group.workers})
-        with _deadline() if own is not None else _none():
-            return super()._monitor_workers(worker_group)
+        return result
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         super()._shutdown(death_sig, min(timeout, int(ALONE)))
@@ -111,7 +113,8 @@ class Agent(LocalElasticAgent):
             try:
                 end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
-                continue  # torch has
+                found[local_rank] = 0  # torch has waited for it, and says by itself if it failed
+                continue
             if end is not None:
                 found[local_rank] = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
         return found
