@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import multiprocessing.context
 import multiprocessing.process
@@ -44,6 +45,7 @@ class Parent:
     stdin: TextIO | None
     logging: int
     gate: Barrier
+    faults: bool  # whether a segmentation fault shows Python's stack
 
 
 class Signalled(Exception):
@@ -66,7 +68,8 @@ class Starting(DefaultLogsSpecs):
 def start(job: Job, signals: Signals) -> Failure | None:
     """Run the ranks of this node to their end; the first failure, if any."""
     process, gate = multiprocessing.current_process(), get_context("fork").Barrier(signals.ranks)
-    parent = Parent(job, signals, process, sys.stdin, logging.root.manager.disable, gate)
+    faults = faulthandler.is_enabled()
+    parent = Parent(job, signals, process, sys.stdin, logging.root.manager.disable, gate, faults)
 
     def ready() -> None:
         if agent.attempt:
@@ -178,6 +181,8 @@ def be(parent: Parent, local_rank: int) -> int:
     # parent, then looks up an address, and a rank forked meanwhile finds libc's resolver locked.
     parent.gate.wait(STARTED)
     logging.disable(parent.logging)
+    if not parent.faults:
+        faulthandler.disable()  # torch's agent enables it, and its own frames would be most of what is shown
     sys.stdin = parent.stdin
     # to the script this is the main process, with no start method chosen yet
     multiprocessing.process._current_process = parent.process  # type: ignore[attr-defined]
