@@ -105,6 +105,8 @@ class Loaders(Feature):
         """One sample more than one process fetches; all that it changed is put back."""
         indices = getattr(loader.sampler, "indices", None)
         before, state = Generators(), Snapshot(dataset=loader.dataset)
+        if state.refused:
+            return state.refused, False
         try:
             with self.view.set_aside(), self.view.trial():
                 sample = loader.dataset[indices[0] if indices is not None and len(indices) else 0]

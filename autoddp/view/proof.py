@@ -136,6 +136,8 @@ class Watch(torch.utils._python_dispatch.TorchDispatchMode):
 def prove(trial: Trial, module: nn.Module) -> Verdict:
     """Try the call; every generator, buffer and Python value is as before afterwards."""
     view, state = trial.view, Snapshot(module)
+    if state.refused:
+        return Verdict(reason=state.refused)
     view.proving = True
     try:
         with view.trial():

@@ -7,31 +7,41 @@ what its functions keep are as before afterwards; a module that changed any of t
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from types import BuiltinFunctionType, CellType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CellType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from autoddp.report import is_users
+from autoddp.view import opaque
 
 DEPTH = 5
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 CODE = (ModuleType, type, FunctionType, BuiltinFunctionType, staticmethod, classmethod, property)
+HOLDERS = (SimpleNamespace, argparse.Namespace)  # of attributes, for whoever likes
 EMPTY = object()  # a cell that nothing was put into yet
 MOST_OF_ONE = 2**24  # elements; a larger tensor is data, not state
 MOST = 2**30  # bytes of parameters that are copied, to put back what a forward wrote into them
 
 
 class Snapshot:
-    """The Python state and the tensors of a module tree."""
+    """The Python state and the tensors of a module tree.
+
+    Attributes:
+        refused: What is there that could not be put back; empty if nothing. Then there must be no trial.
+    """
 
     def __init__(self, module: nn.Module | None = None, dataset: Any = None) -> None:
         self._seen: dict[int, Any] = {}  # keeps what it saw alive, so that ids stay theirs
         self._checks: list[Callable[[], str | None]] = []
+        self._names: set[str] = set()  # of what the code that was seen speaks of
+        self._advancing: list[str] = []  # globals that are iterators
+        self.refused = ""
         if dataset is not None:
             self._value(type(dataset).__name__, dataset, 0)
             fetch: Any = getattr(type(dataset), "__getitem__", None)
@@ -39,6 +49,8 @@ class Snapshot:
                 self._globals(fetch.__globals__)
         if module is not None:
             self._module(module)
+        for name in self._names.intersection(self._advancing):
+            self.refused = self.refused or f"the global {name} is an iterator, which cannot be put back"
 
     def _module(self, module: nn.Module) -> None:
         keep_parameters = sum(p.numel() * p.element_size() for p in module.parameters()) <= MOST
@@ -51,10 +63,10 @@ class Snapshot:
                 if keep_parameters:
                     self._tensor(f"parameter {name}.{key}", value)
             self._namespace(f"{name or type(part).__name__}", vars(part), 0)
-        for space in _globals(module):
-            self._globals(space)
+        for function in _forwards(module):
+            self._function(function)
         for kind in {kind for part in module.modules() for kind in type(part).__mro__}:
-            if is_users(getattr(sys.modules.get(kind.__module__), "__file__", None) or "<"):
+            if _users_class(kind):
                 self._class(kind)
 
     def put_back(self) -> str | None:
@@ -97,8 +109,17 @@ class Snapshot:
         elif isinstance(value, tuple):
             for item in value:
                 self._value(where, item, depth + 1)
-        elif isinstance(value, FunctionType):
+        else:
+            self._object(where, value, depth)
+
+    def _object(self, where: str, value: Any, depth: int) -> None:
+        if isinstance(value, FunctionType):
             self._function(value)
+        elif (check := opaque.kept(value)) is not None:
+            self._seen[id(value)] = value
+            self._checks.append(lambda: f"it changes {where}" if check() else None)
+        elif opaque.advances(value):
+            self.refused = self.refused or f"{where} is an iterator, which cannot be put back"
         elif hasattr(value, "__dict__") and _may_hold_state(value):
             self._seen[id(value)] = value
             self._namespace(where, vars(value), depth)
@@ -170,7 +191,10 @@ class Snapshot:
 
         self._checks.append(check)
         for key, value in before.items():
-            self._value(key, value, DEPTH - 1)
+            if opaque.advances(value):
+                self._advancing.append(key)
+            else:
+                self._value(key, value, DEPTH - 1)
 
     def _function(self, function: FunctionType) -> None:
         """What it keeps in variables of the function around it, and in its file."""
@@ -179,8 +203,27 @@ class Snapshot:
         self._seen[id(function)] = function
         self._globals(function.__globals__)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            if _content(cell) is not EMPTY and not isinstance(_content(cell), CODE):
+            content = _content(cell)
+            if isinstance(content, FunctionType):
+                self._value(name, content, DEPTH - 1)
+            elif content is not EMPTY and not isinstance(content, CODE):
                 self._cell(name, cell)
+        names = set(opaque.names_of(function.__code__))
+        self._names |= names
+        for name in names:
+            self._called(function.__globals__.get(name), names)
+
+    def _called(self, code: Any, names: set[str]) -> None:
+        """What a function may call, of the user's: what it changes is put back, too."""
+        if isinstance(code, FunctionType):
+            self._value(code.__name__, code, DEPTH - 1)
+        elif isinstance(code, type) and _users_class(code):
+            self._class(code)
+        elif isinstance(code, ModuleType) and is_users(getattr(code, "__file__", None) or "<"):
+            self._globals(vars(code))
+            for name in names:
+                if not isinstance(found := vars(code).get(name), ModuleType):
+                    self._called(found, names)
 
     def _cell(self, name: str, cell: CellType) -> None:
         before = cell.cell_contents
@@ -195,6 +238,9 @@ class Snapshot:
         self._value(name, before, DEPTH - 1)
 
     def _class(self, kind: type) -> None:
+        if id(kind) in self._seen:
+            return
+        self._seen[id(kind)] = kind
         before = _data(vars(kind))
 
         def check() -> str | None:
@@ -236,18 +282,16 @@ def _may_hold_state(value: Any) -> bool:
     """An object of a class of the user's, or a data set of torch's that holds one."""
     if type(value).__module__.startswith("torch.utils.data"):
         return True
-    module = sys.modules.get(type(value).__module__)
-    file = getattr(module, "__file__", None)
-    return file is not None and is_users(file)
+    return _users_class(type(value)) or type(value) in HOLDERS
 
 
-def _globals(module: nn.Module) -> Iterator[dict[str, Any]]:
-    """The global names of every file of the user's in which a forward of this tree is written."""
-    found: dict[int, dict[str, Any]] = {}
-    for part in module.modules():
-        forward: Any = getattr(type(part), "forward", None)  # a scripted module's class has none
-        code = getattr(forward, "__code__", None)
-        if code is not None and is_users(code.co_filename):
-            space = forward.__globals__
-            found[id(space)] = space
-    yield from found.values()
+def _users_class(kind: type) -> bool:
+    return is_users(getattr(sys.modules.get(kind.__module__), "__file__", None) or "<")
+
+
+def _forwards(module: nn.Module) -> Iterator[FunctionType]:
+    """Every forward of this tree."""
+    for kind in {type(part) for part in module.modules()}:
+        forward = getattr(kind, "forward", None)  # a scripted module's class has none
+        if isinstance(forward, FunctionType):
+            yield forward

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
+import array
+import importlib
+import itertools
+import random
+import sys
+import textwrap
 from collections import deque
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -103,6 +112,122 @@ def test_a_variable_of_the_function_around_it():
     assert inside() == 1
     assert seen.put_back() == "it changes inside of the function around it"
     assert inside() == 0
+
+
+class Holds(nn.Module):
+    """All that keeps its state in no attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.array, self.bytes, self.numbers = np.zeros(3), bytearray(2), array.array("i", [0])
+        self.objects = np.array([1, None], dtype=object)
+        self.python, self.old, self.new = random.Random(1), np.random.RandomState(1), np.random.default_rng(1)
+        self.bits, self.torch = np.random.MT19937(1), torch.Generator().manual_seed(1)
+        self.space, self.given = SimpleNamespace(n=0), argparse.Namespace(n=0)
+
+
+OPAQUE = {
+    "array": (lambda net: net.array.__setitem__(1, 5), lambda net: net.array.tolist()),
+    "objects": (lambda net: net.objects.__setitem__(1, 5), lambda net: net.objects.tolist()),
+    "bytes": (lambda net: net.bytes.append(5), lambda net: bytes(net.bytes)),
+    "numbers": (lambda net: net.numbers.append(5), lambda net: list(net.numbers)),
+    "python": (lambda net: net.python.random(), lambda net: net.python.getstate()),
+    "old": (lambda net: net.old.rand(), lambda net: str(net.old.get_state())),
+    "new": (lambda net: net.new.random(), lambda net: str(net.new.bit_generator.state)),
+    "bits": (lambda net: net.bits.random_raw(), lambda net: str(net.bits.state)),
+    "torch": (lambda net: torch.rand(1, generator=net.torch), lambda net: net.torch.get_state().tolist()),
+    "space": (lambda net: setattr(net.space, "n", 1), lambda net: net.space.n),
+    "given": (lambda net: setattr(net.given, "n", 1), lambda net: net.given.n),
+}
+
+
+@pytest.mark.parametrize("name", OPAQUE)
+def test_state_that_is_in_no_attribute(name):
+    act, look = OPAQUE[name]
+    net = Holds()
+    before, held = look(net), getattr(net, name)
+    seen = Snapshot(net)
+    assert seen.put_back() is None
+    act(net)
+    assert look(net) != before, "the test changes nothing"
+    assert f"Holds.{name}" in seen.put_back()
+    assert look(net) == before
+    assert getattr(net, name) is held
+
+
+def counts():
+    yield from range(9)
+
+
+@pytest.mark.parametrize(
+    "kind", [itertools.count, counts, lambda: iter([1]), lambda: zip([1], [2], strict=True)]
+)
+def test_an_iterator_is_not_tried_at_all(kind):
+    net = Net()
+    assert not Snapshot(net).refused
+    net.source = kind()
+    assert Snapshot(net).refused == "Net.source is an iterator, which cannot be put back"
+
+
+HELPER = """
+    import functools, itertools
+    from torch import nn
+    calls, source, unused = 0, itertools.count(), itertools.count()
+
+    def counted():
+        global calls
+        calls += 1
+
+    def draws():
+        return next(source)
+
+    def wrap(function):
+        @functools.wraps(function)
+        def wrapper(*args):
+            wrapper.seen += 1
+            return function(*args)
+        wrapper.seen = 0
+        return wrapper
+
+    class Counter:
+        calls = 0
+        def __call__(self):
+            Counter.calls += 1
+"""
+SCRIPT = """
+    from torch import nn
+    import {name} as helper
+    from {name} import counted, draws, wrap, Counter
+    def around():
+        counted()
+    class Net(nn.Module):
+        def forward(self):
+            {does}
+"""
+ELSEWHERE = {
+    "counted()": "it changes the global calls",
+    "helper.counted()": "it changes the global calls",
+    "around()": "it changes the global calls",
+    "wrap(counted)()": "it changes the global calls",
+    "Counter()()": "it changes Counter.calls",
+    "draws()": "the global source is an iterator, which cannot be put back",
+    "pass": "",
+}
+
+
+@pytest.mark.parametrize("does", ELSEWHERE)
+def test_what_is_changed_by_code_in_another_file(does, tmp_path, monkeypatch):
+    name = f"helper_{list(ELSEWHERE).index(does)}"
+    (tmp_path / f"{name}.py").write_text(textwrap.dedent(HELPER))
+    (tmp_path / f"{name}_script.py").write_text(textwrap.dedent(SCRIPT.format(name=name, does=does)))
+    monkeypatch.syspath_prepend(tmp_path)
+    net = importlib.import_module(f"{name}_script").Net()
+    helper = sys.modules[name]
+    seen = Snapshot(net)
+    if not seen.refused:
+        net()
+    assert (seen.refused or seen.put_back() or "") == ELSEWHERE[does]
+    assert (helper.calls, helper.Counter.calls, next(helper.source)) == (0, 0, 0)
 
 
 def test_a_forward_that_leaves_nothing_leaves_nothing():

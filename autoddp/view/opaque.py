@@ -1,0 +1,101 @@
+"""State that is in no attribute: of arrays, of generators that are objects, of iterators."""
+
+from __future__ import annotations
+
+import array
+import random
+import sys
+from collections.abc import Callable, Iterator
+from types import CodeType
+from typing import Any
+
+import torch
+
+MOST = 2**24  # elements of an array; a larger one is data, not state
+
+Check = Callable[[], bool]  # puts the state back; whether it had changed
+
+
+def kept(value: Any) -> Check | None:
+    """How to put it back as it is now; None for what has no such state."""
+    if isinstance(value, (bytearray, array.array)):
+        return _elements(value)
+    if isinstance(value, random.Random):
+        return _state(value.getstate, value.setstate)
+    if isinstance(value, torch.Generator):
+        return _state(value.get_state, value.set_state)
+    numpy = sys.modules.get("numpy")
+    return _of_numpy(numpy, value) if numpy is not None else None
+
+
+def advances(value: Any) -> bool:
+    """Whether it is an iterator of Python's own: who asks it for more changes it, for ever."""
+    kind = type(value)
+    return kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__")
+
+
+def names_of(code: CodeType) -> Iterator[str]:
+    """The global names and attributes that a function, and what is defined in it, speaks of."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from names_of(constant)
+
+
+def _elements(value: Any) -> Check:
+    before = value[:]
+
+    def check() -> bool:
+        changed = bool(value != before)
+        if changed:
+            value[:] = before
+        return changed
+
+    return check
+
+
+def _state(get: Callable[[], Any], put: Callable[[Any], Any]) -> Check:
+    before = get()
+    words = _words(before)
+
+    def check() -> bool:
+        changed = _words(get()) != words
+        if changed:
+            put(before)
+        return changed
+
+    return check
+
+
+def _words(state: Any) -> Any:
+    """What `==` compares as one; it does not so with arrays."""
+    if isinstance(state, dict):
+        return {key: _words(part) for key, part in state.items()}
+    if isinstance(state, (tuple, list)):
+        return [_words(part) for part in state]
+    return state.tolist() if hasattr(state, "tolist") else state
+
+
+def _of_numpy(numpy: Any, value: Any) -> Check | None:
+    if isinstance(value, numpy.ndarray):
+        return _array(value) if value.size <= MOST and value.flags.writeable else None
+    if isinstance(value, numpy.random.RandomState):
+        return _state(value.get_state, value.set_state)
+    if isinstance(value, numpy.random.Generator):
+        value = value.bit_generator
+    if isinstance(value, numpy.random.BitGenerator):
+        return _state(lambda: value.state, lambda state: setattr(value, "state", state))
+    return None
+
+
+def _array(value: Any) -> Check:
+    before = value.copy()
+
+    def check() -> bool:
+        changed = value.shape != before.shape or value.tobytes() != before.tobytes()
+        if changed:
+            value.resize(before.shape, refcheck=False)
+            value[...] = before
+        return changed
+
+    return check
