@@ -32,6 +32,7 @@ from autoddp.script import INTERRUPTED
 from autoddp.worker import Job
 
 STARTED = 60.0  # seconds in which all ranks of a node are forked
+LONGEST = 107 - len("/listener-12345678")  # a folder for unix sockets, as multiprocessing names them
 INTERVAL = 0.02  # seconds between two looks at the ranks
 
 
@@ -191,6 +192,7 @@ def be(parent: Parent, local_rank: int) -> int:
     # the sockets of its worker processes, which stay where one is killed
     assert parent.job.private.folder is not None
     sockets = os.path.join(parent.job.private.folder, f"w{local_rank}")
-    os.mkdir(sockets)
-    parent.process._config["tempdir"] = sockets  # type: ignore[attr-defined]
+    if len(os.fsencode(sockets)) <= LONGEST:
+        os.mkdir(sockets)
+        parent.process._config["tempdir"] = sockets  # type: ignore[attr-defined]
     return worker.run(parent.job)
