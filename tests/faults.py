@@ -201,7 +201,8 @@ def wrong(case: Case, ended: Ended) -> list[str]:
     for frames in ("torch/distributed/elastic", "autoddp/launching", "/gloo/", "RankEnded"):
         demand(frames not in ended.err, f"{frames} is shown")
     named = [file for file in ended.files if f"{file}:" in ended.err]
-    kept = {*named, *(str(Path(file).parent) for file in named)}
+    folders = {str(Path(file).parent) for file in named}  # with the logs of all ranks of the node
+    kept = {*folders, *(file for file in ended.files if str(Path(file).parent) in folders)}
     if case.fault != "kill-launcher":  # nobody is left to tidy up
         demand(not set(ended.files) - kept, f"left files: {set(ended.files) - kept}")
         there = {path.name for path in ended.folder.iterdir()}
