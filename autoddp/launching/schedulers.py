@@ -18,6 +18,8 @@ from autoddp.options import Options
 
 LOOPBACK = "127.0.0.1"
 FIRST_PORT, PORTS = 20000, 10000  # below those that Linux gives away by itself
+CLUSTER = "the cluster"
+POD = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 
@@ -57,6 +59,9 @@ def settle(environ: MutableMapping[str, str], options: Options) -> Options:
         BadInput: What the scheduler says lacks a part, or contradicts another launcher or the options.
     """
     task = find(environ)
+    if task is not None and task.by == CLUSTER:
+        for name in POD:  # of the pod, not of a rank
+            del environ[name]
     if task is None or task.size == 1:
         return options
     if set(LAUNCHER) <= set(environ):
@@ -132,7 +137,8 @@ def _agree(task: Task, world: World, environ: Mapping[str, str]) -> None:
         BadInput: Neither: the launcher's are inherited by several tasks.
     """
     nodes = environ.get("GROUP_WORLD_SIZE")
-    if (world.rank, world.world_size) == (task.rank, task.size):
+    by_hand = "TORCHELASTIC_RUN_ID" not in environ
+    if by_hand and (world.rank, world.world_size) == (task.rank, task.size):
         return
     if nodes == str(task.size) and world.node_rank == task.rank:
         return
@@ -237,7 +243,7 @@ def _head(environ: Mapping[str, str]) -> str | None:
 
 def _pod(environ: Mapping[str, str]) -> Task | None:
     """A PyTorchJob's: RANK is the pod's, and says nothing of ranks within it."""
-    there = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= set(environ)
+    there = set(POD) <= set(environ)
     if not there or {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} & set(environ):
         return None
     rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
@@ -246,7 +252,7 @@ def _pod(environ: Mapping[str, str]) -> Task | None:
         raise BadInput(f"RANK is {rank} with WORLD_SIZE {size}; ranks go from 0 to {size - 1}")
     said = f"RANK {rank} of WORLD_SIZE {size}"
     port = _port(environ, 0)
-    return Task("the cluster", said, rank, size, 0, (1,), rank, size, environ["MASTER_ADDR"], port)
+    return Task(CLUSTER, said, rank, size, 0, (1,), rank, size, environ["MASTER_ADDR"], port)
 
 
 # ---- all
