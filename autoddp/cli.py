@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from autoddp.errors import AutoDDPError, BadInput
-from autoddp.launching import hashing
+from autoddp.launching import hashing, recipes
 from autoddp.options import CHOICES, Options
 from autoddp.report import PREFIX
 
@@ -142,6 +142,29 @@ def verify(
     wanted = verification.Wanted(None if steps is None else whole("--steps", steps), float64, plot, json)
     what = Script(script, tuple(args or ()), module)
     return lambda: verification.run(what, options, wanted)
+
+
+@app.command(context_settings={"allow_interspersed_args": False}, name="launch-script")
+def launch_script(
+    *,
+    script: Annotated[str | None, typer.Argument(help="A file, or with -m a module.")] = None,
+    args: Annotated[list[str] | None, typer.Argument(help="The script's own.")] = None,
+    slurm: Annotated[bool, typer.Option("--slurm", help="A batch script, for sbatch.")] = False,
+    k8s: Annotated[bool, typer.Option("--k8s", help="A PyTorchJob, for kubectl.")] = False,
+    mpi: Annotated[bool, typer.Option("--mpi", help="A command line of Open MPI's mpirun.")] = False,
+    nnodes: Annotated[str, typer.Option(help="Nodes of the job.")] = "1",
+    nproc: Annotated[str, typer.Option("-n", "--nproc", help="Ranks on each node.")] = "1",
+    image: Annotated[str, typer.Option(help="The containers' image, for --k8s.")] = recipes.IMAGE,
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as python -m.")] = False,
+) -> Act:
+    """Print what a scheduler is given to run SCRIPT on several ranks or nodes."""
+    if script is None:
+        raise BadInput("no script given; say which one: autoddp launch-script --slurm SCRIPT [ARGS...]")
+    kinds = [name for name, given in (("slurm", slurm), ("k8s", k8s), ("mpi", mpi)) if given]
+    command = (*(("-m",) if module else ()), script, *(args or ()))
+    wanted = recipes.Wanted(command, whole("--nnodes", nnodes), whole("--nproc", nproc), image)
+    text = recipes.written(kinds, wanted)
+    return lambda: print(text, end="") or 0
 
 
 def split(given: list[str] | None) -> tuple[str, ...]:

@@ -154,6 +154,19 @@ def test_scontrol_reads_a_list_of_hosts_as_we_do(slurm, text):
     assert slurm.call("scontrol", "show", "hostnames", text).split() == LISTS[text]
 
 
+def test_a_batch_script_is_taken_by_sbatch(slurm, tmp_path):
+    (tmp_path / "job.sh").write_text(
+        run_cli("launch-script", "--slurm", "--nnodes", "2", "--nproc", "4", "train it.py", "$HOME").out
+    )
+    said = slurm.call("sbatch", "--test-only", tmp_path / "job.sh", check=False)
+    assert "to start at" in said, said
+    assert "n[1-2]" in said
+    assert (
+        "\nsrun --kill-on-bad-exit=1 autoddp run --nproc 4 'train it.py' '$HOME'\n"
+        in (tmp_path / "job.sh").read_text()
+    )
+
+
 @pytest.fixture
 def mpirun():
     if shutil.which("mpirun") is None:
