@@ -42,6 +42,9 @@ def run(
     master_addr: Annotated[str | None, typer.Option(help="The address of node 0.")] = None,
     master_port: Annotated[str | None, typer.Option(help="A free port there; 29500.")] = None,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as python -m.")] = False,
+    gpus_per_rank: Annotated[
+        str, typer.Option(help="GPUs that a rank sees, for a model over several.")
+    ] = "1",
     backend: Annotated[str, typer.Option(help=among("backend", "Who talks"))] = "auto",
     view: Annotated[str, typer.Option(help=among("view", "What the script sees"))] = "global",
     batch: Annotated[str, typer.Option(help=among("batch", "Whose batch size"))] = "global",
@@ -70,6 +73,7 @@ def run(
         master_addr=master_addr,
         master_port=None if master_port is None else whole("--master-port", master_port),
         module=module,
+        gpus_per_rank=whole("--gpus-per-rank", gpus_per_rank),
         backend=backend,
         view=view,
         batch=batch,

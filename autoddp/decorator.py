@@ -95,7 +95,7 @@ def choose(options: dict[str, Any]) -> Options:
     unknown = sorted(set(options) - set(NAMES))
     if unknown:
         raise BadInput(f"@distributed has no option {', '.join(unknown)}; it takes {', '.join(NAMES)}")
-    for name in ("nproc", "nnodes", "node_rank", "master_port", "hang_timeout"):
+    for name in ("nproc", "nnodes", "node_rank", "master_port", "gpus_per_rank", "hang_timeout"):
         value = options.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             raise BadInput(f"{name} of @distributed is {value!r}; it takes a whole number")

@@ -69,9 +69,9 @@ def prepare(options: Options) -> Options:
         BadInput: They cannot be met here.
     """
     names = gpus.visible(os.environ, gpus.count())
-    ready = replace(options, nproc=options.nproc or max(1, len(names)))
+    ready = replace(options, nproc=options.nproc or max(1, len(names) // options.gpus_per_rank))
     assert ready.nproc is not None
-    gpus.share(names, ready.nproc, ready.backend)
+    gpus.share(names, ready.nproc, ready.backend, ready.gpus_per_rank)
     if ready.nnodes == 1:
         if ready.node_rank or ready.master_port is None:
             return ready
@@ -148,7 +148,7 @@ def start(script: Script, options: Options, own: form.Form) -> int:
     from autoddp.launching.signals import Signals
     from autoddp.worker import Job, find_devices
 
-    devices = find_devices(options.nproc, options.backend)
+    devices = find_devices(options.nproc, options)
     logs = Logs(options.log_dir)
     job = Job(script, options, devices, own, logs, Private(), random.getstate())
     signals = Signals(options.nproc, options.grace)

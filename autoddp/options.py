@@ -25,6 +25,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 LIMITS: dict[str, tuple[int, int, str]] = {
     "nproc": (1, 4096, "a job has at least 1 rank on each node"),
     "nnodes": (1, 2**20, "a job has at least 1 node"),
+    "gpus_per_rank": (1, 4096, "a rank has at least 1 GPU, where there are any"),
     "grace": (0, 10**9, "it takes seconds, 0 for none"),
     "max_restarts": (0, 10**9, "it takes a number, 0 for none"),
     "hang_timeout": (0, 10**9, "it takes seconds, 0 for never"),
@@ -50,6 +51,7 @@ class Options:
     master_addr: str | None = None
     master_port: int | None = None
     module: bool = False  # the script is a module name (-m)
+    gpus_per_rank: int = 1
     backend: str = "auto"
     view: str = "global"
     batch: str = "global"

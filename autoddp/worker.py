@@ -105,7 +105,7 @@ def joined(script: Script, options: Options, own: Form) -> int:
     world = World.read(os.environ)
     if own.kind is Kind.ONCE and world.world_size > 1:
         raise BadInput(form.twice(script.name, own.line, world.world_size))
-    devices = find_devices(world.local_world_size, options.backend)
+    devices = find_devices(world.local_world_size, options)
     logs = Logs(options.log_dir)
     logs.make()
     job = Job(script, options, devices, own, logs, Private(), random.getstate())
@@ -119,14 +119,14 @@ def joined(script: Script, options: Options, own: Form) -> int:
     return code
 
 
-def find_devices(ranks: int, wanted: str) -> Devices:
+def find_devices(ranks: int, options: Options) -> Devices:
     """What this node's ranks compute on."""
     if not dist.is_nccl_available():
-        return gpus.without_cuda(wanted)
+        return gpus.without_cuda(options.backend)
     names = gpus.visible(os.environ, gpus.count())
     if "SLURM_GPUS_PER_TASK" in os.environ and "LOCAL_RANK" in os.environ:
         names = names[:1] * ranks  # what this process sees is its own
-    return gpus.share(names, ranks, wanted)
+    return gpus.share(names, ranks, options.backend, options.gpus_per_rank)
 
 
 def set_threads(world: World) -> None:
@@ -145,6 +145,9 @@ def take_device(world: World, devices: Devices) -> None:
     if devices.visible:
         give(HERE.given, "CUDA_VISIBLE_DEVICES", devices.visible[world.local_rank])
         torch.cuda.init()
+        if devices.part < 1:
+            for number in range(torch.cuda.device_count()):
+                torch.cuda.set_per_process_memory_fraction(devices.part, number)
 
 
 def join(world: World, backend: str, attempt: str) -> Group:

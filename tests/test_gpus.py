@@ -7,6 +7,8 @@ import pytest
 from autoddp.errors import BadInput
 from autoddp.launching.gpus import Devices, count, share, visible, without_cuda
 
+HALF = ", each at most 1/2 of the memory"
+
 
 @pytest.mark.parametrize(
     ("value", "there", "names"),
@@ -37,12 +39,24 @@ def test_visible_devices_are_read_as_cuda_reads_them(value, there, names):
         (["0", "1"], 2, "auto", Devices("nccl", "a GPU for each rank", ("0", "1"))),
         (["0", "1", "2"], 2, "nccl", Devices("nccl", "a GPU for each rank", ("0", "1"))),
         (["4", "6"], 2, "gloo", Devices("gloo", "asked for", ("4", "6"))),
-        (["5"], 2, "auto", Devices("gloo", "2 ranks share 1 GPU", ("5", "5"))),
-        (["0", "1"], 3, "auto", Devices("gloo", "3 ranks share 2 GPUs", ("0", "1", "0"))),
+        (["5"], 2, "auto", Devices("gloo", f"2 ranks share 1 GPU{HALF}", ("5", "5"), 0.5)),
+        (["0", "1"], 3, "auto", Devices("gloo", f"3 ranks share 2 GPUs{HALF}", ("0", "1", "0"), 0.5)),
     ],
 )
 def test_backend_and_why(names, ranks, wanted, devices):
     assert share(names, ranks, wanted) == devices
+
+
+def test_several_gpus_for_each_rank():
+    names = ["0", "1", "2", "7"]
+    assert share(names, 2, "auto", 2) == Devices("nccl", "2 GPUs for each rank", ("0,1", "2,7"))
+    assert share(names, 1, "gloo", 3) == Devices("gloo", "asked for", ("0,1,2",))
+    with pytest.raises(
+        BadInput, match=r"^--gpus-per-rank is 3, which with 2 ranks takes 6 GPUs, but this machine"
+    ):
+        share(names, 2, "auto", 3)
+    with pytest.raises(BadInput, match=r"but this machine shows 0 GPUs; leave it out$"):
+        share([], 1, "auto", 2)
 
 
 def test_nccl_needs_a_gpu_for_each():

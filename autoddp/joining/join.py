@@ -84,7 +84,7 @@ def lead(call: Call, ranks: int) -> Any:
         raise BadInput("@distributed makes its own process group, but the script has initialised one already")
     launch.check_places(call.options)
     launch.check_disabled(call.options)
-    devices = worker.find_devices(ranks, call.options.backend)
+    devices = worker.find_devices(ranks, call.options)
     post = muster(call.site, ranks, call.options, call.origin)
     if post is not None:
         return follow(call, post)
@@ -145,7 +145,7 @@ def attach(call: Call) -> Any:
         return call.plain()
     launch.check_places(call.options)
     launch.check_disabled(call.options)
-    devices = worker.find_devices(world.local_world_size, call.options.backend)
+    devices = worker.find_devices(world.local_world_size, call.options)
     if devices.backend == "nccl" and torch.cuda.is_initialized():
         used = torch.cuda.current_device()
         if used != world.local_rank:

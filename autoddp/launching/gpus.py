@@ -16,6 +16,7 @@ class Devices:
     backend: str
     why: str
     visible: tuple[str, ...] = ()  # CUDA_VISIBLE_DEVICES of each local rank; none: leave it alone
+    part: float = 1.0  # of its GPU's memory that a rank may take
 
 
 def count() -> int:
@@ -63,13 +64,18 @@ def without_cuda(wanted: str) -> Devices:
     return Devices("gloo", "this torch is built without CUDA")
 
 
-def share(names: list[str], ranks: int, wanted: str) -> Devices:
-    """Give each of the node's ranks its GPU.
+def share(names: list[str], ranks: int, wanted: str, each: int = 1) -> Devices:
+    """Give each of the node's ranks its GPU, or `each` of them.
 
     Raises:
-        BadInput: nccl is asked for, and some rank has no GPU of its own.
+        BadInput: nccl is asked for, and some rank has no GPU of its own; or each shall have several.
     """
     here = f"{len(names)} GPU{'s' * (len(names) != 1)}"
+    if each > 1 and len(names) < ranks * each:
+        raise BadInput(
+            f"--gpus-per-rank is {each}, which with {ranks} rank{'s' * (ranks != 1)} takes {ranks * each} "
+            f"GPUs, but this machine shows {here}" + ("; give fewer of either" if names else "; leave it out")
+        )
     if wanted == "nccl" and len(names) < ranks:
         raise BadInput(
             f"--backend is nccl with {ranks} rank{'s' * (ranks != 1)}, but this machine shows "
@@ -78,9 +84,13 @@ def share(names: list[str], ranks: int, wanted: str) -> Devices:
         )
     if not names:
         return Devices("gloo", "no GPU here")
-    given = tuple(names[rank % len(names)] for rank in range(ranks))
+    given = tuple(
+        ",".join(names[(rank * each + k) % len(names)] for k in range(each)) for rank in range(ranks)
+    )
     if len(names) < ranks:
-        return Devices("gloo", f"{ranks} ranks share {here}", given)
+        most = -(-ranks // len(names))  # ranks on one GPU
+        why = f"{ranks} ranks share {here}, each at most 1/{most} of the memory"
+        return Devices("gloo", why, given, 1 / most)
     if wanted == "gloo":
         return Devices("gloo", "asked for", given)
-    return Devices("nccl", "a GPU for each rank", given)
+    return Devices("nccl", f"{'a GPU' if each == 1 else f'{each} GPUs'} for each rank", given)
