@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from autoddp.errors import BadInput
-from autoddp.launch import check_disabled
-from autoddp.launching import form
 from autoddp.options import Options
+from autoddp.rehearsing import picture, runs
+from autoddp.rehearsing.ending import tail
+from autoddp.rehearsing.parents import Parents
+from autoddp.rehearsing.progress import Progress
+from autoddp.rehearsing.runs import NOTHING, Left, Runner
 from autoddp.script import Script
-from autoddp.source import Found
-from autoddp.verifying import plot, runs
-from autoddp.verifying.causes import Case, Cause, cause_of, repeats, rounding, tail, unknown
+from autoddp.verifying import plot
+from autoddp.verifying.causes import Case, Cause, cause_of, repeats, rounding, unknown
 from autoddp.verifying.findings import OTHER, Difference, Findings
-from autoddp.verifying.parents import Parents
-from autoddp.verifying.runs import Left, Runner
-from autoddp.verifying.show import Progress, tell
+from autoddp.verifying.show import tell
 from autoddp.verifying.trials import Trials
 from autoddp.verifying.verdict import DIFFERENT, EQUAL, NOT_RUN, Verdict
+
+RECORDER = "autoddp.verifying.recorder:record"
+# One process that sums in another order: how far rounding alone carries this training. Torch and its
+# libraries read these when they first compute.
+OTHER_ORDER = MappingProxyType(
+    {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "AVX", "MKL_CBWR": "AVX"}
+)
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,11 @@ def run(script: Script, options: Options, wanted: Wanted, parents: Parents | Non
     """
     nproc = check(script, options, wanted)
     progress = Progress(options.quiet, wanted.steps)
-    with stoppable():
-        runner = Runner(script, options, wanted.steps, progress, parents=parents or Parents())
+    with runs.stoppable():
+        runner = Runner(script, RECORDER, progress, parents=parents or Parents())
         try:
-            with enough_room(runner.root):
-                verdict = Verification(runner, nproc, wanted).verdict()
+            with runs.enough_room(runner.root):
+                verdict = Verification(runner, options, nproc, wanted).verdict()
         finally:
             progress.close()
             runner.close()
@@ -81,57 +85,20 @@ def check(script: Script, options: Options, wanted: Wanted) -> int:
     Raises:
         BadInput: It cannot.
     """
-    script.find()
-    check_disabled(options)
-    runs.outside_of_a_job()
-    own = form.of(Found() if options.own_ddp == "no" else script.read(), options.own_ddp)
-    if own.kind is not form.Kind.VIEW:
-        raise BadInput(
-            f"{script.name} is distributed by itself ({own.line or '--own-ddp yes'}): autoddp run is its "
-            "launcher, and there is nothing of ours to verify (--own-ddp no changes that)"
-        )
+    runs.check(script, options, "verify")
     if wanted.plot is not None:
-        plot.check(wanted.plot)
+        picture.check(wanted.plot)
     nproc = options.nproc or 2
     if nproc < 2:
         raise BadInput(f"--nproc is {nproc}; it takes 2 or more: one process is compared with them")
     return nproc
 
 
-@contextmanager
-def enough_room(folder: Path) -> Iterator[None]:
-    """A disk that is full is said in one line.
-
-    Raises:
-        BadInput: It is.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        raise BadInput(
-            f"{folder} is full: each run has a copy of this folder there, and writes there; "
-            "set TMPDIR to a folder with more room"
-        ) from None
-
-
-@contextmanager
-def stoppable() -> Iterator[None]:
-    """A signal ends the run that goes on, and everything is put back as it was."""
-    before = {number: signal.signal(number, runs.stop) for number in runs.STOPS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 class Verification:
     """The runs that it takes, each only if it is needed."""
 
-    def __init__(self, runner: Runner, nproc: int, wanted: Wanted) -> None:
-        self.runner, self.nproc, self.wanted = runner, nproc, wanted
+    def __init__(self, runner: Runner, options: Options, nproc: int, wanted: Wanted) -> None:
+        self.runner, self.options, self.nproc, self.wanted = runner, options, nproc, wanted
         self.seconds: dict[str, float] = {}
 
     def verdict(self) -> Verdict:
@@ -154,8 +121,23 @@ class Verification:
         self._judge(verdict, one, ranks)
         return verdict
 
-    def _run(self, name: str, nproc: int, **more: object) -> Left:
-        left = self.runner.run(name, nproc, **more)  # type: ignore[arg-type]
+    def _run(
+        self,
+        name: str,
+        nproc: int,
+        *,
+        steps: int | None = None,
+        float64: bool = False,
+        other_order: bool = False,
+        disable: tuple[str, ...] = (),
+    ) -> Left:
+        left = self.runner.run(
+            name,
+            replace(self.options, nproc=nproc, disable=(*self.options.disable, *disable)),
+            steps=steps or self.wanted.steps,
+            settings={"float64": float64, "other_order": other_order},
+            environ=OTHER_ORDER if other_order else NOTHING,
+        )
         self.seconds[name] = round(left.seconds, 2)
         return left
 
@@ -226,7 +208,7 @@ class Verification:
         verdict.why = f"{self.nproc} ranks do not give the numbers of one process"
         if ranks.code:
             verdict.tail = tail(ranks.err)
-        case = Case(findings, verdict.among, verdict.control, ranks, self.runner.options, wide)
+        case = Case(findings, verdict.among, verdict.control, ranks, self.options, wide)
         verdict.cause = cause_of(case) or self._search(one, findings, verdict.control)
 
     def _search(self, one: Left, findings: Findings, control: Findings) -> Cause:

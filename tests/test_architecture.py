@@ -18,8 +18,9 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     {"__main__"},
     {"cli"},
-    {"decorator", "joining.join", "joining.muster", "joining.fresh", "verify", "listing"},
-    {"verifying"},
+    {"decorator", "joining.join", "joining.muster", "joining.fresh", "verify", "bench", "listing"},
+    {"verifying", "benching"},
+    {"rehearsing"},
     {"launch", "launching.agent", "launching.elastic", "launching.nodes"},
     {"worker"},
     {"session", "script", "joining.muted"},

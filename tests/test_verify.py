@@ -25,12 +25,12 @@ import torch
 from autoddp import verify
 from autoddp.errors import BadInput
 from autoddp.options import Options
+from autoddp.rehearsing.parents import Parents, settled
+from autoddp.rehearsing.runs import Left
 from autoddp.script import Script
 from autoddp.verifying.causes import repeats
 from autoddp.verifying.findings import OTHER, Difference, Findings
 from autoddp.verifying.outputs import compare_files, line_off
-from autoddp.verifying.parents import Parents, settled
-from autoddp.verifying.runs import Left
 from autoddp.verifying.show import lines
 from autoddp.verifying.steps import allowed
 from autoddp.verifying.strangers import load_checkpoint
@@ -599,10 +599,10 @@ def test_paths_to_folders_beside_this_one_hold_in_a_copy(tmp_path, monkeypatch):
 
 
 def test_a_plot_without_matplotlib_is_refused_before_anything_runs(tmp_path, monkeypatch):
-    from autoddp.verifying import plot
+    from autoddp.rehearsing import picture
 
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if "site-packages" not in path])
     with pytest.raises(BadInput, match=r"matplotlib is missing; pip install 'autoddp\[plot\]'"):
-        plot.check(str(tmp_path / "losses.png"))
+        picture.check(str(tmp_path / "losses.png"))

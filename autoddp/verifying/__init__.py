@@ -1,1 +1,1 @@
-"""What `autoddp verify` is made of: private runs, what they record, how they compare, and why they differ."""
+"""What `autoddp verify` is made of: what runs record, how they compare, and why they differ."""

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from autoddp.options import Options
-from autoddp.report import INSTALLED
+from autoddp.rehearsing.runs import Left
 from autoddp.verifying.findings import GENERATOR, LOSS, OTHER, STEPS, Findings
-from autoddp.verifying.runs import Left
 
 LARGE = 1e-3  # two runs of one process whose first losses differ by more do not repeat themselves
 LAYOUT = "reshape() instead of view(), or --disable modules,loaders; and please report it"
@@ -17,8 +16,6 @@ DECIDED = (
     "let nothing that is computed depend on autoddp.rank(), or on what is not the same on every rank (a host "
     "name, a file or a number of its own)"
 )
-TAIL = 12  # lines of a failure that are shown
-REPORTED = re.compile(r"\[autoddp\] (fetching|split|by its parts|gathered|\d+ ranks on)\b")  # no error
 ERROR = re.compile(r"^[\w.]*(Error|Disagreement|Exception|RankEnded|LostGradient|Interrupt)\b.*:")
 
 HANGS, MISSING = re.compile(r"\[autoddp\] the job hangs: "), re.compile(r"\[autoddp\] (?=rank \d+ .* is at )")
@@ -179,15 +176,3 @@ def tipped(case: Case) -> Iterator[Cause]:
 def rounding(findings: Findings) -> bool:
     """Whether all that differs are numbers, so that rounding may be why."""
     return all(found.size != OTHER for found in findings.differences)
-
-
-def tail(text: str) -> list[str]:
-    """The end of what went wrong, without the frames of libraries."""
-    kept: list[str] = []
-    library = False
-    for line in text.rstrip().splitlines():
-        if line.startswith("  File "):
-            library = any(part in line for part in INSTALLED)
-        if not (library and line.startswith("  ")) and not REPORTED.match(line):
-            kept.append(line)
-    return kept[-TAIL:]

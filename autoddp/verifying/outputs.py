@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from autoddp.rehearsing.runs import Left
 from autoddp.report import PREFIX
 from autoddp.verifying.findings import ENDING, FILE, OTHER, PRINT, Difference, Findings
-from autoddp.verifying.runs import Left
 from autoddp.verifying.same import CLOCK, NUMBER, SMALL, Unlike, same_value, whole
 
 BAR = re.compile(r".*\d%")  # a progress bar, which the clock draws

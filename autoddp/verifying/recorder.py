@@ -20,17 +20,14 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from autoddp.environment import World
+from autoddp.rehearsing.recording import Enough, value
+from autoddp.rehearsing.task import Task
 from autoddp.report import users_line
+from autoddp.verifying import wider
 from autoddp.view.names import named_modules
 
 SIGNS = 4096  # length of the fixed row of signs that numbers are summed with
-
-
-class Enough(SystemExit):
-    """As many steps as were asked for: the script ends here, and well."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
 
 
 class Recorder:
@@ -138,16 +135,20 @@ class Recorder:
         os.write(self.file, json.dumps(record).encode() + b"\n")
 
 
+def record(task: Task, world: World, undo: ExitStack) -> Recorder:
+    """The recorder of a run, which records from here on."""
+    if task.settings.get("other_order"):
+        torch.set_num_threads(1 if torch.get_num_threads() > 1 else 2)
+    if task.settings.get("float64"):
+        wider.setup(undo)
+    recorder = Recorder(Path(task.records), world.rank, task.steps)
+    recorder.setup(undo)
+    return recorder
+
+
 def parameters(optimizer: Any) -> list[Tensor]:
     """All of them, in the order of their groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def value(root: Tensor) -> float:
-    """A loss; of something larger a number that any change of it changes."""
-    if root.is_complex():
-        root = torch.view_as_real(root)
-    return float(root if root.dim() == 0 else root.double().norm())
 
 
 def prints_of(tensors: Any) -> list[list[float] | None]:

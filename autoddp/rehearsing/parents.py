@@ -24,7 +24,7 @@ from typing import Any
 from autoddp.errors import AutoDDPError
 
 PACKAGES = str(Path(__file__).parents[2])  # the folder that holds autoddp
-START = "import sys; sys.path.append({!r}); from autoddp.verifying.child import main; main({})"
+START = "import sys; sys.path.append({!r}); from autoddp.rehearsing.child import main; main({})"
 ALONE = ("torch", "torch._dynamo")  # the latter is imported by the first optimizer, and takes the longest
 RANKS = (*ALONE, "autoddp.launching.agent", "autoddp.worker")
 PASSING = ("PWD", "OLDPWD", "TMPDIR", "PYTEST_CURRENT_TEST")  # nothing that is imported depends on them

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType, MappingProxyType
@@ -17,18 +19,16 @@ from typing import Any, NoReturn
 from autoddp import launch
 from autoddp.environment import ADDED
 from autoddp.errors import BadInput
+from autoddp.launching import form
 from autoddp.options import Options
+from autoddp.rehearsing.kept import put_back
+from autoddp.rehearsing.parents import FIXED, Forked, Parent, Parents, settled
+from autoddp.rehearsing.sandbox import copy_folder
+from autoddp.rehearsing.task import Task
 from autoddp.script import Script
-from autoddp.verifying.kept import put_back
-from autoddp.verifying.parents import FIXED, Forked, Parent, Parents, settled
-from autoddp.verifying.sandbox import copy_folder
-from autoddp.verifying.task import Task
+from autoddp.source import Found
 
-# One process that sums in another order: how far rounding alone carries this training. Torch and its
-# libraries read these when they first compute.
-OTHER_ORDER = MappingProxyType(
-    {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "AVX", "MKL_CBWR": "AVX"}
-)
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 TICK = 0.1  # seconds between two looks at a run
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE = 40  # seconds that a run has to end in after it was told to
@@ -67,48 +67,52 @@ class Runner:
     """
 
     script: Script
-    options: Options
-    steps: int | None
+    recorder: str  # see `Task`
     follow: Callable[[str, int], None] = lambda name, steps: None
     root: Path = field(default_factory=lambda: Path(os.path.realpath(tempfile.mkdtemp(prefix="autoddp-"))))
     parents: Parents = field(default_factory=Parents)
 
     def run(
-        self, name: str, nproc: int, *, float64: bool = False, steps: int | None = None, **more: Any
+        self,
+        name: str,
+        options: Options,
+        *,
+        steps: int | None = None,
+        settings: Mapping[str, Any] = NOTHING,
+        environ: Mapping[str, str] = NOTHING,
     ) -> Left:
-        """Run it on `nproc` ranks.
+        """Run it.
 
         Args:
             name: What it is called.
-            nproc: How many ranks.
-            float64: Whether in float64.
+            options: On how many ranks, and how.
             steps: After how many it ends, if fewer than all.
-            more: `disable`, features to leave out; `other_order`, whether to sum otherwise than is usual.
+            settings: The recorder's own.
+            environ: What its variables differ by.
         """
+        assert options.nproc is not None
         results = self.root / str(len(os.listdir(self.root)))
         for folder in (results, results / "records", results / "kept", self.root / "tmp"):
             folder.mkdir()
         work = self.root / "folder"
         copy_folder(Path.cwd(), work, self.root)
-        report = str(results / "report.json") if nproc > 1 else None
-        disable = (*self.options.disable, *more.get("disable", ()))
-        options = replace(self.options, nproc=nproc, report=report, disable=disable)
+        report = str(results / "report.json") if options.nproc > 1 else None
         task = Task(
             self._script(work),
             self.script.args,
             self.script.module,
-            options.to_json(),
+            replace(options, report=report).to_json(),
             str(self.root),
             str(results / "records"),
             str(results / "kept"),
-            steps or self.steps,
-            float64,
-            more.get("other_order", False),
+            self.recorder,
+            steps,
+            dict(settings),
         )
         (results / "task.json").write_text(task.to_json())
         started = time.monotonic()
         try:
-            code = self._follow(name, results, work, nproc, OTHER_ORDER if task.other_order else {})
+            code = self._follow(name, results, work, options.nproc, environ)
         finally:
             seconds = time.monotonic() - started
             put_back(results / "kept", results / "outside")
@@ -177,7 +181,24 @@ class Lines:
         return self.lines
 
 
-def outside_of_a_job() -> None:
+def check(script: Script, options: Options, command: str) -> None:
+    """Check that the script can be run so, on one process and on ranks.
+
+    Raises:
+        BadInput: It cannot.
+    """
+    script.find()
+    launch.check_disabled(options)
+    outside_of_a_job(command)
+    own = form.of(Found() if options.own_ddp == "no" else script.read(), options.own_ddp)
+    if own.kind is not form.Kind.VIEW:
+        raise BadInput(
+            f"{script.name} is distributed by itself ({own.line or '--own-ddp yes'}): autoddp run is its "
+            f"launcher, and there is nothing of ours to {command} (--own-ddp no changes that)"
+        )
+
+
+def outside_of_a_job(command: str) -> None:
     """Check that no launcher has started us.
 
     Raises:
@@ -185,7 +206,9 @@ def outside_of_a_job() -> None:
     """
     if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
         names = ", ".join(name for name in ADDED if name in os.environ)
-        raise BadInput(f"{names} are set: autoddp verify starts ranks by itself; run it without a launcher")
+        raise BadInput(
+            f"{names} are set: autoddp {command} starts ranks by itself; run it without a launcher"
+        )
 
 
 def collect(name: str, results: Path, code: int, seconds: float) -> Left:
@@ -210,3 +233,32 @@ def stop(number: int, frame: FrameType | None) -> NoReturn:
     for each in STOPS:
         signal.signal(each, signal.SIG_IGN)
     raise SystemExit(128 + number)
+
+
+@contextmanager
+def enough_room(folder: Path) -> Iterator[None]:
+    """A disk that is full is said in one line.
+
+    Raises:
+        BadInput: It is.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise BadInput(
+            f"{folder} is full: each run has a copy of this folder there, and writes there; "
+            "set TMPDIR to a folder with more room"
+        ) from None
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """A signal ends the run that goes on, and everything is put back as it was."""
+    before = {number: signal.signal(number, stop) for number in STOPS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

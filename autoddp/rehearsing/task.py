@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -18,9 +19,9 @@ class Task:
     root: str  # the folder in which it may do what it likes
     records: str
     kept: str
+    recorder: str  # `package.module:function`, which is called before the script in each process of the run
     steps: int | None = None
-    float64: bool = False
-    other_order: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)  # the recorder's own
 
     def to_json(self) -> str:
         """As text for a file."""

@@ -1,8 +1,9 @@
-"""One run of the two: a script on one process or on ranks, with a recorder in each of them."""
+"""One run: a script on one process or on ranks, with a recorder in each of them."""
 
 from __future__ import annotations
 
 import os
+import pkgutil
 import random
 import sys
 from contextlib import ExitStack
@@ -15,10 +16,10 @@ from autoddp.errors import AutoDDPError
 from autoddp.launching import streams
 from autoddp.options import Options
 from autoddp.place import HERE
+from autoddp.rehearsing.parents import serve
+from autoddp.rehearsing.task import Task
 from autoddp.report import PREFIX
 from autoddp.script import Script, finish, forget
-from autoddp.verifying.parents import serve
-from autoddp.verifying.task import Task
 
 SEED = 20250131  # of every generator, before the script seeds its own
 
@@ -31,27 +32,18 @@ class Watched(Script):
 
     def run(self, whole_traceback: bool = False) -> int:
         """As any script, within the recorder and the guard."""
-        import torch
-
         from autoddp.patching import Installation
-        from autoddp.verifying import wider
-        from autoddp.verifying.guard import Backups, Guard
-        from autoddp.verifying.recorder import Recorder
+        from autoddp.rehearsing.guard import Backups, Guard
 
         task, world = self.task, HERE.find()
         assert task is not None
         seed()
-        if task.other_order:
-            torch.set_num_threads(1 if torch.get_num_threads() > 1 else 2)
         guard = Guard(Path(task.root), Path(task.kept))
         guard.setup(ExitStack())  # to the very end of the process: files are written at exit, too
         with ExitStack() as undo:
             if world.world_size == 1:
                 undo.enter_context(Installation([Backups(guard)]))
-            if task.float64:
-                wider.setup(undo)
-            recorder = Recorder(Path(task.records), world.rank, task.steps)
-            recorder.setup(undo)
+            recorder = pkgutil.resolve_name(task.recorder)(task, world, undo)
             code = super().run(whole_traceback)
             recorder.close(getattr(sys, "last_value", None))
         return code

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from autoddp.features.witness import CACHES, CHANGES, NOBODYS, PARTS, WRITES
 from autoddp.outside.writers import CHECKPOINT, WRITERS, Writer
 from autoddp.patching import Feature, patch
-from autoddp.verifying.kept import JOURNAL, copy
+from autoddp.rehearsing.kept import JOURNAL, copy
 
 # Python's own events beyond those that the witness knows, and how many of their arguments are names.
 MORE = {"os.mkdir": 1, "shutil.rmtree": 1, "os.chmod": 1, "os.utime": 1, "tempfile.mkdtemp": 1}

@@ -1,0 +1,22 @@
+"""How a run that failed ended."""
+
+from __future__ import annotations
+
+import re
+
+from autoddp.report import INSTALLED
+
+TAIL = 12  # lines of a failure that are shown
+REPORTED = re.compile(r"\[autoddp\] (fetching|split|by its parts|gathered|\d+ ranks on)\b")  # no error
+
+
+def tail(text: str) -> list[str]:
+    """The end of what went wrong, without the frames of libraries."""
+    kept: list[str] = []
+    library = False
+    for line in text.rstrip().splitlines():
+        if line.startswith("  File "):
+            library = any(part in line for part in INSTALLED)
+        if not (library and line.startswith("  ")) and not REPORTED.match(line):
+            kept.append(line)
+    return kept[-TAIL:]

@@ -1,0 +1,21 @@
+"""Whether a picture can be drawn, and where."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+from autoddp.errors import BadInput
+
+
+def check(path: str) -> None:
+    """Before anything runs: can it be drawn?
+
+    Raises:
+        BadInput: There is no matplotlib, or no such folder.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise BadInput(f"--plot is {path}, but matplotlib is missing; pip install 'autoddp[plot]'")
+    folder = os.path.dirname(path)
+    if folder and not os.path.isdir(folder):
+        raise BadInput(f"--plot is {path}, but there is no folder {folder}; make it first")
