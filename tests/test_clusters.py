@@ -13,6 +13,7 @@ import torch
 
 from tests.cli import environ, run_cli, run_python
 from tests.clusters import Slurm
+from tests.test_examples import FOLDER, TASKS
 from tests.test_schedulers import LISTS
 
 AUTODDP = f"{sys.executable} -m autoddp run"
@@ -89,6 +90,18 @@ def test_srun(slurm, script, want, tasks, options, said):
     assert state == "COMPLETED", out
     assert said in out
     assert [line for line in out.splitlines() if not line.startswith("[autoddp]")] == want.splitlines(), out
+
+
+def test_the_recipe_of_the_examples(slurm, tmp_path):
+    (words,) = TASKS
+    at = words.index("autoddp")
+    launcher, (script, *_) = words[at + 1 : -1], words[-1:]
+    line = [*words[:at], sys.executable, "-m", "autoddp", *launcher, str(FOLDER / script), "--epochs", "1"]
+    job = slurm.submit(tmp_path, " ".join(line), "-N2", "--ntasks-per-node=1")
+    assert slurm.ended(job) == "COMPLETED", (tmp_path / "out").read_text()
+    out = (tmp_path / "out").read_text()
+    assert "4 ranks on 2 nodes" in out
+    assert "best epoch 1:" in out
 
 
 def test_a_requeued_job_resumes_and_a_cancelled_one_leaves_nothing(slurm, script, want):

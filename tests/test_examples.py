@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests import archives
+from tests.cli import environ
 from tests.same import same_files, same_terminal
 
 FOLDER = Path(__file__).parent.parent / "examples" / "single_gpu"
@@ -82,6 +87,72 @@ def test_an_example_by_itself(name, references):
     assert "curve.png" in left
     assert {Path(name).suffix for name in left} & {".pt", ".pth"}
     assert bool(asked) == (name in {"mnist", "cifar10"})
+
+
+def recipes(*starts: str) -> list[list[str]]:
+    """The lines of the examples' README that start so."""
+    text = (FOLDER.parent / "README.md").read_text()
+    shell = "".join(re.findall(r"^```sh\n(.*?)^```$", text, flags=re.M | re.S)).splitlines()
+    return [line.split() for line in shell if line.startswith(starts)]
+
+
+NODES = [words for words in recipes("autoddp") if "--node-rank" in words]
+LINES = [words for words in recipes("autoddp") if words not in NODES]
+TASKS = recipes("srun")
+
+
+def taken_apart(words):
+    """What stands before the script, and its name."""
+    at = next(n for n, word in enumerate(words) if word.endswith(".py"))
+    return words[:at], words[at].removesuffix(".py")
+
+
+def test_each_recipe_is_run_by_a_test():
+    assert len(recipes("")) == len(LINES) + len(NODES) + len(TASKS)
+    assert (len(NODES), len(TASKS)) == (2, 1)
+
+
+@pytest.mark.parametrize("words", LINES, ids=" ".join)
+def test_a_recipe(words, run, references, tmp_path):
+    """Run short; what is exact has been compared above."""
+    launcher, name = taken_apart(words)
+    got, asked = run(name, tmp_path / "ranks", *launcher)
+    want, asked_alone = references(name)
+    assert got.code == 0, got.err
+    assert "2 ranks on 1 node" in got.err
+    assert asked == asked_alone
+    if "--view" not in words:
+        same_terminal(want, got, PRINTED)
+
+
+def test_the_recipe_for_two_nodes(tmp_path):
+    """Both on this machine; tests/test_two_nodes.py has networks of their own."""
+    port = str(_free_port())
+    nodes = []
+    for words in NODES:
+        launcher, name = taken_apart(words)
+        launcher[launcher.index("--master-addr") + 1] = "127.0.0.1"
+        command = [*launcher[1:], "--master-port", port, str(FOLDER / f"{name}.py"), "--epochs", "1"]
+        nodes.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "autoddp", *command],
+                cwd=tmp_path,
+                env=environ(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    (out, err), (silent, _) = (node.communicate(timeout=120) for node in nodes)
+    assert [node.returncode for node in nodes] == [0, 0], err
+    assert "4 ranks on 2 nodes" in err
+    assert silent == ""
+    assert "best epoch 1:" in out
+
+
+def _free_port():
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        return door.getsockname()[1]
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
