@@ -53,6 +53,10 @@ def run(
     loading: Annotated[str, typer.Option(help=among("loading", "What a rank loads"))] = "rows",
     draws: Annotated[str, typer.Option(help=among("draws", "Random draws"))] = "auto",
     own_ddp: Annotated[str, typer.Option(help=among("own_ddp", "The script does its own DDP"))] = "auto",
+    average_every: Annotated[
+        str | None, typer.Option(help="Average weights, not gradients: after so many steps, or epoch.")
+    ] = None,
+    average_momentum: Annotated[bool, typer.Option("--average-momentum", help="That, too.")] = False,
     disable: Annotated[
         list[str] | None, typer.Option(help="Features to leave out; see autoddp patches.")
     ] = None,
@@ -82,6 +86,8 @@ def run(
         loading=loading,
         draws=draws,
         own_ddp=own_ddp,
+        average_every=average_every,
+        average_momentum=average_momentum,
         disable=split(disable),
         strict=strict,
         report=report,

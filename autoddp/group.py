@@ -38,6 +38,7 @@ class Group(Ledger):
         self.world, self.pg, self.store, self.channel = world, pg, store, channel
         self.rank, self.size = world.rank, world.world_size
         self.exchange = Exchange(world.rank, channel.meetings, store)
+        self.at_end: list[Callable[[], None]] = []  # what ranks do together once the script has ended well
         super().__init__()
 
     @classmethod
@@ -142,6 +143,16 @@ class Group(Ledger):
 
     def _waits(self, x: Tensor) -> bool:
         return x.device.type == "cpu" or dist.get_backend(self.pg) == "gloo"
+
+    def confer(self, what: str, body: bytes) -> bytes:
+        """What all ranks say, a list in JSON, as each body is; they may be at different lines."""
+        with self.together(what, torch.empty(0)):
+            return self._exchange(f"0 {what}", body, lambda bodies: b"[" + b",".join(bodies) + b"]")
+
+    def conclude(self) -> None:
+        """The script has ended well on this rank, and the others are still there."""
+        for act in self.at_end:
+            act()
 
     def agree(self, yes: bool) -> bool:
         """Whether all ranks say yes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -60,6 +61,8 @@ class Options:
     loading: str = "rows"
     draws: str = "auto"
     own_ddp: str = "auto"
+    average_every: str | None = None  # steps of an optimizer, or epoch; None: gradients are averaged
+    average_momentum: bool = False
     disable: tuple[str, ...] = ()
     strict: bool = False
     report: str | None = None
@@ -86,12 +89,27 @@ class Options:
                 f"--scale-lr is {self.scale_lr!r} with --batch {self.batch}, where the batch does not grow; "
                 "add --batch per-rank"
             )
+        self._check_averaging()
         if self.master_port is not None and not 0 < self.master_port < 65536:
             raise BadInput(f"--master-port is {self.master_port}; a port is from 1 to 65535")
         if not 0 <= self.node_rank < self.nnodes:
             raise BadInput(
                 f"--node-rank is {self.node_rank} with --nnodes {self.nnodes}; "
                 f"it goes from 0 to {self.nnodes - 1}"
+            )
+
+    def _check_averaging(self) -> None:
+        every = self.average_every
+        if every is None and self.average_momentum:
+            raise BadInput("--average-momentum is given, but weights are not averaged; add --average-every")
+        if every is None:
+            return
+        if every != "epoch" and not re.fullmatch("[1-9][0-9]{0,8}", every):
+            raise BadInput(f"--average-every is {every!r}; it takes a number of steps, from 1, or epoch")
+        if self.view != "local":
+            raise BadInput(
+                f"--average-every is {every!r} with --view {self.view}, where all ranks train one model; "
+                "add --view local"
             )
 
     def _check_kind(self, name: str, annotation: str) -> None:

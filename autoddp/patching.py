@@ -71,6 +71,11 @@ class Feature:
     def __init__(self, run: Any = None) -> None:
         self.run = run  # what the features of a job share; nothing here looks at it
 
+    @classmethod
+    def wanted(cls, options: Any) -> bool:
+        """Whether these options have any use for it."""
+        return True
+
     def setup(self, undo: ExitStack) -> None:
         """Whatever is no patch: torch's own hooks, state. Push every reversal on `undo`."""
 

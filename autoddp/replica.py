@@ -8,7 +8,7 @@ and for replicated work, and idempotent, so accumulation needs no care.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,6 +95,15 @@ def _accumulator(leaf: Tensor) -> Any:
     return view.next_functions[0][0] if view is not None else None
 
 
+def flattened(tensors: list[Tensor]) -> Iterator[tuple[list[Tensor], Tensor]]:
+    """Those of each dtype and device, and their elements, one after the other."""
+    kinds: dict[Any, list[Tensor]] = {}
+    for x in tensors:
+        kinds.setdefault((x.dtype, x.device), []).append(x)
+    for some in kinds.values():
+        yield some, torch.cat([x.reshape(-1) for x in some])
+
+
 class Replicas:
     """The reducers of one rank, one for each set of leaves."""
 
@@ -148,11 +157,7 @@ class Replicas:
 
     def average_dense(self, grads: list[Tensor]) -> None:
         """In place, in one all-reduce for each dtype and device."""
-        kinds: dict[Any, list[Tensor]] = {}
-        for grad in grads:
-            kinds.setdefault((grad.dtype, grad.device), []).append(grad.detach())
-        for some in kinds.values():
-            flat = torch.cat([g.reshape(-1) for g in some])
+        for some, flat in flattened([grad.detach() for grad in grads]):
             self.group.all_reduce(flat).div_(self.group.size)
             for g, mean in zip(some, flat.split([g.numel() for g in some]), strict=True):
                 g.copy_(mean.view_as(g))

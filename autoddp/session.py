@@ -29,6 +29,7 @@ def session(world: World, options: Options, group: Group, report: Report) -> Ite
         for feature in FEATURES
         if world.world_size > 1
         and options.view in feature.views
+        and feature.wanted(options)
         and feature.name not in options.disable
         and (several or not feature.apart)
     ]

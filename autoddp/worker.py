@@ -70,7 +70,10 @@ def run(job: Job) -> int:
     report.say(greeting(world, job.options, job.devices, hidden))
     this = os.getpid()
     with session(world, job.options, group, report) as mine:
-        code = finish(job.script.run(whole_traceback=job.options.verbose))
+        code = job.script.run(whole_traceback=job.options.verbose)
+        if not code and os.getpid() == this:
+            group.conclude()
+        code = finish(code)
         if os.getpid() != this:
             leave(code)  # a child that the script forked has come to its end; the rank goes on
         mine.effects.ending = True

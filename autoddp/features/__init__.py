@@ -1,5 +1,6 @@
 """One file for each promise kept; each a small class of patches; none imports another."""
 
+from autoddp.features.averaging import Averaging
 from autoddp.features.batchnorm import BatchNorm
 from autoddp.features.children import Children
 from autoddp.features.clocks import Clocks
@@ -46,6 +47,7 @@ FEATURES: tuple[type[Feature], ...] = (
     Groups,
     Scaling,
     LocalView,
+    Averaging,
     Loaders,
     Modules,
     BatchNorm,

@@ -62,7 +62,7 @@ class LocalView(Feature):
         """A mean over this rank's rows counts by its share of the batch."""
         names = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
         given = dict(zip(names, args, strict=False)) | kwargs
-        if self.busy or not self.view.here():
+        if self.busy or not self.view.here() or self.run.options.average_every is not None:
             return wrapped(**given)
         tensors, seeds = given.pop("tensors"), given.pop("grad_tensors", None)
         tops = [tensors] if isinstance(tensors, Tensor) else list(tensors)

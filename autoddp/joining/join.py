@@ -163,6 +163,8 @@ def attach(call: Call) -> Any:
 
     def end() -> None:
         code = int(hasattr(sys, "last_value"))
+        if not code:
+            group.conclude()
         worker.end(group, code)  # still in the group: others shall not fail because this rank left it
         streams.flush()
         if code and logs.of(world.rank).exists():
@@ -182,6 +184,7 @@ def take_part(call: Call, world: World, devices: Devices, tell: Tell, copied: bo
             if not copied:
                 agree(group, call.site, call.variables, (call.args, call.kwargs))
             value = whole(call.plain())
+            group.conclude()
         except BaseException as error:
             strip(error)
             tell("raised")
