@@ -154,6 +154,42 @@ def verify(
     return lambda: verification.run(what, options, wanted)
 
 
+@app.command(context_settings={"allow_interspersed_args": False})
+def bench(
+    *,
+    script: Annotated[str | None, typer.Argument(help="A file, or with -m a module.")] = None,
+    args: Annotated[list[str] | None, typer.Argument(help="The script's own.")] = None,
+    nproc: Annotated[
+        list[str] | None, typer.Option("-n", "--nproc", help="Numbers of ranks: 1,2,4; else 2, 4... as GPUs.")
+    ] = None,
+    steps: Annotated[str | None, typer.Option(help="End each run after so many optimizer steps.")] = None,
+    rounds: Annotated[str, typer.Option(help="How often each row is run.")] = "3",
+    json: Annotated[str | None, typer.Option(help="Write all figures there, as JSON.")] = None,
+    plot: Annotated[str | None, typer.Option(help="Draw speed-up against ideal there.")] = None,
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as python -m.")] = False,
+    backend: Annotated[str, typer.Option(help=among("backend", "Who talks"))] = "auto",
+    loading: Annotated[str, typer.Option(help=among("loading", "What a rank loads"))] = "rows",
+    draws: Annotated[str, typer.Option(help=among("draws", "Random draws"))] = "auto",
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No tables.")] = False,
+) -> Act:
+    """Run SCRIPT on one process and on ranks, in copies of this folder: how fast, and where time goes."""
+    options = Options(module=module, backend=backend, loading=loading, draws=draws, quiet=quiet)
+    if script is None:
+        raise BadInput("no script given; say which one: autoddp bench [OPTIONS] SCRIPT [ARGS...]")
+    from autoddp import bench as benchmark
+    from autoddp.script import Script
+
+    wanted = benchmark.Wanted(
+        tuple(whole("--nproc", number) for number in split(nproc)),
+        None if steps is None else whole("--steps", steps),
+        whole("--rounds", rounds),
+        json,
+        plot,
+    )
+    what = Script(script, tuple(args or ()), module)
+    return lambda: benchmark.run(what, options, wanted)
+
+
 @app.command(context_settings={"allow_interspersed_args": False}, name="launch-script")
 def launch_script(
     *,

@@ -1,0 +1,40 @@
+"""`nn.DataParallel` for a script that does not use it: its outermost modules run on all GPUs."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import data_parallel
+
+
+class Replicas:
+    """What a script calls is replicated at each call, as `nn.DataParallel` does."""
+
+    def __init__(self, devices: list[int]) -> None:
+        self.devices, self.inside = devices, False
+
+    def call(self, plain: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """A module on a GPU that is called with tensors; what it calls in turn is its own affair."""
+        first = next(module.parameters(), None)
+        known = self.inside or isinstance(module, nn.DataParallel) or torch.compiler.is_compiling()
+        if known or first is None or not first.is_cuda or not any(isinstance(x, Tensor) for x in args):
+            return plain(module, *args, **kwargs)
+        self.inside = True
+        try:
+            return data_parallel(module, args, self.devices, module_kwargs=kwargs)
+        finally:
+            self.inside = False
+
+
+def setup(undo: ExitStack) -> None:
+    """From here on, on all GPUs that this process sees."""
+    replicas, plain = Replicas(list(range(torch.cuda.device_count()))), nn.Module.__call__
+
+    def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return replicas.call(plain, module, args, kwargs)
+
+    nn.Module.__call__ = __call__  # type: ignore[method-assign]
+    undo.callback(setattr, nn.Module, "__call__", plain)

@@ -1,0 +1,71 @@
+"""The ways to run a script that are compared: the rows of the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from autoddp.options import Options
+
+PLAIN, DATA_PARALLEL, GLOBAL, LOCAL, SCALED = (
+    "plain",
+    "DataParallel",
+    "global view",
+    "per-rank batch",
+    "per-rank, scaled lr",
+)
+NO_GPUS = "DataParallel is left out: it takes several GPUs, and there {gpus}"
+
+
+@dataclass(frozen=True)
+class Way:
+    """One of them."""
+
+    kind: str
+    options: Options
+    devices: int  # GPUs or ranks, by which efficiency is reckoned
+    settings: Mapping[str, Any] = field(default_factory=dict)  # the recorder's
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> int:
+        """How many."""
+        return self.options.nproc or 1
+
+    @property
+    def local(self) -> bool:
+        """Whether each rank sees its share of a batch alone."""
+        return self.options.view == "local"
+
+    @property
+    def title(self) -> str:
+        """Its name in a sentence."""
+        if self.kind in (PLAIN, DATA_PARALLEL):
+            return self.kind
+        return f"{self.kind}, {self.ranks} rank{'s' * (self.ranks > 1)}"
+
+
+def ways(options: Options, counts: Sequence[int], gpus: Sequence[str]) -> tuple[list[Way], list[str]]:
+    """All of them, one process first, and what is left out.
+
+    Args:
+        options: Those that all ways share.
+        counts: Of ranks.
+        gpus: The names of those that are visible: one process sees the first.
+    """
+    first = {"CUDA_VISIBLE_DEVICES": gpus[0]} if len(gpus) > 1 else {}
+    alone = replace(options, nproc=1)
+    found, left_out = [Way(PLAIN, alone, 1, environ=first)], []
+    if len(gpus) > 1:
+        found.append(Way(DATA_PARALLEL, alone, len(gpus), {"data_parallel": True}))
+    else:
+        left_out.append(NO_GPUS.format(gpus="is one" if gpus else "is none"))
+    for count in counts:
+        ranks = replace(options, nproc=count)
+        found.append(Way(GLOBAL, ranks, count, environ=first if count == 1 else {}))
+        if count > 1:
+            local = replace(ranks, view="local", batch="per-rank")
+            found.append(Way(LOCAL, local, count))
+            found.append(Way(SCALED, replace(local, scale_lr="linear"), count))
+    return found, left_out
