@@ -57,6 +57,7 @@ def run(
         str | None, typer.Option(help="Average weights, not gradients: after so many steps, or epoch.")
     ] = None,
     average_momentum: Annotated[bool, typer.Option("--average-momentum", help="That, too.")] = False,
+    compress: Annotated[str, typer.Option(help="Gradients: none, fp16, bf16, powersgd[:RANK].")] = "none",
     disable: Annotated[
         list[str] | None, typer.Option(help="Features to leave out; see autoddp patches.")
     ] = None,
@@ -88,6 +89,7 @@ def run(
         own_ddp=own_ddp,
         average_every=average_every,
         average_momentum=average_momentum,
+        compress=compress,
         disable=split(disable),
         strict=strict,
         report=report,

@@ -63,6 +63,7 @@ class Options:
     own_ddp: str = "auto"
     average_every: str | None = None  # steps of an optimizer, or epoch; None: gradients are averaged
     average_momentum: bool = False
+    compress: str = "none"  # fp16, bf16, powersgd or powersgd:RANK
     disable: tuple[str, ...] = ()
     strict: bool = False
     report: str | None = None
@@ -90,6 +91,7 @@ class Options:
                 "add --batch per-rank"
             )
         self._check_averaging()
+        self._check_compression()
         if self.master_port is not None and not 0 < self.master_port < 65536:
             raise BadInput(f"--master-port is {self.master_port}; a port is from 1 to 65535")
         if not 0 <= self.node_rank < self.nnodes:
@@ -110,6 +112,20 @@ class Options:
             raise BadInput(
                 f"--average-every is {every!r} with --view {self.view}, where all ranks train one model; "
                 "add --view local"
+            )
+
+    def _check_compression(self) -> None:
+        how = self.compress
+        if not re.fullmatch("none|fp16|bf16|powersgd(:[1-9][0-9]{0,3})?", how):
+            raise BadInput(f"--compress is {how!r}; it takes none, fp16, bf16, powersgd or powersgd:RANK")
+        if how != "none" and self.strict:
+            raise BadInput(
+                f"--compress is {how!r} with --strict, but its gradients are not those of one process; "
+                "leave out one of them"
+            )
+        if how != "none" and self.average_every is not None:
+            raise BadInput(
+                f"--compress is {how!r} with --average-every, where none travel; leave out one of them"
             )
 
     def _check_kind(self, name: str, annotation: str) -> None:

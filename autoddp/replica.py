@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from autoddp import compression
 from autoddp.fingerprint import Fingerprint
 from autoddp.group import Group
 from autoddp.view.order import Order
@@ -107,8 +108,8 @@ def flattened(tensors: list[Tensor]) -> Iterator[tuple[list[Tensor], Tensor]]:
 class Replicas:
     """The reducers of one rank, one for each set of leaves."""
 
-    def __init__(self, group: Group) -> None:
-        self.group = group
+    def __init__(self, group: Group, compress: str = "none") -> None:
+        self.group, self.compress = group, compress
         self._kept: dict[Any, tuple[DistributedDataParallel, Leaves]] = {}  # alive, so that ids stay theirs
 
     def armed(self, leaves: Leaves, roots: list[Tensor]) -> list[Tensor]:
@@ -119,6 +120,7 @@ class Replicas:
             self.compare(leaves.dense)
             anchor = Anchor(leaves.dense)
             replica = DistributedDataParallel(anchor, process_group=self.group.pg, init_sync=False)
+            compression.register(replica, self.group.pg, self.compress)
         self._kept[key] = replica, noted  # now the one used last
         while len(self._kept) > KEPT:
             del self._kept[next(iter(self._kept))]

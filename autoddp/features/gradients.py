@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # where a compiled step breaks its graph, we run as we are
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from autoddp.compression import announce
 from autoddp.fingerprint import Fingerprint
 from autoddp.group import MIN
 from autoddp.outside.position import BACKWARD
@@ -40,7 +41,7 @@ class Gradients(Feature):
 
     def __init__(self, run: Run) -> None:
         self.run, self.view, self.group = run, run.view, run.group
-        self.replicas = Replicas(run.group)
+        self.replicas = Replicas(run.group, run.options.compress)
         self.depth = 0
         self.hidden: dict[int, Tensor] = {}  # leaves of nested backwards, which hide from the graph
         self.recent: list[weakref.ref[Any]] = []  # those that stepped, in the order of their first steps
@@ -56,6 +57,7 @@ class Gradients(Feature):
         undo.callback(register_optimizer_step_pre_hook(self.compare_before_step).remove)
         self.run.effects.before_save.append(self.compare_before_save)
         undo.callback(self.run.effects.before_save.clear)
+        announce(self.run.report, self.run.options.compress)
 
     def _plain(self) -> bool:
         return (

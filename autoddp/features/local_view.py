@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import IterableDataset
 
+from autoddp.compression import announce
 from autoddp.patching import Feature, patch
 from autoddp.replica import Replicas, leaves_of
 from autoddp.run import Run
@@ -28,7 +29,7 @@ class LocalView(Feature):
     def __init__(self, run: Run) -> None:
         self.run, self.view, self.group = run, run.view, run.group
         self.fetching = Fetching(run)
-        self.replicas = Replicas(run.group)
+        self.replicas = Replicas(run.group, run.options.compress)
         self.share = 1.0  # of the batch fetched last: this rank's rows times ranks, by all rows
         self.busy = False
 
@@ -37,6 +38,7 @@ class LocalView(Feature):
         before = dist.group.WORLD
         dist.group.WORLD = self.group.pg
         undo.callback(setattr, dist.group, "WORLD", before)
+        announce(self.run.report, self.run.options.compress)
 
     @patch("torch.utils.data:DataLoader.__iter__", why="each rank fetches its rows of every batch")
     def share_batches(self, wrapped: Any, loader: Any, args: Any, kwargs: Any) -> Any:
