@@ -30,6 +30,8 @@ NOT_RUN, SOME_FAILED = 2, 1  # exit codes
 LEAST = 2  # steps: the first one is not measured
 NO_LOADER = "per-rank batches are left out: no DataLoader makes this script's batches, so none can grow"
 
+SHARE = "per-rank rows are of the local view: what they print is of rank 0's share, its metrics too"
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -210,7 +212,6 @@ def said_of(rows: Sequence[Row], wanted: Wanted) -> list[str]:
         lines.append(
             f"--steps {wanted.steps}: all rows end there, so that rows of larger batches saw more data"
         )
-    for row in rows:
-        if row.failed:
-            lines += [f"{row.way.title} failed:", *row.failed]
+    if any(row.way.local for row in rows):
+        lines.append(SHARE)
     return lines

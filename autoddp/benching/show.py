@@ -27,6 +27,9 @@ def tell(rows: Sequence[Row], notes: Sequence[str], advice: Sequence[str]) -> No
     console.print(speed(rows))
     console.print(parts(rows))
     console.print(results(rows))
+    for row in rows:
+        if row.failed:
+            print("\n".join([f"{PREFIX} {row.way.title} failed:", *row.failed]))
     for line in (*notes, *(f"advice: {line}" for line in advice)):
         print(f"{PREFIX} {line}")
 

@@ -7,7 +7,10 @@ import re
 from autoddp.report import INSTALLED
 
 TAIL = 12  # lines of a failure that are shown
-REPORTED = re.compile(r"\[autoddp\] (fetching|split|by its parts|gathered|\d+ ranks on)\b")  # no error
+REPORTED = re.compile(  # no error
+    r"\[autoddp\] (fetching|split|by its parts|gathered|\d+ ranks on"
+    r"|\w+ at \S+: (batches of|learning rate))\b"
+)
 
 
 def tail(text: str) -> list[str]:
