@@ -58,6 +58,7 @@ def run(
     ] = None,
     average_momentum: Annotated[bool, typer.Option("--average-momentum", help="That, too.")] = False,
     compress: Annotated[str, typer.Option(help="Gradients: none, fp16, bf16, powersgd[:RANK].")] = "none",
+    shard_optimizer: Annotated[bool, typer.Option("--shard-optimizer", help="Its state, by ranks.")] = False,
     disable: Annotated[
         list[str] | None, typer.Option(help="Features to leave out; see autoddp patches.")
     ] = None,
@@ -90,6 +91,7 @@ def run(
         average_every=average_every,
         average_momentum=average_momentum,
         compress=compress,
+        shard_optimizer=shard_optimizer,
         disable=split(disable),
         strict=strict,
         report=report,

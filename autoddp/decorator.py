@@ -99,6 +99,8 @@ def choose(options: dict[str, Any]) -> Options:
         value = options.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             raise BadInput(f"{name} of @distributed is {value!r}; it takes a whole number")
+    if type(options.get("average_every")) is int:  # a number of steps, or a word
+        options = options | {"average_every": str(options["average_every"])}
     disable = options.get("disable", ())
     listed = isinstance(disable, (list, tuple, set, frozenset))
     given = tuple(disable.split(",")) if isinstance(disable, str) else tuple(disable) if listed else disable

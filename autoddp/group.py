@@ -144,6 +144,26 @@ class Group(Ledger):
     def _waits(self, x: Tensor) -> bool:
         return x.device.type == "cpu" or dist.get_backend(self.pg) == "gloo"
 
+    def broadcast(self, parts: list[list[Tensor]]) -> None:
+        """Fill the tensors of each rank, by its number, with what they hold there."""
+        options, running = dist.BroadcastOptions(), []
+        everything = [(rank, x) for rank, some in enumerate(parts) for x in some]
+        if not everything:
+            return
+        with self.together(f"broadcast of {len(everything)} parts", everything[0][1]) as stamp:
+            self._agree(stamp, everything[0][1])
+            for options.rootRank, x in everything:
+                running.append(self.pg.broadcast([x], options))
+            for work in running:
+                work.wait()
+
+    def all_bytes(self, body: bytes) -> list[bytes]:
+        """Every rank's, in rank order, of whatever length."""
+        sizes = [int(n) for n in self.all_gather(torch.tensor([len(body)]))]
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[: len(body)] = torch.frombuffer(bytearray(body), dtype=torch.uint8)
+        return [bytes_of(row[:size]) for row, size in zip(self.all_gather(padded), sizes, strict=True)]
+
     def confer(self, what: str, body: bytes) -> bytes:
         """What all ranks say, a list in JSON, as each body is; they may be at different lines."""
         with self.together(what, torch.empty(0)):

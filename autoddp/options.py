@@ -64,6 +64,7 @@ class Options:
     average_every: str | None = None  # steps of an optimizer, or epoch; None: gradients are averaged
     average_momentum: bool = False
     compress: str = "none"  # fp16, bf16, powersgd or powersgd:RANK
+    shard_optimizer: bool = False
     disable: tuple[str, ...] = ()
     strict: bool = False
     report: str | None = None
@@ -102,6 +103,11 @@ class Options:
 
     def _check_averaging(self) -> None:
         every = self.average_every
+        if every is not None and self.shard_optimizer:
+            raise BadInput(
+                f"--average-every is {every!r} with --shard-optimizer, where ranks step by themselves; "
+                "leave out one of them"
+            )
         if every is None and self.average_momentum:
             raise BadInput("--average-momentum is given, but weights are not averaged; add --average-every")
         if every is None:

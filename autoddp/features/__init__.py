@@ -22,6 +22,7 @@ from autoddp.features.processes import Processes
 from autoddp.features.programs import Programs
 from autoddp.features.randomness import Randomness
 from autoddp.features.scaling import Scaling
+from autoddp.features.sharding import Sharding
 from autoddp.features.signals import Signals
 from autoddp.features.temporary import Temporary
 from autoddp.features.trackers import Trackers
@@ -52,6 +53,7 @@ FEATURES: tuple[type[Feature], ...] = (
     Modules,
     BatchNorm,
     Gradients,
+    Sharding,  # hides gradients after they were compared
     Explanation,
     Identity,
     Witness,
