@@ -35,7 +35,7 @@ LAYERS = [
     },
     {
         *("view", "replica", "joining.agreement", "outside.ledger", "outside.exchange", "group", "report"),
-        "fingerprint",
+        *("fingerprint", "compression"),
         "outside.callers",
         *("outside.scratch", "outside.atomic", "source", "launching.form"),
     },
