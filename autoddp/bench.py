@@ -30,6 +30,7 @@ NOT_RUN, SOME_FAILED = 2, 1  # exit codes
 LEAST = 2  # steps: the first one is not measured
 NO_LOADER = "per-rank batches are left out: no DataLoader makes this script's batches, so none can grow"
 
+NO_BATCH = "no batch was seen at all: a sample is a step"
 SHARE = "per-rank rows are of the local view: what they print is of rank 0's share, its metrics too"
 
 
@@ -168,10 +169,9 @@ class Bench:
                 "nothing to measure (bench looks at steps of torch.optim's optimizers, from the second on)"
             )
         if not any(step["rows"] for step in left.steps[0]):
-            self.by_hand = left.ends[0].get("by hand")
+            self.by_hand = left.ends[0].get("by hand") or 1
             self.rows = [row for row in self.rows if row.way.kind not in (LOCAL, SCALED)]
-            if NO_LOADER not in self.notes:
-                self.notes.append(NO_LOADER)
+            self.notes = [NO_LOADER] if left.ends[0].get("by hand") else [NO_LOADER, NO_BATCH]
 
 
 def finish(bench: Bench, notes: list[str], wanted: Wanted, quiet: bool, devices: int) -> int:

@@ -24,13 +24,16 @@ from autoddp import bench, cli
 from autoddp.benching import plot, replicate
 from autoddp.benching.advice import RULES, Case, sentences
 from autoddp.benching.figures import Figures, Row, last_number, last_tenth, percentile, warm_up
+from autoddp.benching.parts import Parts
 from autoddp.benching.recorder import Recorder
 from autoddp.benching.ways import DATA_PARALLEL, GLOBAL, LOCAL, PLAIN, SCALED, Way, ways
 from autoddp.environment import World
 from autoddp.errors import BadInput
+from autoddp.group import Group
 from autoddp.options import Options
 from autoddp.rehearsing.parents import Parents
 from autoddp.rehearsing.recording import Enough
+from autoddp.replica import Replicas
 from autoddp.script import Script
 from tests.cli import environ
 from tests.warm import _leftover
@@ -65,12 +68,11 @@ TRAIN = """
 """
 # No loader; rank 1 comes late to every backward.
 BY_HAND = """
-    import sys, time
+    import time
     import autoddp
     import torch
     from torch import nn
 
-    if autoddp.world_size() == 2 and "fail" in sys.argv: raise ValueError("not on ranks")
     net = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     for step in range(7):
@@ -80,6 +82,18 @@ BY_HAND = """
         loss.backward()
         optimizer.step()
     print(time.time())
+"""
+# No model either; ranks cannot run it.
+FAILS = """
+    import autoddp
+    import torch
+
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.01)
+    for step in range(8):
+        if autoddp.world_size() == 2: raise ValueError("not on ranks")
+        weight.square().sum().backward()
+        optimizer.step()
 """
 
 
@@ -102,7 +116,7 @@ def benched(tmp_path_factory):
     """Bench from this process: all runs of these tests are forked from the same parents."""
     parents = Parents()
 
-    def benched(text: str, *args: str, **wanted: object) -> Seen:
+    def benched(text: str, **wanted: object) -> Seen:
         folder = tmp_path_factory.mktemp("bench")
         (folder / "here").mkdir()
         (folder / "here" / "train.py").write_text(textwrap.dedent(text))
@@ -110,7 +124,7 @@ def benched(tmp_path_factory):
         found = folder / "found.json"
         with contextlib.chdir(folder / "here"), redirect_stdout(out), redirect_stderr(err):
             what = bench.Wanted(nproc=(2,), json=str(found), **wanted)
-            code = bench.run(Script("train.py", args), Options(), what, parents)
+            code = bench.run(Script("train.py"), Options(), what, parents)
         assert os.listdir(folder / "here") == ["train.py"], "the user's files are as before"
         data = json.loads(found.read_text()) if found.exists() else {}
         return Seen(code, data, out.getvalue(), err.getvalue())
@@ -196,11 +210,12 @@ def test_a_script_without_a_loader(benched):
 
 
 def test_a_row_that_fails_leaves_the_others(benched):
-    seen = benched(BY_HAND, "fail", rounds=1, steps=6)
+    seen = benched(FAILS, rounds=1, steps=6)
     assert seen.code == 1
     assert seen.row(GLOBAL)["failed"][-1] == "ValueError: not on ranks"
     assert "ValueError: not on ranks" in seen.out
-    assert seen.row(PLAIN)["samples"] == 36
+    assert seen.row(PLAIN)["samples"] == 6
+    assert "no batch was seen at all: a sample is a step" in seen.out
     assert "--steps 6: all rows end there" in seen.out
 
 
@@ -328,6 +343,28 @@ def test_an_evaluation_is_in_no_step(recorded):
     *found, _ = steps()
     assert [step["rows"] for step in found] == [3, 3, 3]
     assert all(step["seconds"] < 0.05 for step in found[1:])
+
+
+def test_what_is_looked_at_on_ranks_is_put_back(tmp_path):
+    owners = ((Group, "all_reduce"), (Group, "all_gather"), (Replicas, "average"), (Replicas, "armed"))
+    before = [vars(owner)[name] for owner, name in owners]
+    with ExitStack() as undo:
+        recorder = Recorder(tmp_path, World(0, 2, 0, 2), None)
+        recorder.setup(undo)
+        assert all(vars(owner)[name] is not old for (owner, name), old in zip(owners, before, strict=True))
+    recorder.close()
+    assert [vars(owner)[name] for owner, name in owners] == before
+
+
+def test_nested_parts_count_as_the_outermost():
+    parts = Parts()
+    with parts.spend("gradients"):
+        time.sleep(0.01)
+        with parts.spend("gathering"):
+            time.sleep(0.01)
+    found = parts.record()
+    assert found["gathering"] == 0
+    assert 0.02 <= found["gradients"] <= found["seconds"]
 
 
 def test_what_a_step_is(recorded):

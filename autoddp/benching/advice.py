@@ -172,7 +172,8 @@ def case_of(row: Row, plain: Row, cores: int, gpus: int, ended: bool) -> Case:
 
 def sentences(cases: Sequence[Case]) -> list[str]:
     """The fastest row, and those of all rules."""
-    found = [fastest(cases)] if len(cases) > 1 else []
+    ranks = [case for case in cases if case.split]
+    found = [fastest(ranks)] if ranks and len(cases) > 1 else []
     for rule in RULES:
         heaviest = max(cases, key=rule.weight)
         if rule.weight(heaviest):
@@ -180,14 +181,15 @@ def sentences(cases: Sequence[Case]) -> list[str]:
     return found or [NOTHING]
 
 
-def fastest(cases: Sequence[Case]) -> str:
+def fastest(ranks: Sequence[Case]) -> str:
     """Of the rows that have the numbers of one process, and of all."""
-    best, *others = sorted((c for c in cases if c.split), key=lambda c: -c.speed_up) or cases
-    same = next((c for c in (best, *others) if c.kind == GLOBAL and c.speed_up > 1), None)
+    ordered = sorted(ranks, key=lambda case: -case.speed_up)
+    best = ordered[0]
+    same = next((c for c in ordered if c.kind == GLOBAL and c.speed_up > 1), None)
     if same is None:
         words = "no ranks are faster than one process with its numbers"
     else:
         words = f"fastest with the numbers of one process: {same.title}, {same.speed_up:.2f} times its speed"
-    return (
-        words if best is same or best.speed_up <= 1 else f"{words}; of all: {best.title}, {best.speed_up:.2f}"
-    )
+    if best is not same and best.speed_up > 1:
+        words += f"; of all: {best.title}, {best.speed_up:.2f}"
+    return words

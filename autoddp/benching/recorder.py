@@ -135,7 +135,7 @@ class Recorder:
     def call(self, module: nn.Module, args: Any) -> None:
         """The batch of a script without a loader is what its model is first called with."""
         if self.by_hand is None and torch.is_grad_enabled() and next(module.parameters(), None) is not None:
-            self.by_hand = rows_of(args)
+            self.by_hand = rows_of(args) or None
 
     # ---- backwards
 
