@@ -217,7 +217,7 @@ class Downloads(Outward):
         if path is None:  # a temporary file; or torch.hub, which renames by itself
             return call.plain()
         draft = Draft(os.fspath(path))
-        self._filling.now = True
+        self._filling.now = call.name != "urllib.request.urlretrieve"  # which looks by itself
         try:
             with self.effects.own():
                 made = draft.write(lambda at: call.changed(filename=at))

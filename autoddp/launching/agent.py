@@ -90,7 +90,7 @@ def start(job: Job, signals: Signals) -> Failure | None:
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""  # ours, see `signals`: torch's end the job at once
     try:
         agent = Agent(spec(parent), Starting(ready), job.options, signals)
-        result = agent.run()
+        agent.run()
     except Signalled:
         return Failure(0, 0, 1)
     finally:
@@ -98,9 +98,6 @@ def start(job: Job, signals: Signals) -> Failure | None:
         sys.stdin = parent.stdin
         signals.leave()
         job.private.clear()
-    if result.is_failed() and agent.failure is None:  # torch alone has seen it
-        rank, failed = min(result.failures.items())
-        return Failure(rank, failed.local_rank, failed.exitcode)
     return agent.failure
 
 

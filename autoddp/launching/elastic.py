@@ -22,6 +22,7 @@ from autoddp.launching.signals import ALONE, Signals
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import LogsSpecs
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
     from autoddp.options import Options
 
@@ -71,10 +72,18 @@ class Agent(LocalElasticAgent):
         early = own is None and self._left_early()
         with _deadline() if own is not None else _none():
             result = super()._monitor_workers(worker_group)
+        if result.failures and self.failure is None:  # since we have looked
+            self._tell(min(result.failures.items(), key=lambda one: one[1].exitcode >= 0))
         if early and result.state == WorkerState.HEALTHY:
             self._shutdown()
             return RunResult(WorkerState.SUCCEEDED, {w.global_rank: None for w in worker_group.workers})
         return result
+
+    def _tell(self, one: tuple[int, ProcessFailure]) -> None:
+        rank, failed = one
+        self.failure = Failure(rank, failed.local_rank, failed.exitcode)
+        if self.nodes is not None:
+            self.nodes.tell(self.failure)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         super()._shutdown(death_sig, min(timeout, int(ALONE)))
