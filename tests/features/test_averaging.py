@@ -56,27 +56,42 @@ def average(models, optimizers, momentum):
                     state["momentum_buffer"].copy_(moment)
 
 
+@pytest.fixture(scope="module")
+def alone():
+    def script(run):
+        found = {}
+        for name, act in {
+            False: lambda: by_hand(2, momentum=False),
+            True: lambda: by_hand(2, momentum=True),
+            "gradients": lambda: every_step(run),
+        }.items():
+            torch.manual_seed(0)
+            found[name] = act()
+        return found
+
+    return on_ranks(script, 1)[0]
+
+
 @pytest.mark.parametrize("momentum", [False, True])
-def test_every_second_step_and_at_the_end_of_a_loader(momentum):
+def test_every_second_step_and_at_the_end_of_a_loader(alone, momentum):
     def script(run):
         model = mlp()
         train(model, batches(20, 4), 2, sgd(model, momentum=0.9))
         return weights(model)
 
-    (alone,) = on_ranks(lambda run: by_hand(2, momentum), 1)
     for found in on_ranks(script, RANKS, **local("2", average_momentum=momentum)):
-        assert_same(alone, found, 1e-12)
+        assert_same(alone[momentum], found, 1e-12)
 
 
-def test_every_step_is_as_averaged_gradients():
-    def script(run):
-        model = mlp()
-        train(model, batches(24, 8), 2)
-        return weights(model)
+def every_step(run):
+    model = mlp()
+    train(model, batches(24, 8), 2)
+    return weights(model)
 
-    (alone,) = on_ranks(script, 1)
-    for found in on_ranks(script, RANKS, **local("1")):
-        assert_same(alone, found, 1e-12)
+
+def test_every_step_is_as_averaged_gradients(alone):
+    for found in on_ranks(every_step, RANKS, **local("1")):
+        assert_same(alone["gradients"], found, 1e-12)
 
 
 def test_a_step_that_calls_another_counts_once():

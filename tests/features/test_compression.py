@@ -25,11 +25,16 @@ def first_gradients(run):
     return found, [(d.where, d.what) for d in run.report.of("compression")]
 
 
+@pytest.fixture(scope="module")
+def halves():
+    ((found, said),) = on_ranks(first_gradients, 1)
+    assert not said
+    return found
+
+
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize(("how", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
-def test_gradients_are_the_sum_of_those_in_half_precision(how, dtype, view):
-    ((halves, said),) = on_ranks(first_gradients, 1)
-    assert not said
+def test_gradients_are_the_sum_of_those_in_half_precision(halves, how, dtype, view):
     wanted = [sum(g.to(dtype) / 2 for g in parts).double() for parts in zip(*halves, strict=True)]
     for (found,), said in on_ranks(first_gradients, 2, compress=how, view=view):
         assert_same(wanted, found, 1e-12)
