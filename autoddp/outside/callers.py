@@ -52,6 +52,7 @@ _MACHINERY = tuple(
         "outside/written.py",
         "outside/held.py",
         "features/files.py",
+        "features/averaging.py",
         "features/programs.py",
         "features/processes.py",
         "features/children.py",

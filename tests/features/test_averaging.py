@@ -12,9 +12,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from autoddp.errors import BadInput, Disagreement
 from autoddp.options import Options
 from tests.cli import run_cli
-from tests.training import assert_same, batches, mlp, on_ranks, sgd, train, weights
+from tests.training import Scripts, assert_same, batches, mlp, on_ranks, sgd, train, weights
 
 RANKS = 2
+script = Scripts()
 
 
 def local(every, **more):
@@ -72,15 +73,27 @@ def alone():
     return on_ranks(script, 1)[0]
 
 
-@pytest.mark.parametrize("momentum", [False, True])
-def test_every_second_step_and_at_the_end_of_a_loader(alone, momentum):
-    def script(run):
-        model = mlp()
-        train(model, batches(20, 4), 2, sgd(model, momentum=0.9))
-        return weights(model)
+@pytest.fixture(scope="module")
+def every_second():
+    """By name, what the functions below give on each rank."""
+    return {name: [rank.value for rank in ranks] for name, ranks in script.run(RANKS, **local("2")).items()}
 
-    for found in on_ranks(script, RANKS, **local("2", average_momentum=momentum)):
-        assert_same(alone[momentum], found, 1e-12)
+
+@script
+def plain():
+    model = mlp()
+    train(model, batches(20, 4), 2, sgd(model, momentum=0.9))
+    return weights(model)
+
+
+def test_every_second_step_and_at_the_end_of_a_loader(alone, every_second):
+    for found in every_second["plain"]:
+        assert_same(alone[False], found, 1e-12)
+
+
+def test_momentum_is_averaged_if_that_is_asked_for(alone):
+    for found in on_ranks(plain, RANKS, **local("2", average_momentum=True)):
+        assert_same(alone[True], found, 1e-12)
 
 
 def every_step(run):
@@ -94,23 +107,26 @@ def test_every_step_is_as_averaged_gradients(alone):
         assert_same(alone["gradients"], found, 1e-12)
 
 
-def test_a_step_that_calls_another_counts_once():
-    class Twice(torch.optim.SGD):
-        def step(self, closure=None):
-            super().step()
+class Twice(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step()
 
-    def script(run):
-        model, seen = mlp(), []
-        sgd(model)  # whose class has hooks then, too
-        optimizer = Twice(model.parameters(), 0.1)
-        for x, y in batches(16, 4):
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-            seen.append(weights(model))
-        return seen
 
-    zero, one = on_ranks(script, RANKS, **local("2"))
-    assert [equal(pair) for pair in zip(zero, one, strict=True)] == [False, True, False, True]
+@script
+def calls_another():
+    model, seen = mlp(), []
+    sgd(model)  # whose class has hooks then, too
+    optimizer = Twice(model.parameters(), 0.1)
+    for x, y in batches(16, 4):
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        seen.append(weights(model))
+    return seen
+
+
+def test_a_step_that_calls_another_counts_once(every_second):
+    same = [equal(pair) for pair in zip(*every_second["calls_another"], strict=True)]
+    assert same == [False, True, False, True]
 
 
 def test_numbers_of_steps_may_differ():
@@ -184,20 +200,22 @@ def test_a_save_that_one_rank_makes_amid_an_epoch_is_an_error(tmp_path):
     on_ranks(script, RANKS, **local("5"))
 
 
-def test_two_optimizers_have_their_own_periods():
-    def script(run):
-        models, seen = [mlp(), mlp()], []
-        optimizers = [sgd(model) for model in models]
-        for n, (x, y) in enumerate(batches(20, 4)):
-            for model, optimizer in zip(models, optimizers, strict=True):
-                if model is models[0] or n % 2:
-                    optimizer.zero_grad()
-                    F.cross_entropy(model(x), y).backward()
-                    optimizer.step()
-            seen.append([weights(model) for model in models])
-        return seen
+@script
+def two_optimizers():
+    models, seen = [mlp(), mlp()], []
+    optimizers = [sgd(model) for model in models]
+    for n, (x, y) in enumerate(batches(20, 4)):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            if model is models[0] or n % 2:
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+        seen.append([weights(model) for model in models])
+    return seen
 
-    zero, one = on_ranks(script, RANKS, **local("2"))
+
+def test_two_optimizers_have_their_own_periods(every_second):
+    zero, one = every_second["two_optimizers"]
     same = [[equal(pair) for pair in zip(a, b, strict=True)] for a, b in zip(zero, one, strict=True)]
     assert same == [[False, True], [True, False], [False, False], [True, True], [False, True]]
 
