@@ -13,7 +13,7 @@ import torch
 
 from tests.cli import environ, run_cli, run_python
 from tests.clusters import Slurm
-from tests.test_examples import FOLDER, TASKS
+from tests.test_examples import TASKS
 from tests.test_schedulers import LISTS
 
 AUTODDP = f"{sys.executable} -m autoddp run"
@@ -75,33 +75,27 @@ def want(tmp_path_factory):
     return done.out
 
 
+(RECIPE,) = TASKS  # of the examples' README: one autoddp on each of two nodes
+SRUN = " ".join(
+    AUTODDP if word == "autoddp" else word for word in RECIPE if word != "run" and ".py" not in word
+)
+
+
 @pytest.mark.parametrize(
-    ("tasks", "options", "said"),
+    ("command", "tasks", "said"),
     [
-        (("-N2", "-n3"), "", "3 ranks on 2 nodes"),
-        (("-N2", "-n2"), "--nproc 2", "4 ranks on 2 nodes"),
-        (("-N1", "-n1"), "--nproc 2", "2 ranks on 1 node"),
+        (f"srun {AUTODDP}", ("-N2", "-n3"), "3 ranks on 2 nodes"),
+        (SRUN, ("-N2", "-n2"), "4 ranks on 2 nodes"),
+        (f"srun {AUTODDP} --nproc 2", ("-N1", "-n1"), "2 ranks on 1 node"),
     ],
     ids=["a-task-for-each-rank", "a-task-for-each-node", "one-task"],
 )
-def test_srun(slurm, script, want, tasks, options, said):
-    job = slurm.submit(script.parent, f"srun {AUTODDP} {options} train.py", *tasks)
+def test_srun(slurm, script, want, command, tasks, said):
+    job = slurm.submit(script.parent, f"{command} train.py", *tasks)
     state, out = slurm.ended(job), (script.parent / "out").read_text()
     assert state == "COMPLETED", out
     assert said in out
     assert [line for line in out.splitlines() if not line.startswith("[autoddp]")] == want.splitlines(), out
-
-
-def test_the_recipe_of_the_examples(slurm, tmp_path):
-    (words,) = TASKS
-    at = words.index("autoddp")
-    launcher, (script, *_) = words[at + 1 : -1], words[-1:]
-    line = [*words[:at], sys.executable, "-m", "autoddp", *launcher, str(FOLDER / script), "--epochs", "1"]
-    job = slurm.submit(tmp_path, " ".join(line), "-N2", "--ntasks-per-node=1")
-    assert slurm.ended(job) == "COMPLETED", (tmp_path / "out").read_text()
-    out = (tmp_path / "out").read_text()
-    assert "4 ranks on 2 nodes" in out
-    assert "best epoch 1:" in out
 
 
 def test_a_requeued_job_resumes_and_a_cancelled_one_leaves_nothing(slurm, script, want):

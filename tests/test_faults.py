@@ -15,22 +15,18 @@ from tests.faults import DEATHS, PHASES, RAISES, SIGNALS, SOON, Case, Laboratory
 # Each fault and each phase once at least, among them each kind of wait that a rank can be lost from.
 CHOSEN = (
     Case("start", "int-launcher"),
-    Case("start", "kill-last"),
     Case("proof", "segv"),
-    Case("proof", "term-group"),
     Case("loading", "kill-last", 3),
-    Case("loading", "raise-first"),
     Case("worker", "exit"),
     Case("worker", "kill-launcher"),
     Case("collective", "oom"),
     Case("collective", "int-group"),
     Case("save", "kill-first"),
     Case("save", "term-launcher"),
-    Case("evaluation", "exit"),
-    Case("teardown", "kill-first"),
+    Case("evaluation", "term-group"),
+    Case("teardown", "raise-first"),
     Case("end", "raise-last"),
     Case("sample", "sample"),
-    Case("sample", "sample", options=("--loading", "whole")),
     Case("thread", "raise-first"),
 )
 
