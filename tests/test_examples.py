@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import re
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests import archives
-from tests.cli import environ
 from tests.same import same_files, same_terminal
 
 FOLDER = Path(__file__).parent.parent / "examples" / "single_gpu"
@@ -127,34 +123,13 @@ def test_a_recipe(words, run, references, tmp_path):
         same_terminal(want, got, PRINTED)
 
 
-def test_the_recipe_for_two_nodes(tmp_path):
-    """Both on this machine; tests/test_two_nodes.py has networks of their own."""
-    port = str(_free_port())
-    nodes = []
+def test_the_recipe_for_two_nodes_is_that_of_the_main_readme():
+    """Which test_readme.py runs, on two networks."""
+    readme = (FOLDER.parent.parent / "README.md").read_text()
     for words in NODES:
-        launcher, name = taken_apart(words)
-        launcher[launcher.index("--master-addr") + 1] = "127.0.0.1"
-        command = [*launcher[1:], "--master-port", port, str(FOLDER / f"{name}.py"), "--epochs", "1"]
-        nodes.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "autoddp", *command],
-                cwd=tmp_path,
-                env=environ(),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-    (out, err), (silent, _) = (node.communicate(timeout=120) for node in nodes)
-    assert [node.returncode for node in nodes] == [0, 0], err
-    assert "4 ranks on 2 nodes" in err
-    assert silent == ""
-    assert "best epoch 1:" in out
-
-
-def _free_port():
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        return door.getsockname()[1]
+        line = " ".join(words)
+        shown = line.replace("digits.py", "--master-port 29500 train.py")
+        assert f"\n{shown}\n" in readme
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)

@@ -72,10 +72,9 @@ def lose_power(names, node):
     ("lose", "node", "why"),
     [
         (lose_network, 1, "it has not answered for 3 s"),
-        (lose_power, 1, "its launcher has ended without a word"),
         (lose_power, 0, "its launcher has ended without a word"),
     ],
-    ids=["network", "power", "power-of-node-0"],
+    ids=["network", "power-of-node-0"],
 )
 def test_a_lost_node_is_named_by_the_one_that_is_left(nodes, train, lose, node, why):  # noqa: F811
     job = Job(nodes, f"{train} 1000000", "--hang-timeout", "4", "--max-restarts", "2", nprocs=(1, 1))

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-MOMENTS = int(os.environ.get("AUTODDP_MOMENTS", "5"))  # AUTODDP_MOMENTS=100 is the full measure
+MOMENTS = int(os.environ.get("AUTODDP_MOMENTS", "3"))  # AUTODDP_MOMENTS=100 is the full measure
 
 # Each start loads what the last one left, and is killed while it saves; the timer's signal ends a
 # process in the kernel, as SIGKILL does, no matter which code it is in.

@@ -238,7 +238,7 @@ class Points:
             try:
                 said = line.arrived()
             except RankEnded:
-                del self._lines[rank]
+                self._lines.pop(rank, None)  # the garbage collector may have looked in the midst of this
                 self._asked = None
                 continue
             if said:
