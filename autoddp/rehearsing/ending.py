@@ -8,7 +8,7 @@ from autoddp.report import INSTALLED
 
 TAIL = 12  # lines of a failure that are shown
 REPORTED = re.compile(  # no error
-    r"\[autoddp\] (nothing is split|nothing is split|fetching|split|by its parts|gathered|\d+ ranks on"
+    r"\[autoddp\] (nothing is split|fetching|split|by its parts|gathered|\d+ ranks on"
     r"|\w+ at \S+: (batches of|learning rate))\b"
 )
 
