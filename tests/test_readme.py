@@ -225,6 +225,7 @@ ENDINGS = {
 def test_ci_tells_how_the_tests_ended(closing, code, wanted, tmp_path):
     """With stand-ins for what it calls, as the real things take minutes: they are run by itself."""
     tools = {"python3": 'mkdir -p "$3/bin"; touch "$3/bin/activate"', "pip": "", "ruff": "", "mypy": ""}
+    tools |= {"sbatch": "", "mpirun": ""}  # nothing is to be installed
     tools["pytest"] = f"echo ....; echo '{closing}'; echo a warning >&2; exit {code}"
     for name, text in tools.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
