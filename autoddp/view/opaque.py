@@ -5,8 +5,7 @@ from __future__ import annotations
 import array
 import random
 import sys
-from collections.abc import Callable, Iterator
-from types import CodeType
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +19,8 @@ def kept(value: Any) -> Check | None:
     """How to put it back as it is now; None for what has no such state."""
     if isinstance(value, (bytearray, array.array)):
         return _elements(value)
+    if isinstance(value, random.SystemRandom):
+        return None  # it has no state, and raises where that is asked for
     if isinstance(value, random.Random):
         return _state(value.getstate, value.setstate)
     if isinstance(value, torch.Generator):
@@ -32,14 +33,6 @@ def advances(value: Any) -> bool:
     """Whether it is an iterator of Python's own: who asks it for more changes it, for ever."""
     kind = type(value)
     return kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__")
-
-
-def names_of(code: CodeType) -> Iterator[str]:
-    """The global names and attributes that a function, and what is defined in it, speaks of."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from names_of(constant)
 
 
 def _elements(value: Any) -> Check:
@@ -94,7 +87,8 @@ def _array(value: Any) -> Check:
     def check() -> bool:
         changed = value.shape != before.shape or value.tobytes() != before.tobytes()
         if changed:
-            value.resize(before.shape, refcheck=False)
+            if value.shape != before.shape:  # which a view never is, and `resize` refuses views
+                value.resize(before.shape, refcheck=False)
             value[...] = before
         return changed
 

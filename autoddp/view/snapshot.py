@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from autoddp.report import is_users
 from autoddp.view import opaque
+from autoddp.view.code import EMPTY, content_of, functions_of, names_of
 
 DEPTH = 5
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 CODE = (ModuleType, type, FunctionType, BuiltinFunctionType, staticmethod, classmethod, property)
 HOLDERS = (SimpleNamespace, argparse.Namespace)  # of attributes, for whoever likes
-EMPTY = object()  # a cell that nothing was put into yet
 MOST_OF_ONE = 2**24  # elements; a larger tensor is data, not state
 MOST = 2**30  # bytes of parameters that are copied, to put back what a forward wrote into them
 
@@ -44,9 +44,6 @@ class Snapshot:
         self.refused = ""
         if dataset is not None:
             self._value(type(dataset).__name__, dataset, 0)
-            fetch: Any = getattr(type(dataset), "__getitem__", None)
-            if is_users(getattr(getattr(fetch, "__code__", None), "co_filename", "<")):
-                self._globals(fetch.__globals__)
         if module is not None:
             self._module(module)
         for name in self._names.intersection(self._advancing):
@@ -65,9 +62,8 @@ class Snapshot:
             self._namespace(f"{name or type(part).__name__}", vars(part), 0)
         for function in _forwards(module):
             self._function(function)
-        for kind in {kind for part in module.modules() for kind in type(part).__mro__}:
-            if _users_class(kind):
-                self._class(kind)
+        for kind in {type(part) for part in module.modules()}:
+            self._classes(kind)
 
     def put_back(self) -> str | None:
         """Restore all; returns what had changed first, in words, if anything had."""
@@ -123,6 +119,7 @@ class Snapshot:
         elif hasattr(value, "__dict__") and _may_hold_state(value):
             self._seen[id(value)] = value
             self._namespace(where, vars(value), depth)
+            self._classes(type(value))
 
     def _tensor(self, where: str, value: Tensor, ours: bool = False) -> None:
         if (
@@ -203,12 +200,12 @@ class Snapshot:
         self._seen[id(function)] = function
         self._globals(function.__globals__)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            content = _content(cell)
+            content = content_of(cell)
             if isinstance(content, FunctionType):
                 self._value(name, content, DEPTH - 1)
             elif content is not EMPTY and not isinstance(content, CODE):
                 self._cell(name, cell)
-        names = set(opaque.names_of(function.__code__))
+        names = set(names_of(function.__code__))
         self._names |= names
         for name in names:
             self._called(function.__globals__.get(name), names)
@@ -217,8 +214,8 @@ class Snapshot:
         """What a function may call, of the user's: what it changes is put back, too."""
         if isinstance(code, FunctionType):
             self._value(code.__name__, code, DEPTH - 1)
-        elif isinstance(code, type) and _users_class(code):
-            self._class(code)
+        elif isinstance(code, type):
+            self._classes(code)
         elif isinstance(code, ModuleType) and is_users(getattr(code, "__file__", None) or "<"):
             self._globals(vars(code))
             for name in names:
@@ -229,13 +226,19 @@ class Snapshot:
         before = cell.cell_contents
 
         def check() -> str | None:
-            if _same(_content(cell), before):
+            if _same(content_of(cell), before):
                 return None
             cell.cell_contents = before
             return f"it changes {name} of the function around it"
 
         self._checks.append(check)
         self._value(name, before, DEPTH - 1)
+
+    def _classes(self, kind: type) -> None:
+        """The user's among what it is made of."""
+        for one in kind.__mro__:
+            if _users_class(one):
+                self._class(one)
 
     def _class(self, kind: type) -> None:
         if id(kind) in self._seen:
@@ -259,14 +262,8 @@ class Snapshot:
         for key, value in before.items():
             self._value(f"{kind.__name__}.{key}", value, DEPTH - 1)
         for method in vars(kind).values():
-            self._value(kind.__name__, method, DEPTH - 1)
-
-
-def _content(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return EMPTY
+            for function in functions_of(method):
+                self._value(kind.__name__, function, DEPTH - 1)
 
 
 def _data(space: Mapping[str, Any]) -> dict[str, Any]:

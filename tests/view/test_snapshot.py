@@ -120,6 +120,7 @@ class Holds(nn.Module):
     def __init__(self):
         super().__init__()
         self.array, self.bytes, self.numbers = np.zeros(3), bytearray(2), array.array("i", [0])
+        self.column, self.system = np.zeros((3, 2))[:, 0], random.SystemRandom()
         self.objects = np.array([1, None], dtype=object)
         self.python, self.old, self.new = random.Random(1), np.random.RandomState(1), np.random.default_rng(1)
         self.bits, self.torch = np.random.MT19937(1), torch.Generator().manual_seed(1)
@@ -127,6 +128,7 @@ class Holds(nn.Module):
 
 
 OPAQUE = {
+    "column": (lambda net: net.column.__setitem__(1, 5), lambda net: net.column.tolist()),
     "array": (lambda net: net.array.__setitem__(1, 5), lambda net: net.array.tolist()),
     "objects": (lambda net: net.objects.__setitem__(1, 5), lambda net: net.objects.tolist()),
     "bytes": (lambda net: net.bytes.append(5), lambda net: bytes(net.bytes)),
@@ -200,8 +202,28 @@ SCRIPT = """
     from {name} import counted, draws, wrap, Counter
     def around():
         counted()
+    class Property:
+        @property
+        def count(self):
+            counted()
+    class Static:
+        @staticmethod
+        def count():
+            counted()
+    class OfClass:
+        @classmethod
+        def count(cls):
+            counted()
     class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.held = Property()
         def forward(self):
+            {does}
+    class Data:
+        def __init__(self):
+            self.held = Property()
+        def __getitem__(self, at):
             {does}
 """
 ELSEWHERE = {
@@ -209,6 +231,10 @@ ELSEWHERE = {
     "helper.counted()": "it changes the global calls",
     "around()": "it changes the global calls",
     "wrap(counted)()": "it changes the global calls",
+    "Property().count": "it changes the global calls",
+    "Static.count()": "it changes the global calls",
+    "OfClass.count()": "it changes the global calls",
+    "self.held.count": "it changes the global calls",
     "Counter()()": "it changes Counter.calls",
     "draws()": "the global source is an iterator, which cannot be put back",
     "pass": "",
@@ -221,13 +247,14 @@ def test_what_is_changed_by_code_in_another_file(does, tmp_path, monkeypatch):
     (tmp_path / f"{name}.py").write_text(textwrap.dedent(HELPER))
     (tmp_path / f"{name}_script.py").write_text(textwrap.dedent(SCRIPT.format(name=name, does=does)))
     monkeypatch.syspath_prepend(tmp_path)
-    net = importlib.import_module(f"{name}_script").Net()
-    helper = sys.modules[name]
-    seen = Snapshot(net)
-    if not seen.refused:
-        net()
-    assert (seen.refused or seen.put_back() or "") == ELSEWHERE[does]
-    assert (helper.calls, helper.Counter.calls, next(helper.source)) == (0, 0, 0)
+    script = importlib.import_module(f"{name}_script")
+    net, data, helper = script.Net(), script.Data(), sys.modules[name]
+    for seen, act in ((Snapshot(net), net), (Snapshot(dataset=data), lambda: data[0])):
+        if not seen.refused:
+            act()
+        assert (seen.refused or seen.put_back() or "") == ELSEWHERE[does]
+        assert (helper.calls, helper.Counter.calls) == (0, 0)
+    assert next(helper.source) == 0
 
 
 def test_a_forward_that_leaves_nothing_leaves_nothing():
