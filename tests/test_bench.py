@@ -83,10 +83,13 @@ BY_HAND = """
         optimizer.step()
     print(time.time())
 """
-# No model either; ranks cannot run it.
+# No model either; ranks cannot run it. Only its own frame is a user's.
 FAILS = """
     import autoddp
     import torch
+    from autoddp.report import users_frame
+
+    assert users_frame().f_back is not None and users_frame(2) is None, users_frame(2)
 
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([weight], lr=0.01)

@@ -18,17 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autoddp.boot import BOOT
 from autoddp.joining.crew import Crew, Member, Post
 from autoddp.launching import streams
 from autoddp.launching.streams import Logs
 from autoddp.place import HERE
 
 SETTLE = 2.0  # seconds in which the threads of native libraries go to sleep after their work
-BOOT = (
-    "import sys; sys.path.append(sys.argv[1]); "
-    "from autoddp.joining.fresh import main; sys.path.pop(); main(sys.argv[2])"
-)
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+FRESH = "autoddp.joining.fresh"
 KERNELS = ("ipykernel", "IPython", "zmq", "tornado", "jupyter_client")
 HARD = 2  # omp_pause_hard
 
@@ -117,7 +114,7 @@ def spawn(crew: Crew, size: int, origin: Origin) -> None:
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         with open(crew.logs.of(rank), "wb") as log:
             process = subprocess.Popen(
-                [sys.executable, *flags, "-c", BOOT, ROOT, json.dumps(told)],
+                [sys.executable, *flags, BOOT, FRESH, json.dumps(told)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

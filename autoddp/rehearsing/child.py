@@ -60,9 +60,9 @@ def seed() -> None:
         numpy.random.seed(SEED)
 
 
-def main(fd: int) -> NoReturn:
+def main(fd: str, ranks: str) -> NoReturn:
     """Be a parent of runs, and in each fork run its task and end as `autoddp run` does."""
-    task = Task.read(serve(fd, ranks=sys.argv[1] == "1"))
+    task = Task.read(serve(int(fd), ranks == "1"))
     script = Watched(task.script, task.args, task.module, task)
     options = Options.from_json(task.options)
     try:

@@ -21,10 +21,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from autoddp.boot import BOOT
 from autoddp.errors import AutoDDPError
 
-PACKAGES = str(Path(__file__).parents[2])  # the folder that holds autoddp
-START = "import sys; sys.path.append({!r}); from autoddp.rehearsing.child import main; main({})"
+CHILD = "autoddp.rehearsing.child"
 ALONE = ("torch", "torch._dynamo")  # the latter is imported by the first optimizer, and takes the longest
 RANKS = (*ALONE, "autoddp.launching.agent", "autoddp.worker")
 PASSING = ("PWD", "OLDPWD", "TMPDIR", "PYTEST_CURRENT_TEST")  # nothing that is imported depends on them
@@ -58,7 +58,7 @@ class Parent:
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, *flags, "-c", START.format(PACKAGES, theirs.fileno()), str(int(ranks))],
+                [sys.executable, *flags, BOOT, CHILD, str(theirs.fileno()), str(int(ranks))],
                 env=dict(environ),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
