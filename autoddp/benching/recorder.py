@@ -38,6 +38,7 @@ from autoddp.benching import replicate
 from autoddp.benching.parts import GATHERING, GRADIENTS, LOADING, Parts
 from autoddp.environment import World
 from autoddp.group import Group
+from autoddp.iterator import LoaderIterator
 from autoddp.rehearsing.recording import Enough, value
 from autoddp.rehearsing.task import Task
 from autoddp.replica import Replicas
@@ -242,20 +243,12 @@ class Recorder:
         os.write(self.file, json.dumps(record).encode() + b"\n")
 
 
-class Timed:
+class Timed(LoaderIterator):
     """A loader's iterator, of which every `next` is timed."""
 
     def __init__(self, recorder: Recorder, inner: Any) -> None:
-        self.recorder, self.inner = recorder, inner
-
-    def __iter__(self) -> Any:
-        return self
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+        super().__init__(inner)
+        self.recorder = recorder
 
     def __next__(self) -> Any:
         return self.recorder.fetch(self.inner)

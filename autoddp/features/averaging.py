@@ -17,6 +17,7 @@ from torch.utils.data import get_worker_info
 
 from autoddp.errors import Disagreement
 from autoddp.group import Group
+from autoddp.iterator import LoaderIterator
 from autoddp.options import Options
 from autoddp.patching import Feature, patch
 from autoddp.replica import flattened
@@ -175,17 +176,12 @@ class Averaging(Feature):
             self.stale, self.trained = False, set()
 
 
-class Watched:
+class Watched(LoaderIterator):
     """A loader's iterator, at the end of which an epoch may be over."""
 
     def __init__(self, feature: Averaging, inner: Any) -> None:
-        self.feature, self.inner = feature, inner
-
-    def __iter__(self) -> Any:
-        return self
-
-    def __len__(self) -> int:
-        return len(self.inner)
+        super().__init__(inner)
+        self.feature = feature
 
     def __next__(self) -> Any:
         try:

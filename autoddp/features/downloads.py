@@ -118,10 +118,9 @@ class Downloads(Outward):
     @patch("torch.hub:download_url_to_file", "urllib.request:urlretrieve", why=WHY)
     def load_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """These never look whether the file is there: one rank of a node calls them."""
-        if self.effects.users() is not Mode.AGREED:
-            call = Call(lambda *args, **kwargs: self._whole(Call(wrapped, args, kwargs)), args, kwargs)
-            return self._alone(call)
         call = Call(wrapped, args, kwargs)
+        if self.effects.users() is not Mode.AGREED:
+            return self._alone(lambda: self._whole(call))
         path, facts, headers = self._lead(call, 0)
         with self.effects.own():
             others = leaders(self.effects)[1:]
@@ -196,7 +195,7 @@ class Downloads(Outward):
     def _in_turn(self, call: Call) -> Any:
         """Rank 0 makes the call, then the first rank of every other node, then the rest."""
         if self.effects.mode() is not Mode.AGREED:
-            return self._alone(call)
+            return self._alone(call.plain)
         made: list[Any] = []
         site = f"{call.name} at {users_line(1)}"
         with self.effects.own():
@@ -204,12 +203,12 @@ class Downloads(Outward):
                 self.run.group.effect(site, lambda: made.append(call.plain()), by=leader)
             return made[0] if made else call.plain()
 
-    def _alone(self, call: Call) -> Any:
+    def _alone(self, act: Callable[[], Any]) -> Any:
         """Nobody can be waited for: one rank of the node at a time, so that files are whole."""
         if self.effects.mode() is not Mode.ALONE:
-            return call.plain()
+            return act()
         with self.effects.own(), _one_at_a_time(self.run.world.master_port):
-            return call.plain()
+            return act()
 
     def _whole(self, call: Call) -> Any:
         """The call writes the file that it names whole, or leaves what is there."""

@@ -19,6 +19,7 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import default_collate
 
 from autoddp.errors import Disagreement
+from autoddp.iterator import LoaderIterator
 from autoddp.patching import Feature, patch
 from autoddp.report import users_line
 from autoddp.run import Run
@@ -121,20 +122,12 @@ class Loaders(Feature):
         return ("" if _numbers_only(sample) else "a sample holds more than numbers"), draws
 
 
-class Whole:
+class Whole(LoaderIterator):
     """An iterator of which every rank fetches every batch; modules in the fetch are plain."""
 
     def __init__(self, feature: Loaders, inner: Any) -> None:
-        self.feature, self.inner = feature, inner
-
-    def __iter__(self) -> Any:
-        return self
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+        super().__init__(inner)
+        self.feature = feature
 
     def __next__(self) -> Any:
         with self.feature.view.set_aside():

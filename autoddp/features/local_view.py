@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import IterableDataset
 
 from autoddp.compression import announce
+from autoddp.iterator import LoaderIterator
 from autoddp.patching import Feature, patch
 from autoddp.replica import Replicas, leaves_of
 from autoddp.run import Run
@@ -89,18 +90,13 @@ class LocalView(Feature):
         return None
 
 
-class Fetched:
+class Fetched(LoaderIterator):
     """An iterator of which this rank fetches its rows of every batch."""
 
     def __init__(self, feature: LocalView, inner: Any) -> None:
-        self.feature, self.inner = feature, inner
+        super().__init__(inner)
+        self.feature = feature
         self.sizes: deque[tuple[int, ...] | None] = inner._index_sampler.sizes
-
-    def __iter__(self) -> Any:
-        return self
-
-    def __len__(self) -> int:
-        return len(self.inner)
 
     def __next__(self) -> Any:
         batch = self.feature.fetching.fetch(self.inner)
@@ -110,17 +106,12 @@ class Fetched:
         return batch
 
 
-class Cut:
+class Cut(LoaderIterator):
     """An iterator that every rank reads whole; the rows are cut after."""
 
     def __init__(self, feature: LocalView, inner: Any) -> None:
-        self.feature, self.inner = feature, inner
-
-    def __iter__(self) -> Any:
-        return self
-
-    def __len__(self) -> int:
-        return len(self.inner)
+        super().__init__(inner)
+        self.feature = feature
 
     def __next__(self) -> Any:
         batch = next(self.inner)
