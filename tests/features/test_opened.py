@@ -29,7 +29,7 @@ from autoddp.features.descriptors import Descriptors
 from autoddp.features.files import Files
 from autoddp.features.folders import Folders
 from autoddp.features.temporary import Temporary
-from tests.features.full import mounted
+from tests.features.full import mounted, rationed
 from tests.features.outward import on_ranks, raised, trial
 
 FULL = "[Errno 28] No space left on device"
@@ -232,6 +232,30 @@ def test_a_full_disk_raises_on_all_ranks_at_the_same_line(on, small, act):
     if kind == "OSError":
         assert text == plain[1].replace("plain", "new")
     assert after == ["old"]
+
+
+def test_a_quota_that_is_used_up_is_the_error_of_one_process_and_leaves_the_old_checkpoint(on, tmp_path):
+    """Where it is found out is the file system's choice: what a draft took may not be given back at once."""
+    with rationed(tmp_path / "rationed") as folder:
+        torch.save(torch.arange(3), folder / "best.pt")
+
+        def script(run):
+            def save():
+                with open(folder / "best.pt.new", "wb") as file:
+                    file.write(os.urandom(3 * 2**20))
+
+            large = torch.randn(2**20)
+            said = raised(lambda: torch.save(large, folder / "best.pt")), raised(save)
+            return said, torch.load(folder / "best.pt").tolist(), set(os.listdir(folder))
+
+        zero, one = on(script)
+    assert zero == one
+    (checkpoint, (kind, text)), old, names = zero
+    assert checkpoint[0] == "RuntimeError"
+    assert kind == "OSError"
+    assert text.startswith("[Errno 122] Disk quota exceeded")
+    assert old == [0, 1, 2]
+    assert names <= {"best.pt", "best.pt.new"}, "nothing of ours beside them"
 
 
 def test_a_folder_that_finds_no_room_is_missing_for_all(on, tmp_path):
