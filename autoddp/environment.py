@@ -24,6 +24,7 @@ LARGEST = 2**31 - 1  # what torch takes for a rank
 ADDED = (
     *NAMES.values(),
     "MASTER_ADDR",
+    "NODE_RANK",  # Ray's; Lightning would take it for its own
     "GROUP_WORLD_SIZE",
     "ROLE_RANK",
     "ROLE_WORLD_SIZE",

@@ -43,7 +43,10 @@ class Group(Ledger):
 
     @classmethod
     def join(cls, world: World, backend: str = "gloo", attempt: str = "0") -> Group:
-        """Meet the other ranks by gloo, or by nccl (then gloo carries what lies on CPUs)."""
+        """Meet the other ranks by gloo, or by nccl (then gloo carries what lies on CPUs).
+
+        Several jobs of these ranks, one after the other, may meet at one store of their launcher's.
+        """
         master = world.rank == 0 and not world.agent_store
         tcp = TCPStore(
             world.master_addr,
@@ -53,7 +56,8 @@ class Group(Ledger):
             TIMEOUT,
             wait_for_workers=False,
         )
-        return cls.over(world, PrefixStore(f"autoddp/{attempt}", tcp), backend)
+        job = tcp.add(f"autoddp/{attempt}/jobs/{world.rank}", 1)
+        return cls.over(world, PrefixStore(f"autoddp/{attempt}/{job}", tcp), backend)
 
     @classmethod
     def over(cls, world: World, store: Store, backend: str = "gloo") -> Group:

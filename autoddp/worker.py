@@ -153,15 +153,42 @@ def take_device(world: World, devices: Devices) -> None:
                 torch.cuda.set_per_process_memory_fraction(devices.part, number)
 
 
-def join(world: World, backend: str, attempt: str) -> Group:
-    """Meet the others of this attempt, leaving no trace of it for the script to see."""
+def join(world: World, backend: str, attempt: str, store: dist.Store | None = None) -> Group:
+    """Meet the others of this attempt, leaving no trace of it for the script to see.
+
+    Raises:
+        BadInput: Something else is where rank 0 would have to listen.
+    """
     hook, known = sys.excepthook, "GLOO_SOCKET_IFNAME" in os.environ
     set_interface(world)
-    group = Group.join(world, backend, attempt)
+    if store is None:
+        group = Group.join(hosted(world), backend, attempt)
+    else:
+        group = Group.over(world, store, backend)
     sys.excepthook = hook  # torch's would put the rank before every line of a traceback
     if not known:
         os.environ.pop("GLOO_SOCKET_IFNAME", None)  # NCCL reads its own later, at first use
     return group
+
+
+def hosted(world: World) -> World:
+    """Rank 0 of a program that a worker of Ray Train runs finds that worker's store where it would listen.
+
+    Raises:
+        BadInput: Something else is there.
+    """
+    if world.rank or world.agent_store:
+        return world
+    try:
+        network.check_free(world.master_port)
+    except BadInput:
+        if "RAY_JOB_ID" in os.environ and network.has_store(world.master_addr, world.master_port):
+            return replace(world, agent_store=True)
+        raise BadInput(
+            f"MASTER_PORT is {world.master_port}, where rank 0 cannot listen: another process does; "
+            "give the job a free port"
+        ) from None
+    return world
 
 
 def set_interface(world: World) -> None:

@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from autoddp.environment import ADDED, World, hide
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.group import Group
 from autoddp.joining.agreement import agree
+from autoddp.joining.beside import set_aside
 from autoddp.joining.crew import Post
 from autoddp.joining.muster import muster, settle
 from autoddp.joining.muted import muted
@@ -138,7 +139,10 @@ def follow(call: Call, post: Post) -> Any:
 
 
 def attach(call: Call) -> Any:
-    """Under torchrun: from here on this process is a rank, as under `autoddp run`, to its end."""
+    """Under torchrun: from here on this process is a rank, as under `autoddp run`, to its end.
+
+    Where a process group is up already, as in a worker of Ray Train, it is one for the time of the call.
+    """
     world = World.read(os.environ)
     if world.world_size == 1:
         HERE.world = world
@@ -154,6 +158,11 @@ def attach(call: Call) -> Any:
                 f"torch.cuda.set_device({world.local_rank}) first, or start the script by autoddp run"
             )
     logs = Logs(call.options.log_dir)
+    if dist.is_initialized():
+        with set_aside(world, logs) as meeting:
+            return take_part(
+                call, replace(world, agent_store=True), devices, meeting.tell, False, meeting.store
+            )
     logs.make()
     terminal = os.dup(2)
     if world.rank:
@@ -177,9 +186,11 @@ def attach(call: Call) -> Any:
     return call.plain()
 
 
-def take_part(call: Call, world: World, devices: Devices, tell: Tell, copied: bool) -> Any:
+def take_part(
+    call: Call, world: World, devices: Devices, tell: Tell, copied: bool, store: dist.Store | None = None
+) -> Any:
     """The call, inside a session that is gone after it; `copied`: all ranks are forks of rank 0."""
-    with joined(call, world, devices) as group:
+    with joined(call, world, devices, store) as group:
         try:
             if not copied:
                 agree(group, call.site, call.variables, (call.args, call.kwargs))
@@ -200,7 +211,7 @@ def whole(value: Any) -> Any:
 
 
 @contextmanager
-def joined(call: Call, world: World, devices: Devices) -> Iterator[Group]:
+def joined(call: Call, world: World, devices: Devices, store: dist.Store | None = None) -> Iterator[Group]:
     """This process is a rank inside, and as it was after."""
     threads, environ = torch.get_num_threads(), {name: os.environ.get(name) for name in SET}
     report = Report(world.rank == 0 and not call.options.quiet, call.options.strict)
@@ -212,7 +223,8 @@ def joined(call: Call, world: World, devices: Devices) -> Iterator[Group]:
         hidden = hide(os.environ)
         if call.options.view == "local":
             os.environ.update(hidden or variables(world))
-        group = worker.join(world, devices.backend, hidden.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        attempt = hidden.get("TORCHELASTIC_RESTART_COUNT", "0")
+        group = worker.join(world, devices.backend, attempt, store)
         HERE.world = world
         report.say(worker.greeting(world, call.options, devices, hidden))
         with session(world, call.options, group, report) as run:

@@ -61,17 +61,27 @@ def check_node_0(host: str, port: int) -> None:
     Raises:
         BadInput: It is something else, an HTTP server say.
     """
-    try:
-        with socket.create_connection((host, port), ANSWER) as probe:
-            probe.sendall(VALIDATE + PING + NONCE)
-            said = probe.recv(64)
-    except OSError:
-        return  # node 0 has not come yet, or takes its time
+    said = _answer(host, port)
     if said and not NONCE.startswith(said[: len(NONCE)]):
         raise BadInput(
             f"--master-port is {port}, where {host} answers {said.splitlines()[0]!r}, which is no node 0 of "
             "a job; give the port that node 0 was started with"
         )
+
+
+def has_store(host: str, port: int) -> bool:
+    """Whether a store listens there."""
+    return _answer(host, port).startswith(NONCE)
+
+
+def _answer(host: str, port: int) -> bytes:
+    """What is said there to the client of a store; nothing where nobody is, or takes its time."""
+    try:
+        with socket.create_connection((host, port), ANSWER) as probe:
+            probe.sendall(VALIDATE + PING + NONCE)
+            return probe.recv(64)
+    except OSError:
+        return b""
 
 
 def interface_to(host: str) -> str | None:
