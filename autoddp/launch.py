@@ -39,6 +39,8 @@ def run(script: Script, options: Options) -> int:
     check_disabled(options)
     own = form.of(Found() if options.own_ddp == "no" else script.read(), options.own_ddp)
     if launched(os.environ):
+        world = World.read(os.environ)
+        import_torch(several=world.local_world_size < world.world_size)
         from autoddp import worker
 
         worker.leave(worker.joined(script, options, own))

@@ -15,6 +15,7 @@ from tests.cli import environ, run_cli, run_python
 from tests.clusters import Slurm
 from tests.test_examples import TASKS
 from tests.test_schedulers import LISTS
+from tests.test_two_nodes import ADDRESSES, nodes  # noqa: F401
 
 AUTODDP = f"{sys.executable} -m autoddp run"
 TRAIN = """
@@ -180,8 +181,8 @@ def mpirun():
     if shutil.which("mpirun") is None:
         pytest.skip("Open MPI is not here: apt-get install openmpi-bin")
     options = ("--oversubscribe", "--allow-run-as-root") if os.geteuid() == 0 else ("--oversubscribe",)
-    return lambda count, *more, cwd: subprocess.run(
-        ["mpirun", *options, "-n", str(count), *AUTODDP.split(), *more],
+    return lambda count, *more, cwd, before=(), how=(): subprocess.run(
+        [*before, "mpirun", *options, "-n", str(count), *how, *AUTODDP.split(), *more],
         cwd=cwd,
         env=environ(),
         capture_output=True,
@@ -191,16 +192,29 @@ def mpirun():
     )
 
 
-@pytest.mark.parametrize(
-    ("tasks", "options", "said"),
-    [(3, (), "3 ranks on 1 node")],
-    ids=["a-process-for-each-rank"],
-)
-def test_mpirun(mpirun, script, want, tasks, options, said):
-    done = mpirun(tasks, *options, "train.py", cwd=script.parent)
+AGENT = """\
+#!/bin/sh
+# what mpirun takes for ssh: HOST COMMAND
+case $1 in {addresses[0]}) node={nodes[0]} ;; {addresses[1]}) node={nodes[1]} ;; esac
+shift
+exec ip netns exec "$node" sh -c "$*"
+"""
+
+
+def test_mpirun_on_two_hosts(mpirun, nodes, script, want):  # noqa: F811
+    """The address at which ranks meet is the one that mpirun itself was reached at."""
+    agent = script.parent / "agent"
+    agent.write_text(AGENT.format(nodes=nodes, addresses=ADDRESSES))
+    agent.chmod(0o755)
+    network = f"{ADDRESSES[0]}/24"
+    how = ["--mca", "plm_rsh_agent", agent, "--mca", "oob_tcp_if_include", network, "--bind-to", "none"]
+    hosts = ["--host", f"{ADDRESSES[0]}:2,{ADDRESSES[1]}:1"]
+    before = ["ip", "netns", "exec", nodes[0]]
+    done = mpirun(3, "train.py", cwd=script.parent, before=before, how=(*how, *hosts))
     assert (done.returncode, done.stdout) == (0, want), done.stderr
-    assert said in done.stderr
+    assert "3 ranks on 2 nodes" in done.stderr
     assert UNLIKE not in done.stderr
+    assert "hostname of the client" not in done.stderr, "torch misses DNS"
 
 
 def test_mpirun_whose_count_is_not_that_of_nproc(mpirun, script):
