@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import re
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, TypeVar, overload
-
-import wrapt
 
 from autoddp.errors import BadInput
 from autoddp.joining.start import Origin
@@ -23,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 OVERRIDE = "AUTODDP_NPROC"
 ORIGIN = Origin.now()
-LAUNCHERS = ("module", "own_ddp", "grace", "max_restarts")  # of `autoddp run` alone
+LAUNCHERS = ("module", "own_ddp", "grace", "max_restarts", "min_nodes")  # of `autoddp run` alone
 NAMES = tuple(field.name for field in fields(Options) if field.name not in LAUNCHERS)
 
 
@@ -57,16 +56,23 @@ def distributed(function: Any = None, /, **options: Any) -> Any:
         def main(): ...
     """
     chosen = choose(options)
+    return functools.partial(decorate, chosen) if function is None else decorate(chosen, function)
 
-    def call(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+
+def decorate(options: Options, function: Any) -> Any:
+    """A plain function: what sends it to other processes, as Ray does, would lose a wrapper that is none."""
+    if isinstance(function, (classmethod, staticmethod)):
+        return type(function)(decorate(options, function.__func__))
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            return run(wrapped, args, kwargs, chosen)
+            return run(function, args, kwargs, options)
         except BaseException as error:
             strip(error)
             raise
 
-    decorate = wrapt.decorator(call)
-    return decorate if function is None else decorate(function)
+    return call
 
 
 def run(wrapped: Callable[..., Any], args: Any, kwargs: Any, options: Options) -> Any:

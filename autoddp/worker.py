@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from autoddp.environment import LARGEST, World, give, hide, keep_to_libraries
 from autoddp.errors import BadInput
@@ -153,7 +154,7 @@ def take_device(world: World, devices: Devices) -> None:
                 torch.cuda.set_per_process_memory_fraction(devices.part, number)
 
 
-def join(world: World, backend: str, attempt: str, store: dist.Store | None = None) -> Group:
+def join(world: World, backend: str, attempt: str, store: Store | None = None) -> Group:
     """Meet the others of this attempt, leaving no trace of it for the script to see.
 
     Raises:

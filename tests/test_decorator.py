@@ -443,6 +443,21 @@ def test_neither_importing_nor_decorating_imports_torch():
 JOINS = TRAINS.replace("INSIDE", "") + "show(main(1))\nopen('after.txt', 'a').write('once')\nshow(main(1))\n"
 
 
+BESIDE = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+TRAINS
+for call in range(2):
+    got = main(1)
+    if dist.get_rank() == 0:
+        show(got)
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    assert x.item() == 2 and os.environ["RANK"] == str(dist.get_rank())
+dist.destroy_process_group()
+"""
+
+
 def test_under_autoddp_run_it_is_a_plain_call(warm, python, tmp_path):
     plain = python(JOINS, 1, name="plain")
     for nproc in ("1", "2"):
@@ -466,6 +481,33 @@ def test_under_torchrun_the_ranks_join_at_the_call(python, tmp_path):
     assert done.rc == 0, done.err
     assert done.out.replace("before\n", "", 1) == plain.out  # what comes before the call, both print
     assert (folder / "after.txt").read_text() == "once"
+
+
+def test_beside_a_process_group_that_is_up_ranks_join_for_the_time_of_the_call(python, tmp_path):
+    plain = python(JOINS, 1, name="plain")
+    inside = "assert not dist.is_initialized() and 'RANK' not in os.environ"
+    (tmp_path / "train.py").write_text(BESIDE.replace("TRAINS", TRAINS.replace("INSIDE", inside)))
+    (tmp_path / "torchrun").mkdir()
+    done = run_python(
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, tmp_path / "train.py"),
+        cwd=tmp_path / "torchrun",
+    )
+    assert done.rc == 0, done.err
+    assert done.out.replace("before\n", "", 1) == plain.out
+    assert not list(tmp_path.glob("autoddp-*"))
+
+
+def test_a_decorated_function_is_a_plain_one():
+    """What pickles functions for other processes knows it."""
+
+    class Some:
+        @distributed
+        @classmethod
+        def name(cls):
+            return cls.__name__
+
+    assert type(distributed(choose)) is type(choose)
+    assert Some.name() == "Some"
 
 
 def test_under_torchrun_a_rank_that_raises_alone_shows_its_log(tmp_path):

@@ -14,6 +14,7 @@ import pytest
 
 from autoddp.environment import World
 from autoddp.launching.gpus import Devices
+from autoddp.launching.rendezvous import serve
 from autoddp.options import Options
 from autoddp.worker import greeting
 from tests.cli import environ, run_cli, run_python
@@ -22,7 +23,7 @@ SHOW = (
     "import autoddp, os, sys, torch.distributed as dist\n"
     "print(autoddp.rank(), autoddp.world_size(), dist.is_initialized(), sys.argv[1:], "
     "sorted(k for k in os.environ if k in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', "
-    "'GLOO_SOCKET_IFNAME') or k.startswith('TORCHELASTIC')))\n"
+    "'NODE_RANK', 'GLOO_SOCKET_IFNAME') or k.startswith('TORCHELASTIC')))\n"
 )
 
 
@@ -90,6 +91,26 @@ def test_by_hand_rank_0_hosts_the_store_to_the_end(tmp_path):
     (out, err, rc), (out1, err1, rc1) = by_hand(path, 2)
     assert (rc, rc1) == (0, 0), err + err1
     assert (out, out1) == ("0\n", "")
+
+
+def test_where_a_worker_of_ray_serves_a_store_jobs_meet_there_one_after_the_other(script):
+    store = serve()
+    more = {"MASTER_PORT": str(store.port), "RAY_JOB_ID": "01000000", "NODE_RANK": "0"}
+    for _ in range(2):
+        (out, err, rc), (out1, err1, rc1) = by_hand(script, 2, more=more)
+        assert (rc, rc1) == (0, 0), err + err1
+        assert (out, out1) == ("0 2 False ['x'] []\n", "")
+
+
+def test_a_port_where_something_else_listens_is_said(script):
+    store = serve()  # a stranger's, as far as rank 0 knows
+    more = {"MASTER_PORT": str(store.port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    ((out, err, rc),) = by_hand(script, 1, more=more)
+    assert (rc, out) == (2, "")
+    assert err == (
+        f"[autoddp] MASTER_PORT is {store.port}, where rank 0 cannot listen: another process does; "
+        "give the job a free port\n"
+    )
 
 
 def test_a_joined_rank_that_fails_alone_is_named(tmp_path):

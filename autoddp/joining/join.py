@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 from torch.utils._pytree import tree_leaves, tree_map
 
 from autoddp import launch, worker
@@ -139,10 +140,7 @@ def follow(call: Call, post: Post) -> Any:
 
 
 def attach(call: Call) -> Any:
-    """Under torchrun: from here on this process is a rank, as under `autoddp run`, to its end.
-
-    Where a process group is up already, as in a worker of Ray Train, it is one for the time of the call.
-    """
+    """Under torchrun: from here on this process is a rank, as under `autoddp run`, to its end."""
     world = World.read(os.environ)
     if world.world_size == 1:
         HERE.world = world
@@ -159,10 +157,7 @@ def attach(call: Call) -> Any:
             )
     logs = Logs(call.options.log_dir)
     if dist.is_initialized():
-        with set_aside(world, logs) as meeting:
-            return take_part(
-                call, replace(world, agent_store=True), devices, meeting.tell, False, meeting.store
-            )
+        return beside(call, replace(world, agent_store=True), devices, logs)
     logs.make()
     terminal = os.dup(2)
     if world.rank:
@@ -186,8 +181,14 @@ def attach(call: Call) -> Any:
     return call.plain()
 
 
+def beside(call: Call, world: World, devices: Devices, logs: Logs) -> Any:
+    """Where a process group is up already, as in a worker of Ray Train: a rank for the time of the call."""
+    with set_aside(world, logs) as meeting:
+        return take_part(call, world, devices, meeting.tell, False, meeting.store)
+
+
 def take_part(
-    call: Call, world: World, devices: Devices, tell: Tell, copied: bool, store: dist.Store | None = None
+    call: Call, world: World, devices: Devices, tell: Tell, copied: bool, store: Store | None = None
 ) -> Any:
     """The call, inside a session that is gone after it; `copied`: all ranks are forks of rank 0."""
     with joined(call, world, devices, store) as group:
@@ -211,7 +212,7 @@ def whole(value: Any) -> Any:
 
 
 @contextmanager
-def joined(call: Call, world: World, devices: Devices, store: dist.Store | None = None) -> Iterator[Group]:
+def joined(call: Call, world: World, devices: Devices, store: Store | None = None) -> Iterator[Group]:
     """This process is a rank inside, and as it was after."""
     threads, environ = torch.get_num_threads(), {name: os.environ.get(name) for name in SET}
     report = Report(world.rank == 0 and not call.options.quiet, call.options.strict)

@@ -1,0 +1,62 @@
+"""A worker of Ray Train runs a script and calls a decorated function, twice each, beside its own group."""
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+
+import ray
+import torch
+import torch.distributed as dist
+from ray.train import RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
+
+import autoddp
+
+HERE, COMMAND = sys.argv[1], json.loads(sys.argv[2])
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def script(name):
+    done = subprocess.run(COMMAND, cwd=f"{HERE}/{name}", capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
+@autoddp.distributed(quiet=True)
+def function(name):
+    os.chdir(f"{HERE}/{name}")
+    assert not dist.is_initialized()
+    assert not [name for name in NAMES if name in os.environ]
+    return runpy.run_path(f"{HERE}/train.py")["losses"]
+
+
+@autoddp.distributed(quiet=True)
+def fails():
+    if autoddp.rank() == 1:
+        raise ValueError("only me")
+    return torch.nn.Linear(2, 1)(torch.ones(4, 2)).sum().item()
+
+
+def loop(config):
+    before = {name: os.environ[name] for name in NAMES}
+    found = {"environ": before, "runs": [script("run1"), script("run2")]}
+    place = os.getcwd()
+    found["calls"] = [function("call1"), function("call2")]
+    os.chdir(place)
+    assert {name: os.environ[name] for name in NAMES} == before
+    try:
+        fails()
+    except Exception as error:
+        found["failed"] = f"{type(error).__name__}: {error}"
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    found["reduced"] = x.item()
+    with open(f"{HERE}/{dist.get_rank()}.json", "w") as file:
+        json.dump(found, file)
+
+
+ray.init(num_cpus=3, include_dashboard=False, object_store_memory=80 << 20)
+scaling = ScalingConfig(num_workers=2, use_gpu=False)
+TorchTrainer(loop, scaling_config=scaling, run_config=RunConfig(storage_path=f"{HERE}/results")).fit()
+ray.shutdown()
