@@ -1,8 +1,10 @@
 """Many short jobs in a row: does any hang, end otherwise than `python`, or leave something behind?
 
-    python -m tests.benchmarks.soak [--runs 1000] [--nproc 2] [--limit 120] [--only FORM]
+    python -m tests.benchmarks.soak [--runs 1000] [--nproc 2] [--limit 120] [--fresh 20] [--only FORM]
 
-Each run is `autoddp run` on a script of about two seconds, the forms taking turns. What a script prints, its
+Each run is `autoddp run` on a short script, the forms taking turns: every 20th (--fresh) by an interpreter of
+its own, the others by forks of one that has imported torch, for that is most of the time and not what is
+looked at. What a script prints, its
 exit code and its files are compared with one process's. A run past its limit counts as a hang, and where each
 of its processes stands is printed. Exit code 0: nothing was found.
 """
@@ -25,7 +27,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autoddp.report import PREFIX
+from tests.benchmarks.forks import Fork, Forks
 from tests.cli import environ
+from tests.warm import PLAIN_ENV
 
 MARK = "AUTODDP_SOAK"  # in the environment of all that a run starts
 GRACE = 3.0  # seconds in which what a run started may end after it
@@ -136,31 +140,25 @@ def mapped() -> set[str]:
     return found
 
 
-def run(command: list[str], text: str, folder: Path, limit: float) -> Done:
-    """Run a script in a new folder, in a session and with temporary files of its own; what became of it."""
+def run(command: list[str], text: str, folder: Path, limit: float, forks: Forks | None) -> Done:
+    """Run a script in a new folder, in a session and with temporary files of its own; what became of it.
+
+    `command` is `python SCRIPT ...` or `autoddp run ...`, by a fork of that parent or by a new interpreter.
+    """
     work, temporary = folder / "work", folder / "tmp"
     work.mkdir()
     temporary.mkdir()
     (work / "train.py").write_text(text)
     mark = f"{MARK}={folder.name}"
-    env = environ() | {"TMPDIR": str(temporary), MARK: folder.name, "PYTHONFAULTHANDLER": "1"}
+    env = environ() | PLAIN_ENV | {"TMPDIR": str(temporary), MARK: folder.name, "PYTHONFAULTHANDLER": "1"}
     env["PYTHONDONTWRITEBYTECODE"] = "1"
     shared, began = set(os.listdir("/dev/shm")), time.monotonic()
-    with open(folder / "out", "wb") as out, open(folder / "err", "wb") as err:
-        job = subprocess.Popen(
-            command,
-            cwd=work,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-        )
-        done = Done(None)
-        try:
-            done.code = job.wait(limit)
-        except subprocess.TimeoutExpired:
-            done.standing = where_they_stand(job.pid, mark, folder)
+    job = start(command, work, env, [folder / "out", folder / "err"], forks)
+    done = Done(None)
+    try:
+        done.code = job.wait(limit)
+    except subprocess.TimeoutExpired:
+        done.standing = where_they_stand(job.pid, mark, folder)
     done.seconds = time.monotonic() - began
     done.left = leftovers(job.pid, mark, shared)
     done.left += [f"file {path.relative_to(temporary)}" for path in temporary.rglob("*")]
@@ -168,6 +166,25 @@ def run(command: list[str], text: str, folder: Path, limit: float) -> Done:
     done.out, done.err = ((folder / name).read_text(errors="replace") for name in ("out", "err"))
     done.files = sorted(str(path.relative_to(work)) for path in work.rglob("*"))
     return done
+
+
+def start(
+    command: list[str], work: Path, env: dict[str, str], logs: list[Path], forks: Forks | None
+) -> subprocess.Popen[bytes] | Fork:
+    """Start a command."""
+    if forks is not None:
+        return forks.start(command, work, logs, env)
+    words = [sys.executable, *(["-m", *command] if command[0] == "autoddp" else command[1:])]
+    with open(logs[0], "wb") as out, open(logs[1], "wb") as err:
+        return subprocess.Popen(
+            words,
+            cwd=work,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
 
 
 def leftovers(session: int, mark: str, shared: set[str]) -> list[str]:
@@ -247,25 +264,27 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--nproc", type=int, default=2)
     parser.add_argument("--limit", type=float, default=120)
+    parser.add_argument("--fresh", type=int, default=20, help="of how many runs one is by a new interpreter")
     parser.add_argument("--only", choices=FORMS, action="append")
     options = parser.parse_args()
     server, forms, total = Server(), options.only or list(FORMS), Counter()
     times: dict[str, list[float]] = {form: [] for form in forms}
-    ours = [sys.executable, "-m", "autoddp", "run", "--nproc", str(options.nproc), "train.py"]
+    ours = ["autoddp", "run", "--nproc", str(options.nproc), "train.py"]
+    forks = Forks()
     with tempfile.TemporaryDirectory(prefix="soak-") as top:
         wanted = {}
         for form in forms:
             folder = Path(top, form)
             folder.mkdir()
-            wanted[form] = run(
-                [sys.executable, "train.py", server.url(-1)], FORMS[form], folder, options.limit
-            )
+            plain = ["python", "train.py", server.url(-1)]
+            wanted[form] = run(plain, FORMS[form], folder, options.limit, None)
             wanted[form].err = wanted[form].err.replace(str(folder), "FOLDER")
         for number in range(options.runs):
             form = forms[number % len(forms)]
             folder = Path(top, str(number))
             folder.mkdir()
-            got = run([*ours, server.url(number)], FORMS[form], folder, options.limit)
+            parent = forks if number % options.fresh else None
+            got = run([*ours, server.url(number)], FORMS[form], folder, options.limit, parent)
             got.err = got.err.replace(str(folder), "FOLDER")
             times[form].append(got.seconds)
             found = faults(wanted[form], got, server.asked[f"/{number}"] if form == "downloads" else None)
