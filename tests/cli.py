@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests import warm
 
 ROOT = str(Path(__file__).parents[1])
 
@@ -42,6 +46,32 @@ def environ(more: Mapping[str, str] | None = None) -> dict[str, str]:
 def run_cli(*args: object, **how: Any) -> Completed:
     """`autoddp ARGS`; `how` is `run_python`'s."""
     return run_python("-m", "autoddp", *args, **how)
+
+
+def fork_cli(*args: object, **how: Any) -> Completed:
+    """`autoddp ARGS` by a fork of a process with torch, where its start is not what is tested."""
+    return fork_python("autoddp", *args, **how)
+
+
+def fork_python(
+    *args: object,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: str = "",
+    timeout: float = 60,
+) -> Completed:
+    """`python SCRIPT ARGS` by such a fork. What an interpreter reads when it starts cannot be in `env`."""
+    argv = [*([] if args[0] == "autoddp" else ["python"]), *map(str, args)]
+    with tempfile.TemporaryDirectory() as folder:
+        given, *logs = (Path(folder, name) for name in ("in", "out", "err"))
+        given.write_text(stdin)
+        fork = warm.shared().start(*argv, folder=cwd or Path.cwd(), logs=logs, env=environ(env), stdin=given)
+        try:
+            out, err = fork.communicate(timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(fork.pid, signal.SIGKILL)
+            raise
+        return Completed(fork.wait(), out, err)
 
 
 def run_python(

@@ -16,7 +16,7 @@ from hypothesis import settings
 import autoddp
 from autoddp.environment import ADDED
 from autoddp.patching import ABSENT, find
-from tests.warm import Warm
+from tests.warm import shared
 
 OURS = ("AUTODDP_OPTIONS", "AUTODDP_NPROC", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 # set by pytest for each test, and by torch for good when it imports its compiler
@@ -41,9 +41,7 @@ def pytest_configure():
 @pytest.fixture(scope="session")
 def warm():
     """One parent for all commands: see `Warm`."""
-    parent = Warm()
-    yield parent
-    parent.close()
+    return shared()
 
 
 @pytest.fixture(autouse=True)

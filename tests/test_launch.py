@@ -12,10 +12,12 @@ import sys
 import termios
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cli import environ, run_cli
+from tests.cli import environ, fork_cli
+from tests.warm import shared
 
 RANK = "import autoddp, os, sys, time, signal\nrank = autoddp.rank()\n"
 
@@ -57,16 +59,22 @@ def children(pid: int) -> list[int]:
 class Started:
     """A job of 2 ranks that runs until it is told to end, in a group of its own."""
 
-    def __init__(self, path: Path, *options: str, nproc: int = 2) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "autoddp", "run", "-n", str(nproc), *options, str(path)],
-            env=environ(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+    def __init__(self, path: Path, *options: str, nproc: int = 2, fresh: bool = False) -> None:
+        words = ["autoddp", "run", "-n", str(nproc), *options, str(path)]
+        logs = [path.parent / "out", path.parent / "err"]
+        self.process: Any
+        if fresh:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", *words],
+                env=environ(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        else:
+            self.process = shared().start(*words, folder=Path.cwd(), logs=logs, env=environ())
         deadline = time.monotonic() + 60
         while not (path.parent / "arrived").exists():
             assert time.monotonic() < deadline, "the ranks do not start"
@@ -94,7 +102,7 @@ FOREVER = "while True: time.sleep(0.01)\n"
 
 
 def test_all_ranks_raise_and_one_traceback_is_shown(script):
-    done = run_cli("run", "-n", 3, script("raise ValueError('why')"))
+    done = fork_cli("run", "-n", 3, script("raise ValueError('why')"))
     assert done.rc == 1
     assert done.theirs.count("Traceback") == 1
     assert done.theirs.endswith("ValueError: why\n")
@@ -102,7 +110,7 @@ def test_all_ranks_raise_and_one_traceback_is_shown(script):
 
 
 def test_rank_0_is_shown_though_it_fails_last(script):
-    done = run_cli("run", "-n", 2, script("time.sleep(1 - rank)\nraise ValueError(rank)"))
+    done = fork_cli("run", "-n", 2, script("time.sleep(1 - rank)\nraise ValueError(rank)"))
     assert done.rc == 1
     assert done.theirs.endswith("ValueError: 0\n")
     assert len(done.ours) == 1
@@ -110,7 +118,7 @@ def test_rank_0_is_shown_though_it_fails_last(script):
 
 def test_a_rank_that_fails_alone_is_named_with_the_end_of_its_log(script):
     path = script("print('x' * rank)\nif rank: raise ValueError('only me')\ntime.sleep(60)")
-    done = run_cli("run", "-n", 2, path)
+    done = fork_cli("run", "-n", 2, path)
     assert done.rc == 1
     (line,) = done.ours[1:]
     match = re.fullmatch(r"\[autoddp\] rank 1 ended with exit code 1; the end of its log (.*):", line)
@@ -125,7 +133,7 @@ def test_a_rank_that_fails_alone_is_named_with_the_end_of_its_log(script):
 
 
 def test_who_waits_for_a_rank_that_has_ended_learns_it(script):
-    done = run_cli("run", "-n", 2, script("if rank: sys.exit(0)\nos.mkdir('never')"))
+    done = fork_cli("run", "-n", 2, script("if rank: sys.exit(0)\nos.mkdir('never')"))
     assert done.rc == 1
     assert "RankEnded: rank 1 has ended, and this rank goes on" in done.theirs
 
@@ -133,7 +141,7 @@ def test_who_waits_for_a_rank_that_has_ended_learns_it(script):
 @pytest.mark.parametrize(("rank", "name"), [(0, "SIGKILL"), (1, "SIGSEGV"), (1, "SIGKILL")])
 def test_death_by_a_signal_names_the_rank(script, rank, name):
     source = f"if rank == {rank}: signal.raise_signal(signal.{name})\ntime.sleep(60)"
-    done = run_cli("run", "-n", 2, script(source), env={"PYTHONFAULTHANDLER": ""})
+    done = fork_cli("run", "-n", 2, script(source), env={"PYTHONFAULTHANDLER": ""})
     number = getattr(signal, name)
     assert done.rc == 128 + number
     assert f"[autoddp] rank {rank} was killed by {name} (signal {number})" in done.err
@@ -143,13 +151,13 @@ def test_only_rank_0_writes_to_the_terminal(script, tmp_path):
     path = script(
         "print('out', rank, flush=True)\nprint('err', rank, file=sys.stderr)\nos.system('echo sub')"
     )
-    done = run_cli("run", "-n", 2, "--log-dir", tmp_path / "logs", path)
+    done = fork_cli("run", "-n", 2, "--log-dir", tmp_path / "logs", path)
     assert (done.out, done.theirs) == ("out 0\nsub\n", "err 0\n")
     assert (tmp_path / "logs" / "rank1.log").read_text() == "out 1\nerr 1\n"  # the program ran once
 
 
 def test_nothing_is_left_after_success(script, tmp_path):
-    done = run_cli("run", "-n", 2, script("print(rank)"), env={"TMPDIR": str(tmp_path)})
+    done = fork_cli("run", "-n", 2, script("print(rank)"), env={"TMPDIR": str(tmp_path)})
     assert done.rc == 0
     assert [path.name for path in tmp_path.iterdir()] == ["job.py"]
 
@@ -167,7 +175,7 @@ def test_nothing_is_left_of_what_a_killed_rank_was_about_to_write(script, tmp_pa
         "        signal.raise_signal(signal.SIGKILL)\n"
         "torch.save(Deadly(), 'last.pt')\n"
     )
-    done = run_cli("run", "-n", 2, path, env={"TMPDIR": str(tmp_path / "tmp")}, cwd=tmp_path)
+    done = fork_cli("run", "-n", 2, path, env={"TMPDIR": str(tmp_path / "tmp")}, cwd=tmp_path)
     assert done.rc == 128 + 9, done.err
     assert sorted(os.listdir(tmp_path)) == ["job.py", "log", "tmp"]
     assert list((tmp_path / "tmp").rglob("*")) == []  # not a log either: it is empty
@@ -175,17 +183,17 @@ def test_nothing_is_left_of_what_a_killed_rank_was_about_to_write(script, tmp_pa
 
 def test_rank_0_keeps_stdin(script):
     path = script("print(input())\nif rank == 0: print(sys.stdin.read())")
-    done = run_cli("run", "-n", 2, path, stdin="first\nrest")
+    done = fork_cli("run", "-n", 2, path, stdin="first\nrest")
     assert (done.rc, done.out) == (0, "first\nrest\n")
 
 
 def test_quiet_says_nothing(script):
-    done = run_cli("run", "-q", "-n", 2, script(""))
+    done = fork_cli("run", "-q", "-n", 2, script(""))
     assert (done.rc, done.out, done.err) == (0, "", "")
 
 
 def test_the_line_at_the_start(script):
-    done = run_cli("run", "-n", 2, script(""))
+    done = fork_cli("run", "-n", 2, script(""))
     assert done.err == "[autoddp] 2 ranks on 1 node, gloo (no GPU here), global view\n"
 
 
@@ -207,14 +215,14 @@ def test_the_launcher_never_touches_cuda(script, tmp_path):
 
 def test_ranks_share_the_cores(script):
     path = script("import torch\nprint(torch.get_num_threads())")
-    assert run_cli("run", "-n", 2, path, env={"OMP_NUM_THREADS": "3"}).out == "3\n"
+    assert fork_cli("run", "-n", 2, path, env={"OMP_NUM_THREADS": "3"}).out == "3\n"
     share = max(1, len(os.sched_getaffinity(0)) // 2)
-    assert run_cli("run", "-n", 2, path, env={"OMP_NUM_THREADS": ""}).out == f"{share}\n"
+    assert fork_cli("run", "-n", 2, path, env={"OMP_NUM_THREADS": ""}).out == f"{share}\n"
 
 
 def test_python_generators_start_equal(script, tmp_path):
     path = script("import random, torch\nprint(random.random(), torch.rand(1).item())")
-    done = run_cli("run", "-n", 2, "--log-dir", tmp_path / "logs", path)
+    done = fork_cli("run", "-n", 2, "--log-dir", tmp_path / "logs", path)
     assert done.out == (tmp_path / "logs" / "rank1.log").read_text()
 
 
@@ -227,7 +235,7 @@ def test_a_script_with_its_own_ddp_is_launched_as_by_torchrun(script, tmp_path):
         "os.write(1, f\"{x.item()} {os.environ['LOCAL_RANK']}\\n\".encode())\n"
         "dist.destroy_process_group()\n"
     )
-    done = run_cli("run", "-n", 2, path)
+    done = fork_cli("run", "-n", 2, path)
     assert done.rc == 0, done.err
     assert sorted(done.out.split("\n")) == ["", "3.0 0", "3.0 1"]
     assert len(done.ours) == 1
@@ -348,7 +356,7 @@ def test_what_was_ignored_stays_ignored(script):
     path = script(ARRIVED + "time.sleep(1)\nprint(signal.getsignal(signal.SIGHUP))")
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        job = Started(path)
+        job = Started(path, fresh=True)
     finally:
         signal.signal(signal.SIGHUP, before)
     os.killpg(job.process.pid, signal.SIGHUP)

@@ -37,7 +37,7 @@ from autoddp.verifying.strangers import load_checkpoint
 from autoddp.verifying.trials import MOST, Trials
 from autoddp.verifying.verdict import DIFFERENT, Verdict
 from tests.cli import environ
-from tests.warm import _leftover
+from tests.warm import leftover
 
 TRAIN = """
     import sys, time
@@ -479,7 +479,7 @@ def test_ctrl_c_on_a_terminal_ends_all_and_puts_everything_back(tmp_path):
         time.sleep(0.02)
     os.write(terminal, b"\x03")
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGINT
-    assert not _leftover(pid)
+    assert not leftover(pid)
     reading.join()
     os.close(terminal)
     assert b"[autoddp] 2 ranks" in shown, "the progress"

@@ -17,7 +17,7 @@ from autoddp.launching.gpus import Devices
 from autoddp.launching.rendezvous import serve
 from autoddp.options import Options
 from autoddp.worker import greeting
-from tests.cli import environ, run_cli, run_python
+from tests.cli import environ, fork_cli, fork_python, run_cli, run_python
 
 SHOW = (
     "import autoddp, os, sys, torch.distributed as dist\n"
@@ -67,12 +67,12 @@ def by_hand(path, size, *options, more=None):
 
 
 def test_a_rank_sees_one_process(script):
-    assert run_cli("run", "-n", 2, script, "a").out == "0 2 False ['a'] []\n"
+    assert fork_cli("run", "-n", 2, script, "a").out == "0 2 False ['a'] []\n"
 
 
 def test_one_process_sees_the_same(script):
-    assert run_python(script, "a").out == "0 1 False ['a'] []\n"
-    assert run_cli("run", "-n", 1, script, "a").out == "0 1 False ['a'] []\n"
+    assert fork_python(script, "a").out == "0 1 False ['a'] []\n"
+    assert fork_cli("run", "-n", 1, script, "a").out == "0 1 False ['a'] []\n"
 
 
 def test_under_torchrun_it_joins(script):
@@ -130,14 +130,14 @@ def test_a_joined_rank_that_fails_alone_is_named(tmp_path):
     ],
 )
 def test_an_incomplete_job_is_said(script, job, message):
-    done = run_cli("run", "-n", 2, script, env=job)
+    done = run_cli("run", "-n", 2, script, env=job)  # a rank of a launcher's starts anew, to hash text alike
     assert (done.rc, done.out) == (2, "")
     assert message in done.err
     assert done.err.count("\n") == 1
 
 
 def test_in_the_local_view_the_environment_is_torchruns(script):
-    done = run_cli("run", "-n", 2, "--view", "local", script)
+    done = fork_cli("run", "-n", 2, "--view", "local", script)
     assert done.rc == 0, done.err
     assert "'RANK', " in done.out
     assert done.out.startswith("0 2 ")
@@ -145,12 +145,12 @@ def test_in_the_local_view_the_environment_is_torchruns(script):
 
 def test_the_report_is_written_by_rank_0(script, tmp_path):
     target = tmp_path / "report.json"
-    assert run_cli("run", "-n", 2, "--report", target, script).rc == 0
+    assert fork_cli("run", "-n", 2, "--report", target, script).rc == 0
     assert isinstance(json.loads(target.read_text()), list)
 
 
 def test_a_disabled_feature_is_left_out_and_that_is_said(script):
-    done = run_cli("run", "-n", 2, "--disable", "loaders,modules,local-view", script)
+    done = fork_cli("run", "-n", 2, "--disable", "loaders,modules,local-view", script)
     assert done.rc == 0
     assert done.ours[1:3] == [
         "[autoddp] --disable loaders: every rank fetches whole batches",
@@ -168,7 +168,7 @@ def test_children_start_nothing(tmp_path):
         "    print(subprocess.run([sys.executable, __file__, 'child'], "
         "capture_output=True, text=True).stdout)\n"
     )
-    done = run_cli("run", "-n", 2, path)
+    done = fork_cli("run", "-n", 2, path)
     assert (done.rc, done.out) == (0, "[]\n1\n\n"), done.err
 
 

@@ -7,17 +7,22 @@ goes through the same entry point, in a session of its own, so that whatever it 
 from __future__ import annotations
 
 import atexit
+import functools
 import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 import types
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 PLAIN_ENV = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "MPLBACKEND": "agg"}
@@ -36,6 +41,42 @@ class Run:
     left: tuple[str, ...] = ()  # processes that outlived it
 
 
+class Fork:
+    """A command that runs; as a `Popen`."""
+
+    def __init__(self, warm: Warm, pid: int, logs: Sequence[Path]) -> None:
+        self.warm, self.pid, self.logs = warm, pid, logs
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float = 60.0) -> int:
+        """Its exit code.
+
+        Raises:
+            TimeoutExpired: It has not ended by then, and goes on.
+        """
+        if self.returncode is None:
+            self.returncode = self.warm.ask("wait", self.pid, timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+        return self.returncode
+
+    def poll(self) -> int | None:
+        """Its exit code, or None while it runs."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def communicate(self, timeout: float = 60.0) -> list[str]:
+        """What it has written when it has ended."""
+        self.wait(timeout)
+        return [log.read_text() for log in self.logs]
+
+    def kill(self) -> None:
+        """End it, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
 class Warm:
     """The parent of the commands; `run` is to it what `subprocess.run` is to the shell."""
 
@@ -49,29 +90,57 @@ class Warm:
             text=True,
         )
 
-    def run(self, *argv: str, folder: Path, timeout: float = 60, mirror: str = "") -> Run:
-        """Run `python SCRIPT ...` or `autoddp run ...` with `folder` as its working directory.
+    def start(
+        self,
+        *argv: str,
+        folder: Path,
+        logs: Sequence[Path],
+        env: Mapping[str, str] | None = None,
+        stdin: Path | None = None,
+        mirror: str = "",
+    ) -> Fork:
+        """Start `python SCRIPT ...` or `autoddp run ...` with `folder` as its working directory.
 
-        With `mirror`, torchvision downloads from there (see archives.py).
+        It writes to two `logs`. With `env` these are all its variables, with `mirror` torchvision downloads
+        from there (see archives.py).
         """
+        streams = [str(stdin or os.devnull), *map(str, logs)]
+        return Fork(self, self.ask("start", argv, str(folder), streams, env and dict(env), mirror), logs)
+
+    def run(self, *argv: str, folder: Path, timeout: float = 60, mirror: str = "") -> Run:
+        """Run a command to its end."""
         folder.mkdir(parents=True, exist_ok=True)
-        logs = [str(folder.parent / f"{folder.name}.{name}") for name in ("out", "err")]
+        logs = [folder.parent / f"{folder.name}.{name}" for name in ("out", "err")]
+        fork = self.start(*argv, folder=folder, logs=logs, mirror=mirror)
+        try:
+            out, err = fork.communicate(timeout)
+        except subprocess.TimeoutExpired:
+            fork.kill()
+            out, err = fork.communicate()
+            raise AssertionError(f"{' '.join(argv)} hangs\n{out}\n{err}") from None
+        finally:
+            left = leftover(fork.pid)
+        return Run(fork.wait(), out, err, folder, tuple(left))
+
+    def ask(self, *line: object) -> Any:
+        """What the parent answers."""
         assert self.server.stdin is not None
         assert self.server.stdout is not None
-        print(
-            json.dumps([argv, str(folder), logs, mirror, timeout]),
-            file=self.server.stdin,
-            flush=True,
-        )
-        code, left = json.loads(self.server.stdout.readline())
-        out, err = (Path(log).read_text() for log in logs)
-        assert code is not None, f"{' '.join(argv)} hangs\n{out}\n{err}"
-        return Run(code, out, err, folder, tuple(left))
+        print(json.dumps(line), file=self.server.stdin, flush=True)
+        return json.loads(self.server.stdout.readline())
 
     def close(self) -> None:
         """End the parent: it has nothing to lose."""
         self.server.kill()
         self.server.communicate()
+
+
+@functools.cache
+def shared() -> Warm:
+    """One parent for all tests of this process."""
+    parent = Warm()
+    atexit.register(parent.close)
+    return parent
 
 
 def fresh(*argv: str, folder: Path, timeout: float = 120) -> Run:
@@ -110,15 +179,19 @@ def _autoddp(argv: list[str]) -> None:
     main()
 
 
-def _child(argv: list[str], folder: str, logs: list[str], mirror: str) -> None:
+def _child(argv: list[str], folder: str, streams: list[str], env: dict[str, str] | None, mirror: str) -> None:
     """Be the command, and end as an interpreter ends."""
     import torch
 
     os.setsid()
     os.chdir(folder)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for target, log in zip((1, 2), logs, strict=True):
+    os.dup2(os.open(streams[0], os.O_RDONLY), 0)
+    for target, log in zip((1, 2), streams[1:], strict=True):
         os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), target)
+    if env is not None:
+        os.environ.clear()
+        os.environ.update(env)
+        tempfile.tempdir = None
     torch.set_num_threads(1)
     if mirror:
         from tests.archives import point_torchvision
@@ -141,16 +214,15 @@ def _child(argv: list[str], folder: str, logs: list[str], mirror: str) -> None:
 
 
 def _wait(pid: int, timeout: float) -> int | None:
-    """The exit code, or None after killing a command that ran out of time."""
+    """The exit code, or None where it has not ended in time."""
     deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
+    while True:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            return None
         time.sleep(0.005)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return None
 
 
 def _session(sid: int) -> dict[int, str]:
@@ -167,7 +239,7 @@ def _session(sid: int) -> dict[int, str]:
     return found
 
 
-def _leftover(sid: int) -> list[str]:
+def leftover(sid: int) -> list[str]:
     """What is still there of a command's session after a while; it is killed."""
     deadline = time.monotonic() + GRACE
     while (there := _session(sid)) and time.monotonic() < deadline:
@@ -178,19 +250,21 @@ def _leftover(sid: int) -> list[str]:
 
 
 def serve() -> None:
-    """Read commands from stdin, one JSON line each; answer with exit code and what was left."""
+    """Read what to start and whom to wait for, a line of JSON each; answer with its number, its exit code."""
     for name in (*LIBRARIES, "autoddp.cli", "autoddp.launch", "autoddp.launching.agent", "autoddp.worker"):
         importlib.import_module(name)
 
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
-        argv, folder, logs, mirror, timeout = json.loads(line)
-        pid = os.fork()
-        if pid == 0:
-            answers.close()
-            _child(argv, folder, logs, mirror)
-        code = _wait(pid, timeout)
-        print(json.dumps([code, _leftover(pid)]), file=answers, flush=True)
+        what, *told = json.loads(line)
+        if what == "wait":
+            answer = _wait(*told)
+        else:
+            answer = os.fork()
+            if answer == 0:
+                answers.close()
+                _child(*told)
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":

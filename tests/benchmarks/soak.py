@@ -27,9 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autoddp.report import PREFIX
-from tests.benchmarks.forks import Fork, Forks
 from tests.cli import environ
-from tests.warm import PLAIN_ENV
+from tests.warm import PLAIN_ENV, Fork, Warm
 
 MARK = "AUTODDP_SOAK"  # in the environment of all that a run starts
 GRACE = 3.0  # seconds in which what a run started may end after it
@@ -140,7 +139,7 @@ def mapped() -> set[str]:
     return found
 
 
-def run(command: list[str], text: str, folder: Path, limit: float, forks: Forks | None) -> Done:
+def run(command: list[str], text: str, folder: Path, limit: float, parent: Warm | None) -> Done:
     """Run a script in a new folder, in a session and with temporary files of its own; what became of it.
 
     `command` is `python SCRIPT ...` or `autoddp run ...`, by a fork of that parent or by a new interpreter.
@@ -153,7 +152,7 @@ def run(command: list[str], text: str, folder: Path, limit: float, forks: Forks 
     env = environ() | PLAIN_ENV | {"TMPDIR": str(temporary), MARK: folder.name, "PYTHONFAULTHANDLER": "1"}
     env["PYTHONDONTWRITEBYTECODE"] = "1"
     shared, began = set(os.listdir("/dev/shm")), time.monotonic()
-    job = start(command, work, env, [folder / "out", folder / "err"], forks)
+    job = start(command, work, env, [folder / "out", folder / "err"], parent)
     done = Done(None)
     try:
         done.code = job.wait(limit)
@@ -169,11 +168,11 @@ def run(command: list[str], text: str, folder: Path, limit: float, forks: Forks 
 
 
 def start(
-    command: list[str], work: Path, env: dict[str, str], logs: list[Path], forks: Forks | None
+    command: list[str], work: Path, env: dict[str, str], logs: list[Path], parent: Warm | None
 ) -> subprocess.Popen[bytes] | Fork:
     """Start a command."""
-    if forks is not None:
-        return forks.start(command, work, logs, env)
+    if parent is not None:
+        return parent.start(*command, folder=work, logs=logs, env=env)
     words = [sys.executable, *(["-m", *command] if command[0] == "autoddp" else command[1:])]
     with open(logs[0], "wb") as out, open(logs[1], "wb") as err:
         return subprocess.Popen(
@@ -270,7 +269,7 @@ def main() -> int:
     server, forms, total = Server(), options.only or list(FORMS), Counter()
     times: dict[str, list[float]] = {form: [] for form in forms}
     ours = ["autoddp", "run", "--nproc", str(options.nproc), "train.py"]
-    forks = Forks()
+    warm = Warm()
     with tempfile.TemporaryDirectory(prefix="soak-") as top:
         wanted = {}
         for form in forms:
@@ -283,7 +282,7 @@ def main() -> int:
             form = forms[number % len(forms)]
             folder = Path(top, str(number))
             folder.mkdir()
-            parent = forks if number % options.fresh else None
+            parent = warm if number % options.fresh else None
             got = run([*ours, server.url(number)], FORMS[form], folder, options.limit, parent)
             got.err = got.err.replace(str(folder), "FOLDER")
             times[form].append(got.seconds)

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from autoddp.errors import BadInput, Disagreement
 from autoddp.options import Options
-from tests.cli import run_cli
+from tests.cli import fork_cli
 from tests.training import Scripts, assert_same, batches, mlp, on_ranks, sgd, train, weights
 
 RANKS = 2
@@ -304,7 +304,7 @@ print("before", model.weight.sum().item())
 def test_the_command_averages_at_the_end_of_the_script(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     options = ("--view", "local", "--average-every", "50", "--log-dir", "logs")
-    done = run_cli("run", "--nproc", "2", *options, "train.py", cwd=tmp_path)
+    done = fork_cli("run", "--nproc", "2", *options, "train.py", cwd=tmp_path)
     assert done.rc == 0, done.err
     assert "[autoddp] --average-every 50: each rank trains by itself on its share; weights are" in done.err
     (log,) = (path.read_text() for path in (tmp_path / "logs").iterdir())

@@ -230,9 +230,9 @@ if __name__ == "__main__":
 
 
 def test_fresh_interpreters_write_once_too(tmp_path):
-    from tests.cli import run_cli
+    from tests.cli import fork_cli
 
     (tmp_path / "script.py").write_text(SPAWNED)
-    done = run_cli("run", "-n", "2", "script.py", cwd=tmp_path, timeout=120)
+    done = fork_cli("run", "-n", "2", "script.py", cwd=tmp_path, timeout=120)
     assert (done.rc, done.out) == (0, "['mine', 'mine'] xx mine\n"), done.err
     assert (tmp_path / "all").read_text() == "xx"

@@ -16,7 +16,6 @@ from autoddp.features.files import Files
 from autoddp.features.folders import Folders
 from autoddp.features.temporary import Temporary
 from tests.features.outward import on_ranks, raised, trial
-from tests.warm import Warm
 
 NEEDED = ("pandas", "pyarrow", "h5py", "safetensors", "tensorboard", "wandb", "joblib")
 needs_pandas = pytest.mark.skipif(not find_spec("pandas"), reason="pandas is not installed")
@@ -213,14 +212,11 @@ def test_joblib_and_its_workers(on, tmp_path):
 
 
 @pytest.mark.skipif(not all(map(find_spec, NEEDED)), reason=f"needs {', '.join(NEEDED)}")
-def test_a_script_that_logs_by_what_packages_offer(tmp_path):
-    warm, script = Warm(), str(Path(__file__).with_name("uses_libraries.py"))
-    try:
-        alone = warm.run("python", script, folder=tmp_path / "alone", timeout=120)
-        command = ["autoddp", "run", "-q", "--nproc", "2", "--log-dir", str(tmp_path / "logs"), script]
-        ranks = warm.run(*command, folder=tmp_path / "ranks", timeout=120)
-    finally:
-        warm.close()
+def test_a_script_that_logs_by_what_packages_offer(warm, tmp_path):
+    script = str(Path(__file__).with_name("uses_libraries.py"))
+    alone = warm.run("python", script, folder=tmp_path / "alone", timeout=120)
+    command = ["autoddp", "run", "-q", "--nproc", "2", "--log-dir", str(tmp_path / "logs"), script]
+    ranks = warm.run(*command, folder=tmp_path / "ranks", timeout=120)
     assert (alone.code, ranks.code) == (0, 0), alone.err + ranks.err
     assert ranks.out == alone.out
     assert (tmp_path / "logs" / "rank1.log").read_text() == alone.out

@@ -13,7 +13,7 @@ from autoddp.environment import give
 from autoddp.features.processes import Processes
 from autoddp.features.programs import Programs
 from autoddp.place import HERE
-from tests.cli import run_cli
+from tests.cli import fork_cli
 from tests.features.outward import on_ranks, raised, trial
 
 
@@ -142,7 +142,7 @@ def test_the_job_ends_as_the_program_that_the_script_becomes(ending, tmp_path):
         "finally:\n"
         "    print('never')\n"
     )
-    done = run_cli("run", "-n", "2", "script.py", cwd=tmp_path, stdin="typed\n")
+    done = fork_cli("run", "-n", "2", "script.py", cwd=tmp_path, stdin="typed\n")
     assert (done.rc, done.out, done.theirs) == ((9 if "exit" in ending else 137), "typed\n", "")
     assert calls(tmp_path) == ["became"]
 

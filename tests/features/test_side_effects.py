@@ -8,7 +8,7 @@ import zipfile
 import pytest
 import torch
 
-from tests.cli import run_cli
+from tests.cli import fork_cli
 
 TRAIN = """
 import csv, json, os, sys, time, datetime, uuid, random
@@ -126,7 +126,7 @@ def test_a_loop_within_a_time_budget_stops_at_the_same_step(tmp_path, warm):
 def test_what_is_typed_reaches_all_ranks(tmp_path):
     (tmp_path / "s.py").write_text("import sys\nprint(input('? '), list(sys.stdin))\n")
     command = ["run", "--nproc", 2, "--log-dir", tmp_path / "logs", "s.py"]
-    done = run_cli(*command, cwd=tmp_path, stdin="a\nb\nc\n")
+    done = fork_cli(*command, cwd=tmp_path, stdin="a\nb\nc\n")
     assert (done.rc, done.out) == (0, "? a ['b\\n', 'c\\n']\n")
     assert (tmp_path / "logs" / "rank1.log").read_text() == "a ['b\\n', 'c\\n']\n"
 
