@@ -215,12 +215,13 @@ class Installation:
 def _holds(space: dict[str, Any], value: Any) -> Iterator[str]:
     """The names of a module that stand for `value`, or for a wrapper of ours around it, now off."""
     for name, found in list(space.items()):
-        if found is value or (_is_ours(found) and found.__wrapped__ is value):
+        wrapped = type(found) is wrapt.FunctionWrapper and found.__wrapped__ is value
+        if found is value or (wrapped and _is_ours(found)):
             yield name
 
 
 def _is_ours(found: Any) -> bool:
-    serves = getattr(found, "_self_wrapper", None) if type(found) is wrapt.FunctionWrapper else None
+    serves = found._self_wrapper
     serves = serves.func if isinstance(serves, partial) else serves
     return isinstance(getattr(serves, "__self__", None), Feature)
 
