@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # by the first optimizer, which would take each rank two seconds
 import torch.distributed as dist
 
 from autoddp.environment import World

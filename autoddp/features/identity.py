@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import linecache
 import sys
 from collections.abc import Iterator
@@ -58,14 +59,18 @@ class Identity(Feature):
                     self.run.report.say_once("identity", f"{file.rpartition('/')[2]}:{line}", SAID)
 
 
-def identity_checks(source: str) -> Iterator[int]:
+@functools.cache
+def identity_checks(source: str) -> tuple[int, ...]:
     """The lines on which a value's type is compared with torch's Tensor by `is`."""
-    if "Tensor" not in source or " is " not in source:
-        return
+    if not all(word in source for word in ("Tensor", " is ", "type(")):
+        return ()
     try:
-        tree = ast.parse(source)
+        return tuple(_identity_checks(ast.parse(source)))
     except SyntaxError:
-        return  # a notebook's cell with magics; python itself will tell
+        return ()  # a notebook's cell with magics; python itself will tell
+
+
+def _identity_checks(tree: ast.AST) -> Iterator[int]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare) and any(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops):
             sides = [node.left, *node.comparators]
