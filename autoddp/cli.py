@@ -11,7 +11,7 @@ import typer
 
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.launching import hashing, recipes
-from autoddp.options import CHOICES, Options
+from autoddp.options import CHOICES, Options, span
 from autoddp.report import PREFIX
 
 Act = Callable[[], int]  # what a command returns: it is called outside of typer's own frames
@@ -37,7 +37,7 @@ def run(
         str | None,
         typer.Option("-n", "--nproc", "--nproc-per-node", help="Ranks on this node; else one per GPU, or 1."),
     ] = None,
-    nnodes: Annotated[str, typer.Option(help="Nodes of the job.")] = "1",
+    nnodes: Annotated[str, typer.Option(help="Nodes of the job; MIN:MAX: they come and go.")] = "1",
     node_rank: Annotated[str, typer.Option(help="This node's number, from 0.")] = "0",
     master_addr: Annotated[str | None, typer.Option(help="The address of node 0.")] = None,
     master_port: Annotated[str | None, typer.Option(help="A free port there; 29500.")] = None,
@@ -74,7 +74,7 @@ def run(
     """Run SCRIPT on N processes, with the result of one. Everything after SCRIPT is its own."""
     options = Options(
         nproc=None if nproc is None else whole("--nproc", nproc),
-        nnodes=whole("--nnodes", nnodes),
+        **span("--nnodes", nnodes),
         node_rank=whole("--node-rank", node_rank),
         master_addr=master_addr,
         master_port=None if master_port is None else whole("--master-port", master_port),

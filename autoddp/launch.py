@@ -79,14 +79,19 @@ def prepare(options: Options) -> Options:
             return ready
     elif ready.master_addr is None:
         raise BadInput(
-            f"--nnodes is {ready.nnodes} without --master-addr; give the address of node 0, "
+            f"--nnodes is {ready.nodes} without --master-addr; give the address of node 0, "
             "the same on every node"
         )
     else:
         network.resolve(ready.master_addr)
         ready = replace(ready, master_port=ready.master_port or PORT)
     assert ready.master_port is not None
-    if ready.node_rank == 0:
+    if ready.changes:
+        assert ready.master_addr is not None
+        hosts = network.is_here(ready.master_addr) and network.is_free(ready.master_port)
+    else:
+        hosts = ready.node_rank == 0
+    if hosts:
         network.check_free(ready.master_port)
     elif ready.master_addr is not None:
         network.check_node_0(ready.master_addr, ready.master_port)
@@ -157,7 +162,7 @@ def start(script: Script, options: Options, own: form.Form) -> int:
     if options.nnodes > 1:
         say(
             options,
-            f"waiting for {options.nnodes} nodes at {options.master_addr}:{options.master_port}",
+            f"waiting for {options.nodes} nodes at {options.master_addr}:{options.master_port}",
         )
     failure = agent.start(job, signals)
     if failure is None:

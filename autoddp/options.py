@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, TypedDict
 
 from autoddp.errors import BadInput
 
@@ -47,7 +47,8 @@ class Options:
     """The options of `autoddp run` and of `@distributed`; the names are the command line's."""
 
     nproc: int | None = None  # ranks on this node; None: one per GPU, else 1
-    nnodes: int = 1
+    nnodes: int = 1  # at most, where min_nodes is there, too
+    min_nodes: int | None = None  # of --nnodes MIN:MAX: nodes come and go
     node_rank: int = 0
     master_addr: str | None = None
     master_port: int | None = None
@@ -95,10 +96,35 @@ class Options:
         self._check_compression()
         if self.master_port is not None and not 0 < self.master_port < 65536:
             raise BadInput(f"--master-port is {self.master_port}; a port is from 1 to 65535")
+        self._check_range()
         if not 0 <= self.node_rank < self.nnodes:
             raise BadInput(
                 f"--node-rank is {self.node_rank} with --nnodes {self.nnodes}; "
                 f"it goes from 0 to {self.nnodes - 1}"
+            )
+
+    @property
+    def nodes(self) -> str:
+        """How many, as the command line has it."""
+        return str(self.nnodes) if self.min_nodes is None else f"{self.min_nodes}:{self.nnodes}"
+
+    @property
+    def changes(self) -> bool:
+        """Whether nodes may come and go."""
+        return self.min_nodes is not None and self.nnodes > 1
+
+    def _check_range(self) -> None:
+        least = self.min_nodes
+        if least is None:
+            return
+        if least < 1:
+            raise BadInput(f"--nnodes is {self.nodes}; a job has at least 1 node")
+        if least > self.nnodes:
+            raise BadInput(f"--nnodes is {self.nodes}; the smaller number comes first, as in 1:2")
+        if self.node_rank:
+            raise BadInput(
+                f"--node-rank is {self.node_rank} with --nnodes {self.nodes}, where nodes get their numbers "
+                "as they come; leave --node-rank out"
             )
 
     def _check_averaging(self) -> None:
@@ -171,3 +197,23 @@ class Options:
 def flag(name: str) -> str:
     """An option as the command line has it."""
     return f"--{name.replace('_', '-')}"
+
+
+class Span(TypedDict):
+    """How many nodes, as `Options` has it."""
+
+    nnodes: int
+    min_nodes: int | None
+
+
+def span(name: str, text: str) -> Span:
+    """Read a whole number, or the smallest and the largest of a range.
+
+    Raises:
+        BadInput: It is neither.
+    """
+    least, colon, most = text.partition(":")
+    try:
+        return Span(nnodes=int(most if colon else least), min_nodes=int(least) if colon else None)
+    except ValueError:
+        raise BadInput(f"{name} is {text!r}; it takes a whole number, or two as MIN:MAX") from None

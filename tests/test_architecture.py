@@ -21,7 +21,10 @@ LAYERS = [
     {"decorator", "joining.join", "joining.muster", "joining.fresh", "verify", "bench", "listing"},
     {"verifying", "benching"},
     {"rehearsing"},
-    {"launch", "launching.agent", "launching.elastic", "launching.nodes"},
+    {
+        *("launch", "launching.agent", "launching.elastic", "launching.nodes", "launching.changing"),
+        "launching.membership",
+    },
     {"worker"},
     {"session", "script", "joining.muted"},
     {"watching"},

@@ -18,15 +18,17 @@ from typing import TextIO
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
-from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from autoddp import worker
 from autoddp.errors import AutoDDPError, BadInput
-from autoddp.launching import rendezvous, streams
+from autoddp.launching import membership, rendezvous, streams
+from autoddp.launching.changing import Changing
 from autoddp.launching.elastic import Agent
 from autoddp.launching.failure import Failure
-from autoddp.launching.signals import Signals
+from autoddp.launching.signals import Signalled, Signals
+from autoddp.options import Options
 from autoddp.report import PREFIX
 from autoddp.script import INTERRUPTED
 from autoddp.worker import Job
@@ -47,10 +49,6 @@ class Parent:
     logging: int
     gate: Barrier
     faults: bool  # whether a segmentation fault shows Python's stack
-
-
-class Signalled(Exception):
-    """A signal has ended the ranks: they are not started again."""
 
 
 class Starting(DefaultLogsSpecs):
@@ -89,7 +87,8 @@ def start(job: Job, signals: Signals) -> Failure | None:
     logging.disable(logging.CRITICAL)  # the agent's own words; the failure is told by us
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""  # ours, see `signals`: torch's end the job at once
     try:
-        agent = Agent(spec(parent), Starting(ready), job.options, signals)
+        kind = Changing if job.options.changes else Agent
+        agent = kind(spec(parent), Starting(ready), job.options, signals)
         agent.run()
     except Signalled:
         return Failure(0, 0, 1)
@@ -107,15 +106,13 @@ def again(job: Job, signals: Signals, agent: Agent) -> None:
     Raises:
         Signalled: It was a signal to this job that ended them.
     """
-    if signals.ending is not None:
-        raise Signalled
+    signals.check()
     signals.restart()
     if job.options.quiet:
         return
-    times = f"{agent.attempt} of {job.options.max_restarts}"
     if agent.failure is not None:
         print(words(agent.failure, job.logs), file=sys.stderr)
-    print(f"{PREFIX} the job is run again ({times})", file=sys.stderr, flush=True)
+    print(f"{PREFIX} {agent.again()}", file=sys.stderr, flush=True)
 
 
 def words(failure: Failure, logs: streams.Logs) -> str:
@@ -131,7 +128,25 @@ def spec(parent: Parent) -> WorkerSpec:
     """What the agent runs; one node meets by itself, several at the master's address, as with torchrun."""
     options, ranks = parent.job.options, parent.signals.ranks
     several = options.nnodes > 1
-    handler = get_rendezvous_handler(
+    return WorkerSpec(
+        role="default",
+        local_world_size=ranks,
+        rdzv_handler=meeting(options, parent.signals),
+        entrypoint=enter,
+        args=(parent,),
+        max_restarts=options.max_restarts,
+        monitor_interval=INTERVAL,
+        master_addr=options.master_addr if several else None,
+        master_port=options.master_port if several and not options.changes else None,
+    )
+
+
+def meeting(options: Options, signals: Signals) -> RendezvousHandler:
+    """How the launchers of the job's nodes find each other."""
+    if options.changes:
+        return membership.create(options, signals.check)
+    several = options.nnodes > 1
+    return get_rendezvous_handler(
         RendezvousParameters(
             backend="static" if several else rendezvous.BACKEND,
             endpoint=f"{options.master_addr if several else rendezvous.HOST}:{options.master_port or 0}",
@@ -140,17 +155,6 @@ def spec(parent: Parent) -> WorkerSpec:
             max_nodes=options.nnodes,
             rank=options.node_rank,
         )
-    )
-    return WorkerSpec(
-        role="default",
-        local_world_size=ranks,
-        rdzv_handler=handler,
-        entrypoint=enter,
-        args=(parent,),
-        max_restarts=options.max_restarts,
-        monitor_interval=INTERVAL,
-        master_addr=options.master_addr if several else None,
-        master_port=options.master_port if several else None,
     )
 
 

@@ -22,7 +22,6 @@ from autoddp.launching.signals import ALONE, Signals
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import LogsSpecs
-    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
     from autoddp.options import Options
 
@@ -39,51 +38,67 @@ class Agent(LocalElasticAgent):
         self.nodes: Nodes | None = None
         self.attempt = -1
 
+    @property
+    def restarts(self) -> int:
+        """How often the job was run again because a rank failed."""
+        return int(self._worker_group.spec.max_restarts - self._remaining_restarts)
+
+    def again(self) -> str:
+        """Said when ranks start once more."""
+        return f"the job is run again ({self.restarts} of {self._worker_group.spec.max_restarts})"
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        super()._rendezvous(worker_group)
+        if self.options.nnodes > 1:
+            self._meet(worker_group)
+
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.attempt += 1
-        if self.options.nnodes > 1:
-            self._meet(worker_group.store)
         pids = super()._start_workers(worker_group)
         self.failure = None
         if self.nodes is not None:
-            self.nodes.listen(self.attempt)
+            self.nodes.listen(self.restarts)
         return pids
 
-    def _meet(self, store: Any) -> None:
+    def _meet(self, worker_group: Any) -> None:
         if self.nodes is not None:
             self.nodes.rest()
             return
         o = self.options
-        apart = PrefixStore("launchers", store)
+        apart = PrefixStore("launchers", worker_group.store)
         assert o.master_addr is not None
         self.nodes = Nodes(o.node_rank, o.nnodes, o.master_addr, apart, o.hang_timeout)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         own, elsewhere = self._first(worker_group), self.nodes.heard(PATIENCE) if self.nodes else None
         self.failure = elsewhere or own
-        if own is not None and self.nodes is not None and elsewhere is None:
-            self.nodes.tell(own)
         if elsewhere is not None:
-            assert self.nodes is not None
-            self.nodes.take()
-            if elsewhere.lost:
-                self._remaining_restarts = 0  # there is nobody to run the job again with
-            return RunResult(WorkerState.FAILED)
+            return self._follow(elsewhere, worker_group)
+        if own is not None:
+            self._tell(own)
         early = own is None and self._left_early()
         with _deadline() if own is not None else _none():
             result = super()._monitor_workers(worker_group)
         if result.failures and self.failure is None:  # since we have looked
-            self._tell(min(result.failures.items(), key=lambda one: one[1].exitcode >= 0))
+            rank, one = min(result.failures.items(), key=lambda one: one[1].exitcode >= 0)
+            self.failure = Failure(rank, one.local_rank, one.exitcode)
+            self._tell(self.failure)
         if early and result.state == WorkerState.HEALTHY:
             self._shutdown()
             return RunResult(WorkerState.SUCCEEDED, {w.global_rank: None for w in worker_group.workers})
         return result
 
-    def _tell(self, one: tuple[int, ProcessFailure]) -> None:
-        rank, failed = one
-        self.failure = Failure(rank, failed.local_rank, failed.exitcode)
+    def _follow(self, elsewhere: Failure, worker_group: WorkerGroup) -> RunResult:
+        """What becomes of the ranks here."""
+        assert self.nodes is not None
+        self.nodes.take()
+        if elsewhere.lost:
+            self._remaining_restarts = 0  # there is nobody to run the job again with
+        return RunResult(WorkerState.FAILED)
+
+    def _tell(self, own: Failure) -> None:
         if self.nodes is not None:
-            self.nodes.tell(self.failure)
+            self.nodes.tell(own)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         super()._shutdown(death_sig, min(timeout, int(ALONE)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import socket
 import struct
@@ -31,6 +32,24 @@ def resolve(host: str) -> None:
             f"--master-addr is {host}, which this machine cannot resolve ({error.strerror}); "
             "give an address that every node can reach"
         ) from None
+
+
+def is_here(host: str) -> bool:
+    """Whether it is an address of this machine."""
+    for family, kind, number, _, where in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+        with socket.socket(family, kind, number) as probe, contextlib.suppress(OSError):
+            probe.bind(where)
+            return True
+    return False
+
+
+def is_free(port: int) -> bool:
+    """Whether this node can listen there."""
+    try:
+        check_free(port)
+    except BadInput:
+        return False
+    return True
 
 
 def check_free(port: int) -> None:

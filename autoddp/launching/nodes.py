@@ -34,8 +34,10 @@ STUCK = 10.0  # seconds that this launcher may ask a store in vain that was lost
 class Nodes:
     """One launcher's lines."""
 
-    def __init__(self, node: int, count: int, address: str, store: Store, hang_timeout: float) -> None:
-        self.node, self.address = node, address
+    def __init__(
+        self, node: int, count: int, address: str, store: Store, hang_timeout: float, *, changes: bool = False
+    ) -> None:
+        self.node, self.address, self.changes = node, address, changes
         self.limit = SHARE * hang_timeout or LIMIT
         world = World(rank=node, world_size=count, master_addr=address)
         self._channel = Channel.between(world, store, MEET, lines=1)  # it closes them in forked ranks
@@ -51,6 +53,8 @@ class Nodes:
         self._told: tuple[Failure, float] | None = None
         self._through: set[int] = set()
         self.over = False
+        self.again = False  # node 0 says that ranks are to start again, with other nodes
+        self.gone: set[int] = set()  # the nodes that were lost; of them node 0 alone knows all
 
     # ---- what the launcher does
 
@@ -66,6 +70,15 @@ class Nodes:
         if self._thread is not None:
             self._rests.set()
             self._thread.join()
+
+    def close(self) -> None:
+        """The lines end; whoever reads them was told why."""
+        self.rest()
+        self._channel.close()
+
+    def call(self) -> None:
+        """Of node 0: all are to start again."""
+        self._send("again", None)
 
     def heard(self, patience: float) -> Failure | None:
         """A failure elsewhere; one by an exit code only after a while, in which ranks here tell theirs."""
@@ -111,10 +124,10 @@ class Nodes:
         try:
             came = self._lines[node].arrived()
         except Unreachable:
-            self._note(lost(self._hosts[node], f"it has not answered for {self.limit:.0f} s"), node)
+            self._lose(node, f"it has not answered for {self.limit:.0f} s")
         except RankEnded:
             if node not in self._through and not self.over:
-                self._note(lost(self._hosts[node], "its launcher has ended without a word"), node)
+                self._lose(node, "its launcher has ended without a word")
         else:
             for what, attempt, told in map(json.loads, came):
                 self._understand(node, what, attempt, told)
@@ -129,12 +142,26 @@ class Nodes:
             return  # of ranks that have been ended since
         elif what == "failed":
             failure = Failure(**told)
-            self._note(Failure(**told | {"where": failure.where or self._hosts[node]}), node)
+            if failure.lost and not failure.where:
+                self._lose(node, failure.lost)
+            else:
+                self._note(Failure(**told | {"where": failure.where or self._hosts[node]}), node)
+        elif what == "again":
+            self.again = True
         elif what == "through":
             self._through.add(node)
             self._conclude()
         elif what == "over":
             self.over = True
+
+    def _lose(self, node: int, why: str) -> None:
+        self.gone.add(node)
+        if self.changes and 0 in self._through:  # of node 0 alone: what the job was to do is done
+            self._conclude()
+            return
+        if self.changes and node == 0:
+            why += "; the job, whose store it hosts, ends with it"
+        self._note(lost(self._hosts[node], why), node)
 
     def _note(self, failure: Failure, source: int) -> None:
         """The first one counts; node 0 hands it on."""
@@ -144,7 +171,8 @@ class Nodes:
                 self._send("failed", vars(failure), but=source)
 
     def _conclude(self) -> None:
-        if self.node == 0 and self._through >= {0, *self._hosts}:
+        done = self._through | self.gone if self.changes else self._through
+        if self.node == 0 and done >= {0, *self._hosts}:
             self.over = True
             self._send("over", None)
 

@@ -32,6 +32,10 @@ TICK = 0.05
 RUNNING = -1
 
 
+class Signalled(Exception):
+    """A signal has ended the ranks: they are not started again."""
+
+
 class Signals:
     """Made before the fork; the launcher and the ranks each use their half."""
 
@@ -67,6 +71,15 @@ class Signals:
         for number, handler in self._found.items():
             if handler not in (signal.SIG_IGN, None):
                 signal.signal(number, self._pass_on)
+
+    def check(self) -> None:
+        """Called before ranks start again.
+
+        Raises:
+            Signalled: A signal is to end the job.
+        """
+        if self.ending is not None:
+            raise Signalled
 
     def leave(self) -> None:
         """Put the launcher's own handlers back."""
