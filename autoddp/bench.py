@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autoddp.benching import plot
+from autoddp.benching import guest, nodes, plot
 from autoddp.benching.advice import advice
 from autoddp.benching.figures import Row, figures
+from autoddp.benching.nodes import Host, Others
 from autoddp.benching.show import tell
 from autoddp.benching.ways import LOCAL, SCALED, Way, ways
 from autoddp.errors import BadInput
@@ -43,8 +44,11 @@ class Wanted:
     rounds: int = 3
     json: str | None = None
     plot: str | None = None
+    nnodes: tuple[int, ...] = (1,)
 
     def __post_init__(self) -> None:
+        if min(self.nnodes) < 1:
+            raise BadInput(f"--nnodes is {min(self.nnodes)}; a row is of at least 1 node")
         if self.steps is not None and self.steps < LEAST:
             raise BadInput(f"--steps is {self.steps}; it takes {LEAST} or more: the first is not measured")
         if self.rounds < 1:
@@ -67,7 +71,8 @@ def run(script: Script, options: Options, wanted: Wanted, parents: Parents | Non
 
     Every run is in a private copy of the folder. Rows alternate: each round runs all of them once, so that
     what else the machine does falls on all. Threads are as `autoddp run` and `python` have them: one process
-    has all cores, ranks share them.
+    has all cores, ranks share them. Rows of several nodes are run by all these nodes, as node 0 says, which
+    has the tables.
 
     Args:
         script: What to run.
@@ -78,13 +83,26 @@ def run(script: Script, options: Options, wanted: Wanted, parents: Parents | Non
     Raises:
         BadInput: It cannot be done; nothing was started.
     """
-    names = gpus.visible(os.environ, gpus.count())
-    found, notes = ways(options, counts(wanted.nproc, len(names)), names)
     check(script, options, wanted)
+    if options.node_rank:
+        return guest.take_part(script, RECORDER, options)
+    with Others(options, nodes.command(script)) as others:
+        others.code = measured(script, options, wanted, parents, others)
+    return others.code
+
+
+def measured(
+    script: Script, options: Options, wanted: Wanted, parents: Parents | None, others: Others
+) -> int:
+    """What `run` does on node 0, which is the only one as a rule."""
+    names = gpus.visible(os.environ, gpus.count())
+    several = sorted(set(wanted.nnodes))
+    found, notes = ways(options, counts(wanted.nproc, len(names)), names, several)
     progress = Progress(options.quiet, wanted.steps)
     with runs.stoppable():
-        runner = Runner(script, RECORDER, progress, parents=parents or Parents())
+        runner = Host(script, RECORDER, progress, parents=parents or Parents(), others=others)
         try:
+            others.meet(runner.root)
             with runs.enough_room(runner.root):
                 bench = Bench(runner, found, wanted)
                 bench.measure()
@@ -93,9 +111,9 @@ def run(script: Script, options: Options, wanted: Wanted, parents: Parents | Non
             return NOT_RUN
         finally:
             progress.close()
-            runner.close()
             if parents is None:
                 runner.parents.close()
+            runner.close()
     return finish(bench, notes, wanted, options.quiet, len(names))
 
 
@@ -113,6 +131,7 @@ def check(script: Script, options: Options, wanted: Wanted) -> None:
         BadInput: It cannot.
     """
     runs.check(script, options, "bench")
+    nodes.check(options, wanted.nnodes)
     if wanted.plot is not None:
         picture.check(wanted.plot)
 
@@ -133,7 +152,7 @@ class Bench:
             NotRun: One process cannot run it, or makes no steps.
         """
         for way in {row.way.ranks > 1: row.way for row in self.rows}.values():
-            self.runner.parent(way.ranks)  # both import torch at once
+            self.runner.parent(way.options.nproc or 1, way.nodes)  # both import torch at once
         for number in range(1, self.wanted.rounds + 1):
             for row in list(self.rows):
                 if row in self.rows and not row.failed:
@@ -212,6 +231,8 @@ def said_of(rows: Sequence[Row], wanted: Wanted) -> list[str]:
         lines.append(
             f"--steps {wanted.steps}: all rows end there, so that rows of larger batches saw more data"
         )
+    if any(row.way.nodes > 1 for row in rows):
+        lines.append("2x3 ranks are 3 on each of 2 nodes")
     if any(row.way.local for row in rows):
         lines.append(SHARE)
     return lines

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -166,6 +167,10 @@ def bench(
     nproc: Annotated[
         list[str] | None, typer.Option("-n", "--nproc", help="Numbers of ranks: 1,2,4; else 2, 4... as GPUs.")
     ] = None,
+    nnodes: Annotated[list[str] | None, typer.Option(help="Numbers of nodes: 1,2; started on each.")] = None,
+    node_rank: Annotated[str, typer.Option(help="This node's number, from 0.")] = "0",
+    master_addr: Annotated[str | None, typer.Option(help="The address of node 0.")] = None,
+    master_port: Annotated[str | None, typer.Option(help="A free port there; 29500.")] = None,
     steps: Annotated[str | None, typer.Option(help="End each run after so many optimizer steps.")] = None,
     rounds: Annotated[str, typer.Option(help="How often each row is run.")] = "3",
     json: Annotated[str | None, typer.Option(help="Write all figures there, as JSON.")] = None,
@@ -177,7 +182,11 @@ def bench(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No tables.")] = False,
 ) -> Act:
     """Run SCRIPT on one process and on ranks, in copies of this folder: how fast, and where time goes."""
-    options = Options(module=module, backend=backend, loading=loading, draws=draws, quiet=quiet)
+    nodes = tuple(whole("--nnodes", number) for number in split(nnodes)) or (1,)
+    node = whole("--node-rank", node_rank)
+    port = None if master_port is None else whole("--master-port", master_port)
+    place = Options(nnodes=max(nodes), node_rank=node, master_addr=master_addr, master_port=port)
+    options = replace(place, module=module, backend=backend, loading=loading, draws=draws, quiet=quiet)
     if script is None:
         raise BadInput("no script given; say which one: autoddp bench [OPTIONS] SCRIPT [ARGS...]")
     from autoddp import bench as benchmark
@@ -189,6 +198,7 @@ def bench(
         whole("--rounds", rounds),
         json,
         plot,
+        nodes,
     )
     what = Script(script, tuple(args or ()), module)
     return lambda: benchmark.run(what, options, wanted)

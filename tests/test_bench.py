@@ -7,9 +7,11 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
@@ -21,7 +23,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from autoddp import bench, cli
-from autoddp.benching import plot, replicate
+from autoddp.benching import guest, nodes, plot, replicate
 from autoddp.benching.advice import RULES, Case, sentences
 from autoddp.benching.figures import Figures, Row, last_number, last_tenth, percentile, warm_up
 from autoddp.benching.parts import Parts
@@ -36,7 +38,7 @@ from autoddp.rehearsing.recording import Enough
 from autoddp.replica import Replicas
 from autoddp.script import Script
 from tests.cli import environ
-from tests.warm import _leftover
+from tests.warm import leftover
 
 # 42 rows by 8: five full batches an epoch, and a short one; with 2 ranks' batches two and a short one.
 TRAIN = """
@@ -249,6 +251,12 @@ def test_what_one_process_cannot_do(text, says, benched):
         (["--json", "no/where.json", "train.py"], "there is no folder no"),
         (["--plot", "no/where.png", "train.py"], "there is no folder no"),
         (["--plot", "speed.png", "train.py"], "matplotlib is missing"),
+        (["--nnodes", "0,2", "train.py"], "--nnodes is 0; a row is of at least 1 node"),
+        (
+            ["--nnodes", "1,2", "train.py"],
+            "--nnodes is 1,2 without --master-addr; give the address of node 0",
+        ),
+        (["--node-rank", "1", "train.py"], "--node-rank is 1 with --nnodes 1; it goes from 0 to 0"),
     ],
     ids=" ".join,
 )
@@ -285,7 +293,7 @@ def test_ctrl_c_ends_all(tmp_path):
     out, err = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGINT
     assert "Traceback" not in out + err
-    assert not _leftover(process.pid)
+    assert not leftover(process.pid)
     assert not list((tmp_path / "tmp").iterdir())
     assert os.listdir(tmp_path / "here") == ["train.py"]
 
@@ -522,6 +530,53 @@ def test_ways():
     assert bench.counts((), 0) == [2]
     assert bench.counts((), 8) == [2, 4, 8]
     assert bench.counts((4, 1, 4), 8) == [1, 4]
+
+
+def test_ways_of_several_nodes():
+    there = Options(nnodes=3, master_addr="10.0.0.1", master_port=29500)
+    found, _ = ways(there, [1, 2], [], [1, 3])
+    assert [(way.kind, way.count, way.devices) for way in found if way.kind in (PLAIN, GLOBAL)] == [
+        (PLAIN, "1", 1),
+        (GLOBAL, "1", 1),
+        (GLOBAL, "2", 2),
+        (GLOBAL, "3x1", 3),
+        (GLOBAL, "3x2", 6),
+    ]
+    assert [way.options.master_addr for way in found if way.nodes == 1] == [None] * 5
+    assert found[-1].title == "per-rank, scaled lr, 6 ranks on 3 nodes"
+    plain, ranks = row_of(found[0], 100), row_of(found[-1], 300)
+    assert plot.curves([plain, ranks]) == {f"{SCALED}, 3 nodes": [(6, 3.0)]}
+
+
+def test_node_0_takes_those_in_that_it_waits_for(tmp_path, capfd):
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = door.getsockname()[1]
+    here = Options(nnodes=2, master_addr="127.0.0.1", master_port=port)
+    said = [b"GET\n", b'[2, ["train.py"]]\n', b'[1, ["train.py"]]\n']
+    answers, lines = [], []
+
+    def come():
+        for words in said:
+            line = guest.find(replace(here, node_rank=1, quiet=True))
+            line.file.write(words)
+            answers.append(line.file.readline())
+            lines.append(line)
+        answers.append(line.file.readline())
+        for line in lines:
+            line.close()
+
+    thread = threading.Thread(target=come)
+    thread.start()
+    with nodes.Others(here, ["train.py"]) as others:
+        others.meet(tmp_path)
+        others.code = 3
+    thread.join(timeout=60)
+    stranger, refused, taken, end = answers
+    assert stranger == b""
+    assert b"--node-rank is 2, which node 0 does not wait for" in refused
+    assert json.loads(taken) == {"root": str(tmp_path)}
+    assert json.loads(end) == {"end": 3}
+    assert capfd.readouterr().err == f"[autoddp] waiting for 2 nodes at 127.0.0.1:{port}\n"
 
 
 def test_data_parallel_leaves_alone_what_is_on_no_gpu():

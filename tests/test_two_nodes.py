@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -54,14 +55,14 @@ def nodes() -> Iterator[tuple[str, str]]:
 class Job:
     """`autoddp run` on each of the nodes."""
 
-    def __init__(self, names, script, *options, nprocs=(2, 1), only=(0, 1)):
+    def __init__(self, names, script, *options, nprocs=(2, 1), only=(0, 1), command="run", folder=ROOT):
         self.processes = [
             subprocess.Popen(
-                f"ip netns exec {names[node]} {sys.executable} -m autoddp run -n {nprocs[node]} "
+                f"ip netns exec {names[node]} {sys.executable} -m autoddp {command} -n {nprocs[node]} "
                 f"--nnodes 2 --node-rank {node} --master-addr {ADDRESSES[0]} "
                 f"--master-port {PORT} {' '.join(options)} {script}".split(),
                 env=environ(),
-                cwd=ROOT,
+                cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -184,3 +185,52 @@ def test_waiting_for_a_node_ends_at_once_on_ctrl_c(nodes, tmp_path):
     ((process, out, err),) = job.end()
     assert process.returncode == -signal.SIGINT, err
     assert out == ""
+
+
+# 21 rows by 8: two full batches, and one of 5
+MEASURED = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+torch.set_default_dtype(torch.float64)
+net = torch.nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), 0.1)
+x = torch.randn(21, 4)
+for a, in DataLoader(TensorDataset(x), batch_size=8, shuffle=True):
+    loss = ((net(a) - a.sum(1, keepdim=True)) ** 2).mean()
+    opt.zero_grad(); loss.backward(); opt.step()
+open("made.txt", "w").write("here")
+print(loss.item())
+"""
+
+
+def test_bench_has_rows_that_both_nodes_run(nodes, tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "train.py").write_text(MEASURED)
+    found = tmp_path / "found.json"
+    options = ["--rounds", "1", "--json", str(found)]
+    job = Job(nodes, "train.py", *options, nprocs=(1, 1), command="bench", folder=tmp_path / "here")
+    (first, out, err), (second, out2, err2) = job.end()
+    assert (first.returncode, second.returncode) == (0, 0), err + err2
+    plain, *rows = json.loads(found.read_text())["rows"]
+    assert [(row["row"], row["ranks"], row["nodes"]) for row in rows] == [
+        ("global view", 2, 2),
+        ("per-rank batch", 2, 2),
+        ("per-rank, scaled lr", 2, 2),
+    ]
+    assert rows[0]["rounds"][0]["losses"] == pytest.approx(plain["rounds"][0]["losses"], rel=1e-12)
+    assert [(row["steps"], row["batch"], row["samples"]) for row in rows] == [
+        (3, 8, 21),
+        (2, 10.5, 21),
+        (2, 10.5, 21),
+    ]
+    assert all(len(row["rounds"][0]["memory"]) == 2 and min(row["rounds"][0]["memory"]) for row in rows)
+    assert " 2x1 " in out
+    where = f"{ADDRESSES[0]}:{PORT}"
+    assert err == f"[autoddp] waiting for 2 nodes at {where}\n"
+    assert out2 == ""
+    assert err2.splitlines() == [
+        f"[autoddp] waiting for node 0 at {where}",
+        "[autoddp] node 1 runs what node 0 measures, and ends with it",
+    ]
+    assert os.listdir(tmp_path / "here") == ["train.py"]

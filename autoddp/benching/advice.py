@@ -164,8 +164,8 @@ def case_of(row: Row, plain: Row, cores: int, gpus: int, ended: bool) -> Case:
         plain_loss=plain.loss,
         plain_median=plain.of("median"),
         threads=row.rounds[0].threads,
-        cores=cores,
-        gpus=gpus,
+        cores=cores * row.way.nodes,
+        gpus=gpus * row.way.nodes,
         ended=ended,
     )
 

@@ -153,7 +153,12 @@ class Row:
 
     def data(self, plain: Row) -> dict[str, Any]:
         """All of it, for JSON."""
-        about = {"row": self.way.kind, "ranks": self.way.ranks, "options": asdict(self.way.options)}
+        about = {
+            "row": self.way.kind,
+            "ranks": self.way.ranks,
+            "nodes": self.way.nodes,
+            "options": asdict(self.way.options),
+        }
         if not self.rounds:
             return about | {"failed": self.failed}
         names = ("steps", "samples", "batch", "rate", "median", "p95")

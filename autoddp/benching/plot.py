@@ -13,7 +13,8 @@ def curves(rows: Sequence[Row]) -> dict[str, list[tuple[int, float]]]:
     for row in rows[1:]:
         gained = row.speed_up(rows[0]) if row.rounds else None
         if gained is not None:
-            found.setdefault(row.way.kind, []).append((row.way.devices, gained))
+            where = f", {row.way.nodes} nodes" if row.way.nodes > 1 else ""
+            found.setdefault(row.way.kind + where, []).append((row.way.devices, gained))
     return {kind: sorted(points) for kind, points in found.items()}
 
 

@@ -47,7 +47,7 @@ def speed(rows: Sequence[Row]) -> Table:
     columns = ("", "ranks", "batch", "samples/s", "±", "step ms", "p95 ms", "speed-up", "efficiency")
     made = table("how fast", columns)
     for row in rows:
-        about = row.way.kind, str(row.way.ranks)
+        about = row.way.kind, row.way.count
         if not row.rounds:
             made.add_row(*about, "failed")
             continue
@@ -66,7 +66,7 @@ def parts(rows: Sequence[Row]) -> Table:
     for row in rows:
         if row.rounds:
             shares = (f"{row.of(name):.0%}" for name in names)
-            made.add_row(row.way.kind, str(row.way.ranks), *shares, f"{row.memory / 2**20:.0f}")
+            made.add_row(row.way.kind, row.way.count, *shares, f"{row.memory / 2**20:.0f}")
     return made
 
 
@@ -77,7 +77,7 @@ def results(rows: Sequence[Row]) -> Table:
         if row.rounds:
             loss = "" if row.loss is None else f"{row.loss:.4g}"
             steps, printed = f"{row.of('steps'):g}", escape(ending(row.rounds[-1].printed))
-            made.add_row(row.way.kind, str(row.way.ranks), steps, loss, printed)
+            made.add_row(row.way.kind, row.way.count, steps, loss, printed)
     return made
 
 

@@ -31,7 +31,17 @@ class Way:
     @property
     def ranks(self) -> int:
         """How many."""
-        return self.options.nproc or 1
+        return (self.options.nproc or 1) * self.nodes
+
+    @property
+    def nodes(self) -> int:
+        """On how many nodes."""
+        return self.options.nnodes
+
+    @property
+    def count(self) -> str:
+        """How many ranks, by nodes where there are several."""
+        return str(self.ranks) if self.nodes == 1 else f"{self.nodes}x{self.options.nproc}"
 
     @property
     def local(self) -> bool:
@@ -43,29 +53,36 @@ class Way:
         """Its name in a sentence."""
         if self.kind in (PLAIN, DATA_PARALLEL):
             return self.kind
-        return f"{self.kind}, {self.ranks} rank{'s' * (self.ranks > 1)}"
+        where = f" on {self.nodes} nodes" if self.nodes > 1 else ""
+        return f"{self.kind}, {self.ranks} rank{'s' * (self.ranks > 1)}{where}"
 
 
-def ways(options: Options, counts: Sequence[int], gpus: Sequence[str]) -> tuple[list[Way], list[str]]:
+def ways(
+    options: Options, counts: Sequence[int], gpus: Sequence[str], nnodes: Sequence[int] = (1,)
+) -> tuple[list[Way], list[str]]:
     """All of them, one process first, and what is left out.
 
     Args:
         options: Those that all ways share.
-        counts: Of ranks.
+        counts: Of ranks on each node.
         gpus: The names of those that are visible: one process sees the first.
+        nnodes: Of nodes.
     """
     first = {"CUDA_VISIBLE_DEVICES": gpus[0]} if len(gpus) > 1 else {}
-    alone = replace(options, nproc=1)
+    here = replace(options, nnodes=1, master_addr=None, master_port=None)
+    alone = replace(here, nproc=1)
     found, left_out = [Way(PLAIN, alone, 1, environ=first)], []
     if len(gpus) > 1:
         found.append(Way(DATA_PARALLEL, alone, len(gpus), {"data_parallel": True}))
     else:
         left_out.append(NO_GPUS.format(gpus="is one" if gpus else "is none"))
-    for count in counts:
-        ranks = replace(options, nproc=count)
-        found.append(Way(GLOBAL, ranks, count, environ=first if count == 1 else {}))
-        if count > 1:
-            local = replace(ranks, view="local", batch="per-rank")
-            found.append(Way(LOCAL, local, count))
-            found.append(Way(SCALED, replace(local, scale_lr="linear"), count))
+    for nodes in nnodes:
+        for count in counts:
+            ranks = replace(options if nodes > 1 else here, nproc=count, nnodes=nodes)
+            size = count * nodes
+            found.append(Way(GLOBAL, ranks, size, environ=first if size == 1 else {}))
+            if size > 1:
+                local = replace(ranks, view="local", batch="per-rank")
+                found.append(Way(LOCAL, local, size))
+                found.append(Way(SCALED, replace(local, scale_lr="linear"), size))
     return found, left_out

@@ -67,7 +67,7 @@ def main(fd: str, ranks: str) -> NoReturn:
     options = Options.from_json(task.options)
     try:
         code = launch.run(script, options)
-        if options.nproc == 1:
+        if options.nproc == options.nnodes == 1:
             code = finish(code)
             forget()
         else:

@@ -8,8 +8,9 @@ from autoddp.report import INSTALLED
 
 TAIL = 12  # lines of a failure that are shown
 REPORTED = re.compile(  # no error
-    r"\[autoddp\] (nothing is split|fetching|split|by its parts|gathered|\d+ ranks on"
+    r"\[autoddp\] (nothing is split|fetching|split|by its parts|gathered|\d+ ranks on|waiting for \d+ nodes"
     r"|\w+ at \S+: (batches of|learning rate))\b"
+    r"|\[W\S+ \S+ socket\.cpp"  # torch's, on nodes without names
 )
 
 

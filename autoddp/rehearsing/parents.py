@@ -56,6 +56,8 @@ class Parent:
     def __init__(self, environ: Mapping[str, str], ranks: bool) -> None:
         ours, theirs = socket.socketpair()
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        # Ctrl-C is the run's affair; it waits until this process is deaf to it
+        masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, *flags, BOOT, CHILD, str(theirs.fileno()), str(int(ranks))],
@@ -64,6 +66,7 @@ class Parent:
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
+        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         self.answers = ours.makefile("rwb", buffering=0)
         ours.close()
 
@@ -96,6 +99,8 @@ class Parents:
 
     def close(self) -> None:
         """End all of them."""
+        for parent in self.known.values():
+            parent.answers.close()  # none shall begin what was asked for while it was importing
         while self.known:
             self.known.popitem()[1].close()
         shutil.rmtree(self.temporary, ignore_errors=True)
@@ -126,13 +131,14 @@ def _line(answers: Any) -> bytes:
 
 def serve(fd: int, ranks: bool) -> str:
     """Fork a run for each line that comes; returns in the forks alone, with the task."""
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     for name in RANKS if ranks else ALONE:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # what is there now would be copied, page by page, whenever a fork looks for garbage
-    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the run's affair
     answers = os.fdopen(fd, "r+b", buffering=0)
-    while line := answers.readline():
+    while (line := answers.readline()) and not _is_left(fd):
         pid = os.fork()
         if pid == 0:
             answers.close()
@@ -141,6 +147,13 @@ def serve(fd: int, ranks: bool) -> str:
         answers.write(f"{pid}\n".encode())
         answers.write(f"{os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}\n".encode())
     os._exit(0)
+
+
+def _is_left(fd: int) -> bool:
+    """Whether who asked was stopped while this process was still importing."""
+    poller = select.poll()
+    poller.register(fd, 0)
+    return bool(poller.poll(0))
 
 
 def become(task: str, folder: str, environ: dict[str, str], outputs: list[str]) -> str:

@@ -91,12 +91,10 @@ class Runner:
             environ: What its variables differ by.
         """
         assert options.nproc is not None
-        results = self.root / str(len(os.listdir(self.root)))
-        for folder in (results, results / "records", results / "kept", self.root / "tmp"):
+        results, work = self._results(), self._copy()
+        for folder in (results, results / "records", results / "kept"):
             folder.mkdir()
-        work = self.root / "folder"
-        copy_folder(Path.cwd(), work, self.root)
-        report = str(results / "report.json") if options.nproc > 1 else None
+        report = str(results / "report.json") if options.nproc * options.nnodes > 1 else None
         task = Task(
             self._script(work),
             self.script.args,
@@ -112,17 +110,32 @@ class Runner:
         (results / "task.json").write_text(task.to_json())
         started = time.monotonic()
         try:
-            code = self._follow(name, results, work, options.nproc, environ)
+            code = self._follow(name, results, work, task, environ)
         finally:
             seconds = time.monotonic() - started
             put_back(results / "kept", results / "outside")
-            shutil.rmtree(self.root / "tmp", ignore_errors=True)
-            work.rename(results / "folder")
+            self._keep(work, results)
         return collect(name, results, code, seconds)
 
     def close(self) -> None:
         """Leave nothing behind."""
         shutil.rmtree(self.root, ignore_errors=True)
+
+    def _results(self) -> Path:
+        """Where the next run's results shall be."""
+        return self.root / str(len(os.listdir(self.root)))
+
+    def _copy(self) -> Path:
+        """A copy of this folder, in which a run starts, and a folder for temporary files."""
+        (self.root / "tmp").mkdir()
+        work = self.root / "folder"
+        copy_folder(Path.cwd(), work, self.root)
+        return work
+
+    def _keep(self, work: Path, results: Path) -> None:
+        """What the run has made of it."""
+        shutil.rmtree(self.root / "tmp", ignore_errors=True)
+        work.rename(results / "folder")
 
     def _script(self, work: Path) -> str:
         """The script's name in the copy; one that lies elsewhere by its whole path."""
@@ -133,25 +146,32 @@ class Runner:
             return path
         return str(work / path.removeprefix(here)) if os.path.isabs(self.script.name) else self.script.name
 
-    def _follow(self, name: str, results: Path, work: Path, nproc: int, more: Mapping[str, str]) -> int:
+    def _follow(self, name: str, results: Path, work: Path, task: Task, more: Mapping[str, str]) -> int:
         """Its exit code, as the shell knows it."""
+        options = Options.from_json(task.options)
+        assert options.nproc is not None
         environ = settled(os.environ) | FIXED | dict(more) | {"TMPDIR": str(self.root / "tmp")}
         seen = Lines(results / "records" / "0.jsonl")
-        forked = self.parent(nproc).fork(
+        forked = self.parent(options.nproc, options.nnodes).fork(
             str(results / "task.json"), work, environ, (results / "out", results / "err")
         )
         try:
             while (code := forked.wait(TICK)) is None:
-                self.follow(name, seen.count())
+                self._look(name, seen.count())
             self.follow(name, seen.count())
         finally:
             end(forked)
         return code
 
-    def parent(self, nproc: int) -> Parent:
+    def _look(self, name: str, steps: int) -> None:
+        """At a run that goes on."""
+        self.follow(name, steps)
+
+    def parent(self, nproc: int, nnodes: int = 1) -> Parent:
         """The process that such a run is forked from; started now if it is not there yet."""
-        threads = {"OMP_NUM_THREADS": launch.threads(nproc)} if nproc > 1 else {}
-        return self.parents.of(nproc > 1, threads | dict(os.environ))
+        ranks = nproc * nnodes > 1
+        threads = {"OMP_NUM_THREADS": launch.threads(nproc)} if ranks else {}
+        return self.parents.of(ranks, threads | dict(os.environ))
 
 
 def end(forked: Forked) -> None:
