@@ -128,7 +128,7 @@ class Others:
             return
         say(options, f"waiting for {options.nnodes} nodes at {options.master_addr}:{port}")
         deadline = time.monotonic() + MEET
-        with socket.create_server(("", port)) as door:
+        with _door(options.master_addr or "", port) as door:
             while missing := options.nnodes - 1 - len(self.lines):
                 door.settimeout(max(0.1, deadline - time.monotonic()))
                 try:
@@ -209,6 +209,21 @@ class Host(Runner):
         for line in self.others.lines.values():
             line.look()
         super()._look(name, steps)
+
+
+def _door(host: str, port: int) -> socket.socket:
+    """Open at that address alone.
+
+    Raises:
+        BadInput: It is none of this node.
+    """
+    family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    try:
+        return socket.create_server(where, family=family)
+    except OSError as error:
+        raise BadInput(
+            f"--master-addr is {host}, where node 0 cannot listen ({error.strerror}); give one of its own"
+        ) from None
 
 
 def free_port() -> int:
