@@ -30,7 +30,7 @@ from autoddp.benching.parts import Parts
 from autoddp.benching.recorder import Recorder
 from autoddp.benching.ways import DATA_PARALLEL, GLOBAL, LOCAL, PLAIN, SCALED, Way, ways
 from autoddp.environment import World
-from autoddp.errors import BadInput
+from autoddp.errors import AutoDDPError, BadInput
 from autoddp.group import Group
 from autoddp.options import Options
 from autoddp.rehearsing.parents import Parents
@@ -577,6 +577,22 @@ def test_node_0_takes_those_in_that_it_waits_for(tmp_path, capfd):
     assert json.loads(taken) == {"root": str(tmp_path)}
     assert json.loads(end) == {"end": 3}
     assert capfd.readouterr().err == f"[autoddp] waiting for 2 nodes at 127.0.0.1:{port}\n"
+
+
+def test_a_node_that_ends_during_a_run_is_missed(tmp_path):
+    ours, theirs = socket.socketpair()
+    others = nodes.Others(Options(nnodes=2, master_addr="127.0.0.1"), ["train.py"])
+    others.lines[1] = nodes.Line(1, ours)
+    host = nodes.Host(Script("train.py"), "", root=tmp_path, others=others)
+    host._look("global view", 1)
+    theirs.send(b"[{}, {}]\n")
+    host._look("global view", 1)
+    assert others.gather(2) == [[{}, {}]]
+    theirs.close()
+    with pytest.raises(AutoDDPError, match="node 1 has ended, or is none; see what it said there"):
+        host._look("global view", 1)
+    others.lines[1].close()
+    host.parents.close()
 
 
 def test_data_parallel_leaves_alone_what_is_on_no_gpu():

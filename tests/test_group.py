@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from autoddp.environment import World
 from autoddp.group import MAX, Group
+from autoddp.launching.rendezvous import HOST, serve
 from tests.ranks import run_ranks
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.complex128)
@@ -27,6 +28,23 @@ def reduces(group):
 @pytest.mark.parametrize("nproc", [1, 2, 3])
 def test_all_reduce(nproc):
     assert run_ranks(reduces, nproc) == [[True] * len(DTYPES)] * nproc
+
+
+def joins(group, port):
+    found = []
+    for _ in range(2):
+        again = Group.join(World(group.rank, 2, group.rank, 2, 0, HOST, port, agent_store=True))
+        x = torch.tensor([group.rank + 1.0])
+        again.all_reduce(x)
+        found += [x.item(), again.store.check([f"left/{group.rank}"])]
+        again.store.set(f"left/{group.rank}", "by the first job")
+        again.channel.close()
+    return found
+
+
+def test_jobs_meet_at_one_store_one_after_the_other():
+    store = serve()
+    assert run_ranks(joins, 2, store.port) == [[3.0, False, 3.0, False]] * 2
 
 
 def gathers(group):

@@ -24,8 +24,11 @@ MOST = 1 << 24  # bytes of an array that are looked at, from either end
 SKIPPED = "no numbers or texts"
 
 
-def agree(group: Group, site: str, variables: dict[str, Any], arguments: Any) -> None:
+def agree(group: Group, site: str, variables: dict[str, Any], arguments: Any) -> dict[str, tuple[Any, Any]]:
     """Take over rank 0's plain variables (times, names, counts), and compare all that hold more.
+
+    Returns:
+        Of those taken over this rank's own value and rank 0's.
 
     Raises:
         Disagreement: A collection or an array differs, so that what is computed from it would.
@@ -38,12 +41,15 @@ def agree(group: Group, site: str, variables: dict[str, Any], arguments: Any) ->
 
     plain, more, theirs = group.effect(f"the variables at {site}", told)
     if group.rank == 0:
-        return
+        return {}
     mine = dict(_mine(variables))
     differing = [name for name, value in more.items() if name in mine and digest(mine[name]) != value]
+    taken: dict[str, tuple[Any, Any]] = {}
     for name, value in plain.items():
         if type(mine.get(name)) in PLAIN:
             variables[name] = value
+            if name in mine:
+                taken[name] = mine[name], value
         else:
             differing.append(name)
     if digest(arguments) != theirs:
@@ -54,6 +60,14 @@ def agree(group: Group, site: str, variables: dict[str, Any], arguments: Any) ->
             "generator, a clock, a file or the order of a set went into it; make it inside the function, "
             "seed it, or set PYTHONHASHSEED"
         )
+    return taken
+
+
+def give_back(variables: dict[str, Any], taken: dict[str, tuple[Any, Any]]) -> None:
+    """What was taken over is this rank's own again, where nothing has changed it since."""
+    for name, (own, theirs) in taken.items():
+        if name in variables and variables[name] == theirs:
+            variables[name] = own
 
 
 def digest(value: Any) -> str:

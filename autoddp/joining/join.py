@@ -22,7 +22,7 @@ from autoddp import launch, worker
 from autoddp.environment import ADDED, World, hide
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.group import Group
-from autoddp.joining.agreement import agree
+from autoddp.joining.agreement import agree, give_back
 from autoddp.joining.beside import set_aside
 from autoddp.joining.crew import Post
 from autoddp.joining.muster import muster, settle
@@ -191,16 +191,20 @@ def take_part(
     call: Call, world: World, devices: Devices, tell: Tell, copied: bool, store: Store | None = None
 ) -> Any:
     """The call, inside a session that is gone after it; `copied`: all ranks are forks of rank 0."""
+    taken: dict[str, tuple[Any, Any]] = {}
     with joined(call, world, devices, store) as group:
         try:
             if not copied:
-                agree(group, call.site, call.variables, (call.args, call.kwargs))
+                taken = agree(group, call.site, call.variables, (call.args, call.kwargs))
             value = whole(call.plain())
             group.conclude()
         except BaseException as error:
             strip(error)
             tell("raised")
             raise
+        finally:
+            if store is not None:  # the ranks go on, each by itself
+                give_back(call.variables, taken)
         tell("returned")
     return value
 
