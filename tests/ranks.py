@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import tempfile
@@ -41,6 +42,7 @@ def run_ranks(fn: Callable[..., Any], nproc: int, *args: Any, timeout: float = 1
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder, "store"))
         pipes, workers = [], []
+        gc.freeze()  # what is there now would be copied, page by page, whenever a rank looks for garbage
         for rank in range(nproc):
             mine, theirs = context.Pipe(duplex=False)
             worker = context.Process(target=_rank, args=(fn, rank, nproc, path, args, theirs))
@@ -48,6 +50,7 @@ def run_ranks(fn: Callable[..., Any], nproc: int, *args: Any, timeout: float = 1
             theirs.close()
             pipes.append(mine)
             workers.append(worker)
+        gc.unfreeze()
         answers: dict[int, Any] = {}
         try:
             while len(answers) < nproc:

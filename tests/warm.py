@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import importlib
 import json
 import os
@@ -254,6 +255,8 @@ def serve() -> None:
     for name in (*LIBRARIES, "autoddp.cli", "autoddp.launch", "autoddp.launching.agent", "autoddp.worker"):
         importlib.import_module(name)
 
+    gc.collect()
+    gc.freeze()  # what is there now would be copied, page by page, whenever a fork looks for garbage
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         what, *told = json.loads(line)
