@@ -11,6 +11,10 @@ import sys
 
 import pytest
 
+from autoddp import cli
+from autoddp.errors import BadInput
+from autoddp.launching import schedulers
+from autoddp.options import Options
 from tests.cli import ROOT, environ
 from tests.test_two_nodes import ADDRESSES, PORT, nodes  # noqa: F401
 
@@ -18,11 +22,12 @@ LATEST = 60  # seconds
 HOST = socket.gethostname()
 AT = f"--master-addr {ADDRESSES[0]} --master-port {PORT}"
 TRAIN = """
-import os, sys, time
+import ctypes, os, sys, time
 import torch
 import autoddp
 
 os.chdir(sys.argv[1])
+libc = ctypes.CDLL(None)
 torch.manual_seed(0)
 net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Dropout(0.5), torch.nn.Linear(3, 1)).double()
 optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
@@ -42,6 +47,8 @@ for step in range(first, steps):
         optimizer.step()
     state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
     torch.save(state | {"rng": torch.get_rng_state()}, "last.pt")
+    if step == 5 and autoddp.rank() == 1 and libc.mkdir(b"killed", 0o755) == 0:
+        libc.kill(libc.getpid(), 9)
     if (step, autoddp.world_size()) in [(3, 1), (7, 2)] and sys.argv[2:]:
         print("at", step, flush=True)
         time.sleep(600)  # until the job starts again
@@ -50,16 +57,20 @@ print("through", flush=True)
 """
 
 
-class Node:
-    """`autoddp run` on a node, in a session of its own."""
+# what takes most of the time comes before the line at which the launcher is wanted
+START = "import autoddp.cli, autoddp.launching.agent as _; input(); autoddp.cli.main()"
 
-    def __init__(self, names, node, options, script):
-        command = f"{sys.executable} -m autoddp run -n 1 {options} {AT} {script}"
+
+class Node:
+    """`autoddp run` on a node, in a session of its own, once it is to go."""
+
+    def __init__(self, node, names, options, script):
+        command = f"run -n 1 {options} {AT} {script}"
         self.process = subprocess.Popen(
-            f"ip netns exec {names[node]} {command}".split(),
-            env=environ({"PYTHONHASHSEED": "0"}),  # no interpreter starts another one
+            ["ip", "netns", "exec", names[node], sys.executable, "-c", START, *command.split()],
+            env=environ({"PYTHONHASHSEED": "0", "TORCH_CPP_LOG_LEVEL": "ERROR"}),  # as `autoddp run` has them
             cwd=ROOT,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -68,6 +79,10 @@ class Node:
 
     def __enter__(self):
         return self
+
+    def go(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
 
     def __exit__(self, *error):
         self.kill()
@@ -93,18 +108,20 @@ def train(tmp_path):
     return path
 
 
-def test_a_node_comes_and_is_lost(nodes, train, tmp_path, warm):  # noqa: F811
+def test_a_node_comes_has_a_rank_killed_and_is_lost(nodes, train, tmp_path, warm):  # noqa: F811
     import torch
 
     want, got = tmp_path / "want", tmp_path / "got"
     got.mkdir()
-    with Node(nodes, 0, "--nnodes 1:2", f"{train} {got} hold") as one:
+    given = nodes, "--nnodes 1:2 --max-restarts 1", f"{train} {got} hold"
+    with Node(0, *given) as one, Node(1, *given) as two:
+        one.go()
         plain = warm.run("python", str(train), str(want), folder=want)
         one.says("at 3")
-        with Node(nodes, 1, "--nnodes 1:2", f"{train} {got} hold") as two:
-            one.says("at 7")
-            two.kill()
-            code, out, err = one.end()
+        two.go()
+        one.says("at 7")
+        two.kill()
+        code, out, err = one.end()
     assert (code, out, plain.out) == (0, "through\n", "through\n"), err
     for name, value in torch.load(want / "final.pt").items():
         assert torch.allclose(value, torch.load(got / "final.pt")[name], rtol=1e-12, atol=1e-12), name
@@ -115,7 +132,36 @@ def test_a_node_comes_and_is_lost(nodes, train, tmp_path, warm):  # noqa: F811
         "1 ranks on 1 node, gloo (no GPU here), global view",
         "other nodes are there: the job starts again on 2 nodes",
         "2 ranks on 2 nodes, gloo (no GPU here), global view",
+        f"rank 1 on node 1 ({ADDRESSES[1]}, {HOST}) was killed by SIGKILL (signal 9); its log is there",
+        "the job is run again (1 of 1)",
+        "2 ranks on 2 nodes, gloo (no GPU here), global view",
         lost,
         "the job starts again on 1 node",
         "1 ranks on 1 node, gloo (no GPU here), global view",
     ]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--nnodes 2:1", "--nnodes is 2:1; the smaller number comes first, as in 1:2"),
+        ("--nnodes 0:2", "--nnodes is 0:2; a job has at least 1 node"),
+        ("--nnodes 2:0", "--nnodes is 0; a job has at least 1 node"),
+        ("--nnodes 1:", "--nnodes is '1:'; it takes a whole number, or two as MIN:MAX"),
+        ("--nnodes a:b", "--nnodes is 'a:b'; it takes a whole number, or two as MIN:MAX"),
+        ("--nnodes 1:2:3", "--nnodes is '1:2:3'; it takes a whole number, or two as MIN:MAX"),
+        ("--nnodes 1:2 --node-rank 1", "where nodes get their numbers as they come; leave --node-rank out"),
+        ("--nnodes 1:2", "--nnodes is 1:2 without --master-addr; give the address of node 0"),
+    ],
+)
+def test_what_is_no_range_is_said(line, says, train):
+    with pytest.raises(BadInput) as error:
+        cli.parse(["run", *line.split(), str(train)])()
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_scheduler_knows_all_nodes():
+    pods = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1"}
+    with pytest.raises(BadInput, match="--nnodes is 1:2, but the cluster says RANK 0 of WORLD_SIZE 2"):
+        schedulers.settle(pods, Options(nnodes=2, min_nodes=1))

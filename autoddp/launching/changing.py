@@ -113,8 +113,10 @@ class Changing(Agent):
             return self._restart(worker_group)
         if self._ended is not None:
             self.failure = self.nodes.heard(0)
-            if self.nodes.over or self.failure is None:
-                return self._ended if self.nodes.over else RunResult(WorkerState.HEALTHY)
+            if self.nodes.over or self._leaves:
+                return self._ended
+            if self.failure is None:
+                return RunResult(WorkerState.HEALTHY)
             return self._follow(self.failure, worker_group)
         result = super()._monitor_workers(worker_group)
         if result.state == WorkerState.SUCCEEDED:

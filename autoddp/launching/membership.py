@@ -44,7 +44,9 @@ class Membership(DynamicRendezvousHandler):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.check: Callable[[], None] = lambda: None
+        self._meets = False
         self._expected = 0
+        self._former: dict[_NodeDesc, int] = {}  # who took part in the round before, by its number
         self._lost: set[_NodeDesc] = set()
         self._op_executor = Doorkeeper(self._op_executor, self._decide)  # type: ignore[assignment]
 
@@ -56,10 +58,13 @@ class Membership(DynamicRendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Meet those that are there; ranks get a store of their own, with nothing of former ranks in it."""
         self._bootstrap_store_info = self._shared_tcp_store_server = None
-        state = self._state_holder.state
-        self._expected = len((set(state.participants) - self._lost) | state.wait_list)
+        still = set(self._former) - self._lost
+        self._expected = len(still | self._state_holder.state.wait_list)
+        self._meets = True
         info = super().next_rendezvous()
+        self._meets = False
         self._stop_heartbeats()  # a thread: it rests while ranks are forked
+        self._former = dict(self._state_holder.state.participants)
         self._lost.clear()
         return info
 
@@ -77,12 +82,12 @@ class Membership(DynamicRendezvousHandler):
 
     def lose(self, number: int) -> None:
         """That node is not waited for any more."""
-        participants = self._state_holder.state.participants
-        self._lost |= {node for node, rank in participants.items() if rank == number}
+        self._lost |= {node for node, rank in self._former.items() if rank == number}
 
     def _decide(self, action: Callable[[], _Action], ctx: _RendezvousContext) -> _Action:
         """Torch's next step, but nobody takes node 0's seat, and none waits for the lost."""
-        self.check()
+        if self._meets:  # not in the thread that says that this node lives
+            self.check()
         state = ctx.state
         for node in self._lost & set(state.participants):
             del state.participants[node]
@@ -91,7 +96,7 @@ class Membership(DynamicRendezvousHandler):
         if step is _Action.ADD_TO_PARTICIPANTS and not self.hosts and all(n.addr != HOST for n in there):
             return _Action.KEEP_ALIVE if _should_keep_alive(ctx) else _Action.SYNC
         waits = step in (_Action.SYNC, _Action.KEEP_ALIVE) and ctx.node in there and not state.complete
-        if waits and 0 < max(self._expected, ctx.settings.min_nodes) <= len(there) and self._expected:
+        if waits and self._expected and len(there) >= max(self._expected, ctx.settings.min_nodes):
             return _Action.MARK_RENDEZVOUS_COMPLETE  # all that were there before are: no last call
         return step
 

@@ -52,6 +52,7 @@ class Nodes:
         self._attempt = 0
         self._told: tuple[Failure, float] | None = None
         self._through: set[int] = set()
+        self._parted: set[int] = set()
         self.over = False
         self.again = False  # node 0 says that ranks are to start again, with other nodes
         self.gone: set[int] = set()  # the nodes that were lost; of them node 0 alone knows all
@@ -72,8 +73,9 @@ class Nodes:
             self._thread.join()
 
     def close(self) -> None:
-        """The lines end; whoever reads them was told why."""
+        """The lines end, and this node is not lost: its ranks start again, by new lines."""
         self.rest()
+        self._send("parts", None)
         self._channel.close()
 
     def call(self) -> None:
@@ -126,7 +128,7 @@ class Nodes:
         except Unreachable:
             self._lose(node, f"it has not answered for {self.limit:.0f} s")
         except RankEnded:
-            if node not in self._through and not self.over:
+            if node not in self._through | self._parted and not self.over:
                 self._lose(node, "its launcher has ended without a word")
         else:
             for what, attempt, told in map(json.loads, came):
@@ -138,6 +140,8 @@ class Nodes:
     def _understand(self, node: int, what: str, attempt: int, told: Any) -> None:
         if what == "here":
             self._hosts[node] = self._where(node, told)
+        elif what == "parts":
+            self._parted.add(node)
         elif attempt != self._attempt:
             return  # of ranks that have been ended since
         elif what == "failed":
