@@ -5,6 +5,7 @@ pass for a line of the user's. The script finds `sys.path` as `python -c` would 
 """
 
 import importlib
+import importlib.util
 import os
 import sys
 
@@ -12,11 +13,16 @@ BOOT = os.path.abspath(__file__)
 
 
 def boot(module: str, *arguments: str) -> None:
-    """Find us, wherever we are installed; whether other packages lie beside us is not the script's affair."""
-    sys.path.append(os.path.dirname(os.path.dirname(BOOT)))
-    main = importlib.import_module(module).main
-    sys.path.pop()
-    main(*arguments)
+    """Be the package that this file is of, wherever it lies, and whichever other is installed."""
+    folder = os.path.dirname(BOOT)
+    spec = importlib.util.spec_from_file_location(
+        "autoddp", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["autoddp"] = package = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(package)
+    importlib.import_module(module).main(*arguments)
 
 
 if __name__ == "__main__":

@@ -256,11 +256,11 @@ def serve() -> None:
             answers.close()
             os.environ["TMPDIR"] = order["tmp"]
             logs = [str(folder.with_name(f"{folder.name}.{name}")) for name in ("out", "err")]
-            warm._child(["autoddp", *order["argv"]], str(folder), logs, "")
+            warm._child(["autoddp", *order["argv"]], str(folder), [os.devnull, *logs], None, "")
         if order["starts"]:
             strike(pid, order["fault"], folder)
         code = warm._wait(pid, LATEST)
-        print(json.dumps([code, time.time(), warm._leftover(pid)]), file=answers, flush=True)
+        print(json.dumps([code, time.time(), warm.leftover(pid)]), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -139,8 +139,8 @@ class Warm:
 @functools.cache
 def shared() -> Warm:
     """One parent for all tests of this process."""
-    parent = Warm()
-    atexit.register(parent.close)
+    parent, mine = Warm(), os.getpid()
+    atexit.register(lambda: parent.close() if os.getpid() == mine else None)  # forks of it end, too
     return parent
 
 
