@@ -23,4 +23,4 @@ class LoaderIterator:
         return getattr(self.inner, name)
 
     def __next__(self) -> Any:
-        raise NotImplementedError
+        return next(self.inner)
