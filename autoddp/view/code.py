@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from types import CellType, CodeType, FunctionType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 EMPTY = object()  # a cell that nothing was put into yet
@@ -23,6 +24,17 @@ def functions_of(method: Any) -> list[Any]:
         return [part for part in (method.fget, method.fset) if isinstance(part, FunctionType)]
     method = getattr(method, "__func__", method)
     return [method] if isinstance(method, FunctionType) else []
+
+
+def called_by(value: Any) -> tuple[Any, ...]:
+    """What is called, and with what, where a bound method or an object of `functools` is; else nothing."""
+    if isinstance(value, MethodType):
+        return value.__func__, value.__self__
+    if isinstance(value, (functools.partial, functools.partialmethod)):
+        return value.func, *value.args, *value.keywords.values()
+    if isinstance(value, functools.cached_property):
+        return (value.func,)
+    return (value.__wrapped__,) if isinstance(value, functools._lru_cache_wrapper) else ()
 
 
 def content_of(cell: CellType) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import functools
 import random
 import sys
 from collections.abc import Callable
@@ -25,6 +26,8 @@ def kept(value: Any) -> Check | None:
         return _state(value.getstate, value.setstate)
     if isinstance(value, torch.Generator):
         return _state(value.get_state, value.set_state)
+    if isinstance(value, functools._lru_cache_wrapper):
+        return None if value.cache_info().currsize else _cache(value)
     numpy = sys.modules.get("numpy")
     return _of_numpy(numpy, value) if numpy is not None else None
 
@@ -43,6 +46,16 @@ def _elements(value: Any) -> Check:
         if changed:
             value[:] = before
         return changed
+
+    return check
+
+
+def _cache(value: Any) -> Check:
+    """An empty one is empty again, so that what a call does besides is done by the next one, too."""
+
+    def check() -> bool:
+        value.cache_clear()
+        return False  # a value that depends on the arguments alone is no state
 
     return check
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from autoddp.report import is_users
 from autoddp.view import opaque
-from autoddp.view.code import EMPTY, content_of, functions_of, names_of
+from autoddp.view.code import EMPTY, called_by, content_of, functions_of, names_of
 
 DEPTH = 5
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -109,6 +109,8 @@ class Snapshot:
             self._object(where, value, depth)
 
     def _object(self, where: str, value: Any, depth: int) -> None:
+        for part in called_by(value):
+            self._value(where, part, depth)
         if isinstance(value, FunctionType):
             self._function(value)
         elif (check := opaque.kept(value)) is not None:

@@ -197,6 +197,7 @@ HELPER = """
             Counter.calls += 1
 """
 SCRIPT = """
+    import functools
     from torch import nn
     import {name} as helper
     from {name} import counted, draws, wrap, Counter
@@ -214,15 +215,20 @@ SCRIPT = """
         @classmethod
         def count(cls):
             counted()
+    class Functools:
+        count = functools.cached_property(lambda self: counted())
+        part = functools.partialmethod(lambda self, act: act(), counted)
+    once = functools.lru_cache(counted)
+    part = functools.partial(lambda act: act(), counted)
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.held = Property()
+            self.held, self.counter = Property(), Counter().__call__
         def forward(self):
             {does}
     class Data:
         def __init__(self):
-            self.held = Property()
+            self.held, self.counter = Property(), Counter().__call__
         def __getitem__(self, at):
             {does}
 """
@@ -235,6 +241,11 @@ ELSEWHERE = {
     "Static.count()": "it changes the global calls",
     "OfClass.count()": "it changes the global calls",
     "self.held.count": "it changes the global calls",
+    "Functools().count": "it changes the global calls",
+    "Functools().part()": "it changes the global calls",
+    "once()": "it changes the global calls",
+    "part()": "it changes the global calls",
+    "self.counter()": "it changes Counter.calls",
     "Counter()()": "it changes Counter.calls",
     "draws()": "the global source is an iterator, which cannot be put back",
     "pass": "",
