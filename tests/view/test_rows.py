@@ -112,7 +112,10 @@ def second(x: Tensor) -> Any:
     (g,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
     (h,) = torch.autograd.grad((g * x).sum(), x)
     (k,) = torch.autograd.grad(torch.cdist(x, x[:2] + 1).sum(), x, create_graph=True)
-    (m,) = torch.autograd.grad(k.pow(2).sum(), x)
+    try:
+        (m,) = torch.autograd.grad(k.pow(2).sum(), x)
+    except NotImplementedError as error:  # torch 2.11 has no second derivative of it
+        m = str(error)
     return g, h, k, m
 
 
