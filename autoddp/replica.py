@@ -179,5 +179,9 @@ class Replicas:
         )
         cut_i = torch.cat([i[:, :n] for i, n in zip(gathered_i, counts, strict=True)], 1)
         cut_v = torch.cat([v[:n] for v, n in zip(gathered_v, counts, strict=True)])
-        mean = torch.sparse_coo_tensor(cut_i, cut_v / self.group.size, grad.shape, check_invariants=False)
+        # as torch's kernels do: `torch.sparse_coo_tensor` of torch 2.11 warns, whatever one says of checks
+        make = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors
+        kind = {"dtype": grad.dtype, "layout": grad.layout, "device": grad.device}
+        dims = grad.sparse_dim(), grad.dense_dim()
+        mean: Tensor = make(*dims, grad.shape, cut_i, cut_v / self.group.size, **kind)
         return mean.coalesce()

@@ -130,6 +130,7 @@ def test_parameters_that_differ_are_named_by_number_and_shape():
         assert said.startswith("parameter 1 of 2, of shape (3, 4), is not the same on all ranks")
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch 2.11, whatever one says of them
 def test_what_no_reducer_covers_is_averaged_at_once():
     def rank(group):
         leaves = [torch.zeros(2), torch.zeros(3, dtype=torch.float64), torch.zeros(4, 2), torch.zeros(1)]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections.abc import Callable
-from datetime import datetime, tzinfo
+from datetime import UTC, datetime, tzinfo
 from typing import Any, ClassVar
 
 from autoddp.outside.callers import decides
@@ -13,6 +14,10 @@ from autoddp.outside.effects import Mode, Outward, stands_for
 from autoddp.patching import patch
 
 WHY = "the script decides by the time: it is rank 0's on all ranks"
+DEPRECATED = (
+    "datetime.datetime.utcnow() is deprecated and scheduled for removal in a future version. Use "
+    "timezone-aware objects to represent datetimes in UTC: datetime.datetime.now(datetime.UTC)."
+)
 
 
 class Clocks(Outward):
@@ -93,12 +98,14 @@ class Clocks(Outward):
 
     @patch("datetime:datetime.utcnow", why=WHY, hot=True)
     def utc_date(self, original: Any) -> Any:
-        """The same without a time zone."""
-        slot = vars(datetime)["utcnow"]
+        """The same without a time zone; Python's own would warn of our line."""
+        slot = vars(datetime)["now"]
 
         @stands_for(original)
         def utcnow(cls: type[datetime]) -> datetime:
-            return self._moment(cls, lambda kind: slot.__get__(None, kind)(), None)
+            if sys.version_info >= (3, 12):
+                warnings.warn(DEPRECATED, DeprecationWarning, stacklevel=2)
+            return self._moment(cls, lambda kind: slot.__get__(None, kind)(UTC).replace(tzinfo=None), None)
 
         return classmethod(utcnow)
 

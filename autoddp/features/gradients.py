@@ -26,6 +26,7 @@ from autoddp.view.rules.gradients import gradients_of, roots
 
 # Steps of an optimizer whose gradients are compared: the first ones, and now and then.
 CHECKED, EVERY = 3, 100
+PROXY = torch._C._TorchDispatchModeKey.PROXY  # there while a compiler traces a backward
 RECENT = 8  # optimizers whose weights are compared before a checkpoint
 
 
@@ -65,6 +66,7 @@ class Gradients(Feature):
             or self.view.inside
             or torch._C._functorch.peek_interpreter_stack() is not None
             or torch.compiler.is_compiling()
+            or torch._C._get_dispatch_mode(PROXY) is not None
         )
 
     @patch("torch.autograd:backward", why="gradients are averaged over ranks before it returns")

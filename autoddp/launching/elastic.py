@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -100,8 +99,9 @@ class Agent(LocalElasticAgent):
         if self.nodes is not None:
             self.nodes.tell(own)
 
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-        super()._shutdown(death_sig, min(timeout, int(ALONE)))
+    def _shutdown(self, *how: Any, **named: Any) -> None:
+        with _deadline():
+            super()._shutdown(*how, **named)
 
     def _exit_barrier(self) -> None:
         """The lines between launchers know when a node is lost; a store does not."""
@@ -154,6 +154,7 @@ def _deadline() -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+        timer.join()  # ranks are forked without threads around
 
 
 @contextmanager

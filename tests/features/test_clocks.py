@@ -1,4 +1,5 @@
 import datetime
+import sys
 import threading
 import time
 import timeit
@@ -43,6 +44,7 @@ READINGS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow")
 @pytest.mark.parametrize("read", READINGS.values(), ids=READINGS)
 def test_a_reading_is_rank_0s(on, read):
     def script(run):
@@ -53,6 +55,18 @@ def test_a_reading_is_rank_0s(on, read):
     assert zero == one == two
     assert zero[0] == sorted(zero[0]) or isinstance(zero[0][0], str)
     assert zero[1] is type(read())
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python 3.12 warns of utcnow")
+def test_a_deprecation_is_of_the_users_line(on):
+    def script(run):
+        with pytest.warns(DeprecationWarning, match="utcnow") as seen:
+            datetime.datetime.utcnow()
+        return [(str(one.message), one.filename) for one in seen]
+
+    with pytest.warns(DeprecationWarning, match="utcnow") as plain:
+        datetime.datetime.utcnow()
+    assert on(script, 2) == [[(str(plain[0].message), __file__)]] * 2
 
 
 def test_a_reading_is_the_present(on):

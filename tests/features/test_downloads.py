@@ -50,6 +50,7 @@ def cifar(run):
     return len(CIFAR10("data", download=True)), sorted(os.listdir("data"))
 
 
+@pytest.mark.filterwarnings("ignore:Python 3.14 will, by default, filter extracted tar archives")
 @pytest.mark.parametrize(("script", "nproc"), [(mnist, 3), (cifar, 2)], ids=["mnist", "cifar"])
 def test_a_data_set_of_torchvision_is_asked_for_as_one_process_asks(on, server, script, nproc, tmp_path):
     def pointed(run):

@@ -334,7 +334,7 @@ def test_two_nodes_see_one_run_of_a_program(nodes, tmp_path):
     script.write_text(
         f"import os, subprocess\nos.chdir({str(tmp_path)!r})\n"
         "ours = [name for name in os.environ if name.endswith('IFNAME') or name == 'PYTHONHASHSEED']\n"
-        "command = 'echo x >> calls; ip -o -4 address | grep -c 10.213.77.1/; env | grep -E IFN\\|HASHS'\n"
+        "command = 'echo x >> calls; ip -o -4 address | grep -c 10.213.77.1/; env | grep -E \"IFN|HASHS\"'\n"
         "print(subprocess.getstatusoutput(command), ours, open('calls').read().split())\n"
         "process = subprocess.Popen(['sleep', '100'])\n"
         "os.kill(process.pid, 15)\nprint(process.wait(), process.pid, os.getpid())\n"
