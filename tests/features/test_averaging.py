@@ -27,15 +27,16 @@ def equal(found):
     return all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
 
 
-def by_hand(every, momentum, epochs=2):
-    """Two models, each on its half of every batch; also averaged where the loader ends."""
+def by_hand(every, momentum, epochs=2, ranks=2):
+    """A model for each rank, on its part of every batch; also averaged where the loader ends."""
     first = mlp()
-    models = [first, copy.deepcopy(first)]
+    models = [first, *(copy.deepcopy(first) for _ in range(ranks - 1))]
     optimizers = [sgd(model, momentum=0.9) for model in models]
-    loader, count = batches(20, 4), 0
+    loader, count = batches(10 * ranks, 2 * ranks), 0
     for _ in range(epochs):
         for place, (x, y) in enumerate(loader):
-            for model, optimizer, x_of, y_of in zip(models, optimizers, x.chunk(2), y.chunk(2), strict=True):
+            parts = x.chunk(ranks), y.chunk(ranks)
+            for model, optimizer, x_of, y_of in zip(models, optimizers, *parts, strict=True):
                 optimizer.zero_grad()
                 F.cross_entropy(model(x_of), y_of).backward()
                 optimizer.step()
@@ -47,11 +48,11 @@ def by_hand(every, momentum, epochs=2):
 
 def average(models, optimizers, momentum):
     with torch.no_grad():
-        for both in zip(*(model.parameters() for model in models), strict=True):
-            mean = sum(both) / 2
-            kept = [optimizer.state[p] for optimizer, p in zip(optimizers, both, strict=True)]
-            moment = sum(state["momentum_buffer"] for state in kept) / 2
-            for p, state in zip(both, kept, strict=True):
+        for same in zip(*(model.parameters() for model in models), strict=True):
+            mean = sum(same) / len(models)
+            kept = [optimizer.state[p] for optimizer, p in zip(optimizers, same, strict=True)]
+            moment = sum(state["momentum_buffer"] for state in kept) / len(models)
+            for p, state in zip(same, kept, strict=True):
                 p.copy_(mean)
                 if momentum:
                     state["momentum_buffer"].copy_(moment)
@@ -64,6 +65,7 @@ def alone():
         for name, act in {
             False: lambda: by_hand(2, momentum=False),
             True: lambda: by_hand(2, momentum=True),
+            "three": lambda: by_hand(2, momentum=True, ranks=3),
             "gradients": lambda: every_step(run),
         }.items():
             torch.manual_seed(0)
@@ -94,6 +96,17 @@ def test_every_second_step_and_at_the_end_of_a_loader(alone, every_second):
 def test_momentum_is_averaged_if_that_is_asked_for(alone):
     for found in on_ranks(plain, RANKS, **local("2", average_momentum=True)):
         assert_same(alone[True], found, 1e-12)
+
+
+def three_parts(run):
+    model = mlp()
+    train(model, batches(30, 6), 2, sgd(model, momentum=0.9))
+    return weights(model)
+
+
+def test_on_three_ranks(alone):
+    for found in on_ranks(three_parts, 3, **local("2", average_momentum=True)):
+        assert_same(alone["three"], found, 1e-12)
 
 
 def every_step(run):

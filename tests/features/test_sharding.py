@@ -12,6 +12,7 @@ from autoddp.errors import BadInput
 from autoddp.options import Options
 from tests.training import Scripts, assert_same, batches, mlp, on_ranks, sgd, train, weights
 
+RANKS = (2, 3, 5)  # the last ones are more than there are parameters
 script = Scripts()
 
 
@@ -80,17 +81,18 @@ def copies():
 
 @pytest.fixture(scope="module")
 def seen():
-    return {1: script.run(1), 2: script.run(2, shard_optimizer=True)}
+    return {1: script.run(1)} | {ranks: script.run(ranks, shard_optimizer=True) for ranks in RANKS}
 
 
+@pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", script)
-def test_all_is_as_in_one_process(seen, name):
+def test_all_is_as_in_one_process(seen, name, ranks):
     alone = seen[1][name][0]
     assert not alone.error, alone.error
-    for rank in seen[2][name]:
+    for rank in seen[ranks][name]:
         assert not rank.error, rank.error
         assert_same(alone.value, rank.value, 1e-12)
-    said = seen[2][name][0].said("sharding", "Adagrad", "whole on every rank")
+    said = seen[ranks][name][0].said("sharding", "Adagrad", "whole on every rank")
     assert said == (name == "one_that_runs_whole")
 
 
