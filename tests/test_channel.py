@@ -125,10 +125,12 @@ def test_a_node_that_cannot_be_reached_is_told(tmp_path):
         Channel.between(world, store, 5)
 
 
-def test_a_rank_that_does_not_come_is_told(tmp_path):
-    store = dist.FileStore(str(tmp_path / "store"), 2)
-    with pytest.raises(AutoDDPError, match=r"4 lines of other ranks were not opened within 0 s"):
-        Channel.between(World(0, 2, 0, 2), store, 0.2)
+def test_a_node_that_does_not_call_is_told(tmp_path):
+    store = dist.FileStore(str(tmp_path / "store"), 3)
+    with pytest.raises(
+        AutoDDPError, match=r"^node 1, node 2 came, but did not call node 0 within 0 s; it is lost"
+    ):
+        Channel.between(World(0, 3, 0, 1), store, 0.2, lines=1, who="node")
 
 
 def test_children_have_no_lines():

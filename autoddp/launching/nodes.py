@@ -24,7 +24,7 @@ from autoddp.report import PREFIX
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-MEET = 60.0  # seconds in which all launchers have a line
+MEET = 30.0  # seconds in which all launchers that came have a line
 BEAT = 0.5  # seconds between two words at most, so that the kernel has something to be answered
 LIMIT = 30.0  # seconds without an answer, where --hang-timeout gives none
 SHARE = 0.8  # of --hang-timeout: a lost node is named before the ranks seem to hang
@@ -40,7 +40,9 @@ class Nodes:
         self.node, self.address, self.changes = node, address, changes
         self.limit = SHARE * hang_timeout or LIMIT
         world = World(rank=node, world_size=count, master_addr=address)
-        self._channel = Channel.between(world, store, MEET, lines=1)  # it closes them in forked ranks
+        self._channel = Channel.between(
+            world, store, MEET, lines=1, who="node"
+        )  # it closes them in forked ranks
         self._lines = dict(self._channel.effects)
         for line in self._lines.values():
             line.limit(self.limit)

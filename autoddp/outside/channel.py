@@ -190,13 +190,15 @@ class Channel:
         os.register_at_fork(after_in_child=leave)
 
     @classmethod
-    def between(cls, world: World, store: Store, seconds: float, lines: int = LINES) -> Channel:
-        """Connect all ranks; all must come."""
+    def between(
+        cls, world: World, store: Store, seconds: float, lines: int = LINES, who: str = "rank"
+    ) -> Channel:
+        """Connect all ranks, or whatever is numbered as they are; all must come."""
         made: list[dict[int, Line]] = [{} for _ in range(LINES)]
         if world.rank:
             where, port, token = json.loads(store.get(KEY))
             for number, line in enumerate(made[:lines]):
-                connected = _dial(world, where, port, seconds)
+                connected = _dial(world, where, port, seconds, who)
                 connected.sendall(HELLO.pack(bytes.fromhex(token), world.rank, number))
                 line[0] = Line(0, connected, seconds)
         elif world.world_size > 1:
@@ -208,9 +210,8 @@ class Channel:
                     doors.append(listeners.enter_context(far()))
                 port = doors[1].getsockname()[1] if doors[1:] else 0
                 store.set(KEY, json.dumps([where, port, token.hex()]))
-                for rank, number, connected in _arrivals(
-                    doors, token, (world.world_size - 1) * lines, seconds
-                ):
+                missing = {(rank, number) for rank in range(1, world.world_size) for number in range(lines)}
+                for rank, number, connected in _arrivals(doors, token, missing, seconds, who):
                     made[number][rank] = Line(rank, connected, seconds)
         return cls([dict(sorted(line.items())) for line in made])
 
@@ -221,7 +222,7 @@ class Channel:
                 line.close()
 
 
-def _dial(world: World, where: str, port: int, seconds: float) -> socket.socket:
+def _dial(world: World, where: str, port: int, seconds: float, who: str) -> socket.socket:
     """A socket to rank 0; a name that nobody answers to here is another node's."""
     local = socket.socket(socket.AF_UNIX)
     try:
@@ -234,24 +235,27 @@ def _dial(world: World, where: str, port: int, seconds: float) -> socket.socket:
         remote = socket.create_connection((world.master_addr, port), min(seconds, 60))
     except OSError as error:
         raise AutoDDPError(
-            f"rank {world.rank} cannot reach rank 0 at {world.master_addr}:{port} ({error}); nodes need to "
+            f"{who} {world.rank} cannot reach {who} 0 at {world.master_addr}:{port} ({error}); nodes need to "
             "reach node 0 at any port, as gloo does"
         ) from None
     return remote
 
 
 def _arrivals(
-    doors: list[socket.socket], token: bytes, wanted: int, seconds: float
+    doors: list[socket.socket], token: bytes, missing: set[tuple[int, int]], seconds: float, who: str
 ) -> Iterator[tuple[int, int, socket.socket]]:
     """Rank, line and socket of each that comes and knows the token; strangers are dropped."""
     deadline, poller = time.monotonic() + seconds, select.poll()
     known = {door.fileno(): door for door in doors}
     for number in known:
         poller.register(number, select.POLLIN)
-    while wanted:
+    while missing:
         left = deadline - time.monotonic()
         if left <= 0:
-            raise AutoDDPError(f"{wanted} lines of other ranks were not opened within {seconds:.0f} s")
+            silent = ", ".join(f"{who} {rank}" for rank in sorted({rank for rank, _ in missing}))
+            raise AutoDDPError(
+                f"{silent} came, but did not call {who} 0 within {seconds:.0f} s; it is lost, or held up"
+            )
         for number, _ in poller.poll(left * 1000):
             caller, _ = known[number].accept()
             said = _greeting(caller)
@@ -259,7 +263,7 @@ def _arrivals(
             if not secrets.compare_digest(told, token):
                 caller.close()
                 continue
-            wanted -= 1
+            missing.discard((rank, line))
             yield rank, line, caller
 
 
