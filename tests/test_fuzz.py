@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from dataclasses import asdict, fields
 from types import SimpleNamespace
 
@@ -93,6 +94,9 @@ def is_right(wants):
     if wants["node_rank"] == "none" or not 0 <= wants["node_rank"] < wants["nnodes"]:
         return False
     if wants["scale_lr"] != "none" and wants["batch"] != "per-rank":
+        return False
+    folder = os.path.dirname(wants.get("json") or "")
+    if folder and not os.path.isdir(folder):
         return False
     return all(wants[name] in CHOICES[name] for name in CHOICES)
 
