@@ -3,7 +3,7 @@
     python -m tests.benchmarks.stamps [--metrics] [--rounds 9]
 
 Without them every collective goes straight to gloo. Both run in the same 2 ranks, alternating, on a small
-network whose step takes about 2 ms; the ratio is the median over rounds. With --metrics the script also reads
+network whose step takes a few ms; the ratio is the median over rounds. With --metrics the script also reads
 an accuracy every step, which is a small collective more.
 """
 
