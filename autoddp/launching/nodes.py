@@ -40,9 +40,8 @@ class Nodes:
         self.node, self.address, self.changes = node, address, changes
         self.limit = SHARE * hang_timeout or LIMIT
         world = World(rank=node, world_size=count, master_addr=address)
-        self._channel = Channel.between(
-            world, store, MEET, lines=1, who="node"
-        )  # it closes them in forked ranks
+        # it closes them in forked ranks
+        self._channel = Channel.between(world, store, MEET, lines=1, who="node")
         self._lines = dict(self._channel.effects)
         for line in self._lines.values():
             line.limit(self.limit)

@@ -254,7 +254,7 @@ def _arrivals(
         if left <= 0:
             silent = ", ".join(f"{who} {rank}" for rank in sorted({rank for rank, _ in missing}))
             raise AutoDDPError(
-                f"{silent} came, but did not call {who} 0 within {seconds:.0f} s; it is lost, or held up"
+                f"{silent} came, but did not call {who} 0 within {seconds:.0f} s; lost, or held up"
             )
         for number, _ in poller.poll(left * 1000):
             caller, _ = known[number].accept()

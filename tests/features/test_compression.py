@@ -38,9 +38,8 @@ def parts():
 @pytest.mark.parametrize(("how", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
 def test_gradients_are_the_sum_of_those_in_half_precision(parts, how, dtype, ranks, view):
     wanted = [sum(g.to(dtype) / ranks for g in of_all).double() for of_all in zip(*parts[ranks], strict=True)]
-    close = (
-        1e-12 if ranks == 2 else 4 * torch.finfo(dtype).eps
-    )  # of three, the order in which they are added counts
+    # of three, the order in which they are added counts
+    close = 1e-12 if ranks == 2 else 4 * torch.finfo(dtype).eps
     for (found,), said in on_ranks(first_gradients, ranks, compress=how, view=view):
         assert_same(wanted, found, close)
         assert said[0][0] == f"--compress {how}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import array
+import functools
 import importlib
 import itertools
 import random
@@ -266,6 +267,22 @@ def test_what_is_changed_by_code_in_another_file(does, tmp_path, monkeypatch):
         assert (seen.refused or seen.put_back() or "") == ELSEWHERE[does]
         assert (helper.calls, helper.Counter.calls) == (0, 0)
     assert next(helper.source) == 0
+
+
+@functools.lru_cache
+def cached(n):
+    return n
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_cache_that_holds_something_keeps_it(before):
+    cached.cache_clear()
+    for n in range(before):
+        cached(n)
+    seen = Snapshot(Net())
+    Net()(lambda net: cached(7))
+    assert seen.put_back() is None
+    assert cached.cache_info().currsize == 2 * before
 
 
 def test_a_forward_that_leaves_nothing_leaves_nothing():
