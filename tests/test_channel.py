@@ -131,6 +131,14 @@ def test_a_node_that_does_not_call_is_told(tmp_path):
         Channel.between(World(0, 3, 0, 1), store, 0.2, lines=1, who="node")
 
 
+def test_a_node_0_that_does_not_listen_is_told():
+    store = dist.TCPStore("localhost", 0, is_master=True)
+    with pytest.raises(
+        AutoDDPError, match=r"^node 0 came, but did not say within 0 s where it listens; lost"
+    ):
+        Channel.between(World(1, 2, 0, 1), store, 0.2, lines=1, who="node")
+
+
 def test_children_have_no_lines():
     def rank(group):
         reader, writer = os.pipe()

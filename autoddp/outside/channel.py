@@ -20,6 +20,7 @@ import struct
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from autoddp.errors import AutoDDPError, RankEnded, Unreachable
@@ -196,7 +197,7 @@ class Channel:
         """Connect all ranks, or whatever is numbered as they are; all must come."""
         made: list[dict[int, Line]] = [{} for _ in range(LINES)]
         if world.rank:
-            where, port, token = json.loads(store.get(KEY))
+            where, port, token = json.loads(_said(store, seconds, who))
             for number, line in enumerate(made[:lines]):
                 connected = _dial(world, where, port, seconds, who)
                 connected.sendall(HELLO.pack(bytes.fromhex(token), world.rank, number))
@@ -220,6 +221,17 @@ class Channel:
         for lines in (self.effects, self.orders, self.meetings, self.beats):
             for line in lines.values():
                 line.close()
+
+
+def _said(store: Store, seconds: float, who: str) -> bytes:
+    """Where number 0 listens."""
+    try:
+        store.wait([KEY], timedelta(seconds=seconds))
+    except RuntimeError:  # torch's DistStoreError
+        raise AutoDDPError(
+            f"{who} 0 came, but did not say within {seconds:.0f} s where it listens; lost, or held up"
+        ) from None
+    return store.get(KEY)
 
 
 def _dial(world: World, where: str, port: int, seconds: float, who: str) -> socket.socket:
