@@ -53,7 +53,7 @@ def run(
     batchnorm: Annotated[str, typer.Option(help=among("batchnorm", "Statistics"))] = "exact",
     loading: Annotated[str, typer.Option(help=among("loading", "What a rank loads"))] = "rows",
     draws: Annotated[str, typer.Option(help=among("draws", "Random draws"))] = "auto",
-    own_ddp: Annotated[str, typer.Option(help=among("own_ddp", "The script does its own DDP"))] = "auto",
+    own_ddp: Annotated[str, typer.Option(help=among("own_ddp", "Distributed by itself"))] = "auto",
     average_every: Annotated[
         str | None, typer.Option(help="Average weights, not gradients: after so many steps, or epoch.")
     ] = None,
@@ -129,7 +129,7 @@ def verify(
     batchnorm: Annotated[str, typer.Option(help=among("batchnorm", "Statistics"))] = "exact",
     loading: Annotated[str, typer.Option(help=among("loading", "What a rank loads"))] = "whole",
     draws: Annotated[str, typer.Option(help=among("draws", "Random draws"))] = "whole",
-    own_ddp: Annotated[str, typer.Option(help=among("own_ddp", "The script does its own DDP"))] = "auto",
+    own_ddp: Annotated[str, typer.Option(help=among("own_ddp", "Distributed by itself"))] = "auto",
     disable: Annotated[
         list[str] | None, typer.Option(help="Features to leave out; see autoddp patches.")
     ] = None,

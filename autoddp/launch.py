@@ -45,7 +45,7 @@ def run(script: Script, options: Options) -> int:
 
         worker.leave(worker.joined(script, options, own))
     if own.kind is form.Kind.ONCE:
-        return alone(script, options, form.once(script.name, own.line))
+        return own_ranks(script, options, own)
     ready = prepare(options)
     if ready.nproc == 1 and ready.nnodes == 1 and own.kind is form.Kind.VIEW and not ready.max_restarts:
         return alone(script, ready, "1 rank: the script runs as it is")
@@ -143,6 +143,16 @@ def alone(script: Script, options: Options, why: str) -> int:
     say(options, why)
     HERE.world = World()  # `@distributed` shall start no job in it
     return script.run(whole_traceback=options.verbose)
+
+
+def own_ranks(script: Script, options: Options, own: form.Form) -> int:
+    """The script as `alone`, which starts its ranks itself."""
+    code = alone(script, options, form.once(script.name, own.line))
+    if code and not options.quiet and "torch" in sys.modules:
+        from autoddp.launching.guard import tell_lacking
+
+        tell_lacking(own, script.name, World(), None)
+    return code
 
 
 def start(script: Script, options: Options, own: form.Form) -> int:

@@ -1,14 +1,14 @@
 """What the user's own source says of ranks: does it join a process group, and who starts its processes?
 
-Nothing is run to find out. Files are read that the script imports from its own folder, and of these what
-the script's first line leads to: names stand for whatever function, method or class is called so.
+Files are read that the script imports from its own folder, and of these what the script's first line leads
+to: names stand for whatever function, method or class is called so. Nothing is run to find out.
 """
 
 from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 
@@ -17,10 +17,9 @@ from autoddp.report import is_users
 JOIN = "init_process_group"
 STARTERS = ("spawn", "start_processes", "Process", "elastic_launch")
 TOLD = {"nprocs", "target"}  # by which a starter is known from psutil's Process and numpy's spawn
-VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "is_torchelastic_launched")  # and who asks for them
 FLAGS = ("--local_rank", "--local-rank")
-# a condition on these does not tell one process from several
-ALWAYS = ("__name__", "is_available", "is_initialized")
+ALWAYS = ("is_available", "is_initialized")  # does not tell one process from several
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Found:
     joins: str = ""  # where a process of it joins a process group
     starts: str = ""  # where it starts processes that do
     always: bool = False  # whether it does so under no condition
-    asks: bool = False  # whether it asks a launcher's variables, or its arguments, for its rank
+    asks: bool = False  # whether it asks a launcher's variables for its rank
     flag: str = ""  # --local_rank or --local-rank, where its parser knows that
 
 
@@ -80,7 +79,7 @@ def _scopes(path: str, folder: str) -> tuple[dict[str, list[Scope]], list[str]]:
                 tree = ast.parse(opened.read())
             _Reader(file, scopes).visit(tree)
         except (OSError, SyntaxError, ValueError, RecursionError):
-            continue  # running it says so, as python does; what is nested too deeply to be read may run
+            continue  # running it says so, as python does; what is nested too deeply to read may run
         pending += _imported(tree, file, folder)
     return scopes, roots
 
@@ -121,15 +120,17 @@ def _found(scopes: dict[str, list[Scope]], roots: list[tuple[str, bool]]) -> Fou
         for line, started, some in scope.starts
         if _lead_to_joins(scopes, started.given) or (joins and not started.target & set(scopes))
     ]
-    flags = [scope.flag for scope, _ in inside if scope.flag]
-    first = sorted(starts or joins, key=lambda found: found[1])
     return Found(
-        joins=next(iter(sorted(joins, key=lambda found: found[1])), ("", False))[0],
-        starts=first[0][0] if starts else "",
-        always=bool(first) and not first[0][1],
-        asks=bool(flags) or any(scope.asks for scope, _ in inside),
-        flag=flags[0] if flags else "",
+        joins=_surest(joins)[0],
+        starts=_surest(starts)[0],
+        always=not _surest(starts or joins)[1],
+        asks=any(scope.asks for scope, _ in inside),
+        flag=next(filter(None, (scope.flag for scope, _ in inside)), ""),
     )
+
+
+def _surest(lines: list[tuple[str, bool]]) -> tuple[str, bool]:
+    return min(lines, key=lambda found: found[1], default=("", True))
 
 
 def _lead_to_joins(scopes: dict[str, list[Scope]], names: frozenset[str]) -> bool:
@@ -156,15 +157,13 @@ class _Reader(ast.NodeVisitor):
     def __init__(self, file: str, scopes: dict[str, list[Scope]]) -> None:
         self.file, self.scopes = file, scopes
         self.here = self._open(file)
-        self.maybe = False
         self.known = {JOIN}  # by what names the file calls it
-        self.owner = ""
+        self.maybe, self.owner = False, ""
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         """A scope of its own, to which its name leads; a class leads to what Python calls by itself."""
         special = self.owner and node.name.startswith("__")
-        for outer in (*node.decorator_list, node.args):
-            self.visit(outer)
+        self._under(False, [*node.decorator_list, node.args], [])
         name = f"{self.owner}.{node.name}" if special else node.name
         if special or node.decorator_list:
             self.here.names.append((name, False))  # a decorator may have had it called
@@ -178,29 +177,27 @@ class _Reader(ast.NodeVisitor):
 
     def visit_If(self, node: ast.If) -> None:
         """What comes after a way out is under its condition, too."""
-        self.visit(node.test)
-        told = not any(word in ast.unparse(node.test) for word in ALWAYS)
-        self._under(told, [*node.body, *node.orelse])
-        if told and self.here is not self.scopes[self.file][0]:
-            self.maybe |= any(isinstance(inner, ast.Return) for inner in ast.walk(node))
+        ways = (ast.walk(ast.Module(way, [])) for way in (node.body, node.orelse))
+        both = all(any(_name(inner) in self.known for inner in way) for way in ways)
+        told = _decides(node.test) and not both
+        self._under(told, [node.test], [*node.body, *node.orelse])
+        self.maybe |= told and _leaves(node)
+
+    def visit_Try(self, node: ast.Try) -> None:
+        """`except KeyError: return` makes all else a matter of what was tried."""
+        self.maybe |= any(map(_leaves, node.handlers))
+        self._under(True, [*node.body, *node.orelse, *node.finalbody], node.handlers)
 
     def visit_IfExp(self, node: ast.IfExp) -> None:
         """As the statement."""
-        self.visit(node.test)
-        self._under(True, [node.body, node.orelse])
+        self._under(_decides(node.test), [node.test], [node.body, node.orelse])
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
         """`distributed and init_process_group()`."""
-        self.visit(node.values[0])
-        self._under(True, node.values[1:])
-
-    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
-        """What is tried after a failure."""
-        self._under(True, node.body)
+        self._under(any(map(_decides, node.values[:-1])), node.values[:1], node.values[1:])
 
     def visit_match_case(self, node: ast.match_case) -> None:
-        """One of several."""
-        self._under(True, node.body)
+        self._under(True, [], node.body)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         """It may give the function another name."""
@@ -210,7 +207,8 @@ class _Reader(ast.NodeVisitor):
         """Of a starter, an argument parser, or of anything."""
         called = _name(node.func)
         if called == "add_argument":
-            self.here.flag = self.here.flag or next(filter(None, map(_flag, node.args)), "")
+            given = [a.value for a in node.args if isinstance(a, ast.Constant)]
+            self.here.flag = next((flag for flag in FLAGS if flag in given), self.here.flag)
         if called in STARTERS and _starts(node, called):
             self.here.starts.append((self._line(node), _started(node), self.maybe))
             self.visit(node.func)
@@ -239,15 +237,15 @@ class _Reader(ast.NodeVisitor):
         if name in self.known:
             self.here.joins.append((self._line(node), self.maybe))
         elif not isinstance(getattr(node, "ctx", None), ast.Store):
+            self.here.asks |= name in VARIABLES
             self.here.names.append((name, self.maybe))
 
     def _line(self, node: ast.expr) -> str:
         return f"{os.path.basename(self.file)}:{node.lineno}"
 
     def _open(self, name: str) -> Scope:
-        scope = Scope()
-        self.scopes.setdefault(name, []).append(scope)
-        return scope
+        self.scopes.setdefault(name, []).append(Scope())
+        return self.scopes[name][-1]
 
     def _within(self, name: str, body: list[ast.stmt], owner: str) -> None:
         before = self.here, self.maybe, self.owner
@@ -256,11 +254,32 @@ class _Reader(ast.NodeVisitor):
             self.visit(statement)
         self.here, self.maybe, self.owner = before
 
-    def _under(self, told: bool, nodes: list[ast.stmt] | list[ast.expr]) -> None:
+    def _under(self, told: bool, always: Sequence[ast.AST], nodes: Sequence[ast.AST]) -> None:
+        """Visit what comes in any case, and what does under a condition, if it is `told` to be one."""
+        for node in always:
+            self.visit(node)
         before, self.maybe = self.maybe, self.maybe or told
         for node in nodes:
             self.visit(node)
-        self.maybe = before
+        self.maybe = before if told else self.maybe
+
+
+def _decides(test: ast.expr) -> bool:
+    """Whether a condition may tell one process from several; what it asks may be several things."""
+    if isinstance(test, ast.BoolOp):
+        return any(map(_decides, test.values))
+    if isinstance(test, ast.UnaryOp):
+        return _decides(test.operand)
+    if isinstance(test, ast.Compare):
+        return _name(test.left) != "__name__"
+    return _name(test.func) not in ALWAYS if isinstance(test, ast.Call) else True
+
+
+def _leaves(node: ast.AST) -> bool:
+    """Whether it holds a `return` of the function that it stands in."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        return False
+    return isinstance(node, ast.Return) or any(map(_leaves, ast.iter_child_nodes(node)))
 
 
 def _name(node: ast.AST) -> str:
@@ -271,17 +290,10 @@ def _name(node: ast.AST) -> str:
 def _started(node: ast.Call) -> Started:
     given = {keyword.arg: keyword.value for keyword in node.keywords}
     target = given.get("target") or given.get("fn") or (node.args[0] if node.args else node)
-    return Started(_names([target]), _names([*node.args, *given.values()]))
-
-
-def _names(nodes: list[ast.expr]) -> frozenset[str]:
-    return frozenset(_name(part) for node in nodes for part in ast.walk(node)) - {""}
+    names = [frozenset(map(_name, ast.walk(part))) - {""} for part in (target, *node.args, *given.values())]
+    return Started(names[0], frozenset().union(*names[1:]))
 
 
 def _starts(node: ast.Call, called: str) -> bool:
     told = TOLD & {keyword.arg or "" for keyword in node.keywords}
     return bool(told) or (called != "Process" and len(node.args) > 1)
-
-
-def _flag(node: ast.expr) -> str:
-    return node.value if isinstance(node, ast.Constant) and node.value in FLAGS else ""

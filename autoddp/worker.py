@@ -22,7 +22,7 @@ from autoddp.group import Group
 from autoddp.launching import form, gpus, network, signals, streams
 from autoddp.launching.form import Form, Kind
 from autoddp.launching.gpus import Devices
-from autoddp.launching.guard import Guard
+from autoddp.launching.guard import Guard, tell_lacking
 from autoddp.launching.private import Private
 from autoddp.launching.streams import Logs
 from autoddp.options import Options
@@ -69,6 +69,8 @@ def run(job: Job) -> int:
     HERE.world = world
     report = Report(world.rank == 0 and not job.options.quiet, job.options.strict)
     report.say(greeting(world, job.options, job.devices, hidden))
+    if job.own.line and job.options.own_ddp == "auto":
+        report.say(job.own.said(job.script.name))
     this = os.getpid()
     with session(world, job.options, group, report) as mine:
         code = job.script.run(whole_traceback=job.options.verbose)
@@ -97,7 +99,10 @@ def by_itself(job: Job, world: World) -> int:
     report.say(job.own.said(job.script.name))
     script = replace(job.script, args=job.own.arguments(job.script.args, world.local_rank))
     with Guard(job.own.line, world.world_size if job.options.own_ddp == "auto" else 1):
-        return finish(script.run())
+        code = finish(script.run())
+    if code and not job.options.quiet:
+        tell_lacking(job.own, script.name, world, job.private.folder)
+    return code
 
 
 def joined(script: Script, options: Options, own: Form) -> int:

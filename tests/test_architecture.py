@@ -26,7 +26,7 @@ LAYERS = [
         "launching.membership",
     },
     {"worker"},
-    {"session", "script", "joining.muted"},
+    {"session", "script", "joining.muted", "launching.guard"},
     {"watching"},
     {"features"},
     {"outside.programs"},

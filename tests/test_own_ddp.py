@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 
 from autoddp.launching import form
 from autoddp.launching.form import Kind
@@ -128,6 +130,25 @@ distributed = int(os.environ.get("RANK", -1)) != -1
 if distributed:
     dist.init_process_group("gloo")
 train(int(os.environ.get("RANK", 0)), distributed)
+"""
+REFERENCES = """
+def init_distributed_mode(args):
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        args.rank = int(os.environ["RANK"])
+        args.gpu = int(os.environ["LOCAL_RANK"])
+    elif hasattr(args, "rank"):
+        pass
+    else:
+        args.distributed = False
+        return
+    args.distributed = True
+    dist.init_process_group(backend=args.backend, init_method=args.dist_url)
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--dist-url", default="env://")
+args = parser.parse_args()
+init_distributed_mode(args)
+train(0, args.distributed)
 """
 BY_ARGUMENT = """
 parser = argparse.ArgumentParser()
@@ -260,26 +281,87 @@ def test_ranks_draw_each_for_itself_as_under_torchrun(script, warm, tmp_path):
 # ---- both ways
 
 
-@pytest.mark.parametrize("option", ["yes", "auto"])
-def test_a_script_of_two_ways_is_its_authors(option, script, warm, by_torchrun, tmp_path):
-    command = ["autoddp", "run", "-n", "2", "--own-ddp", option, script(EITHER)]
+def test_a_script_of_two_ways_goes_its_authors_if_told_so(script, warm, by_torchrun, tmp_path):
+    command = ["autoddp", "run", "-n", "2", "--own-ddp", "yes", script(EITHER)]
     done = warm.run(*command, folder=tmp_path / "run")
     assert lines(done.out) == by_torchrun, done.err
     (said,) = ours(done.err)
     assert said.endswith("(--own-ddp no takes its one-process branch, on all ranks)")
 
 
-@pytest.mark.parametrize("how", ["either no", "argument", "spawn", "asks"])
-def test_seen_as_one_process_the_numbers_are_its(how, script, warm, tmp_path):
-    source = {"either no": EITHER, "argument": BY_ARGUMENT, "spawn": BY_SPAWN, "asks": ASKS}[how]
-    path = script(source.replace("os.write(1, f", "print(f"))
+ONE_PROCESS = {
+    "either": EITHER,
+    "references": REFERENCES,
+    "argument": BY_ARGUMENT,
+    "spawn": BY_SPAWN,
+    "asks": ASKS,
+}
+
+
+@pytest.mark.parametrize("how", ONE_PROCESS)
+def test_what_python_runs_as_one_process_is_one(how, script, warm, tmp_path):
+    path = script(ONE_PROCESS[how].replace("os.write(1, f", "print(f"))
     want = warm.run("python", path, folder=tmp_path / "python")
-    option = "no" if how == "either no" else "auto"
-    got = warm.run("autoddp", "run", "-n", "2", "--own-ddp", option, path, folder=tmp_path / "run")
+    got = warm.run("autoddp", "run", "-n", "2", path, folder=tmp_path / "run")
     assert (want.code, got.code) == (0, 0), got.err
     assert "rank 0 of 1" in want.out
     assert "global view" in ours(got.err)[0]
+    way = [line for line in ours(got.err) if "--own-ddp yes takes that branch" in line]
+    assert len(way) == (how in ("either", "references"))
     same_text(want.out, got.out, RTOL, "stdout")
+
+
+def test_its_other_way_is_not_spoken_of_where_the_user_chose(script, warm, tmp_path):
+    command = ["autoddp", "run", "-n", "2", "--own-ddp", "no", script(EITHER)]
+    done = warm.run(*command, folder=tmp_path / "run")
+    assert done.code == 0, done.err
+    assert "--own-ddp" not in done.err
+
+
+LACKING = {
+    "always": ('dist.init_process_group("nccl")', "would not help: job.py:N runs whatever the environment"),
+    "flag": (
+        """
+        argparse.ArgumentParser().add_argument("--local_rank")
+        if not torch.cuda.is_available() or torch.cuda.device_count() > 1:
+            dist.init_process_group("nccl")
+        """,
+        "runs its one-process branch, on all ranks, with one process's numbers",
+    ),
+    "device": (
+        'dist.init_process_group("gloo")\ntorch.zeros(1, device=int(os.environ["LOCAL_RANK"]))',
+        "would not help: job.py:N runs whatever the environment",
+    ),
+    "spawn": (
+        """
+        def main(rank):
+            dist.init_process_group("nccl")
+
+        if __name__ == "__main__":
+            assert torch.cuda.device_count() > 1, "this needs two GPUs"
+            mp.spawn(main, nprocs=2)
+        """,
+        "would not help: job.py:N runs whatever the environment",
+    ),
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what is lacking is there")
+@pytest.mark.parametrize("how", LACKING)
+def test_what_asks_for_a_device_that_is_not_here_is_told_of_the_other_way(how, script, warm, tmp_path):
+    source, want = LACKING[how]
+    done = warm.run("autoddp", "run", "-n", "2", script(source), folder=tmp_path / "run")
+    assert done.code == 1
+    (said,) = (line for line in ours(done.err) if "asked for more than is here (no GPUs)" in line)
+    assert re.sub(r"job\.py:\d+", "job.py:N", said).endswith(f"--own-ddp no {want}"), done.err
+    assert "Traceback" in done.err.partition(said)[0]
+
+
+def test_another_error_is_not_told_of_it(script, warm, tmp_path):
+    path = script('dist.init_process_group("gloo")\nraise ValueError("why")')
+    done = warm.run("autoddp", "run", "-n", "2", path, folder=tmp_path / "run")
+    assert done.code == 1
+    assert "asked for more" not in done.err
 
 
 def test_by_its_arguments_it_is_distributed_after_all(script, warm, tmp_path):
@@ -323,6 +405,9 @@ def test_what_lacks_a_process_group_fails_as_under_python(source, script, warm, 
 
 # ---- what the source says
 
+JOINS = "init_process_group()\nmain()"
+FLAG = "parser.add_argument('--local_rank')"
+
 
 @pytest.mark.parametrize(
     ("source", "kind"),
@@ -340,7 +425,20 @@ def test_what_lacks_a_process_group_fails_as_under_python(source, script, warm, 
         ("from helpers import ranks\nif args.distributed:\n    ranks.set_up()", Kind.VIEW),
         ("def main():\n    if not args.ranks:\n        return\n    init_process_group()\nmain()", Kind.VIEW),
         ("@app.command()\ndef main():\n    init_process_group()\napp()", Kind.RANKS),
-        ("if 'LOCAL_RANK' in os.environ:\n    init_process_group()", Kind.RANKS),
+        ("if 'LOCAL_RANK' in os.environ:\n    init_process_group()", Kind.VIEW),
+        ("'LOCAL_RANK' in os.environ and init_process_group()", Kind.VIEW),
+        ("if dist.is_available() and 'RANK' in os.environ:\n    init_process_group()", Kind.VIEW),
+        ("if dist.is_torchelastic_launched():\n    init_process_group()", Kind.VIEW),
+        ("def main():\n    try: os.environ['RANK']\n    except KeyError: return\n    " + JOINS, Kind.VIEW),
+        ("def main():\n    with x:\n        if 'RANK' not in os.environ: return\n    " + JOINS, Kind.VIEW),
+        ("def main():\n    if 'RANK' not in os.environ: raise KeyError\n    " + JOINS, Kind.RANKS),
+        ("if 'RANK' in os.environ:\n    def f(): return 1\n" + "init_process_group()", Kind.RANKS),
+        ("if not dist.is_initialized():\n    init_process_group()", Kind.RANKS),
+        ("if dist.is_available() and not dist.is_initialized():\n    init_process_group()", Kind.RANKS),
+        ("if win:\n    init_process_group(1)\nelse:\n    init_process_group()", Kind.RANKS),
+        ("dist.is_initialized() or init_process_group()", Kind.RANKS),
+        ("if args.local_rank >= 0:\n    init_process_group()\n" + FLAG, Kind.RANKS),
+        ("if int(os.environ['RANK']) >= 0:\n    init_process_group()\n" + FLAG, Kind.VIEW),
         ("os.environ['RANK'] = '0'\nif args.ranks:\n    init_process_group()", Kind.VIEW),
         ("init_process_group()\npsutil.Process(os.getpid())", Kind.RANKS),
         ("init_process_group()\ngenerator.spawn(3)", Kind.RANKS),
