@@ -39,7 +39,7 @@ LAYERS = [
     {
         *("view", "replica", "joining.agreement", "outside.ledger", "outside.exchange", "group", "report"),
         *("fingerprint", "compression"),
-        "outside.callers",
+        *("outside.callers", "outside.entropy"),
         *("outside.scratch", "outside.atomic", "source", "launching.form"),
     },
 ]

@@ -1,4 +1,4 @@
-"""All ranks hold the same random state, and whatever it is seeded with comes from rank 0."""
+"""All ranks hold the same random state, seed it alike, and draw the same from the system."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from typing import Any, ClassVar
 
 import torch
 
-from autoddp.outside.callers import caller, users_call
+from autoddp.outside.callers import caller
 from autoddp.outside.effects import Call, Mode, Outward, stands_for
+from autoddp.outside.entropy import Entropy
 from autoddp.patching import patch
 
 # Whose calls are their own business: what torch seeds, all ranks seed alike.
 _NOT = (os.path.dirname(torch.__file__) + "/", os.path.dirname(os.path.dirname(__file__)) + "/")
 
+SEED = 32  # bytes that a generator is seeded with
 PROBE = "a text whose hash is that of other ranks where PYTHONHASHSEED is"
 
 
@@ -39,6 +41,8 @@ class Randomness(Outward):
                 "hash() of text, and the order of sets, differ between ranks: set PYTHONHASHSEED=0 for all",
             )
         take(self.run.group.effect("the states of the random generators", states))
+        secret = self.run.group.effect("the secret of the job", lambda: os.urandom(32).hex())
+        self.entropy = Entropy(bytes.fromhex(secret))
         self.run.draws_alike = True
 
     @patch(
@@ -57,42 +61,38 @@ class Randomness(Outward):
         optional=True,
     )
     def seed_alike(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Numbers and texts travel; nothing given is entropy, which is rank 0's below."""
+        """Numbers and texts travel; where none is given, ranks draw the same."""
         if self.effects.mode() is not Mode.AGREED or caller().startswith(_NOT):
             return wrapped(*args, **kwargs)
         call = Call(wrapped, args, kwargs)
         name = next((n for n in ("seed", "a") if n in call.named), None)
         value = None if name is None else call.named[name]
-        if value is None and call.name.startswith("random.") and users_call():
-            return call.changed(a=self.effects.answer(call.name, entropy))
+        if value is None and call.name.startswith("random."):  # which asks the system from C
+            drawn = self.drawn(SEED)
+            return call.plain() if drawn is None else call.changed(a=int.from_bytes(drawn, "little"))
         if not isinstance(value, (Integral, float, str)):
             return call.plain()
         value = int(value) if isinstance(value, Integral) else value
         return call.changed(**{str(name): self.effects.answer(call.name, lambda: value)})
 
-    @patch("torch:seed", "torch.random:seed", why="a seed that nobody chose is rank 0's choice")
+    @patch("torch:seed", "torch.random:seed", why="a seed that nobody chose is the same on all ranks")
     def choose_seed(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Others are seeded with what rank 0 was seeded with."""
-        if self.effects.mode() is not Mode.AGREED or caller().startswith(_NOT):
+        """Torch asks the system from C."""
+        drawn = self.drawn(SEED)
+        if drawn is None:
             return wrapped(*args, **kwargs)
-        chosen = self.effects.answer("torch.seed", wrapped)
-        if self.rank:
-            with self.effects.own():
-                torch.manual_seed(chosen)
-        return chosen
+        with self.effects.own():
+            return torch.manual_seed(_as_torch(drawn)).initial_seed()
 
-    @patch("torch._C:Generator.seed", why="a seed that nobody chose is rank 0's choice", hot=True)
+    @patch("torch._C:Generator.seed", why="a seed that nobody chose is the same on all ranks", hot=True)
     def choose_own(self, original: Any) -> Any:
         """As `torch.seed`, of a generator that the script made."""
-        effects = self.effects
 
         def seed(generator: torch.Generator) -> int:
-            if effects.mode() is not Mode.AGREED or caller().startswith(_NOT):
+            drawn = self.drawn(SEED)
+            if drawn is None:
                 return int(original(generator))
-            chosen = int(effects.answer("torch.Generator.seed", lambda: original(generator)))
-            if effects.rank:
-                generator.manual_seed(chosen)
-            return chosen
+            return generator.manual_seed(_as_torch(drawn)).initial_seed()
 
         return seed
 
@@ -100,20 +100,22 @@ class Randomness(Outward):
         "os:urandom",
         "os:getrandom",
         "random:_urandom",
-        why="what the script draws from the system is rank 0's: uuid4, secrets, default_rng()",
+        why="what is drawn from the system is the same on all ranks: uuid4, secrets, default_rng()",
         hot=True,
     )
-    def draw_once(self, original: Callable[..., bytes]) -> Callable[..., bytes]:
-        """Libraries draw their own."""
-        effects = self.effects
+    def draw_alike(self, original: Callable[..., bytes]) -> Callable[..., bytes]:
+        """Whoever draws on the script's thread: a library's numbers steer the script, too."""
 
         @stands_for(original)
-        def draw(size: int, *flags: Any, **named: Any) -> bytes:
-            if effects.users() is not Mode.AGREED:
-                return original(size, *flags, **named)
-            return bytes.fromhex(effects.answer("os.urandom", lambda: original(size, *flags, **named).hex()))
+        def draw(*args: Any, **named: Any) -> bytes:
+            own = original(*args, **named)
+            return self.drawn(len(own)) or own
 
         return draw
+
+    def drawn(self, size: int) -> bytes | None:
+        """What all ranks draw here; None where each draws its own."""
+        return self.entropy.draw(size) if self.effects.mode() is Mode.AGREED else None
 
     @patch("uuid:uuid1", why="a name that is made of the machine and the time is rank 0's")
     def name_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -122,11 +124,6 @@ class Randomness(Outward):
             return wrapped(*args, **kwargs)
         made = self.effects.answer("uuid.uuid1", lambda: wrapped(*args, **kwargs).hex)
         return sys.modules["uuid"].UUID(hex=made)
-
-
-def entropy() -> int:
-    """What Python would seed itself with, nearly."""
-    return int.from_bytes(os.urandom(32), "little")
 
 
 def states() -> list[Any]:
@@ -150,6 +147,10 @@ def take(theirs: list[Any]) -> None:
     torch.set_rng_state(_bytes(cpu))
     if cuda is not None and torch.cuda.is_initialized():
         torch.cuda.set_rng_state(_bytes(cuda))
+
+
+def _as_torch(drawn: bytes) -> int:
+    return int.from_bytes(drawn, "little") >> (8 * SEED - 53)  # torch's own have as many bits
 
 
 def _text(state: torch.Tensor) -> str:

@@ -1,7 +1,10 @@
+import multiprocessing
 import os
 import random
 import secrets
 import tempfile
+import threading
+import types
 import uuid
 
 import numpy as np
@@ -162,16 +165,137 @@ def test_a_trial_and_a_worker_draw_their_own(on):
     assert agreed == same
 
 
-def test_a_library_draws_its_own(on, tmp_path):
-    library = tmp_path / "site-packages" / "lib.py"
+LIBRARY = """
+import os, random, secrets, tempfile, uuid
+from multiprocessing.shared_memory import SharedMemory
+import numpy as np
+import torch
 
+
+def numbers():
+    random.seed()
+    np.random.seed()
+    return [
+        np.random.SeedSequence().entropy,
+        float(np.random.default_rng().random()),
+        float(np.random.RandomState().rand()),
+        random.Random().random(),
+        random.SystemRandom().random(),
+        secrets.token_hex(8),
+        str(uuid.uuid4()),
+        os.urandom(100),
+        os.getrandom(8),
+        torch.seed(),
+        torch.Generator().seed(),
+        random.random(),
+        float(np.random.rand()),
+        float(torch.rand(())),
+    ]
+
+
+def draw():
+    return os.urandom(8)
+
+
+def again():
+    return draw()
+
+
+def names():
+    memory = SharedMemory(create=True, size=8)
+    memory.close()
+    memory.unlink()
+    with tempfile.NamedTemporaryFile() as file:
+        return memory.name, file.name
+"""
+
+
+def library(folder, name="lib"):
+    """A module that counts as installed."""
+    space = {}
+    exec(compile(LIBRARY, str(folder / "site-packages" / name / "lib.py"), "exec"), space)
+    return types.SimpleNamespace(**space)
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_what_a_library_draws_is_the_same_on_all_ranks(on, tmp_path, nproc):
+    seen = on(lambda run: library(tmp_path).numbers(), nproc)
+    assert seen == [seen[0]] * nproc
+
+
+def test_a_file_that_is_generated_draws_the_same_whatever_its_name(on, tmp_path):
+    zero, one = on(lambda run: library(tmp_path / str(os.getpid())).numbers())
+    assert zero == one
+
+
+def test_a_rank_that_draws_alone_disturbs_nobody(on, tmp_path):
     def script(run):
-        space = {}
-        exec(compile("import uuid\ndef name(): return uuid.uuid4()", str(library), "exec"), space)
-        return space["name"]()
+        lib = library(tmp_path)
+        if run.world.rank:
+            lib.draw(), lib.numbers(), os.urandom(8), uuid.uuid4()
+        return [lib.draw() for _ in range(3)], os.urandom(8), lib.again(), lib.draw()
 
     zero, one = on(script)
-    assert zero != one
+    assert zero == one
+    assert len({*zero[0], *zero[1:]}) == 6
+
+
+def test_what_is_drawn_in_a_trial_does_not_count(on, tmp_path):
+    def script(run):
+        lib = library(tmp_path)
+
+        def draw():
+            return lib.draw()
+
+        if run.world.rank:
+            with trial(run):
+                draw()
+        return draw()
+
+    zero, one = on(script)
+    assert zero == one
+
+
+def eight():
+    return os.urandom(8)
+
+
+def test_a_thread_and_a_forked_child_draw_their_own(on):
+    def script(run):
+        drawn = []
+        thread = threading.Thread(target=lambda: drawn.append(os.urandom(8)))
+        thread.start()
+        thread.join()
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            drawn.append(pool.apply(eight))
+        return drawn, os.urandom(8)
+
+    (zero, same), (one, agreed) = on(script)
+    assert not set(zero) & set(one)
+    assert same == agreed
+
+
+def test_names_that_every_rank_makes_are_its_own(on, tmp_path):
+    zero, one = on(lambda run: library(tmp_path).names())
+    assert not set(zero) & set(one)
+    zero, one = on(lambda run: [library(tmp_path, name).draw() for name in ("filelock", "huggingface_hub")])
+    assert not set(zero) & set(one)
+
+
+def test_a_size_that_is_none_fails_as_under_python(on):
+    def script(run):
+        with pytest.raises(ValueError, match="negative argument not allowed"):
+            os.urandom(-1)
+        with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+            os.urandom("8")
+        return os.urandom(0), len(os.urandom(1000)), len(os.urandom(np.int64(3)))
+
+    assert on(script) == [(b"", 1000, 3)] * 2
+
+
+def test_each_job_draws_anew(on):
+    first, second = (on(lambda run: os.urandom(8))[0] for _ in range(2))
+    assert first != second
 
 
 def test_names_of_temporary_files_do_not_disturb_the_states(on):
