@@ -37,6 +37,7 @@ class Group(Ledger):
     def __init__(self, world: World, pg: dist.ProcessGroup, store: Store, channel: Channel) -> None:
         self.world, self.pg, self.store, self.channel = world, pg, store, channel
         self.rank, self.size = world.rank, world.world_size
+        self.gathered = 0  # bytes that came from other ranks
         self.exchange = Exchange(world.rank, channel.meetings, store)
         self.at_end: list[Callable[[], None]] = []  # what ranks do together once the script has ended well
         super().__init__()
@@ -102,6 +103,7 @@ class Group(Ledger):
         out = x.new_empty((self.size, *x.shape))
         if not x.numel():
             return out
+        self.gathered += out.nbytes - x.nbytes
         with self.together("all-gather", x) as stamp:
             if _is_small(x):
                 write(out, self._exchange(stamp, bytes_of(x), b"".join))

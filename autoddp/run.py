@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autoddp.environment import World
 from autoddp.options import Options
@@ -25,6 +26,12 @@ class Run:
     view: View
     report: Report = field(default_factory=Report)
     draws_alike: bool = False  # all ranks began with one state of their generators
+    waited: dict[str, Any] = field(
+        default_factory=dict
+    )  # by loader: `seconds` that its batches were waited for
+    ended: list[Callable[[], None]] = field(
+        default_factory=list
+    )  # when the script has, before it is shown how
     effects: Effects = field(init=False)
 
     def __post_init__(self) -> None:

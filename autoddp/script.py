@@ -20,6 +20,7 @@ from autoddp.errors import BadInput
 from autoddp.source import Found, read
 
 OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+GLANCE = 1 << 16  # bytes of a file
 INTERRUPTED = 130  # 128 + SIGINT: what a shell makes of a Python that Ctrl-C ended
 
 
@@ -46,6 +47,7 @@ class Script:
             raise BadInput(f"no script at {self.name} (in {os.getcwd()}); check the path")
         if not os.access(path, os.R_OK):
             raise BadInput(f"{self.name} may not be read by this user; check its permissions")
+        _check_source(self.name, path)
         return path
 
     def read(self) -> Found:
@@ -57,18 +59,19 @@ class Script:
         path = self.find()
         return read(path, os.getcwd() if self.module else os.path.dirname(os.path.realpath(path)))
 
-    def run(self, whole_traceback: bool = False) -> int:
+    def run(self, whole_traceback: bool = False, ended: Sequence[Callable[[], None]] = ()) -> int:
         """Run it in a fresh `__main__`; the exit code, after printing what python would print.
 
         Args:
             whole_traceback: Leave our own frames in tracebacks: for a bug of ours.
+            ended: Called when it has ended, before what it raised is shown.
         """
         main = ModuleType("__main__")
         main.__dict__.update(__builtins__=builtins)
         if sys.version_info < (3, 14):
             main.__dict__.update(__annotations__={})
         sys.modules["__main__"] = main
-        return exit_code(self._run_module if self.module else self._run_file, whole_traceback)
+        return exit_code(self._run_module if self.module else self._run_file, whole_traceback, ended)
 
     def _run_file(self) -> None:
         path = self.find()
@@ -90,7 +93,9 @@ class Script:
         runpy._run_module_as_main(self.name)  # type: ignore[attr-defined]
 
 
-def exit_code(run: Callable[[], None], whole_traceback: bool = False) -> int:
+def exit_code(
+    run: Callable[[], None], whole_traceback: bool = False, ended: Sequence[Callable[[], None]] = ()
+) -> int:
     """Call it as the interpreter's outermost code: print what it raises, and make it a code."""
     raised: BaseException | None = None
     try:
@@ -98,6 +103,8 @@ def exit_code(run: Callable[[], None], whole_traceback: bool = False) -> int:
     except BaseException as error:
         raised = error
     # from here on none is being handled: what a hook raises comes after it, not of it
+    for act in ended:
+        act()
     if raised is None:
         return 0
     if isinstance(raised, SystemExit):
@@ -193,6 +200,26 @@ def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
     for entry, following in zip(kept, [*kept, None][1:], strict=True):
         entry.tb_next = following
     return kept[0] if kept else None
+
+
+def _check_source(name: str, path: str) -> None:
+    """Whether that may be Python's, as far as it can be told at a glance.
+
+    Raises:
+        BadInput: It is a notebook, or no text.
+    """
+    with open(path, "rb") as file:
+        head = file.read(GLANCE)
+    if name.endswith(".ipynb") or (head.lstrip()[:1] == b"{" and b'"cell_type"' in head):
+        made = f"{name.removesuffix('.ipynb')}.py"
+        raise BadInput(
+            f"{name} is a notebook, which python does not run; jupyter nbconvert --to script {name} makes "
+            f"{made} of it, or call what is under @distributed in the notebook itself"
+        )
+    if b"\0" in head:
+        raise BadInput(
+            f"{name} is no Python source: it holds null bytes; give the script, as python takes it"
+        )
 
 
 def _find_module(name: str) -> str:

@@ -73,7 +73,7 @@ def run(job: Job) -> int:
         report.say(job.own.said(job.script.name))
     this = os.getpid()
     with session(world, job.options, group, report) as mine:
-        code = job.script.run(whole_traceback=job.options.verbose)
+        code = job.script.run(job.options.verbose, mine.ended)
         if not code and os.getpid() == this:
             group.conclude()
         code = finish(code)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from autoddp.errors import BadInput
@@ -144,6 +146,55 @@ def test_what_cannot_be_run_is_said(tmp_path, monkeypatch):
         Script(".").find()
     with pytest.raises(BadInput, match=r"^no module named none; check its name, and the folder"):
         Script("none.mod", module=True).find()
+
+
+NOTEBOOK = """{
+ "cells": [{"cell_type": "code", "source": ["print(1)"]}],
+ "nbformat": 4
+}"""
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        (
+            "train.ipynb",
+            NOTEBOOK,
+            "is a notebook, .* nbconvert --to script train.ipynb makes train.py",
+        ),
+        ("train.ipynb", "", "is a notebook"),
+        ("train.py", NOTEBOOK, "is a notebook"),
+        ("model.pt", "PK\3\4\0\0", "is no Python source: it holds null bytes; give the script"),
+    ],
+)
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_what_is_no_python_is_named_and_nothing_starts(tmp_path, name, content, says, nproc):
+    (tmp_path / name).write_text(content)
+    done = run_cli("run", "--nproc", nproc, name, cwd=tmp_path)
+    assert (done.rc, done.out, done.err.count("\n")) == (2, "", 1)
+    assert re.match(rf"\[autoddp\] {re.escape(name)} {says}", done.err), done.err
+
+
+def test_a_dict_in_braces_is_python(tmp_path):
+    (tmp_path / "train.py").write_text("{}\nprint('cells')\n")
+    assert run_cli("run", "-q", "-n", 1, "train.py", cwd=tmp_path).out == "cells\n"
+
+
+LONG = """
+import sys, time
+time.sleep(5.1)
+raise ValueError("why")
+"""
+
+
+def test_how_it_went_is_said_before_the_traceback(tmp_path):
+    (tmp_path / "train.py").write_text(LONG)
+    done = run_cli("run", "-n", 2, "train.py", cwd=tmp_path)
+    _, account, first, *rest = done.err.splitlines()
+    assert account.startswith("[autoddp] in 5 s, no module was called with a batch")
+    assert (done.rc, first, rest[-1]) == (1, "Traceback (most recent call last):", "ValueError: why")
+    done = run_cli("run", "-q", "-n", 2, "train.py", cwd=tmp_path)
+    assert "[autoddp]" not in done.err
 
 
 def test_looking_for_a_module_imports_nothing(project, monkeypatch):

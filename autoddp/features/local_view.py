@@ -19,6 +19,8 @@ from autoddp.replica import Replicas, leaves_of
 from autoddp.run import Run
 from autoddp.sampling import Fetching
 
+PRINTED = "losses and metrics that are printed are those of rank 0's rows alone"
+
 
 class LocalView(Feature):
     """Plain tensors with this rank's rows; gradients averaged, weighted by the share of the batch."""
@@ -36,6 +38,7 @@ class LocalView(Feature):
 
     def setup(self, undo: ExitStack) -> None:
         """The job is the script's to see, its process group included."""
+        self.run.report.say_once("view", "--view local", PRINTED)
         before = dist.group.WORLD
         dist.group.WORLD = self.group.pg
         undo.callback(setattr, dist.group, "WORLD", before)

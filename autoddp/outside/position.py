@@ -8,19 +8,24 @@ from contextlib import contextmanager
 
 # what a rank may be in the midst of: the first four wait for others, and a backward computes, too
 COLLECTIVE, EFFECT, MEETING, BACKWARD, ACTING = "collective", "effect", "meeting", "backward", "acting"
+WAITING = (COLLECTIVE, EFFECT, MEETING)
 
 
 class Position:
-    """The innermost thing that this rank is in the midst of, since when."""
+    """The innermost thing that this rank is in the midst of, since when; how long it has waited so far."""
 
     def __init__(self) -> None:
+        self.waited = 0.0  # seconds, at the ends of waits; in a backward it cannot be told from computing
         self.now = ("", "", 0.0)  # kind, in words, since when: one value, so that a reader finds it whole
 
     @contextmanager
     def at(self, kind: str, words: str) -> Iterator[None]:
         """In here."""
-        before, self.now = self.now, (kind, words, time.monotonic())
+        began = time.monotonic()
+        before, self.now = self.now, (kind, words, began)
         try:
             yield
         finally:
             self.now = before
+            if kind in WAITING and before[0] not in WAITING:
+                self.waited += time.monotonic() - began

@@ -6,6 +6,7 @@ import os
 import pkgutil
 import random
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ class Watched(Script):
 
     task: Task | None = None
 
-    def run(self, whole_traceback: bool = False) -> int:
+    def run(self, whole_traceback: bool = False, ended: Sequence[Callable[[], None]] = ()) -> int:
         """As any script, within the recorder and the guard."""
         from autoddp.patching import Installation
         from autoddp.rehearsing.guard import Backups, Guard
@@ -44,7 +45,7 @@ class Watched(Script):
             if world.world_size == 1:
                 undo.enter_context(Installation([Backups(guard)]))
             recorder = pkgutil.resolve_name(task.recorder)(task, world, undo)
-            code = super().run(whole_traceback)
+            code = super().run(whole_traceback, ended)
             recorder.close(getattr(sys, "last_value", None))
         return code
 

@@ -25,6 +25,7 @@ from autoddp.view.proof import Verdict
 from autoddp.view.rows import Partial, Rows, full, split
 from autoddp.view.state import Region, View
 from autoddp.view.verdicts import Verdicts, mine
+from autoddp.view.work import SPLIT, WHOLE
 
 Run = Callable[..., Any]
 LISTS = (list, tuple)
@@ -132,7 +133,8 @@ class Calls:
         """A split call runs in here; also where a checkpoint recomputes a part of it."""
         before, self.view.region = self.view.region, region
         try:
-            with Draws.of(region.cuts, region.at) if region and region.draws else nullcontext():
+            draws = Draws.of(region.cuts, region.at) if region and region.draws else nullcontext()
+            with self.view.work.at(SPLIT), draws:
                 yield
         finally:
             self.view.region = before
@@ -141,7 +143,8 @@ class Calls:
     def _deeper(self) -> Iterator[None]:
         self.depth += 1
         try:
-            yield
+            with self.view.work.at(WHOLE):
+                yield
         finally:
             self.depth -= 1
 

@@ -15,6 +15,7 @@ from autoddp.report import Report, users_line
 from autoddp.view.cuts import Cuts, even_sizes
 from autoddp.view.order import Order
 from autoddp.view.partials import Pending
+from autoddp.view.work import TRIAL, Work
 
 if TYPE_CHECKING:
     from autoddp.group import Group
@@ -49,6 +50,7 @@ class View:
         self.region: Region | None = None
         self.trials: list[Callable[[], AbstractContextManager[object]]] = []
         self.pending = Pending(group)
+        self.work = Work(group)
         self.order = Order()
         self.streams: dict[torch.device, Tensor] = {}  # each rank's own generators, where draws are own
         self._cuts: dict[tuple[tuple[int, ...], int], Cuts] = {}
@@ -97,4 +99,5 @@ class View:
         with ExitStack() as stack:
             for enter in self.trials:
                 stack.enter_context(enter())
+            stack.enter_context(self.work.at(TRIAL))
             yield

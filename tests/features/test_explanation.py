@@ -1,11 +1,13 @@
 import io
 import re
+import time
+from inspect import signature
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from autoddp.features import identity
+from autoddp.features import explanation, identity
 from autoddp.options import Options
 from autoddp.report import Report, users_modules
 from autoddp.session import session
@@ -22,8 +24,9 @@ def told(script, nproc=2, **options):
         stream = io.StringIO()
         # the tests' own modules, all loaded in this process, are not the script's
         identity.users_modules = lambda: [m for m in users_modules() if not m.__name__.startswith("tests.")]
-        with session(group.world, Options(**options), group, Report(speaks=group.rank == 0, stream=stream)):
-            seen = script(stream)
+        report = Report(speaks=group.rank == 0, stream=stream)
+        with session(group.world, Options(**options), group, report) as run:
+            seen = script(stream, **({"run": run} if "run" in signature(script).parameters else {}))
         return seen, stream.getvalue().splitlines()
 
     return run_ranks(rank, nproc)
@@ -116,3 +119,85 @@ def test_the_most_frequent_are_shown_and_all_with_v():
     assert split[-1].endswith("more (-v shows them)")
     verbose = [line for line in told(many, verbose=True)[0][1] if line.startswith("[autoddp] split")]
     assert len(verbose) == 6 + int(split[-1].split()[2])
+
+
+def account(script, nproc=2, **options):
+    """The line at the end, as if the script had run for long, as its parts."""
+    explanation.LONG = 0.0
+    try:
+        zero, one, *_ = told(script, nproc, **options)
+    finally:
+        explanation.LONG = 5.0
+    assert not [line for line in one[1] if " s, " in line]
+    (line,) = (line for line in zero[1] if re.match(r"\[autoddp\] in \d+ s, ", line))
+    return line.partition(" s, ")[2]
+
+
+def test_how_the_work_went_is_said_at_the_end():
+    line = account(lambda stream: train(mlp(), batches(40, 8)))
+    found = re.fullmatch(
+        r"(\d+)% of the work in modules was split over 2 ranks; "
+        r"waited \d+\.\d s for other ranks, gathered \d+ (bytes|kB)(; .*)?",
+        line,
+    )
+    assert found, line
+    assert int(found[1]) >= 95
+
+
+def test_work_that_every_rank_does_counts_as_one_processes():
+    class Slow(nn.Linear):
+        def forward(self, x):
+            time.sleep(0.05)  # as its split part does: half of what one process does there
+            return super().forward(x)
+
+    def script(stream):
+        split, whole, x = Slow(3, 3), Slow(3, 3), torch.randn(8, 3)
+        split(x)  # it is proven
+        for _ in range(4):
+            split(x)
+            whole(x[:1])  # too few rows
+
+    found = re.match(r"(\d+)% of the work", line := account(script))
+    assert 60 <= int(found[1]) <= 72, line
+
+
+def test_without_modules_that_is_said():
+    line = account(lambda stream: None)
+    assert line.startswith("no module was called with a batch: every rank did all of the work; waited ")
+    assert line.endswith("; one process is as fast")
+
+
+def test_what_a_rank_waited_for_is_said():
+    def script(stream, run):
+        model, x = mlp(), batches(40, 8)
+        train(model, x)
+        if run.world.rank:
+            time.sleep(1.0)
+        print(float(model(next(iter(x))[0]).sum()))
+
+    line = account(script)
+    waited = float(re.search(r"waited (\d+\.\d) s for other ranks", line)[1])
+    assert 0.8 <= waited < 3
+    assert line.endswith("; larger batches, or fewer ranks, would help most")
+
+
+def test_what_was_gathered_and_loaders_are_said():
+    class Loader:
+        seconds = 9.0
+
+    def script(stream, run):
+        run.waited["DataLoader at t.py:1"] = Loader()
+        (x,) = (x for x, _ in batches(8, 8))
+        x.numpy()
+
+    line = account(script)
+    assert "; waited 9.0 s for loaders and " in line
+    assert re.search(r" gathered 160 bytes; ", line)
+    assert line.endswith("; more workers for its loaders (num_workers=) would help most")
+
+
+def test_in_the_local_view_each_rank_works_on_its_rows():
+    zero, one = told(lambda stream: train(mlp(), batches(40, 8)), view="local")
+    said = "[autoddp] --view local: losses and metrics that are printed are those of rank 0's rows alone"
+    assert (zero[1], one[1]) == ([said], [])
+    assert account(lambda stream: None, view="local").startswith("each rank worked on its rows; ")

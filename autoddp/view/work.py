@@ -1,0 +1,46 @@
+"""What a rank's time goes to in module calls: what is shared out, what every rank does, what is tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from autoddp.group import Group
+
+ELSEWHERE, SPLIT, WHOLE, TRIAL = "elsewhere", "split", "whole", "trial"
+
+
+class Work:
+    """Seconds of each kind; a part of one kind inside another counts for itself alone."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._kind, self._since = ELSEWHERE, self._now()
+        self.seconds = dict.fromkeys((ELSEWHERE, SPLIT, WHOLE, TRIAL), 0.0)
+
+    @contextmanager
+    def at(self, kind: str) -> Iterator[None]:
+        """In here."""
+        before = self._kind
+        self._turn(kind)
+        try:
+            yield
+        finally:
+            self._turn(before)
+
+    def share(self) -> float | None:
+        """How much of one process's work in modules was shared out; None where none was called."""
+        split, whole = self.seconds[SPLIT] * self._group.size, self.seconds[WHOLE]
+        return split / (split + whole) if split + whole else None
+
+    def _turn(self, kind: str) -> None:
+        now = self._now()
+        self.seconds[self._kind] += now - self._since
+        self._kind, self._since = kind, now
+
+    def _now(self) -> float:
+        """A clock that stands while this rank waits for others."""
+        return perf_counter() - self._group.position.waited
