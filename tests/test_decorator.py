@@ -151,13 +151,14 @@ WHAT
 def main(*args):
     from autoddp.place import HERE
     number = posix.open(f"rank{HERE.world.rank}", os.O_WRONLY | os.O_CREAT)  # by itself, on each rank
-    posix.write(number, f"{first} {began} {time.time() > began}".encode())
+    drawn = os.urandom(8), numpy.random.default_rng().random()
+    posix.write(number, f"{first} {began} {drawn} {time.time() > began}".encode())
 main(ARGS)
 """
 )
 
 
-def test_fresh_ranks_have_rank_0s_states_and_times(python):
+def test_fresh_ranks_have_rank_0s_states_times_and_draws(python):
     done = python(
         TELLS.replace("WHAT", "words = {'a', 'b'}; empty = torch.ones(2).bool()").replace("ARGS", "1, [2]")
     )

@@ -18,7 +18,7 @@ class Work:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._kind, self._since = ELSEWHERE, self._now()
+        self._kind, self._since = ELSEWHERE, perf_counter()
         self.seconds = dict.fromkeys((ELSEWHERE, SPLIT, WHOLE, TRIAL), 0.0)
 
     @contextmanager

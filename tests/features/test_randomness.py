@@ -6,6 +6,7 @@ import tempfile
 import threading
 import types
 import uuid
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -243,14 +244,10 @@ def test_a_rank_that_draws_alone_disturbs_nobody(on, tmp_path):
 def test_what_is_drawn_in_a_trial_does_not_count(on, tmp_path):
     def script(run):
         lib = library(tmp_path)
-
-        def draw():
-            return lib.draw()
-
-        if run.world.rank:
-            with trial(run):
-                draw()
-        return draw()
+        for tried in (True, False):
+            with trial(run) if tried and run.world.rank else nullcontext():
+                drawn = lib.draw() if run.world.rank or not tried else None
+        return drawn
 
     zero, one = on(script)
     assert zero == one
