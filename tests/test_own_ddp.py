@@ -369,12 +369,15 @@ def test_by_its_arguments_it_is_distributed_after_all(script, warm, tmp_path):
     command = ["autoddp", "run", "-n", "2"]
     done = warm.run(*command, path, "--distributed", folder=tmp_path / "env")
     assert done.code == 1
-    assert "job.py:39: init_process_group, where ranks see one process; --own-ddp yes" in done.err
+    assert "job.py:39: init_process_group, where ranks see one process; autoddp run --own-ddp yes" in done.err
     assert "environment variable RANK expected, but not set" in done.err  # python's own
     address = f"file://{tmp_path}/met?rank=0&world_size=1"
     done = warm.run(*command, path, "--distributed", "--address", address, folder=tmp_path / "file")
     assert done.code == 1
-    assert "job.py:39 makes a process group itself, where ranks see one process; --own-ddp yes" in done.err
+    assert (
+        "job.py:39 makes a process group itself, where ranks see one process; autoddp run --own-ddp yes"
+        in done.err
+    )
 
 
 def test_by_its_arguments_it_starts_ranks_after_all(script, warm, by_torchrun, tmp_path):

@@ -13,7 +13,7 @@ from autoddp.patching import Feature, patch
 from autoddp.report import is_users, users_line
 from autoddp.source import joins
 
-WAY_OUT = "--own-ddp yes leaves that to the script"
+WAY_OUT = "autoddp run --own-ddp yes leaves that to the script"
 TRAINERS = ("lightning", "pytorch_lightning", "lightning_fabric", "accelerate")
 LIGHTNINGS = tuple(
     f"{package}.strategies.launchers.subprocess_script:_SubprocessScriptLauncher._call_children_scripts"

@@ -132,20 +132,22 @@ class Calls:
     def enter(self, region: Region | None) -> Iterator[None]:
         """A split call runs in here; also where a checkpoint recomputes a part of it."""
         before, self.view.region = self.view.region, region
+        work = self.view.work.turn(SPLIT)
         try:
-            draws = Draws.of(region.cuts, region.at) if region and region.draws else nullcontext()
-            with self.view.work.at(SPLIT), draws:
+            with Draws.of(region.cuts, region.at) if region and region.draws else nullcontext():
                 yield
         finally:
+            self.view.work.turn(work)
             self.view.region = before
 
     @contextmanager
     def _deeper(self) -> Iterator[None]:
         self.depth += 1
+        work = self.view.work.turn(WHOLE)
         try:
-            with self.view.work.at(WHOLE):
-                yield
+            yield
         finally:
+            self.view.work.turn(work)
             self.depth -= 1
 
     def _guesses(self, first: Tensor) -> list[Cuts]:

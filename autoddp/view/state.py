@@ -99,5 +99,5 @@ class View:
         with ExitStack() as stack:
             for enter in self.trials:
                 stack.enter_context(enter())
-            stack.enter_context(self.work.at(TRIAL))
+            stack.callback(self.work.turn, self.work.turn(TRIAL))
             yield

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -21,25 +19,17 @@ class Work:
         self._kind, self._since = ELSEWHERE, perf_counter()
         self.seconds = dict.fromkeys((ELSEWHERE, SPLIT, WHOLE, TRIAL), 0.0)
 
-    @contextmanager
-    def at(self, kind: str) -> Iterator[None]:
-        """In here."""
-        before = self._kind
-        self._turn(kind)
-        try:
-            yield
-        finally:
-            self._turn(before)
+    def turn(self, kind: str) -> str:
+        """From here on it is of this kind; returns of which it was, to be turned back to."""
+        now, before = self._now(), self._kind
+        self.seconds[before] += now - self._since
+        self._kind, self._since = kind, now
+        return before
 
     def share(self) -> float | None:
         """How much of one process's work in modules was shared out; None where none was called."""
         split, whole = self.seconds[SPLIT] * self._group.size, self.seconds[WHOLE]
         return split / (split + whole) if split + whole else None
-
-    def _turn(self, kind: str) -> None:
-        now = self._now()
-        self.seconds[self._kind] += now - self._since
-        self._kind, self._since = kind, now
 
     def _now(self) -> float:
         """A clock that stands while this rank waits for others."""
