@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from autoddp.patching import Feature, patch
 from autoddp.run import Run
 from autoddp.view import Partial, Rows, full
-from autoddp.view.boundaries import BOUNDARIES
+from autoddp.view.boundaries import BOUNDARIES, Renamed
 from autoddp.view.calls import Calls
 from autoddp.view.rows import of_the_whole
 from autoddp.view.rules.operands import PLAIN
@@ -104,7 +104,7 @@ class Modules(Feature):
         bind = vars(torch.autograd.Function)["apply"].__get__  # a descriptor, in C in some versions
 
         def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-            if cls in BOUNDARIES:
+            if issubclass(cls, (*BOUNDARIES, Renamed)):
                 return bind(None, cls)(*args, **kwargs)
             held = [x for x in args if isinstance(x, (Rows, Partial))]
 
