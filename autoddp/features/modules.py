@@ -128,6 +128,25 @@ class Modules(Feature):
         held = any(isinstance(x, (Rows, Partial)) for x in tree_leaves((args, kwargs)))
         return of_the_whole(wrapped, args, kwargs) if held else wrapped(*args, **kwargs)
 
+    @patch("torch:Tensor.as_subclass", why=f"a tensor of another class: {FULL}", hot=True)
+    def as_subclass(self, plain: Any) -> Any:
+        """What a class of its own does with the batch is its own affair."""
+        return lambda x, *args, **kwargs: plain(full(x), *args, **kwargs)
+
+    @patch(
+        "torch:Tensor._make_subclass",
+        "torch:Tensor.__new__",
+        why=f"a tensor of another class, made of a batch: {FULL}",
+        hot=True,
+    )
+    def make_subclass(self, plain: Any) -> Any:
+        """As above; `Image(x)` of a class without a constructor comes here."""
+
+        def make(*args: Any, **kwargs: Any) -> Any:  # a signature that torch.compile's own stand-in accepts
+            return plain(*map(full, args), **{name: full(value) for name, value in kwargs.items()})
+
+        return staticmethod(make)
+
     @patch(
         "torch.utils.checkpoint:checkpoint",
         why="what is recomputed in backward belongs to the split call that it was first computed in",

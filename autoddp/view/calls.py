@@ -209,10 +209,16 @@ def counting(x: Any) -> Any:
         return x.clone()
 
 
-def _rows(out: Any, cuts: Cuts, at: int, module: nn.Module) -> Rows:
+def _rows(out: Any, cuts: Cuts, at: int, module: nn.Module) -> Tensor:
+    """What a split call gave, by rows; whole if it is of a class of its own."""
     if not isinstance(out, Tensor) or out.dim() <= at or out.shape[at] != cuts.mine:
         raise LostGradient(_changed(module))
-    return Rows(out, cuts, at)
+    kind = type(out)
+    if kind is Tensor or kind is nn.Parameter:
+        return Rows(out, cuts, at)
+    whole: Tensor = Rows(out.as_subclass(Tensor), cuts, at).full().as_subclass(kind)
+    vars(whole).update(vars(out))
+    return whole
 
 
 def _changed(module: nn.Module) -> str:

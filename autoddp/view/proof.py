@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from autoddp.view.generators import Generators
+from autoddp.view.reach import Reach
 from autoddp.view.sizes import normalized_of_all
 from autoddp.view.snapshot import PLAIN, Snapshot
 from autoddp.view.trial import Forward, Refused, Same, Trial
@@ -115,6 +116,7 @@ def _by_parts(trial: Trial, whole: Forward, count: int) -> tuple[Parts, list[int
         if part.layout != whole.layout:
             return known, outs, "its outputs change their structure with the rows"
         found = [_batch_dim(w, p, size, rows) for w, p in zip(whole.out, part.out, strict=True)]
+        found = [at if _alike(w, p) else UNLIKE for at, w, p in zip(found, whole.own, part.own, strict=True)]
         if UNLIKE in found or (outs and found != outs):
             return known, outs, NO_BATCH
         outs = found
@@ -151,12 +153,28 @@ CONSTANT = (*PLAIN, Same, torch.dtype, torch.device, torch.Size)
 def _batch_dim(whole: Any, part: Any, size: int, count: int) -> int | None:
     """Where the batch lies in an output; None for what is no tensor, and equal; UNLIKE for neither."""
     if not isinstance(whole, Tensor):
-        equal = type(whole) is type(part) and isinstance(whole, CONSTANT) and whole == part
-        return None if whole is part or equal else UNLIKE
+        return None if _equal(whole, part) else UNLIKE
     if not isinstance(part, Tensor) or whole.dim() != part.dim() or whole.layout is not torch.strided:
         return UNLIKE
     places = (d for d in range(whole.dim()) if whole.shape[d] == size and part.shape[d] == count)
     return next(places, UNLIKE)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return a is b or (type(a) is type(b) and isinstance(a, CONSTANT) and bool(a == b))
+
+
+def _alike(whole: Reach | None, part: Reach | None) -> bool:
+    """Whether outputs of a class of their own have the same attributes: those of rows will be the whole's."""
+    if whole is None or part is None:
+        return whole is part
+    if whole.layout != part.layout or whole.refused:
+        return False
+    both = zip(whole.leaves, part.leaves, strict=True)
+    return all(
+        torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else _equal(a, b)
+        for a, b in both
+    )
 
 
 def _tolerance(x: Tensor) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -95,7 +95,7 @@ class Trial:
         if left.refused:
             raise Refused(left.refused)
         plain = [x.detach() if isinstance(x, Tensor) else x for x in out]
-        return Forward(plain, left.layout, self.view.normalized)
+        return Forward(plain, [own_of(x) for x in out], left.layout, self.view.normalized)
 
     def ends(self, count: int) -> list[tuple[int, int, int]]:
         """The first and the last rows: where they start, how many they are, which of them is outermost."""
@@ -119,11 +119,23 @@ class Same:
 
 @dataclass
 class Forward:
-    """What one run gave, and what BatchNorm was given."""
+    """What one run gave, and what BatchNorm was given.
+
+    Attributes:
+        own: The attributes of those outputs that are tensors of a class of their own, else None.
+    """
 
     out: list[Any]
+    own: list[Reach | None]
     layout: Hashable
     normalized: list[Tensor]
+
+
+def own_of(x: Any) -> Reach | None:
+    """The class and the attributes of a tensor that is more than a tensor."""
+    if not isinstance(x, Tensor) or type(x) in (Tensor, nn.Parameter):
+        return None
+    return Reach((vars(x),), (type(x).__qualname__,))
 
 
 class Refused(BaseException):

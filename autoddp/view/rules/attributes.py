@@ -48,6 +48,8 @@ def metadata_calls(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def graph(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """The graph is that of this rank's part, below a node of the kind that one process has."""
     me = args[0]
+    if isinstance(me, Partial) and not me.unread:
+        return func(me.full(), *args[1:])
     if isinstance(me, Partial) and func.__self__.__name__ == "grad_fn" and me.node != node_of(me.local):
         return func(named(Renamed, me.node).apply(me.local))
     return func(me.local, *args[1:])
