@@ -208,6 +208,30 @@ class Modules(Feature):
     )
     def call_whole(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         """Whole, and plain inside."""
+        return self._call_whole(wrapped, args, kwargs)
+
+    @patch(
+        "torch.jit:trace",
+        "torch.jit:trace_module",
+        "torch.jit:_get_trace_graph",
+        why="what is recorded with a batch as the example is recorded of the whole: also by add_graph",
+    )
+    def trace(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        """As a transform: one process's graph, with its shapes."""
+        return self._call_whole(wrapped, args, kwargs)
+
+    @patch(
+        "torch.export:export",
+        "torch.export:export_for_training",
+        "torch.onnx:export",
+        why="what is exported with a batch as the example is exported of the whole",
+        optional=True,
+    )
+    def export(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        """As above."""
+        return self._call_whole(wrapped, args, kwargs)
+
+    def _call_whole(self, wrapped: Any, args: Any, kwargs: Any) -> Any:
         whole_args, whole_kwargs = _gathered((args, kwargs))
         with self.view.set_aside():
             return wrapped(*whole_args, **whole_kwargs)

@@ -159,7 +159,10 @@ NEARBY = 24  # nodes of the graph that are looked at before a tensor is lent to 
 def node_of(x: Tensor) -> str:
     """What the script reads as the kind of `x.grad_fn`; empty without a graph."""
     node = x.grad_fn
-    return type(node).__name__ if node is not None else ""
+    if node is None:
+        return ""
+    name = type(node).__name__
+    return str(node.name()).rpartition("::")[2] if name == "CppFunction" else name
 
 
 @cache

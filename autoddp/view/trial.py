@@ -150,9 +150,15 @@ class Watch(torch.utils._python_dispatch.TorchDispatchMode):
         self.known: Any = WeakTensorKeyDictionary()
         for x in inputs:
             self.known[x] = True
+        # as_subclass() gives what alias() made an object of its own: known by its place in memory, which
+        # nothing from outside the trial can have
+        self.aliases: dict[int, bool] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
+        for x in tensors:
+            if x not in self.known and x._cdata in self.aliases:
+                self.known[x] = self.aliases[x._cdata]
         tainted = any(self.known.get(x, False) for x in tensors)
         name = func.overloadpacket.__name__
         if tainted and name in ("_local_scalar_dense", "equal", "is_nonzero"):
@@ -163,4 +169,6 @@ class Watch(torch.utils._python_dispatch.TorchDispatchMode):
         for x in tree_flatten(out)[0]:
             if isinstance(x, Tensor) and not self.known.get(x, False):
                 self.known[x] = tainted
+        if name == "alias":
+            self.aliases[out._cdata] = tainted
         return out
