@@ -98,10 +98,11 @@ def _at_a_glance(trial: Trial, whole: Forward, after: Generators) -> str:
     """Why it is not row-wise, as far as one forward tells."""
     if not trial.before.same_python(after):
         return "it draws from random or numpy"
-    tensors = [x for x in whole.out if isinstance(x, Tensor)]
-    if not tensors and not isinstance(whole.out[0], Same):
+    if not any(isinstance(x, Tensor) for x in whole.out) and not isinstance(whole.out[0], Same):
         return "it returns no tensor"
-    return "" if all(trial.size in x.shape for x in tensors) else NO_BATCH
+    shown = zip(whole.out, whole.apart, strict=True)
+    rows = [x for x, apart in shown if isinstance(x, Tensor) and not apart]
+    return "" if all(trial.size in x.shape for x in rows) else NO_BATCH
 
 
 Parts = dict[tuple[int, int], Forward]  # by the first row and the number of rows
@@ -115,8 +116,7 @@ def _by_parts(trial: Trial, whole: Forward, count: int) -> tuple[Parts, list[int
         part = known[start, rows] = trial.forward(start, rows)
         if part.layout != whole.layout:
             return known, outs, "its outputs change their structure with the rows"
-        found = [_batch_dim(w, p, size, rows) for w, p in zip(whole.out, part.out, strict=True)]
-        found = [at if _alike(w, p) else UNLIKE for at, w, p in zip(found, whole.own, part.own, strict=True)]
+        found = _batch_dims(whole, part, size, rows)
         if UNLIKE in found or (outs and found != outs):
             return known, outs, NO_BATCH
         outs = found
@@ -148,6 +148,18 @@ def _fed_alike(whole: list[Tensor], part: list[Tensor], size: int, start: int, c
 
 UNLIKE = -1
 CONSTANT = (*PLAIN, Same, torch.dtype, torch.device, torch.Size)
+
+
+def _batch_dims(whole: Forward, part: Forward, size: int, count: int) -> list[int | None]:
+    """Where the batch lies in each output; None for one that is of no rows, and the same."""
+    found: list[int | None] = []
+    for k, (w, p) in enumerate(zip(whole.out, part.out, strict=True)):
+        if whole.apart[k] and part.apart[k] and w.shape == p.shape and torch.equal(w, p):
+            found.append(None)
+        else:
+            alike = _alike(whole.own[k], part.own[k])
+            found.append(_batch_dim(w, p, size, count) if alike else UNLIKE)
+    return found
 
 
 def _batch_dim(whole: Any, part: Any, size: int, count: int) -> int | None:

@@ -83,7 +83,7 @@ class Trial:
         cut = [x for x, a in zip(made, self.given.ats, strict=True) if a is not None]
         self.view.normalized = []
         with ExitStack() as modes:
-            modes.enter_context(Watch(cut))
+            watch = modes.enter_context(Watch(cut))
             modes.enter_context(Draws(count, start, self.size, at))
             with self.called(made) as left:
                 modes.close()
@@ -95,7 +95,8 @@ class Trial:
         if left.refused:
             raise Refused(left.refused)
         plain = [x.detach() if isinstance(x, Tensor) else x for x in out]
-        return Forward(plain, [own_of(x) for x in out], left.layout, self.view.normalized)
+        apart = [watch.of_no_rows(x) for x in out]
+        return Forward(plain, [own_of(x) for x in out], apart, left.layout, self.view.normalized)
 
     def ends(self, count: int) -> list[tuple[int, int, int]]:
         """The first and the last rows: where they start, how many they are, which of them is outermost."""
@@ -123,10 +124,12 @@ class Forward:
 
     Attributes:
         own: The attributes of those outputs that are tensors of a class of their own, else None.
+        apart: Whether an output is a tensor that was computed of no rows, as a table of positions.
     """
 
     out: list[Any]
     own: list[Reach | None]
+    apart: list[bool]
     layout: Hashable
     normalized: list[Tensor]
 
@@ -153,6 +156,10 @@ class Watch(torch.utils._python_dispatch.TorchDispatchMode):
         # as_subclass() gives what alias() made an object of its own: known by its place in memory, which
         # nothing from outside the trial can have
         self.aliases: dict[int, bool] = {}
+
+    def of_no_rows(self, x: Any) -> bool:
+        """Whether it is a tensor that was made in the trial, of none of the rows."""
+        return isinstance(x, Tensor) and self.known.get(x) is False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]

@@ -218,3 +218,35 @@ def test_what_a_split_call_leaves_is_that_of_the_whole_batch(act: Any) -> None:
             assert got[0] == want[0]
             torch.testing.assert_close(got[1:], want[1:], rtol=1e-12, atol=1e-12)
         assert split
+
+
+class Positions(nn.Module):
+    """Hands a table on that is of no rows, as T5 does with its biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.inner = nn.Embedding(4, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Any, bias: Any = None) -> Any:
+        if bias is None:
+            bias = self.table(torch.arange(4)).unsqueeze(0)
+        return self.inner(x + bias), bias
+
+
+def test_what_is_computed_of_no_rows_is_whole_and_its_gradient_true() -> None:
+    def script(run: Any) -> Any:
+        torch.manual_seed(0)
+        torch.set_default_dtype(torch.float64)
+        first, second, found = Positions(), Positions(), []
+        for _ in range(3):
+            x, bias = first(torch.randn(7, 4, 3))
+            x, again = second(x, bias)
+            assert again is bias
+            (x.pow(2).mean() + bias.pow(3).sum()).backward()
+            found.append([x.sum().item(), bias.tolist(), first.table.weight.grad.tolist()])
+        return found, [d.what for d in run.report.of("whole")]
+
+    alone, _ = on_ranks(script, 1)[0]
+    for found, whole in on_ranks(script, 3):
+        torch.testing.assert_close(found, alone, rtol=1e-12, atol=1e-12)
+        assert not whole
