@@ -134,9 +134,17 @@ class Forward:
     normalized: list[Tensor]
 
 
+PLAIN_KINDS = (Tensor, nn.Parameter)
+
+
+def _memory(x: Tensor) -> int:
+    with torch._C.DisableTorchFunctionSubclass():
+        return x.untyped_storage()._cdata if x.layout is torch.strided else 0
+
+
 def own_of(x: Any) -> Reach | None:
     """The class and the attributes of a tensor that is more than a tensor."""
-    if not isinstance(x, Tensor) or type(x) in (Tensor, nn.Parameter):
+    if not isinstance(x, Tensor) or type(x) in PLAIN_KINDS:
         return None
     return Reach((vars(x),), (type(x).__qualname__,))
 
@@ -153,9 +161,8 @@ class Watch(torch.utils._python_dispatch.TorchDispatchMode):
         self.known: Any = WeakTensorKeyDictionary()
         for x in inputs:
             self.known[x] = True
-        # as_subclass() gives what alias() made an object of its own: known by its place in memory, which
-        # nothing from outside the trial can have
-        self.aliases: dict[int, bool] = {}
+        # as_subclass() makes another object of an output, past this mode: it is known by its memory
+        self.memory: dict[int, bool] = {_memory(x): True for x in inputs}
 
     def of_no_rows(self, x: Any) -> bool:
         """Whether it is a tensor that was made in the trial, of none of the rows."""
@@ -164,8 +171,8 @@ class Watch(torch.utils._python_dispatch.TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
         for x in tensors:
-            if x not in self.known and x._cdata in self.aliases:
-                self.known[x] = self.aliases[x._cdata]
+            if x not in self.known and type(x) not in PLAIN_KINDS and (key := _memory(x)) in self.memory:
+                self.known[x] = self.memory[key]
         tainted = any(self.known.get(x, False) for x in tensors)
         name = func.overloadpacket.__name__
         if tainted and name in ("_local_scalar_dense", "equal", "is_nonzero"):
@@ -174,8 +181,8 @@ class Watch(torch.utils._python_dispatch.TorchDispatchMode):
             raise Refused("it uses a tensor with a gradient from outside")
         out = func(*args, **(kwargs or {}))
         for x in tree_flatten(out)[0]:
-            if isinstance(x, Tensor) and not self.known.get(x, False):
-                self.known[x] = tainted
-        if name == "alias":
-            self.aliases[out._cdata] = tainted
+            if isinstance(x, Tensor):
+                self.known[x] = tainted or self.known.get(x, False)
+                key = _memory(x)
+                self.memory[key] = tainted or self.memory.get(key, False)
         return out
