@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import sysconfig
+import tempfile
 from dataclasses import dataclass, field
 from functools import cache
 from types import FrameType, ModuleType
@@ -80,11 +82,21 @@ def is_users(filename: str) -> bool:
         return False
     if filename.startswith("<"):
         return filename.startswith(("<stdin", "<string", "<ipython"))
-    return not filename.startswith(_LIBRARIES) and not any(part in filename for part in INSTALLED)
+    installed = filename.startswith(_LIBRARIES) or any(part in filename for part in INSTALLED)
+    return not installed and not _is_generated(filename)
+
+
+def _is_generated(filename: str) -> bool:
+    """Whether a library wrote it for itself: into the temporary folder, where nothing is imported from."""
+    if not filename.startswith(_TEMPORARY):
+        return False
+    folders = [os.path.abspath(folder) for folder in ("", *sys.path)]
+    return not any(filename.startswith(folder + "/") for folder in folders)
 
 
 _CUSTOMIZE = ("/sitecustomize.py", "/usercustomize.py")  # the interpreter's own, wherever they lie
 INSTALLED = ("/site-packages/", "/dist-packages/")  # also a user's own, and a distribution's
+_TEMPORARY = tempfile.gettempdir() + "/"
 _PATHS = sysconfig.get_paths()
 _LIBRARIES = tuple(
     {_PATHS[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}

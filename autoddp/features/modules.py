@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from autoddp.patching import Feature, patch
 from autoddp.run import Run
 from autoddp.view import Partial, Rows, full
-from autoddp.view.boundaries import BOUNDARIES
+from autoddp.view.boundaries import BOUNDARIES, Renamed
 from autoddp.view.calls import Calls
 from autoddp.view.rows import of_the_whole
 from autoddp.view.rules.operands import PLAIN
@@ -104,7 +104,7 @@ class Modules(Feature):
         bind = vars(torch.autograd.Function)["apply"].__get__  # a descriptor, in C in some versions
 
         def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-            if cls in BOUNDARIES:
+            if issubclass(cls, (*BOUNDARIES, Renamed)):
                 return bind(None, cls)(*args, **kwargs)
             held = [x for x in args if isinstance(x, (Rows, Partial))]
 
@@ -127,6 +127,25 @@ class Modules(Feature):
         """What is written there reaches the rows."""
         held = any(isinstance(x, (Rows, Partial)) for x in tree_leaves((args, kwargs)))
         return of_the_whole(wrapped, args, kwargs) if held else wrapped(*args, **kwargs)
+
+    @patch("torch:Tensor.as_subclass", why=f"a tensor of another class: {FULL}", hot=True)
+    def as_subclass(self, plain: Any) -> Any:
+        """What a class of its own does with the batch is its own affair."""
+        return lambda x, *args, **kwargs: plain(full(x), *args, **kwargs)
+
+    @patch(
+        "torch:Tensor._make_subclass",
+        "torch:Tensor.__new__",
+        why=f"a tensor of another class, made of a batch: {FULL}",
+        hot=True,
+    )
+    def make_subclass(self, plain: Any) -> Any:
+        """As above; `Image(x)` of a class without a constructor comes here."""
+
+        def make(*args: Any, **kwargs: Any) -> Any:  # a signature that torch.compile's own stand-in accepts
+            return plain(*map(full, args), **{name: full(value) for name, value in kwargs.items()})
+
+        return staticmethod(make)
 
     @patch(
         "torch.utils.checkpoint:checkpoint",
@@ -189,6 +208,30 @@ class Modules(Feature):
     )
     def call_whole(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         """Whole, and plain inside."""
+        return self._call_whole(wrapped, args, kwargs)
+
+    @patch(
+        "torch.jit:trace",
+        "torch.jit:trace_module",
+        "torch.jit:_get_trace_graph",
+        why="what is recorded with a batch as the example is recorded of the whole: also by add_graph",
+    )
+    def trace(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        """As a transform: one process's graph, with its shapes."""
+        return self._call_whole(wrapped, args, kwargs)
+
+    @patch(
+        "torch.export:export",
+        "torch.export:export_for_training",
+        "torch.onnx:export",
+        why="what is exported with a batch as the example is exported of the whole",
+        optional=True,
+    )
+    def export(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        """As above."""
+        return self._call_whole(wrapped, args, kwargs)
+
+    def _call_whole(self, wrapped: Any, args: Any, kwargs: Any) -> Any:
         whole_args, whole_kwargs = _gathered((args, kwargs))
         with self.view.set_aside():
             return wrapped(*whole_args, **whole_kwargs)

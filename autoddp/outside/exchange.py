@@ -1,10 +1,11 @@
 """Where ranks meet in a collective: said to rank 0, held against its own, and, if it is small, done there.
 
 All ranks run one program, so the n-th collective of a rank is the n-th of rank 0: of the same kind and
-shape, after as many effects, at the same line. A collective that two ranks enter at different places hangs,
-crashes in the backend, or, where shapes happen to agree, returns a sum of what does not belong together.
-So each rank stamps what it enters. Rank 0 compares the stamps, and nobody goes on before it has; a backward
-alone is not waited for, its stamp is compared at the next meeting.
+shape, after as many effects, and at the same line of a file that both know by one name; what a library
+writes for itself to run it may have another name on each rank. A collective that two ranks enter at
+different places hangs, crashes in the backend, or, where shapes happen to agree, returns a sum of what does
+not belong together. So each rank stamps what it enters. Rank 0 compares the stamps, and nobody goes on
+before it has; a backward alone is not waited for, its stamp is compared at the next meeting.
 
 What is small travels with its stamp, is put together on rank 0 and comes back: one message each way, on a
 node by unix sockets, which is faster than a ring of TCP connections. What is large goes by the backend then.
@@ -128,7 +129,7 @@ class Exchange:
         return body
 
     def _hold(self, rank: int, theirs: bytes, own: bytes) -> None:
-        if theirs == own:
+        if theirs == own or not apart(theirs, own):
             return
         (their_effects, their_words), (effects, words) = (s.decode().split(" ", 1) for s in (theirs, own))
         after = "" if effects == their_effects else f" ({their_effects} side effects came before, {effects})"
@@ -163,6 +164,14 @@ class Exchange:
                 return 0
             time.sleep(TICK)
         return None
+
+
+def apart(theirs: bytes, own: bytes) -> bool:
+    """Whether two stamps are not of one place: files are only compared by lines, if they are one."""
+    (act, _, place), (own_act, _, own_place) = (stamp.rpartition(b" at ") for stamp in (theirs, own))
+    if act != own_act or not act:
+        return theirs != own
+    return place.rpartition(b":")[0] == own_place.rpartition(b":")[0]
 
 
 # ---- tensors as bytes

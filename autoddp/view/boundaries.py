@@ -7,6 +7,7 @@ alike, and taking it twice changes nothing.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,6 +21,17 @@ def order_of(x: Tensor) -> list[int]:
     """The dimensions of `x` as they lie in memory, the outermost first."""
     strides, sizes = x.stride(), x.shape
     return sorted(range(x.dim()), key=lambda k: (-strides[k], sizes[k] < 2, k))
+
+
+def strides_of(local: Tensor, shape: list[int]) -> tuple[int, ...] | None:
+    """The strides that the whole has if it is laid out as `local`; None: contiguous."""
+    if local.is_contiguous() or local.layout is not torch.strided:
+        return None
+    strides, step = [0] * len(shape), 1
+    for dim in sorted(range(len(shape)), key=lambda k: (local.stride(k), -k)):
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(strides)
 
 
 def laid_out(shape: tuple[int, ...], order: list[int], like: Tensor) -> Tensor:
@@ -140,8 +152,39 @@ class Mean(Function):
 
 
 BOUNDARIES = (Gather, Scatter, Lend, SumOverRanks, SumWithin, Mean)
-NODES = frozenset(f"{b.__name__}Backward" for b in BOUNDARIES)
+
 NEARBY = 24  # nodes of the graph that are looked at before a tensor is lent to be safe
+
+
+def node_of(x: Tensor) -> str:
+    """What the script reads as the kind of `x.grad_fn`; empty without a graph."""
+    node = x.grad_fn
+    if node is None:
+        return ""
+    name = type(node).__name__
+    return str(node.name()).rpartition("::")[2] if name == "CppFunction" else name
+
+
+@cache
+def named(kind: Any, node: str) -> Any:
+    """`kind`, whose node in the graph has the name that one process has there: `NllLossBackward0`."""
+    if not node:
+        return kind
+    made: Any = type(kind.__name__, (kind,), {})
+    made._backward_cls.__name__ = node
+    return made
+
+
+class Renamed(Function):
+    """The same, behind a node of another name."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: D102
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:  # noqa: D102
+        return grads[0]
 
 
 def lend(x: Any, group: Any) -> Any:
@@ -163,7 +206,7 @@ def _from_leaves_alone(node: Any) -> bool:
         node = todo.pop()
         if node is None or node in seen:
             continue
-        if node.name() in NODES or len(seen) == NEARBY:
+        if issubclass(getattr(node, "_forward_cls", Tensor), BOUNDARIES) or len(seen) == NEARBY:
             return False
         seen.add(node)
         todo += [following for following, _ in node.next_functions]

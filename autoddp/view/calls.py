@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from autoddp.errors import LostGradient
 from autoddp.report import users_line
@@ -22,8 +21,10 @@ from autoddp.view.cuts import Cuts
 from autoddp.view.draws import Draws
 from autoddp.view.family import version
 from autoddp.view.proof import Verdict
+from autoddp.view.reach import Reach, reach_of
 from autoddp.view.rows import Partial, Rows, full, split
 from autoddp.view.state import Region, View
+from autoddp.view.trial import Given
 from autoddp.view.verdicts import Verdicts, mine
 from autoddp.view.work import SPLIT, WHOLE
 
@@ -49,84 +50,78 @@ class Calls:
         what was computed.
         """
         self.verdicts.meet(module)
-        leaves, spec = _flat(args, kwargs)
-        tensors = [x for x in leaves if isinstance(x, Tensor) and x.dim()]
+        reach = reach_of(args, kwargs)
+        tensors = [x for x in reach.leaves if isinstance(x, Tensor) and x.dim()]
         lead = next((x for x in tensors if split(x)), None)
         listed = module in self.takes_samples and bool(args) and isinstance(args[0], LISTS)
         if lead is None and (self.depth or listed or not tensors):
-            unread = any(isinstance(x, Partial) for x in leaves)
-            return self.whole(run, leaves, spec) if unread else run(*args, **kwargs)
+            unread = any(isinstance(x, Partial) for x in reach.leaves)
+            return self.whole(run, reach) if unread else run(*args, **kwargs)
+        if reach.refused:
+            return run(*args, **kwargs)
         if any(x.layout is not torch.strided for x in tensors):
-            return self.whole(run, leaves, spec)
-        guesses = [lead.cuts] if lead is not None else self._guesses(tensors[0])
-        handed: tuple[Cuts, list[int | None]] | None = None
-        for cuts in guesses:
-            if not cuts.smallest:
-                continue
-            ats = [batch_dim(x, cuts) for x in leaves]
-            verdict = self.verdicts.of(module, leaves, spec, ats, cuts)
+            return self.whole(run, reach)
+        handed: Given | None = None
+        for given in self._readings(lead, reach):
+            verdict = self.verdicts.of(module, given)
             if not verdict.reason:
-                return self._split(module, run, leaves, spec, ats, cuts, verdict)
-            if handed is None or _holders(ats) > _holders(handed[1]):
-                handed = cuts, ats  # most arguments agree on this size
+                return self._split(module, run, given, verdict)
+            if handed is None or given.holders > handed.holders:
+                handed = given  # most arguments agree on this size
         if not parts:
             with self.view.set_aside():
-                return self.whole(run, leaves, spec)
+                return self.whole(run, reach)
         if handed is None:
-            return self.whole(run, leaves, spec)
+            return self.whole(run, reach)
         if lead is None and _of_samples(args):
             self.takes_samples.add(module)
             return run(*args, **kwargs)  # its parts are called as if by the script
-        return self._hand_on(run, leaves, spec, *handed)
+        return self._hand_on(run, handed, lead)
 
-    def whole(self, run: Run, leaves: list[Any], spec: TreeSpec) -> Any:
+    def whole(self, run: Run, reach: Reach) -> Any:
         """Too few rows, or no batch in sight: on every rank; no guessing inside."""
-        args, kwargs = tree_unflatten([full(x) for x in leaves], spec)
-        with self._deeper():
-            return run(*args, **kwargs)
+        with self._deeper(), reach.filled([full(x) for x in reach.leaves]) as values:
+            return reach.call(run, values)
 
-    def _hand_on(self, run: Run, leaves: list[Any], spec: TreeSpec, cuts: Cuts, ats: list[int | None]) -> Any:
-        """Not row-wise as one: its parts may be."""
+    def _hand_on(self, run: Run, given: Given, lead: Rows | None) -> Any:
+        """Not row-wise as one: its parts may be.
+
+        What an object holds is its class's own affair, and a whole tensor beside rows is taken for a batch
+        only if it lies as they do.
+        """
+        reach, cuts = given.reach, given.cuts
+        ats = [
+            None if k in reach.inside or (lead is not None and at != lead.at) else at
+            for k, at in enumerate(given.ats)
+        ]
         made = [
             x if at is None or split(x) else Rows(counting(mine(x, at, cuts)), cuts, at)
-            for x, at in zip(leaves, ats, strict=True)
+            for x, at in zip(reach.leaves, ats, strict=True)
         ]
-        args, kwargs = tree_unflatten(made, spec)
-        with self._deeper(), written_back(leaves, made, ats, cuts):
-            return run(*args, **kwargs)
+        with self._deeper(), reach.filled(made) as values, written_back(reach.leaves, made, ats, cuts):
+            return reach.call(run, values)
 
-    def _split(
-        self,
-        module: nn.Module,
-        run: Run,
-        leaves: list[Any],
-        spec: TreeSpec,
-        ats: list[int | None],
-        cuts: Cuts,
-        verdict: Verdict,
-    ) -> Any:
-        """On this rank's rows, as plain tensors; what comes back is held by rows."""
+    def _split(self, module: nn.Module, run: Run, given: Given, verdict: Verdict) -> Any:
+        """On this rank's rows, as plain tensors; what comes back, and what it leaves, is held by rows."""
+        reach, ats, cuts = given.reach, given.ats, given.cuts
+        leaves = reach.leaves
         local = [mine(x, at, cuts) for x, at in zip(leaves, ats, strict=True)]
         local = [m if m is x or split(x) else counting(m) for x, m in zip(leaves, local, strict=True)]
-        args, kwargs = _whole_of(local, spec)
         at = next(a for a in ats if a is not None)
-        with self.enter(Region(cuts, at, verdict.draws)), written_back(leaves, local, ats, cuts):
-            out = run(*args, **kwargs)
-        if isinstance(out, Tensor) and len(verdict.outs) == 1 and verdict.outs[0] is not None:
-            return (
-                leaves[0]
-                if out is local[0] and split(leaves[0])
-                else _rows(out, cuts, verdict.outs[0], module)
-            )
-        got, got_spec = tree_flatten(out)
-        if len(got) != len(verdict.outs):
-            raise LostGradient(_changed(module))
-        known = {id(m): x for m, x in zip(local, leaves, strict=True) if split(x)}
-        made = [
-            o if a is None else known[id(o)] if id(o) in known else _rows(o, cuts, a, module)
-            for o, a in zip(got, verdict.outs, strict=True)
-        ]
-        return tree_unflatten(made, got_spec)
+        with reach.filled(local) as values, written_back(leaves, local, ats, cuts):
+            with self.enter(Region(cuts, at, verdict.draws)):
+                out = reach.call(run, values)
+            if isinstance(out, Tensor) and not reach.spaces and verdict.outs[0] is not None:
+                return _rows(out, cuts, verdict.outs[0], module)
+            reach.put_back()
+            after = reach.after(out)
+            if after.layout != verdict.layout:
+                raise LostGradient(_changed(module))
+            known = {id(m): x for m, x in zip(local, leaves, strict=True)}
+            for o, a in zip(after.leaves, verdict.outs, strict=True):
+                if a is not None and id(o) not in known:
+                    known[id(o)] = _rows(o, cuts, a, module)
+            return after.fill([known.get(id(o), o) for o in after.leaves])[0]
 
     @contextmanager
     def enter(self, region: Region | None) -> Iterator[None]:
@@ -150,34 +145,32 @@ class Calls:
             self.view.work.turn(work)
             self.depth -= 1
 
-    def _guesses(self, first: Tensor) -> list[Cuts]:
-        """Batches cut by hand: a size of the first argument. A first size of 1 is a batch of one."""
-        if first.shape[0] < self.view.group.size:
-            return []
-        return [self.view.cut(size) for size in dict.fromkeys(first.shape)][:GUESSES]
+    def _readings(self, lead: Rows | None, reach: Reach) -> Iterator[Given]:
+        """What may be the batch, where each rank has a row of it.
 
-
-ONE = tree_flatten(((0,), {}))[1]  # the most frequent call: one argument
-
-
-def _flat(args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], TreeSpec]:
-    if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
-        return [args[0]], ONE
-    return tree_flatten((args, kwargs))
-
-
-def _whole_of(leaves: list[Any], spec: TreeSpec) -> Any:
-    return ((leaves[0],), {}) if spec is ONE else tree_unflatten(leaves, spec)
+        Beside rows, whole tensors of their size are taken for batches, too, or else for none. Of a batch
+        that was cut by hand it is a size of the first argument; a first size of 1 is a batch of one.
+        """
+        if lead is not None:
+            guesses = [lead.cuts]
+        else:
+            shown = (x for k, x in enumerate(reach.leaves) if isinstance(x, Tensor) and k not in reach.inside)
+            first = next((x for x in shown if x.dim()), None)
+            sizes = () if first is None or first.shape[0] < self.view.group.size else first.shape
+            guesses = [self.view.cut(size) for size in dict.fromkeys(sizes)][:GUESSES]
+        for cuts in guesses:
+            if cuts.smallest:
+                ats = [batch_dim(x, cuts) for x in reach.leaves]
+                yield Given(reach, ats, cuts)
+                known = [at if split(x) else None for x, at in zip(reach.leaves, ats, strict=True)]
+                if lead is not None and known != ats:
+                    yield Given(reach, known, cuts)
 
 
 def _of_samples(args: Any) -> bool:
     """Whether a call is given the samples one by one: the batch is what the module makes of them."""
     first = args[0] if args else None
     return isinstance(first, LISTS) and sum(isinstance(x, Tensor) for x in first) >= SAMPLES
-
-
-def _holders(ats: list[int | None]) -> int:
-    return sum(at is not None for at in ats)
 
 
 def batch_dim(x: Any, cuts: Cuts) -> int | None:
@@ -221,10 +214,16 @@ def counting(x: Any) -> Any:
         return x.clone()
 
 
-def _rows(out: Any, cuts: Cuts, at: int, module: nn.Module) -> Rows:
+def _rows(out: Any, cuts: Cuts, at: int, module: nn.Module) -> Tensor:
+    """What a split call gave, by rows; whole if it is of a class of its own."""
     if not isinstance(out, Tensor) or out.dim() <= at or out.shape[at] != cuts.mine:
         raise LostGradient(_changed(module))
-    return Rows(out, cuts, at)
+    kind = type(out)
+    if kind is Tensor or kind is nn.Parameter:
+        return Rows(out, cuts, at)
+    whole: Tensor = Rows(out.as_subclass(Tensor), cuts, at).full().as_subclass(kind)
+    vars(whole).update(vars(out))
+    return whole
 
 
 def _changed(module: nn.Module) -> str:

@@ -8,24 +8,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from autoddp.view.draws import Draws
 from autoddp.view.generators import Generators
+from autoddp.view.reach import Reach
 from autoddp.view.sizes import normalized_of_all
 from autoddp.view.snapshot import PLAIN, Snapshot
-from autoddp.view.state import View
+from autoddp.view.trial import Forward, Refused, Same, Trial
 
 # Rows of a larger batch that are enough to see whether one depends on another: a prime number, as no
 # layout in groups is made for.
 FEW = 7
+NO_BATCH = "an output has no batch dimension"
 OTHER_ROWS = "BatchNorm in it is given other rows than the batch's"
 
 
@@ -34,114 +33,32 @@ class Verdict:
     """What the proof found.
 
     Attributes:
-        outs: The batch dimension of each output, or None where the output holds no batch.
+        outs: The batch dimension of each leaf that comes back, or None where it holds no batch.
+        layout: What holds these leaves: the result, and what the call was given, as it left it.
         draws: Whether it draws random numbers of torch's.
         reason: Why not, in words; empty if it is row-wise.
         sure: False where the rows were all alike, which proves nothing: ask again.
     """
 
     outs: tuple[int | None, ...] = ()
+    layout: Hashable = None
     draws: bool = False
     reason: str = ""
     sure: bool = True
 
 
-@dataclass
-class Trial:
-    """A call to be tried: tensors with a batch dimension in `ats` are cut, the others passed on."""
-
-    view: View
-    run: Callable[..., Any]
-    leaves: list[Any]
-    spec: TreeSpec
-    ats: list[int | None]
-    size: int
-    total: int  # rows of the whole batch, of which `size` are tried
-    parts: list[tuple[int, int]] = field(default_factory=list)
-    before: Generators = field(default_factory=Generators)
-
-    def inputs(self, start: int, count: int, keep: int | None) -> list[Any]:
-        """Copies of `count` rows; with `keep`, all others are replaced by that row."""
-        made = []
-        for x, at in zip(self.leaves, self.ats, strict=True):
-            if at is None:
-                made.append(x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x)
-                continue
-            rows = x.detach().narrow(at, start, count).clone()
-            if keep is not None:
-                rows.copy_(x.detach().narrow(at, keep, 1).expand_as(rows))
-            made.append(rows.requires_grad_(x.requires_grad))
-        return made
-
-    def forward(self, start: int, count: int, keep: int | None = None) -> Forward:
-        """Run on some rows, drawing as the whole draws."""
-        self.before.put_back()
-        made = self.inputs(start, count, keep)
-        at = next(a for a in self.ats if a is not None)
-        args, kwargs = tree_unflatten(made, self.spec)
-        watch = Watch([x for x, a in zip(made, self.ats, strict=True) if a is not None])
-        self.view.normalized = []
-        with watch, Draws(count, start, self.size, at):
-            out, spec = tree_flatten(self.run(*args, **kwargs))
-        plain = [x.detach() if isinstance(x, Tensor) else x for x in out]
-        return Forward(plain, spec, watch, self.view.normalized)
-
-    def ends(self, count: int) -> list[tuple[int, int, int]]:
-        """The first and the last rows: where they start, how many they are, which of them is outermost."""
-        return [(0, count, 0), (self.size - count, count, self.size - 1)]
-
-    def differs(self, start: int, count: int, keep: int) -> bool:
-        """Whether some of these rows are others than the one to keep."""
-        cut = [(x.detach(), at) for x, at in zip(self.leaves, self.ats, strict=True) if at is not None]
-        return any(
-            not torch.equal(x, y.expand_as(x))
-            for x, y in ((x.narrow(at, start, count), x.narrow(at, keep, 1)) for x, at in cut)
-        )
-
-
-@dataclass
-class Forward:
-    """What one run gave: outputs, what was seen on the way, and what BatchNorm was given."""
-
-    out: list[Any]
-    spec: TreeSpec
-    watch: Watch
-    normalized: list[Tensor]
-
-
-class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-    """Sees whether Python reads a value that came of the rows, or a tensor of another graph enters."""
-
-    def __init__(self, inputs: list[Tensor]) -> None:
-        super().__init__()
-        self.known: Any = WeakTensorKeyDictionary()
-        for x in inputs:
-            self.known[x] = True
-        self.decides = self.foreign = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
-        tainted = any(self.known.get(x, False) for x in tensors)
-        name = func.overloadpacket.__name__
-        if tainted and name in ("_local_scalar_dense", "equal", "is_nonzero"):
-            self.decides = True
-        self.foreign |= any(x.requires_grad and not x.is_leaf and x not in self.known for x in tensors)
-        out = func(*args, **(kwargs or {}))
-        for x in tree_flatten(out)[0]:
-            if isinstance(x, Tensor) and not self.known.get(x, False):
-                self.known[x] = tainted
-        return out
-
-
 def prove(trial: Trial, module: nn.Module) -> Verdict:
     """Try the call; every generator, buffer and Python value is as before afterwards."""
-    view, state = trial.view, Snapshot(module)
+    passed_on = [x for x, at in trial.pairs if at is None]
+    view, state = trial.view, Snapshot(module, given=passed_on)
     if state.refused:
         return Verdict(reason=state.refused)
     view.proving = True
     try:
         with view.trial():
             verdict = _try(trial)
+    except Refused as refused:
+        verdict = Verdict(reason=str(refused))
     except Exception as error:  # the call cannot be cut: a mask of fixed size, a loss over the batch
         verdict = Verdict(reason=f"a part of its rows raises {type(error).__name__}: {str(error)[:80]}")
     finally:
@@ -170,22 +87,22 @@ def _try(trial: Trial) -> Verdict:
         same, other = parts[start, count].out, trial.forward(start, count, keep).out
         if not all(_same_row(s, o, at, keep - start) for s, o, at in zip(same, other, outs, strict=True)):
             return Verdict(reason="its rows depend on each other")
-    if whole.normalized and trial.total != size:
-        of_all = [len(x) * trial.total for x in whole.normalized]
+    if whole.normalized and trial.given.cuts.total != size:
+        of_all = [len(x) * trial.given.cuts.total for x in whole.normalized]
         if of_all != [rows * size for rows in normalized_of_all(trial)]:
             return Verdict(reason=OTHER_ROWS)
-    return Verdict(tuple(outs), not trial.before.same_torch(after))
+    return Verdict(tuple(outs), whole.layout, not trial.before.same_torch(after))
 
 
 def _at_a_glance(trial: Trial, whole: Forward, after: Generators) -> str:
     """Why it is not row-wise, as far as one forward tells."""
     if not trial.before.same_python(after):
         return "it draws from random or numpy"
-    if whole.watch.decides:
-        return "it decides in Python by values of the batch"
-    if whole.watch.foreign:
-        return "it uses a tensor with a gradient from outside"
-    return "" if any(isinstance(x, Tensor) for x in whole.out) else "it returns no tensor"
+    if not any(isinstance(x, Tensor) for x in whole.out) and not isinstance(whole.out[0], Same):
+        return "it returns no tensor"
+    shown = zip(whole.out, whole.apart, strict=True)
+    rows = [x for x, apart in shown if isinstance(x, Tensor) and not apart]
+    return "" if all(trial.size in x.shape for x in rows) else NO_BATCH
 
 
 Parts = dict[tuple[int, int], Forward]  # by the first row and the number of rows
@@ -197,11 +114,11 @@ def _by_parts(trial: Trial, whole: Forward, count: int) -> tuple[Parts, list[int
     outs: list[int | None] = []
     for start, rows in dict.fromkeys([(0, count), (size - count, count), *trial.parts]):
         part = known[start, rows] = trial.forward(start, rows)
-        if part.spec != whole.spec:
+        if part.layout != whole.layout:
             return known, outs, "its outputs change their structure with the rows"
-        found = [_batch_dim(w, p, size, rows) for w, p in zip(whole.out, part.out, strict=True)]
+        found = _batch_dims(whole, part, size, rows)
         if UNLIKE in found or (outs and found != outs):
-            return known, outs, "an output has no batch dimension"
+            return known, outs, NO_BATCH
         outs = found
         both = zip(whole.out, part.out, found, strict=True)
         if not all(_close(w, p, at, start, rows) for w, p, at in both):
@@ -230,16 +147,46 @@ def _fed_alike(whole: list[Tensor], part: list[Tensor], size: int, start: int, c
 
 
 UNLIKE = -1
+CONSTANT = (*PLAIN, Same, torch.dtype, torch.device, torch.Size)
+
+
+def _batch_dims(whole: Forward, part: Forward, size: int, count: int) -> list[int | None]:
+    """Where the batch lies in each output; None for one that is of no rows, and the same."""
+    found: list[int | None] = []
+    for k, (w, p) in enumerate(zip(whole.out, part.out, strict=True)):
+        if whole.apart[k] and part.apart[k] and w.shape == p.shape and torch.equal(w, p):
+            found.append(None)
+        else:
+            alike = _alike(whole.own[k], part.own[k])
+            found.append(_batch_dim(w, p, size, count) if alike else UNLIKE)
+    return found
 
 
 def _batch_dim(whole: Any, part: Any, size: int, count: int) -> int | None:
-    """Where the batch lies in an output; None for an equal plain value, UNLIKE for neither."""
+    """Where the batch lies in an output; None for what is no tensor, and equal; UNLIKE for neither."""
     if not isinstance(whole, Tensor):
-        return None if isinstance(whole, PLAIN) and type(whole) is type(part) and whole == part else UNLIKE
+        return None if _equal(whole, part) else UNLIKE
     if not isinstance(part, Tensor) or whole.dim() != part.dim() or whole.layout is not torch.strided:
         return UNLIKE
     places = (d for d in range(whole.dim()) if whole.shape[d] == size and part.shape[d] == count)
     return next(places, UNLIKE)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return a is b or (type(a) is type(b) and isinstance(a, CONSTANT) and bool(a == b))
+
+
+def _alike(whole: Reach | None, part: Reach | None) -> bool:
+    """Whether outputs of a class of their own have the same attributes: those of rows will be the whole's."""
+    if whole is None or part is None:
+        return whole is part
+    if whole.layout != part.layout or whole.refused:
+        return False
+    both = zip(whole.leaves, part.leaves, strict=True)
+    return all(
+        torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else _equal(a, b)
+        for a, b in both
+    )
 
 
 def _tolerance(x: Tensor) -> float:

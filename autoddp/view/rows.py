@@ -12,7 +12,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._pytree import tree_flatten, tree_map
 
 from autoddp.errors import BadInput, LostGradient
-from autoddp.view.boundaries import Gather, SumOverRanks, part
+from autoddp.view.boundaries import Gather, SumOverRanks, named, node_of, part, strides_of
 from autoddp.view.cuts import Cuts
 from autoddp.view.family import RAW, Family, as_made, same, shows, version
 from autoddp.view.partials import Part
@@ -52,7 +52,7 @@ class Rows(Tensor, metaclass=Like):
         assert shape[at] == cuts.mine, f"{shape} along {at} is not {cuts}"
         shape[at] = cuts.total
         return Tensor._make_wrapper_subclass(
-            cls, shape, strides=_strides(local, shape), dtype=local.dtype, device=local.device
+            cls, shape, strides=strides_of(local, shape), dtype=local.dtype, device=local.device
         )
 
     def __init__(self, local: Tensor, cuts: Cuts, at: int = 0, family: Family | None = None) -> None:
@@ -78,7 +78,8 @@ class Rows(Tensor, metaclass=Like):
             return whole
         borrowed = self.family.borrowed(local) if self.family.lent and not needs else None
         with temporarily_clear_interpreter_stack() if _transformed() else nullcontext(), as_made(local):
-            whole = Gather.apply(local, self.cuts, self.at) if borrowed is None else borrowed
+            gather = named(Gather, node_of(local)) if needs else Gather
+            whole = gather.apply(local, self.cuts, self.at) if borrowed is None else borrowed
         if self._whole is None and not whole.is_inference():
             self.family.gathered.append(weakref.ref(self))
         self._whole, self._versions = whole, (version(local), version(whole))
@@ -140,17 +141,28 @@ class Partial(Tensor, metaclass=Like):
         view: View,
         dtype: torch.dtype | None = None,
         known: Part | None = None,
+        node: str = "",
     ) -> Partial:
         return Tensor._make_wrapper_subclass(cls, (), dtype=dtype or local.dtype, device=local.device)
 
     def __init__(
-        self, local: Tensor, view: View, dtype: torch.dtype | None = None, known: Part | None = None
+        self,
+        local: Tensor,
+        view: View,
+        dtype: torch.dtype | None = None,
+        known: Part | None = None,
+        node: str = "",
     ) -> None:
-        self.local, self.owner = local, view
+        self.local, self.owner, self._node = local, view, node
         self.declared = dtype or local.dtype
         self._part = known or view.pending.add(local)
         self._value: Tensor | None = None
         self._written = 0
+
+    @property
+    def node(self) -> str:
+        """The kind of its `grad_fn` in one process."""
+        return self._node or node_of(self.local)
 
     @property
     def unread(self) -> bool:
@@ -168,7 +180,8 @@ class Partial(Tensor, metaclass=Like):
         total = self._part.total
         assert total is not None
         local = self.local.to(self.declared)
-        value = SumOverRanks.apply(local, self.owner.group, total.to(self.declared))
+        summed = named(SumOverRanks, self.node) if needs else SumOverRanks
+        value = summed.apply(local, self.owner.group, total.to(self.declared))
         if not value.is_inference():
             self._value, self._written = value, value._version
         return value
@@ -186,17 +199,6 @@ class Partial(Tensor, metaclass=Like):
 
 for _kind in (Rows, Partial):
     _kind.__name__, _kind.__qualname__, _kind.__module__ = "Tensor", "Tensor", "torch"
-
-
-def _strides(local: Tensor, shape: list[int]) -> tuple[int, ...] | None:
-    """The strides that the whole has if it is laid out as `local`; None: contiguous."""
-    if local.is_contiguous() or local.layout is not torch.strided:
-        return None
-    strides, step = [0] * len(shape), 1
-    for dim in sorted(range(len(shape)), key=lambda k: (local.stride(k), -k)):
-        strides[dim] = step
-        step *= max(shape[dim], 1)
-    return tuple(strides)
 
 
 def split(x: object) -> TypeGuard[Rows]:

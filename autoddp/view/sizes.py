@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_unflatten
 
 if TYPE_CHECKING:
-    from autoddp.view.proof import Trial
+    from autoddp.view.trial import Trial
 
 
 def normalized_of_all(trial: Trial) -> list[int]:
@@ -22,20 +21,11 @@ def normalized_of_all(trial: Trial) -> list[int]:
     On this rank's rows, repeated: shapes alone would do, but torch's fake tensors start the threads of its
     engine, and no process that is forked afterwards can call backward() any more.
     """
-    rows = torch.arange(trial.total) % trial.size
-    return _sizes(trial, [_repeated(x, at, rows) for x, at in _pairs(trial)])
-
-
-def _pairs(trial: Trial) -> list[tuple[Any, int | None]]:
-    return list(zip(trial.leaves, trial.ats, strict=True))
-
-
-def _sizes(trial: Trial, leaves: list[Any]) -> list[int]:
+    rows = torch.arange(trial.given.cuts.total) % trial.size
     trial.before.put_back()
     trial.view.normalized = []
-    args, kwargs = tree_unflatten(leaves, trial.spec)
-    trial.run(*args, **kwargs)
-    return [len(x) for x in trial.view.normalized]
+    with trial.called([_repeated(x, at, rows) for x, at in trial.pairs]):
+        return [len(x) for x in trial.view.normalized]
 
 
 def _repeated(x: Any, at: int | None, rows: Tensor) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, CellType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -36,7 +36,7 @@ class Snapshot:
         refused: What is there that could not be put back; empty if nothing. Then there must be no trial.
     """
 
-    def __init__(self, module: nn.Module | None = None, dataset: Any = None) -> None:
+    def __init__(self, module: Any = None, dataset: Any = None, given: Iterable[Any] = ()) -> None:
         self._seen: dict[int, Any] = {}  # keeps what it saw alive, so that ids stay theirs
         self._checks: list[Callable[[], str | None]] = []
         self._names: set[str] = set()  # of what the code that was seen speaks of
@@ -44,6 +44,8 @@ class Snapshot:
         self.refused = ""
         if dataset is not None:
             self._value(type(dataset).__name__, dataset, 0)
+        for value in given:
+            self._value("what it is given", value, 0)
         if module is not None:
             self._module(module)
         for name in self._names.intersection(self._advancing):

@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec
 
 from autoddp.report import users_line
 from autoddp.view.boundaries import lend, part
 from autoddp.view.cuts import Cuts
 from autoddp.view.names import LeftOut
-from autoddp.view.proof import Trial, Verdict, prove
+from autoddp.view.proof import Verdict, prove
 from autoddp.view.rows import full, split
 from autoddp.view.settings import Settings
 from autoddp.view.state import View
+from autoddp.view.trial import Given, Trial
 
 Key = tuple[Any, ...]
 MOST = 8  # kinds of call of one module that are known; more are handed on to its parts
@@ -87,20 +87,13 @@ class Verdicts:
             self.proven[module] = Proofs()
             self.view.order.note(module.parameters())
 
-    def of(
-        self,
-        module: nn.Module,
-        leaves: list[Any],
-        spec: TreeSpec,
-        ats: list[int | None],
-        cuts: Cuts,
-    ) -> Verdict:
+    def of(self, module: nn.Module, given: Given) -> Verdict:
         """What is known of this call, proven now if it is the first of its kind."""
         if self._is_hooked(module):
             return Verdict(reason="hooks on it see the batch")
         if self.left_out.covers(module):
             return Verdict(reason="--disable modules:NAME names it, or a part of it")
-        key = (*_key(module, leaves, spec, ats, cuts), self.settings.of(module))
+        key = (*_key(module, given), self.settings.of(module))
         known = self.proven[module]
         known.calls += 1
         found = known.verdicts.get(key)
@@ -109,36 +102,28 @@ class Verdicts:
         reason = "" if found is not None else known.due(key)
         if reason:
             return Verdict(reason=reason)
-        verdict = self._agreed(self._prove(module, leaves, spec, ats, cuts))
+        verdict = self._agreed(self._prove(module, given))
         name = type(module).__name__
         if found is not None and (not verdict.reason or not verdict.sure):
             return found
         if found is not None:
             self.view.report.doubt("whole", f"{name} at {users_line()}", f"{CHANGED} ({verdict.reason})")
         known.keep(key, verdict)
-        what = verdict.reason or f"{cuts.mine} of {cuts.total} rows here"
+        what = verdict.reason or f"{given.cuts.mine} of {given.cuts.total} rows here"
         self.view.report.add("whole" if verdict.reason else "split", f"{name} at {users_line()}", what)
         return verdict
 
-    def _prove(
-        self,
-        module: nn.Module,
-        leaves: list[Any],
-        spec: TreeSpec,
-        ats: list[int | None],
-        cuts: Cuts,
-    ) -> Verdict:
+    def _prove(self, module: nn.Module, given: Given) -> Verdict:
         """On this rank's rows; where a rank has one row only, that proves nothing: on all of them."""
-        target = getattr(module, "_orig_mod", module)
+        target, cuts = getattr(module, "_orig_mod", module), given.cuts
         alone = cuts.smallest == 1
         tried = [
-            x if at is None else full(x) if alone else mine(x, at, cuts)
-            for x, at in zip(leaves, ats, strict=True)
+            full(x if at is None else full(x) if alone else mine(x, at, cuts))
+            for x, at in zip(given.reach.leaves, given.ats, strict=True)
         ]
-        tried = [full(x) for x in tried]
         parts = [(cuts.start, cuts.mine)] if alone else []
         size = cuts.total if alone else cuts.mine
-        return prove(Trial(self.view, target, tried, spec, ats, size, cuts.total, parts), target)
+        return prove(Trial(self.view, target, given, tried, size, parts), target)
 
     def _agreed(self, verdict: Verdict) -> Verdict:
         """All ranks must have found the same."""
@@ -174,13 +159,14 @@ def _has_hooks(m: nn.Module) -> bool:
     return bool(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks)
 
 
-def _key(module: nn.Module, leaves: list[Any], spec: TreeSpec, ats: list[int | None], cuts: Cuts) -> Key:
+def _key(module: nn.Module, given: Given) -> Key:
     """What a proof holds for: the mode, the layout of the arguments, plain settings among them."""
     settings = tuple(
         (x.dim(), x.dtype) if isinstance(x, Tensor) else x if isinstance(x, (bool, int, float, str)) else None
-        for x in leaves
+        for x in given.reach.leaves
     )
-    return module.training, cuts.smallest == 1, tuple(ats), settings, spec, _modes(module)
+    alone = given.cuts.smallest == 1
+    return module.training, alone, tuple(given.ats), settings, given.reach.layout, _modes(module)
 
 
 def _modes(module: nn.Module) -> tuple[Any, ...]:

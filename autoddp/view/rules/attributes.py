@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from autoddp.errors import BadInput
-from autoddp.view.boundaries import part
+from autoddp.view.boundaries import Renamed, named, node_of, part
 from autoddp.view.rows import Partial, Rows, full, split
 from autoddp.view.rules.operands import PLAIN, related
 from autoddp.view.rules.partial import copies
@@ -46,8 +46,22 @@ def metadata_calls(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @attribute_rule("grad_fn", "is_leaf")
 def graph(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The graph is that of this rank's part."""
-    return func(args[0].local, *args[1:])
+    """The graph is that of this rank's part, below a node of the kind that one process has."""
+    me = args[0]
+    if isinstance(me, Partial) and not me.unread:
+        return func(me.full(), *args[1:])
+    if isinstance(me, Partial) and func.__self__.__name__ == "grad_fn" and me.node != node_of(me.local):
+        return func(named(Renamed, me.node).apply(me.local))
+    return func(me.local, *args[1:])
+
+
+@rule("__repr__")
+def shown(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """A leaf of this rank's is a leaf to the script."""
+    me = args[0]
+    if not split(me) or not me.local.requires_grad or not me.local.is_leaf:
+        return NotImplemented
+    return func(me.full().detach().requires_grad_(), **kwargs)
 
 
 @attribute_rule("requires_grad")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # the field's name for it
 
-from autoddp.view.boundaries import SumOverRanks, part
+from autoddp.view.boundaries import SumOverRanks, named, node_of, part
 from autoddp.view.rows import Partial, Rows, full, split
 from autoddp.view.rules.operands import UNCLEAR, bound, operand, whole_operand
 from autoddp.view.table import rule
@@ -80,6 +80,9 @@ ELEMENTS = (
 )
 
 
+MEANS = {"l1_loss": "MeanBackward0"}  # the node of a mean, where it is not that of the sum
+
+
 @rule(*ELEMENTS)
 def element_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Losses with a term for each element: the number of elements is known."""
@@ -100,7 +103,8 @@ def element_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return Rows(func(me.local, target, reduction="none", **given), me.cuts, 0)
     total, dtype = _sum(func, me.local, target, **given)
     count = {"sum": 1, "mean": me.numel(), "batchmean": me.cuts.total}[reduction]
-    return Partial(total if count == 1 else total / count, me.cuts.view, dtype)
+    node = MEANS.get(name, node_of(total)) if reduction == "mean" else ""
+    return Partial(total if count == 1 else total / count, me.cuts.view, dtype, node=node)
 
 
 @rule("cross_entropy", "nll_loss")
@@ -138,20 +142,22 @@ def _mean(
     me: Rows, total: Tensor, target: Any, mine: Tensor, given: dict[str, Any], dtype: torch.dtype
 ) -> Any:
     """The sum by its denominator: known, counted at the fetch, or reduced together with the sum."""
-    view, terms = me.cuts.view, me.numel() // max(me.shape[1], 1)
+    view, terms, node = me.cuts.view, me.numel() // max(me.shape[1], 1), node_of(total)
     if mine.is_floating_point():  # class probabilities: none is ignored
-        return Partial(total / terms, view, dtype)
+        return Partial(total / terms, view, dtype, node=node if node == "AddBackward0" else "DivBackward1")
     weight, ignore = given.get("weight"), given.get("ignore_index", IGNORED)
     if weight is None and not split(target):
-        return Partial(total / (full(target) != ignore).sum(), view, dtype)
+        return Partial(total / (full(target) != ignore).sum(), view, dtype, node=node)
     if weight is None and ignore == IGNORED and target.tally is not None:
         hits = target.tally.count(target)
         if hits is not None:
-            return Partial(total / (terms - hits) if terms > hits else total * float("nan"), view, dtype)
+            mean = total / (terms - hits) if terms > hits else total * float("nan")
+            return Partial(mean, view, dtype, node=node)
     real = mine != ignore
     if weight is None:
         count = real.sum().to(total.dtype)
     else:
         count = weight[mine.where(real, 0)].mul(real).sum().to(total.dtype)
-    both = SumOverRanks.apply(torch.stack([total, count]), view.group)
-    return (both[0] / both[1].detach()).to(dtype)
+    both = view.group.all_reduce(torch.stack([total.detach(), count]))
+    mean, mine = ((x / both[1]).to(dtype) for x in (both[0], total))
+    return named(SumOverRanks, node).apply(mine, view.group, mean)

@@ -59,7 +59,7 @@ def _into(x: Any, out: Any) -> Any:
     """`loss += term`, `loss /= 4`: the same tensor goes on, unread."""
     if out is NotImplemented or not unread(x) or x.dtype != out.dtype or x._value is not None:
         return NotImplemented
-    x.local, x._part = out.local, out._part
+    x.local, x._part, x._node = out.local, out._part, out._node
     return x
 
 
@@ -70,7 +70,7 @@ def _sum(x: Any, y: Any, sign: int) -> Any:
     a, b = _part(x, known), _part(y, known)
     if a is None or b is None:
         return NotImplemented
-    return _like(known, y if known is x else x, a + sign * b)
+    return _like(known, y if known is x else x, a + b if sign > 0 else a - b)
 
 
 def _part(x: Any, known: Partial) -> Any:

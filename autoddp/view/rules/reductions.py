@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from autoddp.view.boundaries import SumOverRanks
+from autoddp.view.boundaries import SumOverRanks, named
 from autoddp.view.rows import Partial, Rows, split
 from autoddp.view.table import rule
 
@@ -98,7 +99,9 @@ def over_everything(name: str, me: Rows) -> Any:
             return NotImplemented  # autocast decides the dtype
         total = local.sum(dtype=torch.float32) if low else local.sum()
         dtype = local.dtype if low else total.dtype
-        return Partial(total if name == "sum" else total / me.numel(), view, dtype)
+        if name == "sum":
+            return Partial(total, view, dtype)
+        return Partial(total / me.numel(), view, dtype, node="MeanBackward0")
     needs = local.requires_grad and torch.is_grad_enabled()
     if needs or name not in ("max", "min", "any", "all") or local.is_complex() or not me.cuts.smallest:
         return NotImplemented
@@ -115,13 +118,10 @@ def over_batch(func: Any, name: str, me: Rows, dims: list[int], keepdim: bool, k
         return NotImplemented
     if name == "mean" and not (local.is_floating_point() or local.is_complex()):
         return NotImplemented
-    total = SumOverRanks.apply(local.sum(dims, keepdim=keepdim), me.cuts.view.group)
-    if name == "sum":
-        return total
-    count = 1
-    for dim in set(dims):
-        count *= me.shape[dim]
-    return total / count
+    total, node = local.sum(dims, keepdim=keepdim), "SumBackward1"
+    if name == "mean":
+        total, node = total / math.prod(me.shape[dim] for dim in set(dims)), "MeanBackward1"
+    return named(SumOverRanks, node).apply(total, me.cuts.view.group)
 
 
 @rule(*KEEP)

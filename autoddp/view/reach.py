@@ -1,0 +1,256 @@
+"""What a call is given belongs to the call: the same lists, dicts and objects go in and come out.
+
+So what holds other values is never copied. It is filled in place for the length of the call, and put
+back after it: what the callee left there stays. Only tuples, which nobody can write into, are built anew.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections import OrderedDict, UserDict, UserList, deque
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from types import FunctionType, MethodType, ModuleType, SimpleNamespace
+from typing import Any
+
+from torch import Tensor, nn
+
+DEPTH = 8
+MOST = 4096  # values that are looked at; what reaches more is the world, not an argument
+SINGLE = frozenset({int, float, bool, str, bytes, complex, type(None)})  # hashed by value
+OPAQUE = (nn.Module, type, FunctionType, MethodType, ModuleType, Enum)
+HOLDERS = (SimpleNamespace, Namespace, UserDict, UserList)  # of Python's own, for whatever one likes
+CLOSED = frozenset(sys.stdlib_module_names) | {"torch", "numpy"}  # their objects are looked at by nobody
+GONE = object()
+
+Node = Any  # the number of a leaf, or what holds others: (the thing, the nodes of a tuple's items)
+
+
+class Reach:
+    """The leaves of values, in order, and what holds them.
+
+    Attributes:
+        names: Of the last values, those that are given by keyword.
+        leaves: Tensors, and whatever else holds nothing that could be put back.
+        layout: Equal for values that are built alike.
+        inside: The numbers of leaves that lie in an object, which a class of its own takes apart.
+        spaces: Whatever can be written into, with the nodes of what it holds.
+        holders: The lists, dicts and objects that these belong to.
+        refused: Why it cannot be filled; empty if it can.
+    """
+
+    __slots__ = (
+        "_before", "_nodes", "_placed", "_seen",
+        "holders", "inside", "layout", "leaves", "names", "refused", "spaces",
+    )  # fmt: skip
+
+    def __init__(self, values: tuple[Any, ...], names: tuple[str, ...] = ()) -> None:
+        self.leaves: list[Any] = []
+        self.names = names
+        self.inside: set[int] = set()
+        self.spaces: list[tuple[Any, list[tuple[Any, Node]]]] = []
+        self.holders: list[Any] = []
+        self.refused = ""
+        self._seen: dict[int, int] = {}
+        self._before: list[Any] = []
+        self._placed: list[tuple[Any, Any, Any, Any]] = []
+        built: list[Hashable] = [len(values), names]
+        self._nodes = [self._look(value, built, 0, False) for value in values]
+        self.layout: Hashable = tuple(built)
+
+    def _look(self, value: Any, built: list[Hashable], depth: int, inside: bool) -> Node:
+        kind = type(value)
+        if kind in SINGLE or isinstance(value, (Tensor, *OPAQUE)):
+            return self._leaf(value, built, inside)
+        if id(value) in self._seen:
+            built.append(("again", self._seen[id(value)]))
+            return value, None
+        if is_tuple(kind):
+            built.append((kind, len(value)))
+            return value, [self._look(item, built, depth + 1, inside) for item in value]
+        spaces = list(spaces_of(value))
+        if not spaces:
+            return self._leaf(value, built, inside)
+        if depth > DEPTH or len(self._seen) + len(self.leaves) > MOST:
+            self.refused = "what it is given reaches too far to be put back"
+            return value, None
+        self._seen[id(value)] = len(self._seen)
+        self.holders.append(value)
+        for space in spaces:
+            keys = tuple(keys_of(space))
+            built.append((kind, type(space), *(k if type(k) in SINGLE else type(k) for k in keys)))
+            own = inside or space is not value
+            nodes = [(key, self._look(item(space, key), built, depth + 1, own)) for key in keys]
+            self.spaces.append((space, nodes))
+            self._before.append(content(space))
+        return value, None
+
+    def _leaf(self, value: Any, built: list[Hashable], inside: bool) -> int:
+        built.append(isinstance(value, Tensor))
+        if inside:
+            self.inside.add(len(self.leaves))
+        self.leaves.append(value)
+        return len(self.leaves) - 1
+
+    def fill(self, made: list[Any]) -> list[Any]:
+        """The values, with `made` in the place of the leaves; `put_back` or `restore` has to follow."""
+        for space, nodes in self.spaces:
+            for key, node in nodes:
+                new, old = _made(node, made), item(space, key)
+                if new is not old:
+                    put(space, key, new)
+                    self._placed.append((space, key, new, old))
+        return [_made(node, made) for node in self._nodes]
+
+    def put_back(self) -> None:
+        """What was filled in, and is where it was, is what it was before."""
+        for space, key, new, old in self._placed:
+            if item(space, key) is new:
+                put(space, key, old)
+        self._placed.clear()
+
+    def restore(self) -> None:
+        """Whatever can be written into holds what it held, and nothing else."""
+        for (space, _), before in zip(self.spaces, self._before, strict=True):
+            set_content(space, before)
+        self._placed.clear()
+
+    def after(self, out: Any) -> Reach:
+        """What a call that was given this returned, and what it left in what it was given."""
+        return Reach((out, *self.holders))
+
+    @contextmanager
+    def filled(self, made: list[Any]) -> Iterator[list[Any]]:
+        """In here the leaves are `made`; afterwards they are what they were, wherever they are held."""
+        values = self.fill(made)
+        try:
+            yield values
+        finally:
+            if self._placed:
+                self.put_back()
+                after = self.after(None)
+                known = {id(m): x for m, x in zip(made, self.leaves, strict=True)}
+                after.fill([known.get(id(x), x) for x in after.leaves])
+
+    def call(self, run: Callable[..., Any], values: list[Any]) -> Any:
+        """What `run` gives, called as it was with the values that were looked at."""
+        names = self.names
+        if not names:
+            return run(*values)
+        count = len(values) - len(names)
+        return run(*values[:count], **dict(zip(names, values[count:], strict=True)))
+
+
+def reach_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reach:
+    """Of the arguments of a call."""
+    return Reach((*args, *kwargs.values()), tuple(kwargs))
+
+
+def _made(node: Node, made: list[Any]) -> Any:
+    if type(node) is int:
+        return made[node]
+    thing, nodes = node
+    if nodes is None:
+        return thing
+    items = [_made(n, made) for n in nodes]
+    if all(a is b for a, b in zip(items, thing, strict=True)):
+        return thing
+    kind = type(thing)
+    return kind(*items) if hasattr(kind, "_fields") else kind(items)
+
+
+def is_tuple(kind: type) -> bool:
+    """Whether it is a tuple, or one with names that holds nothing besides."""
+    if kind is tuple:
+        return True
+    if not issubclass(kind, tuple) or kind.__bases__ != (tuple,):
+        return False
+    return hasattr(kind, "_fields") or kind.__module__ == "torch.return_types"
+
+
+# ---- what can be written into
+
+
+class Slots:
+    """The attributes of an object that has no `__dict__` for them."""
+
+    def __init__(self, owner: Any, names: tuple[str, ...]) -> None:
+        self.owner, self.names = owner, names
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self.owner, name, GONE)
+
+    def put(self, name: str, value: Any) -> None:
+        """Past whatever a frozen class says to that."""
+        if value is not GONE:
+            object.__setattr__(self.owner, name, value)
+        elif hasattr(self.owner, name):
+            object.__delattr__(self.owner, name)
+
+
+def spaces_of(value: Any) -> Iterator[Any]:
+    """A list or dict itself; the attributes of an object."""
+    if isinstance(value, (list, deque, dict)):
+        yield value
+    kind = type(value)
+    if kind.__module__.partition(".")[0] in CLOSED and not isinstance(value, HOLDERS):
+        return
+    own = getattr(value, "__dict__", None)
+    if type(own) is dict:
+        yield own
+    named = (vars(one).get("__slots__", ()) for one in kind.__mro__)
+    names = [n for some in named for n in ((some,) if isinstance(some, str) else some)]
+    names = [n for n in names if not n.startswith("__") and hasattr(kind, n)]
+    if names:
+        yield Slots(value, tuple(names))
+
+
+def keys_of(space: Any) -> Any:
+    """Where it holds something."""
+    if isinstance(space, dict):
+        return base(space).keys(space)
+    return space.names if isinstance(space, Slots) else range(len(space))
+
+
+def item(space: Any, key: Any) -> Any:
+    """What it holds there now."""
+    if isinstance(space, (list, deque)):
+        return space[key] if key < len(space) else GONE
+    return dict.get(space, key, GONE) if isinstance(space, dict) else space[key]
+
+
+def put(space: Any, key: Any, value: Any) -> None:
+    """Past what a class of its own makes of that."""
+    if isinstance(space, Slots):
+        space.put(key, value)
+    else:
+        base(space).__setitem__(space, key, value)
+
+
+def base(space: Any) -> Any:
+    """Python's own class, which keeps what it holds."""
+    return next(kind for kind in (OrderedDict, dict, list, deque) if isinstance(space, kind))
+
+
+def content(space: Any) -> Any:
+    """What it holds now, to be set again."""
+    if isinstance(space, Slots):
+        return [space[name] for name in space.names]
+    return list(base(space).items(space)) if isinstance(space, dict) else list(space)
+
+
+def set_content(space: Any, before: Any) -> None:
+    """The inverse."""
+    if isinstance(space, Slots):
+        for name, value in zip(space.names, before, strict=True):
+            space.put(name, value)
+        return
+    kind = base(space)
+    kind.clear(space)
+    if not isinstance(space, dict):
+        kind.extend(space, before)
+        return
+    for key, value in before:
+        kind.__setitem__(space, key, value)
