@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from types import ModuleType
 from typing import Any
 
 import torch
+import wrapt
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
@@ -27,6 +29,7 @@ CHECKPOINT = (
     "preserve_rng_state",
     "early_stop",
 )
+UNTRACED = ("autoddp.view", "autoddp.report", "autoddp.outside")  # `__call__` below is traced, and plain then
 TRANSFORMS = ("vmap", "grad", "grad_and_value", "jacrev", "jacfwd", "hessian", "functionalize")
 
 
@@ -43,7 +46,8 @@ class Modules(Feature):
         self.calls = Calls(run.view, tuple(names))
 
     def setup(self, undo: ExitStack) -> None:
-        """Nothing is kept outside the patches."""
+        """What decides how a module runs is no part of what torch.compile traces."""
+        wrapt.register_post_import_hook(_leave_out, "torch._dynamo.trace_rules")
 
     @patch("torch.nn:Module.__call__", why="runs on this rank's rows what is proven row-wise", hot=True)
     def split_calls(self, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -258,3 +262,9 @@ def _traced() -> bool:
     return (
         torch._C._get_tracing_state() is not None or torch._C._functorch.peek_interpreter_stack() is not None
     )
+
+
+def _leave_out(rules: ModuleType) -> None:
+    """At such a frame a graph breaks, where Dynamo can do that; traced, it fails in what it does not know."""
+    for name in UNTRACED:
+        rules.add(name)

@@ -71,6 +71,8 @@ def requires_grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if len(args) > 1 and isinstance(args[1], bool):
         if not isinstance(me, Rows):
             return NotImplemented
+        if not me.local.is_leaf:
+            me.local.requires_grad = args[1]  # which torch refuses, in its own words
         _require(me, args[1])
         return None
     return me.local.requires_grad
@@ -89,7 +91,7 @@ def requires_grad_(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def _require(me: Rows, yes: bool) -> None:
     local = me.local
     fresh = yes and not local.requires_grad
-    local.requires_grad = yes
+    local.requires_grad_(yes)
     if fresh:
         size = me.cuts.view.group.size
         local._autoddp_rows = True  # type: ignore[attr-defined]  # not a leaf to average over ranks
