@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 AHEAD = 4  # batches of one pass that a rank may have before it
 MOST = 1 << 17  # bytes of a message
+DESCRIPTORS = 253  # of a message, at most
 BUFFER = 1 << 22
 TAKEN = struct.Struct("I")  # the pass of which a batch was taken
 HELLO = struct.Struct(">16sI")  # the token, the rank
@@ -177,9 +178,9 @@ class Lines:
         connected = self.sockets[self.first]
         select.select([connected], [], [])
         try:
-            data, descriptors, _, _ = socket.recv_fds(connected, MOST, 253)
-        except ConnectionResetError:
-            data, descriptors = b"", []
+            data, descriptors, _, _ = socket.recv_fds(connected, MOST, DESCRIPTORS)
+        except ConnectionResetError:  # said once, of what it has not read; what it said before is still here
+            data, descriptors, _, _ = socket.recv_fds(connected, MOST, DESCRIPTORS)
         if not data:
             raise RankEnded(
                 f"rank {self.first} has ended, which loads this node's batches, and this rank waits for one"
