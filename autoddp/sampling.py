@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -119,6 +120,7 @@ class Fetching:
         self._outside: Generators | None = None  # where the generators are to be after a fetch
         self._drawing = False
         self._drew: Callable[[], None] | None = None
+        self._thread = threading.get_ident()
 
     def start(
         self,
@@ -141,7 +143,7 @@ class Fetching:
         here = loader.num_workers == 0 and not still  # else the data set draws in its workers
 
         def before_fetch() -> None:
-            if here:
+            if here and threading.get_ident() == self._thread:
                 self._before_fetch(draws, drew)
 
         sampler = RowSampler(loader.batch_sampler, world.world_size, world.rank, before_fetch)
@@ -166,6 +168,8 @@ class Fetching:
     def fetch(self, inner: Any) -> Any:
         """The next batch; modules in a data set are plain."""
         self._outside = None
+        if threading.get_ident() != self._thread:
+            return next(inner)  # what the script does meanwhile must not be plain, nor its draws undone
         try:
             with self.run.view.set_aside():
                 return next(inner)

@@ -70,7 +70,7 @@ class Loaders(Feature):
             return wrapped()
         where, apart = f"DataLoader at {users_line()}", threading.get_ident() != self._thread
         plan = self._planned(loader, where, apart)
-        waiting = self.waited.setdefault(where, Waiting(workers=loader.num_workers))
+        waiting = self.waited.setdefault(where, Waiting(workers=loader.num_workers, thread=self._thread))
         self.judge(where)
         if plan.way == EACH or (plan.way == SHARED and apart):
             return Whole(self.view, wrapped(), waiting)

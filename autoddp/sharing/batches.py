@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -30,6 +31,7 @@ class Waiting:
     seconds: float = 0.0
     total: float = 0.0
     workers: int = 0
+    thread: int = 0  # the script's own
 
     @property
     def share(self) -> float:
@@ -43,6 +45,7 @@ class Whole(LoaderIterator):
     def __init__(self, view: View, inner: Any, waiting: Waiting) -> None:
         super().__init__(inner)
         self.view, self.waiting = view, waiting
+        self.thread = waiting.thread
         self._since = time.perf_counter()
 
     def __next__(self) -> Any:
@@ -56,6 +59,8 @@ class Whole(LoaderIterator):
             self._since = now
 
     def _batch(self) -> Any:
+        if threading.get_ident() != self.thread:
+            return next(self.inner)  # or modules of the script's own thread would be plain meanwhile
         with self.view.set_aside():
             return next(self.inner)
 

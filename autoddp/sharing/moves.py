@@ -15,9 +15,12 @@ from autoddp.view.generators import Generators
 Moves = dict[str, Any]
 
 
-def moves(before: Generators, after: Generators) -> Moves:
-    """The states of those that moved."""
+def moves(before: Generators | None) -> Moves:
+    """The states of those that have moved since; none where that is not known."""
     found: Moves = {}
+    if before is None:
+        return found
+    after = Generators()
     if after.python != before.python:
         found["python"] = after.python
     if after.numpy is not None and not _same_numpy(before.numpy, after.numpy):

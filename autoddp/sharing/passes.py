@@ -50,14 +50,14 @@ class Course:
         self.lines.say(self.number, kind, self.asked, said)
 
     def give(
-        self, batch: Any, before: Generators, keeps: Callable[[Any], bool], apart: bool, clean: bool
+        self, batch: Any, before: Generators | None, keeps: Callable[[Any], bool], apart: bool, clean: bool
     ) -> None:
         """A batch, to all others.
 
         Raises:
             Unfit: It cannot be handed over.
         """
-        changed = moves(before, Generators())
+        changed = moves(before)
         parcel = pack((batch, changed, clean), self.memory, keeps, apart)
         try:
             said = parcel.said()
@@ -66,9 +66,9 @@ class Course:
         finally:
             parcel.close()
 
-    def fail(self, error: BaseException, before: Generators) -> None:
+    def fail(self, error: BaseException, before: Generators | None) -> None:
         """What was raised, to all others."""
-        self.say(RAISED, (told(error), moves(before, Generators())))
+        self.say(RAISED, (told(error), moves(before)))
 
     def _wait_for_room(self) -> None:
         if self.lines.room(self.number):
@@ -102,9 +102,16 @@ class Course:
 
     # ---- both
 
+    def states(self) -> Generators | None:
+        """Of the generators; none in a thread of the script's, beside which another one may draw."""
+        return Generators() if self._at_home() else None
+
+    def _at_home(self) -> bool:
+        return (os.getpid(), threading.get_ident()) == self._home
+
     def at(self, kind: str, words: str) -> AbstractContextManager[None]:
         """In here this rank is in the midst of that, for those who look after the job."""
-        if (os.getpid(), threading.get_ident()) != self._home:
+        if not self._at_home():
             return nullcontext()
         return self.run.group.position.at(kind, words)
 
@@ -147,7 +154,7 @@ class Given:
 
     def _fetch(self, index: Any) -> Any:
         course, batch, error = self.course, None, None
-        before, changed = Generators(), self.look.before()
+        before, changed = course.states(), self.look.before()
         try:
             with course.own():
                 batch = self.real.fetch(index)
@@ -214,8 +221,8 @@ class Taken:
             return self.real.fetch(index)
 
     def _note(self, index: Any) -> None:
-        state = Generators()
-        known = self.once and self._after is not None and state.same(self._after)
+        state = self.course.states()
+        known = self.once and state and self._after is not None and state.same(self._after)
         self.missed.append((index, None if known else state))
         if len(self.missed) > MOST:
             self.missed.popleft()
@@ -223,7 +230,7 @@ class Taken:
     def _done(self, clean: bool) -> None:
         if clean and not self.once:
             self.missed.clear()
-        self._after = Generators() if self.once else None
+        self._after = self.course.states() if self.once else None
 
     def _catch_up(self) -> Any:
         """Fetch what was missed, from where the generators were; the script has all but the last."""

@@ -21,7 +21,6 @@ from autoddp.sharing.moves import moves, told
 from autoddp.sharing.passes import STRIKES, Course, Given, Taken
 from autoddp.sharing.stamp import Look
 from autoddp.sharing.workers import Follower, Leading, Steps
-from autoddp.view.generators import Generators
 
 
 class Pass(LoaderIterator):
@@ -119,11 +118,11 @@ class Sharing:
                 return make()
             if not isinstance(loader.dataset, IterableDataset):  # that one's sampler says always the same
                 self.fetching.starting = self._stepping(loader, course)
-            before = Generators()
+            before = course.states()
             try:
                 inner = make()
             except Exception as error:
-                course.say(RAISED, (told(error), moves(before, Generators())))
+                course.say(RAISED, (told(error), moves(before)))
                 raise
             course.say(MADE)
             return Leading(inner, course)

@@ -17,7 +17,6 @@ from autoddp.sharing.lines import BATCH, ENDED, RAISED
 from autoddp.sharing.moves import follow, raised
 from autoddp.sharing.parcel import Unfit
 from autoddp.sharing.passes import Course
-from autoddp.view.generators import Generators
 
 
 class Steps:
@@ -100,7 +99,7 @@ class Leading(LoaderIterator):
         course = self.course
         course.asked += 1
         with course.acting():
-            before = Generators()
+            before = course.states()
             try:
                 batch = next(self.inner)
             except (Exception, SystemExit) as error:
