@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch.utils.data.dataloader import default_collate
 
 from autoddp.group import MAX
 from autoddp.patching import Feature, patch
@@ -79,8 +78,7 @@ class Loaders(Feature):
             def part(reason: str) -> None:
                 self._decide(loader, where, Plan(EACH, reason))
 
-            batched = loader._auto_collation and loader.collate_fn is default_collate
-            return Handed(self.view, self.sharing.start(loader, wrapped, where, part), waiting, batched)
+            return Handed(self.view, self.sharing.start(loader, wrapped, where, part), waiting)
 
         drawn = functools.partial(self._drew.add, where)
         inner = self.fetching.start(

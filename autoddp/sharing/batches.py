@@ -68,17 +68,23 @@ class Whole(LoaderIterator):
 class Handed(Whole):
     """An iterator whose batches the first rank of the node loads."""
 
-    def __init__(self, view: View, inner: Pass, waiting: Waiting, batched: bool) -> None:
+    def __init__(self, view: View, inner: Pass, waiting: Waiting) -> None:
         super().__init__(view, inner, waiting)
-        self.batched = batched  # of every tensor, the first dimension is the batch
-        self.pins = inner.pins
+        self.batched, self.pins = inner.batched, inner.pins
 
     def _batch(self) -> Any:
         batch = super()._batch()
-        leaves, spec = tree_flatten(batch)
-        total = _rows_of(leaves) if self.batched else 0
-        if total < self.view.group.size:
+        if not self.batched:
             return pin_memory(batch, self.pins) if self.pins else batch
+        leaves, spec = tree_flatten(batch)
+        total = _rows_of(leaves)
+        if total < self.view.group.size:
+            whole = [x.clone() if isinstance(x, Tensor) and not self.pins else x for x in leaves]
+            return (
+                pin_memory(tree_unflatten(whole, spec), self.pins)
+                if self.pins
+                else tree_unflatten(whole, spec)
+            )
         cuts = self.view.cut(total)
         return tree_unflatten([counted(Rows(self._mine(x, cuts), cuts)) for x in leaves], spec)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 from typing import Any
@@ -61,3 +62,25 @@ def _is_plain(x: Any) -> bool:
         and x.device.type == "cpu"
         and not (x.requires_grad or x.is_conj() or x.is_neg() or x.is_quantized)
     )
+
+
+def write(descriptor: int, raw: memoryview, at: int) -> None:
+    """All of it, at this place."""
+    done = 0
+    while done < raw.nbytes:
+        done += os.pwrite(descriptor, raw[done:], at + done)
+
+
+def read(descriptor: int, into: memoryview, at: int) -> None:
+    """As much as there is room for, from this place; the place of a descriptor is that of all who have it."""
+    done = 0
+    while done < into.nbytes:
+        done += os.preadv(descriptor, [into[done:]], at + done)
+
+
+def bytes_of(storage: torch.UntypedStorage) -> memoryview:
+    """Its memory."""
+    if not storage.nbytes():
+        return memoryview(b"")
+    kind = ctypes.c_ubyte * storage.nbytes()
+    return memoryview(kind.from_address(storage.data_ptr())).cast("B")

@@ -7,7 +7,6 @@ Whoever opens a parcel maps its pages privately: what a script writes into its b
 
 from __future__ import annotations
 
-import ctypes
 import io
 import mmap
 import os
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing import get_sharing_strategy
 
-from autoddp.sharing.memory import Memory, nameless
+from autoddp.sharing.memory import Memory, bytes_of, nameless, read, write
 
 SMALL = 1 << 12  # bytes of a tensor, or an array, that travel in the message
 SAID = 1 << 14  # bytes of all that does
@@ -55,7 +54,7 @@ class Parcel:
         if len(words) <= SAID:
             return words, self.sizes
         self.descriptors.append(nameless(len(words)))
-        _write(self.descriptors[-1], memoryview(words), 0)
+        write(self.descriptors[-1], memoryview(words), 0)
         return b"", [*self.sizes, len(words)]
 
     @classmethod
@@ -63,22 +62,26 @@ class Parcel:
         """The inverse."""
         words, sizes = said
         if not words:
-            with os.fdopen(descriptors.pop(), "rb") as file:
-                words, sizes = file.read(), sizes[:-1]
+            filled = bytearray(sizes.pop())
+            read(descriptors[-1], memoryview(filled), 0)
+            os.close(descriptors.pop())
+            words = bytes(filled)
         body, extents, buffers, inline = pickle.loads(words)
         return cls(body, extents, buffers, inline, sizes, descriptors)
 
-    def open(self) -> Any:
-        """The batch, in private pages; the descriptors are closed."""
+    def open(self, mapped: bool = False) -> Any:
+        """The batch, which is this rank's own; the descriptors are closed.
+
+        Args:
+            mapped: It lies in private pages, for a while: Python holds a descriptor for each.
+        """
         try:
-            maps = [
-                mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE)
-                for descriptor, size in zip(self.descriptors, self.sizes, strict=True)
-            ]
+            found = list(zip(self.descriptors, self.sizes, strict=True))
+            maps = [mmap.mmap(*one, flags=mmap.MAP_PRIVATE) for one in found] if mapped else []
+            views = (self._view(extent, maps, readonly) for extent, readonly in self.buffers)
+            return _Unpickler(io.BytesIO(self.body), views, lambda n: self._storage(n, maps)).load()
         finally:
             self.close()
-        views = (self._view(extent, maps, readonly) for extent, readonly in self.buffers)
-        return _Unpickler(io.BytesIO(self.body), views, lambda n: self._storage(n, maps)).load()
 
     def close(self) -> None:
         """What it holds of the kernel."""
@@ -90,8 +93,11 @@ class Parcel:
         number, at, length, _ = extent
         if number == NOWHERE:
             view = memoryview(bytearray(self.inline[at : at + length]))
-        else:
+        elif maps:
             view = memoryview(maps[number])[at : at + length]
+        else:
+            view = memoryview(bytearray(length))
+            read(self.descriptors[number], view, at)
         return view.toreadonly() if readonly else view
 
     def _storage(self, number: int, maps: list[mmap.mmap]) -> tuple[torch.UntypedStorage, int]:
@@ -99,8 +105,12 @@ class Parcel:
         extent = self.extents[number]
         if not extent[2]:
             return torch.UntypedStorage(0), extent[3]
-        view = self._view(extent, maps, False)
-        return torch.frombuffer(view, dtype=torch.uint8).untyped_storage(), extent[3]
+        if maps or extent[0] == NOWHERE:
+            view = self._view(extent, maps, False)
+            return torch.frombuffer(view, dtype=torch.uint8).untyped_storage(), extent[3]
+        storage = torch.UntypedStorage(extent[2])
+        read(self.descriptors[extent[0]], bytes_of(storage), extent[1])
+        return storage, extent[3]
 
 
 def pack(batch: Any, memory: Memory, keeps: Callable[[Any], bool], apart: bool) -> Parcel:
@@ -226,7 +236,7 @@ class _Packing:
         if not self.pickler.apart:
             _refuse_shared(storage, tensors)
         first, end = _used(tensors)
-        return self._copied(_bytes_of(storage)[first:end], first)
+        return self._copied(bytes_of(storage)[first:end], first)
 
     def _room(self) -> bool:
         return len(self.descriptors) < FEW and get_sharing_strategy() == "file_descriptor"
@@ -246,13 +256,7 @@ class _Packing:
         self.descriptors.append(descriptor)
         self.sizes.append(self.size)
         for at, raw in self.parts:
-            _write(descriptor, raw, at)
-
-
-def _write(descriptor: int, raw: memoryview, at: int) -> None:
-    done = 0
-    while done < raw.nbytes:
-        done += os.pwrite(descriptor, raw[done:], at + done)
+            write(descriptor, raw, at)
 
 
 def _used(tensors: list[Tensor]) -> tuple[int, int]:
@@ -265,13 +269,6 @@ def _used(tensors: list[Tensor]) -> tuple[int, int]:
             first = min(first, int(x.storage_offset()) * x.element_size())
             end = max(end, (int(x.storage_offset()) + reach + 1) * x.element_size())
     return min(first, end) // ALIGNED * ALIGNED, end
-
-
-def _bytes_of(storage: torch.UntypedStorage) -> memoryview:
-    if not storage.nbytes():
-        return memoryview(b"")
-    kind = ctypes.c_ubyte * storage.nbytes()
-    return memoryview(kind.from_address(storage.data_ptr())).cast("B")
 
 
 def _keep_apart(descriptor: int, size: int, tensors: list[Tensor]) -> None:

@@ -34,10 +34,12 @@ class Course:
     Attributes:
         number: All ranks number their passes alike, as they begin them.
         where: The loader, in words.
+        batched: Torch's own function makes its batches, of which a rank takes its rows.
     """
 
-    def __init__(self, run: Run, lines: Lines, number: int, where: str) -> None:
+    def __init__(self, run: Run, lines: Lines, number: int, where: str, batched: bool) -> None:
         self.run, self.lines, self.number, self.where = run, lines, number, where
+        self.batched = batched
         self.first = run.world.rank == lines.first
         self.asked = 0  # how often the script has asked for a batch
         self.memory = Memory()
@@ -95,7 +97,7 @@ class Course:
 
     def open(self, said: Any, descriptors: list[int]) -> tuple[Any, bool]:
         """A batch that was given; whether nothing had changed by then."""
-        batch, changed, clean = Parcel.heard(said, descriptors).open()
+        batch, changed, clean = Parcel.heard(said, descriptors).open(self.batched)
         self.lines.took(self.number)
         follow(changed)
         return batch, clean

@@ -28,6 +28,7 @@ class Pass(LoaderIterator):
 
     def __init__(self, inner: Any, course: Course, pins: str) -> None:
         super().__init__(inner)
+        self.batched = course.batched
         self.pins = pins  # the device that batches are pinned for; empty: none
         end = course.lines.end if course.first else course.lines.forget
         weakref.finalize(self, end, course.number).atexit = False
@@ -74,7 +75,8 @@ class Sharing:
             part: Told why every rank loads for itself, from the next pass on.
         """
         assert self.lines is not None
-        course = Course(self.run, self.lines, next(self._numbers), where)
+        batched = loader._auto_collation and loader.collate_fn is default_collate
+        course = Course(self.run, self.lines, next(self._numbers), where, batched)
         with self._pinning_later(loader) as pins:
             inner = self._with_workers(loader, make, course) if loader.num_workers else make()
         if not loader.num_workers:
@@ -104,7 +106,7 @@ class Sharing:
 
         real = inner._dataset_fetcher
         if course.first:
-            if loader.collate_fn is default_collate and loader._auto_collation:
+            if course.batched:
                 real.collate_fn = course.memory.collate
             look = Look(loader.dataset, loader.collate_fn)
             inner._dataset_fetcher = Given(course, real, look, parted)

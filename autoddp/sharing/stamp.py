@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.sharedctypes import SynchronizedBase
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ from autoddp.view.opaque import advances
 SHARING = ("multiprocessing.queues", "multiprocessing.connection", "multiprocessing.managers")
 SHARED = (SynchronizedBase, SharedMemory, mmap.mmap, ctypes.Array, ctypes._SimpleCData)
 MOST = 300_000  # objects that are looked at; of more it cannot be told in time
-ATOMS = {int, float, bool, str, bytes, complex, type(None), type(Ellipsis), range, slice, BuiltinFunctionType}
+ATOMS = {int, float, bool, str, bytes, complex, type(None), type(Ellipsis), range, slice}
 SHARE = 0.05  # of the time, for looking
 OFTEN = 64  # fetches between two looks, at most
 
@@ -106,6 +106,9 @@ class Stamp:
         self.shared = self.shared or (where if yes else "")
 
     def _object(self, where: str, x: Any) -> None:
+        if isinstance(x, (BuiltinFunctionType, MethodWrapperType)):
+            self._todo.append((where, x.__self__))  # a module, or the object whose method it is
+            return
         if isinstance(x, logging.Logger) or any(x is each for each in (sys.stdout, sys.stderr, sys.stdin)):
             return  # what is logged is an effect
         self._shared(where, isinstance(x, SHARED) or type(x).__module__.startswith(SHARING))
