@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections import deque
@@ -70,7 +71,7 @@ class Handed(Whole):
 
     def __init__(self, view: View, inner: Pass, waiting: Waiting) -> None:
         super().__init__(view, inner, waiting)
-        self.batched, self.pins = inner.batched, inner.pins
+        self.batched, self.pins, self.took = inner.batched, inner.pins, inner.took
 
     def _batch(self) -> Any:
         batch = super()._batch()
@@ -79,14 +80,13 @@ class Handed(Whole):
         leaves, spec = tree_flatten(batch)
         total = _rows_of(leaves)
         if total < self.view.group.size:
-            whole = [x.clone() if isinstance(x, Tensor) and not self.pins else x for x in leaves]
-            return (
-                pin_memory(tree_unflatten(whole, spec), self.pins)
-                if self.pins
-                else tree_unflatten(whole, spec)
-            )
-        cuts = self.view.cut(total)
-        return tree_unflatten([counted(Rows(self._mine(x, cuts), cuts)) for x in leaves], spec)
+            whole = tree_unflatten([_copied(x) for x in leaves], spec)
+            made = pin_memory(whole, self.pins) if self.pins else whole
+        else:
+            cuts = self.view.cut(total)
+            made = tree_unflatten([counted(Rows(self._mine(x, cuts), cuts)) for x in leaves], spec)
+        self.took()
+        return made
 
     def _mine(self, x: Tensor, cuts: Cuts) -> Tensor:
         """A copy of this rank's rows, so that the memory that ranks share is free again."""
@@ -131,6 +131,11 @@ class Shared(Whole):
         if type(batch) is list and all(isinstance(x, Tensor) for x in batch):
             return [rows(x) for x in batch]  # three times quicker, and most batches are so
         return tree_map(rows, batch)
+
+
+def _copied(x: Any) -> Any:
+    """What pytree takes for a leaf may hold tensors, too: a dictionary of a user's own kind."""
+    return x.clone() if isinstance(x, Tensor) else copy.deepcopy(x)
 
 
 def _rows_of(leaves: list[Any]) -> int:

@@ -75,11 +75,11 @@ class Lines:
 
     # ---- the first rank
 
-    def room(self, course: int) -> bool:
-        """Whether nobody is so far behind in this pass that he must be waited for."""
+    def room(self, course: int, ahead: int = AHEAD) -> bool:
+        """Whether nobody has so many batches of this pass before him."""
         with self._lock:
             self._take_note()
-            return all(ahead[course] < AHEAD for ahead in self._ahead.values())
+            return all(theirs[course] < ahead for theirs in self._ahead.values())
 
     def wait(self) -> None:
         """Until something was taken, or for a moment: another thread may have noted it."""

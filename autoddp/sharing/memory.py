@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,26 +22,41 @@ def nameless(size: int) -> int:
     return descriptor
 
 
-class Memory:
-    """Where the batches of a loader without workers are collated, as its workers would: in shared memory."""
+class Piece:
+    """Of such memory, mapped; its pages are there once they were written."""
 
-    def __init__(self) -> None:
-        self._made: dict[int, tuple[int, int]] = {}
+    def __init__(self, size: int) -> None:
+        self.size, self.descriptor = size, nameless(size)
+        self.flat = torch.frombuffer(mmap.mmap(self.descriptor, size), dtype=torch.uint8)
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
+class Memory:
+    """Where the batches of a loader without workers are collated, as its workers would: in shared memory.
+
+    Pages that were written once are used again when nobody reads what was there: new ones cost more than
+    the copy.
+    """
+
+    def __init__(self, idle: Callable[[], bool] = lambda: False) -> None:
+        self._idle = idle  # whether all others have taken what they were given
+        self._given: dict[int, Piece] = {}
+        self._free: list[Piece] = []
 
     def collate(self, samples: Any) -> Any:
         """What torch's default function gives."""
+        if self._given and self._idle():
+            self._free += self._given.values()
+            self._given.clear()
         kinds = {**collate.default_collate_fn_map, Tensor: self._stacked}
         return collate.collate(samples, collate_fn_map=kinds)
 
-    def taken(self, storage: torch.UntypedStorage) -> tuple[int, int] | None:
-        """The descriptor and the size of what was collated there; whoever asks is to close it."""
-        return self._made.pop(storage.data_ptr(), None)
-
-    def free(self) -> None:
-        """What nobody asked for: it is no part of the batch."""
-        for descriptor, _ in self._made.values():
-            os.close(descriptor)
-        self._made.clear()
+    def found(self, storage: torch.UntypedStorage) -> tuple[int, int] | None:
+        """A descriptor of what was collated there, which the caller is to close, and its size."""
+        piece = self._given.get(storage.data_ptr())
+        return None if piece is None else (os.dup(piece.descriptor), piece.size)
 
     def _stacked(self, samples: Any, *, collate_fn_map: Any = None) -> Tensor:
         first, plain = samples[0], collate.collate_tensor_fn
@@ -49,10 +65,13 @@ class Memory:
         size = len(samples) * first.numel() * first.element_size()
         if size < WORTH:
             return plain(samples, collate_fn_map=collate_fn_map)
-        descriptor = nameless(size)
-        flat = torch.frombuffer(mmap.mmap(descriptor, size), dtype=first.dtype)
-        self._made[flat.untyped_storage().data_ptr()] = descriptor, size
-        return torch.stack(samples, 0, out=flat.view(len(samples), *first.shape))
+        piece = next((piece for piece in self._free if piece.size == size), None)
+        if piece is None:
+            piece, self._free = Piece(size), []  # batches of another size need none of the old ones
+        else:
+            self._free.remove(piece)
+        self._given[piece.flat.data_ptr()] = piece
+        return torch.stack(samples, 0, out=piece.flat.view(first.dtype).view(len(samples), *first.shape))
 
 
 def _is_plain(x: Any) -> bool:

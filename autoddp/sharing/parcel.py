@@ -2,7 +2,7 @@
 
 What lies in shared memory already (what worker processes collate does) is told by its descriptor; the rest is
 copied once for all ranks, into memory without a name, so that nothing is left behind by a job that is killed.
-Whoever opens a parcel maps its pages privately: what a script writes into its batch stays its own.
+Whoever opens a parcel copies it, or what it needs of it: what a script writes into its batch stays its own.
 """
 
 from __future__ import annotations
@@ -73,11 +73,12 @@ class Parcel:
         """The batch, which is this rank's own; the descriptors are closed.
 
         Args:
-            mapped: It lies in private pages, for a while: Python holds a descriptor for each.
+            mapped: It lies in the pages that all share, to be copied before the script has it.
         """
         try:
             found = list(zip(self.descriptors, self.sizes, strict=True))
-            maps = [mmap.mmap(*one, flags=mmap.MAP_PRIVATE) for one in found] if mapped else []
+            pages = mmap.MAP_SHARED | mmap.MAP_POPULATE
+            maps = [mmap.mmap(*one, flags=pages) for one in found] if mapped else []
             views = (self._view(extent, maps, readonly) for extent, readonly in self.buffers)
             return _Unpickler(io.BytesIO(self.body), views, lambda n: self._storage(n, maps)).load()
         finally:
@@ -113,7 +114,9 @@ class Parcel:
         return storage, extent[3]
 
 
-def pack(batch: Any, memory: Memory, keeps: Callable[[Any], bool], apart: bool) -> Parcel:
+def pack(
+    batch: Any, memory: Memory, keeps: Callable[[Any], bool], apart: bool, copied: bool = False
+) -> Parcel:
     """A parcel of a batch that this rank keeps.
 
     Args:
@@ -121,28 +124,26 @@ def pack(batch: Any, memory: Memory, keeps: Callable[[Any], bool], apart: bool) 
         memory: Where its tensors may have been collated.
         keeps: Whether an object is the data set's own, which the script may change by the batch.
         apart: Whether the batch comes from another process, and shares nothing with this one.
+        copied: Whether this rank copies its tensors before the script has them; else they get other pages.
 
     Raises:
         Unfit: It holds what has no meaning, or another one, in another process.
     """
     body = io.BytesIO()
-    pickler = _Pickler(body, keeps, apart)
+    pickler = _Pickler(body, keeps, apart, copied)
     try:
         pickler.dump(batch)
     except Unfit:
         raise
     except Exception as error:  # whatever an object's own way to be pickled raises
         raise Unfit(f"its batches cannot be handed over ({type(error).__name__}: {error})") from None
-    try:
-        return _Packing(memory, pickler).parcel(body.getvalue())
-    finally:
-        memory.free()
+    return _Packing(memory, pickler).parcel(body.getvalue())
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, body: io.BytesIO, keeps: Callable[[Any], bool], apart: bool) -> None:
+    def __init__(self, body: io.BytesIO, keeps: Callable[[Any], bool], apart: bool, copied: bool) -> None:
         super().__init__(body, protocol=5, buffer_callback=self._aside)
-        self.keeps, self.apart = keeps, apart
+        self.keeps, self.apart, self.copied = keeps, apart, copied
         self.storages: dict[int, list[Any]] = {}  # number, storage, its tensors; kept alive by this
         self.known: dict[int, Any] = {}
         self.buffers: list[pickle.PickleBuffer] = []
@@ -212,7 +213,7 @@ class _Packing:
         try:
             extents = [self._storage(s, list(x.values())) for _, s, x in self.pickler.storages.values()]
             buffers = [(self._copied(b.raw(), 0), b.raw().readonly) for b in self.pickler.buffers]
-            for descriptor, size, tensors in self.lent:
+            for descriptor, size, tensors in () if self.pickler.copied else self.lent:
                 _keep_apart(descriptor, size, tensors)
             if self.parts:
                 self._lay()
@@ -225,7 +226,7 @@ class _Packing:
         return Parcel(body, extents, buffers, bytes(self.small), self.sizes, self.descriptors)
 
     def _storage(self, storage: torch.UntypedStorage, tensors: list[Tensor]) -> Extent:
-        found = self.memory.taken(storage)
+        found = self.memory.found(storage)
         if found is None and storage.is_shared() and storage.nbytes() > SMALL and self._room():
             found = os.dup(storage._share_fd_cpu_()[0]), storage.nbytes()
         if found is not None:

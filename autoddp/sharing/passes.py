@@ -42,7 +42,8 @@ class Course:
         self.batched = batched
         self.first = run.world.rank == lines.first
         self.asked = 0  # how often the script has asked for a batch
-        self.memory = Memory()
+        self.memory = Memory(lambda: lines.room(number, 1))
+        self._owes = False  # word that a batch was taken
         self._home = os.getpid(), threading.get_ident()
 
     # ---- the first rank
@@ -60,7 +61,7 @@ class Course:
             Unfit: It cannot be handed over.
         """
         changed = moves(before)
-        parcel = pack((batch, changed, clean), self.memory, keeps, apart)
+        parcel = pack((batch, changed, clean), self.memory, keeps, apart, self.batched)
         try:
             said = parcel.said()
             self._wait_for_room()
@@ -98,9 +99,17 @@ class Course:
     def open(self, said: Any, descriptors: list[int]) -> tuple[Any, bool]:
         """A batch that was given; whether nothing had changed by then."""
         batch, changed, clean = Parcel.heard(said, descriptors).open(self.batched)
-        self.lines.took(self.number)
+        self._owes = True
+        if not self.batched:
+            self.took()
         follow(changed)
         return batch, clean
+
+    def took(self) -> None:
+        """Nothing of the memory of the batch that was given last is needed any more."""
+        if self._owes:
+            self._owes = False
+            self.lines.took(self.number)
 
     # ---- both
 
