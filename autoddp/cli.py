@@ -51,7 +51,7 @@ def run(
     batch: Annotated[str, typer.Option(help=among("batch", "Whose batch size"))] = "global",
     scale_lr: Annotated[str, typer.Option(help=among("scale_lr", "Learning rate"))] = "none",
     batchnorm: Annotated[str, typer.Option(help=among("batchnorm", "Statistics"))] = "exact",
-    loading: Annotated[str, typer.Option(help=among("loading", "What a rank loads"))] = "rows",
+    loading: Annotated[str, typer.Option(help=among("loading", "What a rank loads"))] = "auto",
     draws: Annotated[str, typer.Option(help=among("draws", "Random draws"))] = "auto",
     own_ddp: Annotated[str, typer.Option(help=among("own_ddp", "Distributed by itself"))] = "auto",
     average_every: Annotated[
@@ -127,7 +127,7 @@ def verify(
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as python -m.")] = False,
     backend: Annotated[str, typer.Option(help=among("backend", "Who talks"))] = "auto",
     batchnorm: Annotated[str, typer.Option(help=among("batchnorm", "Statistics"))] = "exact",
-    loading: Annotated[str, typer.Option(help=among("loading", "What a rank loads"))] = "whole",
+    loading: Annotated[str, typer.Option(help=among("loading", "What a rank loads"))] = "auto",
     draws: Annotated[str, typer.Option(help=among("draws", "Random draws"))] = "whole",
     own_ddp: Annotated[str, typer.Option(help=among("own_ddp", "Distributed by itself"))] = "auto",
     disable: Annotated[
@@ -177,7 +177,7 @@ def bench(
     plot: Annotated[str | None, typer.Option(help="Draw speed-up against ideal there.")] = None,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as python -m.")] = False,
     backend: Annotated[str, typer.Option(help=among("backend", "Who talks"))] = "auto",
-    loading: Annotated[str, typer.Option(help=among("loading", "What a rank loads"))] = "rows",
+    loading: Annotated[str, typer.Option(help=among("loading", "What a rank loads"))] = "auto",
     draws: Annotated[str, typer.Option(help=among("draws", "Random draws"))] = "auto",
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No tables.")] = False,
 ) -> Act:

@@ -18,7 +18,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "batch": ("global", "per-rank"),
     "scale_lr": ("none", "linear", "sqrt"),
     "batchnorm": ("exact", "local"),
-    "loading": ("rows", "whole"),
+    "loading": ("auto", "rows", "each"),
     "draws": ("auto", "whole", "own"),
     "own_ddp": ("auto", "yes", "no"),
 }
@@ -59,7 +59,7 @@ class Options:
     batch: str = "global"
     scale_lr: str = "none"
     batchnorm: str = "exact"
-    loading: str = "rows"
+    loading: str = "auto"
     draws: str = "auto"
     own_ddp: str = "auto"
     average_every: str | None = None  # steps of an optimizer, or epoch; None: gradients are averaged

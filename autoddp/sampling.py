@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -58,6 +61,52 @@ class RowSampler(DistributedSampler[Any]):
             yield indices[start : start + sizes[self.rank]] if min(sizes) else indices
 
 
+@dataclass
+class Drawn:
+    """A batch of which the samples were drawn where nothing was expected to be."""
+
+    batch: Any
+
+
+class Noticing:
+    """A collate function in a worker process that says so when a generator has moved."""
+
+    def __init__(self, loader: Any) -> None:
+        self.collate, self.begin = loader.collate_fn, loader.worker_init_fn
+        self.before: Generators | None = None
+
+    def __call__(self, samples: Any) -> Any:
+        """The batch; once, in what says so."""
+        batch = self.collate(samples)
+        if self.before is None or self.before.same(Generators()):
+            return batch
+        self.before = None
+        return Drawn(batch)
+
+
+class Beginning:
+    """The worker's function of the script's, after which its generators stand where they begin."""
+
+    def __init__(self, noticing: Noticing) -> None:
+        self.noticing = noticing
+
+    def __call__(self, number: int) -> None:
+        """In the worker."""
+        if self.noticing.begin is not None:
+            self.noticing.begin(number)
+        self.noticing.before = Generators()
+
+
+@contextmanager
+def _noticed(loader: Any) -> Iterator[None]:
+    noticing = Noticing(loader)
+    loader.collate_fn, loader.worker_init_fn = noticing, Beginning(noticing)
+    try:
+        yield
+    finally:
+        loader.collate_fn, loader.worker_init_fn = noticing.collate, noticing.begin
+
+
 class Fetching:
     """Iterators of which this rank fetches its rows.
 
@@ -66,12 +115,21 @@ class Fetching:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.starting: RowSampler | None = None  # of the iterator that is being made
+        self.starting: Any = None  # what the iterator that is being made takes its indices from
         self._own: Generators | None = None  # this rank's stream, for data sets that draw
         self._outside: Generators | None = None  # where the generators are to be after a fetch
         self._drawing = False
+        self._drew: Callable[[], None] | None = None
+        self._thread = threading.get_ident()
 
-    def start(self, loader: Any, make: Callable[[], Any], draws: bool, still: bool = False) -> Any:
+    def start(
+        self,
+        loader: Any,
+        make: Callable[[], Any],
+        draws: bool,
+        still: bool = False,
+        drew: Callable[[], None] | None = None,
+    ) -> Any:
         """What `make()` returns, an iterator over this rank's rows.
 
         Args:
@@ -79,19 +137,23 @@ class Fetching:
             make: Its own `__iter__`.
             draws: Whether its data set draws random numbers: each rank then draws its own.
             still: Whether it is certain that none are drawn.
+            drew: Called where numbers are drawn in this process, if that would be news.
         """
         world = self.run.world
         here = loader.num_workers == 0 and not still  # else the data set draws in its workers
 
         def before_fetch() -> None:
-            if here:
-                self._before_fetch(draws)
+            if here and threading.get_ident() == self._thread:
+                self._before_fetch(draws, drew)
 
         sampler = RowSampler(loader.batch_sampler, world.world_size, world.rank, before_fetch)
         self.starting = sampler
         try:
             with self._fewer_workers(loader), self._own_seeds(loader, draws):
-                return make()
+                if drew is None or here:
+                    return make()
+                with _noticed(loader):
+                    return make()
         finally:
             self.starting = None
 
@@ -106,6 +168,8 @@ class Fetching:
     def fetch(self, inner: Any) -> Any:
         """The next batch; modules in a data set are plain."""
         self._outside = None
+        if threading.get_ident() != self._thread:
+            return next(inner)  # what the script does meanwhile must not be plain, nor its draws undone
         try:
             with self.run.view.set_aside():
                 return next(inner)
@@ -113,10 +177,12 @@ class Fetching:
             if self._drawing:
                 self._own = Generators()
             if self._outside is not None:
+                if self._drew is not None and not self._outside.same(Generators()):
+                    self._drew()
                 self._outside.put_back()
 
-    def _before_fetch(self, draws: bool) -> None:
-        self._outside, self._drawing = Generators(), draws
+    def _before_fetch(self, draws: bool, drew: Callable[[], None] | None) -> None:
+        self._outside, self._drawing, self._drew = Generators(), draws, drew
         if draws and self._own is None:
             seed = torch.initial_seed() + APART * (self.run.world.rank + 1)
             random.seed(seed)
@@ -132,7 +198,8 @@ class Fetching:
         batches, before = loader.batch_sampler, loader.num_workers
         known = type(batches) is BatchSampler and type(batches.sampler) in TORCHS
         if known and before:
-            loader.num_workers = -(-before // self.run.world.local_world_size)
+            ranks, cores = self.run.world.local_world_size, len(os.sched_getaffinity(0))
+            loader.num_workers = min(before, max(-(-before // ranks), cores // ranks))
         try:
             yield
         finally:

@@ -65,7 +65,7 @@ def cases() -> Iterator[Case]:
                 yield Case(phase, fault)
     yield Case("sample", "sample")
     yield Case("sample", "sample", 3)
-    yield Case("sample", "sample", options=("--loading", "whole"))
+    yield Case("sample", "sample", options=("--loading", "each"))
     yield Case("thread", "raise-first")
     for fault in ("kill-first", "kill-last"):
         yield Case("loading", fault, 3)

@@ -58,7 +58,7 @@ def test_every_option_arrives(asked):
         batch="per-rank",
         scale_lr="sqrt",
         batchnorm="local",
-        loading="whole",
+        loading="each",
         draws="own",
         own_ddp="no",
         disable=("loaders", "files", "modules"),
@@ -71,7 +71,7 @@ def test_every_option_arrives(asked):
     line = (
         "-n 2 --nnodes 3 --node-rank 1 --master-addr 10.0.0.1 --master-port 1234 -m "
         "--backend gloo --view local --batch per-rank --scale-lr sqrt --batchnorm local "
-        "--loading whole --draws own --own-ddp no --strict --report r.json --log-dir logs -v -q"
+        "--loading each --draws own --own-ddp no --strict --report r.json --log-dir logs -v -q"
     )
     line += " --disable loaders,files --disable modules"
     assert asked(*line.split(), "s")[1] == given

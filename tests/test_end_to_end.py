@@ -21,9 +21,8 @@ LOOSER = {
     "gpt_returns_loss": 1e-7,
 }
 OPTIONS = {
-    # every rank would draw its own augmentation; whole batches are those of one process
-    "random_dataset": ["--loading", "whole"],
-    "notebook_classes": ["--loading", "whole"],
+    # every rank loads all, where by default one of them loads for all
+    "iterable_dataset": ["--loading", "each"],
 }
 ARGUMENTS = {
     "whole_program": ["prepared", "--lr", "0.05"],

@@ -42,7 +42,7 @@ SWITCHES = {
 }
 DEFAULTS = {
     "run": asdict(Options()),
-    "verify": asdict(Options(nproc=2, loading="whole", draws="whole"))
+    "verify": asdict(Options(nproc=2, loading="auto", draws="whole"))
     | {"steps": None, "float64": False, "plot": None, "json": None},
 }
 

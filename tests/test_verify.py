@@ -144,7 +144,7 @@ BY_HAND = """
         print(loss.item())
 """
 
-STRICTLY = {"nproc": 2, "loading": "whole", "draws": "whole", "quiet": True}
+STRICTLY = {"nproc": 2, "loading": "auto", "draws": "whole", "quiet": True}
 
 
 def written(path: Path, **parts: str) -> Path:
@@ -271,7 +271,7 @@ def test_augmentation_is_named(verified, tmp_path):
     seen = verified(script, loading="rows")
     assert seen.code == 1
     assert seen.data["cause"]["name"] == "augmentation"
-    assert seen.data["cause"]["mend"] == "--loading whole"
+    assert seen.data["cause"]["mend"] == "--loading auto"
     assert "noisy.py:" in seen.data["cause"]["what"]
     assert seen.data["first"][0]["step"] == 1
 

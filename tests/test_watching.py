@@ -34,6 +34,11 @@ def at(rank, kind="", for_=0.0, idle=0.0, words="", heard=0.0):
         ([at(0, COLLECTIVE, 31, 31), at(1, EFFECT, 5, 5, "3 x")], Case.SLOW, [1]),
         ([at(0, ACTING, 99, 99, "3 x"), at(1, EFFECT, 99, 99, "3 x")], Case.SLOW, [0]),
         ([at(0, ACTING, 99, 99, "3 x"), at(1, EFFECT, 99, 99, "2 y")], Case.STUCK, [0]),
+        (
+            [at(r, (ACTING, EFFECT)[r % 2], 99, 99, f"batch of rank {r // 2 * 2}") for r in range(4)],
+            Case.SLOW,
+            [0, 2],
+        ),
         ([at(0, ACTING, 99, 99, "3 input"), at(1, COLLECTIVE, 99, 99)], Case.STUCK, [0]),
         ([at(0, BACKWARD, 99, 0), at(1, BACKWARD, 99, 0)], Case.FINE, []),  # it computes
         ([at(0, BACKWARD, 99, 40), at(1, BACKWARD, 99, 1)], Case.SLOW, [1]),

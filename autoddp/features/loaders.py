@@ -1,76 +1,91 @@
-"""Each rank fetches its rows of every batch, where that gives the same batch."""
+"""Each rank fetches its rows of every batch, where that gives the same; else one rank loads for its node."""
 
 from __future__ import annotations
 
+import functools
+import threading
 import weakref
-from collections import deque
-from dataclasses import dataclass
+from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import (
-    DataLoader,
-    IterableDataset,
-    Subset,
-    TensorDataset,
-)
-from torch.utils.data.dataloader import default_collate
 
-from autoddp.errors import Disagreement
-from autoddp.iterator import LoaderIterator
+from autoddp.group import MAX
 from autoddp.patching import Feature, patch
 from autoddp.report import users_line
 from autoddp.run import Run
 from autoddp.sampling import Fetching
-from autoddp.view import Rows
-from autoddp.view.generators import Generators
-from autoddp.view.rules.losses import IGNORED, counted
-from autoddp.view.snapshot import Snapshot
+from autoddp.sharing.batches import Handed, Shared, Source, Waiting, Whole
+from autoddp.sharing.plan import (
+    EACH,
+    ROWS,
+    SHARED,
+    Plan,
+    in_memory,
+    none_ignored,
+    own_iterator,
+    tried,
+    unlike_rows,
+)
+from autoddp.sharing.share import Sharing
+from autoddp.sharing.stamp import Stamp
 
-
-@dataclass(frozen=True)
-class Plan:
-    """How a loader is run: by rows, or whole for a reason; whether its data set draws numbers.
-
-    Of tensors in memory (`known`) it is certain that none is drawn, and whether a target is ignored.
-    """
-
-    reason: str = ""
-    draws: bool = False
-    known: bool = False
+MUCH = 0.2  # of the time, for waiting
+LEAST = 5.0  # seconds before that is judged
+LATER = "its data set draws random numbers, which it did not for its first sample"
 
 
 class Loaders(Feature):
-    """Map-style data sets with the default collate function are fetched by rows.
+    """Data sets that draw nothing are fetched by rows; what others give is loaded once on each node.
 
-    Any other loader is run whole by every rank; its rows are cut where a module is called.
+    Attributes:
+        waited: By loader, in words: how long its batches kept this rank waiting.
     """
 
     name = "loaders"
-    without = "every rank fetches whole batches"
+    without = "every rank loads whole batches"
     views = ("global",)
 
     def __init__(self, run: Run) -> None:
         self.view, self.run, self.loading = run.view, run, run.options.loading
         self.plans: weakref.WeakKeyDictionary[Any, Plan] = weakref.WeakKeyDictionary()
+        self.waited: dict[str, Waiting] = {}
         self.fetching = Fetching(run)
+        self.sharing = Sharing(run, self.fetching)
+        self._thread = threading.get_ident()
+        self._probed: list[str] = []  # places at which nothing was seen to be drawn
+        self._drew: set[str] = set()  # those of them where something was, on this rank
+
+    def setup(self, undo: ExitStack) -> None:
+        """What was noticed after the last pass is said at the end."""
+        undo.callback(self.sharing.close)
+        self.run.group.at_end.append(self._at_end)
+        undo.callback(self.run.group.at_end.remove, self._at_end)
 
     @patch("torch.utils.data:DataLoader.__iter__", why="each rank fetches its rows of every batch")
     def share_batches(self, wrapped: Any, loader: Any, args: Any, kwargs: Any) -> Any:
         """Batches come out as rows, in training and in evaluation."""
         if not self.view.here() or torch.utils.data.get_worker_info() is not None:
             return wrapped()
-        plan = self.plans.get(loader)
-        if plan is None:
-            plan = self.plans[loader] = self._plan(loader)
-            what = plan.reason or "each rank fetches its rows"
-            self.run.report.add("loaders", f"DataLoader at {users_line()}", what)
-        if plan.reason:
-            return Whole(self, wrapped())
-        inner = self.fetching.start(loader, wrapped, plan.draws, still=plan.known)
-        return Shared(self, inner, plan.known and _none_ignored(loader.dataset))
+        where, apart = f"DataLoader at {users_line()}", threading.get_ident() != self._thread
+        plan = self._planned(loader, where, apart)
+        waiting = self.waited.setdefault(where, Waiting(workers=loader.num_workers, thread=self._thread))
+        self.judge(where)
+        if plan.way == EACH or (plan.way == SHARED and apart):
+            return Whole(self.view, wrapped(), waiting)
+        if plan.way == SHARED:
+
+            def part(reason: str) -> None:
+                self._decide(loader, where, Plan(EACH, reason))
+
+            return Handed(self.view, self.sharing.start(loader, wrapped, where, part), waiting)
+
+        drawn = functools.partial(self._drew.add, where)
+        inner = self.fetching.start(
+            loader, wrapped, plan.draws, plan.known, None if plan.known or plan.draws else drawn
+        )
+        source = Source(self.fetching, drawn, plan.known and none_ignored(loader.dataset))
+        return Shared(self.view, inner, waiting, source)
 
     @patch(
         "torch.utils.data:DataLoader._index_sampler",
@@ -81,130 +96,112 @@ class Loaders(Feature):
         """While an iterator is made."""
         return self.fetching.index_sampler(plain)
 
-    def _plan(self, loader: Any) -> Plan:
-        reason = _unshareable(loader)
-        if reason or _in_memory(loader.dataset):
-            return Plan(reason, known=not reason)
-        reason, draws = self._probe(loader)
-        group = self.view.group
-        if group.spread(
-            torch.tensor([float(bool(reason)), float(draws)])
-        ).any():  # ranks found different things: the data set itself differs
-            reason = reason or "ranks see different data"
-        if draws and not reason:
-            if self.loading == "whole":
-                return Plan("its data set draws random numbers: --loading whole", draws)
-            self.run.report.doubt(
-                "loaders",
-                f"DataLoader at {users_line()}",
-                "its data set draws random numbers: each rank draws its own, statistically the same "
-                "(--loading whole gives the numbers of one process)",
-            )
-        return Plan(reason, draws)
-
-    def _probe(self, loader: Any) -> tuple[str, bool]:
-        """One sample more than one process fetches; all that it changed is put back."""
-        indices = getattr(loader.sampler, "indices", None)
-        before, state = Generators(), Snapshot(dataset=loader.dataset)
-        if state.refused:
-            return state.refused, False
-        try:
-            with self.view.set_aside(), self.view.trial():
-                sample = loader.dataset[indices[0] if indices is not None and len(indices) else 0]
-        except Exception as error:
-            return f"a sample could not be fetched by its number ({type(error).__name__})", False
-        finally:
-            draws = not before.same(Generators())
-            before.put_back()
-            changed = state.put_back()
-        if changed:
-            return f"its data set keeps state: {changed}", draws
-        return ("" if _numbers_only(sample) else "a sample holds more than numbers"), draws
-
-
-class Whole(LoaderIterator):
-    """An iterator of which every rank fetches every batch; modules in the fetch are plain."""
-
-    def __init__(self, feature: Loaders, inner: Any) -> None:
-        super().__init__(inner)
-        self.feature = feature
-
-    def __next__(self) -> Any:
-        with self.feature.view.set_aside():
-            return next(self.inner)
-
-
-class Shared(Whole):
-    """An iterator of which this rank fetches its rows of every batch."""
-
-    def __init__(self, feature: Loaders, inner: Any, none_ignored: bool) -> None:
-        super().__init__(feature, inner)
-        self.none_ignored = none_ignored
-        self.sizes: deque[tuple[int, ...] | None] = inner._index_sampler.sizes
-
-    def __next__(self) -> Any:
-        batch = self.feature.fetching.fetch(self.inner)
-        sizes = self.sizes.popleft()
-        if sizes is None:
-            return batch
-        cuts = self.feature.view.cuts(sizes)
-
-        def rows(x: Any) -> Any:
-            if not isinstance(x, Tensor):
-                raise Disagreement(_unlike(x))
-            return counted(Rows(x, cuts), self.none_ignored)
-
-        if type(batch) is list and all(isinstance(x, Tensor) for x in batch):
-            return [rows(x) for x in batch]  # three times quicker, and most batches are so
-        return tree_map(rows, batch)
-
-
-def _unshareable(loader: Any) -> str:
-    """Why a loader is run whole by every rank, or nothing."""
-    if isinstance(loader.dataset, IterableDataset):
-        return "its data set is an iterable: every rank reads all of it"
-    if not loader._auto_collation:
-        return "it makes no batches (batch_size=None)"
-    if loader.collate_fn is not default_collate:
-        return "it has a collate function of its own"
-    if not getattr(loader, "in_order", True):
-        return "its batches come in any order (in_order=False)"
-    return "it is a subclass with an iterator of its own" if _own_iterator(loader) else ""
-
-
-def _in_memory(dataset: Any) -> bool:
-    """Tensors, or a part of them, by torch's own classes: known to draw nothing and keep no state."""
-    if type(dataset) is Subset:
-        return _in_memory(dataset.dataset)
-    return type(dataset) is TensorDataset and all(type(t) is Tensor for t in dataset.tensors)
-
-
-def _none_ignored(dataset: Any) -> bool:
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    return not any(bool((t == IGNORED).any()) for t in dataset.tensors if t.dtype is torch.int64)
-
-
-def _own_iterator(loader: Any) -> bool:
-    return type(loader)._get_iterator is not DataLoader._get_iterator
-
-
-def _numbers_only(sample: Any) -> bool:
-    """Whether collating a part of the samples gives that part of the batch, tensors throughout.
-
-    Looked through as the batch will be: a container that pytree does not know (a dict's subclass) is
-    a leaf, and no number.
-    """
-    return all(isinstance(x, (Tensor, int, float)) or _of_numpy(x) for x in tree_leaves(sample))
-
-
-def _of_numpy(x: Any) -> bool:
-    return type(x).__module__ == "numpy" and not isinstance(x, (str, bytes))
-
-
-def _unlike(x: Any) -> str:
-    return (
-        f"a batch of the DataLoader holds a {type(x).__name__} where its first sample held numbers; each "
-        "rank fetched its rows alone, and cannot give the script all of it: samples must be alike, or "
-        "--disable loaders has every rank fetch all"
+    @patch(
+        "torch.utils.data:DataLoader._get_iterator",
+        why="one rank of a node starts the worker processes of a loader that its ranks share",
     )
+    def follow(self, wrapped: Any, loader: Any, args: Any, kwargs: Any) -> Any:
+        """While an iterator is made."""
+        return self.sharing.follower(loader, wrapped)
+
+    def _planned(self, loader: Any, where: str, apart: bool) -> Plan:
+        plan = self.plans.get(loader)
+        if plan is None:
+            if apart and not in_memory(loader.dataset):
+                return Plan(EACH, "it is iterated in a thread of the script's")
+            plan = self._decide(loader, where, self._plan(loader, where))
+        elif plan.way == ROWS and not plan.known and not plan.draws and not apart and self._agreed(where):
+            plan = self._decide(loader, where, self._shared(loader, LATER))
+        return plan
+
+    def _decide(self, loader: Any, where: str, plan: Plan) -> Plan:
+        self.plans[loader] = plan
+        say = self.run.report.say_once if plan.way == EACH and self.loading != EACH else self.run.report.add
+        say("loaders", where, plan.said())
+        return plan
+
+    def _plan(self, loader: Any, where: str) -> Plan:
+        if self.loading == EACH:
+            return Plan(EACH, "--loading each")
+        if own_iterator(loader):
+            return Plan(EACH, "it is a subclass with an iterator of its own")
+        reason = unlike_rows(loader)
+        if reason:
+            return self._shared(loader, reason)
+        if in_memory(loader.dataset):
+            return Plan(ROWS, known=True)
+        found = self._probe(loader)
+        if found.way != ROWS and not found.draws:
+            return (
+                found if found.way == EACH and not loader.num_workers else self._shared(loader, found.reason)
+            )
+        if not found.draws:
+            self._probed += [where] * (where not in self._probed)
+            return found
+        if self.loading != ROWS:
+            return self._shared(loader, found.reason)
+        self.run.report.doubt(
+            "loaders",
+            where,
+            "its data set draws random numbers: each rank draws its own, statistically the same "
+            "(--loading auto gives the numbers of one process)",
+        )
+        return Plan(ROWS, draws=True)
+
+    def _shared(self, loader: Any, reason: str) -> Plan:
+        """Loaded once on each node, where that is possible."""
+        alone = self.sharing.meet()
+        if not alone and loader.num_workers:
+            shared = Stamp(loader.dataset, loader.collate_fn).shared
+            alone = f"its workers share {shared} with the script" if shared else ""
+        return Plan(EACH, f"{reason}; {alone}") if alone else Plan(SHARED, reason)
+
+    def _probe(self, loader: Any) -> Plan:
+        """What all ranks find out by one sample more than one process fetches."""
+        reason, draws, state = tried(self.view, loader)
+        found = torch.tensor([float(bool(reason)), float(draws), float(state)])
+        unlike = not reason and not draws
+        self.view.group.all_reduce(found, MAX)
+        others, drawn, kept = (bool(x) for x in found)
+        if unlike and (others or drawn):
+            reason = "ranks see different data"
+        if kept:
+            return Plan(EACH, reason)
+        if others:
+            return Plan(SHARED, reason)
+        return Plan(ROWS, "its data set draws random numbers" if drawn else "", drawn)
+
+    def _agreed(self, where: str) -> bool:
+        """Whether any rank has noticed draws there; each place is said once."""
+        drew = self.view.group.all_reduce(torch.tensor([float(where in self._drew)]), MAX)
+        if drew.item():
+            self._drew.discard(where)
+            self.run.report.doubt(
+                "loaders", where, f"{LATER}: what it gave up to here each rank drew for itself"
+            )
+        return bool(drew.item())
+
+    def _at_end(self) -> None:
+        """What no further pass has brought up."""
+        for waiting in list(self.waited):
+            self.judge(waiting)
+        for where in self._probed:
+            self._agreed(where)
+
+    def judge(self, where: str) -> None:
+        """Name a loader that kept ranks waiting for much of the time."""
+        waiting = self.waited[where]
+        if waiting.total < LEAST or waiting.share < MUCH:
+            return
+        more = (
+            "more of them (num_workers=) help" if waiting.workers else "num_workers= has them loaded beside"
+        )
+        rows = "" if self.loading == ROWS else ", or --loading rows, where each rank draws its own"
+        kind = "waiting"
+        if all(said.where != where for said in self.run.report.of(kind)):
+            self.run.report.say_once(
+                kind,
+                where,
+                f"its batches kept ranks waiting for {waiting.share:.0%} of the time, with {waiting.workers} "
+                f"workers; {more}{rows}",
+            )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 
 
-def near(where: str) -> socket.socket:
+def near(where: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
     """For ranks in this network namespace."""
-    door = socket.socket(socket.AF_UNIX)
+    door = socket.socket(socket.AF_UNIX, kind)
     door.bind(where)
     door.listen(socket.SOMAXCONN)
     return door

@@ -132,7 +132,7 @@ def augments(case: Case) -> Iterator[Cause]:
             "augmentation",
             f"{drawn[0]['where']}: the data set draws random numbers, and each rank draws its own for its "
             "rows: statistically the same, not the same numbers",
-            "--loading whole",
+            "--loading auto",
         )
 
 

@@ -64,7 +64,8 @@ def judge(ranks: Sequence[Standing], timeout: float) -> tuple[Case, list[Standin
     if gone:
         return Case.STUCK, gone
     acting = [r for r in ranks if r.kind == ACTING]
-    if len(acting) == 1 and all(r.kind == EFFECT and r.words == acting[0].words for r in waiting):
+    awaited = {r.words for r in acting}  # of a batch, the first rank of each node has its own
+    if acting and all(r.kind == EFFECT and r.words in awaited for r in waiting):
         return Case.SLOW, acting  # all have agreed to wait for just this, however long it takes
     missing = [r for r in ranks if r.kind not in (*WAITS, BACKWARD)]
     if all(r.still >= timeout for r in ranks):

@@ -1,0 +1,167 @@
+"""Loaders that cannot be fetched by rows: loaded once on a node, beside DDP by hand, and one process.
+
+    python -m tests.benchmarks.loading [--ranks 2] [--workers 0,2,4] [--batches 30] [--rounds 3]
+
+Each job only loads and sums: rounds alternate between one process, DDP by hand (each rank its own rows, its
+own draws) and ranks with --loading auto and each. It prints samples/s, processor time per sample over all
+processes with that of one process, and whether each rank's rows are those of one process, bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import resource
+import statistics
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+
+from autoddp.options import Options
+from autoddp.report import Report
+from autoddp.session import session
+from autoddp.view import full
+from tests.ranks import run_ranks
+
+BATCH = 32
+
+
+class Images(Dataset):
+    """A random crop and a flip, about a millisecond of work."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        x = torch.full((3, 64, 64), float(i))
+        top, left = torch.randint(0, 16, (2,)).tolist()
+        x = x[:, top : top + 48, left : left + 48] + torch.randn(3, 48, 48)
+        x = torch.nn.functional.interpolate(x[None], 160, mode="bilinear")[0]
+        return (x.flip(2) if torch.rand(1) < 0.5 else x), i % 10
+
+
+class Stream(IterableDataset):
+    """The same, one after the other."""
+
+    def __init__(self, count: int) -> None:
+        self.images = Images(count)
+
+    def __iter__(self) -> Any:
+        info = torch.utils.data.get_worker_info()
+        first, step = (info.id, info.num_workers) if info else (0, 1)
+        return (self.images[i] for i in range(first, self.images.count, step))
+
+
+class Sentences(Dataset):
+    """Strings, for a collate function of its own."""
+
+    def __init__(self, count: int) -> None:
+        self.texts = [" ".join(f"word{(i * j) % 997}" for j in range(400)) for i in range(count)]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, i: int) -> tuple[str, int]:
+        return self.texts[i], i % 2
+
+
+def to_ids(samples: list[tuple[str, int]]) -> tuple[Tensor, Tensor]:
+    """Each word's number."""
+    ids = [[int(word[4:]) for word in text.split()] for text, _ in samples]
+    return torch.tensor(ids), torch.tensor([y for _, y in samples])
+
+
+def loader(kind: str, workers: int, count: int, by_hand: bool, ranks: int, rank: int) -> Any:
+    """The script's; by hand with a DistributedSampler and a rank's share of the batch."""
+    data: Any = {"images": Images, "stream": Stream, "strings": Sentences}[kind](count)
+    given: dict[str, Any] = {"num_workers": workers, "collate_fn": to_ids if kind == "strings" else None}
+    if not by_hand:
+        return DataLoader(data, BATCH, shuffle=kind != "stream" or None, **given)
+    if kind == "stream":
+        data.images.count = count // ranks
+        return DataLoader(data, BATCH // ranks, **given)
+    return DataLoader(data, BATCH // ranks, sampler=DistributedSampler(data, ranks, rank), **given)
+
+
+def work(group: Any, way: str, kind: str, workers: int, count: int) -> tuple[float, float, list[str], float]:
+    """Seconds, processor seconds, a digest of each rank's rows of the job, and a sum."""
+    ranks, rank = group.size, group.rank
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    made = loader(kind, workers, count, way == "by hand", ranks, rank)
+    if way in ("by hand", "one process"):
+        return measured(group, made, int(os.environ["BENCH_RANKS"]))
+    with session(group.world, Options(loading=way), group, Report()):
+        return measured(group, made, int(os.environ["BENCH_RANKS"]))
+
+
+def measured(group: Any, made: Any, ranks: int) -> Any:
+    """One pass."""
+    digests = [hashlib.sha256() for _ in range(ranks)]
+    group.pg.barrier().wait()
+    began, used, total = time.perf_counter(), processors(), 0.0
+    for x, _ in made:
+        local = getattr(x, "local", None)
+        cut = [(len(x) * r // ranks, len(x) * (r + 1) // ranks) for r in range(ranks)]
+        mine = (
+            x[slice(*cut[group.rank])] if local is None and group.size > 1 else x if local is None else local
+        )
+        total += float(mine.sum())
+        if os.environ.get("BENCH_EXACT"):
+            whole = full(x)
+            for digest, (a, b) in zip(digests, cut, strict=True):
+                digest.update(whole[a:b].contiguous().numpy())
+    seconds = time.perf_counter() - began
+    del made
+    group.pg.barrier().wait()
+    return seconds, processors() - used, [digest.hexdigest() for digest in digests], total
+
+
+def processors() -> float:
+    """Seconds of this process, and of those that it started and that have ended."""
+    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return sum(u.ru_utime + u.ru_stime for u in map(resource.getrusage, kinds))
+
+
+def main() -> None:
+    """The table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--workers", default="0,2,4")
+    parser.add_argument("--batches", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--kinds", default="images,strings,stream")
+    asked = parser.parse_args()
+    os.environ["BENCH_RANKS"] = str(asked.ranks)
+    count = BATCH * asked.batches
+    ways = {"one process": 1, "by hand": asked.ranks, "auto": asked.ranks, "each": asked.ranks}
+    for kind in asked.kinds.split(","):
+        for workers in map(int, asked.workers.split(",")):
+            found: dict[str, list[Any]] = {way: [] for way in ways}
+            for _ in range(asked.rounds):
+                for way, ranks in ways.items():
+                    found[way].append(run_ranks(work, ranks, way, kind, workers, count))
+            os.environ["BENCH_EXACT"] = "1"
+            same = [run_ranks(work, ways[way], way, kind, workers, count) for way in ("one process", "auto")]
+            del os.environ["BENCH_EXACT"]
+            exact = all(seen[2] == same[0][0][2] for seen in same[1])
+            print(f"{kind}, {workers} workers, {asked.ranks} ranks; auto is exact: {exact}", flush=True)
+            one = 0.0
+            for way, rounds in found.items():
+                rate = statistics.median(count / max(r[0] for r in ranks) for ranks in rounds)
+                cost = statistics.median(1e3 * sum(r[1] for r in ranks) / count for ranks in rounds)
+                one = one or cost
+                print(f"  {way:>12}: {rate:7.0f} samples/s, {cost:6.3f} ms a sample, {cost / one:5.2f}")
+
+
+if __name__ == "__main__":
+    dist.is_available()
+    main()
