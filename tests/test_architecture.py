@@ -34,13 +34,15 @@ LAYERS = [
     {"outside.told"},
     {
         *("run", "sampling", "outside.effects", "outside.opened", "outside.typed", "outside.written"),
-        "outside.held",
+        *("outside.held", "outside.alone"),
     },
     {
         *("view", "replica", "joining.agreement", "outside.ledger", "outside.exchange", "group", "report"),
         *("fingerprint", "compression"),
         "outside.callers",
-        *("outside.scratch", "outside.atomic", "source", "launching.form"),
+        *("outside.scratch", "outside.overlay", "outside.sight", "outside.before", "outside.journal"),
+        *("outside.caches", "outside.nodes", "outside.atomic"),
+        *("source", "launching.form"),
     },
 ]
 BOTTOM = len(LAYERS)
