@@ -124,6 +124,12 @@ class Folders(Outward):
             return self.effects.look(call.plain, lambda: self.alone.names(call))
         return self.effects.answer(call.name, call.plain)
 
+    @patch("os:chdir", why="a folder that a library made is rank 0's: others enter it when it is there")
+    def enter(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """A folder of this rank's own, where rank 0 makes none of that name."""
+        call = Call(wrapped, args, kwargs)
+        return self.alone.enter(call) if self.effects.reads() else call.plain()
+
     @patch("os:statvfs", why="how much room there is the script asks once: rank 0 answers")
     def measure_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """`shutil.disk_usage` asks this."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,7 @@ MADE = frozenset(
     ]
 )
 REMOVE = ("remove", "unlink", "rmdir", "rmtree")
+PATIENCE, TICK = 5.0, 0.005  # seconds that rank 0 may take to make a folder which is entered here
 SMALL = 1 << 20  # bytes of a file of rank 0's that is copied for another mode, owner or time
 
 
@@ -84,6 +86,19 @@ class Alone:
         if not follow and os.fsdecode(at).startswith("/proc/"):  # a file, kept alive by a descriptor
             return os.stat(at)
         return _renamed(lambda: _elsewhere(call, at), path)
+
+    def enter(self, call: Call) -> Any:
+        """`os.chdir`: programs and C code go on from there, so that it should be rank 0's folder."""
+        path = _given(call, "path")
+        if path is None:
+            return call.plain()
+        deadline = time.monotonic() + PATIENCE
+        found = self._overlay.find(path)
+        while self._overlay.own(found) and time.monotonic() < deadline:
+            if paths.is_folder(found.name, follow=True):
+                return call.changed(path=found.name)
+            time.sleep(TICK)
+        return _renamed(lambda: call.changed(path=self._overlay.where(path)), path)
 
     def names(self, call: Call) -> list[Any]:
         """As `os.listdir`."""

@@ -286,6 +286,18 @@ def database(pause):
     return seen
 
 
+def entered(pause):
+    """hydra: makes the folder of a run, and enters it."""
+    home = os.getcwd()
+    os.makedirs("outputs/1")
+    pause()
+    os.chdir("outputs/1")
+    Path("main.log").write_text("here")
+    pause()
+    os.chdir(home)
+    return os.listdir("outputs/1"), Path("outputs/1/main.log").read_text()
+
+
 def own_names(pause):
     """Named by the process: each rank finds its own, rank 0's stay."""
     name = f"own-{os.getpid()}"
@@ -315,5 +327,5 @@ def moved_in_turn(pause):
 
 PATTERNS = (
     *(append, next_folder, versions, checkpoints, archives, rotation, lock_files, folders, beside, links),
-    *(changes, log, database, own_names, moved_in_turn),
+    *(changes, log, database, own_names, moved_in_turn, entered),
 )
