@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, ClassVar
 
 from autoddp.outside.effects import Call, Mode, Outward, stands_for
@@ -58,7 +58,7 @@ class Files(Outward):
     )
     def open_once(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Others get a file on their scratch, which holds what they write."""
-        effects = self.effects
+        effects, idle, turn = self.effects, self.effects.overlay.idle, self.effects.overlay.turn
         first = self.rank == 0
 
         @stands_for(original)
@@ -68,6 +68,14 @@ class Files(Outward):
                 return self.opened.adopt(Call(original, (file, mode, *args), kwargs))
             if (first and not writes) or not isinstance(file, (str, bytes, os.PathLike)):
                 return original(file, mode, *args, **kwargs)
+            if not writes and idle():
+                before, opened = turn(), None
+                with suppress(OSError):  # raised once more below, if nothing has changed
+                    opened = original(file, mode, *args, **kwargs)
+                if opened is not None and turn() == before:
+                    return opened
+                if opened is not None:
+                    opened.close()
             call = Call(original, (file, mode, *args), kwargs)
             if not writes:
                 return effects.look(call.plain, lambda: self._read(call))
