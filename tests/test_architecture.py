@@ -33,22 +33,16 @@ LAYERS = [
     {"outside.pipes"},
     {"outside.told"},
     {
-        *(
-            "run",
-            "sampling",
-            "sharing",
-            "outside.effects",
-            "outside.opened",
-            "outside.typed",
-            "outside.written",
-        ),
-        "outside.held",
+        *("run", "sampling", "sharing", "outside.effects", "outside.opened", "outside.typed"),
+        *("outside.written", "outside.held", "outside.alone"),
     },
     {
         *("view", "replica", "joining.agreement", "outside.ledger", "outside.exchange", "group", "report"),
         *("fingerprint", "compression"),
         *("outside.callers", "outside.entropy"),
-        *("outside.scratch", "outside.atomic", "source", "launching.form"),
+        *("outside.scratch", "outside.overlay", "outside.sight", "outside.before", "outside.journal"),
+        *("outside.caches", "outside.nodes", "outside.atomic"),
+        *("source", "launching.form"),
     },
 ]
 BOTTOM = len(LAYERS)

@@ -1,5 +1,6 @@
 import functools
 import os
+import sys
 import threading
 
 import pytest
@@ -158,3 +159,22 @@ def test_every_feature_of_the_outside_world_undoes_exactly():
 
     unchanged = run_ranks(rank, 2)[0]
     assert unchanged == (0, [])
+
+
+def test_a_new_file_of_a_feature_is_ours_and_no_library():
+    """Whose call it is, is asked of whoever called the feature: no list of its files is to be kept."""
+    from autoddp import features, verify
+
+    folder = os.path.dirname(features.__file__)
+    through = called_from(os.path.join(folder, "not_there_yet.py"))
+    assert through(users_call) is True  # as its caller's, which is this file
+    assert called_from("/x/site-packages/lib.py")(functools.partial(through, users_call)) is False
+    assert called_from(verify.__file__)(users_call) is False
+
+
+def test_every_file_that_declares_a_patch_is_seen_through():
+    from autoddp.features import FEATURES
+
+    for feature in FEATURES:
+        file = sys.modules[feature.__module__].__file__
+        assert called_from(file)(users_call) is True, file

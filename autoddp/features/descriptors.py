@@ -11,6 +11,7 @@ from autoddp.outside.effects import Mode, Outward, stands_for
 from autoddp.outside.layers import Handle, whole
 from autoddp.outside.opened import Opened
 from autoddp.outside.outcome import Outcome
+from autoddp.outside.paths import whole as whole_path
 from autoddp.patching import patch
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -38,6 +39,7 @@ class Descriptors(Outward):
     )
     def open_once(self, original: Callable[..., int]) -> Callable[..., int]:
         """By a path; what is below an open folder is found through it."""
+        first = self.rank == 0
 
         @stands_for(original)
         def open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
@@ -45,17 +47,16 @@ class Descriptors(Outward):
                 return original(path, flags, mode, dir_fd=dir_fd)
 
             writes = flags & WRITES and (not NAMELESS or flags & NAMELESS != NAMELESS)
-            if not (writes or self.effects.scratch.overlay) or not isinstance(
-                path, (str, bytes, os.PathLike)
-            ):
+            if (first and not writes) or not isinstance(path, (str, bytes, os.PathLike)):
                 return plain()
-            what = self.effects.users()
+            if not writes:
+                at = self._found(path, dir_fd, flags)
+                return plain() if at is path else original(at, flags, mode)
+            what = self.effects.touch(whole_path(path, dir_fd))
             if what is Mode.PLAIN:
                 return plain()
-            if what is Mode.TRIAL and writes:
+            if what is Mode.TRIAL:
                 return original(os.devnull, flags & os.O_ACCMODE)
-            if not writes:
-                return original(self._found(path, dir_fd), flags, mode, dir_fd=dir_fd)
             private = flags & ~NOT_THERE | os.O_CREAT
             return self._open(
                 what, plain, path, dir_fd, flags, lambda at: original(at, private, mode | 0o600)
@@ -139,27 +140,36 @@ class Descriptors(Outward):
         private: Callable[[str], int],
     ) -> int:
         effects, agreed = self.effects, what is Mode.AGREED
+        given = whole_path(path, folder)
         if effects.rank == 0:
+            if not agreed:
+                self.opened.noted(given, _letters(flags))
             number = effects.change("os.open", plain) if agreed else plain()
             with effects.own():
-                self.handles[number] = Handle(os.path.abspath(_whole(path, folder)), agreed)
+                self.handles[number] = Handle(os.path.abspath(given), agreed)
             return number
-        with effects.own():
-            keep = not flags & os.O_TRUNC
-            prepared = Outcome.of(lambda: self.opened.prepared(_whole(path, folder), keep))
         if agreed:
+            prepared = Outcome.of(lambda: self.opened.prepared(given, not flags & os.O_TRUNC))
             effects.change("os.open", plain)
-        with effects.own():
             key, at = prepared.unwrap()
+            effects.scratch.show(key)
+        else:
+            at = self.opened.alone(given, _letters(flags))
+            key = os.path.abspath(given)
+        with effects.own():
             number = private(at)
-            effects.scratch.lay(key, at)
+            if agreed:
+                effects.scratch.lay(key, at)
         self.handles[number] = Handle(key, agreed)
         return number
 
-    def _found(self, path: Any, folder: int | None) -> Any:
-        """Where this rank reads what it wrote itself."""
-        with self.effects.own():
-            return self.effects.scratch.find(_whole(path, folder)) or path
+    def _found(self, path: Any, folder: int | None, flags: int) -> Any:
+        """Where this rank finds it."""
+        if not self.effects.reads():
+            return path
+        whole = whole_path(path, folder)
+        at = self.effects.where(whole, not flags & os.O_NOFOLLOW)
+        return path if at is whole else at
 
     def _meet(self, what: str, handle: Handle, act: Callable[[], None]) -> None:
         mode = self.effects.mode()
@@ -172,7 +182,9 @@ class Descriptors(Outward):
             self.opened.settle(handle)
 
 
-def _whole(path: Any, folder: int | None) -> str:
-    """The path, from an open folder on."""
-    text = os.fsdecode(path)
-    return os.path.join(os.readlink(f"/proc/self/fd/{folder}"), text) if folder is not None else text
+def _letters(flags: int) -> set[str]:
+    """What `open` would call it."""
+    letters = {"w"} if flags & os.O_TRUNC else {"a"} if flags & os.O_APPEND else {"a", "+"}
+    if not flags & os.O_CREAT:
+        letters |= {"r"}  # it must be there
+    return letters | ({"x"} if flags & os.O_EXCL and flags & os.O_CREAT else set())

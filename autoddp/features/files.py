@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, ClassVar
 
 from autoddp.outside.effects import Call, Mode, Outward, stands_for
@@ -58,27 +58,42 @@ class Files(Outward):
     )
     def open_once(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Others get a file on their scratch, which holds what they write."""
-        effects, scratch = self.effects, self.effects.scratch
+        effects, idle, turn = self.effects, self.effects.overlay.idle, self.effects.overlay.turn
+        first = self.rank == 0
 
         @stands_for(original)
         def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             writes = not _WRITES.isdisjoint(mode)
             if type(file) is int and file in effects.handles:
                 return self.opened.adopt(Call(original, (file, mode, *args), kwargs))
-            if not (writes or scratch.overlay) or not isinstance(file, (str, bytes, os.PathLike)):
+            if (first and not writes) or not isinstance(file, (str, bytes, os.PathLike)):
                 return original(file, mode, *args, **kwargs)
+            if not writes and idle():
+                before, opened = turn(), None
+                with suppress(OSError):  # raised once more below, if nothing has changed
+                    opened = original(file, mode, *args, **kwargs)
+                if opened is not None and turn() == before:
+                    return opened
+                if opened is not None:
+                    opened.close()
+            call = Call(original, (file, mode, *args), kwargs)
             if not writes:
-                return original(self._found(file), mode, *args, **kwargs)
-            what = effects.users()
-            if what is Mode.PLAIN:
+                return effects.look(call.plain, lambda: self._read(call))
+            what = effects.touch(file)
+            # tempfile opens a folder so, and by its opener a file in it
+            if what is Mode.PLAIN or (what is Mode.ALONE and call.named.get("opener") is not None):
                 return original(file, mode, *args, **kwargs)
-            return self.opened.open(what, Call(original, (file, mode, *args), kwargs))
+            return self.opened.open(what, call)
 
         return open
 
-    def _found(self, file: Any) -> Any:
-        """Where this rank reads what it wrote itself."""
-        if not (self.effects.at_home() or self.effects.abroad()):
-            return file
-        with self.effects.own():
-            return self.effects.scratch.find(file) or file
+    def _read(self, call: Call) -> Any:
+        """Where this rank finds it."""
+        file = call.named.get("file")
+        at = file if file is None else self.effects.where(file)
+        if at is file:
+            return call.plain()
+        opened = call.changed(file=at)
+        raw = getattr(opened, "buffer", opened)
+        getattr(raw, "raw", raw).name = file
+        return opened

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, ClassVar
 
+from autoddp.outside import paths
+from autoddp.outside.alone import Alone
 from autoddp.outside.effects import Call, Mode, Outward
+from autoddp.outside.entries import Entry, Listing, facts
 from autoddp.outside.handover import Made
 from autoddp.patching import patch
 
@@ -24,6 +28,11 @@ class Folders(Outward):
 
     name: ClassVar[str] = "folders"
     without: ClassVar[str] = "every rank makes, moves and removes, and asks its own disk"
+
+    def setup(self, undo: ExitStack) -> None:
+        """What is done without the others goes its own way."""
+        super().setup(undo)
+        self.alone = Alone(self.effects)
 
     @patch(
         "os:mkdir",
@@ -59,21 +68,21 @@ class Folders(Outward):
     )
     def change_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """All ranks wait for it, and raise what it raised; scratch follows."""
-        mode = self.effects.users()
-        if mode is Mode.PLAIN:
+        if self.effects.mode() is Mode.PLAIN:
             return wrapped(*args, **kwargs)
         call = Call(wrapped, args, kwargs)
         source, target = _first(FROM, call.named), _first(TO, call.named)
-        if source is None or _by_handle(call):
+        if source is None:
             return call.plain()
-        if mode is Mode.AGREED:
-            return self._agreed(call, source, target)
-        if mode is Mode.ALONE and (self.rank == 0 or call.named.get("exist_ok")):
-            with self.effects.own():
-                return call.plain()
+        mode = self.effects.touch(paths.whole(source if target is None else target, _folder(call, target)))
         if mode is Mode.ALONE:
-            self._follow(call, source, target)
-        return target
+            return self.alone.change(call)
+        if mode is Mode.PLAIN and call.name.endswith("makedirs"):
+            with self.effects.own():  # a cache's, and what it lies in
+                return call.plain()
+        if mode is Mode.PLAIN or _by_handle(call):
+            return call.plain()
+        return self._agreed(call, source, target) if mode is Mode.AGREED else target
 
     @patch(
         "os:stat",
@@ -86,24 +95,40 @@ class Folders(Outward):
         """`exists`, `isfile`, `getsize` and pathlib's ask this."""
         call = self._asked(wrapped, args, kwargs)
         if call is None:
-            return wrapped(*args, **kwargs)
+            return self._found(wrapped, args, kwargs)
         told = self.effects.answer(call.name, lambda: list(call.plain().__reduce__()[1]))
         if self.effects.server is not None:
             self.effects.server.told.add(os.path.abspath(call.named["path"]))
         return os.stat_result(tuple(told[0]), told[1])
 
     @patch(
-        "os:listdir",
         "os:access",
         "os:readlink",
-        why="what is in a folder, and in which order, the script asks once: rank 0 answers",
+        "os:listxattr",
+        "os:getxattr",
+        why="what a file is, and who may read it, the script asks once: rank 0 answers",
     )
     def ask_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Of extended attributes each rank asks its own disk."""
+        call = self._asked(wrapped, args, kwargs)
+        if call is None or call.name.endswith("xattr"):
+            return self._found(wrapped, args, kwargs)
+        return self.effects.answer(call.name, call.plain)
+
+    @patch("os:listdir", why="what is in a folder, and in which order, the script asks once: rank 0 answers")
+    def list_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """`glob` and `iterdir` ask this, too."""
         call = self._asked(wrapped, args, kwargs)
         if call is None:
-            return wrapped(*args, **kwargs)
+            call = Call(wrapped, args, kwargs)
+            return self.effects.look(call.plain, lambda: self.alone.names(call))
         return self.effects.answer(call.name, call.plain)
+
+    @patch("os:chdir", why="a folder that a library made is rank 0's: others enter it when it is there")
+    def enter(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """A folder of this rank's own, where rank 0 makes none of that name."""
+        call = Call(wrapped, args, kwargs)
+        return self.alone.enter(call) if self.effects.reads() else call.plain()
 
     @patch("os:statvfs", why="how much room there is the script asks once: rank 0 answers")
     def measure_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -125,14 +150,20 @@ class Folders(Outward):
             return wrapped(*args, **kwargs)  # Python 3.14: a function that asks os.scandir
         call = self._asked(wrapped, args, kwargs)
         if call is None:
-            return wrapped(*args, **kwargs)
+            call = Call(wrapped, args, kwargs)
+            return self.effects.look(call.plain, lambda: self.alone.scan(call))
         path = os.fspath(call.named.get("path") or ".")
 
         def scan() -> list[Any]:
             with call.plain() as entries:
-                return [_facts(entry) for entry in entries]
+                return [facts(entry) for entry in entries]
 
         return Listing(Entry(path, *facts) for facts in self.effects.answer(call.name, scan))
+
+    def _found(self, wrapped: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The answer of what this rank finds there."""
+        call = Call(wrapped, args, kwargs)
+        return self.effects.look(lambda: wrapped(*args, **kwargs), lambda: self.alone.ask(call))
 
     def _asked(self, wrapped: Callable[..., Any], args: Any, kwargs: Any) -> Call | None:
         """The call, if it is the user who asks, by a path as text."""
@@ -164,72 +195,12 @@ class Folders(Outward):
                 scratch.move(was, becomes)
             elif kind in REMOVES or kind in CHANGES:
                 scratch.drop(was)
+            elif kind in MAKES:
+                scratch.show(was)
             elif becomes is not None:
                 scratch.drop(becomes)
             if self.effects.client is not None:
                 _follow_folders(self.effects.client.made, kind, was, becomes)
-
-
-class Entry:
-    """What `os.scandir` yields, from what rank 0 saw."""
-
-    def __init__(self, folder: str, name: str, kinds: list[bool], inode: int) -> None:
-        self.name, self.path = name, os.path.join(folder, name)
-        self._folder, self._file, self._folder_itself, self._file_itself, self._link = kinds
-        self._inode = inode
-
-    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether it is a folder."""
-        return self._folder if follow_symlinks else self._folder_itself
-
-    def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether it is a plain file."""
-        return self._file if follow_symlinks else self._file_itself
-
-    def is_symlink(self) -> bool:
-        """Whether it is a link."""
-        return self._link
-
-    def is_junction(self) -> bool:
-        """Never, but on Windows."""
-        return False
-
-    def inode(self) -> int:
-        """Its inode."""
-        return self._inode
-
-    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """What `os.stat` says."""
-        return os.stat(self.path, follow_symlinks=follow_symlinks)
-
-    def __fspath__(self) -> str:
-        return self.path
-
-    def __repr__(self) -> str:
-        return f"<DirEntry {self.name!r}>"
-
-
-class Listing:
-    """What `os.scandir` returns: an iterator that can be closed."""
-
-    def __init__(self, entries: Iterator[Entry]) -> None:
-        self._entries = entries
-
-    def __iter__(self) -> Listing:
-        return self
-
-    def __next__(self) -> Entry:
-        return next(self._entries)
-
-    def __enter__(self) -> Listing:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Nothing is left to iterate over."""
-        self._entries = iter(())
 
 
 def _first(names: tuple[str, ...], values: dict[str, Any]) -> Any:
@@ -248,6 +219,12 @@ def _follow_folders(made: Made, kind: str, was: str, becomes: str | None) -> Non
         made.move(was, becomes)
 
 
+def _folder(call: Call, target: Any) -> int | None:
+    """The open folder that the path to change is relative to."""
+    names = ("dir_fd", "src_dir_fd") if target is None else ("dst_dir_fd", "dir_fd")
+    return next((call.named[name] for name in names if call.named.get(name) is not None), None)
+
+
 def _by_handle(call: Call) -> bool:
     """Whether the path is relative to an open folder, which each rank has for itself."""
     return any(call.named.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd"))
@@ -255,14 +232,3 @@ def _by_handle(call: Call) -> bool:
 
 def _told(result: Any) -> Any:
     return os.fspath(result) if isinstance(result, os.PathLike) else result
-
-
-def _facts(entry: os.DirEntry[str]) -> list[Any]:
-    kinds = [
-        entry.is_dir(),
-        entry.is_file(),
-        entry.is_dir(follow_symlinks=False),
-        entry.is_file(follow_symlinks=False),
-        entry.is_symlink(),
-    ]
-    return [entry.name, kinds, entry.inode()]

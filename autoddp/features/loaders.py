@@ -49,7 +49,7 @@ class Loaders(Feature):
     def __init__(self, run: Run) -> None:
         self.view, self.run, self.loading = run.view, run, run.options.loading
         self.plans: weakref.WeakKeyDictionary[Any, Plan] = weakref.WeakKeyDictionary()
-        self.waited: dict[str, Waiting] = {}
+        self.waited: dict[str, Waiting] = run.waited
         self.fetching = Fetching(run)
         self.sharing = Sharing(run, self.fetching)
         self._thread = threading.get_ident()

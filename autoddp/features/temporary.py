@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
+from autoddp.outside import paths
 from autoddp.outside.effects import Call, Mode, Outward
 from autoddp.outside.layers import Handle
 from autoddp.patching import patch
@@ -32,7 +33,7 @@ class Temporary(Outward):
     def name_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """Its name is rank 0's."""
         call = Call(wrapped, args, kwargs)
-        if self.effects.users() is not Mode.AGREED:
+        if self._mode(call) is not Mode.AGREED:
             return self._own(call)
         path = self.effects.answer(call.name, call.plain)
         if self.rank:
@@ -47,7 +48,7 @@ class Temporary(Outward):
         """Others write to their scratch under that name."""
         call = Call(wrapped, args, kwargs)
         effects = self.effects
-        if effects.users() is not Mode.AGREED:
+        if self._mode(call) is not Mode.AGREED:
             return self._own(call)
         if self.rank == 0:
             number, path = effects.change(call.name, call.plain, told=lambda made: made[1])
@@ -65,7 +66,10 @@ class Temporary(Outward):
         """Others write to their scratch under that name."""
         call = Call(wrapped, args, kwargs)
         effects = self.effects
-        if effects.users() is not Mode.AGREED:
+        mode = self._mode(call)
+        if mode is Mode.ALONE and self.rank:
+            return self._named_alone(call)
+        if mode is not Mode.AGREED:
             return self._own(call)
         if self.rank == 0:
             return effects.change(call.name, call.plain, told=lambda made: made.name)
@@ -119,9 +123,31 @@ class Temporary(Outward):
             if self.effects.client is not None:
                 self.effects.client.made.remove(path)
 
+    def _mode(self, call: Call) -> Mode:
+        """ALONE where a library makes it beside the job's files; PLAIN where it is temporary indeed."""
+        folder = call.named.get("dir")
+        return self.effects.touch(os.devnull if folder is None else folder)
+
+    def _named_alone(self, call: Call) -> Any:
+        """A file of this rank's own under a name of its own."""
+        effects = self.effects
+        folder = os.fsdecode(call.named["dir"])
+        at = effects.overlay.room(folder)
+        with effects.own():
+            file = call.changed(dir=at)
+        path = os.path.join(paths.text(folder), os.path.basename(file.name))
+        effects.overlay.lay(effects.overlay.find(path).name, file.name)
+        file.name = path
+        return file
+
     def _own(self, call: Call) -> Any:
+        if self._mode(call) is Mode.ALONE and call.named.get("dir") is not None:
+            return call.plain()
         with self.effects.own():
             made = call.plain()
-            if call.name == "tempfile.mkdtemp":
-                self.effects.scratch.private.add(os.path.realpath(made))
+        if call.name == "tempfile.TemporaryFile":
+            return made
+        path = made[1] if isinstance(made, tuple) else getattr(made, "name", made)
+        if isinstance(path, (str, bytes)):
+            self.effects.scratch.private.add(paths.real(path, True))
         return made

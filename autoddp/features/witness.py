@@ -1,10 +1,9 @@
-"""What slips past us is said: a library that writes files by itself does so on every rank."""
+"""What slips past us is said: what writes past Python's open does so on every rank."""
 
 from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from contextlib import ExitStack
 from datetime import timedelta
 from types import FrameType
@@ -12,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch.distributed as dist
 
+from autoddp.outside import paths
 from autoddp.outside.callers import caller
 from autoddp.outside.effects import Mode, Outward
 from autoddp.report import INSTALLED, is_users, users_frame, users_line
@@ -30,13 +30,6 @@ CHANGES = {
     "sqlite3.connect": 1,
 }
 EVENTS = frozenset(["open", *CHANGES])
-# Environment variables that name folders in which libraries keep what they may make again.
-CACHES = (
-    *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "TORCH_HOME", "HF_HOME", "HF_HUB_CACHE"),
-    *("MPLCONFIGDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "NUMBA_CACHE_DIR", "CUDA_CACHE_PATH"),
-)
-NOBODYS = ("/dev/", "/proc/", "/sys/")
-PARTS = (*INSTALLED, "/__pycache__/", "/.cache/")
 WAIT = timedelta(seconds=10)  # that rank 0, with something to say, leaves the witness to end
 
 
@@ -47,15 +40,13 @@ class Witness(Outward):
     """
 
     name: ClassVar[str] = "witness"
-    without: ClassVar[str] = "what a library writes on every rank is not said"
+    without: ClassVar[str] = "what every rank writes is not said"
     views: ClassVar[tuple[str, ...]] = ("global",)
 
     def setup(self, undo: ExitStack) -> None:
         """An audit hook stays for good, so that it must cost nothing once we are gone."""
         super().setup(undo)
         self._seen: dict[str, tuple[str, str]] = {}
-        with self.effects.own():
-            self._caches = tuple(_folders())
         if self.rank < 2 and self.effects.exchange:
             active = [self._look]
             undo.callback(self._end)
@@ -75,7 +66,7 @@ class Witness(Outward):
             path = self._changed(event, args)
             name = None if path is None else _called()
             if name is not None:
-                self._note(name, (path or "").removeprefix(_here() + "/"))
+                self._note(name, (path or "").removeprefix(paths.here() + "/"))
 
     def _changed(self, event: str, args: tuple[Any, ...]) -> str | None:
         """The name that is changed, if it is not a cache's."""
@@ -85,24 +76,15 @@ class Witness(Outward):
         # what is below an open folder has no name here; rmtree goes that way once it has begun
         if any(isinstance(name, int) for name in names) or _by_handle(event, args):
             return None
-        paths = [os.path.normpath(os.path.join(_here(), os.fsdecode(name))) for name in names if name]
-        return next((path for path in paths if not self._private(path)), None)
-
-    def _private(self, path: str) -> bool:
-        """Whether losing it would cost time alone, or it is this rank's own."""
-        if path.startswith(NOBODYS) or any(part in path for part in PARTS):
-            return True
-        if path.startswith(_here() + "/"):
-            return False  # the user's own folder may lie below a temporary one
-        home = os.path.expanduser("~") + "/"
-        return path.startswith((home + ".", *self._caches))
+        full = [os.path.normpath(os.path.join(paths.here(), os.fsdecode(name))) for name in names if name]
+        return next((path for path in full if not self.effects.keeps(path)), None)
 
     def _note(self, name: str, path: str) -> None:
         where = users_line()
         key = f"{KIND}/{where}/{name}"
         if key in self._seen:
             return
-        what = f"{name} writes {path} by itself, on every rank; guard it by `if autoddp.rank() == 0`"
+        what = f"{name} writes {path} past Python's open: every rank does"
         self._seen[key] = where, what
         if self.rank:
             self.run.group.store.set(key, "")
@@ -146,17 +128,3 @@ def _by_handle(event: str, args: tuple[Any, ...]) -> bool:
     if event in ("open", "sqlite3.connect", "os.truncate"):
         return False
     return any(isinstance(one, int) and one >= 0 for one in args[1:])
-
-
-def _here() -> str:
-    """The current folder; the root where it has been removed: a script may go on with full paths."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return "/"
-
-
-def _folders() -> list[str]:
-    """Where libraries keep what is their own, and what is temporary."""
-    named = [os.environ[name] for name in CACHES if os.environ.get(name)]
-    return [os.path.abspath(os.path.expanduser(folder)) + "/" for folder in [*named, tempfile.gettempdir()]]

@@ -27,68 +27,22 @@ _OWN_BUSINESS = (
     "zipimport",
     "ctypes",
 )
-# Libraries that run the script's training for it, and what they write by: their calls are the script's.
-_TRAINERS = tuple(
-    installed + name
-    for installed in INSTALLED
-    for name in (
-        "lightning/",
-        "pytorch_lightning/",
-        "lightning_fabric/",
-        "lightning_utilities/",
-        "accelerate/",
-        "transformers/trainer",
-        "transformers/training_args",
-        "fsspec/",
-    )
-)
 _CALLBACKS = ("/lightning/pytorch/callbacks/", "/pytorch_lightning/callbacks/")
 _WRAPT = os.path.dirname(wrapt.__file__) + "/"
 _HERE = os.path.dirname(os.path.dirname(__file__)) + "/"
-_MACHINERY = tuple(
-    _HERE + name
-    for name in (
-        "outside/effects.py",
-        "outside/written.py",
-        "outside/held.py",
-        "features/files.py",
-        "features/averaging.py",
-        "features/programs.py",
-        "features/processes.py",
-        "features/children.py",
-        "features/groups.py",
-        "outside/programs.py",
-        "outside/pipes.py",
-        "outside/told.py",
-        "features/holders.py",
-        "features/trackers.py",
-        "features/folders.py",
-        "features/nodes.py",
-        "outside/handover.py",
-        "features/temporary.py",
-        "features/clocks.py",
-        "features/signals.py",
-        "outside/opened.py",
-        "outside/layers.py",
-        "features/descriptors.py",
-        "outside/typed.py",
-        "features/witness.py",
-        "features/downloads.py",
-        "features/console.py",
-        "features/randomness.py",
-    )
-)
+# What stands between a caller and what is called: all of ours that is patched in, and what that asks.
+_MACHINERY = tuple(_HERE + folder for folder in ("features/", "outside/"))
 
 
 @cache
 def _passes(filename: str) -> bool:
-    """Whether whose call it is depends on who called this file: the standard library, trainers, and us."""
-    if filename in _MACHINERY or filename.startswith(_WRAPT):
+    """Whether whose call it is depends on who called this file: the standard library, and us."""
+    if filename.startswith((*_MACHINERY, _WRAPT)):
         return True  # first of all: we may be installed, and are no library to the user's code
     if filename.startswith("<frozen "):
         return not filename.startswith(("<frozen importlib", "<frozen zipimport"))
     if any(part in filename for part in INSTALLED):
-        return any(part in filename for part in _TRAINERS)
+        return False
     if filename.startswith(_STDLIB):
         root = filename.removeprefix(_STDLIB[0]).removeprefix(_STDLIB[1])
         return not root.startswith(_OWN_BUSINESS)
@@ -108,6 +62,12 @@ def caller(depth: int = 1, through: tuple[str, ...] = ()) -> str:
 def users_call(depth: int = 1, through: tuple[str, ...] = ()) -> bool:
     """Whether that frame is the user's."""
     return is_users(caller(depth + 1, through))
+
+
+@cache
+def is_ours(filename: str) -> bool:
+    """Whether it is a file of this package."""
+    return filename.startswith(_HERE)
 
 
 @cache

@@ -6,31 +6,32 @@ itself (not in a worker process), on the thread that runs the script, outside a 
 
 from __future__ import annotations
 
-import inspect
 import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from enum import Enum
-from functools import lru_cache, wraps
-from types import BuiltinMethodType, ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from autoddp.outside.callers import loads_data, users_call
+from autoddp.outside import caches, paths
+from autoddp.outside.before import share
+from autoddp.outside.call import Call as Call
+from autoddp.outside.call import stands_for as stands_for
+from autoddp.outside.callers import caller, is_ours, loads_data, users_call
 from autoddp.outside.collector import Collector
+from autoddp.outside.journal import GONE, Journal
 from autoddp.outside.losses import Losses
+from autoddp.outside.overlay import Overlay
 from autoddp.outside.scratch import Scratch
 from autoddp.patching import Feature, patch
-from autoddp.report import users_line
+from autoddp.report import is_users, users_line
 
 if TYPE_CHECKING:
     from autoddp.group import Group
     from autoddp.outside.handover import Client, Server
     from autoddp.outside.layers import Handle
     from autoddp.run import Run
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Mode(Enum):
@@ -42,55 +43,6 @@ class Mode(Enum):
     TRIAL = "nobody does it: one process would not have run this"
 
 
-def stands_for(original: Any) -> Callable[[Function], Function]:
-    """Have the decorated function look like `original`, which torch.compile would not look into."""
-
-    def dress(function: Function) -> Function:
-        wraps(original)(function)
-        function._torchdynamo_disable = True  # type: ignore[attr-defined]
-        return function
-
-    return dress
-
-
-@lru_cache(maxsize=256)
-def _signature(function: Any) -> inspect.Signature:
-    return inspect.signature(function)
-
-
-class Call:
-    """A call of a wrapped function; `named` are its arguments, none where they do not fit."""
-
-    def __init__(self, wrapped: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        self.wrapped, self.args, self.kwargs = wrapped, args, kwargs
-        self.named: dict[str, Any] = {}
-        function = getattr(wrapped, "__func__", wrapped)  # a method's own would be kept for ever
-        self._bound = () if function is wrapped else (wrapped.__self__,)  # type: ignore[attr-defined]
-        kept = not isinstance(wrapped, BuiltinMethodType) or isinstance(wrapped.__self__, ModuleType)
-        try:
-            signature = _signature(function) if kept else inspect.signature(wrapped)
-            self._fit = signature.bind(*self._bound, *args, **kwargs)
-        except (TypeError, ValueError):  # ValueError: it is written in C, and does not tell
-            return  # the function itself words it best
-        self.named = self._fit.arguments
-
-    @property
-    def name(self) -> str:
-        """What is called, in full: torch.serialization.save."""
-        kind = type(self.wrapped)
-        return f"{self.wrapped.__module__}.{getattr(self.wrapped, '__qualname__', kind.__name__)}"
-
-    def plain(self) -> Any:
-        """The call as it was made."""
-        return self.wrapped(*self.args, **self.kwargs)
-
-    def changed(self, **values: Any) -> Any:
-        """The call with other values for some arguments."""
-        fit = inspect.BoundArguments(self._fit.signature, dict(self._fit.arguments))
-        fit.arguments.update(values)
-        return self.wrapped(*fit.args[len(self._bound) :], **fit.kwargs)
-
-
 class Effects:
     """The outside world as one rank may touch it."""
 
@@ -99,16 +51,21 @@ class Effects:
         self.rank = group.rank
         self.exchange = exchange and group.size > 1  # else nobody waits for anybody
         self.scratch = Scratch()
+        self.overlay = Overlay(self.scratch)  # what this rank finds, if it is not rank 0
+        self.journal: Journal | None = None  # of what rank 0 does where ranks do not meet
+        self.begun = False  # whether it was decided who keeps one
         self.client: Client | None = None  # where this node is not rank 0's
         self.server: Server | None = None  # on rank 0, where there are several nodes
         self.placed: list[int] | None = None  # what `nodes` has found out
         self.before_save: list[Callable[[], None]] = []  # before a checkpoint, where all ranks are
         self.losses = Losses()  # what failed on rank 0 and is to be raised on all
         self.aside = 0  # above 0 inside an effect, and inside a data set's fetch
+        self.fetching = 0  # above 0 inside the latter
         self.trials = 0
         self.ending = False  # the script has ended; what its objects do at their end, ranks do apart
         self.over = False
         self._pid, self._thread = os.getpid(), threading.get_ident()
+        self._apart = threading.local()  # `aside` is the script's thread's
         self._child = 0  # this process, where it was forked from the rank
         self.collector = Collector()
         self.handles: dict[int, Handle] = {}  # descriptors that stand for one file on all ranks
@@ -134,6 +91,8 @@ class Effects:
         """What becomes of an effect at this point."""
         if self.abroad() and self.rank:
             return Mode.PLAIN if self.aside else Mode.ALONE
+        if getattr(self._apart, "aside", False) and threading.get_ident() != self._thread:
+            return Mode.PLAIN
         if self.ending or self.collector.running or threading.get_ident() != self._thread:
             return Mode.ALONE if self.at_home() else Mode.PLAIN
         if not self.here():
@@ -146,11 +105,86 @@ class Effects:
         """As `mode`, but PLAIN where a library does it for itself; files of `through` are none."""
         return self.mode() if users_call(2, through) else Mode.PLAIN
 
+    def touch(self, *given: Any, through: tuple[str, ...] = ()) -> Mode:
+        """What becomes of a change of these paths: nobody waits for what a library does for itself.
+
+        What it keeps for itself, see `caches`, is PLAIN.
+        """
+        mode = self.mode()
+        if mode is Mode.PLAIN:
+            return mode
+        file = caller(2, through)
+        if is_users(file):
+            return mode
+        if is_ours(file) or any(self.keeps(path) for path in given):
+            return Mode.PLAIN
+        return Mode.ALONE if mode is Mode.AGREED else mode
+
+    def keeps(self, path: Any) -> bool:
+        """Whether a path is among what libraries keep, or is this rank's own."""
+        if not isinstance(path, (str, bytes, os.PathLike)):
+            return False
+        full = paths.text(path)
+        return caches.keeps(full, self.scratch.private) or self.scratch.holds(full)
+
+    def note(self, path: Any, how: str = GONE, follow: bool = False, becomes: Any = None) -> None:
+        """Rank 0 is about to change something where ranks do not meet, or to rename it."""
+        if self.journal is None or not self.at_home():
+            return
+        name = paths.real(path, follow)
+        if becomes is None:
+            self.journal.note(self.group.passed, name, how)
+        else:
+            self.journal.move(self.group.passed, name, paths.real(becomes, False))
+
+    def reads(self) -> bool:
+        """Whether what this process reads may lie elsewhere than its name says; where, is up to date."""
+        if self.overlay.idle() or not self._looks():
+            return False
+        if self.exchange and threading.get_ident() == self._thread and os.getpid() == self._pid:
+            self.overlay.settle(self.group.passed)
+        return True
+
+    def _looks(self) -> bool:
+        """Whether this process has another world than the disk, and is not in the midst of an effect."""
+        if self.rank == 0 or self.over or getattr(self._apart, "aside", False):
+            return False
+        return self.aside <= self.fetching or threading.get_ident() != self._thread
+
+    def look(self, plain: Callable[[], Any], ask: Callable[[], Any]) -> Any:
+        """What `plain` finds, or `ask`, where that may lie elsewhere; anew if rank 0 went ahead meanwhile."""
+        turn = self.overlay.turn
+        while self._looks():
+            before = turn()
+            try:
+                found = ask() if self.reads() else plain()
+            except OSError:
+                if turn() == before:
+                    raise
+                continue
+            if turn() == before:
+                return found
+            if hasattr(found, "close"):
+                found.close()
+        return plain()
+
+    def where(self, path: Any, follow: bool = True) -> Any:
+        """Where this rank reads what is at `path`.
+
+        Raises:
+            FileNotFoundError: It is not there for this rank.
+        """
+        return self.overlay.where(path, follow) if self.reads() else path
+
     @contextmanager
     def own(self) -> Iterator[None]:
         """What is done in here is plain."""
-        if threading.get_ident() != self._thread:
-            yield  # or what the script does meanwhile would be plain, too
+        if threading.get_ident() != self._thread:  # what the script does meanwhile is not plain
+            before, self._apart.aside = getattr(self._apart, "aside", False), True
+            try:
+                yield
+            finally:
+                self._apart.aside = before
             return
         self.aside += 1
         try:
@@ -174,6 +208,8 @@ class Effects:
             return self.group.effect(f"{what} at {users_line(2)}", act)
         finally:
             self.aside -= 1
+            if self.overlay.before is not None:
+                self.overlay.before.come(self.group.passed)
 
     def change(self, what: str, act: Callable[[], Any], told: Callable[[Any], Any] | None = None) -> Any:
         """Rank 0 changes the outside world once all ranks are here; all raise what it raised.
@@ -185,21 +221,24 @@ class Effects:
 
         def keep() -> Any:
             nonlocal kept
+            if self.journal is not None:
+                self.journal.forget(self.group.passed)
             self.losses.tell()
             kept = act()
             return told(kept) if told is not None else None
 
         with self.own():
             answer = self.group.effect(f"{what} at {users_line(2)}", keep, meet=True)
+        if self.overlay.before is not None:
+            self.overlay.before.come(self.group.passed)
         return kept if self.rank == 0 else answer
 
     def found(self, path: str) -> str:
-        """Where this rank reads what is at `path`; nowhere, if rank 0 has removed it."""
-        with self.own():
-            at = self.scratch.find(path)
-        if at is not None or self.client is None:
-            return at or path
+        """Where this rank reads what is at `path`; nowhere, if it was removed."""
         try:
+            at = self.overlay.where(path) if self.rank and not self.overlay.idle() else path
+            if at is not path or self.client is None:
+                return str(at)
             return str(self.client.find(path))
         except FileNotFoundError:
             return ""
@@ -209,6 +248,9 @@ class Effects:
         self.over = True
         if os.getpid() == self._pid:
             self.scratch.remove()
+            if self.journal is not None:
+                self.journal.end()
+                self.journal = None
 
 
 class Outward(Feature):
@@ -223,6 +265,7 @@ class Outward(Feature):
         """In a trial no effect of ours takes place."""
         with self.effects.own():
             tempfile.gettempdir()  # found out once: by all ranks, not by those with a scratch first
+        share(self.effects)
         trials = self.run.view.trials
         undo.callback(self.effects.end)
         self.effects.collector.watch(undo)
@@ -239,5 +282,9 @@ class Outward(Feature):
         """Inside, reads and writes are as if we were not there."""
         if not self.effects.here():
             return wrapped(*args, **kwargs)
-        with self.effects.own():
-            return wrapped(*args, **kwargs)
+        self.effects.fetching += 1
+        try:
+            with self.effects.own():
+                return wrapped(*args, **kwargs)
+        finally:
+            self.effects.fetching -= 1

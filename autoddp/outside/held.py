@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -11,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
 
-from autoddp.outside.callers import users_call
 from autoddp.outside.effects import Call, Effects, Mode
+from autoddp.outside.journal import EMPTIED, FILLED
 from autoddp.outside.layers import Handle
 from autoddp.outside.opened import Opened
 from autoddp.outside.outcome import Outcome
-from autoddp.outside.written import below, path_of
+from autoddp.outside.written import path_of
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,7 @@ MAPS = (
     Holder("numpy:memmap.__new__", "filename", "r+"),
     Holder("numpy.lib.format:open_memmap", "filename", "r+"),
 )
+BESIDE = ("", "-wal", "-journal")  # what SQLite has not yet written into a database lies beside it
 MAKERS = {f"{row.target}.__init__": row for row in CLASSES} | {row.target: row for row in MAPS}
 ENDS = tuple(f"{row.target}.{end}" for row in CLASSES for end in row.ends)
 
@@ -64,7 +64,7 @@ class Held:
     def open(self, call: Call, row: Holder, site: str, holder: Any = None) -> Any:
         """The call that opens; it is the holder's own, or returns what holds the file."""
         effects, path = self._effects, path_of(call.named.get(row.argument))
-        what = self._mode(path)
+        what = effects.touch(path)
         if path is None or what is Mode.PLAIN:
             return call.plain()
         mode = str(call.named.get("mode", row.mode))
@@ -102,7 +102,7 @@ class Held:
         """A connection to an SQLite database; the others' are to copies of before this one was made."""
         effects, given = self._effects, named.get("database")
         path, query = _database(given, named.get("uri", False))
-        what = effects.users()
+        what = effects.touch(path)
         if path is None or what is Mode.PLAIN:
             return connect(**named)
 
@@ -171,33 +171,31 @@ class Held:
         if effects.rank == 0:
             if agreed:
                 return effects.change(site, act, told=lambda made: None)
+            for more in BESIDE:
+                effects.note(path + more, FILLED if keep else EMPTIED, follow=True)
             with effects.own():
                 return act()
-        with effects.own():
-            prepared = Outcome.of(lambda: self._prepared(path, keep))
+        prepared = Outcome.of(lambda: self._prepared(path, keep))
         if agreed:
             effects.change(site, act)
+        real, copy = prepared.unwrap()
         with effects.own():
-            real, copy = prepared.unwrap()
             made = at(copy)
+        if agreed:
+            effects.scratch.show(real)
             effects.scratch.lay(real, copy)
+        else:
+            effects.overlay.lay(real, copy)
         return made
 
     def _prepared(self, path: str, keep: bool) -> tuple[str, str]:
         """As for any file; what a database has not yet written into its own file comes along."""
-        new = self._effects.scratch.find(path) is None
+        effects = self._effects
         real, copy = self._opened.prepared(path, keep)
-        for more in ("-wal", "-journal"):
-            if new and keep and os.path.isfile(real + more):
-                shutil.copyfile(real + more, copy + more)
+        for more in BESIDE[1:]:
+            if keep and not effects.overlay.own(effects.overlay.find(real + more)):
+                effects.overlay.bring(real + more, copy + more)
         return real, copy
-
-    def _mode(self, path: str | None) -> Mode:
-        """Whoever calls, but for a library with a temporary folder of its own."""
-        mode, private = self._effects.mode(), self._effects.scratch.private
-        if path and private and mode is not Mode.PLAIN and not users_call(1) and below(path, private):
-            return Mode.PLAIN
-        return mode
 
 
 def _without_x(call: Call, mode: str) -> dict[str, str]:

@@ -82,6 +82,11 @@ class Ledger:
         self.points.leave()
         return Outcome.from_data(json.loads(data)).unwrap()
 
+    @property
+    def passed(self) -> int:
+        """How many effects of rank 0's this rank has come through."""
+        return self._effects
+
     def hand(self, site: str, act: Callable[[], bytes]) -> bytes:
         """The bytes that `act` returns on rank 0, on every rank."""
         body = b""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
-import shutil
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -12,7 +12,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from autoddp.errors import ScratchFailed
+from autoddp.outside import paths
 from autoddp.outside.effects import Call, Effects, Mode
+from autoddp.outside.journal import EMPTIED, FILLED, GROWN
 from autoddp.outside.layers import Handle, Raw, rebuilt
 from autoddp.outside.outcome import Outcome
 
@@ -36,19 +38,37 @@ class Opened:
                 return call.plain()  # words what is wrong with its arguments
             return call.changed(file=os.devnull, mode=call.named["mode"].replace("x", "w"))
         if effects.rank == 0:
+            if not agreed:
+                self.noted(call.named["file"], set(call.named.get("mode", "w")))
             plain = effects.change("open", call.plain) if agreed else call.plain()
             with effects.own():
                 return self._kept(plain, call, agreed)
-        with effects.own():
-            keep = not set("wx") & set(call.named.get("mode", "w"))
-            prepared = Outcome.of(lambda: self.prepared(call.named["file"], keep))
+        letters = set(call.named.get("mode", "w"))
         if agreed:
+            prepared = Outcome.of(lambda: self.prepared(call.named["file"], not letters & set("wx")))
             effects.change("open", call.plain)
-        with effects.own():
             path, at = prepared.unwrap()
+            effects.scratch.show(path)
+        else:
+            at = self.alone(call.named["file"], letters)
+        with effects.own():
             file = self._kept(call.changed(file=at, mode=call.named["mode"].replace("x", "w")), call, agreed)
-            effects.scratch.lay(path, at)
+            if agreed:
+                effects.scratch.lay(path, at)
         return file
+
+    def alone(self, file: Any, letters: set[str]) -> str:
+        """Where another rank writes what no other waits for."""
+        effects = self._effects
+        effects.reads()  # and so is up to date
+        if "r" in letters and not effects.overlay.find(file).there:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file)
+        return effects.overlay.to_write(file, keep=not letters & set("wx"), new="x" in letters)
+
+    def noted(self, file: Any, letters: set[str]) -> None:
+        """Rank 0 is about to write there without the others."""
+        how = FILLED if "+" in letters and "w" not in letters else GROWN if "a" in letters else EMPTIED
+        self._effects.note(file, how, follow=True)
 
     def adopt(self, call: Call) -> Any:
         """The file for an `open` of a descriptor that ranks have opened together, and now is the file's."""
@@ -134,15 +154,19 @@ class Opened:
 
     def prepared(self, file: Any, keep: bool) -> tuple[str, str]:
         """The file's one name, and its copy on scratch, made before rank 0 touches it."""
-        scratch = self._effects.scratch
-        path = scratch.key(file)
-        at = scratch.find(path)
-        if at is None:
-            at = scratch.new(path)
-            there = self._effects.found(path) if keep else path
-            if keep and os.path.isfile(there):
-                shutil.copyfile(there, at)
-        return path, at
+        effects = self._effects
+        effects.reads()
+        scratch, found = effects.scratch, effects.overlay.find(file)
+        if found.there and effects.overlay.own(found):
+            return found.name, found.at
+        at = scratch.new(found.name)
+        if keep and effects.client is not None and found.at == found.name:
+            there = effects.found(found.name)
+            if paths.is_file(there):
+                paths.copy(there, at)
+        elif keep:
+            effects.overlay.bring(found.name, at)
+        return found.name, at
 
     def meet(self, what: str, raw: Raw | Handle, act: Callable[[], None]) -> None:
         """All ranks do it to their files; they learn what became of rank 0's."""

@@ -138,7 +138,7 @@ def see(effects: Effects) -> None:
     with effects.own():
         held = {os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()}
         for path, at in list(scratch.overlay.items()):
-            if os.path.isfile(path) and os.path.realpath(at) not in held:
+            if os.path.lexists(path) and os.path.realpath(at) not in held:
                 scratch.drop(path)
 
 

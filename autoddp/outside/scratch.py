@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-import shutil
+import posix
 import tempfile
 from collections.abc import Iterator
 
+from autoddp.outside import paths
 from autoddp.place import HERE
+
+GONE = ""  # where what this rank has removed lies
 
 
 class Scratch:
     """A private folder, and which of the user's paths lie in it on this rank.
 
-    The overlay maps the real path of what this rank wrote to where it lies.
+    The overlay maps the one name of what this rank wrote, made, renamed or removed to where it lies.
     """
 
     def __init__(self) -> None:
@@ -21,6 +24,7 @@ class Scratch:
         self._owner = 0
         self._count = 0
         self.overlay: dict[str, str] = {}
+        self._alive: dict[str, int] = {}  # descriptors of what has no name any more
         self.changed: set[str] | None = None  # with several nodes: what rank 0's disk has the truth about
         self.private: set[str] = set()  # what libraries on this rank made for themselves to be temporary
 
@@ -31,22 +35,41 @@ class Scratch:
             self.below(inside)
         self._count += 1
         folder = os.path.join(self.ready(), str(self._count))
-        os.mkdir(folder)
+        posix.mkdir(folder)
         return os.path.join(folder, os.path.basename(path) or "_")
 
     def ready(self) -> str:
         """The private folder: made before a fork, so that who made it removes it."""
         if self._folder is None:
-            self._owner, self._folder = os.getpid(), tempfile.mkdtemp(prefix="autoddp-", dir=HERE.private)
+            self._owner, self._folder = os.getpid(), paths.fresh(HERE.private or tempfile.gettempdir())
         return self._folder
 
     def below(self, folder: str) -> None:
-        """Lie in another's private folder, who removes it."""
-        self._owner, self._folder = os.getpid(), tempfile.mkdtemp(dir=folder)
+        """Lie in another's private folder, who removes it; what is found there already is read there."""
+        self._owner, self._folder = os.getpid(), paths.fresh(folder)
 
-    def find(self, path: str | bytes | os.PathLike[str]) -> str | None:
-        """Where this rank finds `path`, if not at `path`."""
-        return self.overlay.get(self.key(path)) if self.overlay else None
+    def holds(self, at: str) -> bool:
+        """Whether it lies in the private folder; a child process's lies in its parent's."""
+        return self._folder is not None and at.startswith(self._folder + "/")
+
+    def alive(self, path: str) -> str:
+        """Where a file on the disk can be read, even when rank 0 has removed it."""
+        handle = posix.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        at = f"/proc/{posix.getpid()}/fd/{handle}"
+        self._alive[at] = handle
+        return at
+
+    def let_go(self, at: str) -> None:
+        """Nobody finds anything there any more."""
+        if self.holds(at):
+            paths.remove(at)
+        elif at in self._alive:
+            posix.close(self._alive.pop(at))
+
+    def taken(self, top: str) -> dict[str, str]:
+        """The entries below `top`, by the rest of their names; they are no longer in force."""
+        names = [name for name in self.overlay if name.startswith(top)]
+        return {name[len(top) :]: self.overlay.pop(name) for name in names}
 
     @staticmethod
     def key(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
@@ -67,8 +90,16 @@ class Scratch:
         """`path`, and all below it, is what the disk says."""
         for key in list(self._below(path)):
             self.overlay.pop(key)
+        self.show(path)
         if self.changed is not None:
             self.changed.add(path)
+
+    def show(self, path: str) -> None:
+        """`path` has come to be on the disk: neither it nor what it lies in is hidden."""
+        while self.overlay and path != os.path.dirname(path):
+            if self.overlay.get(path) == GONE:
+                del self.overlay[path]
+            path = os.path.dirname(path)
 
     def move(self, source: str, target: str) -> None:
         """`source`, and all below it, is now called `target`."""
@@ -80,8 +111,11 @@ class Scratch:
     def remove(self) -> None:
         """Forget and delete everything."""
         self.overlay.clear()
+        for handle in self._alive.values():
+            posix.close(handle)
+        self._alive.clear()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            paths.remove(self._folder)
             self._folder = None
 
     def _below(self, path: str) -> Iterator[str]:

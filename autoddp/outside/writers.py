@@ -5,7 +5,7 @@ A row of a package that is never imported costs nothing; a row of a name that a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class Writer:
         folder: Whether it names a folder that is filled.
         mode: The mode that it writes in unless its own argument `mode` says; "a" keeps what was there.
         blind: Whether it looks neither at the file's name nor reads it, so that /dev/null will do.
-        users: Whether only calls of the user's own code count, as libraries call it for themselves.
+        large: Whether ranks meet here, whoever calls: what is written is a whole model, or data set, which
+            other ranks write to nothing.
     """
 
     target: str
@@ -28,7 +29,7 @@ class Writer:
     folder: bool = False
     mode: str = "w"
     blind: bool = False
-    users: bool = False
+    large: bool = False
 
 
 def rows(owner: str, names: str, argument: str, **more: bool | int | str) -> tuple[Writer, ...]:
@@ -37,7 +38,7 @@ def rows(owner: str, names: str, argument: str, **more: bool | int | str) -> tup
     return tuple(Writer(f"{owner}{dot}{name}", argument, **more) for name in names.split())  # type: ignore[arg-type]
 
 
-CHECKPOINT = Writer("torch:save", "f", blind=True)
+CHECKPOINT = Writer("torch:save", "f", blind=True, large=True)
 
 ARRAYS = (
     *rows("numpy", "save savez savez_compressed", "file"),
@@ -48,7 +49,7 @@ ARRAYS = (
     *rows("scipy.io", "mmwrite", "target"),
     *rows("scipy.io.wavfile", "write", "filename"),
     *rows("scipy.sparse", "save_npz", "file"),
-    *rows("joblib", "dump", "filename", users=True),
+    *rows("joblib", "dump", "filename"),
     *rows("sklearn.datasets", "dump_svmlight_file", "f"),
 )
 PICTURES = (
@@ -130,7 +131,10 @@ TABLES = (
     ),
     *rows("polars:DataFrame", "write_excel", "workbook"),
     *rows("openpyxl.workbook.workbook:Workbook", "save", "filename"),
+)
+DATA = (
     *rows("datasets.arrow_dataset:Dataset", "save_to_disk", "dataset_path", folder=True),
     *rows("datasets.dataset_dict:DatasetDict", "save_to_disk", "dataset_dict_path", folder=True),
 )
-WRITERS = {row.target: row for row in (*ARRAYS, *PICTURES, *SOUNDS, *MODELS, *TABLES)}
+LARGE = tuple(replace(row, large=True) for row in (*MODELS, *DATA))
+WRITERS = {row.target: row for row in (*ARRAYS, *PICTURES, *SOUNDS, *LARGE, *TABLES)}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Callable
+import posix
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.utils._pytree import tree_leaves, tree_map
 
+from autoddp.outside import paths
 from autoddp.outside.atomic import Draft
-from autoddp.outside.callers import users_call
 from autoddp.outside.effects import Call, Effects, Mode
 from autoddp.outside.outcome import Outcome
 from autoddp.outside.writers import CHECKPOINT, Writer
@@ -73,16 +73,19 @@ class Written:
 
     def write(self, call: Call, row: Writer) -> Any:
         """The call, once for all ranks; what it raises on rank 0, it raises on all."""
-        writing, mode = Writing(call, row), self._effects.mode()
+        writing = Writing(call, row)
         path = writing.path
-        if mode is Mode.PLAIN or path is None or self._librarys(row, path):
+        mode = self._effects.touch(path)
+        if mode is Mode.ALONE and row.large:
+            mode = self._effects.mode()
+        if mode is Mode.PLAIN or path is None:
             return call.plain()
         if mode is Mode.TRIAL:
             return None
         if mode is Mode.AGREED and row is CHECKPOINT:
             for check in self._effects.before_save:
                 check()
-        if mode is Mode.AGREED and not row.blind:  # what pickles gathers by itself
+        if self._effects.mode() is Mode.AGREED and not row.blind:  # what pickles gathers by itself
             writing = Writing(Call(call.wrapped, *whole((call.args, call.kwargs))), row)
         if row.folder and mode is Mode.AGREED:
             self._effects.change(writing.site, lambda: None)  # nobody reads the old one any more
@@ -90,14 +93,10 @@ class Written:
             return self._go_along(writing, path, mode)
         return self._fill(writing, mode) if row.folder else self._put(writing, path, mode)
 
-    def _librarys(self, row: Writer, path: str) -> bool:
-        """Whether a library writes for itself: by what it is, or in a temporary folder of its own."""
-        private = self._effects.scratch.private
-        return (row.users or bool(private)) and not users_call(1) and (row.users or below(path, private))
-
     def _put(self, writing: Writing, path: str, mode: Mode) -> Any:
         """Rank 0 writes, and puts the file in place."""
-        draft = Draft(path, keep=writing.keeps)
+        with self._effects.own():
+            draft = Draft(path, keep=writing.keeps)
 
         def finish() -> list[Any]:
             value = outcome.unwrap()
@@ -108,13 +107,16 @@ class Written:
         try:
             with self._effects.own():
                 outcome = Outcome.of(lambda: draft.write(writing.to))
-            self._tell(writing, outcome, finish, mode)
+            self._tell(writing, outcome, finish, mode, draft.targets)
         finally:
-            draft.discard()
+            with self._effects.own():
+                draft.discard()
         return outcome.value
 
     def _fill(self, writing: Writing, mode: Mode) -> Any:
         """Rank 0 fills the folder."""
+        if mode is Mode.ALONE:
+            self._effects.note(writing.path)
         with self._effects.own():
             outcome = Outcome.of(writing.plain)
 
@@ -125,18 +127,29 @@ class Written:
         self._tell(writing, outcome, finish, mode)
         return outcome.value
 
-    def _tell(self, writing: Writing, outcome: Outcome, finish: Callable[[], Any], mode: Mode) -> None:
-        """Rank 0 finishes once all have written."""
+    def _tell(
+        self,
+        writing: Writing,
+        outcome: Outcome,
+        finish: Callable[[], Any],
+        mode: Mode,
+        made: Sequence[str] = (),
+    ) -> None:
+        """Rank 0 finishes once all have written; `made` is what it then puts in place."""
         if mode is Mode.AGREED:
             if outcome.error is not None:
                 self._throw_away(writing)  # others still gather: they need us
             self._effects.change(writing.site, finish, told=list)
         else:
             with self._effects.own():
+                for name in [writing.path or "", *made]:
+                    self._effects.note(name, follow=True)
                 finish()
 
     def _go_along(self, writing: Writing, path: str, mode: Mode) -> Any:
         """Another rank writes to nothing, and learns what became of rank 0's file."""
+        if writing.row.folder and mode is Mode.ALONE:
+            return self._fill_own(writing, path)
         outcome = self._throw_away(writing, keep=mode is Mode.ALONE)
         if mode is Mode.AGREED:
             theirs, made, value = self._effects.change(writing.site, writing.plain)
@@ -145,6 +158,18 @@ class Written:
                 outcome.unwrap()
                 return value[0]
         return outcome.unwrap()
+
+    def _fill_own(self, writing: Writing, path: str) -> Any:
+        """The folder, for this rank alone."""
+        overlay = self._effects.overlay
+        if not overlay.find(path).there:
+            os.makedirs(path)
+        at = overlay.room(path)
+        with self._effects.own():
+            value = writing.to(at)
+        for name in posix.listdir(at):
+            overlay.lay(f"{overlay.find(path).name}/{name}", f"{at}/{name}")
+        return value
 
     def _follow(self, path: str, theirs: str, made: list[str]) -> None:
         """What rank 0 has made is there for all, also under a name that tells ranks apart."""
@@ -157,21 +182,21 @@ class Written:
 
     def _throw_away(self, writing: Writing, keep: bool = False) -> Outcome:
         """Make the call, and leave no file, unless this rank may read it before rank 0 has written."""
+        there = self._effects.found(writing.path or "") if writing.keeps else ""
+        there = there if paths.is_file(there) else ""
         with self._effects.own():
-            if writing.row.blind:
+            if writing.row.blind and not keep:
                 return Outcome.of(lambda: writing.to(os.devnull))
             path, scratch = writing.path or "", self._effects.scratch
             at = scratch.new(path)  # its name decides the format
-            there = self._effects.found(path) if writing.keeps else path
-            if writing.keeps and os.path.isfile(there):
-                shutil.copyfile(there, at)
+            if there:
+                paths.copy(there, at)
             outcome = Outcome.of(lambda: writing.to(at))
-            if keep:
-                for name in os.listdir(os.path.dirname(at)):  # numpy adds a suffix
-                    beside = os.path.join(os.path.dirname(path), name)
-                    scratch.lay(scratch.key(beside), os.path.join(os.path.dirname(at), name))
-            else:
-                shutil.rmtree(os.path.dirname(at))
+        for name in posix.listdir(os.path.dirname(at)) if keep else ():  # numpy adds a suffix
+            beside = self._effects.overlay.find(os.path.join(os.path.dirname(path), name)).name
+            self._effects.overlay.lay(beside, os.path.join(os.path.dirname(at), name))
+        if not keep:
+            paths.remove(os.path.dirname(at))
         return outcome
 
 
@@ -191,9 +216,3 @@ def path_of(given: Any) -> str | None:
 def _plain(value: Any) -> list[Any]:
     """A value that travels (cv2 says so by False if it has not written), or nothing."""
     return [value] if isinstance(value, (bool, int, float, str)) else []
-
-
-def below(path: str, folders: set[str]) -> bool:
-    """Whether it lies in one of them, or is one."""
-    real = os.path.realpath(path)
-    return any(real == folder or real.startswith(folder + "/") for folder in folders)

@@ -12,7 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar
 
-from autoddp.features.witness import CACHES, CHANGES, NOBODYS, PARTS, WRITES
+from autoddp.features.witness import CHANGES, WRITES
+from autoddp.outside.caches import NAMED, NOBODYS, PARTS
 from autoddp.outside.writers import CHECKPOINT, WRITERS, Writer
 from autoddp.patching import Feature, patch
 from autoddp.rehearsing.kept import JOURNAL, copy
@@ -33,7 +34,7 @@ class Guard:
 
     def __init__(self, free: Path, kept: Path) -> None:
         home = os.path.expanduser("~") + "/"
-        caches = [os.path.realpath(os.environ[name]) + "/" for name in CACHES if os.environ.get(name)]
+        caches = [os.path.realpath(os.environ[name]) + "/" for name in NAMED if os.environ.get(name)]
         self.kept, self.free = kept, (f"{free}/", *NOBODYS, home + ".", *caches)
         self.known: set[str] = set()
         self.busy = threading.local()

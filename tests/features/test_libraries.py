@@ -146,10 +146,11 @@ def test_a_library_writes_to_its_own_temporary_folder(on, tmp_path):
 
     def script(run):
         rank = run.world.rank
-        made["keep"](rank)  # on the user's behalf: once
+        made["keep"](rank)  # on the user's behalf: once; each rank finds what it wrote
         return [made["cache"](rank) for _ in range(1 + rank)], int(np.load("kept.npy"))  # ranks differ
 
-    assert on(script) == [([0], 0), ([1, 1], 0)]
+    assert on(script) == [([0], 0), ([1, 1], 1)]
+    assert int(np.load(tmp_path / "kept.npy")) == 0
 
 
 def test_a_thread_reads_what_it_wrote(on, tmp_path):

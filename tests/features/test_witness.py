@@ -24,7 +24,7 @@ from tests.features.outward import raised, trial
 from tests.ranks import run_ranks
 
 LIBRARY = """
-import json, os, shutil, tempfile
+import io, json, os, shutil, tempfile
 
 def save(path):
     _write(path)
@@ -33,6 +33,9 @@ def _write(path):
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "w") as file:
         json.dump([1], file)
+
+def past(path):
+    io.FileIO(path, "w").close()
 
 def move(path, to):
     os.replace(path, to)
@@ -79,20 +82,27 @@ def on(tmp_path):
     return on
 
 
-def test_a_library_that_writes_by_itself_is_said_once_with_the_way_out(on):
+def test_what_a_library_writes_is_rank_0s_and_is_not_said(on, tmp_path):
+    def script(run, xyz):
+        xyz.save(f"out/{run.world.rank}")
+        xyz.Writer().add("out/b")
+        xyz.move("out/b", "out/c")
+
+    assert [said for _, said in on(script, 3)] == [[], [], []]
+    assert sorted(os.listdir(tmp_path / "work" / "out")) == ["0", "c"]
+
+
+def test_what_writes_past_pythons_open_is_said_once_for_each_line(on):
     def script(run, xyz):
         for step in range(3):
-            xyz.save(f"out/{step}{run.world.rank}")
-        xyz.Writer().add("out/b")
-        xyz.Writer().add("out/c")
+            xyz.past(f"{run.world.rank}{step}")
+        xyz.past("b")
         return sys._getframe().f_lineno
 
     (line, said), *others = on(script, 3)
-    text = "by itself, on every rank; guard it by `if autoddp.rank() == 0`"
     assert said == [
-        f"[autoddp] train.py:{line - 3}: xyz.save writes out/00 {text}",
-        f"[autoddp] train.py:{line - 2}: xyz.Writer.add writes out/b {text}",
-        f"[autoddp] train.py:{line - 1}: xyz.Writer.add writes out/c {text}",
+        f"[autoddp] train.py:{line - 2}: xyz.past writes 00 past Python's open: every rank does",
+        f"[autoddp] train.py:{line - 1}: xyz.past writes b past Python's open: every rank does",
     ]
     assert [said for _, said in others] == [[], []]
 
@@ -116,7 +126,7 @@ def test_a_script_whose_current_folder_is_gone_goes_on_with_full_paths(on, tmp_p
 def test_what_is_guarded_is_not_said(on):
     def script(run, xyz):
         if run.world.rank == 0:
-            xyz.save("out/model")
+            xyz.past("model")
 
     assert on(script)[0][1] == []
 
@@ -143,15 +153,13 @@ def test_other_ways_to_change_the_disk_are_seen(on):
     def script(run, xyz):
         me = f"{run.world.rank}"
         io.FileIO(me, "w").close()
-        xyz.move(me, me + ".moved")
         sqlite3.connect(me + ".db").close()
         return sys._getframe().f_lineno
 
     (line, said), _ = on(script)
     me = "test_other_ways_to_change_the_disk_are_seen.<locals>.script"
-    assert [row.split(" by itself")[0] for row in said] == [
-        f"[autoddp] train.py:{line - 3}: {me} writes 0",
-        f"[autoddp] train.py:{line - 2}: xyz.move writes 0",
+    assert [row.split(" past")[0] for row in said] == [
+        f"[autoddp] train.py:{line - 2}: {me} writes 0",
         f"[autoddp] train.py:{line - 1}: {me} writes 0.db",
     ]
 
@@ -163,11 +171,11 @@ def test_with_strict_it_is_refused_before_it_is_done(on, tmp_path):
         with run.effects.own():
             os.makedirs("out")
             Path("out/model").write_text("as it was")
-        return raised(lambda: xyz.save("out/model"))
+        return raised(lambda: xyz.past("out/model"))
 
     _, (one, _) = on(script, strict=True)
     assert one[0] == "BadInput"
-    text = "xyz.save writes out/model by itself, on every rank; guard it by `if autoddp.rank() == 0`"
+    text = "xyz.past writes out/model past Python's open: every rank does"
     assert one[1].endswith(text)
     assert (tmp_path / "work" / "out" / "model").read_text() == "as it was"
 
@@ -177,7 +185,7 @@ def test_a_rank_that_ends_early_is_waited_for_no_longer_than_it_takes_to_say_so(
 
     def script(run, xyz):
         if run.world.rank == 0:
-            xyz.save("out/model")
+            xyz.past("model")
         return run.world.rank
 
     assert [answer for answer, _ in on(script, 3)] == [0, 1, 2]

@@ -1,0 +1,181 @@
+"""What a rank above 0 reads in rank 0's journal: where what was there before is now."""
+
+from __future__ import annotations
+
+import json
+import os
+import posix
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from autoddp.outside import paths
+from autoddp.outside.journal import (
+    ABSENT,
+    CUT,
+    FIRST,
+    LENGTH,
+    LINK,
+    LIVE,
+    MOVED,
+    NUMBER,
+    TREE,
+    TURN,
+    Board,
+    Journal,
+)
+from autoddp.outside.nodes import nodes
+from autoddp.place import HERE
+
+if TYPE_CHECKING:
+    from autoddp.outside.effects import Effects
+
+
+class Before:
+    """The world as it was for one process at the point to which this rank has come."""
+
+    def __init__(self, board: Board, rank: int, room: Callable[[str], str]) -> None:
+        self._board, self._word, self._room = board, FIRST + rank, room
+        self._turn, self._file, self._read = 0, 0, 0
+        self._records: list[Any] = []
+        self._index: dict[str, list[int]] = {}
+        self._made: dict[str, str] = {}
+        self.number = 0
+
+    def idle(self) -> bool:
+        """Whether rank 0 has changed nothing that others might not see."""
+        return self._board.words[LIVE] == 0
+
+    def come(self, number: int) -> None:
+        """This rank has come through so many effects."""
+        self._board.words[self._word] = self.number = number
+
+    def turn(self) -> int:
+        """Another number after each record."""
+        return self._board.words[TURN]
+
+    def refresh(self) -> int:
+        """Read what is new; the number of this turn."""
+        words = self._board.words
+        while words[TURN] != self._turn:
+            turn, number, length = words[TURN], words[NUMBER], words[LENGTH]
+            try:
+                data = self._more(number, length)
+            except FileNotFoundError:
+                if words[NUMBER] == number:  # rank 0 has ended
+                    self._turn = turn
+                continue
+            for line in data.splitlines():
+                record = json.loads(line)
+                self._index.setdefault(record[1], []).append(len(self._records))
+                self._records.append(record)
+            self._turn = turn
+        return self._turn
+
+    def _more(self, number: int, length: int) -> bytes:
+        if number != self._file:
+            self._records.clear()
+            self._index.clear()
+            self._made.clear()
+            self._file, self._read = number, 0
+        handle = posix.open(self._board.path(number), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = posix.pread(handle, max(length - self._read, 0), self._read)
+        finally:
+            posix.close(handle)
+        self._read += len(data)
+        return data
+
+    def resolve(self, path: str, since: int = 0) -> str:
+        """Where what was at `path` is: there, elsewhere, or nowhere."""
+        first = self._first(path, since)
+        if first is None:
+            return path
+        _, top, kind, value = self._records[first]
+        rest = path[len(top) :]
+        if kind == MOVED:
+            return self.resolve(value + rest, first + 1)
+        if kind == TREE:
+            return self._in_tree(first, value, rest)
+        if rest or kind == ABSENT:
+            return ""
+        if kind == CUT:
+            return self._view(first, path, lambda at: self._cut(path, at, value, first))
+        if kind == LINK:
+            return self._view(first, path, lambda at: posix.symlink(value, at))
+        return str(value)
+
+    def names(self, folder: str) -> Iterator[tuple[str, bool]]:
+        """Of entries of a folder that rank 0 has changed: whether they were there."""
+        for path in list(self._index):
+            if os.path.dirname(path) == folder and self._first(path, 0) is not None:
+                yield os.path.basename(path), bool(self.resolve(path))
+
+    def _first(self, path: str, since: int) -> int | None:
+        found = (
+            at
+            for top in (path, *paths.above(path))
+            for at in self._index.get(top, ())
+            if at >= since and self._records[at][0] >= self.number
+        )
+        return min(found, default=None)
+
+    def _in_tree(self, record: int, tree: dict[str, Any], rest: str) -> str:
+        kind: str = TREE
+        value: Any = tree
+        for name in filter(None, rest.split("/")):
+            if kind != TREE or name not in value:
+                return ""
+            kind, value = value[name]
+        if kind == TREE:
+            names = value
+            return self._view(record, rest, lambda at: _shell(at, names))
+        if kind == LINK:
+            return self._view(record, rest, lambda at: posix.symlink(value, at))
+        return str(value or "")
+
+    def _cut(self, path: str, at: str, size: int, record: int) -> None:
+        paths.copy(self.resolve(path, record + 1), at, size)
+
+    def _view(self, record: int, path: str, make: Callable[[str], None]) -> str:
+        """What is made once to be looked at, of one record."""
+        key = f"{record} {path}"
+        if key not in self._made:
+            at = self._room(path)
+            make(at)
+            self._made[key] = at
+        return self._made[key]
+
+
+def _shell(at: str, names: dict[str, Any]) -> None:
+    """A folder as it was, for who lists it; what was in its files is found by their names."""
+    posix.mkdir(at, 0o700)
+    for name, (kind, value) in names.items():
+        if kind == TREE:
+            posix.mkdir(f"{at}/{name}")
+        elif kind == LINK:
+            posix.symlink(value, f"{at}/{name}")
+        else:
+            posix.close(posix.open(f"{at}/{name}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC))
+
+
+def share(effects: Effects) -> None:
+    """Rank 0 begins a journal, which the ranks of its node read; all ranks ask, once."""
+    if not effects.exchange or effects.begun:
+        return
+    effects.begun = True
+    group, placed = effects.group, nodes(effects)
+
+    def make() -> str:
+        folder = paths.fresh(HERE.private or tempfile.gettempdir())
+        effects.journal = Journal(Board(folder, group.size, make=True), placed.count(0))
+        return folder
+
+    with effects.own():
+        folder = group.effect("the journal", make)
+        if group.rank and placed[group.rank] == 0:
+            with suppress(FileNotFoundError):  # rank 0 has come to its end already
+                board = Board(folder, group.size, make=False)
+                effects.overlay.before = Before(board, group.rank, effects.scratch.new)
+                effects.overlay.before.come(group.passed)

@@ -1,0 +1,331 @@
+"""What libraries do to the disk by themselves, each in a function; test_overlay.py installs it as a package.
+
+`pause()` stands for whatever a rank may be early or late by.
+"""
+
+import contextlib
+import fcntl
+import glob
+import gzip
+import json
+import logging
+import os
+import shutil
+import sqlite3
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+import torch
+
+
+def append(pause):
+    """sentence-transformers, Lightning's CSVLogger: the header, if the file is not there."""
+    for epoch in range(3):
+        new = not os.path.isfile("log.csv")
+        pause()
+        with open("log.csv", "a") as file:
+            file.write("epoch\n" * new + f"{epoch}\n")
+        pause()
+    return Path("log.csv").read_text()
+
+
+def next_folder(pause):
+    """ultralytics: the first name that is free."""
+    made = []
+    for _ in range(2):
+        name, number = "runs/train", 2
+        while os.path.exists(name):
+            name, number = f"runs/train{number}", number + 1
+        pause()
+        os.makedirs(name)
+        Path(name, "args.json").write_text(json.dumps({"name": name}))
+        made.append(name)
+        pause()
+    return made, sorted(os.listdir("runs")), json.loads(Path(made[1], "args.json").read_text())
+
+
+def versions(pause):
+    """Lightning's loggers: one more than the largest."""
+    seen = []
+    for _ in range(3):
+        os.makedirs("logs", exist_ok=True)
+        there = [int(entry.name.split("_")[1]) for entry in os.scandir("logs") if entry.is_dir()]
+        pause()
+        os.mkdir(f"logs/version_{max(there, default=-1) + 1}")
+        seen.append(sorted(there))
+        pause()
+    return seen
+
+
+def checkpoints(pause):
+    """timm: written beside, put in place, linked, the oldest removed."""
+    os.makedirs("ckpt", exist_ok=True)
+    kept = []
+    for epoch in range(4):
+        torch.save({"epoch": epoch, "x": torch.ones(2)}, "ckpt/tmp.pt")
+        pause()
+        os.replace("ckpt/tmp.pt", "ckpt/last.pt")
+        pause()
+        if os.path.exists(f"ckpt/{epoch}.pt"):
+            os.unlink(f"ckpt/{epoch}.pt")
+        os.link("ckpt/last.pt", f"ckpt/{epoch}.pt")
+        kept.append(f"ckpt/{epoch}.pt")
+        if len(kept) > 2:
+            os.remove(kept.pop(0))
+        pause()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink("ckpt/best.pt")
+        os.link("ckpt/last.pt", "ckpt/best.pt")
+    return (
+        sorted(os.listdir("ckpt")),
+        torch.load("ckpt/last.pt")["epoch"],
+        torch.load("ckpt/best.pt")["epoch"],
+    )
+
+
+def archives(pause):
+    """stable-baselines3's zip, a tar, a gzip; one added to."""
+    for turn in range(2):
+        with zipfile.ZipFile("model.zip", "w") as archive:
+            archive.writestr(zipfile.ZipInfo("data"), f"turn {turn}" * 100)
+            pause()
+            with archive.open(zipfile.ZipInfo("weights"), "w", force_zip64=True) as file:
+                torch.save({"w": torch.ones(3)}, file)
+        pause()
+        with zipfile.ZipFile("model.zip", "a") as archive:
+            archive.writestr(zipfile.ZipInfo("more"), str(turn))
+        with tarfile.open("all.tar", "w") as archive:
+            archive.add("model.zip", filter=_plain)
+        with gzip.GzipFile("log.gz", "wb", mtime=0) as file:
+            file.write(b"%d" % turn)
+        pause()
+    with zipfile.ZipFile("model.zip") as archive, tarfile.open("all.tar") as other:
+        return archive.namelist(), archive.read("more"), other.getnames(), gzip.open("log.gz").read()
+
+
+def _plain(info):
+    info.mtime = 0
+    return info
+
+
+def rotation(pause):
+    """loguru, logging.handlers: renamed when it is full; old ones found by their names, and removed."""
+    for turn in range(4):
+        for number in (2, 1):
+            if os.path.exists(f"a.log.{number}"):
+                os.rename(f"a.log.{number}", f"a.log.{number + 1}")
+                pause()
+        if os.path.exists("a.log"):
+            os.rename("a.log", "a.log.1")
+        pause()
+        with open("a.log", "x") as file:
+            file.write(f"{turn}\n")
+        for old in glob.glob("a.log.3"):
+            os.remove(old)
+        pause()
+    return {path.name: path.read_text() for path in sorted(Path().glob("a.log*"))}
+
+
+def lock_files(pause):
+    """Made by one only, and waited for by all others; removed at the end."""
+    for turn in range(3):
+        lock = os.open("a.lock", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        pause()
+        os.write(lock, b"locked")
+        os.close(lock)
+        other = os.open("b.lock", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        pause()
+        Path("locked.txt").write_text(f"{turn} {Path('a.lock').read_text()}")
+        os.close(other)
+        os.remove("a.lock")
+        pause()
+    return Path("locked.txt").read_text(), os.path.exists("a.lock"), os.path.exists("b.lock")
+
+
+def folders(pause):
+    """Cleared, made, filled beside, put in place, copied, moved, packed."""
+    seen = []
+    for turn in range(3):
+        if os.path.isdir("out"):
+            shutil.rmtree("out")
+        pause()
+        os.mkdir("out")  # raises if it is there
+        os.makedirs("tmp-out/sub")
+        Path("tmp-out/sub/a").write_text(f"{turn}")
+        pause()
+        os.rename("tmp-out", "out/final")
+        Path("out/final/sub/b").write_text(Path("out/final/sub/a").read_text() * 2)
+        shutil.copytree("out/final", "out/copy")
+        shutil.move("out/copy/sub/a", "out/moved")
+        pause()
+        shutil.copy2("out/moved", "out/again")
+        seen.append(sorted(f"{root}:{sorted(files)}" for root, _, files in os.walk("out")))
+        with contextlib.suppress(OSError):
+            os.rmdir("out")
+        pause()
+    shutil.make_archive("packed", "tar", "out", "final")
+    shutil.unpack_archive("packed.tar", "unpacked")
+    os.remove("packed.tar")  # it holds times
+    return seen, Path("unpacked/final/sub/b").read_text(), os.path.getsize("out/final/sub/b")
+
+
+def beside(pause):
+    """huggingface_hub, joblib, safetensors: a temporary name in the same folder, then the final one."""
+    os.makedirs("cache", exist_ok=True)
+    for turn in range(2):
+        with tempfile.NamedTemporaryFile("w", dir="cache", delete=False) as file:
+            file.write(f"named {turn}")
+        pause()
+        os.replace(file.name, "cache/named")
+        number, name = tempfile.mkstemp(dir="cache")
+        with os.fdopen(number, "w") as file:
+            file.write(f"made {turn}")
+        pause()
+        os.chmod(name, 0o644)
+        os.utime(name, (1, 1))
+        os.rename(name, "cache/made")
+        folder = tempfile.mkdtemp(dir="cache")
+        Path(folder, "a").write_text("in a folder")
+        if turn:
+            shutil.rmtree("cache/folder")
+        os.rename(folder, "cache/folder")
+        with tempfile.TemporaryDirectory() as elsewhere:
+            Path(elsewhere, "x").write_text(f"from elsewhere {turn}")
+            shutil.move(f"{elsewhere}/x", "cache/elsewhere")
+        pause()
+    with tempfile.NamedTemporaryFile("w+", dir="cache") as file:
+        file.write("gone")
+        file.flush()
+        size = os.path.getsize(file.name)
+    return (
+        sorted(os.listdir("cache")),
+        Path("cache/elsewhere").read_text(),
+        os.path.getmtime("cache/made"),
+        size,
+    )
+
+
+def links(pause):
+    """`latest` points to the last run."""
+    said = []
+    for turn in range(3):
+        os.makedirs(f"run{turn}")
+        Path(f"run{turn}/a").write_text(f"{turn}")
+        if os.path.islink("latest"):
+            said.append(os.readlink("latest"))
+            pause()
+            os.unlink("latest")
+        os.symlink(f"run{turn}", "latest")
+        pause()
+        with open("latest/a", "a") as file:
+            file.write("+")
+        said.append(Path("latest/a").read_text())
+        os.symlink("latest", "new")
+        os.replace("new", "newest")
+        said.append(Path("newest/a").read_text())
+        pause()
+    return said, os.path.realpath("newest").rpartition("/")[2]
+
+
+def changes(pause):
+    """Read, changed, written again; in place, truncated, made longer; also what is large."""
+    seen = []
+    for turn in range(3):
+        state = json.loads(Path("state.json").read_text()) if Path("state.json").exists() else {"n": 0}
+        pause()
+        state["n"] += 1
+        with open("state.json", "w") as file:
+            json.dump(state, file)
+        with open("in-place", "r+b" if turn else "w+b") as file:
+            file.seek(turn)
+            file.write(b"ab")
+        pause()
+        big = Path("big").read_bytes()[:3] if turn else b""
+        Path("big").write_bytes(bytes([65 + turn]) * (3 << 20))
+        os.truncate("in-place", turn + 1)
+        seen += [state["n"], Path("in-place").read_bytes(), big]
+        pause()
+    return seen, os.path.getsize("big"), Path("big").read_bytes()[:3]
+
+
+def log(pause):
+    """A file that stays open, and is read meanwhile."""
+    logger = logging.getLogger("library")
+    handler = logging.FileHandler("held.log")
+    logger.addHandler(handler)
+    seen = []
+    for turn in range(3):
+        logger.warning("turn %d", turn)
+        pause()
+        seen.append(Path("held.log").read_text())
+        pause()
+    logger.removeHandler(handler)
+    handler.close()
+    return seen
+
+
+def database(pause):
+    """mlflow, optuna: a connection for each change."""
+    seen = []
+    for turn in range(3):
+        base = sqlite3.connect("runs.db")
+        base.execute("create table if not exists runs (n)")
+        pause()
+        base.execute("insert into runs values (?)", (turn,))
+        base.commit()
+        seen.append(base.execute("select count(*) from runs").fetchone())
+        base.close()
+        pause()
+    os.rename("runs.db", "done.db")
+    base = sqlite3.connect("done.db")
+    seen.append(base.execute("select n from runs order by n").fetchall())
+    base.close()
+    return seen
+
+
+def entered(pause):
+    """hydra: makes the folder of a run, and enters it."""
+    home = os.getcwd()
+    os.makedirs("outputs/1")
+    pause()
+    os.chdir("outputs/1")
+    Path("main.log").write_text("here")
+    pause()
+    os.chdir(home)
+    return os.listdir("outputs/1"), Path("outputs/1/main.log").read_text()
+
+
+def own_names(pause):
+    """Named by the process: each rank finds its own, rank 0's stay."""
+    name = f"own-{os.getpid()}"
+    Path(name).write_text("mine")
+    pause()
+    os.rename(name, name + ".done")
+    pause()
+    return Path(name + ".done").read_text(), os.path.exists(name)
+
+
+def moved_in_turn(pause):
+    """What is renamed, and another put in its place: a rank that is late sees the first."""
+    Path("a").write_text("1")
+    seen = []
+    for turn in range(2, 5):
+        seen.append(Path("a").read_text())
+        pause()
+        os.rename("a", "b")
+        Path("a").write_text(f"{turn}")
+        pause()
+        with open("b", "a") as file:
+            file.write("+")
+        pause()
+        seen.append(Path("b").read_text())
+    return seen, sorted(os.listdir("."))
+
+
+PATTERNS = (
+    *(append, next_folder, versions, checkpoints, archives, rotation, lock_files, folders, beside, links),
+    *(changes, log, database, own_names, moved_in_turn, entered),
+)
