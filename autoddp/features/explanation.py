@@ -110,12 +110,12 @@ def _size(count: float) -> str:
         if count < 1000:
             return f"{count:.0f} {unit}"
         count /= 1000
-    return f"{count:.1f} GB"
+    return f"{count:.0f} GB"
 
 
 def _line(decision: Decision) -> str:
-    if decision.kind == "gather":
-        return f"{decision.where} {decision.what}" + (
-            f", {decision.count} times" if decision.count > 1 else ""
-        )
-    return f"{decision.where}: {decision.what}"
+    """In one order: who reads metrics out of a log must not take a count for the value of a loss."""
+    if decision.kind != "gather":
+        return f"{decision.where}: {decision.what}"
+    often = f", {decision.count} times" if decision.count > 1 else ""
+    return f"{decision.what} at {decision.where}{often}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import wrapt
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from autoddp.patching import Feature, patch
@@ -135,7 +135,11 @@ class Modules(Feature):
     @patch("torch:Tensor.as_subclass", why=f"a tensor of another class: {FULL}", hot=True)
     def as_subclass(self, plain: Any) -> Any:
         """What a class of its own does with the batch is its own affair."""
-        return lambda x, *args, **kwargs: plain(full(x), *args, **kwargs)
+
+        def as_subclass(x: Tensor, cls: type[Tensor]) -> Tensor:
+            return plain(full(x), _as_seen(cls))
+
+        return as_subclass
 
     @patch(
         "torch:Tensor._make_subclass",
@@ -147,7 +151,10 @@ class Modules(Feature):
         """As above; `Image(x)` of a class without a constructor comes here."""
 
         def make(*args: Any, **kwargs: Any) -> Any:  # a signature that torch.compile's own stand-in accepts
-            return plain(*map(full, args), **{name: full(value) for name, value in kwargs.items()})
+            cls, *rest = args
+            return plain(
+                _as_seen(cls), *map(full, rest), **{name: full(value) for name, value in kwargs.items()}
+            )
 
         return staticmethod(make)
 
@@ -262,6 +269,11 @@ def _traced() -> bool:
     return (
         torch._C._get_tracing_state() is not None or torch._C._functorch.peek_interpreter_stack() is not None
     )
+
+
+def _as_seen(cls: type) -> type:
+    """The class of a batch is Tensor to the script, which may have asked `type(batch)`."""
+    return Tensor if cls is Rows or cls is Partial else cls
 
 
 def _leave_out(rules: ModuleType) -> None:
