@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from autoddp.outside.cached import Cached
 from autoddp.outside.effects import Call, Mode, Outward, stands_for
 from autoddp.outside.typed import Input
 from autoddp.patching import patch
@@ -21,6 +22,7 @@ from autoddp.report import users_line
 
 STANDARD = (0, 1, 2)
 OURS = ("autoddp.*", "wrapt.*")
+Saved = list[tuple[Any, Any, Any]]  # a cache, and what was to be written to a stream before it remembered
 
 
 class Console(Outward):
@@ -163,10 +165,18 @@ class Console(Outward):
 
 
 @contextmanager
-def discarded(stream: Any) -> Iterator[None]:
-    """What is written to a stream is thrown away, by whoever holds it."""
+def discarded(stream: Any, saved: Saved) -> Iterator[None]:
+    """What is written to a stream is thrown away, by whoever holds it, but what will not be written again."""
     before = vars(stream).get("write")
-    stream.write = len
+
+    def write(text: Any) -> int:
+        cache = cached.running()
+        if cache is not None:
+            saved.append((cache, stream, text))
+        return len(text)
+
+    cached = Cached()
+    stream.write = write
     try:
         yield
     finally:
@@ -178,7 +188,11 @@ def discarded(stream: Any) -> Iterator[None]:
 
 @contextmanager
 def muted() -> Iterator[None]:
-    """Nothing is printed, also not by what holds on to the streams, or to their descriptor."""
+    """Nothing is printed, also not by what holds on to the streams, or to their descriptor.
+
+    What a cache remembers (`warning_once` of many a library) is not said again in earnest: it is said after.
+    """
+    saved: Saved = []
     with ExitStack() as undo:
         undo.enter_context(_nowhere(1))
         undo.enter_context(_unwarned())
@@ -188,8 +202,11 @@ def muted() -> Iterator[None]:
             stream.flush()  # what was printed before is to be seen
             for layer in (stream, getattr(stream, "buffer", None)):
                 if hasattr(layer, "__dict__"):
-                    undo.enter_context(discarded(layer))
+                    undo.enter_context(discarded(layer, saved))
         yield
+    for cache, stream, text in saved:
+        if cache.cache_info().currsize:  # else it was put back, as the user's own are
+            stream.write(text)
 
 
 @contextmanager

@@ -56,7 +56,10 @@ def prove(trial: Trial, module: nn.Module) -> Verdict:
     view.proving = True
     try:
         with view.trial():
-            verdict = _try(trial)
+            try:
+                verdict = _try(trial)
+            finally:
+                left = state.put_back()
     except Refused as refused:
         verdict = Verdict(reason=str(refused))
     except Exception as error:  # the call cannot be cut: a mask of fixed size, a loss over the batch
@@ -64,7 +67,6 @@ def prove(trial: Trial, module: nn.Module) -> Verdict:
     finally:
         view.proving = False
         trial.before.put_back()
-    left = state.put_back()
     return Verdict(reason=left) if left else verdict
 
 
