@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from autoddp.errors import RankEnded
-from autoddp.sharing.lines import AHEAD, BATCH, meet
+from autoddp.sharing.lines import AHEAD, BATCH, ENDED, meet
 from autoddp.sharing.memory import Memory
 from autoddp.sharing.moves import follow, moves, raised, told
 from autoddp.sharing.parcel import Parcel, Unfit, pack
@@ -326,6 +326,64 @@ def test_who_waits_for_a_rank_that_has_ended_is_told():
         return "told"
 
     assert run_ranks(rank, 2) == ["", "told"]
+
+
+def test_the_first_rank_goes_on_where_another_one_is_gone():
+    def rank(group):
+        lines = meet(group.rank, [0, 1, 2], group.store)
+        if group.rank == 1:
+            lines.close()
+        group.pg.barrier().wait()
+        if group.rank == 0:
+            for number in range(3):
+                lines.say(0, BATCH, number, "said", [])
+            lines.end(0)
+            return list(lines.sockets)
+        return [lines.hear(0)[0] for _ in range(4)] if group.rank == 2 else None
+
+    assert run_ranks(rank, 3) == [[2], None, [BATCH] * 3 + [ENDED]]
+
+
+def test_a_line_works_beside_a_thousand_open_files():
+    def rank(group):
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4096), most))
+        opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+        lines = meet(group.rank, [0, 1], group.store)
+        assert all(one.fileno() > 1023 for one in lines.sockets.values())
+        if group.rank == 0:
+            lines.say(0, BATCH, 1, "said", [])
+            while not lines.room(0, 1):
+                lines.wait()
+            return len(opened)
+        said = lines.hear(0)[2]
+        lines.took(0)
+        return said
+
+    assert run_ranks(rank, 2, timeout=30) == [1100, "said"]
+
+
+def test_an_exception_may_hold_much():
+    def script(run):
+        def sample(n):
+            if n == 5:
+                raise ValueError("x" * 900_000, torch.rand(1).item())
+            return torch.rand(3)
+
+        found = []
+        for workers in (0, 1):
+            try:
+                for x in DataLoader(Sampled(sample), 2, num_workers=workers):
+                    found.append(x.sum().item())
+            except ValueError as error:
+                found.append(len(str(error)) > 900_000)
+        return found, torch.rand(1).item()
+
+    zero, one = on_ranks(script, 2)
+    assert zero == one
+    assert zero[0].count(True) == 2
 
 
 def handed(batch, keeps=lambda x: False, apart=False, memory=None):
