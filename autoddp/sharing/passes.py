@@ -19,7 +19,7 @@ from autoddp.outside.position import ACTING, EFFECT, MEETING
 from autoddp.run import Run
 from autoddp.sharing.lines import BATCH, ENDED, RAISED, STEP, YOURSELF, Lines, close
 from autoddp.sharing.memory import Memory
-from autoddp.sharing.moves import follow, moves, raised, told
+from autoddp.sharing.moves import Moves, follow, moves, raised, told
 from autoddp.sharing.parcel import Parcel, Unfit, pack
 from autoddp.sharing.stamp import Look
 from autoddp.view.generators import Generators
@@ -96,14 +96,13 @@ class Course:
                 else:
                     close(descriptors)  # an interrupt has kept the script from taking it
 
-    def open(self, said: Any, descriptors: list[int]) -> tuple[Any, bool]:
-        """A batch that was given; whether nothing had changed by then."""
+    def open(self, said: Any, descriptors: list[int]) -> tuple[Any, Moves, bool]:
+        """A batch that was given, what its fetch did to generators, and whether nothing else changed."""
         batch, changed, clean = Parcel.heard(said, descriptors).open(self.batched)
         self._owes = True
         if not self.batched:
             self.took()
-        follow(changed)
-        return batch, clean
+        return batch, changed, clean
 
     def took(self) -> None:
         """Nothing of the memory of the batch that was given last is needed any more."""
@@ -209,12 +208,14 @@ class Taken:
         self.course.asked += 1
         if self.each:
             return self._own(index)
-        self._note(index)
-        kind, said, descriptors = self.course.hear()
+        try:
+            kind, said, descriptors = self.course.hear()
+        except BaseException:
+            self._note(index)
+            raise
         if kind == BATCH:
-            batch, clean = self.course.open(said, descriptors)
-            self._done(clean)
-            return batch
+            return self._opened(index, said, descriptors)
+        self._note(index)
         if kind == RAISED:
             error, changed = said
             follow(changed)
@@ -226,6 +227,14 @@ class Taken:
         reason, self.each = said
         self.part(reason)
         return self._catch_up()
+
+    def _opened(self, index: Any, said: Any, descriptors: list[int]) -> Any:
+        batch, changed, clean = self.course.open(said, descriptors)
+        if self.once or not clean:
+            self._note(index)  # nothing has moved a generator since it was asked for
+        follow(changed)
+        self._done(clean)
+        return batch
 
     def _own(self, index: Any) -> Any:
         with self.course.own():
