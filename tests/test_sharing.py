@@ -203,6 +203,52 @@ def persistent_workers_with_a_sampler_that_draws():
     return found, values(kept), sampler.taken, torch.rand(2)
 
 
+@script
+def loaders_beside_each_other_that_end_apart():
+    found = []
+    for workers in (0, 2):
+        short = DataLoader(Sampled(noisy, 5), 2, shuffle=True, num_workers=workers)
+        long = DataLoader(Sampled(noisy), 1, num_workers=workers, persistent_workers=workers > 0)
+        for a, b in zip(short, short, strict=True):
+            found.append((a[0].sum().item(), b[2]))
+        found += [(a[2], b[0].sum().item()) for a, b in zip(long, short, strict=False)]
+        for n, batch in enumerate(long):
+            found.append(batch[1].tolist())
+            if n == 2:
+                break
+        try:
+            for _ in short:
+                found.append(next(iter(long))[2])
+                raise KeyError("in the body")
+        except KeyError:
+            found += values(short)
+        left = iter(short)
+        next(left)
+        found.append([x[2] for x in long])
+        found += values(left)
+        found.append(torch.rand(2))
+    return found, random.random()
+
+
+@script
+def ignored_targets_among_rows_that_were_drawn():
+    net = nn.Linear(3, 4)
+    data = Sampled(lambda n: (torch.rand(3), torch.tensor(-100 if n in (1, 2, 7) else n % 4)))
+    for workers in (0, 1):
+        for x, y in DataLoader(data, 6, num_workers=workers):
+            nn.functional.cross_entropy(net(x), y).backward()
+            y[0] = -100
+            nn.functional.cross_entropy(net(x), y).backward()
+    return net.weight.grad
+
+
+@script
+def evaluation_amid_a_pass_again_and_again():
+    train = DataLoader(Sampled(noisy), 3, shuffle=True, num_workers=2)
+    test = DataLoader(Sampled(noisy, 4), 4)
+    return [(x.sum().item(), [y.sum().item() for y, *_ in test]) for x, *_ in train], torch.rand(1)
+
+
 @pytest.fixture(scope="module")
 def seen():
     return {nproc: script.run(nproc) for nproc in (1, 2, 3)}
@@ -274,6 +320,24 @@ def test_draws_in_the_only_pass_are_said_at_the_end():
         return any("not for its first sample" in d.what for d in run.report.of("loaders"))
 
     assert on_ranks(script, 2) == [True, True]
+
+
+def test_what_was_missed_is_fetched_from_where_the_generators_were(monkeypatch):
+    monkeypatch.setattr("autoddp.sharing.stamp.SHARE", 0.0)  # the data set is looked at now and then only
+
+    def script():
+        seen = []
+
+        def sample(n):
+            drawn = torch.rand(2).sum().item(), np.random.randn()
+            if n >= 3:
+                seen.append((n, drawn))
+            return n, f"{drawn}"
+
+        return [words for _, words in DataLoader(Sampled(sample, 66), 1)], seen, torch.rand(1).item()
+
+    (alone,) = on_ranks(script, 1)
+    assert on_ranks(script, 2) == [alone] * 2
 
 
 def test_the_first_rank_does_not_run_ahead_without_bounds():
