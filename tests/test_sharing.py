@@ -334,7 +334,7 @@ def test_what_was_missed_is_fetched_from_where_the_generators_were(monkeypatch):
                 seen.append((n, drawn))
             return n, f"{drawn}"
 
-        return [words for _, words in DataLoader(Sampled(sample, 66), 1)], seen, torch.rand(1).item()
+        return [words for _, words in DataLoader(Sampled(sample, 80), 1)], seen, torch.rand(1).item()
 
     (alone,) = on_ranks(script, 1)
     assert on_ranks(script, 2) == [alone] * 2

@@ -187,6 +187,16 @@ class Given:
             raise error
         return batch
 
+    def end(self) -> None:
+        """No batch is left: what was not looked at is, and the others are told."""
+        if self.each or self.look.clean:
+            return
+        self.course.asked += 1
+        changed = self.look.after(True)
+        if changed:
+            self.each = self.part(f"its fetch changes {changed}")
+        self.course.say(YOURSELF, (changed, self.each))
+
 
 class Taken:
     """The same on the other ranks."""
@@ -194,7 +204,7 @@ class Taken:
     def __init__(self, course: Course, real: Any, part: Callable[[str], bool], once: bool) -> None:
         self.course, self.real, self.part = course, real, part
         self.once = once  # it can be read from its beginning only: an iterable
-        self.each = False
+        self.each, self._clean = False, True
         self.missed: deque[tuple[Any, Generators | None]] = deque()
         self._after: Generators | None = None  # what was missed last, by then
 
@@ -226,6 +236,7 @@ class Taken:
             return self._catch_up()
         reason, self.each = said
         self.part(reason)
+        self._clean = True
         return self._catch_up()
 
     def _opened(self, index: Any, said: Any, descriptors: list[int]) -> Any:
@@ -235,6 +246,21 @@ class Taken:
         follow(changed)
         self._done(clean)
         return batch
+
+    def end(self) -> None:
+        """No batch is left: what was missed is fetched if that changed anything."""
+        if self.each or self._clean:
+            return
+        self._clean = True
+        self.course.asked += 1
+        kind, said, _ = self.course.hear()
+        if kind == YOURSELF and said[0]:
+            reason, self.each = said
+            now = self.course.states()
+            self.part(reason)
+            self._catch_up()
+            if now is not None:
+                now.put_back()
 
     def _own(self, index: Any) -> Any:
         with self.course.own():
@@ -248,6 +274,7 @@ class Taken:
             self.missed.popleft()
 
     def _done(self, clean: bool) -> None:
+        self._clean = clean
         if clean and not self.once:
             self.missed.clear()
         self._after = self.course.states() if self.once else None
