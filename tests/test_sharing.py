@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from autoddp.errors import RankEnded
-from autoddp.sharing.lines import AHEAD, BATCH, meet
+from autoddp.sharing.lines import AHEAD, BATCH, ENDED, meet
 from autoddp.sharing.memory import Memory
 from autoddp.sharing.moves import follow, moves, raised, told
 from autoddp.sharing.parcel import Parcel, Unfit, pack
@@ -203,6 +203,52 @@ def persistent_workers_with_a_sampler_that_draws():
     return found, values(kept), sampler.taken, torch.rand(2)
 
 
+@script
+def loaders_beside_each_other_that_end_apart():
+    found = []
+    for workers in (0, 2):
+        short = DataLoader(Sampled(noisy, 5), 2, shuffle=True, num_workers=workers)
+        long = DataLoader(Sampled(noisy), 1, num_workers=workers, persistent_workers=workers > 0)
+        for a, b in zip(short, short, strict=True):
+            found.append((a[0].sum().item(), b[2]))
+        found += [(a[2], b[0].sum().item()) for a, b in zip(long, short, strict=False)]
+        for n, batch in enumerate(long):
+            found.append(batch[1].tolist())
+            if n == 2:
+                break
+        try:
+            for _ in short:
+                found.append(next(iter(long))[2])
+                raise KeyError("in the body")
+        except KeyError:
+            found += values(short)
+        left = iter(short)
+        next(left)
+        found.append([x[2] for x in long])
+        found += values(left)
+        found.append(torch.rand(2))
+    return found, random.random()
+
+
+@script
+def ignored_targets_among_rows_that_were_drawn():
+    net = nn.Linear(3, 4)
+    data = Sampled(lambda n: (torch.rand(3), torch.tensor(-100 if n in (1, 2, 7) else n % 4)))
+    for workers in (0, 1):
+        for x, y in DataLoader(data, 6, num_workers=workers):
+            nn.functional.cross_entropy(net(x), y).backward()
+            y[0] = -100
+            nn.functional.cross_entropy(net(x), y).backward()
+    return net.weight.grad
+
+
+@script
+def evaluation_amid_a_pass_again_and_again():
+    train = DataLoader(Sampled(noisy), 3, shuffle=True, num_workers=2)
+    test = DataLoader(Sampled(noisy, 4), 4)
+    return [(x.sum().item(), [y.sum().item() for y, *_ in test]) for x, *_ in train], torch.rand(1)
+
+
 @pytest.fixture(scope="module")
 def seen():
     return {nproc: script.run(nproc) for nproc in (1, 2, 3)}
@@ -276,6 +322,24 @@ def test_draws_in_the_only_pass_are_said_at_the_end():
     assert on_ranks(script, 2) == [True, True]
 
 
+def test_what_was_missed_is_fetched_from_where_the_generators_were(monkeypatch):
+    monkeypatch.setattr("autoddp.sharing.stamp.SHARE", 0.0)  # the data set is looked at now and then only
+
+    def script():
+        seen = []
+
+        def sample(n):
+            drawn = torch.rand(2).sum().item(), np.random.randn()
+            if n >= 3:
+                seen.append((n, drawn))
+            return n, f"{drawn}"
+
+        return [words for _, words in DataLoader(Sampled(sample, 80), 1)], seen, torch.rand(1).item()
+
+    (alone,) = on_ranks(script, 1)
+    assert on_ranks(script, 2) == [alone] * 2
+
+
 def test_the_first_rank_does_not_run_ahead_without_bounds():
     counts = torch.zeros(2, dtype=torch.int64).share_memory_()
 
@@ -326,6 +390,64 @@ def test_who_waits_for_a_rank_that_has_ended_is_told():
         return "told"
 
     assert run_ranks(rank, 2) == ["", "told"]
+
+
+def test_the_first_rank_goes_on_where_another_one_is_gone():
+    def rank(group):
+        lines = meet(group.rank, [0, 1, 2], group.store)
+        if group.rank == 1:
+            lines.close()
+        group.pg.barrier().wait()
+        if group.rank == 0:
+            for number in range(3):
+                lines.say(0, BATCH, number, "said", [])
+            lines.end(0)
+            return list(lines.sockets)
+        return [lines.hear(0)[0] for _ in range(4)] if group.rank == 2 else None
+
+    assert run_ranks(rank, 3) == [[2], None, [BATCH] * 3 + [ENDED]]
+
+
+def test_a_line_works_beside_a_thousand_open_files():
+    def rank(group):
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4096), most))
+        opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+        lines = meet(group.rank, [0, 1], group.store)
+        assert all(one.fileno() > 1023 for one in lines.sockets.values())
+        if group.rank == 0:
+            lines.say(0, BATCH, 1, "said", [])
+            while not lines.room(0, 1):
+                lines.wait()
+            return len(opened)
+        said = lines.hear(0)[2]
+        lines.took(0)
+        return said
+
+    assert run_ranks(rank, 2, timeout=30) == [1100, "said"]
+
+
+def test_an_exception_may_hold_much():
+    def script(run):
+        def sample(n):
+            if n == 5:
+                raise ValueError("x" * 900_000, torch.rand(1).item())
+            return torch.rand(3)
+
+        found = []
+        for workers in (0, 1):
+            try:
+                for x in DataLoader(Sampled(sample), 2, num_workers=workers):
+                    found.append(x.sum().item())
+            except ValueError as error:
+                found.append(len(str(error)) > 900_000)
+        return found, torch.rand(1).item()
+
+    zero, one = on_ranks(script, 2)
+    assert zero == one
+    assert zero[0].count(True) == 2
 
 
 def handed(batch, keeps=lambda x: False, apart=False, memory=None):

@@ -234,3 +234,50 @@ def test_bench_has_rows_that_both_nodes_run(nodes, tmp_path):
         "[autoddp] node 1 runs what node 0 measures, and ends with it",
     ]
     assert os.listdir(tmp_path / "here") == ["train.py"]
+
+
+AUGMENTED = """
+import os, sys, torch
+from torch.utils.data import DataLoader, Dataset
+torch.manual_seed(0)
+torch.set_default_dtype(torch.float64)
+
+class Noisy(Dataset):
+    def __len__(self):
+        return 21
+    def __getitem__(self, n):
+        with open(f'{sys.argv[1]}/loaded', 'a') as file:
+            file.write(f'{n} ')
+        return torch.rand(4) + n, f'{n}'
+
+net = torch.nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), 1e-3)
+for epoch in range(2):
+    for x, names in DataLoader(Noisy(), batch_size=4, shuffle=True, num_workers=2):
+        loss = net(x).square().mean()
+        opt.zero_grad(); loss.backward(); opt.step()
+        print(epoch, names, round(loss.item(), 10))
+print(torch.rand(2))
+"""
+
+
+def test_a_loader_that_draws_in_workers_is_loaded_once_on_each_node(nodes, tmp_path):
+    script = tmp_path / "s.py"
+    script.write_text(AUGMENTED)
+    folders = [tmp_path / name for name in ("alone", "ranks")]
+    for folder in folders:
+        folder.mkdir()
+    alone = subprocess.run(
+        [sys.executable, script, folders[0]],
+        capture_output=True,
+        env=environ(),
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    (first, out, err), (second, _, err2) = Job(nodes, f"{script} {folders[1]}", nprocs=(2, 2)).end()
+    assert (first.returncode, second.returncode) == (0, 0), err + err2
+    assert out == alone.stdout
+    once, twice = ((folder / "loaded").read_text().split() for folder in folders)
+    assert len(once) == 42
+    assert 84 <= len(twice) <= 84 + 4  # by each node, and where it was tried

@@ -84,7 +84,7 @@ class Handed(Whole):
             made = pin_memory(whole, self.pins) if self.pins else whole
         else:
             cuts = self.view.cut(total)
-            made = tree_unflatten([counted(Rows(self._mine(x, cuts), cuts)) for x in leaves], spec)
+            made = tree_unflatten([counted(Rows(self._mine(x, cuts), cuts), x) for x in leaves], spec)
         self.took()
         return made
 
@@ -126,7 +126,7 @@ class Shared(Whole):
         def rows(x: Any) -> Any:
             if not isinstance(x, Tensor):
                 raise Disagreement(_unlike(x))
-            return counted(Rows(x, cuts), self.source.none_ignored)
+            return counted(Rows(x, cuts), none_ignored=self.source.none_ignored)
 
         if type(batch) is list and all(isinstance(x, Tensor) for x in batch):
             return [rows(x) for x in batch]  # three times quicker, and most batches are so

@@ -27,12 +27,14 @@ from typing import TYPE_CHECKING, Any
 
 from autoddp.errors import AutoDDPError, RankEnded
 from autoddp.outside.sockets import near
+from autoddp.sharing.memory import nameless, read, write
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 AHEAD = 4  # batches of one pass that a rank may have before it
-MOST = 1 << 17  # bytes of a message
+SAID = 1 << 14  # bytes of a message; what is longer goes by memory
+LONG = struct.Struct("?")  # whether it went by memory
 DESCRIPTORS = 253  # of a message, at most
 BUFFER = 1 << 22
 TAKEN = struct.Struct("I")  # the pass of which a batch was taken
@@ -83,18 +85,22 @@ class Lines:
 
     def wait(self) -> None:
         """Until something was taken, or for a moment: another thread may have noted it."""
-        poll = select.poll()
-        for connected in list(self.sockets.values()):
-            poll.register(connected, select.POLLIN)
-        poll.poll(TICK * 1000)
+        _readable(*list(self.sockets.values()), seconds=TICK)
 
     def say(self, course: int, kind: str, number: int, said: Any = None, descriptors: Any = ()) -> None:
         """To all others; a batch counts until it is taken."""
-        message = pickle.dumps((course, kind, number, said), 5)
-        with self._lock:
-            for rank in list(self.sockets):
-                self._send(rank, message, descriptors)
-                self._ahead[rank][course] += kind == BATCH
+        message, long = pickle.dumps((course, kind, number, said), 5), []
+        if len(message) > SAID:
+            long = [nameless(len(message))]
+            write(long[0], memoryview(message), 0)
+            message = b""
+        try:
+            with self._lock:
+                for rank in list(self.sockets):
+                    if self._send(rank, LONG.pack(bool(long)) + message, [*descriptors, *long]):
+                        self._ahead[rank][course] += kind == BATCH
+        finally:
+            close(long)
         self._say_ended()
 
     def end(self, course: int) -> None:
@@ -108,22 +114,23 @@ class Lines:
                 with contextlib.suppress(IndexError):
                     course = self._ending.popleft()
                     for rank in list(self.sockets):
-                        self._send(rank, pickle.dumps((course, ENDED, 0, None), 5), ())
-                        self._ahead[rank].pop(course, None)
+                        if self._send(rank, LONG.pack(False) + pickle.dumps((course, ENDED, 0, None), 5), ()):
+                            self._ahead[rank].pop(course, None)
             finally:
                 self._lock.release()
 
-    def _send(self, rank: int, message: bytes, descriptors: Any) -> None:
-        connected = self.sockets.get(rank)
-        if connected is None:
-            return
+    def _send(self, rank: int, message: bytes, descriptors: Any) -> bool:
+        """Whether that rank is there."""
+        connected = self.sockets[rank]
         try:
             socket.send_fds(connected, [message], list(descriptors), socket.MSG_NOSIGNAL)
         except GONE:
             self._lose(rank)  # its launcher sees to the rest
+            return False
         except OSError:
             if connected.fileno() >= 0:  # else the job is over
                 raise
+        return True
 
     def _take_note(self) -> None:
         for rank, connected in list(self.sockets.items()):
@@ -176,16 +183,18 @@ class Lines:
 
     def _read(self) -> None:
         connected = self.sockets[self.first]
-        select.select([connected], [], [])
+        _readable(connected)
         try:
-            data, descriptors, _, _ = socket.recv_fds(connected, MOST, DESCRIPTORS)
+            data, descriptors, _, _ = socket.recv_fds(connected, 2 * SAID, DESCRIPTORS)
         except ConnectionResetError:  # said once, of what it has not read; what it said before is still here
-            data, descriptors, _, _ = socket.recv_fds(connected, MOST, DESCRIPTORS)
+            data, descriptors, _, _ = socket.recv_fds(connected, 2 * SAID, DESCRIPTORS)
         if not data:
             raise RankEnded(
                 f"rank {self.first} has ended, which loads this node's batches, and this rank waits for one"
             )
-        course, kind, number, said = pickle.loads(data)
+        if LONG.unpack(data[:1])[0]:
+            data = data[:1] + _whole(descriptors.pop())
+        course, kind, number, said = pickle.loads(data[1:])
         if course in self._forgotten:
             close(descriptors)
             if kind == ENDED:
@@ -196,6 +205,22 @@ class Lines:
 
 
 STEP, MADE, BATCH, RAISED, YOURSELF, ENDED = "step", "made", "batch", "raised", "yourself", "ended"
+
+
+def _readable(*sockets: socket.socket, seconds: float | None = None) -> bool:
+    """Whether one has something to read by then; `select` knows no descriptor above 1023."""
+    poll = select.poll()
+    for connected in sockets:
+        poll.register(connected, select.POLLIN)
+    return bool(poll.poll(None if seconds is None else seconds * 1000))
+
+
+def _whole(descriptor: int) -> bytes:
+    """What was too long for a message."""
+    filled = bytearray(os.fstat(descriptor).st_size)
+    read(descriptor, memoryview(filled), 0)
+    os.close(descriptor)
+    return bytes(filled)
 
 
 def close(descriptors: list[int]) -> None:
@@ -230,7 +255,7 @@ def _arrivals(door: socket.socket, token: bytes, missing: set[int], lost: Any) -
     found: dict[int, socket.socket] = {}
     deadline = time.monotonic() + PATIENCE
     while missing:
-        if not select.select([door], [], [], TICK)[0]:
+        if not _readable(door, seconds=TICK):
             missing -= {rank for rank in missing if lost(rank)}
             if time.monotonic() > deadline:
                 raise AutoDDPError(

@@ -11,6 +11,7 @@ import torch
 
 from autoddp.errors import RemoteError
 from autoddp.view.generators import Generators
+from autoddp.view.mersenne import same_numpy
 
 Moves = dict[str, Any]
 
@@ -23,7 +24,7 @@ def moves(before: Generators | None) -> Moves:
     after = Generators()
     if after.python != before.python:
         found["python"] = after.python
-    if after.numpy is not None and not _same_numpy(before.numpy, after.numpy):
+    if after.numpy is not None and not same_numpy(before.numpy, after.numpy):
         found["numpy"] = after.numpy
     states = [*before.torch, *[None] * (len(after.torch) - len(before.torch))]
     for number, (old, new) in enumerate(zip(states, after.torch, strict=False)):
@@ -43,10 +44,6 @@ def follow(told: Moves) -> None:
             torch.cuda.set_rng_state(state, number - 1)
         else:
             torch.set_rng_state(state)
-
-
-def _same_numpy(a: Any, b: Any) -> bool:
-    return a is not None and a[2:] == b[2:] and bool((a[1] == b[1]).all())
 
 
 def told(error: BaseException) -> tuple[Any, ...]:

@@ -23,7 +23,7 @@ from torch.multiprocessing import get_sharing_strategy
 from autoddp.sharing.memory import Memory, bytes_of, nameless, read, write
 
 SMALL = 1 << 12  # bytes of a tensor, or an array, that travel in the message
-SAID = 1 << 14  # bytes of all that does
+INLINE = 1 << 13  # bytes of all that do
 FEW = 64  # descriptors of one message; what a batch holds beyond that is copied into one
 ALIGNED = 64
 NOWHERE, LAID = -1, -2  # instead of a descriptor's number: in the message; in what is copied, the last one
@@ -48,25 +48,14 @@ class Parcel:
     sizes: list[int] = field(default_factory=list)  # of what the descriptors stand for
     descriptors: list[int] = field(default_factory=list)
 
-    def said(self) -> tuple[bytes, list[int]]:
-        """What travels beside the descriptors; much of it goes by memory, too."""
-        words = pickle.dumps((self.body, self.extents, self.buffers, self.inline), 5)
-        if len(words) <= SAID:
-            return words, self.sizes
-        self.descriptors.append(nameless(len(words)))
-        write(self.descriptors[-1], memoryview(words), 0)
-        return b"", [*self.sizes, len(words)]
+    def said(self) -> tuple[Any, ...]:
+        """What travels beside the descriptors."""
+        return self.body, self.extents, self.buffers, self.inline, self.sizes
 
     @classmethod
-    def heard(cls, said: tuple[bytes, list[int]], descriptors: list[int]) -> Parcel:
+    def heard(cls, said: tuple[Any, ...], descriptors: list[int]) -> Parcel:
         """The inverse."""
-        words, sizes = said
-        if not words:
-            filled = bytearray(sizes.pop())
-            read(descriptors[-1], memoryview(filled), 0)
-            os.close(descriptors.pop())
-            words = bytes(filled)
-        body, extents, buffers, inline = pickle.loads(words)
+        body, extents, buffers, inline, sizes = said
         return cls(body, extents, buffers, inline, sizes, descriptors)
 
     def open(self, mapped: bool = False) -> Any:
@@ -243,7 +232,7 @@ class _Packing:
         return len(self.descriptors) < FEW and get_sharing_strategy() == "file_descriptor"
 
     def _copied(self, raw: memoryview, before: int) -> Extent:
-        if raw.nbytes <= SMALL and len(self.small) < SAID:
+        if raw.nbytes <= SMALL and len(self.small) < INLINE:
             at = len(self.small)
             self.small += raw
             return NOWHERE, at, raw.nbytes, before

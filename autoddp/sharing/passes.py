@@ -19,7 +19,7 @@ from autoddp.outside.position import ACTING, EFFECT, MEETING
 from autoddp.run import Run
 from autoddp.sharing.lines import BATCH, ENDED, RAISED, STEP, YOURSELF, Lines, close
 from autoddp.sharing.memory import Memory
-from autoddp.sharing.moves import follow, moves, raised, told
+from autoddp.sharing.moves import Moves, follow, moves, raised, told
 from autoddp.sharing.parcel import Parcel, Unfit, pack
 from autoddp.sharing.stamp import Look
 from autoddp.view.generators import Generators
@@ -96,14 +96,13 @@ class Course:
                 else:
                     close(descriptors)  # an interrupt has kept the script from taking it
 
-    def open(self, said: Any, descriptors: list[int]) -> tuple[Any, bool]:
-        """A batch that was given; whether nothing had changed by then."""
+    def open(self, said: Any, descriptors: list[int]) -> tuple[Any, Moves, bool]:
+        """A batch that was given, what its fetch did to generators, and whether nothing else changed."""
         batch, changed, clean = Parcel.heard(said, descriptors).open(self.batched)
         self._owes = True
         if not self.batched:
             self.took()
-        follow(changed)
-        return batch, clean
+        return batch, changed, clean
 
     def took(self) -> None:
         """Nothing of the memory of the batch that was given last is needed any more."""
@@ -188,6 +187,16 @@ class Given:
             raise error
         return batch
 
+    def end(self) -> None:
+        """No batch is left: what was not looked at is, and the others are told."""
+        if self.each or self.look.clean:
+            return
+        self.course.asked += 1
+        changed = self.look.after(True)
+        if changed:
+            self.each = self.part(f"its fetch changes {changed}")
+        self.course.say(YOURSELF, (changed, self.each))
+
 
 class Taken:
     """The same on the other ranks."""
@@ -195,7 +204,7 @@ class Taken:
     def __init__(self, course: Course, real: Any, part: Callable[[str], bool], once: bool) -> None:
         self.course, self.real, self.part = course, real, part
         self.once = once  # it can be read from its beginning only: an iterable
-        self.each = False
+        self.each, self._clean = False, True
         self.missed: deque[tuple[Any, Generators | None]] = deque()
         self._after: Generators | None = None  # what was missed last, by then
 
@@ -209,12 +218,14 @@ class Taken:
         self.course.asked += 1
         if self.each:
             return self._own(index)
-        self._note(index)
-        kind, said, descriptors = self.course.hear()
+        try:
+            kind, said, descriptors = self.course.hear()
+        except BaseException:
+            self._note(index)
+            raise
         if kind == BATCH:
-            batch, clean = self.course.open(said, descriptors)
-            self._done(clean)
-            return batch
+            return self._opened(index, said, descriptors)
+        self._note(index)
         if kind == RAISED:
             error, changed = said
             follow(changed)
@@ -225,7 +236,31 @@ class Taken:
             return self._catch_up()
         reason, self.each = said
         self.part(reason)
+        self._clean = True
         return self._catch_up()
+
+    def _opened(self, index: Any, said: Any, descriptors: list[int]) -> Any:
+        batch, changed, clean = self.course.open(said, descriptors)
+        if self.once or not clean:
+            self._note(index)  # nothing has moved a generator since it was asked for
+        follow(changed)
+        self._done(clean)
+        return batch
+
+    def end(self) -> None:
+        """No batch is left: what was missed is fetched if that changed anything."""
+        if self.each or self._clean:
+            return
+        self._clean = True
+        self.course.asked += 1
+        kind, said, _ = self.course.hear()
+        if kind == YOURSELF and said[0]:
+            reason, self.each = said
+            now = self.course.states()
+            self.part(reason)
+            self._catch_up()
+            if now is not None:
+                now.put_back()
 
     def _own(self, index: Any) -> Any:
         with self.course.own():
@@ -239,6 +274,7 @@ class Taken:
             self.missed.popleft()
 
     def _done(self, clean: bool) -> None:
+        self._clean = clean
         if clean and not self.once:
             self.missed.clear()
         self._after = self.course.states() if self.once else None

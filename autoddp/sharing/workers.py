@@ -68,7 +68,9 @@ class Follower(_BaseDataLoaderIter):
     def _heard(self) -> Any:
         kind, said, descriptors = self._course.hear(self._step)
         if kind == BATCH:
-            return self._course.open(said, descriptors)[0]
+            batch, changed, _ = self._course.open(said, descriptors)
+            follow(changed)
+            return batch
         if kind == RAISED:
             follow(said[1])
             found = raised(said[0])

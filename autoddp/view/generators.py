@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from autoddp.view.mersenne import numpy_state, same_numpy
+
 
 class Generators:
     """The states at one moment: of `random`, numpy, torch, and every CUDA device in use."""
@@ -15,7 +17,7 @@ class Generators:
     def __init__(self) -> None:
         numpy = sys.modules.get("numpy")
         self.python = random.getstate()
-        self.numpy: Any = numpy.random.get_state() if numpy is not None else None
+        self.numpy: Any = numpy_state(numpy) if numpy is not None else None
         self.torch = [torch.get_rng_state()]
         if torch.cuda.is_initialized():
             self.torch += torch.cuda.get_rng_state_all()
@@ -33,8 +35,7 @@ class Generators:
         """Whether neither `random` nor numpy was drawn from."""
         if self.python != other.python:
             return False
-        a, b = self.numpy, other.numpy
-        return a is None or b is None or (a[2:] == b[2:] and bool((a[1] == b[1]).all()))
+        return self.numpy is None or other.numpy is None or same_numpy(self.numpy, other.numpy)
 
     def same_torch(self, other: Generators) -> bool:
         """Whether torch was not drawn from."""

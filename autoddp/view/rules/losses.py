@@ -38,21 +38,31 @@ class Tally:
         return int(self.hits)
 
 
-class NoneIgnored(Tally):
-    """Of data that was looked through before: nothing to count."""
+class Known(Tally):
+    """Of a batch that was looked through as a whole: nothing travels."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: Rows, hits: int) -> None:
         self.source, self.version = rows.local, rows.local._version
+        self.known = hits
 
     def count(self, rows: Rows) -> int | None:
-        """None of them, unless the targets were changed since."""
-        return 0 if self.source._version == self.version else None
+        """The number, unless the targets were changed since."""
+        return self.known if self.source._version == self.version else None
 
 
-def counted(rows: Rows, none_ignored: bool = False) -> Rows:
-    """Rows that were just fetched, with the count under way if they may be targets."""
+def counted(rows: Rows, whole: Tensor | None = None, none_ignored: bool = False) -> Rows:
+    """Rows that were just fetched, with the count of what is ignored, if they may be targets.
+
+    Args:
+        rows: This rank's part.
+        whole: Of all ranks, where this one has seen that; else the count is under way.
+        none_ignored: Whether it is known that there is nothing to count.
+    """
     if rows.local.dtype is torch.int64 and not rows.local.is_inference():
-        rows.tally = NoneIgnored(rows) if none_ignored else Tally(rows)
+        if none_ignored:
+            rows.tally = Known(rows, 0)
+        else:
+            rows.tally = Tally(rows) if whole is None else Known(rows, int((whole == IGNORED).sum()))
     return rows
 
 
