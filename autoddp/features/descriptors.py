@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
+from autoddp.outside import paths
 from autoddp.outside.effects import Mode, Outward, stands_for
 from autoddp.outside.layers import Handle, whole
 from autoddp.outside.opened import Opened
 from autoddp.outside.outcome import Outcome
-from autoddp.outside.paths import whole as whole_path
+from autoddp.outside.sight import error, named
 from autoddp.patching import patch
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -51,8 +53,8 @@ class Descriptors(Outward):
                 return plain()
             if not writes:
                 at = self._found(path, dir_fd, flags)
-                return plain() if at is path else original(at, flags, mode)
-            what = self.effects.touch(whole_path(path, dir_fd))
+                return plain() if at is path else int(named(lambda: original(at, flags, mode), path))
+            what = self.effects.touch(paths.whole(path, dir_fd))
             if what is Mode.PLAIN:
                 return plain()
             if what is Mode.TRIAL:
@@ -140,10 +142,10 @@ class Descriptors(Outward):
         private: Callable[[str], int],
     ) -> int:
         effects, agreed = self.effects, what is Mode.AGREED
-        given = whole_path(path, folder)
+        given = paths.whole(path, folder)
         if effects.rank == 0:
             if not agreed:
-                self.opened.noted(given, _letters(flags))
+                self.opened.noted(given, _letters(flags), safe=not flags & NOT_THERE)
             number = effects.change("os.open", plain) if agreed else plain()
             with effects.own():
                 self.handles[number] = Handle(os.path.abspath(given), agreed)
@@ -154,7 +156,7 @@ class Descriptors(Outward):
             key, at = prepared.unwrap()
             effects.scratch.show(key)
         else:
-            at = self.opened.alone(given, _letters(flags))
+            at = self._alone(path, given, flags)
             key = os.path.abspath(given)
         with effects.own():
             number = private(at)
@@ -163,11 +165,22 @@ class Descriptors(Outward):
         self.handles[number] = Handle(key, agreed)
         return number
 
+    def _alone(self, path: Any, given: Any, flags: int) -> str:
+        """Where another rank writes what no other waits for."""
+
+        def find() -> str:
+            found = self.effects.overlay.find(given, follow=False)
+            if flags & os.O_NOFOLLOW and found.there and paths.link(found.at) is not None:
+                raise error(errno.ELOOP, path)
+            return self.opened.alone(given, _letters(flags))
+
+        return str(named(find, path))
+
     def _found(self, path: Any, folder: int | None, flags: int) -> Any:
         """Where this rank finds it."""
         if not self.effects.reads():
             return path
-        whole = whole_path(path, folder)
+        whole = paths.whole(path, folder)
         at = self.effects.where(whole, not flags & os.O_NOFOLLOW)
         return path if at is whole else at
 

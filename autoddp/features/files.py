@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 
 from autoddp.outside.effects import Call, Mode, Outward, stands_for
 from autoddp.outside.opened import Opened
+from autoddp.outside.readers import READERS, read
+from autoddp.outside.sight import named
 from autoddp.outside.writers import CHECKPOINT, WRITERS
 from autoddp.outside.written import Written
 from autoddp.patching import patch
@@ -87,13 +89,21 @@ class Files(Outward):
 
         return open
 
+    @patch(*READERS, why="what a library has written is read where this rank has it", optional=True)
+    def read_own(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """They open by themselves what is at a path."""
+        if not self.effects.reads():
+            return wrapped(*args, **kwargs)
+        call = Call(wrapped, args, kwargs)
+        return self.effects.look(call.plain, lambda: read(call, self.effects.where))
+
     def _read(self, call: Call) -> Any:
         """Where this rank finds it."""
         file = call.named.get("file")
         at = file if file is None else self.effects.where(file)
         if at is file:
             return call.plain()
-        opened = call.changed(file=at)
+        opened = named(lambda: call.changed(file=at), file)
         raw = getattr(opened, "buffer", opened)
-        getattr(raw, "raw", raw).name = file
+        getattr(raw, "raw", raw).name = at if file is None else os.fspath(file)
         return opened

@@ -120,8 +120,7 @@ class Folders(Outward):
         """`glob` and `iterdir` ask this, too."""
         call = self._asked(wrapped, args, kwargs)
         if call is None:
-            call = Call(wrapped, args, kwargs)
-            return self.effects.look(call.plain, lambda: self.alone.names(call))
+            return self._found(wrapped, args, kwargs, self.alone.names)
         return self.effects.answer(call.name, call.plain)
 
     @patch("os:chdir", why="a folder that a library made is rank 0's: others enter it when it is there")
@@ -150,8 +149,7 @@ class Folders(Outward):
             return wrapped(*args, **kwargs)  # Python 3.14: a function that asks os.scandir
         call = self._asked(wrapped, args, kwargs)
         if call is None:
-            call = Call(wrapped, args, kwargs)
-            return self.effects.look(call.plain, lambda: self.alone.scan(call))
+            return self._found(wrapped, args, kwargs, self.alone.scan)
         path = os.fspath(call.named.get("path") or ".")
 
         def scan() -> list[Any]:
@@ -160,10 +158,14 @@ class Folders(Outward):
 
         return Listing(Entry(path, *facts) for facts in self.effects.answer(call.name, scan))
 
-    def _found(self, wrapped: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """The answer of what this rank finds there."""
-        call = Call(wrapped, args, kwargs)
-        return self.effects.look(lambda: wrapped(*args, **kwargs), lambda: self.alone.ask(call))
+    def _found(
+        self, wrapped: Callable[..., Any], args: Any, kwargs: Any, ask: Callable[[Call], Any] | None = None
+    ) -> Any:
+        """The answer of what this rank finds there; nearly a plain call, where that is what the disk has."""
+        if self.rank == 0:
+            return wrapped(*args, **kwargs)
+        asked = ask or self.alone.ask
+        return self.effects.look(lambda: wrapped(*args, **kwargs), lambda: asked(Call(wrapped, args, kwargs)))
 
     def _asked(self, wrapped: Callable[..., Any], args: Any, kwargs: Any) -> Call | None:
         """The call, if it is the user who asks, by a path as text."""
@@ -178,17 +180,18 @@ class Folders(Outward):
         effects = self.effects
         if self.rank == 0:
             return effects.change(call.name, call.plain, told=_told)
-        with effects.own():
-            before = effects.scratch.entry(source)  # by names as they are before the change
+        before = None
+        if effects.scratch.overlay or effects.scratch.changed is not None:
+            with effects.own():
+                before = effects.scratch.entry(source)  # by names as they are before the change
         told = effects.change(call.name, call.plain)
-        self._follow(call, before, told or target)
+        if before is not None:
+            self._follow(call, before, told or target)
         return target if target is not None and told == os.fspath(target) else told
 
     def _follow(self, call: Call, source: Any, target: Any) -> None:
         """Scratch has what the disk has."""
         scratch, kind = self.effects.scratch, call.name.rpartition(".")[2]
-        if not scratch.overlay and scratch.changed is None:
-            return
         with self.effects.own():
             was, becomes = scratch.entry(source), None if target is None else scratch.entry(target)
             if kind in RENAMES and becomes is not None:

@@ -11,30 +11,10 @@ from typing import Any, ClassVar
 from autoddp.outside.effects import Call, Mode, Outward, stands_for
 from autoddp.outside.handover import Client, Server
 from autoddp.outside.nodes import leaders, nodes
+from autoddp.outside.readers import READERS, read
 from autoddp.patching import patch
 
 _WRITES = frozenset("wax+")
-# Functions that read the file which an argument names without asking Python's open for it, or look
-# first whether it is there.
-READERS = (
-    "torch:load",
-    "torch.serialization:load",
-    "torch.jit:load",
-    "torch.jit._serialization:load",
-    "numpy:loadtxt",
-    "numpy:genfromtxt",
-    "h5py:File.__init__",
-    "safetensors.torch:load_file",
-    "safetensors.numpy:load_file",
-    "pandas:read_parquet",
-    "pandas.io.parquet:read_parquet",
-    "torchvision.io:read_file",
-    "torchvision.io.image:read_file",
-    "torchvision.io:read_image",
-    "torchvision.io.image:read_image",
-)
-# What these functions call that argument.
-PATHS = ("f", "fname", "filename", "path", "name")
 
 
 class Nodes(Outward):
@@ -89,7 +69,7 @@ class Nodes(Outward):
             opened = original(at, mode, *args, **kwargs)
             if at is not file:
                 raw = getattr(opened, "buffer", opened)
-                getattr(raw, "raw", raw).name = file
+                getattr(raw, "raw", raw).name = os.fspath(file)
             return opened
 
         return open
@@ -100,13 +80,7 @@ class Nodes(Outward):
         client = self.effects.client
         if client is None:
             return wrapped(*args, **kwargs)
-        call = Call(wrapped, args, kwargs)
-        for name in PATHS:
-            given = call.named.get(name)
-            if isinstance(given, (str, os.PathLike)):
-                at = client.find(given)
-                return call.plain() if at is given else call.changed(**{name: at})
-        return call.plain()
+        return read(Call(wrapped, args, kwargs), client.find)
 
     @patch("os:chdir", why="a folder that rank 0 made is there on each node")
     def enter(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:

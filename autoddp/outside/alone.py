@@ -7,12 +7,14 @@ import os
 import stat
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from autoddp.outside import paths
 from autoddp.outside.effects import Call, Effects
 from autoddp.outside.entries import Entry, Listing
 from autoddp.outside.journal import FILLED, GONE
+from autoddp.outside.sight import Found, named
 
 # What is made of the others: Python does it by calling them.
 MADE = frozenset(
@@ -64,11 +66,14 @@ class Alone:
         if to is not None:
             to = paths.whole(to, _folder(call, "dst_dir_fd", "dir_fd"))
         if self._effects.rank == 0:
-            self._note(name, path, to)
-            with self._effects.own():
+            with self._noted(name, path, to), self._effects.own():
                 return call.plain()
         self._effects.reads()  # and so is up to date
-        return self._changes.get(name, self._mark)(call, path, to)
+        return named(
+            lambda: self._changes.get(name, self._mark)(call, path, to),
+            _given(call, "path", "src"),
+            _given(call, "dst"),
+        )
 
     def ask(self, call: Call) -> Any:
         """What `os.stat` and the like say of what this rank finds there."""
@@ -78,14 +83,14 @@ class Alone:
         follow = call.named.get("follow_symlinks", True) and not call.name.endswith(("lstat", "readlink"))
         whole = paths.whole(path, _folder(call, "dir_fd"))
         if call.name.endswith("access"):
-            found = self._overlay.find(whole, follow)
+            found = self._overlay.find(whole, follow) if os.fspath(path) else Found("", "", None)
             return bool(_elsewhere(call, found.at)) if found.there else False
         at = self._overlay.where(whole, follow)
         if at is whole:
             return call.plain()
         if not follow and os.fsdecode(at).startswith("/proc/"):  # a file, kept alive by a descriptor
             return os.stat(at)
-        return _renamed(lambda: _elsewhere(call, at), path)
+        return named(lambda: _elsewhere(call, at), path)
 
     def enter(self, call: Call) -> Any:
         """`os.chdir`: programs and C code go on from there, so that it should be rank 0's folder."""
@@ -98,7 +103,7 @@ class Alone:
             if paths.is_folder(found.name, follow=True):
                 return call.changed(path=found.name)
             time.sleep(TICK)
-        return _renamed(lambda: call.changed(path=self._overlay.where(path)), path)
+        return named(lambda: call.changed(path=self._overlay.where(path)), path)
 
     def names(self, call: Call) -> list[Any]:
         """As `os.listdir`."""
@@ -111,14 +116,14 @@ class Alone:
     def scan(self, call: Call) -> Any:
         """As `os.scandir`."""
         path = call.named.get("path")
-        names = None if isinstance(path, (int, bytes)) else self._overlay.names(path or ".")
+        names = None if isinstance(path, int) else self._overlay.names(path or ".")
         if names is None:
             return call.plain()
         folder = os.fspath(path or ".")
         return Listing(iter([self._entry(folder, name) for name in names]))
 
-    def _entry(self, folder: str, name: str) -> Entry:
-        path = os.path.join(folder, name)
+    def _entry(self, folder: Any, name: str) -> Entry:
+        path = os.path.join(os.fsdecode(folder), name)
         kinds = []
         for follow in (True, False):
             at = self._overlay.find(path, follow).at
@@ -130,10 +135,11 @@ class Alone:
 
     # ---- rank 0
 
-    def _note(self, name: str, path: Any, to: Any) -> None:
+    def _noted(self, name: str, path: Any, to: Any) -> AbstractContextManager[None]:
+        """What is done inside is written down before."""
         if name in ("rename", "replace"):
-            self._effects.note(path, becomes=to)
-        elif name in ("symlink", "link", "mkdir", "mkfifo", "mknod"):
+            return self._effects.moving(path, to)
+        if name in ("symlink", "link", "mkdir", "mkfifo", "mknod"):
             made = path if to is None else to
             if paths.seen(paths.real(made, False), follow=False) is None:  # else it raises
                 self._effects.note(made)
@@ -141,6 +147,7 @@ class Alone:
             self._effects.note(path, GONE)
         elif name == "truncate":
             self._effects.note(path, FILLED, follow=True)
+        return nullcontext()
 
     # ---- the others
 
@@ -176,7 +183,7 @@ class Alone:
             if not small and not call.name.endswith("truncate"):
                 return None
             at = self._overlay.to_write(path, keep=True)
-        return _renamed(lambda: call.changed(path=at), path)
+        return call.changed(path=at)
 
 
 def _elsewhere(call: Call, at: Any) -> Any:
@@ -193,12 +200,3 @@ def _given(call: Call, *names: str) -> Any:
 
 def _folder(call: Call, *names: str) -> int | None:
     return next((call.named[name] for name in names if call.named.get(name) is not None), None)
-
-
-def _renamed(act: Callable[[], Any], path: Any) -> Any:
-    """What it raises names the user's path."""
-    try:
-        return act()
-    except OSError as error:
-        error.filename = path
-        raise

@@ -6,6 +6,8 @@ import json
 import os
 import posix
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,7 @@ from autoddp.outside.journal import (
     LINK,
     LIVE,
     MOVED,
+    MOVING,
     NUMBER,
     TREE,
     TURN,
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
     from autoddp.outside.effects import Effects
 
 
+TICK = 1e-4  # seconds
+
+
 class Before:
     """The world as it was for one process at the point to which this rank has come."""
 
@@ -42,6 +48,7 @@ class Before:
         self._index: dict[str, list[int]] = {}
         self._made: dict[str, str] = {}
         self.number = 0
+        self._lock, self._pid = threading.RLock(), posix.getpid()  # threads read, too
 
     def idle(self) -> bool:
         """Whether rank 0 has changed nothing that others might not see."""
@@ -55,10 +62,20 @@ class Before:
         """Another number after each record."""
         return self._board.words[TURN]
 
+    def mine(self) -> threading.RLock:
+        """What one thread at a time looks in."""
+        if self._pid != posix.getpid():  # a process forked from this rank, perhaps while a thread looked
+            self._pid, self._lock = posix.getpid(), threading.RLock()
+            self._turn = self._file = -1
+        return self._lock
+
     def refresh(self) -> int:
         """Read what is new; the number of this turn."""
         words = self._board.words
-        while words[TURN] != self._turn:
+        while words[TURN] != self._turn or words[MOVING]:
+            if words[MOVING]:  # rank 0 renames something: a few microseconds
+                time.sleep(TICK)
+                continue
             turn, number, length = words[TURN], words[NUMBER], words[LENGTH]
             try:
                 data = self._more(number, length)

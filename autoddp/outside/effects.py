@@ -10,7 +10,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +103,8 @@ class Effects:
 
     def users(self, through: tuple[str, ...] = ()) -> Mode:
         """As `mode`, but PLAIN where a library does it for itself; files of `through` are none."""
-        return self.mode() if users_call(2, through) else Mode.PLAIN
+        mode = self.mode()
+        return mode if mode is Mode.PLAIN or users_call(2, through) else Mode.PLAIN
 
     def touch(self, *given: Any, through: tuple[str, ...] = ()) -> Mode:
         """What becomes of a change of these paths: nobody waits for what a library does for itself.
@@ -127,15 +128,17 @@ class Effects:
         full = paths.text(path)
         return caches.keeps(full, self.scratch.private) or self.scratch.holds(full)
 
-    def note(self, path: Any, how: str = GONE, follow: bool = False, becomes: Any = None) -> None:
-        """Rank 0 is about to change something where ranks do not meet, or to rename it."""
+    def note(self, path: Any, how: str = GONE, follow: bool = False) -> None:
+        """Rank 0 is about to change something where ranks do not meet."""
+        if self.journal is not None and self.at_home():
+            self.journal.note(self.group.passed, paths.real(path, follow), how)
+
+    def moving(self, source: Any, target: Any) -> AbstractContextManager[None]:
+        """Rank 0 renames something inside, where ranks do not meet."""
         if self.journal is None or not self.at_home():
-            return
-        name = paths.real(path, follow)
-        if becomes is None:
-            self.journal.note(self.group.passed, name, how)
-        else:
-            self.journal.move(self.group.passed, name, paths.real(becomes, False))
+            return nullcontext()
+        names = paths.real(source, False), paths.real(target, False)
+        return self.journal.moving(self.group.passed, *names)
 
     def reads(self) -> bool:
         """Whether what this process reads may lie elsewhere than its name says; where, is up to date."""

@@ -10,8 +10,9 @@ from typing import Any
 class Entry:
     """What `os.scandir` yields, from what rank 0 saw."""
 
-    def __init__(self, folder: str, name: str, kinds: list[bool], inode: int) -> None:
-        self.name, self.path = name, os.path.join(folder, name)
+    def __init__(self, folder: Any, name: str, kinds: list[bool], inode: int) -> None:
+        self.name: Any = os.fsencode(name) if isinstance(folder, bytes) else name
+        self.path = os.path.join(folder, self.name)
         self._folder, self._file, self._folder_itself, self._file_itself, self._link = kinds
         self._inode = inode
 
@@ -39,7 +40,7 @@ class Entry:
         """What `os.stat` says."""
         return os.stat(self.path, follow_symlinks=follow_symlinks)
 
-    def __fspath__(self) -> str:
+    def __fspath__(self) -> Any:
         return self.path
 
     def __repr__(self) -> str:

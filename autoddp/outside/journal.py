@@ -15,6 +15,8 @@ import posix
 import stat
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from autoddp.outside import paths
@@ -25,7 +27,7 @@ ABSENT, KEPT, CUT, MOVED, TREE, LINK = "absent", "kept", "cut", "moved", "tree",
 SMALL = 1 << 20  # bytes of a file that is copied before it is emptied
 MOST = 256  # old files that are kept alive at once
 PRUNE = 64  # records after which what no rank can need any more is forgotten
-TURN, LIVE, NUMBER, LENGTH, FIRST = 0, 1, 2, 3, 4  # what the words of the board are; then one for each rank
+TURN, LIVE, NUMBER, LENGTH, MOVING, FIRST = range(6)  # words of the board; then one for each rank
 
 
 class Board:
@@ -68,22 +70,36 @@ class Journal:
                 changed in place, and what holds it open sees that.
         """
         with self._lock:
-            if self._is_known(number, path):
+            if self._is_known(number, path, how):
                 return
             fresh = _fresh(path) if how == EMPTIED else None
             self._add(number, path, *self._was(path, GONE if fresh else how))
             if fresh:
                 posix.rename(fresh, path)  # so that the old one is left as it is
 
-    def move(self, number: int, source: str, target: str) -> None:
-        """`source` is about to be called `target`."""
+    @contextmanager
+    def moving(self, number: int, source: str, target: str) -> Iterator[None]:
+        """Inside, `source` comes to be called `target`; what others would see meanwhile they wait for."""
+        words = self._board.words
         with self._lock:
-            self.note(number, target)
-            if not self._is_known(number, source):
-                self._add(number, source, MOVED, target)
-            for path in list(self._known):  # what is done there now is done to other files
-                if any(path == top or path.startswith(top + "/") for top in (source, target)):
-                    del self._known[path]
+            words[MOVING] = 1
+            try:
+                self.note(number, target)
+                self._move(number, source, target)
+                yield
+            except OSError:
+                self._move(number, target, source)  # it is where it was
+                raise
+            finally:
+                words[MOVING] = 0
+                words[TURN] += 1
+
+    def _move(self, number: int, source: str, target: str) -> None:
+        if not self._is_known(number, source):
+            self._add(number, source, MOVED, target)
+        for path in list(self._known):  # what is done there now is done to other files
+            if any(path == top or path.startswith(top + "/") for top in (source, target)):
+                del self._known[path]
 
     def forget(self, number: int) -> None:
         """All ranks have come through so many effects: older records are of no use."""
@@ -135,10 +151,11 @@ class Journal:
         words[LIVE] = len(self._records)
         words[TURN] += 1
 
-    def _is_known(self, number: int, path: str) -> bool:
+    def _is_known(self, number: int, path: str, how: str = GONE) -> bool:
         """Whether what was there at this point is written down; a new folder stands for all in it."""
-        if self._known.get(path, (-1, ""))[0] == number:
-            return True
+        since, kind = self._known.get(path, (-1, ""))
+        if since == number:
+            return kind != CUT or how == GROWN  # its first bytes were left as they are
         return any(self._known.get(top) == (number, ABSENT) for top in paths.above(path))
 
     def _was(self, path: str, how: str = GONE) -> tuple[str, Any]:

@@ -129,7 +129,8 @@ def rebuilt(plain: Any, named: dict[str, Any], keeper: Keeper, agreed: bool) -> 
     number = named["file"] if given else os.dup(bottom.fileno())
     raw = (Bare if size == 0 else Raw)(number, letters, not given or named.get("closefd", True))
     plain_text = plain if isinstance(plain, io.TextIOWrapper) else None
-    raw.name, raw.keeper, raw.agreed = named["file"], keeper, agreed
+    name = named["file"] if given else os.fspath(named["file"])
+    raw.name, raw.keeper, raw.agreed = name, keeper, agreed
     raw.path = "" if given else os.path.abspath(os.fsdecode(named["file"]))
     size = size if size > 1 else max(bottom._blksize, io.DEFAULT_BUFFER_SIZE)
     file: Any = raw

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import posix
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ from autoddp.outside.effects import Call, Effects, Mode
 from autoddp.outside.journal import EMPTIED, FILLED, GROWN
 from autoddp.outside.layers import Handle, Raw, rebuilt
 from autoddp.outside.outcome import Outcome
+from autoddp.outside.sight import error as absent
+from autoddp.outside.sight import named
 
 
 class Opened:
@@ -33,41 +36,68 @@ class Opened:
     def open(self, mode: Mode, call: Call) -> Any:
         """The file for a call of `open` that writes."""
         effects, agreed = self._effects, mode is Mode.AGREED
+        if not (agreed or call.named):
+            return call.plain()  # words what is wrong with its arguments
         if mode is Mode.TRIAL:
-            if not call.named:
-                return call.plain()  # words what is wrong with its arguments
             return call.changed(file=os.devnull, mode=call.named["mode"].replace("x", "w"))
         if effects.rank == 0:
             if not agreed:
-                self.noted(call.named["file"], set(call.named.get("mode", "w")))
+                letters = set(call.named["mode"])
+                self.noted(call.named["file"], letters, safe="w" not in letters or self._opens(call))
             plain = effects.change("open", call.plain) if agreed else call.plain()
             with effects.own():
                 return self._kept(plain, call, agreed)
+        if not agreed:
+            return self._open_alone(call)
         letters = set(call.named.get("mode", "w"))
-        if agreed:
-            prepared = Outcome.of(lambda: self.prepared(call.named["file"], not letters & set("wx")))
-            effects.change("open", call.plain)
-            path, at = prepared.unwrap()
-            effects.scratch.show(path)
-        else:
-            at = self.alone(call.named["file"], letters)
+        prepared = Outcome.of(lambda: self.prepared(call.named["file"], not letters & set("wx")))
+        effects.change("open", call.plain)
+        path, at = prepared.unwrap()
+        effects.scratch.show(path)
         with effects.own():
             file = self._kept(call.changed(file=at, mode=call.named["mode"].replace("x", "w")), call, agreed)
-            if agreed:
-                effects.scratch.lay(path, at)
+            effects.scratch.lay(path, at)
         return file
+
+    def _open_alone(self, call: Call) -> Any:
+        """The file of another rank, which it has to itself."""
+        file, mode = call.named["file"], call.named["mode"]
+        at = named(lambda: self.alone(file, set(mode)), file)
+        try:
+            with self._effects.own():
+                plain = named(lambda: call.changed(file=at, mode=mode.replace("x", "w")), file)
+                return self._kept(plain, call, False)
+        except (ValueError, TypeError):  # no such mode: there is no file
+            self._effects.overlay.forget(file)
+            raise
+
+    def _opens(self, call: Call) -> bool:
+        """Whether it will not raise once the file is another one, which is still empty."""
+        path = paths.real(call.named["file"], True)
+        try:
+            with self._effects.own():
+                call.changed(file=os.devnull).close()
+        except (ValueError, TypeError, LookupError):
+            return False
+        return posix.access(path, os.W_OK)
 
     def alone(self, file: Any, letters: set[str]) -> str:
         """Where another rank writes what no other waits for."""
         effects = self._effects
         effects.reads()  # and so is up to date
         if "r" in letters and not effects.overlay.find(file).there:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file)
+            raise absent(errno.ENOENT, file)
         return effects.overlay.to_write(file, keep=not letters & set("wx"), new="x" in letters)
 
-    def noted(self, file: Any, letters: set[str]) -> None:
-        """Rank 0 is about to write there without the others."""
-        how = FILLED if "+" in letters and "w" not in letters else GROWN if "a" in letters else EMPTIED
+    def noted(self, file: Any, letters: set[str], safe: bool = True) -> None:
+        """Rank 0 is about to write there without the others; if that is `safe`, to an empty file anew."""
+        if "x" in letters:
+            if paths.seen(paths.real(file, False), follow=False) is None:  # else it raises
+                self._effects.note(file)
+            return
+        how = EMPTIED if safe else FILLED
+        if "w" not in letters:
+            how = FILLED if "+" in letters else GROWN
         self._effects.note(file, how, follow=True)
 
     def adopt(self, call: Call) -> Any:

@@ -41,11 +41,17 @@ class Overlay(Sight):
             raise error(errno.EEXIST, path)
         if found.folder or (found.there and self.own(found)):
             return found.at
-        at = self._place(found.name, path)
+        at = self._place(found, path)
         if keep:
             self.bring(path, at)
         self.lay(found.name, at)
         return at
+
+    def forget(self, path: Path) -> None:
+        """What was to be written there was not: it is what it was."""
+        found = self.find(path)
+        if found.at and not found.there:
+            self.scratch.overlay.pop(found.name, None)
 
     def bring(self, path: Path, at: str) -> None:
         """Copy what is at `path`, if it is a file, to `at`."""
@@ -122,11 +128,15 @@ class Overlay(Sight):
         if found is None or found.name == other.name:
             return
         folder = found.folder
+        if folder and f"{other.name}/".startswith(found.name + "/"):
+            raise error(errno.EINVAL, source)
+        if other.there and f"{found.name}/".startswith(other.name + "/"):
+            raise error(errno.ENOTEMPTY, source)
         if other.there and folder != other.folder:
             raise error(errno.ENOTDIR if folder else errno.EISDIR, target)
         if other.there and folder:
             self.remove_folder(target)
-        place = self._place(other.name, target)
+        place = self._place(other, target, new=True)
         below = self.scratch.taken(found.name + "/")
         self.scratch.taken(other.name + "/")
         at = self._moved(found, folder, place)
@@ -141,12 +151,13 @@ class Overlay(Sight):
         Raises:
             OSError: There is no such folder.
         """
-        return os.path.dirname(self._place(os.path.join(self.find(path).name, "_"), path))
+        found = self.find(os.path.join(self.find(path).name, "_"), follow=False)
+        return os.path.dirname(self._place(found, path, new=True))
 
     def take(self, source: Path, target: Path) -> None:
         """`source`, which is on the disk and this rank's own, is now called `target`, which is not."""
         other = self.find(target, follow=False)
-        at = self._place(other.name, target)
+        at = self._place(other, target, new=True)
         posix.rename(source, at)
         self.lay(other.name, at)
 
@@ -177,8 +188,7 @@ class Overlay(Sight):
         """Nothing is there any more."""
         name = found.name
         for at in [*self.scratch.taken(name + "/").values(), self.scratch.overlay.pop(name, GONE)]:
-            if not moved and self.scratch.holds(at):
-                paths.remove(at)
+            self.scratch.let_go(at)  # what was moved is there no more
         self._mine.discard(name)
         folder = self.find(os.path.dirname(name))
         if folder.base is None:
@@ -193,7 +203,10 @@ class Overlay(Sight):
         if at and folder.base is None and at == f"{folder.at}/{os.path.basename(name)}":
             self.scratch.overlay.pop(name, None)  # it lies in a folder of this rank's own
             return
+        before = self.scratch.overlay.get(name, at)
         self.scratch.lay(name, at)
+        if before != at:
+            self.scratch.let_go(before)
         if threading.get_ident() == self._main:
             self._mine.add(name)
 
@@ -201,10 +214,11 @@ class Overlay(Sight):
         found = self.find(path, follow=False)
         if found.there and self._known(found):
             raise error(errno.EEXIST, path)
-        return found.name, self._place(found.name, path)
+        return found.name, self._place(found, path, new=True)
 
-    def _place(self, name: str, path: Path) -> str:
-        """Where something new is put; its folder must be there, and let rank 0 write."""
+    def _place(self, found: Found, path: Path, new: bool = False) -> str:
+        """Where something new is put; its folder must be there, and let rank 0 write, or its file must."""
+        name = found.name
         folder = self.find(os.path.dirname(name))
         if not folder.there:
             raise error(errno.ENOENT, path)
@@ -212,7 +226,7 @@ class Overlay(Sight):
             raise error(errno.ENOTDIR, path)
         if self.own(folder):
             return f"{folder.at}/{os.path.basename(name)}"
-        if not posix.access(folder.at, os.W_OK):
+        if not posix.access(found.at if found.there and not new else folder.at, os.W_OK):
             raise error(errno.EACCES, path)
         return self.scratch.new(name)
 

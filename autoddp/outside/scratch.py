@@ -6,6 +6,7 @@ import os
 import posix
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 
 from autoddp.outside import paths
 from autoddp.place import HERE
@@ -63,12 +64,14 @@ class Scratch:
         """Nobody finds anything there any more."""
         if self.holds(at):
             paths.remove(at)
+            with suppress(OSError):  # that it was made for; another may lie beside it
+                posix.rmdir(os.path.dirname(at))
         elif at in self._alive:
             posix.close(self._alive.pop(at))
 
     def taken(self, top: str) -> dict[str, str]:
         """The entries below `top`, by the rest of their names; they are no longer in force."""
-        names = [name for name in self.overlay if name.startswith(top)]
+        names = [name for name in list(self.overlay) if name.startswith(top)]
         return {name[len(top) :]: self.overlay.pop(name) for name in names}
 
     @staticmethod
@@ -119,4 +122,4 @@ class Scratch:
             self._folder = None
 
     def _below(self, path: str) -> Iterator[str]:
-        return (k for k in self.overlay if k == path or k.startswith(path.rstrip("/") + "/"))
+        return (k for k in list(self.overlay) if k == path or k.startswith(path.rstrip("/") + "/"))

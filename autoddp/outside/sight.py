@@ -26,12 +26,19 @@ class Found:
         at: Where its content lies, if it is anywhere.
         base: What it is called on the disk, or None in a folder that this rank made.
         seen: What is there, its links not followed.
+        plain: Whether the links on the way are the disk's own.
     """
 
     name: str
     at: str
     base: str | None
     seen: os.stat_result | None = None
+    plain: bool = True
+
+    @property
+    def here(self) -> bool:
+        """Whether the disk finds it by the name that was given."""
+        return self.plain and self.at == self.name
 
     @property
     def there(self) -> bool:
@@ -76,21 +83,25 @@ class Sight:
         """What `look` finds while rank 0 goes no further."""
         if self.before is None:
             return look()
-        while True:
-            turn = self.before.refresh()
-            found = look()
-            if self.before.turn() == turn:
-                return found
+        with self.before.mine():
+            while True:
+                turn = self.before.refresh()
+                found = look()
+                if self.before.turn() == turn:
+                    return found
 
     def _find(self, path: Path, follow: bool) -> Found:
+        if not os.fspath(path):
+            raise error(errno.ENOENT, path)
         parts = os.path.join(paths.here(), os.fsdecode(path)).split("/")[::-1]
-        found, links = Found("", "/", ""), 0
+        found, links, plain = Found("", "/", ""), 0, True
         while parts:
             part = parts.pop()
             if part in ("", "."):
                 continue
             if part == "..":
                 found = self._find(os.path.dirname(found.name) or "/", True)
+                plain = plain and found.plain
                 continue
             below = self._below(found, part)
             said = paths.link(below.at) if (follow or any(parts)) and below.at else None
@@ -98,11 +109,12 @@ class Sight:
                 found = below
                 continue
             links += 1
+            plain = plain and below.at == below.name
             if links > paths.LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path))
             parts += said.split("/")[::-1]
             found = Found("", "/", "") if said.startswith("/") else found
-        return found if found.name else Found("/", "/", "/")
+        return replace(found if found.name else Found("/", "/", "/"), plain=plain)
 
     def _below(self, folder: Found, part: str) -> Found:
         name = f"{folder.name}/{part}"
@@ -123,7 +135,7 @@ class Sight:
             FileNotFoundError: It is not there for this rank.
         """
         found = self.find(path, follow)
-        if found.at == found.name:
+        if found.here:
             return path
         if not found.at:
             raise error(errno.ENOENT, path)
@@ -137,14 +149,16 @@ class Sight:
         found = self.find(path)
         if not found.at:
             raise error(errno.ENOENT, path)
-        own = {os.path.basename(k): at for k, at in self.scratch.overlay.items() if _is_in(k, found.name)}
+        entries = list(self.scratch.overlay)  # at once: a thread may add to it
+        own = [os.path.basename(name) for name in entries if _is_in(name, found.name)]
         changed = dict(self.before.names(found.base)) if self.before and found.base is not None else {}
-        if found.at == found.name and not own and not changed:
+        if found.here and not own and not changed:
             return None
-        names = dict.fromkeys(posix.listdir(found.at))
+        names = dict.fromkeys(named(lambda: posix.listdir(found.at), path))
+        mine = ((name, self._find(f"{found.name}/{name}", False).at) for name in own)
         for name, there in [
             *changed.items(),
-            *((name, bool(at and paths.seen(at, False))) for name, at in own.items()),
+            *((name, bool(at and paths.seen(at, False))) for name, at in mine),
         ]:
             if there:
                 names[name] = None
@@ -159,4 +173,15 @@ def _is_in(name: str, folder: str) -> bool:
 
 def error(number: int, path: Any) -> OSError:
     """As the operating system would raise it."""
-    return OSError(number, os.strerror(number), path)
+    return OSError(number, os.strerror(number), os.fspath(path))
+
+
+def named(act: Callable[[], Any], path: Any, other: Any = None) -> Any:
+    """What `act` does; what it raises names the user's paths."""
+    try:
+        return act()
+    except OSError as error:
+        error.filename = os.fspath(path)
+        if other is not None:
+            error.filename2 = os.fspath(other)
+        raise

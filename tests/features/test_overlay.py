@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import sys
@@ -24,17 +25,20 @@ LATE = 0.03  # seconds that a rank is late by, at each pause
 OWN = re.compile(r"own-\d+")
 
 
+def install(module, folder):
+    """A module of ours as a package that is installed, as long as a fixture lasts."""
+    package = folder / "site-packages"
+    package.mkdir()
+    name = "installed_" + module.__name__.rpartition(".")[2]
+    (package / f"{name}.py").write_text(Path(module.__file__).read_text())
+    sys.path.insert(0, str(package))
+    yield importlib.import_module(name)
+    sys.path.remove(str(package))
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The library as a package that is installed."""
-    package = tmp_path_factory.mktemp("lib") / "site-packages"
-    package.mkdir()
-    (package / "installed_library.py").write_text(Path(library.__file__).read_text())
-    sys.path.insert(0, str(package))
-    import installed_library
-
-    yield installed_library
-    sys.path.remove(str(package))
+    yield from install(library, tmp_path_factory.mktemp("lib"))
 
 
 def files(folder):
@@ -68,7 +72,18 @@ def alone(act, folder):
 def test_a_library_finds_one_processs_world_and_leaves_one_processs_files(
     installed, tmp_path, name, late, nproc
 ):
-    act = getattr(installed, name)
+    compared(getattr(installed, name), tmp_path, late, nproc)
+
+
+def test_every_pattern_is_tried():
+    own = {
+        name for name, value in vars(library).items() if getattr(value, "__module__", "") == library.__name__
+    }
+    assert {p.__name__ for p in library.PATTERNS} == {name for name in own if not name.startswith("_")}
+
+
+def compared(act, tmp_path, late, nproc):
+    """`act` finds and leaves on ranks, of which one may be late, what it does on one process."""
     want = alone(act, tmp_path / "one")
     (tmp_path / "ranks").mkdir()
 
@@ -89,10 +104,3 @@ def test_a_library_finds_one_processs_world_and_leaves_one_processs_files(
 
     assert on_ranks(script, nproc, *FEATURES, folder=tmp_path / "ranks") == [want] * nproc
     assert files(tmp_path / "ranks") == files(tmp_path / "one")
-
-
-def test_every_pattern_is_tried():
-    own = {
-        name for name, value in vars(library).items() if getattr(value, "__module__", "") == library.__name__
-    }
-    assert {p.__name__ for p in library.PATTERNS} == {name for name in own if not name.startswith("_")}
