@@ -78,7 +78,7 @@ class Held:
                 return at(effects.found(path)) if effects.rank else call.plain()
         if what is Mode.TRIAL:
             return at(effects.scratch.new(path))
-        made = self._make(site, path, call.plain, at, what, keep=not {"w", "x"} & set(mode))
+        made = self._make(site, path, call.plain, at, what, keep=not {"w", "x"} & set(mode), anew=mode == "w")
         if holder is not None:
             self._handles[id(holder)] = (
                 weakref.ref(holder),
@@ -164,15 +164,25 @@ class Held:
             self._connections[path] -= 1
 
     def _make(
-        self, site: str, path: str, act: Callable[[], Any], at: Callable[[str], Any], what: Mode, keep: bool
+        self,
+        site: str,
+        path: str,
+        act: Callable[[], Any],
+        at: Callable[[str], Any],
+        what: Mode,
+        keep: bool,
+        anew: bool = False,
     ) -> Any:
-        """Rank 0 opens the user's file when all are here, the others a copy made before."""
+        """Rank 0 opens the user's file when all are here, the others a copy made before.
+
+        Only of a file that is certain to begin `anew` may the old one be put aside: "x" refuses it.
+        """
         effects, agreed = self._effects, what is Mode.AGREED
         if effects.rank == 0:
             if agreed:
                 return effects.change(site, act, told=lambda made: None)
             for more in BESIDE:
-                effects.note(path + more, FILLED if keep else EMPTIED, follow=True)
+                effects.note(path + more, EMPTIED if anew else FILLED, follow=True)
             with effects.own():
                 return act()
         prepared = Outcome.of(lambda: self._prepared(path, keep))
