@@ -75,25 +75,37 @@ class Report:
         return json.dumps([vars(d) for d in self.decisions.values()], indent=2)
 
 
-@cache
 def is_users(filename: str) -> bool:
-    """Whether a code object's file is the user's: not Python's, not installed, not ours."""
+    """Whether a code object's file is the user's: not Python's, not installed, not ours, not generated."""
+    return is_own(filename) and (not filename.startswith(_TEMPORARY) or _is_imported(filename))
+
+
+@cache
+def is_own(filename: str) -> bool:
+    """Whether a file is neither Python's, nor installed, nor ours; a library may have written it."""
     if filename.endswith(_CUSTOMIZE):
         return False
     if filename.startswith("<"):
         return filename.startswith(("<stdin", "<string", "<ipython"))
-    installed = filename.startswith(_LIBRARIES) or any(part in filename for part in INSTALLED)
-    return not installed and not _is_generated(filename)
+    return not filename.startswith(_LIBRARIES) and not any(part in filename for part in INSTALLED)
 
 
-def _is_generated(filename: str) -> bool:
-    """Whether a library wrote it for itself: into the temporary folder, where nothing is imported from."""
-    if not filename.startswith(_TEMPORARY):
-        return False
+def _is_imported(filename: str) -> bool:
+    """Whether a file in the temporary folder lies where modules are imported from, as the user's own may.
+
+    A library that writes its code there loads it by its path. What was once the user's stays so: a script
+    may change its folder, and its path.
+    """
+    if filename in _imported:
+        return True
     folders = [os.path.abspath(folder) for folder in ("", *sys.path)]
-    return not any(filename.startswith(folder + "/") for folder in folders)
+    found = any(filename.startswith(folder + "/") for folder in folders)
+    if found:
+        _imported.add(filename)
+    return found
 
 
+_imported: set[str] = set()
 _CUSTOMIZE = ("/sitecustomize.py", "/usercustomize.py")  # the interpreter's own, wherever they lie
 INSTALLED = ("/site-packages/", "/dist-packages/")  # also a user's own, and a distribution's
 _TEMPORARY = tempfile.gettempdir() + "/"

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 
-from autoddp.report import is_users
+from autoddp.report import is_own
 
 JOIN = "init_process_group"
 STARTERS = ("spawn", "start_processes", "Process", "elastic_launch")
@@ -71,7 +71,7 @@ def _scopes(path: str, folder: str) -> tuple[dict[str, list[Scope]], list[str]]:
     pending = [path]
     while pending:
         file = pending.pop()
-        if file in roots or not file.endswith(".py") or (roots and not is_users(file)):
+        if file in roots or not file.endswith(".py") or (roots and not is_own(file)):
             continue
         roots.append(file)
         try:

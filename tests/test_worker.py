@@ -152,7 +152,7 @@ def test_a_disabled_feature_is_left_out_and_that_is_said(script):
     done = fork_cli("run", "-n", 2, "--disable", "loaders,modules,local-view", script)
     assert done.rc == 0
     assert done.ours[1:3] == [
-        "[autoddp] --disable loaders: every rank fetches whole batches",
+        "[autoddp] --disable loaders: every rank loads whole batches",
         "[autoddp] --disable modules: every model runs whole, on every rank",
     ]
 

@@ -71,8 +71,8 @@ class Averaging(Feature):
         )
         undo.callback(register_optimizer_step_post_hook(self.after_step).remove)
         undo.callback(register_module_forward_pre_hook(self.before_forward).remove)
-        self.run.group.at_end.append(lambda: self.settle("the end of the script"))
-        undo.callback(self.run.group.at_end.clear)
+        self.run.group.at_end.append(self.settle_at_end)
+        undo.callback(self.run.group.at_end.remove, self.settle_at_end)
 
     # ---- what makes weights differ
 
@@ -141,6 +141,10 @@ class Averaging(Feature):
         if self.stale and self.view.here():
             self.settle(f"torch.save at {users_line()}")
         return wrapped(*args, **kwargs)
+
+    def settle_at_end(self) -> None:
+        """Average once more when the script has ended."""
+        self.settle("the end of the script")
 
     def settle(self, place: str) -> None:
         """Average what has changed since the last time, once all ranks are at this place.

@@ -58,7 +58,7 @@ class Sharding(Feature):
         undo.callback(register_optimizer_step_pre_hook(self.before_step).remove)
         undo.callback(register_optimizer_step_post_hook(self.after_step).remove)
         self.run.group.at_end.append(self.complete)
-        undo.callback(self.run.group.at_end.clear)
+        undo.callback(self.run.group.at_end.remove, self.complete)
 
     @_disable_dynamo
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
