@@ -13,6 +13,7 @@ from types import FrameType, ModuleType
 from typing import TextIO
 
 from autoddp.errors import BadInput, one_line
+from autoddp.outside.begun import Begun
 
 PREFIX = "[autoddp]"
 
@@ -35,6 +36,8 @@ class Report:
     strict: bool = False
     stream: TextIO = field(default_factory=lambda: sys.stderr)
     decisions: dict[tuple[str, str, str], Decision] = field(default_factory=dict)
+    begun: Begun = field(default_factory=Begun)  # whether the script has begun a line
+    held: list[str] = field(default_factory=list)  # what is said when it has ended it
 
     def add(self, kind: str, where: str, what: str) -> bool:
         """Note a decision; returns whether it is new."""
@@ -48,7 +51,20 @@ class Report:
     def say(self, text: str) -> None:
         """One line to the user, from rank 0 alone."""
         if self.speaks:
-            print(f"{PREFIX} {one_line(text)}", file=self.stream, flush=True)
+            print(f"{self.begun.end()}{PREFIX} {one_line(text)}", file=self.stream, flush=True)
+
+    def say_between(self, text: str) -> None:
+        """One line that can wait until the script has ended the one that it has begun: a bar, say."""
+        if self.begun():
+            self.held.append(text)
+        else:
+            self.say(text)
+
+    def release(self) -> None:
+        """Say what was held."""
+        held, self.held = self.held, []
+        for text in held:
+            self.say(text)
 
     def say_once(self, kind: str, where: str, what: str) -> None:
         """Note a decision and, the first time, say it."""

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from autoddp.outside.begun import Begun
 from autoddp.outside.cached import Cached
 from autoddp.outside.effects import Call, Mode, Outward, stands_for
 from autoddp.outside.typed import Input
@@ -37,6 +38,11 @@ class Console(Outward):
         trials = self.run.view.trials
         trials.append(muted)
         undo.callback(trials.remove, muted)
+        report = self.run.report
+        if report.speaks:
+            report.begun = begun = Begun(report.release)
+            for stream in (sys.stdout, sys.stderr):
+                begun.watch(stream, undo)
         self.terminal: list[bool] = []
         self.size: list[list[int] | None] = []
         if self.effects.exchange:

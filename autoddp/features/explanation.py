@@ -57,11 +57,11 @@ class Explanation(Feature):
             found = report.of(kind)
             shown = found if self.run.options.verbose else found[:LINES]
             for decision in shown:
-                report.say(f"{title}: {_line(decision)}")
+                report.say_between(f"{title}: {_line(decision)}")
             if len(found) > len(shown):
-                report.say(f"{title}: {len(found) - len(shown)} more (-v shows them)")
+                report.say_between(f"{title}: {len(found) - len(shown)} more (-v shows them)")
         if not report.of("split"):
-            report.say(
+            report.say_between(
                 "nothing is split: every rank computes all of it, which is right and no faster. A module is "
                 "split when it is called with a batch of at least one row for each rank and proven row-wise"
             )
@@ -72,6 +72,7 @@ class Explanation(Feature):
             return
         self.told = True
         self.explain()
+        self.run.report.release()
         seconds = perf_counter() - self.began
         if seconds >= LONG:
             self.run.report.say_once("account", "", self.account(seconds))
