@@ -43,7 +43,7 @@ class Gradients(Feature):
     def __init__(self, run: Run) -> None:
         self.run, self.view, self.group = run, run.view, run.group
         self.replicas = Replicas(run.group, run.options.compress)
-        self.depth = 0
+        self.depth, self.asked = 0, False  # a backward, or gradients that the script asks for, go on
         self.hidden: dict[int, Tensor] = {}  # leaves of nested backwards, which hide from the graph
         self.recent: list[weakref.ref[Any]] = []  # those that stepped, in the order of their first steps
         self.steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of each optimizer
@@ -138,11 +138,16 @@ class Gradients(Feature):
         names = ["outputs", "inputs", "grad_outputs", "retain_graph", "create_graph", "only_inputs"]
         names += ["allow_unused", "is_grads_batched", "materialize_grads"]
         given = dict(zip(names, args, strict=False)) | kwargs
-        if self._plain() or self.depth:
+        if self._plain() or self.depth or self.asked:
             return wrapped(**given)
         outputs, inputs = given.pop("outputs"), given.pop("inputs")
-        with self.view.set_aside():
-            return gradients_of(self.group, wrapped, outputs, inputs, given.pop("grad_outputs", None), given)
+        self.asked = True  # where a mode is on, as of a default device, torch calls itself once more
+        try:
+            with self.view.set_aside():
+                seeds = given.pop("grad_outputs", None)
+                return gradients_of(self.group, wrapped, outputs, inputs, seeds, given)
+        finally:
+            self.asked = False
 
     @patch(
         "torch:Tensor.register_hook",
