@@ -35,7 +35,8 @@ class Board:
 
     def __init__(self, folder: str, ranks: int, make: bool) -> None:
         path = os.path.join(folder, "board")
-        handle = posix.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # another rank makes none: rank 0 may have come to its end, and taken its own away
+        handle = posix.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if make else 0), 0o600)
         if make:
             posix.ftruncate(handle, 8 * (FIRST + ranks))
         self._map = mmap.mmap(handle, 8 * (FIRST + ranks))

@@ -40,7 +40,7 @@ def on_ranks(
         with installed(group, *features, view=view) as run:
             return script(run)
 
-    return run_ranks(rank, nproc, timeout=60)
+    return run_ranks(rank, nproc, timeout=150)  # other processes that a library starts import much
 
 
 @contextmanager
