@@ -19,6 +19,7 @@ from typing import Any, ClassVar, TypeVar
 
 import wrapt
 
+from autoddp.aliases import Aliases
 from autoddp.errors import PatchTargetMissing
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -67,6 +68,7 @@ class Feature:
     without: ClassVar[str] = ""  # what is so when it is left out, in one sentence
     views: ClassVar[tuple[str, ...]] = ("global", "local")  # where it applies
     apart: ClassVar[bool] = False  # whether only a job on several nodes needs it
+    libraries: ClassVar[bool] = False  # whether it serves libraries, too, by whatever name they call it
 
     def __init__(self, run: Any = None) -> None:
         self.run = run  # what the features of a job share; nothing here looks at it
@@ -95,7 +97,8 @@ class Installation:
     """The patches of some features, installed together and undone exactly.
 
     `importers` tells whose modules may hold a patched function by a name of their own, from an
-    import before the installation: that name is replaced, too.
+    import before the installation: that name is replaced, too. `libraries` tells further ones, for
+    features that serve libraries.
 
     Example:
         with Installation([feature]):
@@ -103,12 +106,16 @@ class Installation:
     """
 
     def __init__(
-        self, features: Iterable[Feature], importers: Callable[[], Iterable[ModuleType]] = tuple
+        self,
+        features: Iterable[Feature],
+        importers: Callable[[], Iterable[ModuleType]] = tuple,
+        libraries: Callable[[], Iterable[ModuleType]] = tuple,
     ) -> None:
-        self.features, self.importers = list(features), importers
+        self.features, self.importers, self.libraries = list(features), importers, libraries
         self.active = False
         self._undo = ExitStack()
         self._now: list[ModuleType] | None = None  # the importers, while all is installed at once
+        self._aliases: Aliases | None = None  # of libraries, as long
         self._originals: dict[str, Any] = {}
         self._done: set[tuple[str, str]] = set()  # two features may patch one target: the later is outside
 
@@ -122,6 +129,7 @@ class Installation:
             return self
         self.active = True
         self._now = list(self.importers())  # asked at each patch, they took most of the time
+        self._aliases = Aliases(self.libraries())
         try:
             for feature in self.features:
                 feature.setup(self._undo)
@@ -131,7 +139,7 @@ class Installation:
             self.undo()
             raise
         finally:
-            self._now = None
+            self._now = self._aliases = None
         return self
 
     def undo(self) -> None:
@@ -201,6 +209,11 @@ class Installation:
         self._undo.callback(restore, owner, name, slot, replacement)
         if isinstance(owner, ModuleType):
             self._replace_imported(current, replacement)
+            if feature.libraries and self._aliases is not None:
+                for holder, alias, value in self._aliases.replace(current, replacement):
+                    before = vars(holder)[alias]
+                    assign(holder, alias, value)
+                    self._undo.callback(restore, holder, alias, before, value)
         self._undo.callback(layer.clear)
 
     def _replace_imported(self, current: Any, replacement: Any) -> None:

@@ -138,6 +138,17 @@ def users_modules() -> list[ModuleType]:
     return [m for name, m in loaded if name == "__main__" or is_users(getattr(m, "__file__", None) or "<")]
 
 
+def library_modules() -> list[ModuleType]:
+    """The modules that are loaded of installed libraries; not torch's own, which are many."""
+    loaded = list(sys.modules.items())
+    files = ((name, m, getattr(m, "__file__", None) or "") for name, m in loaded if type(m) is ModuleType)
+    return [
+        module
+        for name, module, file in files
+        if name.partition(".")[0] not in ("torch", "autoddp") and any(part in file for part in INSTALLED)
+    ]
+
+
 def users_frame(depth: int = 1) -> FrameType | None:
     """The nearest calling frame that runs the user's own code, or None."""
     frame: FrameType | None = sys._getframe(depth)

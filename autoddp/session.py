@@ -10,7 +10,7 @@ from autoddp.features import FEATURES
 from autoddp.group import Group
 from autoddp.options import Options
 from autoddp.patching import Installation
-from autoddp.report import Report, users_modules
+from autoddp.report import Report, library_modules, users_modules
 from autoddp.run import Run
 from autoddp.view import View
 from autoddp.watching.watch import Watch
@@ -37,7 +37,7 @@ def session(world: World, options: Options, group: Group, report: Report) -> Ite
         if world.world_size > 1 and options.view in feature.views and feature.name in options.disable:
             report.say_once("disabled", f"--disable {feature.name}", feature.without)
     watch = Watch(group, report, options.hang_timeout) if options.hang_timeout and group.size > 1 else None
-    with Installation(chosen, users_modules):
+    with Installation(chosen, users_modules, library_modules):
         if watch is not None:
             watch.start()
         try:

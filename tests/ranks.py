@@ -26,7 +26,7 @@ def _rank(fn: Callable[..., Any], rank: int, nproc: int, path: str, args: tuple,
     try:
         torch.set_num_threads(1)
         world = World(rank, nproc, rank, nproc)
-        group = Group.over(world, dist.FileStore(path, nproc))
+        group = Group.over(world, _store(rank, path))
         answer = ("value", fn(group, *args))
         group.pg.barrier().wait()  # no stamp: a test may have left the ranks at different places
     except BaseException:
@@ -34,6 +34,16 @@ def _rank(fn: Callable[..., Any], rank: int, nproc: int, path: str, args: tuple,
     pipe.send(answer)
     pipe.close()
     os._exit(0)
+
+
+def _store(rank: int, path: str) -> dist.Store:
+    """As a job's: what a file's raises when it waits too long is of another type."""
+    meeting = dist.FileStore(path)
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        meeting.set("port", str(store.port))
+        return store
+    return dist.TCPStore("127.0.0.1", int(meeting.get("port")), wait_for_workers=False)
 
 
 def run_ranks(fn: Callable[..., Any], nproc: int, *args: Any, timeout: float = 120) -> list[Any]:

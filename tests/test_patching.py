@@ -292,3 +292,42 @@ def test_a_name_imported_before_is_replaced_and_put_back(monkeypatch):
     assert library.act is plain
     with Installation([Act(None)]):
         assert script.own_name() == "plain"
+
+
+def test_what_a_library_holds_by_a_name_of_its_own_is_replaced_and_put_back(monkeypatch, tmp_path):
+    (tmp_path / "keeper.py").write_text(KEEPER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    keeper = importlib.import_module("keeper")
+    held = keeper.move, keeper.Store.move, keeper.Store().remove
+
+    class Serves(Feature):
+        name = "serves"
+        libraries = True
+
+        @patch("shutil:move", "os:remove", why="for the test")
+        def patched(self, wrapped, instance, args, kwargs):
+            return args
+
+    class Further(Feature):
+        name = "further"
+
+        @patch("shutil:copy", why="for the test")
+        def patched(self, wrapped, instance, args, kwargs):
+            raise AssertionError("a feature that does not serve libraries")
+
+    with Installation([Serves(None), Further(None)], libraries=lambda: [keeper]):
+        assert (keeper.move("a", "b"), keeper.Store().move("a")) == (("a", "b"), ("a",))
+        assert keeper.Store().remove("c") == ("c",)
+        assert keeper.copy is importlib.import_module("shutil").copy.__wrapped__
+    assert (keeper.move, keeper.Store.move, keeper.Store().remove) == held
+
+
+KEEPER = """
+import os
+from shutil import copy, move
+
+
+class Store:
+    move = staticmethod(move)
+    remove = os.remove
+"""

@@ -27,6 +27,7 @@ class Descriptors(Outward):
 
     name: ClassVar[str] = "descriptors"
     without: ClassVar[str] = "every rank writes what it opens by os.open"
+    libraries: ClassVar[bool] = True
 
     def setup(self, undo: ExitStack) -> None:
         """None is known yet."""

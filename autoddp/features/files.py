@@ -23,6 +23,7 @@ class Files(Outward):
 
     name: ClassVar[str] = "files"
     without: ClassVar[str] = "every rank writes every file"
+    libraries: ClassVar[bool] = True
 
     def setup(self, undo: ExitStack) -> None:
         """Files that are open are muted in a trial, as those opened in it are."""

@@ -28,6 +28,7 @@ class Folders(Outward):
 
     name: ClassVar[str] = "folders"
     without: ClassVar[str] = "every rank makes, moves and removes, and asks its own disk"
+    libraries: ClassVar[bool] = True
 
     def setup(self, undo: ExitStack) -> None:
         """What is done without the others goes its own way."""

@@ -11,6 +11,7 @@ from typing import Any
 from autoddp.group import Group
 from autoddp.options import Options
 from autoddp.patching import Feature, Installation
+from autoddp.report import library_modules
 from autoddp.run import Run
 from tests.ranks import run_ranks
 
@@ -19,7 +20,7 @@ from tests.ranks import run_ranks
 def installed(group: Group, *features: type[Feature], view: str = "global") -> Iterator[Run]:
     """`features` are in force on this rank; `run.view.trials` is all that is there of a view."""
     run = Run(group.world, Options(view=view), group, types.SimpleNamespace(trials=[]))
-    with Installation([feature(run) for feature in features]):
+    with Installation([feature(run) for feature in features], libraries=library_modules):
         yield run
 
 

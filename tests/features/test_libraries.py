@@ -20,6 +20,8 @@ from tests.features.outward import on_ranks, raised, trial
 NEEDED = ("pandas", "pyarrow", "h5py", "safetensors", "tensorboard", "wandb", "joblib")
 needs_pandas = pytest.mark.skipif(not find_spec("pandas"), reason="pandas is not installed")
 needs_joblib = pytest.mark.skipif(not find_spec("sklearn"), reason="scikit-learn is not installed")
+if find_spec("joblib"):
+    import joblib  # before a session: it keeps `open` and `os.replace` by names of its own
 
 
 @pytest.fixture
@@ -194,7 +196,6 @@ def test_the_fetch_of_a_data_set_and_its_workers_keep_their_own_files(on, tmp_pa
 @needs_joblib
 def test_joblib_and_its_workers(on, tmp_path):
     def script(run):
-        import joblib
         import sklearn.linear_model
 
         rank = run.world.rank
