@@ -6,6 +6,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import signal
 import socket
 import threading
 import time
@@ -55,6 +56,32 @@ def test_silence_ends_at_the_deadline(pair):
 def test_a_full_buffer_ends_at_the_deadline(pair):
     with pytest.raises(AutoDDPError, match="rank 1 has read nothing for"):
         pair[0].send(b"x" * (1 << 22))
+
+
+def test_news_are_the_main_threads(pair):
+    """Another thread that the kernel woke for them would take what else waits for the main one, too."""
+    number, before = signal.SIGURG, signal.signal(signal.SIGURG, lambda *_: None)
+    ready, over = threading.Event(), threading.Event()
+
+    def other():
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+        ready.set()
+        over.wait()
+
+    thread = threading.Thread(target=other)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        thread.start()
+        ready.wait()
+        pair[1].announce(number)
+        pair[0].send(b"news")
+        time.sleep(0.3)  # in which the other thread could have taken it
+        assert number in signal.sigpending()
+    finally:
+        over.set()
+        thread.join()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+        signal.signal(number, before)
 
 
 def test_each_rank_has_two_lines_to_rank_0_and_no_other():

@@ -35,6 +35,7 @@ KEY = "channel"  # in the store: where rank 0 listens, and what to say there
 HELLO = struct.Struct(">16sIB")  # the token, the rank, the line
 LENGTH = struct.Struct(">Q")
 CHUNK = 1 << 14
+F_SETOWN_EX, F_OWNER_TID = 15, 0  # which Python does not name; a main thread has its process's number
 LINES = 4
 GREETING = 5.0  # seconds that whoever connects has to say who it is
 NEVER_MIND = (BrokenPipeError, ConnectionResetError)
@@ -128,9 +129,13 @@ class Line:
         del self._beside[other.number]
 
     def announce(self, number: int) -> None:
-        """Have the kernel send this process a signal when something comes."""
+        """Have the kernel send this process's main thread a signal when something comes.
+
+        Sent to the process, it may wake another thread, which then takes what waits for the main one, too:
+        in a long sleep that one would never hear of either.
+        """
         fcntl.fcntl(self.number, fcntl.F_SETSIG, number)
-        fcntl.fcntl(self.number, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(self.number, F_SETOWN_EX, struct.pack("ii", F_OWNER_TID, os.getpid()))
         fcntl.fcntl(self.number, fcntl.F_SETFL, fcntl.fcntl(self.number, fcntl.F_GETFL) | os.O_ASYNC)
 
     def limit(self, seconds: float) -> None:
