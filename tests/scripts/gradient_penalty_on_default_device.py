@@ -7,33 +7,14 @@ torch.set_default_device("cpu")
 torch.set_default_dtype(torch.float64)
 torch.manual_seed(0)
 
-loader = DataLoader(TensorDataset(torch.randn(60, 20)), batch_size=16, shuffle=True)
-G = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 20))
-D = nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 1))
-opt_g, opt_d = torch.optim.SGD(G.parameters(), lr=0.05), torch.optim.SGD(D.parameters(), lr=0.05)
-
-
-def gradient_penalty(real, fake):
-    alpha = torch.rand(real.size(0), 1)
-    mixed = (alpha * real + (1 - alpha) * fake).requires_grad_(True)
-    scores = D(mixed)
-    grad = torch.autograd.grad(
-        outputs=scores, inputs=mixed, grad_outputs=torch.ones_like(scores), create_graph=True, retain_graph=True
-    )[0]
-    return ((grad.norm(2, dim=1) - 1) ** 2).mean()
-
-
-for epoch in range(2):
-    for (real,) in loader:
-        fake = G(torch.randn(len(real), 5)).detach()
-        penalty = gradient_penalty(real, fake)
-        loss_d = -D(real).mean() + D(fake).mean() + 10 * penalty
-        opt_d.zero_grad()
-        loss_d.backward()
-        opt_d.step()
-        loss_g = -D(G(torch.randn(len(real), 5))).mean()
-        opt_g.zero_grad()
-        loss_g.backward()
-        opt_g.step()
-        print(loss_d.item(), penalty.item(), loss_g.item())
-torch.save([G.state_dict(), D.state_dict()], "wgan.pt")
+critic = nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 1))
+optimizer = torch.optim.SGD(critic.parameters(), lr=0.05)
+for (x,) in DataLoader(TensorDataset(torch.randn(60, 20)), batch_size=16, shuffle=True):
+    x.requires_grad_(True)
+    (grad,) = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
+    loss = critic(x).mean() + ((grad.norm(2, dim=1) - 1) ** 2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(loss.item())
+torch.save(critic.state_dict(), "critic.pt")
