@@ -82,6 +82,7 @@ class Job:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        JOBS.append(self)
 
     def wait_for(self, text: str, times: int = 1) -> None:
         """Until rank 0 has printed it so often."""
@@ -105,11 +106,7 @@ class Job:
 
     def end(self, timeout: float = 60) -> tuple[int, list[str]]:
         """The exit code, and the lines that every rank has printed."""
-        try:
-            rest, _ = self.process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            raise
+        rest, _ = self.process.communicate(timeout=timeout)
         self.seen += rest.decode()
         logs = [(self.folder / "logs" / f"rank{rank}.log").read_text() for rank in range(1, self.nproc)]
         said = [[line for line in text.splitlines() if line[:5] in KINDS] for text in (self.seen, *logs)]
@@ -117,6 +114,18 @@ class Job:
         return self.process.returncode, said[0]
 
 
+@pytest.fixture(autouse=True)
+def _none_is_left():
+    """A job that a failing test leaves would be a warning in another one."""
+    JOBS.clear()
+    yield
+    for job in JOBS:
+        if job.process.returncode is None:
+            os.killpg(job.process.pid, signal.SIGKILL)
+            job.process.communicate()
+
+
+JOBS: list[Job] = []
 KINDS = ("saved", "went ", "caugh", "ended")
 
 
