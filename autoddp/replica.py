@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from autoddp import compression
+from autoddp.accelerator import CPU
 from autoddp.fingerprint import Fingerprint
 from autoddp.group import Group
 from autoddp.view.order import Order
@@ -167,7 +168,7 @@ class Replicas:
     def average_sparse(self, grad: Tensor) -> Tensor:
         """The mean of sparse gradients: every rank's entries, one after the other."""
         grad = grad.coalesce()
-        counts = self.group.all_gather(torch.tensor([grad._nnz()])).flatten().tolist()
+        counts = self.group.all_gather(torch.tensor([grad._nnz()], device=CPU)).flatten().tolist()
         room = max(counts)
         indices, values = grad.indices(), grad.values()
         all_indices = indices.new_zeros((indices.shape[0], room))

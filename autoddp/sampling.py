@@ -21,6 +21,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from autoddp.accelerator import CPU
 from autoddp.run import Run
 from autoddp.view.cuts import even_sizes
 from autoddp.view.generators import Generators
@@ -212,7 +213,7 @@ class Fetching:
             yield
             return
         before = loader.generator
-        seed = int(torch.empty((), dtype=torch.int64).random_(generator=before).item())
+        seed = int(torch.empty((), dtype=torch.int64, device=CPU).random_(generator=before).item())
         loader.generator = torch.Generator().manual_seed((seed + APART * self.run.world.rank) % 2**63)
         try:
             yield

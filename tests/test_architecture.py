@@ -47,7 +47,17 @@ LAYERS = [
 ]
 BOTTOM = len(LAYERS)
 WITHOUT_TORCH = {
-    *("__init__", "__main__", "cli", "decorator", "environment", "errors", "launching.gpus", "launch"),
+    *(
+        "__init__",
+        "__main__",
+        "cli",
+        "decorator",
+        "environment",
+        "errors",
+        "launching.devices",
+        "launching.choice",
+        "launch",
+    ),
     *("listing", "launching.network", "launching.form", "source", "options", "patching", "place", "report"),
     *("script", "launching.signals", "launching.streams", "joining.start", "joining.crew"),
 }
@@ -112,7 +122,7 @@ def test_no_feature_imports_another(path):
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "view").rglob("*.py")), ids=name_of)
 def test_the_view_knows_nothing_of_launching_or_files(path):
-    known = {"view", "group", "report", "errors", "environment"}
+    known = {"view", "group", "report", "errors", "environment", "accelerator"}
     assert {name.partition(".")[0] for name in ours(path)} <= known
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # where a compiled step breaks its graph, we run as we are
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from autoddp.accelerator import CPU
 from autoddp.compression import announce
 from autoddp.fingerprint import Fingerprint
 from autoddp.group import MIN
@@ -190,7 +191,9 @@ class Gradients(Feature):
             return
         found = [ref() for ref in self.recent]
         # what the garbage collector has freed is each rank's own affair
-        alive = self.group.all_reduce(torch.tensor([each is not None for each in found]).long(), MIN)
+        alive = self.group.all_reduce(
+            torch.tensor([each is not None for each in found], device=CPU).long(), MIN
+        )
         self._compare([each for each, there in zip(found, alive, strict=True) if there], gradients=False)
 
     def _compare(self, optimizers: list[Any], gradients: bool = True) -> None:

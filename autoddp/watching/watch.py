@@ -74,9 +74,11 @@ class Watch:
                 return
 
     def _look(self) -> None:
-        standing = self._standing()
+        standing, passed = self._standing(), self.group.exchange.told()
         for line in self.lines.values():
             line.send(json.dumps(["at", vars(standing)]).encode())
+            if self.rank and passed[1]:
+                line.send(json.dumps(["passed", passed]).encode())
         self._hear()
         if self.rank == 0:
             self.group.exchange.look()
@@ -107,6 +109,8 @@ class Watch:
     def _note(self, rank: int, what: str, told: Any) -> None:
         if what == "at":
             self.known[rank] = Standing(**told)
+        elif what == "passed":
+            self.group.exchange.hear(rank, told)
         elif what == "stack":
             self.stacks[rank] = told
         elif what == "tell":
