@@ -89,6 +89,14 @@ def identity(given: str) -> str:
     return str(uuid) if uuid else f"{name} {given or number}"
 
 
+def most_memory() -> int | None:
+    """Bytes of the current device that were in use at once; None where nobody counts."""
+    try:
+        return torch.accelerator.max_memory_allocated() if kind() else None
+    except RuntimeError:
+        return None
+
+
 def synchronize() -> None:
     """Wait until all devices of this process have done what they were given."""
     for device in devices():

@@ -27,7 +27,7 @@ class Copies(dist.ProcessGroup):
 
     def getBackendName(self) -> str:
         """As torch asks for it."""
-        return "gloo"
+        return NAME
 
     def allreduce(self, tensors: list[Tensor], options: Any = None) -> Any:  # type: ignore[override]  # torch has overloads for other callers
         """In place."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -37,6 +38,7 @@ from autoddp.session import session
 PATIENCE = 5.0  # seconds that a rank above 0 that failed leaves to rank 0 to fail, and say so, too
 LAST = 60.0  # seconds that a rank 0 that hosts the store waits for the others to leave it
 TICK = 0.02
+LACKING = re.compile("invalid device|device (ordinal|index|id)")  # what a driver says of a wrong one
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,9 @@ def run(job: Job) -> int:
     this = os.getpid()
     with session(world, job.options, group, report) as mine:
         code = job.script.run(job.options.verbose, mine.ended)
+        if code and LACKING.search(str(getattr(sys, "last_value", ""))):
+            seen = devices.words(job.devices.kind, torch.accelerator.device_count())
+            report.say(f"this rank sees {seen}; --gpus-per-rank gives each rank several")
         if not code and os.getpid() == this:
             group.conclude()
         code = finish(code)

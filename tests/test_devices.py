@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from autoddp.errors import BadInput
+from autoddp.features.modules import _among
 from autoddp.launching.choice import Choice, Told, decide
 from autoddp.launching.devices import Devices, There, count, share, there, variable, visible, without_cuda
 
@@ -134,6 +136,12 @@ def test_a_torch_without_cuda_talks_by_gloo():
     assert without_cuda("auto") == Devices(why="this torch is built without CUDA")
     with pytest.raises(BadInput, match=r"^--backend is nccl, but this torch is built without it"):
         without_cuda("nccl")
+
+
+def test_of_data_parallels_devices_a_rank_keeps_its_own():
+    assert _among([0, 1], 1) == [0]
+    assert _among(["cuda:0", torch.device("cuda:3")], 2) == ["cuda:0"]
+    assert (_among([2, 3], 1), _among(1, 1), _among(0, 1), _among(None, 1)) == (None, None, 0, None)
 
 
 def test_variables_by_kind():

@@ -232,6 +232,10 @@ class Passed:
             self.count = self._total = 0
             self._stamps.clear()
 
+    def newest(self) -> str:
+        """The words of the last one."""
+        return self._stamps[-1][1].decode().split(" ", 1)[1] if self._stamps else "what its device computes"
+
     def recent(self, stamp: str | None = None) -> Recent:
         """The number of meetings, and the newest stamps by their numbers; after them that of a meeting."""
         found = [(number, said.decode()) for number, said in tuple(self._stamps)]

@@ -74,7 +74,7 @@ def module(native: Any) -> types.ModuleType:
         return torch.accelerator.current_device_index() if at is None else at
 
     def of(device: Any = None) -> torch.Generator:
-        return _later(native, 'default_generators')[index(device)]
+        return _later(native, "default_generators")[index(device)]
 
     made.__getattr__ = lambda name: _later(native, name)
     made.is_available = lambda: (native.device_count() if ASKS in os.environ else made.device_count()) > 0
@@ -93,9 +93,9 @@ def module(native: Any) -> types.ModuleType:
     made.manual_seed_all = lambda seed: native.seed_all(int(seed) % 2**64)
     made.get_rng_state = lambda device=NAME: of(device).get_state()
     made.set_rng_state = lambda state, device=NAME: of(device).set_state(state)
-    made.get_rng_state_all = lambda: [g.get_state() for g in _later(native, 'default_generators')]
+    made.get_rng_state_all = lambda: [g.get_state() for g in _later(native, "default_generators")]
     made.set_rng_state_all = lambda states: [
-        g.set_state(s) for g, s in zip(_later(native, 'default_generators'), states, strict=True)
+        g.set_state(s) for g, s in zip(_later(native, "default_generators"), states, strict=True)
     ]
     made.initial_seed = lambda: of().initial_seed()
     made.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
