@@ -16,7 +16,7 @@ from autoddp.benching.nodes import Host, Others
 from autoddp.benching.show import tell
 from autoddp.benching.ways import LOCAL, SCALED, Way, ways
 from autoddp.errors import BadInput
-from autoddp.launching import gpus
+from autoddp.launching import devices
 from autoddp.options import Options
 from autoddp.rehearsing import picture, runs
 from autoddp.rehearsing.ending import tail
@@ -95,7 +95,7 @@ def measured(
     script: Script, options: Options, wanted: Wanted, parents: Parents | None, others: Others
 ) -> int:
     """What `run` does on node 0, which is the only one as a rule."""
-    names = gpus.visible(os.environ, gpus.count())
+    names = devices.there(os.environ).names
     several = sorted(set(wanted.nnodes))
     found, notes = ways(options, counts(wanted.nproc, len(names)), names, several)
     progress = Progress(options.quiet, wanted.steps)

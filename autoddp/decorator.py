@@ -13,7 +13,7 @@ from typing import Any, TypeVar, overload
 from autoddp.errors import BadInput
 from autoddp.joining.start import Origin
 from autoddp.launch import launched
-from autoddp.launching import gpus, schedulers
+from autoddp.launching import devices, schedulers
 from autoddp.options import LIMITS, Options
 from autoddp.place import HERE
 from autoddp.script import strip
@@ -21,6 +21,8 @@ from autoddp.script import strip
 F = TypeVar("F", bound=Callable[..., Any])
 
 OVERRIDE = "AUTODDP_NPROC"
+# else `torch.cuda.is_available()` begins CUDA, and the ranks can be no forks of this process any more
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 ORIGIN = Origin.now()
 LAUNCHERS = ("module", "own_ddp", "grace", "max_restarts", "min_nodes")  # of `autoddp run` alone
 NAMES = tuple(field.name for field in fields(Options) if field.name not in LAUNCHERS)
@@ -132,4 +134,4 @@ def count(options: Options, override: str | None) -> int:
         )
     if override is not None or options.nproc is not None:
         return int(override or options.nproc or 1)
-    return max(1, len(gpus.visible(os.environ, gpus.count())))
+    return max(1, len(devices.there(os.environ).names))

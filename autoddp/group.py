@@ -6,6 +6,7 @@ see `Ledger`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -16,6 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
+from autoddp import accelerator, copies
+from autoddp.accelerator import CPU
 from autoddp.environment import World
 from autoddp.outside.channel import Channel
 from autoddp.outside.exchange import Exchange, bytes_of, reducing, write
@@ -24,8 +27,14 @@ from autoddp.outside.position import COLLECTIVE
 
 TIMEOUT = timedelta(minutes=30)
 
+NATIVE_TIMEOUT = timedelta(minutes=10)  # of a wait that the accelerator's backend ends, by its own words
+
 SMALL = 1 << 14  # bytes of a tensor that travels with its stamp
 SUM, MIN, MAX = dist.ReduceOp.SUM, dist.ReduceOp.MIN, dist.ReduceOp.MAX
+
+
+def _gloo(store: Store) -> str:
+    return "gloo"
 
 
 class Group(Ledger):
@@ -34,8 +43,11 @@ class Group(Ledger):
     The script's own `torch.distributed.is_initialized()` stays false: it sees one process.
     """
 
-    def __init__(self, world: World, pg: dist.ProcessGroup, store: Store, channel: Channel) -> None:
+    def __init__(
+        self, world: World, pg: dist.ProcessGroup, store: Store, channel: Channel, native: bool = False
+    ) -> None:
         self.world, self.pg, self.store, self.channel = world, pg, store, channel
+        self.native = native  # an accelerator's own backend, by which the accelerator waits, not the script
         self.rank, self.size = world.rank, world.world_size
         self.gathered = 0  # bytes that came from other ranks
         self.exchange = Exchange(world.rank, channel.meetings, store)
@@ -43,10 +55,15 @@ class Group(Ledger):
         super().__init__()
 
     @classmethod
-    def join(cls, world: World, backend: str = "gloo", attempt: str = "0") -> Group:
-        """Meet the other ranks by gloo, or by nccl (then gloo carries what lies on CPUs).
+    def join(cls, world: World, attempt: str = "0", backend: Callable[[Store], str] = _gloo) -> Group:
+        """Meet the other ranks.
 
         Several jobs of these ranks, one after the other, may meet at one store of their launcher's.
+
+        Args:
+            world: This rank's.
+            attempt: Which start of the job it is.
+            backend: Says by what tensors of the accelerator travel, once there is a store to agree over.
         """
         master = world.rank == 0 and not world.agent_store
         tcp = TCPStore(
@@ -58,23 +75,31 @@ class Group(Ledger):
             wait_for_workers=False,
         )
         job = tcp.add(f"autoddp/{attempt}/jobs/{world.rank}", 1)
-        return cls.over(world, PrefixStore(f"autoddp/{attempt}/{job}", tcp), backend)
+        store = PrefixStore(f"autoddp/{attempt}/{job}", tcp)
+        return cls.over(world, store, backend(store))
 
     @classmethod
     def over(cls, world: World, store: Store, backend: str = "gloo") -> Group:
         """Meet over a store that is already there."""
-        dist.init_process_group(
-            "gloo" if backend == "gloo" else f"cpu:gloo,cuda:{backend}",
-            store=PrefixStore("pg", store),
-            rank=world.rank,
-            world_size=world.world_size,
-            timeout=TIMEOUT,
-        )
+        kind = accelerator.kind()
+        native = backend != "gloo"
+        with contextlib.ExitStack() as undo:
+            if kind and not native and kind != "cuda":
+                backend = undo.enter_context(copies.registered(kind))  # gloo knows CPUs and CUDA alone
+            dist.init_process_group(
+                f"cpu:gloo,{kind}:{backend}" if native else backend,
+                store=PrefixStore("pg", store),
+                rank=world.rank,
+                world_size=world.world_size,
+                timeout=TIMEOUT,
+            )
         pg = dist.group.WORLD
         assert pg is not None
         dist.group.WORLD = None  # the setter is on the metaclass
+        if native:
+            _shorten(pg, kind)
         apart = PrefixStore("effects", store)
-        return cls(world, pg, apart, Channel.between(world, apart, TIMEOUT.total_seconds()))
+        return cls(world, pg, apart, Channel.between(world, apart, TIMEOUT.total_seconds()), native)
 
     # ---- tensors
 
@@ -111,8 +136,7 @@ class Group(Ledger):
                 self._agree(stamp, x)
                 # not view(-1): one element that is called contiguous may have any stride
                 flat = x.contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8)
-                parts = list(out.view(self.size, -1).view(torch.uint8).unbind(0))
-                self.pg.allgather([parts], [flat]).wait()
+                self.pg._allgather_base(out.view(-1).view(torch.uint8), flat).wait()
         return out
 
     @contextmanager
@@ -148,7 +172,7 @@ class Group(Ledger):
             self.exchange.pass_by(stamp)
 
     def _waits(self, x: Tensor) -> bool:
-        return x.device.type == "cpu" or dist.get_backend(self.pg) == "gloo"
+        return not self.native or x.device.type == "cpu"
 
     def broadcast(self, parts: list[list[Tensor]]) -> None:
         """Fill the tensors of each rank, by its number, with what they hold there."""
@@ -165,24 +189,27 @@ class Group(Ledger):
 
     def all_bytes(self, body: bytes) -> list[bytes]:
         """Every rank's, in rank order, of whatever length."""
-        sizes = [int(n) for n in self.all_gather(torch.tensor([len(body)]))]
-        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        sizes = [int(n) for n in self.all_gather(torch.tensor([len(body)], device=CPU))]
+        padded = torch.zeros(max(sizes), dtype=torch.uint8, device=CPU)
         padded[: len(body)] = torch.frombuffer(bytearray(body), dtype=torch.uint8)
         return [bytes_of(row[:size]) for row, size in zip(self.all_gather(padded), sizes, strict=True)]
 
     def confer(self, what: str, body: bytes) -> bytes:
         """What all ranks say, a list in JSON, as each body is; they may be at different lines."""
-        with self.together(what, torch.empty(0)):
+        with self.together(what, torch.empty(0, device=CPU)):
             return self._exchange(f"0 {what}", body, lambda bodies: b"[" + b",".join(bodies) + b"]")
 
     def conclude(self) -> None:
         """The script has ended well on this rank, and the others are still there."""
         for act in self.at_end:
             act()
+        if self.native:  # a kernel of another rank's may still read what this one holds
+            accelerator.synchronize()
+            self.barrier()
 
     def agree(self, yes: bool) -> bool:
         """Whether all ranks say yes."""
-        return bool(self.all_reduce(torch.tensor([int(yes)]), MIN).item())
+        return bool(self.all_reduce(torch.tensor([int(yes)], device=CPU), MIN).item())
 
     def spread(self, values: Tensor) -> Tensor:
         """Largest minus smallest over ranks, element by element: zeros where all are equal."""
@@ -194,6 +221,15 @@ class Group(Ledger):
     def barrier(self) -> None:
         """Wait for all ranks."""
         self.agree(True)
+
+
+def _shorten(pg: dist.ProcessGroup, kind: str) -> None:
+    """Of the accelerator's backend alone: by gloo a rank may wait for what another one does on its own."""
+    backend = pg._get_backend(torch.device(kind))
+    with contextlib.suppress(
+        AttributeError, RuntimeError
+    ):  # one that registers itself may have no such setting
+        backend._set_default_timeout(NATIVE_TIMEOUT)
 
 
 def _is_networks(error: RuntimeError) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from autoddp.environment import World, give
 from autoddp.errors import BadInput
-from autoddp.launching import form, gpus, network, schedulers
+from autoddp.launching import devices, form, network, schedulers
 from autoddp.launching.private import Private
 from autoddp.launching.streams import Logs
 from autoddp.options import Options
@@ -70,10 +70,10 @@ def prepare(options: Options) -> Options:
     Raises:
         BadInput: They cannot be met here.
     """
-    names = gpus.visible(os.environ, gpus.count())
-    ready = replace(options, nproc=options.nproc or max(1, len(names) // options.gpus_per_rank))
+    found = devices.there(os.environ)
+    ready = replace(options, nproc=options.nproc or max(1, len(found.names) // options.gpus_per_rank))
     assert ready.nproc is not None
-    gpus.share(names, ready.nproc, ready.backend, ready.gpus_per_rank)
+    devices.share(found, ready.nproc, ready.backend, ready.gpus_per_rank)
     if ready.nnodes == 1:
         if ready.node_rank or ready.master_port is None:
             return ready
@@ -165,9 +165,9 @@ def start(script: Script, options: Options, own: form.Form) -> int:
     from autoddp.launching.signals import Signals
     from autoddp.worker import Job, find_devices
 
-    devices = find_devices(options.nproc, options)
+    given = find_devices(options.nproc, options)
     logs = Logs(options.log_dir)
-    job = Job(script, options, devices, own, logs, Private(), random.getstate())
+    job = Job(script, options, given, own, logs, Private(), random.getstate())
     signals = Signals(options.nproc, options.grace)
     if options.nnodes > 1:
         say(

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from autoddp import launch
 from autoddp.environment import ADDED
-from autoddp.launching import gpus
+from autoddp.launching import devices
 
 
 def patches() -> int:
@@ -27,15 +27,16 @@ def env() -> int:
         print(f"{name}: {installed(name)}")
     print(f"python: {platform.python_version()} on {platform.platform()}")
     print(f"cores: {len(os.sched_getaffinity(0))}")
-    names = gpus.visible(os.environ, gpus.count())
-    print(f"GPUs: {len(names)}" + (f" (CUDA_VISIBLE_DEVICES {','.join(names)})" if names else ""))
+    found = devices.there(os.environ)
+    given = f" ({devices.variable(found.kind, os.environ)} {','.join(found.names)})"
+    print(f"GPUs: {len(found.names)}" + (given if found.names else ""))
 
     import torch
     import torch.distributed as dist
 
     print(f"CUDA of this torch: {torch.version.cuda or 'none'}")
-    there = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
-    print(f"backends: {', '.join(name for name, yes in there.items() if yes) or 'none'}")
+    there = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available(), found.backend: True}
+    print(f"backends: {', '.join(name for name, yes in there.items() if name and yes) or 'none'}")
     job = [f"{name}={os.environ[name]}" for name in ADDED if name in os.environ]
     print(f"job: {' '.join(job) or 'none, a plain process'}")
     return 0

@@ -13,7 +13,7 @@ from autoddp.errors import BadInput
 VARIABLE = "AUTODDP_OPTIONS"
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    "backend": ("auto", "nccl", "gloo"),
+    "backend": ("auto", "nccl", "gloo", "xccl", "hccl", "native"),
     "view": ("global", "local"),
     "batch": ("global", "per-rank"),
     "scale_lr": ("none", "linear", "sqrt"),

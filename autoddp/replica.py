@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from autoddp import compression
+from autoddp.accelerator import CPU
 from autoddp.fingerprint import Fingerprint
 from autoddp.group import Group
 from autoddp.view.order import Order
 
 KEPT = 4  # reducers that stay, the ones used last; each costs about a copy of its gradients
+ROOM = 1 << 30  # bytes of gradients of those on an accelerator, beyond the one used last
 
 
 class Anchor(nn.Module):
@@ -42,7 +44,7 @@ class Leaves:
     """What a backward leads to, in an order that every rank shares."""
 
     dense: list[Tensor] = field(default_factory=list)
-    others: list[Tensor] = field(default_factory=list)  # sparse or complex gradients
+    others: list[Tensor] = field(default_factory=list)  # sparse or complex gradients, another kind of device
     recomputes: bool = False  # a reentrant checkpoint hides more leaves
     accumulators: dict[int, Any] = field(default_factory=dict)  # the graph's node of each, by its id
 
@@ -84,10 +86,25 @@ def leaves_of(roots: Iterable[Tensor], one_order: Order) -> Leaves:
             sparse.add(id(weight))
         found.recomputes |= name in REENTRANT
         todo.extend([following for following, _ in node.next_functions])
-    for leaf in one_order.sorted(order.values()):
-        plain = leaf.is_floating_point() and leaf.layout is torch.strided and id(leaf) not in sparse
+    leaves = one_order.sorted(order.values())
+    kind = _most(leaves)
+    for leaf in leaves:
+        plain = (
+            leaf.device.type == kind
+            and leaf.is_floating_point()
+            and leaf.layout is torch.strided
+            and id(leaf) not in sparse
+        )
         (found.dense if plain else found.others).append(leaf)
     return found
+
+
+def _most(leaves: Iterable[Tensor]) -> str:
+    """The kind of device that holds most of them: a reducer serves one, the rest is averaged by itself."""
+    sizes: dict[str, int] = {}
+    for leaf in leaves:
+        sizes[leaf.device.type] = sizes.get(leaf.device.type, 0) + leaf.nbytes
+    return max(sizes, key=lambda kind: (sizes[kind], kind), default="cpu")
 
 
 def _accumulator(leaf: Tensor) -> Any:
@@ -122,10 +139,15 @@ class Replicas:
             replica = DistributedDataParallel(anchor, process_group=self.group.pg, init_sync=False)
             compression.register(replica, self.group.pg, self.compress)
         self._kept[key] = replica, noted  # now the one used last
-        while len(self._kept) > KEPT:
+        while len(self._kept) > KEPT or (len(self._kept) > 1 and self._held() > ROOM):
             del self._kept[next(iter(self._kept))]
         with torch.enable_grad():
             return list(replica(*roots))
+
+    def _held(self) -> int:
+        """Bytes that reducers hold of an accelerator's memory, beyond the one used last."""
+        held = [x.nbytes for _, known in [*self._kept.values()][:-1] for x in known.dense if not x.is_cpu]
+        return sum(held)
 
     def drop(self, leaves: Leaves) -> None:
         """A backward that raised leaves a reducer half-way: it refuses every later forward."""
@@ -140,7 +162,9 @@ class Replicas:
         found = Fingerprint()
         for number, leaf in enumerate(leaves):
             found.add(f"parameter {number} of {len(leaves)}, of shape {tuple(leaf.shape)},", [leaf])
-        found.compare(self.group, exact=True)
+        # accelerators add up in an order of their own; what was computed there may differ in its last bits
+        exact = all(leaf.device.type == "cpu" for leaf in leaves)
+        found.compare(self.group, exact=exact or torch.are_deterministic_algorithms_enabled())
 
     def average(self, leaves: Iterable[Tensor], differentiable: Any = None) -> None:
         """Average `.grad` at once, for what no reducer covers."""
@@ -167,7 +191,7 @@ class Replicas:
     def average_sparse(self, grad: Tensor) -> Tensor:
         """The mean of sparse gradients: every rank's entries, one after the other."""
         grad = grad.coalesce()
-        counts = self.group.all_gather(torch.tensor([grad._nnz()])).flatten().tolist()
+        counts = self.group.all_gather(torch.tensor([grad._nnz()], device=CPU)).flatten().tolist()
         room = max(counts)
         indices, values = grad.indices(), grad.values()
         all_indices = indices.new_zeros((indices.shape[0], room))

@@ -212,8 +212,9 @@ class Fetching:
             yield
             return
         before = loader.generator
-        seed = int(torch.empty((), dtype=torch.int64).random_(generator=before).item())
-        loader.generator = torch.Generator().manual_seed((seed + APART * self.run.world.rank) % 2**63)
+        drawn = torch.empty((), dtype=torch.int64).random_(generator=before)  # on the device that torch takes
+        seed = (int(drawn.item()) + APART * self.run.world.rank) % 2**63
+        loader.generator = torch.Generator(drawn.device).manual_seed(seed)
         try:
             yield
         finally:

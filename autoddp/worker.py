@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -16,12 +17,14 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
+from autoddp import accelerator
 from autoddp.environment import LARGEST, World, give, hide, keep_to_libraries
 from autoddp.errors import BadInput
 from autoddp.group import Group
-from autoddp.launching import form, gpus, network, signals, streams
+from autoddp.launching import choice, devices, form, network, signals, streams
+from autoddp.launching.choice import Choice
+from autoddp.launching.devices import Devices
 from autoddp.launching.form import Form, Kind
-from autoddp.launching.gpus import Devices
 from autoddp.launching.guard import Guard, tell_lacking
 from autoddp.launching.private import Private
 from autoddp.launching.streams import Logs
@@ -35,6 +38,7 @@ from autoddp.session import session
 PATIENCE = 5.0  # seconds that a rank above 0 that failed leaves to rank 0 to fail, and say so, too
 LAST = 60.0  # seconds that a rank 0 that hosts the store waits for the others to leave it
 TICK = 0.02
+LACKING = re.compile("invalid device|device (ordinal|index|id)")  # what a driver says of a wrong one
 
 
 @dataclass(frozen=True)
@@ -62,18 +66,21 @@ def run(job: Job) -> int:
         streams.redirect(job.logs.of(world.rank))
     take_device(world, job.devices)
     hidden = hide(os.environ) if job.options.view == "global" else dict(os.environ)
-    group = join(world, job.devices.backend, hidden.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    group, chosen = join(world, job.devices, hidden.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if job.options.view == "global":
         for name in ("OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME"):
             keep_to_libraries(HERE.given, name)
     HERE.world = world
     report = Report(world.rank == 0 and not job.options.quiet, job.options.strict)
-    report.say(greeting(world, job.options, job.devices, hidden))
+    report.say(greeting(world, job.options, chosen, hidden))
     if job.own.line and job.options.own_ddp == "auto":
         report.say(job.own.said(job.script.name))
     this = os.getpid()
     with session(world, job.options, group, report) as mine:
         code = job.script.run(job.options.verbose, mine.ended)
+        if code and LACKING.search(str(getattr(sys, "last_value", ""))):
+            seen = devices.words(job.devices.kind, torch.accelerator.device_count())
+            report.say(f"this rank sees {seen}; --gpus-per-rank gives each rank several")
         if not code and os.getpid() == this:
             group.conclude()
         code = finish(code)
@@ -114,10 +121,10 @@ def joined(script: Script, options: Options, own: Form) -> int:
     world = World.read(os.environ)
     if own.kind is Kind.ONCE and world.world_size > 1:
         raise BadInput(form.twice(script.name, own.line, world.world_size))
-    devices = find_devices(world.local_world_size, options)
+    found = find_devices(world.local_world_size, options)
     logs = Logs(options.log_dir)
     logs.make()
-    job = Job(script, options, devices, own, logs, Private(), random.getstate())
+    job = Job(script, options, found, own, logs, Private(), random.getstate())
     terminal = os.dup(2)
     code = run(job)
     if code and logs.of(world.rank).exists():
@@ -130,12 +137,13 @@ def joined(script: Script, options: Options, own: Form) -> int:
 
 def find_devices(ranks: int, options: Options) -> Devices:
     """What this node's ranks compute on."""
-    if not dist.is_nccl_available():
-        return gpus.without_cuda(options.backend)
-    names = gpus.visible(os.environ, gpus.count())
-    if "SLURM_GPUS_PER_TASK" in os.environ and "LOCAL_RANK" in os.environ:
-        names = names[:1] * ranks  # what this process sees is its own
-    return gpus.share(names, ranks, options.backend, options.gpus_per_rank)
+    if torch.accelerator.current_accelerator() is None:
+        return devices.without_cuda(options.backend)
+    found = devices.there(os.environ)
+    own = "LOCAL_RANK" in os.environ  # another launcher's ranks, each of which may be shown its own
+    if own and "SLURM_GPUS_PER_TASK" in os.environ:
+        found = replace(found, names=found.names[: options.gpus_per_rank])
+    return devices.share(found, ranks, options.backend, options.gpus_per_rank, own)
 
 
 def set_threads(world: World) -> None:
@@ -149,32 +157,56 @@ def set_threads(world: World) -> None:
     )
 
 
-def take_device(world: World, devices: Devices) -> None:
-    """Show this rank its own GPU alone, whatever the script says about visible devices later."""
-    if devices.visible:
-        give(HERE.given, "CUDA_VISIBLE_DEVICES", devices.visible[world.local_rank])
-        torch.cuda.init()
-        if devices.part < 1:
-            for number in range(torch.cuda.device_count()):
-                torch.cuda.set_per_process_memory_fraction(devices.part, number)
+def take_device(world: World, given: Devices) -> None:
+    """Show this rank its own device alone, whatever the script says about visible devices later.
+
+    Where the driver has been asked before, it shows all it did then: this rank's is the current one.
+    """
+    if not given.visible:
+        return
+    mine = given.visible[world.local_rank]
+    give(HERE.given, devices.variable(given.kind, os.environ), mine)
+    begin = getattr(torch.get_device_module(given.kind), "init", None)
+    if begin is not None:
+        begin()
+    several = torch.accelerator.device_count()
+    if several > mine.count(",") + 1:
+        torch.accelerator.set_device_index(world.local_rank % several)
 
 
-def join(world: World, backend: str, attempt: str, store: Store | None = None) -> Group:
+def join(world: World, given: Devices, attempt: str, store: Store | None = None) -> tuple[Group, Choice]:
     """Meet the others of this attempt, leaving no trace of it for the script to see.
 
     Raises:
-        BadInput: Something else is where rank 0 would have to listen.
+        BadInput: Something else is where rank 0 would have to listen, or the ranks cannot talk as is asked.
     """
     hook, known = sys.excepthook, "GLOO_SOCKET_IFNAME" in os.environ
     set_interface(world)
+    chosen = Choice()
+
+    def backend(over: Store) -> str:
+        nonlocal chosen
+        mine = given.visible[world.local_rank] if given.visible else ""
+        chosen = choice.choose(world, over, given, accelerator.identity(mine) if mine else "")
+        return chosen.backend
+
     if store is None:
-        group = Group.join(hosted(world), backend, attempt)
+        group = Group.join(hosted(world), attempt, backend)
     else:
-        group = Group.over(world, store, backend)
+        group = Group.over(world, store, backend(store))
     sys.excepthook = hook  # torch's would put the rank before every line of a traceback
     if not known:
         os.environ.pop("GLOO_SOCKET_IFNAME", None)  # NCCL reads its own later, at first use
-    return group
+    take_part_of_memory(chosen.part)
+    return group, chosen
+
+
+def take_part_of_memory(part: float) -> None:
+    """Leave the rest of a device to the ranks that share it."""
+    limit = getattr(torch.get_device_module(), "set_per_process_memory_fraction", None)
+    if part < 1 and limit is not None:
+        for device in accelerator.devices():
+            limit(part, device)
 
 
 def hosted(world: World) -> World:
@@ -207,12 +239,12 @@ def set_interface(world: World) -> None:
         give(HERE.given, "NCCL_SOCKET_IFNAME", interface)
 
 
-def greeting(world: World, options: Options, devices: Devices, environ: Mapping[str, str]) -> str:
+def greeting(world: World, options: Options, chosen: Choice, environ: Mapping[str, str]) -> str:
     """The line at the start: how many ranks, which backend and why, which view."""
     nodes = int(environ.get("GROUP_WORLD_SIZE", math.ceil(world.world_size / world.local_world_size)))
     return (
         f"{world.world_size} ranks on {nodes} node{'s' * (nodes != 1)}, "
-        f"{devices.backend} ({devices.why}), {options.view} view"
+        f"{chosen.backend} ({chosen.why}), {options.view} view"
     )
 
 

@@ -14,6 +14,7 @@ import wrapt
 from hypothesis import settings
 
 import autoddp
+import autoddp.decorator
 from autoddp.environment import ADDED
 from autoddp.patching import ABSENT, find
 from tests.warm import shared

@@ -57,7 +57,7 @@ def _same_file(want: Path, got: Path, rtol: float, name: str) -> float:
         with zipfile.ZipFile(got) as archive:
             pickles = [archive.read(n) for n in archive.namelist() if n.endswith(".pkl")]
         assert not any(b"autoddp" in text for text in pickles), f"{name} names a class of ours"
-        a, b = (torch.load(path, weights_only=False) for path in (want, got))
+        a, b = (torch.load(path, "cpu", weights_only=False) for path in (want, got))
         return same_value(a, b, rtol, name)
     if want.suffix == ".npy":
         return same_array(np.load(want), np.load(got), rtol, name)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.utils._device import _device_constructors
 
 from tests.cli import ROOT, run_python
 
@@ -47,7 +48,17 @@ LAYERS = [
 ]
 BOTTOM = len(LAYERS)
 WITHOUT_TORCH = {
-    *("__init__", "__main__", "cli", "decorator", "environment", "errors", "launching.gpus", "launch"),
+    *(
+        "__init__",
+        "__main__",
+        "cli",
+        "decorator",
+        "environment",
+        "errors",
+        "launching.devices",
+        "launching.choice",
+        "launch",
+    ),
     *("listing", "launching.network", "launching.form", "source", "options", "patching", "place", "report"),
     *("script", "launching.signals", "launching.streams", "joining.start", "joining.crew"),
 }
@@ -112,7 +123,7 @@ def test_no_feature_imports_another(path):
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "view").rglob("*.py")), ids=name_of)
 def test_the_view_knows_nothing_of_launching_or_files(path):
-    known = {"view", "group", "report", "errors", "environment"}
+    known = {"view", "group", "report", "errors", "environment", "accelerator"}
     assert {name.partition(".")[0] for name in ours(path)} <= known
 
 
@@ -142,6 +153,31 @@ def test_functions_are_small(path):
 def test_modules_say_what_they_are(path):
     text = ast.get_docstring(ast.parse(path.read_text())) or ""
     assert text or not path.read_text(), "a module has a docstring"
+
+
+CONSTRUCTORS = {f.__name__ for f in _device_constructors()} - {"from_file"}
+AS_THE_SCRIPT = {
+    "sampling",
+    "view.draws",
+    "view.sizes",
+}  # what torch itself makes on whatever device is the default
+
+
+def without_device(path: Path):
+    """The lines that make a tensor on whatever device the script has made the default."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        ours = ast.unparse(node.func.value) == "torch" and node.func.attr in CONSTRUCTORS
+        if ours and not any(keyword.arg in ("device", None) for keyword in node.keywords):
+            yield f"{node.lineno}: {ast.unparse(node)}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_tensors_of_ours_lie_where_we_say(path):
+    """Else `torch.set_default_device` puts what ranks say to each other onto an accelerator."""
+    if name_of(path) not in AS_THE_SCRIPT:
+        assert not list(without_device(path))
 
 
 def test_nothing_on_the_way_to_help_imports_torch():

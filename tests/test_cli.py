@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from autoddp import cli, launch
-from autoddp.launching import gpus
+from autoddp.launching import devices
 from autoddp.options import Options
 from autoddp.script import Script
 from tests.cli import run_cli, run_python
@@ -98,7 +98,10 @@ BAD = {
         "--master-addr is no.such.host.invalid, which this machine cannot resolve",
     ),
     "port": ("run -n 2 --master-port 70000 s.py", "--master-port is 70000; a port is from 1 to"),
-    "backend": ("run --backend mpi s.py", "--backend is 'mpi'; it takes auto, nccl, gloo"),
+    "backend": (
+        "run --backend mpi s.py",
+        "--backend is 'mpi'; it takes auto, nccl, gloo, ",
+    ),
     "view": ("run --view all s.py", "--view is 'all'; it takes global, local"),
     "feature": ("run --disable nothing s.py", "--disable is 'nothing'; it takes "),
     "option": ("run --bogus s.py", "No such option: --bogus"),
@@ -122,7 +125,7 @@ def test_what_cannot_be_done_is_one_line(case, monkeypatch, tmp_path, capfd):
 
 
 def test_nccl_without_gpus(monkeypatch, tmp_path, capfd):
-    monkeypatch.setattr(gpus, "count", lambda: 0)
+    monkeypatch.setattr(devices, "count", lambda: 0)
     script = tmp_path / "s.py"
     script.write_text("")
     assert cli.command(["run", "-n", "2", "--backend", "nccl", str(script)]) == 2

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from autoddp.environment import World
-from autoddp.launching.gpus import Devices
+from autoddp.launching.choice import Choice
 from autoddp.launching.rendezvous import serve
 from autoddp.options import Options
 from autoddp.worker import greeting
@@ -180,7 +180,7 @@ def test_children_start_nothing(tmp_path):
     ],
 )
 def test_the_greeting_counts_nodes(world, environment, text):
-    assert greeting(world, Options(), Devices("gloo", "no GPU here"), environment).startswith(text)
+    assert greeting(world, Options(), Choice("gloo", "no GPU here"), environment).startswith(text)
 
 
 def test_loader_workers_end_with_a_killed_rank(tmp_path):

@@ -81,11 +81,11 @@ class Fork:
 class Warm:
     """The parent of the commands; `run` is to it what `subprocess.run` is to the shell."""
 
-    def __init__(self, module: str = "tests.warm") -> None:
+    def __init__(self, module: str = "tests.warm", env: Mapping[str, str] | None = None) -> None:
         self.server = subprocess.Popen(
             [sys.executable, "-m", module],
             cwd=ROOT,
-            env=os.environ | PLAIN_ENV,
+            env=os.environ | PLAIN_ENV | dict(env or {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

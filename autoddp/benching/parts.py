@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter  # the clock itself: a script's own is answered by rank 0
-from typing import Any
 
 LOADING, GATHERING, GRADIENTS = "loading", "gathering", "gradients"
 PARTS = (LOADING, GATHERING, GRADIENTS)  # the rest of a step is computing
@@ -58,7 +56,8 @@ class Parts:
 
 def now() -> float:
     """Once the GPU has come as far as Python has."""
-    torch: Any = sys.modules["torch"]
-    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
-        torch.cuda.synchronize()
+    from autoddp import accelerator
+
+    if not accelerator.capturing():
+        accelerator.synchronize()
     return perf_counter()

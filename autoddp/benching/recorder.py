@@ -34,6 +34,7 @@ from torch.optim.optimizer import (
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
+from autoddp import accelerator
 from autoddp.benching import replicate
 from autoddp.benching.parts import GATHERING, GRADIENTS, LOADING, Parts
 from autoddp.environment import World
@@ -226,7 +227,7 @@ class Recorder:
             return
         with torch.no_grad():
             losses = [] if raised else [value(loss) for loss in self.losses]
-        gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None
+        gpu = accelerator.most_memory()
         end = {
             "ended": True,
             "raised": raised and type(raised).__name__,

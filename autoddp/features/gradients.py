@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # where a compiled step breaks its graph, we run as we are
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from autoddp import accelerator
+from autoddp.accelerator import CPU
 from autoddp.compression import announce
 from autoddp.fingerprint import Fingerprint
 from autoddp.group import MIN
@@ -67,6 +69,7 @@ class Gradients(Feature):
             or torch._C._functorch.peek_interpreter_stack() is not None
             or torch.compiler.is_compiling()
             or torch._C._get_dispatch_mode(PROXY) is not None
+            or accelerator.capturing()
         )
 
     @patch("torch.autograd:backward", why="gradients are averaged over ranks before it returns")
@@ -93,7 +96,7 @@ class Gradients(Feature):
             return wrapped(tops, seeds, **given)
         self.depth += 1
         try:
-            with self.view.set_aside():
+            with self.view.set_aside(), in_one_order():
                 self._outermost(wrapped, tops, seeds, given)
         finally:
             self.depth -= 1
@@ -143,7 +146,7 @@ class Gradients(Feature):
         outputs, inputs = given.pop("outputs"), given.pop("inputs")
         self.asked = True  # where a mode is on, as of a default device, torch calls itself once more
         try:
-            with self.view.set_aside():
+            with self.view.set_aside(), in_one_order():
                 seeds = given.pop("grad_outputs", None)
                 return gradients_of(self.group, wrapped, outputs, inputs, seeds, given)
         finally:
@@ -190,7 +193,9 @@ class Gradients(Feature):
             return
         found = [ref() for ref in self.recent]
         # what the garbage collector has freed is each rank's own affair
-        alive = self.group.all_reduce(torch.tensor([each is not None for each in found]).long(), MIN)
+        alive = self.group.all_reduce(
+            torch.tensor([each is not None for each in found], device=CPU).long(), MIN
+        )
         self._compare([each for each, there in zip(found, alive, strict=True) if there], gradients=False)
 
     def _compare(self, optimizers: list[Any], gradients: bool = True) -> None:
@@ -208,6 +213,15 @@ class Gradients(Feature):
             found.add_generators()
         with self.view.set_aside():
             found.compare(self.group, users_line(), self.view.report.strict)
+
+
+def in_one_order() -> AbstractContextManager[object]:
+    """Torch's engine has a thread for each device; which of two comes first to a collective is chance.
+
+    Where this rank sees several, it computes on this thread, in one order on all ranks.
+    """
+    one = len(accelerator.devices()) < 2
+    return nullcontext() if one else torch.autograd.set_multithreading_enabled(False)
 
 
 def _ours(hook: Any) -> bool:

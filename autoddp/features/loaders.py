@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from autoddp.accelerator import CPU
 from autoddp.group import MAX
 from autoddp.patching import Feature, patch
 from autoddp.report import users_line
@@ -159,7 +160,7 @@ class Loaders(Feature):
     def _probe(self, loader: Any) -> Plan:
         """What all ranks find out by one sample more than one process fetches."""
         reason, draws, state = tried(self.view, loader)
-        found = torch.tensor([float(bool(reason)), float(draws), float(state)])
+        found = torch.tensor([float(bool(reason)), float(draws), float(state)], device=CPU)
         unlike = not reason and not draws
         self.view.group.all_reduce(found, MAX)
         others, drawn, kept = (bool(x) for x in found)
@@ -173,7 +174,7 @@ class Loaders(Feature):
 
     def _agreed(self, where: str) -> bool:
         """Whether any rank has noticed draws there; each place is said once."""
-        drew = self.view.group.all_reduce(torch.tensor([float(where in self._drew)]), MAX)
+        drew = self.view.group.all_reduce(torch.tensor([float(where in self._drew)], device=CPU), MAX)
         if drew.item():
             self._drew.discard(where)
             self.run.report.doubt(

@@ -12,6 +12,7 @@ import wrapt
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from autoddp.accelerator import capturing
 from autoddp.patching import Feature, patch
 from autoddp.run import Run
 from autoddp.view import Partial, Rows, full
@@ -29,7 +30,12 @@ CHECKPOINT = (
     "preserve_rng_state",
     "early_stop",
 )
-UNTRACED = ("autoddp.view", "autoddp.report", "autoddp.outside")  # `__call__` below is traced, and plain then
+UNTRACED = (
+    "autoddp.view",
+    "autoddp.report",
+    "autoddp.outside",
+    "autoddp.accelerator",
+)  # `__call__` below is traced, and plain then
 TRANSFORMS = ("vmap", "grad", "grad_and_value", "jacrev", "jacfwd", "hessian", "functionalize")
 
 
@@ -57,7 +63,7 @@ class Modules(Feature):
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or view.region is not None or view.proving or view.aside:
                 return plain(module, *args, **kwargs)
-            if not view.here() or _traced() or next(module.parameters(), None) is None:
+            if not view.here() or _traced() or next(module.parameters(), None) is None or capturing():
                 return plain(module, *args, **kwargs)
             return calls.call(module, lambda *a, **k: plain(module, *a, **k), args, kwargs)
 
@@ -101,6 +107,18 @@ class Modules(Feature):
         """As what is set."""
         self.calls.verdicts.settings.changes += 1
         return wrapped(*args, **kwargs)
+
+    @patch(
+        "torch.nn:DataParallel.__init__",
+        why="a rank has fewer devices than the script names: it uses its own",
+    )
+    def use_own_devices(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        """Ids of devices that this rank does not see are left out."""
+        given = dict(zip(("module", "device_ids", "output_device", "dim"), args, strict=False)) | kwargs
+        there = torch.accelerator.device_count()
+        for name in ("device_ids", "output_device"):
+            given[name] = _among(given.get(name), there) if there else given.get(name)
+        return wrapped(**given)
 
     @patch("torch.autograd:Function.apply", why=f"a custom autograd function: {FULL}", hot=True)
     def apply_to_whole(self, plain: Any) -> Any:
@@ -269,6 +287,14 @@ def _traced() -> bool:
     return (
         torch._C._get_tracing_state() is not None or torch._C._functorch.peek_interpreter_stack() is not None
     )
+
+
+def _among(ids: Any, there: int) -> Any:
+    """Those of devices that are there; None, as torch has it for all, where none is."""
+    if isinstance(ids, (list, tuple)):
+        return [each for each in ids if _among(each, there) is not None] or None
+    number = torch.device(ids).index if isinstance(ids, (str, torch.device)) else ids
+    return ids if number is None or number < there else None
 
 
 def _as_seen(cls: type) -> type:

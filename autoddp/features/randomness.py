@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from autoddp import accelerator
+from autoddp.accelerator import CPU
 from autoddp.outside.callers import caller
 from autoddp.outside.effects import Call, Mode, Outward, stands_for
 from autoddp.outside.entropy import Entropy
@@ -57,6 +59,11 @@ class Randomness(Outward):
         "torch.cuda.random:manual_seed",
         "torch.cuda:manual_seed_all",
         "torch.cuda.random:manual_seed_all",
+        *(
+            f"torch.{kind}:manual_seed{of}"
+            for kind in ("xpu", "npu", "hpu", "mtia", "mps")
+            for of in ("", "_all")
+        ),
         why="who seeds with the time or the process seeds all ranks alike: the seed is rank 0's",
         optional=True,
     )
@@ -134,19 +141,18 @@ def states() -> list[Any]:
         random.getstate(),
         [kind, [int(key) for key in keys], *rest],
         _text(torch.get_rng_state()),
-        _text(torch.cuda.get_rng_state()) if torch.cuda.is_initialized() else None,
+        [_text(state) for state in accelerator.states()],
     ]
 
 
 def take(theirs: list[Any]) -> None:
     """Go on from these states."""
-    (version, words, gauss), (kind, keys, *rest), cpu, cuda = theirs
+    (version, words, gauss), (kind, keys, *rest), cpu, devices = theirs
     random.setstate((version, tuple(words), gauss))
     if kind and "numpy" in sys.modules:
         sys.modules["numpy"].random.set_state((kind, keys, *rest))
     torch.set_rng_state(_bytes(cpu))
-    if cuda is not None and torch.cuda.is_initialized():
-        torch.cuda.set_rng_state(_bytes(cuda))
+    accelerator.set_states([_bytes(state) for state in devices])
 
 
 def _as_torch(drawn: bytes) -> int:
@@ -158,4 +164,4 @@ def _text(state: torch.Tensor) -> str:
 
 
 def _bytes(state: str) -> torch.Tensor:
-    return torch.tensor(list(bytes.fromhex(state)), dtype=torch.uint8)
+    return torch.tensor(list(bytes.fromhex(state)), dtype=torch.uint8, device=CPU)

@@ -18,6 +18,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from autoddp.accelerator import CPU
 from autoddp.group import MIN, Group
 from autoddp.options import Options
 from autoddp.patching import Feature, patch
@@ -146,7 +147,9 @@ class Sharding(Feature):
         found = [reference() for reference in self.known]
         if not found:
             return
-        there = self.group.all_reduce(torch.tensor([each is not None for each in found]).long(), MIN)
+        there = self.group.all_reduce(
+            torch.tensor([each is not None for each in found], device=CPU).long(), MIN
+        )
         for optimizer, alive in zip(found, there.tolist(), strict=True):
             if optimizer is not None and alive:
                 optimizer.state = self._gathered(optimizer, self.shares.pop(optimizer))

@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.utils._pytree import tree_leaves, tree_map
 
-from autoddp import launch, worker
+from autoddp import accelerator, launch, worker
 from autoddp.environment import ADDED, World, hide
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.group import Group
@@ -29,7 +29,7 @@ from autoddp.joining.muster import muster, settle
 from autoddp.joining.muted import muted
 from autoddp.joining.start import Origin
 from autoddp.launching import streams
-from autoddp.launching.gpus import Devices
+from autoddp.launching.devices import Devices, variable
 from autoddp.launching.rendezvous import HOST, serve
 from autoddp.launching.streams import Logs
 from autoddp.options import Options
@@ -40,7 +40,6 @@ from autoddp.script import strip
 from autoddp.session import session
 from autoddp.view import Partial, Rows, full
 
-SET = (*ADDED, "CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME")  # of the environment, for a job
 Tell = Callable[[str], None]
 
 
@@ -87,7 +86,7 @@ def lead(call: Call, ranks: int) -> Any:
     launch.check_places(call.options)
     launch.check_disabled(call.options)
     devices = worker.find_devices(ranks, call.options)
-    post = muster(call.site, ranks, call.options, call.origin)
+    post = muster(call.site, ranks, call.options, call.origin, devices)
     if post is not None:
         return follow(call, post)
     crew = HERE.crew
@@ -95,8 +94,7 @@ def lead(call: Call, ranks: int) -> Any:
     try:
         crew.gather()
         server = serve()
-        told = {"backend": devices.backend, "why": devices.why, "visible": devices.visible}
-        crew.order(port=server.port, copied=crew.copied, **told)
+        crew.order(port=server.port, copied=crew.copied, devices=asdict(devices))
         world = place(0, ranks, server.port)
         return take_part(call, world, devices, lambda word: settle(crew, word), crew.copied)
     except BaseException:
@@ -114,7 +112,7 @@ def follow(call: Call, post: Post) -> Any:
     order = post.wait()
     if post.guard is not None:
         post.guard.close()
-    devices = Devices(order["backend"], order["why"], tuple(order["visible"]))
+    devices = Devices(**order["devices"])
     value, raised, told = None, None, []
 
     def tell(word: str) -> None:
@@ -148,13 +146,7 @@ def attach(call: Call) -> Any:
     launch.check_places(call.options)
     launch.check_disabled(call.options)
     devices = worker.find_devices(world.local_world_size, call.options)
-    if devices.backend == "nccl" and torch.cuda.is_initialized():
-        used = torch.cuda.current_device()
-        if used != world.local_rank:
-            raise BadInput(
-                f"rank {world.rank} has used cuda:{used}, which is not its own, before {call.site}; call "
-                f"torch.cuda.set_device({world.local_rank}) first, or start the script by autoddp run"
-            )
+    check_own(world, devices, call.site)
     logs = Logs(call.options.log_dir)
     if dist.is_initialized():
         return beside(call, replace(world, agent_store=True), devices, logs)
@@ -179,6 +171,24 @@ def attach(call: Call) -> Any:
 
     atexit.register(end)
     return call.plain()
+
+
+def check_own(world: World, devices: Devices, site: str) -> None:
+    """Whether what this rank has touched before the call is what it is given there.
+
+    Raises:
+        BadInput: It is another rank's.
+    """
+    kind = accelerator.kind()
+    shared = len(set(devices.visible)) < len(devices.visible) or devices.wanted == "gloo"
+    if not kind or shared or torch.accelerator.device_count() == 1:
+        return
+    used = torch.accelerator.current_device_index()
+    if used != world.local_rank:
+        raise BadInput(
+            f"rank {world.rank} has used {kind}:{used}, which is not its own, before {site}; call "
+            f"torch.{kind}.set_device({world.local_rank}) first, or start the script by autoddp run"
+        )
 
 
 def beside(call: Call, world: World, devices: Devices, logs: Logs) -> Any:
@@ -218,20 +228,20 @@ def whole(value: Any) -> Any:
 @contextmanager
 def joined(call: Call, world: World, devices: Devices, store: Store | None = None) -> Iterator[Group]:
     """This process is a rank inside, and as it was after."""
-    threads, environ = torch.get_num_threads(), {name: os.environ.get(name) for name in SET}
+    given = (*ADDED, variable(devices.kind, os.environ), "NCCL_SOCKET_IFNAME")
+    threads, environ = torch.get_num_threads(), {name: os.environ.get(name) for name in given}
     report = Report(world.rank == 0 and not call.options.quiet, call.options.strict)
     group = None
     try:
         worker.set_threads(world)
-        if not torch.cuda.is_initialized():
-            worker.take_device(world, devices)
+        worker.take_device(world, devices)
         hidden = hide(os.environ)
         if call.options.view == "local":
             os.environ.update(hidden or variables(world))
         attempt = hidden.get("TORCHELASTIC_RESTART_COUNT", "0")
-        group = worker.join(world, devices.backend, attempt, store)
+        group, chosen = worker.join(world, devices, attempt, store)
         HERE.world = world
-        report.say(worker.greeting(world, call.options, devices, hidden))
+        report.say(worker.greeting(world, call.options, chosen, hidden))
         with session(world, call.options, group, report) as run:
             yield group
             run.view.pending.settle()

@@ -10,13 +10,14 @@ from autoddp.errors import BadInput
 from autoddp.joining import start
 from autoddp.joining.crew import LAST, PATIENCE, Crew, Post
 from autoddp.joining.start import Origin
+from autoddp.launching.devices import Devices
 from autoddp.launching.streams import Logs
 from autoddp.options import Options
 from autoddp.place import HERE
 from autoddp.report import Report
 
 
-def muster(site: str, ranks: int, options: Options, origin: Origin) -> Post | None:
+def muster(site: str, ranks: int, options: Options, origin: Origin, devices: Devices) -> Post | None:
     """Have the ranks above 0 on their way to the call; in a forked one, its post.
 
     They are forked where that is safe, for each call anew, since a fork has all that rank 0 has. Where
@@ -39,7 +40,7 @@ def muster(site: str, ranks: int, options: Options, origin: Origin) -> Post | No
     if crew.copied:
         post = start.fork(crew, ranks)
     else:
-        start.spawn(crew, ranks, origin)
+        start.spawn(crew, ranks, origin, devices)
         Report(speaks=not options.quiet).say(
             f"{against}: the other ranks are no forks, they run the script anew, muted, up to {site}"
         )

@@ -21,6 +21,7 @@ from typing import Any
 from autoddp.boot import BOOT
 from autoddp.joining.crew import Crew, Member, Post
 from autoddp.launching import streams
+from autoddp.launching.devices import Devices, variable
 from autoddp.launching.streams import Logs
 from autoddp.place import HERE
 
@@ -64,14 +65,32 @@ def unforkable() -> str:
     others = [thread.name for thread in threading.enumerate() if not _harmless(thread)]
     if others:
         return f"other threads run ({', '.join(others)})"
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return "CUDA is in use"
+    touched = _touched() if "torch" in sys.modules else ""
+    if touched:
+        return f"{touched} is in use"
     if multiprocessing.active_children():
         return "it has child processes"
     if not _give_back_pools():
         return "an OpenMP runtime keeps its threads"
     return "" if _asleep() else "native threads are at work"
+
+
+def _touched() -> str:
+    """The accelerator that a fork of this process could not use: a mere question may have begun it."""
+    import torch
+
+    from autoddp import accelerator
+
+    kind = accelerator.kind()
+    if not kind:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            os._exit(int(accelerator.unforkable()))
+        found = torch.accelerator.current_accelerator()
+        kind = found.type if os.waitpid(pid, 0)[1] and found is not None else ""
+    return "CUDA" if kind == "cuda" else kind
 
 
 def fork(crew: Crew, size: int) -> Post | None:
@@ -96,8 +115,11 @@ def fork(crew: Crew, size: int) -> Post | None:
     return None
 
 
-def spawn(crew: Crew, size: int, origin: Origin) -> None:
-    """Start the ranks above 0 as fresh processes that run the script from its first line."""
+def spawn(crew: Crew, size: int, origin: Origin, devices: Devices) -> None:
+    """Start the ranks above 0 as fresh processes that run the script from its first line.
+
+    Each is shown its own device from its start: a driver reads once which there are, at the first question.
+    """
     name, module = _script(origin)
     for rank in range(1, size):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -111,6 +133,7 @@ def spawn(crew: Crew, size: int, origin: Origin) -> None:
             "random": origin.random,
             "numpy": origin.numpy,
         }
+        shown = {variable(devices.kind, os.environ): devices.visible[rank]} if devices.visible else {}
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         with open(crew.logs.of(rank), "wb") as log:
             process = subprocess.Popen(
@@ -119,6 +142,7 @@ def spawn(crew: Crew, size: int, origin: Origin) -> None:
                 stdout=log,
                 stderr=log,
                 pass_fds=[theirs.fileno()],
+                env=os.environ | shown,
             )
         theirs.close()
         crew.members.append(Member(rank, process.pid, ours, process))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from autoddp.environment import World
 from autoddp.errors import BadInput
-from autoddp.launching import gpus, hosts
+from autoddp.launching import devices, hosts
 from autoddp.options import Options
 
 LOOPBACK = "127.0.0.1"
@@ -102,7 +102,7 @@ def find(environ: Mapping[str, str]) -> Task | None:
 def _starts_ranks(options: Options, environ: Mapping[str, str]) -> bool:
     if options.nproc is not None:
         return options.nproc > 1
-    return len(gpus.visible(environ, gpus.count())) > 1
+    return len(devices.there(environ).names) > 1
 
 
 def _node(task: Task, options: Options) -> Options:

@@ -5,7 +5,9 @@ shape, after as many effects, and at the same line of a file that both know by o
 writes for itself to run it may have another name on each rank. A collective that two ranks enter at
 different places hangs, crashes in the backend, or, where shapes happen to agree, returns a sum of what does
 not belong together. So each rank stamps what it enters. Rank 0 compares the stamps, and nobody goes on
-before it has; a backward alone is not waited for, its stamp is compared at the next meeting.
+before it has. Where an accelerator waits, not the script, and in a backward, nobody is waited for, and
+nothing is said either: how many such stamps there were, and a sum over them, ride on the next meeting, and
+the thread that watches tells the newest ones (see `Passed`).
 
 What is small travels with its stamp, is put together on rank 0 and comes back: one message each way, on a
 node by unix sockets, which is faster than a ring of TCP connections. What is large goes by the backend then.
@@ -14,11 +16,13 @@ node by unix sockets, which is faster than a ring of TCP connections. What is la
 from __future__ import annotations
 
 import ctypes
+import json
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -32,8 +36,11 @@ if TYPE_CHECKING:
 
     from autoddp.outside.channel import Line
 
+Recent = tuple[int, list[tuple[int, str]]]
+KEPT = 256  # stamps that were passed by, and are known by their words
+TOLD = 64  # of these, at a look of the thread that watches
 MOST = 4096  # kinds of collective whose words are kept
-DONE, PARTED = b"=", b"!"  # the first byte of what rank 0 says
+DONE, PARTED, TELL = b"=", b"!", b"?"  # the first byte of what rank 0 says
 WAITS = "waits"  # in the store: a rank does nothing more but to wait for its end
 LEFT = 10.0  # seconds that a launcher has to end this rank once another one has failed
 TICK = 0.02
@@ -45,31 +52,28 @@ class Exchange:
     def __init__(self, rank: int, lines: dict[int, Line], store: Store) -> None:
         self.rank, self._lines, self._store = rank, lines, store
         self._words: dict[Any, str] = {}
-        self._own: deque[bytes] = deque()  # rank 0's stamps, from the oldest that has not been compared
-        self._first = 0  # the number of the first of them
-        self._compared = dict.fromkeys(lines, 0)
+        self.passed = Passed()
+        self._heard: dict[int, Recent] = {}  # on rank 0: what the others' threads have told, until it is held
         self._lock = threading.Lock()  # of rank 0's lines: a thread looks, too, see `watching`
 
     def words(self, what: str, x: Tensor) -> str:
         """What a rank is about to do, at the user's line."""
         frame = users_frame(3)
-        key = (what, x.dtype, x.shape, frame and (frame.f_code, frame.f_lineno))
+        key = (what, x.dtype, x.shape, x.device.type, frame and (frame.f_code, frame.f_lineno))
         words = self._words.get(key)
         if words is None:
             if len(self._words) == MOST:
                 self._words.clear()
             where = f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}" if frame else "?"
             dtype = str(x.dtype).removeprefix("torch.")
-            words = self._words[key] = f"{what} of {dtype}{list(x.shape)} at {where}"
+            device = "" if x.device.type == "cpu" else f" on {x.device.type}"
+            words = self._words[key] = f"{what} of {dtype}{list(x.shape)}{device} at {where}"
         return words
 
     def pass_by(self, stamp: str) -> None:
-        """Say where this rank is; nobody waits."""
-        if self.rank:
-            self._lines[0].send(stamp.encode() + b"\0")
-        elif self._lines:
-            with self._lock:
-                self._own.append(stamp.encode())
+        """Note where this rank is; nobody waits, and nothing is sent."""
+        if self.rank or self._lines:
+            self.passed.add(stamp.encode())
 
     def meet(self, stamp: str, body: bytes, merge: Callable[[list[bytes]], bytes]) -> bytes:
         """What rank 0 makes of all ranks' bodies, once all are at this stamp.
@@ -79,21 +83,36 @@ class Exchange:
             RankEnded: One has ended.
         """
         if self.rank:
-            self._lines[0].send(b"%b\0%b" % (stamp.encode(), body))
-            answer = self._read(self._lines[0], stamp)
+            made = self._ask(stamp, body)
+        elif self._lines:
+            with self._lock:
+                bodies = [body, *(self._from(rank, stamp) for rank in self._lines)]
+            made = merge(bodies)
+            self._say(DONE + made)
+        else:
+            return merge([body])
+        self.passed.met()
+        return made
+
+    def _ask(self, stamp: str, body: bytes) -> bytes:
+        line = self._lines[0]
+        line.send(b"%b\0%b\0%b" % (stamp.encode(), self.passed.sum, body))
+        while True:
+            answer = self._read(line, stamp)
             if answer[:1] == PARTED:
                 raise Disagreement(answer[1:].decode())
-            return answer[1:]
-        if not self._lines:
-            return merge([body])
-        with self._lock:
-            self._own.append(stamp.encode())
-            bodies = [body, *(self._from(rank, stamp) for rank in self._lines)]
-            self._own.clear()
-            self._first = next(iter(self._compared.values()))
-        made = merge(bodies)
-        self._say(DONE + made)
-        return made
+            if answer[:1] == DONE:
+                return answer[1:]
+            line.send(json.dumps(self.passed.recent(stamp)).encode())  # it was TELL
+
+    def told(self) -> Recent:
+        """The newest of what this rank has passed by since the last meeting, for the thread that watches."""
+        meetings, found = self.passed.recent()
+        return meetings, found[-TOLD:]
+
+    def hear(self, rank: int, told: Recent) -> None:
+        """Rank 0: what a rank's thread says of it."""
+        self._heard[rank] = told
 
     def look(self) -> None:
         """Rank 0, from another thread: whether a rank has said that it is somewhere else.
@@ -104,11 +123,14 @@ class Exchange:
         if self.rank or not self._lock.acquire(blocking=False):
             return  # the script's own thread looks
         try:
+            own = self.passed.recent()
             for rank, line in self._lines.items():
+                if rank in self._heard:
+                    self._compare(rank, self._heard[rank], own)
                 said = line.peek()
-                number = self._compared[rank] - self._first
-                if said is not None and number < len(self._own):
-                    self._hold(rank, said.partition(b"\0")[0], self._own[number])
+                if said is not None:  # rank 0 is not at that meeting yet: it must not be past it either
+                    stamp, count, _ = _read(said)
+                    self._compare(rank, (self.passed.meetings, [(count, stamp.decode())]), own)
         finally:
             self._lock.release()
 
@@ -120,21 +142,40 @@ class Exchange:
     # ---- rank 0
 
     def _from(self, rank: int, stamp: str) -> bytes:
-        """The body that a rank sends along with the newest stamp; older ones are compared on the way."""
-        body = b""
-        for number in range(self._compared[rank] - self._first, len(self._own)):
-            said, _, body = self._read(self._lines[rank], stamp).partition(b"\0")
-            self._hold(rank, said, self._own[number])
-            self._compared[rank] += 1
+        """The body that a rank sends along with its stamp, once it is known that all was alike until here."""
+        line = self._lines[rank]
+        said, count, rest = _read(self._read(line, stamp))
+        total, _, body = rest.partition(b"\0")
+        own = stamp.encode()
+        if b"%d %b" % (count, total) == self.passed.sum:
+            if apart(said, own):
+                self._part(rank, said.decode(), stamp)
+            return body
+        line.send(TELL)
+        theirs, mine = json.loads(self._read(line, stamp)), self.passed.recent(stamp)
+        self._compare(rank, theirs, mine)
+        alike = [tuple(each) for each in theirs[1]] == mine[1]  # else files have other names
+        if torch._C._current_graph_task_id() == -1 and (count != self.passed.count or alike):
+            self._part(rank, "another collective, some time before " + said.decode().split(" ", 1)[1], stamp)
         return body
 
-    def _hold(self, rank: int, theirs: bytes, own: bytes) -> None:
-        if theirs == own or not apart(theirs, own):
-            return
-        (their_effects, their_words), (effects, words) = (s.decode().split(" ", 1) for s in (theirs, own))
-        after = "" if effects == their_effects else f" ({their_effects} side effects came before, {effects})"
+    def _compare(self, rank: int, theirs: Recent, own: Recent) -> None:
+        if theirs[0] != own[0]:
+            return  # since another meeting
+        mine = dict(own[1])
+        for number, stamp in theirs[1]:
+            if number in mine and apart(stamp.encode(), mine[number].encode()):
+                self._part(rank, stamp, mine[number])
+
+    def _part(self, rank: int, theirs: str, own: str) -> NoReturn:
+        after = ""
+        if theirs[:1].isdigit():
+            their_effects, theirs = theirs.split(" ", 1)
+            effects = own.split(" ", 1)[0]
+            if effects != their_effects:
+                after = f" ({their_effects} side effects came before, {effects})"
         text = (
-            f"rank {rank} is in «{their_words}» where rank 0 is in «{words}»{after}; "
+            f"rank {rank} is in «{theirs}» where rank 0 is in «{own.split(' ', 1)[1]}»{after}; "
             "a decision in the script differs between ranks"
         )
         self._say(PARTED + text.encode())
@@ -166,8 +207,52 @@ class Exchange:
         return None
 
 
+class Passed:
+    """What a rank has passed by since its last meeting; of long ones the newest are known by their words."""
+
+    def __init__(self) -> None:
+        self.meetings = self.count = self._total = 0
+        self._stamps: deque[tuple[int, bytes]] = deque(maxlen=KEPT)
+
+    @property
+    def sum(self) -> bytes:
+        """How many, and a sum over their words."""
+        return b"%d %d" % (self.count, self._total)
+
+    def add(self, stamp: bytes) -> None:
+        """One more."""
+        self._stamps.append((self.count, stamp))
+        self._total = zlib.crc32(stamp, self._total)
+        self.count += 1
+
+    def met(self) -> None:
+        """All ranks were at one place, and had passed by the same; inside a backward other threads go on."""
+        self.meetings += 1
+        if torch._C._current_graph_task_id() == -1:
+            self.count = self._total = 0
+            self._stamps.clear()
+
+    def newest(self) -> str:
+        """The words of the last one."""
+        return self._stamps[-1][1].decode().split(" ", 1)[1] if self._stamps else "what its device computes"
+
+    def recent(self, stamp: str | None = None) -> Recent:
+        """The number of meetings, and the newest stamps by their numbers; after them that of a meeting."""
+        found = [(number, said.decode()) for number, said in tuple(self._stamps)]
+        return self.meetings, found if stamp is None else [*found, (self.count, stamp)]
+
+
+def _read(message: bytes) -> tuple[bytes, int, bytes]:
+    """The stamp, how many were passed by, and the sum over them with the body behind it."""
+    stamp, _, rest = message.partition(b"\0")
+    count, _, more = rest.partition(b" ")
+    return stamp, int(count), more
+
+
 def apart(theirs: bytes, own: bytes) -> bool:
     """Whether two stamps are not of one place: files are only compared by lines, if they are one."""
+    if theirs == own:
+        return False
     (act, _, place), (own_act, _, own_place) = (stamp.rpartition(b" at ") for stamp in (theirs, own))
     if act != own_act or not act:
         return theirs != own

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from autoddp import accelerator
 from autoddp.errors import RemoteError
 from autoddp.view.generators import Generators
 from autoddp.view.mersenne import same_numpy
@@ -39,11 +40,10 @@ def follow(told: Moves) -> None:
         random.setstate(told["python"])
     if "numpy" in told:
         importlib.import_module("numpy").random.set_state(told["numpy"])
+    places = [accelerator.CPU, *accelerator.devices()]
     for number, state in told.get("torch", {}).items():
-        if number:
-            torch.cuda.set_rng_state(state, number - 1)
-        else:
-            torch.set_rng_state(state)
+        if number < len(places):
+            accelerator.set_state(places[number], state)
 
 
 def told(error: BaseException) -> tuple[Any, ...]:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing import get_sharing_strategy
 
+from autoddp.accelerator import CPU
 from autoddp.sharing.memory import Memory, bytes_of, nameless, read, write
 
 SMALL = 1 << 12  # bytes of a tensor, or an array, that travel in the message
@@ -178,7 +179,7 @@ class _Unpickler(pickle.Unpickler):
         if number not in self.storages:
             self.storages[number] = self.storage(number)
         storage, before = self.storages[number]
-        x = torch.empty(0, dtype=dtype)
+        x = torch.empty(0, dtype=dtype, device=CPU)
         x.set_(storage, offset - before // x.element_size(), shape, stride)
         x.requires_grad_(needs)
         vars(x).update(named or {})
@@ -274,7 +275,7 @@ def _refuse_shared(storage: torch.UntypedStorage, tensors: list[Tensor]) -> None
     """What a script writes into memory that a data set keeps would be seen on this rank alone."""
     given = {id(x) for x in tensors}
     bases = {id(x._base): x for x in tensors if x._base is not None and id(x._base) not in given}
-    alone = _holders(torch.empty(2)[:1])
+    alone = _holders(torch.empty(2, device=CPU)[:1])
     held = any(_holders(x) > alone for x in bases.values())
     users = torch._C._storage_Use_Count(storage._cdata)
     if held or users > len(tensors) + len(bases) + 1:

@@ -20,6 +20,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from autoddp import accelerator
 from autoddp.environment import World
 from autoddp.rehearsing.recording import Enough, value
 from autoddp.rehearsing.task import Task
@@ -200,8 +201,8 @@ def generators() -> dict[str, int]:
         state: Any = sys.modules["numpy"].random.get_state()
         found["numpy"] = zlib.crc32(state[1].tobytes() + repr(state[2:]).encode())
     found["torch"] = zlib.crc32(torch.get_rng_state().numpy().tobytes())
-    if torch.cuda.is_initialized():
-        found["torch on the GPU"] = zlib.crc32(torch.cuda.get_rng_state().numpy().tobytes())
+    for device, state in zip(accelerator.devices(), accelerator.states(), strict=True):
+        found[f"torch on {device}"] = zlib.crc32(state.cpu().numpy().tobytes())
     return found
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
+from autoddp.accelerator import CPU
 from autoddp.view.cuts import Cuts
 
 
@@ -47,7 +48,7 @@ def agreed_order(local: Tensor, cuts: Cuts) -> list[int]:
     order = order_of(local)
     if cuts.smallest > 1 or local.dim() < 2:
         return order
-    return [int(k) for k in cuts.view.group.all_gather(torch.tensor(order))[0]]
+    return [int(k) for k in cuts.view.group.all_gather(torch.tensor(order, device=CPU))[0]]
 
 
 def all_rows(local: Tensor, cuts: Cuts, dim: int) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autoddp import accelerator
 from autoddp.view.boundaries import laid_out, order_of
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Draws(TorchDispatchMode):
         if dim is None or shape is None:
             return self._unknown(func, name, args, kwargs)
         if self._own(shape, args):
-            with own_stream(self.view, _device(args, kwargs)):
+            with own_stream(self.view, _device(args, kwargs), kwargs.get("generator")):
                 return func(*args, **kwargs)
         if name in FILL:
             return args[0].copy_(self._mine(func(self._grow(args[0], dim), *args[1:], **kwargs), dim))
@@ -147,19 +148,34 @@ def _device(args: Any, kwargs: dict[str, Any]) -> torch.device:
 
 
 @contextmanager
-def own_stream(view: View | None, device: torch.device) -> Iterator[None]:
-    """Draws come from this rank's own stream; the generator outside stays where it is."""
+def own_stream(
+    view: View | None, device: torch.device, named: torch.Generator | None = None
+) -> Iterator[None]:
+    """Draws come from this rank's own stream; the generator outside stays where it is.
+
+    Args:
+        view: This rank's.
+        device: On which is drawn.
+        named: The generator that the script draws from, where it names one.
+    """
     assert view is not None
-    generator = torch.default_generator
-    if device.type == "cuda":
-        generator = torch.cuda.default_generators[device.index or torch.cuda.current_device()]
-    outside = generator.get_state()
-    if device in view.streams:
-        generator.set_state(view.streams[device])
-    else:
-        generator.manual_seed(generator.initial_seed() + 7919 * (view.group.rank + 1))
+    where = accelerator.at(device)
+    key = where if named is None else named
+    outside = accelerator.state(where) if named is None else named.get_state()
+    own = view.streams.get(key)
+    if own is None:
+        seed = torch.initial_seed() if named is None else named.initial_seed()
+        own = torch.Generator(where).manual_seed(seed + 7919 * (view.group.rank + 1)).get_state()
+    _go_on_from(own, where, named)
     try:
         yield
     finally:
-        view.streams[device] = generator.get_state()
-        generator.set_state(outside)
+        view.streams[key] = accelerator.state(where) if named is None else named.get_state()
+        _go_on_from(outside, where, named)
+
+
+def _go_on_from(state: Tensor, device: torch.device, named: torch.Generator | None) -> None:
+    if named is None:
+        accelerator.set_state(device, state)
+    else:
+        named.set_state(state)

@@ -8,19 +8,18 @@ from typing import Any
 
 import torch
 
+from autoddp import accelerator
 from autoddp.view.mersenne import numpy_state, same_numpy
 
 
 class Generators:
-    """The states at one moment: of `random`, numpy, torch, and every CUDA device in use."""
+    """The states at one moment: of `random`, numpy, torch, and every device in use."""
 
     def __init__(self) -> None:
         numpy = sys.modules.get("numpy")
         self.python = random.getstate()
         self.numpy: Any = numpy_state(numpy) if numpy is not None else None
-        self.torch = [torch.get_rng_state()]
-        if torch.cuda.is_initialized():
-            self.torch += torch.cuda.get_rng_state_all()
+        self.torch = [torch.get_rng_state(), *accelerator.states()]
 
     def put_back(self) -> None:
         """Every generator as it was."""
@@ -28,8 +27,7 @@ class Generators:
         if self.numpy is not None:
             sys.modules["numpy"].random.set_state(self.numpy)
         torch.set_rng_state(self.torch[0])
-        if len(self.torch) > 1:
-            torch.cuda.set_rng_state_all(self.torch[1:])
+        accelerator.set_states(self.torch[1:])
 
     def same_python(self, other: Generators) -> bool:
         """Whether neither `random` nor numpy was drawn from."""

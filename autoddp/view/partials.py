@@ -16,11 +16,17 @@ MOST = 1024  # unread sums that are kept; then all are settled
 class Part:
     """This rank's part of one 0-dim sum, without its graph, and the sum once it is known."""
 
-    __slots__ = ("local", "total")
+    __slots__ = ("local", "stream", "total")
 
     def __init__(self, local: Tensor) -> None:
         self.local = local
+        self.stream = stream_of(local)
         self.total: Tensor | None = None
+
+
+def stream_of(x: Tensor) -> torch.Stream | None:
+    """On which an accelerator computes what is computed now; whoever reads it on another one waits for it."""
+    return None if x.device.type in ("cpu", "meta", "mps") else torch.accelerator.current_stream(x.device)
 
 
 class Pending:
@@ -47,7 +53,10 @@ class Pending:
         by_device: dict[torch.device, list[Part]] = {}
         for part in parts:
             by_device.setdefault(part.local.device, []).append(part)
-        for some in by_device.values():
+        for device, some in by_device.items():
+            now = stream_of(some[0].local)
+            for made in {part.stream for part in some if part.stream is not None and part.stream != now}:
+                torch.accelerator.current_stream(device).wait_stream(made)
             columns = [_encode(part.local) for part in some]
             total = self.group.all_reduce(torch.cat(columns))
             values = total.split([len(column) for column in columns])

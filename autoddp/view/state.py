@@ -52,7 +52,8 @@ class View:
         self.pending = Pending(group)
         self.work = Work(group)
         self.order = Order()
-        self.streams: dict[torch.device, Tensor] = {}  # each rank's own generators, where draws are own
+        # each rank's own generators, where draws are own: for a device's, or one that the script names
+        self.streams: dict[torch.device | torch.Generator, Tensor] = {}
         self._cuts: dict[tuple[tuple[int, ...], int], Cuts] = {}
         self._even: dict[int, Cuts] = {}
         self._pid = os.getpid()

@@ -129,10 +129,10 @@ class Verdicts:
         """All ranks must have found the same."""
         group = self.view.group
         vote = 0 if verdict.reason and verdict.sure else 1 if verdict.reason else 2
-        lowest = int(group.all_reduce(torch.tensor([vote]), torch.distributed.ReduceOp.MIN))
+        lowest = int(group.all_reduce(torch.tensor([vote], device="cpu"), torch.distributed.ReduceOp.MIN))
         if lowest == 2:
             outs = [-1 if at is None else at for at in verdict.outs]
-            noted = torch.tensor([len(outs), int(verdict.draws), hash(tuple(outs)) % 2**31])
+            noted = torch.tensor([len(outs), int(verdict.draws), hash(tuple(outs)) % 2**31], device="cpu")
             if not group.spread(noted).any():
                 return verdict
             lowest = 0

@@ -50,9 +50,10 @@ class Pulse:
     def _look(self) -> Look:
         children = sum(_seconds(pid) for pid in _descendants(os.getpid()))
         own = time.process_time() - time.thread_time()  # without what looking takes
-        return Look(time.monotonic(), own + children, _wakes(self.native), _moved(), self._places())
+        return Look(time.monotonic(), own + children, _wakes(self.native), _moved(), self.places())
 
-    def _places(self) -> tuple[tuple[int, int], ...]:
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """Where the script's thread is: the code and line of each frame."""
         frame = sys._current_frames().get(self.ident)
         found = []
         while frame is not None:

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from autoddp.errors import Disagreement, RankEnded
 from autoddp.launching import streams
+from autoddp.outside.position import COLLECTIVE
 from autoddp.report import PREFIX
+from autoddp.watching.device import Behind
 from autoddp.watching.judge import Case, Standing, judge
 from autoddp.watching.pulse import Pulse
 
@@ -40,6 +42,7 @@ class Watch:
         self.group, self.report, self.timeout = group, report, timeout
         self.rank, self.lines = group.rank, dict(group.channel.beats)
         self.pulse = Pulse(threading.get_ident(), threading.get_native_id())
+        self.behind = Behind()
         self.where = f"{socket.gethostname()}, process {os.getpid()}"
         self.said = timeout  # how long a wait was when it was last spoken of
         self.known = {rank: _unheard(rank) for rank in self.lines}
@@ -74,9 +77,11 @@ class Watch:
                 return
 
     def _look(self) -> None:
-        standing = self._standing()
+        standing, passed = self._standing(), self.group.exchange.told()
         for line in self.lines.values():
             line.send(json.dumps(["at", vars(standing)]).encode())
+            if self.rank and passed[1]:
+                line.send(json.dumps(["passed", passed]).encode())
         self._hear()
         if self.rank == 0:
             self.group.exchange.look()
@@ -86,8 +91,13 @@ class Watch:
 
     def _standing(self) -> Standing:
         kind, words, since = self.group.position.now
-        waited = time.monotonic() - since if kind else 0.0
-        return Standing(self.rank, kind, words, waited, self.pulse.idle(), self.pulse.line(), os.getpid())
+        waited, idle = time.monotonic() - since if kind else 0.0, self.pulse.idle()
+        behind = self.behind.waits(self.pulse.places()) if self.group.native else 0.0
+        if behind:
+            idle = max(idle, behind)
+            if not kind:  # it waits for the device, and that for other ranks
+                kind, words, waited = COLLECTIVE, self.group.exchange.passed.newest(), behind
+        return Standing(self.rank, kind, words, waited, idle, self.pulse.line(), os.getpid())
 
     def _age(self, rank: int) -> float:
         return time.monotonic() - self.heard[rank]
@@ -107,6 +117,8 @@ class Watch:
     def _note(self, rank: int, what: str, told: Any) -> None:
         if what == "at":
             self.known[rank] = Standing(**told)
+        elif what == "passed":
+            self.group.exchange.hear(rank, told)
         elif what == "stack":
             self.stacks[rank] = told
         elif what == "tell":

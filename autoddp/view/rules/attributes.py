@@ -14,6 +14,7 @@ from autoddp.view.rules.operands import PLAIN, related
 from autoddp.view.rules.partial import copies
 from autoddp.view.table import attribute_rule, rule
 
+BACKENDS = ("is_xpu", "is_mtia", "is_maia", "is_xla", "is_vulkan", "is_ipu")
 METADATA = ("shape", "dtype", "device", "ndim", "is_cuda", "is_cpu", "layout", "is_sparse")
 CALLS = (
     "size",
@@ -28,7 +29,7 @@ CALLS = (
 LAYOUT = ("stride", "is_contiguous", "element_size", "is_signed")
 
 
-@attribute_rule(*METADATA, "is_quantized", "is_meta", "itemsize", "nbytes", "is_nested", "is_mps")
+@attribute_rule(*METADATA, "is_quantized", "is_meta", "itemsize", "nbytes", "is_nested", "is_mps", *BACKENDS)
 def metadata(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Answered by the wrapper, which has the shape of the whole."""
     with PLAIN():
@@ -42,6 +43,26 @@ def metadata_calls(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return NotImplemented  # len() of a 0-dim tensor raises
     with PLAIN():
         return func(*args, **kwargs)
+
+
+@rule("is_pinned", "is_shared")
+def about_memory(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """As this rank's rows lie, so lie all."""
+    me, *rest = args
+    return func(me.local, *rest, **kwargs) if split(me) else NotImplemented
+
+
+@rule("record_stream")
+def record_stream(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Whatever memory there is of the batch may be read on that stream."""
+    me, *rest = args
+    if not split(me):
+        return NotImplemented
+    wholes = [lent.whole for lent in me.family.lent.values()]
+    for x in (me.local, me._whole, *wholes):
+        if x is not None:
+            func(x, *rest, **kwargs)
+    return None
 
 
 @attribute_rule("grad_fn", "is_leaf")

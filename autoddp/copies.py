@@ -1,0 +1,89 @@
+"""Gloo for accelerators that it does not know: what they hold travels as a copy on the host.
+
+That is so where several ranks share a device, and where the accelerator has no backend of its own, as MPS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import Store, _create_work_from_future
+from torch.futures import Future
+
+NAME = "autoddp_copies"
+
+
+class Copies(dist.ProcessGroup):
+    """Tensors of CPUs go by gloo as they are."""
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]  # the older of its two ways
+        self.gloo: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
+
+    def getBackendName(self) -> str:
+        """As torch asks for it."""
+        return NAME
+
+    def allreduce(self, tensors: list[Tensor], options: Any = None) -> Any:  # type: ignore[override]  # torch has overloads for other callers
+        """In place."""
+        return _by_copies(lambda xs: self.gloo.allreduce(xs, options or dist.AllreduceOptions()), tensors)
+
+    def broadcast(self, tensors: list[Tensor], options: Any = None) -> Any:  # type: ignore[override]  # torch has overloads for other callers
+        """In place."""
+        return _by_copies(lambda xs: self.gloo.broadcast(xs, options or dist.BroadcastOptions()), tensors)
+
+    def _allgather_base(self, out: Tensor, given: Tensor, options: Any = None) -> Any:
+        if out.device.type == "cpu":
+            return self.gloo._allgather_base(out, given)
+        whole, part = out.detach().cpu(), given.detach().cpu()
+        self.gloo._allgather_base(whole, part).wait()
+        out.detach().copy_(whole)
+        return _done([out])
+
+    def allgather(self, outs: list[list[Tensor]], given: list[Tensor], options: Any = None) -> Any:  # type: ignore[override]  # torch has overloads for other callers
+        """Each rank's, one after the other."""
+        if given[0].device.type == "cpu":
+            return self.gloo.allgather(outs, given)
+        parts = [x.detach().cpu() for x in outs[0]]
+        self.gloo.allgather([parts], [given[0].detach().cpu()]).wait()
+        for out, part in zip(outs[0], parts, strict=True):
+            out.detach().copy_(part)
+        return _done(outs)
+
+    def barrier(self, options: Any = None) -> Any:
+        """Of the ranks, not of their devices."""
+        return self.gloo.barrier()
+
+
+def _by_copies(act: Any, tensors: list[Tensor]) -> Any:
+    if tensors[0].device.type == "cpu":
+        return act(tensors)
+    held = [x.detach().cpu().contiguous() for x in tensors]
+    act(held).wait()
+    for x, new in zip(tensors, held, strict=True):
+        x.detach().copy_(new)
+    return _done(tensors)
+
+
+def _done(value: Any) -> Any:
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return _create_work_from_future(future)
+
+
+@contextmanager
+def registered(kind: str) -> Iterator[str]:
+    """Inside, torch knows it by the name that comes; outside it is nobody's default."""
+    known = dict(dist.Backend.default_device_backend_map)
+    if NAME.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(NAME, Copies, devices=["cpu", kind])
+    try:
+        yield NAME
+    finally:
+        dist.Backend.default_device_backend_map.clear()
+        dist.Backend.default_device_backend_map.update(known)

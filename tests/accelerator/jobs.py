@@ -1,0 +1,81 @@
+"""Runs scripts on the simulated accelerator: `python` in one process, `autoddp run` on ranks."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.accelerator.rewriting import rewritten
+from tests.warm import Run, Warm
+
+PLUGIN = Path(__file__).parent / "plugin"
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+DEVICE = "simulated"
+ENVIRON = {
+    "TORCH_CPP_LOG_LEVEL": "ERROR",  # torch's reducer has no timer for this device, and says so
+}
+
+
+def lacking() -> str:
+    """Why there is no such device here; empty if there is."""
+    import torch  # noqa: F401  # before it could find the device: this process shall not have it
+
+    sys.path.insert(0, str(PLUGIN))
+    try:
+        from simulated import build
+
+        reason = build.lacking()
+        if not reason:
+            build.library()  # before a command's time runs
+        return reason
+    finally:
+        sys.path.remove(str(PLUGIN))
+
+
+@functools.cache
+def parent(**settings: str) -> Warm:
+    """A process with torch and the device, of which commands are forks; one for each setting."""
+    reason = lacking()
+    if reason:
+        pytest.skip(reason)
+    path = os.pathsep.join([str(PLUGIN), str(Path(__file__).parents[2])])
+    made, mine = Warm(env=ENVIRON | settings | {"PYTHONPATH": path}), os.getpid()
+    atexit.register(lambda: made.close() if os.getpid() == mine else None)
+    return made
+
+
+def script(text: str, folder: Path, name: str = "job.py") -> str:
+    """A file with this text."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(text)
+    return str(path)
+
+
+def on_device(name: str, folder: Path, tensors: bool = False) -> str:
+    """One of the tests' scripts, on the device, beside its siblings."""
+    made = folder / "scripts"
+    if not made.exists():
+        shutil.copytree(SCRIPTS, made, ignore=shutil.ignore_patterns("__pycache__"))
+    path = made / f"{name}.py"
+    path.write_text(rewritten((SCRIPTS / f"{name}.py").read_text(), DEVICE, tensors))
+    return str(path)
+
+
+def alone(path: str, folder: Path, *arguments: str, **settings: str) -> Run:
+    """What `python` gives, on one device."""
+    return parent(**settings).run("python", path, *arguments, folder=folder / "python", timeout=120)
+
+
+def ranks(
+    path: str, folder: Path, *options: str, nproc: int = 2, arguments: tuple = (), **settings: str
+) -> Run:
+    """What `autoddp run` gives."""
+    command = ("autoddp", "run", "--nproc", str(nproc), *options, path, *arguments)
+    return parent(**settings).run(*command, folder=folder / f"ranks{nproc}", timeout=120)

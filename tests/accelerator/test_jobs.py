@@ -1,0 +1,261 @@
+"""What people do on a GPU, on the accelerator of these tests: N ranks give the numbers of one process."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.accelerator import jobs
+from tests.same import same_run
+
+HEAD = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.set_default_dtype(torch.float64)
+torch.manual_seed(0)
+D = "simulated"
+x = torch.randn(72, 20)
+data = TensorDataset(x, x[:, :4].argmax(1))
+
+
+def mlp(p=0.0):
+    return nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Dropout(p), nn.Linear(16, 4))
+
+
+def step(net, optimizer, a, b):
+    loss = F.cross_entropy(net(a), b)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(f"{loss.item():.12f}")
+"""
+AMP = """
+net = mlp().to(D)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler(D)
+for a, b in DataLoader(data, 16):
+    with torch.autocast(D, dtype=torch.bfloat16):
+        loss = F.cross_entropy(net(a.to(D)), b.to(D))
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    norm = nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+    scaler.step(optimizer)
+    scaler.update()
+    print(f"{loss.item():.6f} {norm.item():.6f} {scaler.get_scale()}")
+"""
+DEFAULT = """
+torch.set_default_device(D)
+net = nn.Sequential(mlp(0.3), nn.BatchNorm1d(4))
+optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+for a, b in DataLoader(data, 16, shuffle=True, generator=torch.Generator(D).manual_seed(1)):
+    step(net, optimizer, a.to(D), b.to(D))
+"""
+KERNEL = """
+net = mlp(0.4).to(D)  # there `F.dropout` is one kernel, that draws inside
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for a, b in DataLoader(data, 16):
+    step(net, optimizer, a.to(D), b.to(D))
+print(torch.rand(3, device=D).tolist(), torch.rand(1).item())
+"""
+PINNED = """
+net = mlp().to(D)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for a, b in DataLoader(data, 16, num_workers=1):
+    a, b = a.pin_memory(), b.pin_memory()
+    print(a.is_pinned())
+    step(net, optimizer, a.to(D, non_blocking=True), b.to(D, non_blocking=True))
+"""
+PREFETCH = """
+net = mlp().to(D)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+side = torch.Stream(device=D)
+
+
+def fetch(batches):
+    found = next(batches, None)
+    with side:
+        return found and [v.to(D, non_blocking=True) for v in found]
+
+
+batches = iter(DataLoader(data, 16))
+following = fetch(batches)
+while following is not None:
+    now = torch.accelerator.current_stream()
+    now.wait_stream(side)
+    a, b = following
+    for v in (a, b):
+        v.record_stream(now)
+    following = fetch(batches)
+    step(net, optimizer, a, b)
+"""
+TWO = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.h = (self.branch(d) for d in ("simulated:0", "simulated:1", "simulated:0"))
+
+    def branch(self, d):
+        return nn.Sequential(*[m for _ in range(3) for m in (nn.Linear(20, 20), nn.BatchNorm1d(20))]).to(d)
+
+    def forward(self, x):
+        return self.h(self.a(x.to("simulated:0")) + self.b(x.to("simulated:1")).to("simulated:0"))
+
+
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(3):
+    for a, b in DataLoader(data, 16):
+        step(net, optimizer, a, b.to("simulated:0"))
+print(torch.rand(2, device="simulated:1").tolist())
+"""
+MIXED = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.body = nn.Linear(20, 20), mlp().to(D)
+
+    def forward(self, x):
+        return self.body(self.table(x).to(D))
+
+
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for a, b in DataLoader(data, 16):
+    step(net, optimizer, a, b.to(D))
+"""
+UNSEEDED = """
+torch.simulated.init()
+net = mlp(0.4).to(D)
+torch.get_device_module().set_rng_state(torch.Generator(D).manual_seed(5).get_state())
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for a, b in DataLoader(data, 16):
+    step(net, optimizer, a.to(D), b.to(D))
+"""
+JOBS = {
+    "autocast_and_scaler": (AMP, 1e-2, ()),
+    "default_device": (DEFAULT, 1e-9, ()),
+    "dropout_in_a_kernel": (KERNEL, 1e-9, ()),
+    "pinned_memory": (PINNED, 1e-9, ()),
+    "prefetcher": (PREFETCH, 1e-9, ()),
+    "two_devices_a_rank": (TWO, 1e-9, ("--gpus-per-rank", "2")),
+    "leaves_on_both": (MIXED, 1e-9, ()),
+    "generator_set_by_hand": (UNSEEDED, 1e-9, ()),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_ranks_give_what_one_process_gives(name, tmp_path):
+    body, rtol, options = JOBS[name]
+    path = jobs.script(HEAD + body, tmp_path)
+    want = jobs.alone(path, tmp_path)
+    assert want.code == 0, want.err
+    same_run(want, jobs.ranks(path, tmp_path, *options), rtol)
+
+
+def test_other_sums_for_few_rows_are_no_reason_to_refuse(tmp_path):
+    """As cuBLAS and cuDNN have them: another kernel for another number of rows."""
+    path = jobs.script(HEAD + KERNEL, tmp_path)
+    want = jobs.alone(path, tmp_path, SIMULATED_ALGORITHMS="1")
+    got = jobs.ranks(path, tmp_path, SIMULATED_ALGORITHMS="1")
+    assert want.code == 0, want.err
+    same_run(want, got, 1e-9)
+    assert "split: Sequential" in got.err
+
+
+def test_ranks_that_share_a_device_talk_by_copies(tmp_path):
+    path = jobs.script(HEAD + DEFAULT, tmp_path)
+    want = jobs.alone(path, tmp_path, SIMULATED_DEVICES="1")
+    got = jobs.ranks(path, tmp_path, SIMULATED_DEVICES="1")
+    assert "gloo (2 ranks share 1 simulated device, each at most 1/2 of the memory)" in got.err
+    assert want.code == 0, want.err
+    same_run(want, got, 1e-9)
+
+
+RECORDED = """
+side = torch.Stream(device=D)
+first = next(iter(DataLoader(data, 16)))[0]
+with side:
+    a = first.to(D)
+a.record_stream(torch.accelerator.current_stream())
+import autoddp
+from autoddp.view.rows import Rows
+held = a._local.data_ptr() if type(a) is Rows else a.data_ptr()
+print(type(a) is Rows, [where for where, _ in torch.simulated.native.recorded_streams()] == [held])
+"""
+
+
+def test_what_is_recorded_on_a_stream_is_the_rows_memory(tmp_path):
+    """Else its block is handed out again while the stream still reads it."""
+    got = jobs.ranks(jobs.script(HEAD + RECORDED, tmp_path), tmp_path)
+    assert got.out == "True True\n", got.err
+    assert "gathers: record_stream" not in got.err
+
+
+COUNTED = """
+import sys
+from autoddp.place import HERE
+
+kind = sys.argv[1]
+if kind == "mlp":
+    net = mlp()
+elif kind == "batchnorm":
+    net = nn.Sequential(*[m for _ in range(10) for m in (nn.Linear(20, 20), nn.BatchNorm1d(20))])
+else:
+    layer = nn.TransformerEncoderLayer(20, 2, 40, dropout=0.1, batch_first=True)
+    net = nn.Sequential(nn.Unflatten(1, (2, 10)), nn.Linear(10, 20), layer, nn.Flatten())
+net = net.to(D)
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+native, before = torch.simulated.native, None
+batches = [(a.to(D), b.to(D)) for a, b in DataLoader(data, 24)]
+for number in range(20):
+    a, b = batches[number % 3]
+    loss = F.cross_entropy(net(a), b)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if number == 9:
+        before = native.counts()
+after = native.counts()
+print([(after[name] - before[name]) / 10 for name in ("reads", "to_host", "kernels")])
+"""
+
+
+def counted(run):
+    assert run.code == 0, run.err
+    return [float(n) for n in re.findall(r"[\d.]+", run.out.splitlines()[-1])]
+
+
+@pytest.mark.parametrize(("kind", "more"), [("mlp", 3.0), ("batchnorm", 12.0), ("transformer", 4.0)])
+def test_a_steady_step_reads_nothing_that_one_process_does_not(kind, more, tmp_path):
+    """The host runs ahead of the device: no reads, no copies; `more` times the kernels of one process."""
+    path = jobs.script(HEAD + COUNTED, tmp_path)
+    reads, copies, kernels = counted(jobs.alone(path, tmp_path, kind))
+    our_reads, our_copies, our_kernels = counted(jobs.ranks(path, tmp_path, arguments=(kind,)))
+    assert (our_reads, our_copies) == (reads, copies) == (0, 0)
+    assert our_kernels <= more * kernels, (our_kernels, kernels)
+
+
+MANY = """
+layers = [m for _ in range(20) for m in (nn.Linear(20, 20), nn.BatchNorm1d(20), nn.ReLU())]
+net = nn.Sequential(*layers, nn.Linear(20, 4)).to(D)
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-5)
+for number in range(40):
+    for a, b in DataLoader(data, 24):
+        loss = F.cross_entropy(net(a.to(D)), b.to(D))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    if number % 8 == 0:
+        print(f"{loss.item():.12f}")
+"""
+
+
+def test_collectives_that_nobody_waits_for_send_nothing(tmp_path):
+    """120 steps with 40 of them each; a message for each would have filled the socket after a few."""
+    path = jobs.script(HEAD + MANY, tmp_path)
+    same_run(jobs.alone(path, tmp_path), jobs.ranks(path, tmp_path, "--hang-timeout", "0"), 1e-7)

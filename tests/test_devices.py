@@ -1,0 +1,161 @@
+"""Which GPU each rank gets, and which backend follows from it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from autoddp.errors import BadInput
+from autoddp.features.modules import _among
+from autoddp.launching.choice import Choice, Told, decide
+from autoddp.launching.devices import Devices, There, count, share, there, variable, visible, without_cuda
+
+HALF = ", each at most 1/2 of the memory"
+
+
+def gpus(*names):
+    return There("cuda", names, "nccl")
+
+
+def told(*devices, host="a", **given):
+    """What ranks say that compute on these, empty for none."""
+    return [
+        Told(host, device, *(("cuda", "nccl") if device else ("", "")), **({"wanted": "auto"} | given))
+        for device in devices
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "there", "names"),
+    [
+        (None, 0, []),
+        (None, 3, ["0", "1", "2"]),
+        ("", 3, []),
+        ("-1", 3, []),
+        ("2,0", 3, ["2", "0"]),
+        (" 1 , 2", 3, ["1", "2"]),
+        ("0,9,1", 3, ["0"]),
+        ("0,0", 3, []),
+        ("0,-1,1", 3, ["0"]),
+        ("GPU-4f,MIG-77", 3, ["GPU-4f", "MIG-77"]),
+        ("GPU-4f", 0, []),
+        ("nonsense", 3, []),
+    ],
+)
+def test_visible_devices_are_read_as_cuda_reads_them(value, there, names):
+    environ = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
+    assert visible(environ, there) == names
+
+
+@pytest.mark.parametrize(
+    ("names", "ranks", "wanted", "given"),
+    [
+        ((), 2, "auto", ()),
+        (("0", "1"), 2, "auto", ("0", "1")),
+        (("0", "1", "2"), 2, "nccl", ("0", "1")),
+        (("0", "1", "2"), 2, "native", ("0", "1")),
+        (("4", "6"), 2, "gloo", ("4", "6")),
+        (("5",), 2, "auto", ("5", "5")),
+        (("0", "1"), 3, "auto", ("0", "1", "0")),
+    ],
+)
+def test_each_rank_is_given_its_own(names, ranks, wanted, given):
+    found = share(gpus(*names) if names else There(), ranks, wanted)
+    assert (found.visible, found.wanted) == (given, wanted)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "choice"),
+    [
+        ([Told("a", "", "", "", "auto", why="no GPU here")], Choice("gloo", "no GPU here")),
+        (told("x", "y"), Choice("nccl", "a GPU for each rank")),
+        (told("x", "y", each=2), Choice("nccl", "2 GPUs for each rank")),
+        (told("x") + told("x", host="b"), Choice("nccl", "a GPU for each rank")),
+        (told("x", "y", wanted="gloo"), Choice("gloo", "asked for")),
+        (told("x", "x"), Choice("gloo", f"2 ranks share 1 GPU{HALF}", 0.5)),
+        (told("x", "y", "x"), Choice("gloo", f"3 ranks share 2 GPUs{HALF}", 0.5)),
+        (told("x", ""), Choice("gloo", "rank 1 on a has no GPU, where others have")),
+        ([Told("a", "x", "mps", "", "auto")] * 1, Choice("gloo", "mps has no backend of its own")),
+    ],
+)
+def test_rank_0_decides_by_what_all_compute_on(ranks, choice):
+    """As four tasks of SLURM do, each of which is shown a GPU of its own under the same name."""
+    assert decide(ranks) == choice
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        (
+            told("x") + told("y", host="b", wanted="gloo"),
+            "--backend is auto on a, but gloo on b; give all nodes the same",
+        ),
+        (told("x", "x", wanted="nccl"), "--backend is nccl, but 2 ranks share 1 GPU; use --backend gloo"),
+        (told("", "", wanted="nccl"), "--backend is nccl, but no GPU here; use --backend gloo"),
+    ],
+)
+def test_what_ranks_cannot_use_is_refused(ranks, words):
+    with pytest.raises(BadInput) as error:
+        decide(ranks)
+    assert str(error.value) == words
+
+
+def test_several_gpus_for_each_rank():
+    found = gpus("0", "1", "2", "7")
+    assert share(found, 2, "auto", 2).visible == ("0,1", "2,7")
+    assert share(found, 1, "gloo", 3).visible == ("0,1,2",)
+    with pytest.raises(
+        BadInput, match=r"^--gpus-per-rank is 3, which with 2 ranks takes 6 GPUs, but this machine"
+    ):
+        share(found, 2, "auto", 3)
+    with pytest.raises(BadInput, match=r"but this machine shows 0 GPUs; leave it out$"):
+        share(There(), 1, "auto", 2)
+
+
+def test_nccl_needs_a_gpu_for_each():
+    with pytest.raises(
+        BadInput,
+        match=r"^--backend is nccl with 2 ranks, but this machine shows 1 GPU, and NCCL needs one "
+        r"for each rank; use --backend gloo or --nproc 1$",
+    ):
+        share(gpus("0"), 2, "nccl")
+    assert share(gpus("0"), 2, "nccl", own=True).visible == ("0", "0")  # known once all have met
+
+
+def test_a_backend_is_the_accelerators():
+    with pytest.raises(
+        BadInput,
+        match=r"^--backend is nccl, but this machine shows 2 npu devices, which talk by hccl; use --backend "
+        r"native or gloo$",
+    ):
+        share(There("npu", ("0", "1"), "hccl"), 2, "nccl")
+    assert share(There("npu", ("0", "1"), "hccl"), 2, "native").backend == "hccl"
+
+
+def test_a_torch_without_cuda_talks_by_gloo():
+    assert without_cuda("auto") == Devices(why="this torch is built without CUDA")
+    with pytest.raises(BadInput, match=r"^--backend is nccl, but this torch is built without it"):
+        without_cuda("nccl")
+
+
+def test_of_data_parallels_devices_a_rank_keeps_its_own():
+    assert _among([0, 1], 1) == [0]
+    assert _among(["cuda:0", torch.device("cuda:3")], 2) == ["cuda:0"]
+    assert (_among([2, 3], 1), _among(1, 1), _among(0, 1), _among(None, 1)) == (None, None, 0, None)
+
+
+def test_variables_by_kind():
+    kinds = {kind: variable(kind, {}) for kind in ("cuda", "xpu", "npu", "hpu", "other")}
+    assert kinds == {
+        "cuda": "CUDA_VISIBLE_DEVICES",
+        "xpu": "ZE_AFFINITY_MASK",
+        "npu": "ASCEND_RT_VISIBLE_DEVICES",
+        "hpu": "HABANA_VISIBLE_MODULES",
+        "other": "OTHER_VISIBLE_DEVICES",
+    }
+    assert variable("cuda", {"HIP_VISIBLE_DEVICES": "1"}) == "HIP_VISIBLE_DEVICES"
+
+
+def test_counting_does_not_need_a_driver():
+    assert count() >= 0
+    assert len(there({}).names) >= 0
