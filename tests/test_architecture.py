@@ -34,7 +34,15 @@ LAYERS = [
     {"outside.pipes"},
     {"outside.told"},
     {
-        *("run", "sampling", "sharing", "outside.effects", "outside.opened", "outside.typed"),
+        *(
+            "normalization",
+            "run",
+            "sampling",
+            "sharing",
+            "outside.effects",
+            "outside.opened",
+            "outside.typed",
+        ),
         *("outside.written", "outside.held", "outside.alone"),
     },
     {

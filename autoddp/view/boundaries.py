@@ -70,6 +70,10 @@ def all_rows(local: Tensor, cuts: Cuts, dim: int) -> Tensor:
     return laid_out(tuple(whole.shape), order, local).copy_(whole)
 
 
+class Boundary(Function):
+    """One that is made elsewhere."""
+
+
 class Gather(Function):
     """This rank's rows -> the whole."""
 
@@ -152,7 +156,7 @@ class Mean(Function):
         return grads[0], None
 
 
-BOUNDARIES = (Gather, Scatter, Lend, SumOverRanks, SumWithin, Mean)
+BOUNDARIES = (Gather, Scatter, Lend, SumOverRanks, SumWithin, Mean, Boundary)
 
 NEARBY = 24  # nodes of the graph that are looked at before a tensor is lent to be safe
 

@@ -76,7 +76,7 @@ class Calls:
         if lead is None and _of_samples(args):
             self.takes_samples.add(module)
             return run(*args, **kwargs)  # its parts are called as if by the script
-        return self._hand_on(run, handed, lead)
+        return self._hand_on(_uncompiled(module, run), handed, lead)
 
     def whole(self, run: Run, reach: Reach) -> Any:
         """Too few rows, or no batch in sight: on every rank; no guessing inside."""
@@ -165,6 +165,13 @@ class Calls:
                 known = [at if split(x) else None for x, at in zip(reach.leaves, ats, strict=True)]
                 if lead is not None and known != ats:
                     yield Given(reach, known, cuts)
+
+
+def _uncompiled(module: nn.Module, run: Run) -> Run:
+    """Of a compiled module the original: its parts are asked one by one, and no compiler knows rows."""
+    if isinstance(original := getattr(module, "_orig_mod", None), nn.Module):
+        return original._call_impl
+    return module._call_impl if module._compiled_call_impl is not None else run
 
 
 def _of_samples(args: Any) -> bool:

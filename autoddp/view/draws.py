@@ -36,6 +36,10 @@ FILL = {
 }
 SHAPED = {"randn": 0, "rand": 0}
 LIKE = {"randn_like", "rand_like", "randint_like"}
+FILLED = {name.rstrip("_") for name in FILL} | {"normal_functional"}  # what a compiler makes of FILL
+SEEDS = (torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max)  # what inductor draws its seeds from
+APART = 7919  # seeds of one kernel on two ranks
+DROPOUT = ("dropout_p", "dropout", "p")  # its probability, by name, in operators that drop inside
 
 
 def is_random(func: Any) -> bool:
@@ -50,6 +54,12 @@ class Draws(TorchDispatchMode):
         super().__init__()
         self.here, self.start, self.total, self.at, self.cuts = here, start, total, at, cuts
         self.view = None if cuts is None else cuts.view
+        self.inside = False  # whether a kernel of a trial would have drawn inside
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code runs compiled under this mode, which sees what it draws by operators."""
+        return True
 
     @classmethod
     def of(cls, cuts: Cuts, at: int) -> Draws:
@@ -64,6 +74,8 @@ class Draws(TorchDispatchMode):
         return func(*args, **kwargs) if drawn is NotImplemented else drawn
 
     def _draw(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        if name == "randint" and args[:2] == SEEDS and self.view is not None:
+            return self._seeds(func(*args, **kwargs))
         shape = _shape_of(name, args)
         dim = None if shape is None else self._batch_dim(shape)
         if dim is None or shape is None:
@@ -73,11 +85,14 @@ class Draws(TorchDispatchMode):
                 return func(*args, **kwargs)
         if name in FILL:
             return args[0].copy_(self._mine(func(self._grow(args[0], dim), *args[1:], **kwargs), dim))
+        if name in FILLED:
+            grown = func(self._grow(args[0], dim), *args[1:], **kwargs)
+            return torch.empty_like(args[0]).copy_(self._mine(grown, dim))
         if name in LIKE:
             return self._mine(func(self._grow(args[0], dim), *args[1:], **kwargs), dim).contiguous()
         if name == "native_dropout":
-            ones = self._grow(args[0], dim).fill_(1)
-            mask = self._mine(func(ones, *args[1:])[1], dim).contiguous()
+            # whatever is dropped there: its kernel alone tells what is dropped where
+            mask = self._mine(func(self._grow(args[0], dim), *args[1:])[1], dim).contiguous()
             return args[0] * mask / (1 - args[1]), mask
         where = next(k for k, a in enumerate(args) if isinstance(a, (list, tuple)))
         grown = [*args]
@@ -118,18 +133,44 @@ class Draws(TorchDispatchMode):
     def _unknown(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         """A kernel that draws inside, as attention with dropout on a GPU: never the same on all ranks."""
         inputs = [a for a in args if isinstance(a, Tensor) and a.dim()]
-        if self.view is None or name in FILL or name in LIKE or not inputs:
+        if name in FILL | FILLED | LIKE or not inputs or self._batch_dim(inputs[0].shape) is None:
             return NotImplemented
-        if self._batch_dim(inputs[0].shape) is None:
+        probability, undropped = _dropping(func, args, kwargs)
+        if not probability:
+            return NotImplemented
+        if self.view is None and undropped:
+            self.inside = True  # masks by the place in a part would hide whether all else is row-wise
+            return func(**undropped)
+        if self.view is None:
             return NotImplemented
         self.view.report.doubt("draws", "", f"{name} draws inside its kernel: each rank draws its own rows")
         with own_stream(self.view, inputs[0].device):
             return func(*args, **kwargs)
 
+    def _seeds(self, drawn: Tensor) -> Tensor:
+        """Those of a kernel that inductor made: the generator goes on as in one process."""
+        assert self.view is not None
+        self.view.report.doubt(
+            "draws",
+            "",
+            "inductor's kernels draw inside: each rank draws its own rows (statistically the same numbers, "
+            "not those of one process; torch._inductor.config.fallback_random = True keeps to these)",
+        )
+        return drawn.add_(APART * self.view.group.rank)
+
+
+def _dropping(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """With what probability a kernel drops, 1 if it does not say, and its arguments by name, with 0."""
+    schema = func._schema.arguments
+    given = {a.name: a.default_value for a in schema if a.has_default_value()}
+    given |= dict(zip((a.name for a in schema), args, strict=False)) | kwargs
+    name = next((n for n in DROPOUT if n in given), None)
+    return (1.0, {}) if name is None else (given[name], given | {name: 0.0})
+
 
 def _shape_of(name: str, args: Any) -> Any:
     """The shape of what is drawn, for the draws that can be made whole."""
-    if name in FILL:
+    if name in FILL or (name in FILLED and len(args) > 1):
         by_tensor = any(isinstance(a, Tensor) and a.dim() for a in args[1:])
         return None if by_tensor else args[0].shape
     if name in LIKE or (name == "native_dropout" and args[2] is not False):

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from autoddp.view.generators import Generators
 from autoddp.view.reach import Reach
+from autoddp.view.rounding import tolerance
 from autoddp.view.sizes import normalized_of_all
 from autoddp.view.snapshot import PLAIN, Snapshot
 from autoddp.view.trial import Forward, Refused, Same, Trial
@@ -26,6 +27,12 @@ from autoddp.view.trial import Forward, Refused, Same, Trial
 FEW = 7
 NO_BATCH = "an output has no batch dimension"
 OTHER_ROWS = "BatchNorm in it is given other rows than the batch's"
+NOT_THE_PART = "the forward of a part is not the part of the forward"
+NEARLY = f"{NOT_THE_PART}, but nearly"
+IN_CUDNN = "dropout between layers of an RNN draws from a state of the device's library, never put back"
+NO_MEMORY = "there is not enough memory to try it"
+MEMORY = (torch.OutOfMemoryError, MemoryError)
+NEAR = 4  # times the rounding that is allowed: so far off may be what another kernel makes of fewer rows
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,7 @@ class Verdict:
         layout: What holds these leaves: the result, and what the call was given, as it left it.
         draws: Whether it draws random numbers of torch's.
         reason: Why not, in words; empty if it is row-wise.
-        sure: False where the rows were all alike, which proves nothing: ask again.
+        sure: False where nothing was proven, as where all rows were alike: ask again.
     """
 
     outs: tuple[int | None, ...] = ()
@@ -49,6 +56,20 @@ class Verdict:
 
 def prove(trial: Trial, module: nn.Module) -> Verdict:
     """Try the call; every generator, buffer and Python value is as before afterwards."""
+    if any(map(_drops_in_cudnn, module.modules())):
+        return Verdict(reason=IN_CUDNN)
+    try:
+        return _proven(trial, module)
+    except MEMORY:
+        return Verdict(reason=NO_MEMORY, sure=False)
+
+
+def _drops_in_cudnn(m: nn.Module) -> bool:
+    drops = isinstance(m, nn.RNNBase) and m.training and m.dropout > 0 and m.num_layers > 1
+    return drops and any(p.device.type != "cpu" for p in m.parameters())
+
+
+def _proven(trial: Trial, module: nn.Module) -> Verdict:
     passed_on = [x for x, at in trial.pairs if at is None]
     view, state = trial.view, Snapshot(module, given=passed_on)
     if state.refused:
@@ -62,6 +83,8 @@ def prove(trial: Trial, module: nn.Module) -> Verdict:
                 left = state.put_back()
     except Refused as refused:
         verdict = Verdict(reason=str(refused))
+    except MEMORY:
+        raise
     except Exception as error:  # the call cannot be cut: a mask of fixed size, a loss over the batch
         verdict = Verdict(reason=f"a part of its rows raises {type(error).__name__}: {str(error)[:80]}")
     finally:
@@ -81,6 +104,9 @@ def _try(trial: Trial) -> Verdict:
     if size <= 2 * FEW or not all(trial.differs(*end) for end in ends):
         ends = trial.ends(size)
     parts, outs, reason = _by_parts(trial, whole, min(ends[0][1], size - size // 2))
+    if reason == NEARLY:  # with one row less its kernels are the same, and so are its numbers
+        ends = trial.ends(size - 1)
+        parts, outs, reason = _by_parts(trial, whole, size - 1, 1 / size)
     if reason:
         return Verdict(reason=reason)
     if not any(trial.differs(*end) for end in ends):
@@ -93,7 +119,7 @@ def _try(trial: Trial) -> Verdict:
         of_all = [len(x) * trial.given.cuts.total for x in whole.normalized]
         if of_all != [rows * size for rows in normalized_of_all(trial)]:
             return Verdict(reason=OTHER_ROWS)
-    return Verdict(tuple(outs), whole.layout, not trial.before.same_torch(after))
+    return Verdict(tuple(outs), whole.layout, trial.inside or not trial.before.same_torch(after))
 
 
 def _at_a_glance(trial: Trial, whole: Forward, after: Generators) -> str:
@@ -110,8 +136,13 @@ def _at_a_glance(trial: Trial, whole: Forward, after: Generators) -> str:
 Parts = dict[tuple[int, int], Forward]  # by the first row and the number of rows
 
 
-def _by_parts(trial: Trial, whole: Forward, count: int) -> tuple[Parts, list[int | None], str]:
-    """Forwards of parts; where the batch lies in each output, if each is that part of the whole forward."""
+def _by_parts(
+    trial: Trial, whole: Forward, count: int, times: float = 1.0
+) -> tuple[Parts, list[int | None], str]:
+    """Forwards of parts; where the batch lies in each output, if each is that part of the whole forward.
+
+    Of the rounding that is allowed it may be off so many `times`.
+    """
     size, known = trial.size, {(0, trial.size): whole}
     outs: list[int | None] = []
     for start, rows in dict.fromkeys([(0, count), (size - count, count), *trial.parts]):
@@ -122,27 +153,45 @@ def _by_parts(trial: Trial, whole: Forward, count: int) -> tuple[Parts, list[int
         if UNLIKE in found or (outs and found != outs):
             return known, outs, NO_BATCH
         outs = found
-        both = zip(whole.out, part.out, found, strict=True)
-        if not all(_close(w, p, at, start, rows) for w, p, at in both):
-            return known, outs, "the forward of a part is not the part of the forward"
-        if not _fed_alike(whole.normalized, part.normalized, size, start, rows):
-            return known, outs, OTHER_ROWS
+        place = (size, start, rows)
+        reason = _unlike(whole, part, outs, place, times)
+        if reason:
+            near = times == 1.0 and not _unlike(whole, part, outs, place, NEAR)
+            return known, outs, NEARLY if near else reason
     return known, outs, ""
 
 
-def _fed_alike(whole: list[Tensor], part: list[Tensor], size: int, start: int, count: int) -> bool:
+def _unlike(
+    whole: Forward, part: Forward, outs: list[int | None], place: tuple[int, int, int], times: float
+) -> str:
+    """Why a part's forward is not the part of the whole's, or nothing."""
+    dtypes = whole.dtypes | part.dtypes
+    _, start, count = place
+
+    def close(w: Any, p: Any, at: int | None, start: int, count: int) -> bool:
+        return at is None or _close(w.narrow(at, start, count), p, dtypes, times)
+
+    if not all(close(w, p, at, start, count) for w, p, at in zip(whole.out, part.out, outs, strict=True)):
+        return NOT_THE_PART
+    return "" if _fed_alike(whole.normalized, part.normalized, place, close) else OTHER_ROWS
+
+
+def _fed_alike(
+    whole: list[Tensor], part: list[Tensor], place: tuple[int, int, int], close: Callable[..., bool]
+) -> bool:
     """Whether BatchNorm is given, of a part of the batch, that part, in which a row may lie as several.
 
     Else its statistics over all ranks would be of other rows than in one process.
     """
+    size, start, count = place
     if len(whole) != len(part):
         return False
     for w, p in zip(whole, part, strict=True):
         times = w.shape[0] // size
         if w.shape[0] != times * size or p.shape != (times * count, *w.shape[1:]):
             return False
-        beside = _close(w, p, 0, times * start, times * count)
-        apart = _close(w.unflatten(0, (times, size)), p.unflatten(0, (times, count)), 1, start, count)
+        beside = close(w, p, 0, times * start, times * count)
+        apart = close(w.unflatten(0, (times, size)), p.unflatten(0, (times, count)), 1, start, count)
         if not beside and not apart:
             return False
     return True
@@ -191,23 +240,10 @@ def _alike(whole: Reach | None, part: Reach | None) -> bool:
     )
 
 
-def _tolerance(x: Tensor) -> float:
-    """The rounding of the dtype that was computed in, times what a sum of many terms makes of it."""
-    low = torch.is_autocast_enabled(x.device.type) or x.dtype in (torch.float16, torch.bfloat16)
-    if low:
-        return 5e-2
-    if x.dtype in (torch.float64, torch.complex128):
-        return 1e-7
-    return 1e-2 if x.is_cuda and torch.backends.cuda.matmul.allow_tf32 else 1e-3
-
-
-def _close(whole: Any, part: Any, at: int | None, start: int, count: int) -> bool:
-    if at is None:
-        return True
-    mine = whole.narrow(at, start, count)
+def _close(mine: Tensor, part: Tensor, dtypes: set[torch.dtype], times: float) -> bool:
     if not (mine.is_floating_point() or mine.is_complex()):
         return torch.equal(mine, part)
-    rounding = _tolerance(mine)
+    rounding = tolerance(dtypes | {mine.dtype}, mine.device.type) * times
     scale = mine.abs().nan_to_num(0, 0, 0).max().item() if mine.numel() else 0.0
     return torch.allclose(mine, part, rtol=rounding, atol=rounding * scale, equal_nan=True)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
     from autoddp.view.trial import Trial
@@ -19,13 +20,34 @@ def normalized_of_all(trial: Trial) -> list[int]:
     """The first size of what BatchNorm is given, at each of its calls.
 
     On this rank's rows, repeated: shapes alone would do, but torch's fake tensors start the threads of its
-    engine, and no process that is forked afterwards can call backward() any more.
+    engine, and no process that is forked afterwards can call backward() any more. As many rows as all ranks
+    have together fit on one device without what backward would need.
+
+    Raises:
+        torch.OutOfMemoryError: They do not.
     """
-    rows = torch.arange(trial.given.cuts.total) % trial.size
+    try:
+        with torch.no_grad():
+            return _sizes(trial)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:  # a forward that takes gradients itself
+        return _sizes(trial)
+
+
+def _sizes(trial: Trial) -> list[int]:
+    rows, sizes = torch.arange(trial.given.cuts.total, device="cpu") % trial.size, list[int]()
     trial.before.put_back()
-    trial.view.normalized = []
-    with trial.called([_repeated(x, at, rows) for x, at in trial.pairs]):
-        return [len(x) for x in trial.view.normalized]
+    trial.view.noted = lambda x: sizes.append(len(x))
+    with Eager(), trial.called([_repeated(x, at, rows) for x, at in trial.pairs]):
+        return sizes
+
+
+class Eager(TorchDispatchMode):
+    """Under it nothing is compiled: what is compiled tells nobody what it normalizes."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
 
 
 def _repeated(x: Any, at: int | None, rows: Tensor) -> Any:

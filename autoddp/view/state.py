@@ -37,8 +37,8 @@ class View:
         aside: Above 0 inside a data set's fetch and inside backward: module calls are plain there.
         region: The split call that runs at present, if any.
         trials: Context managers entered while user code runs that one process would not have run.
-        normalized: What BatchNorm was given in the present trial: statistics over all ranks are those of
-            one process only where each rank gives it its rows, and all of them.
+        noted: Told in a trial what BatchNorm is given: statistics over all ranks are those of one process
+            only where each rank gives it its rows, and all of them.
     """
 
     def __init__(self, group: Group, draws: str = "auto", report: Report | None = None) -> None:
@@ -46,7 +46,7 @@ class View:
         self.report = report or Report()
         self.aside = 0
         self.proving = False
-        self.normalized: list[Tensor] = []
+        self.noted: Callable[[Tensor], object] = id
         self.region: Region | None = None
         self.trials: list[Callable[[], AbstractContextManager[object]]] = []
         self.pending = Pending(group)
@@ -101,4 +101,6 @@ class View:
             for enter in self.trials:
                 stack.enter_context(enter())
             stack.callback(self.work.turn, self.work.turn(TRIAL))
+            stack.callback(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
+            torch.set_autocast_cache_enabled(False)  # weights cast in one run would be strangers to the next
             yield

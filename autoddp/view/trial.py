@@ -44,6 +44,7 @@ class Trial:
     size: int  # rows that are tried, of those of the whole batch
     parts: list[tuple[int, int]] = field(default_factory=list)
     before: Generators = field(default_factory=Generators)
+    inside: bool = False  # whether a kernel draws inside: tried without
 
     @property
     def pairs(self) -> list[tuple[Any, int | None]]:
@@ -81,12 +82,14 @@ class Trial:
         made = self.inputs(start, count, keep)
         at = next(a for a in self.given.ats if a is not None)
         cut = [x for x, a in zip(made, self.given.ats, strict=True) if a is not None]
-        self.view.normalized = []
+        normalized: list[Tensor] = []
+        self.view.noted = lambda x: normalized.append(x.detach().clone())
         with ExitStack() as modes:
             watch = modes.enter_context(Watch(cut))
-            modes.enter_context(Draws(count, start, self.size, at))
+            draws = modes.enter_context(Draws(count, start, self.size, at))
             with self.called(made) as left:
                 modes.close()
+                self.inside |= draws.inside
                 same = {
                     id(x): Same(k) for k, x in enumerate(self.given.reach.leaves) if isinstance(x, Tensor)
                 }
@@ -96,7 +99,7 @@ class Trial:
             raise Refused(left.refused)
         plain = [x.detach() if isinstance(x, Tensor) else x for x in out]
         apart = [watch.of_no_rows(x) for x in out]
-        return Forward(plain, [own_of(x) for x in out], apart, left.layout, self.view.normalized)
+        return Forward(plain, [own_of(x) for x in out], apart, left.layout, normalized, watch.dtypes)
 
     def ends(self, count: int) -> list[tuple[int, int, int]]:
         """The first and the last rows: where they start, how many they are, which of them is outermost."""
@@ -125,6 +128,7 @@ class Forward:
     Attributes:
         own: The attributes of those outputs that are tensors of a class of their own, else None.
         apart: Whether an output is a tensor that was computed of no rows, as a table of positions.
+        dtypes: What was computed in, of the rows, on the way.
     """
 
     out: list[Any]
@@ -132,6 +136,7 @@ class Forward:
     apart: list[bool]
     layout: Hashable
     normalized: list[Tensor]
+    dtypes: set[torch.dtype]
 
 
 PLAIN_KINDS = (Tensor, nn.Parameter)
@@ -159,6 +164,7 @@ class Watch(torch.utils._python_dispatch.TorchDispatchMode):
     def __init__(self, inputs: list[Tensor]) -> None:
         super().__init__()
         self.known: Any = WeakTensorKeyDictionary()
+        self.dtypes: set[torch.dtype] = set()
         for x in inputs:
             self.known[x] = True
         # as_subclass() makes another object of an output, past this mode: it is known by its memory
@@ -183,6 +189,8 @@ class Watch(torch.utils._python_dispatch.TorchDispatchMode):
         for x in tree_flatten(out)[0]:
             if isinstance(x, Tensor):
                 self.known[x] = tainted or self.known.get(x, False)
+                if tainted and (x.is_floating_point() or x.is_complex()):
+                    self.dtypes.add(x.dtype)
                 key = _memory(x)
                 self.memory[key] = tainted or self.memory.get(key, False)
         return out

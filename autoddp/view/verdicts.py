@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from typing import Any
 
@@ -12,7 +13,7 @@ from autoddp.report import users_line
 from autoddp.view.boundaries import lend, part
 from autoddp.view.cuts import Cuts
 from autoddp.view.names import LeftOut
-from autoddp.view.proof import Verdict, prove
+from autoddp.view.proof import NO_MEMORY, Verdict, prove
 from autoddp.view.rows import full, split
 from autoddp.view.settings import Settings
 from autoddp.view.state import View
@@ -21,6 +22,7 @@ from autoddp.view.trial import Given, Trial
 Key = tuple[Any, ...]
 MOST = 8  # kinds of call of one module that are known; more are handed on to its parts
 OFTEN = 64  # calls after which a new kind may take the place of the oldest
+ENOUGH = 15  # rows to be tried where more do not fit: the ends of these do not touch
 TWICE = 2  # refusals of a kind of call, under different settings, after which it is left at that
 AGAIN = frozenset(10**k for k in range(2, 9))  # calls at which a proof is made once more
 CHANGED = (
@@ -44,7 +46,7 @@ class Proofs:
         asked = self.unsure.get(key, 0)
         if asked and asked & (asked - 1):  # at the first call, and the second, fourth, eighth ...
             self.unsure[key] += 1
-            return "all rows of its batches were alike so far"
+            return "its batches have proven nothing so far"
         if self.refused.get(key[:-1], 0) >= TWICE:
             return "it was not row-wise with other settings"
         if len(self.verdicts) >= MOST and self.calls < OFTEN:
@@ -115,15 +117,36 @@ class Verdicts:
 
     def _prove(self, module: nn.Module, given: Given) -> Verdict:
         """On this rank's rows; where a rank has one row only, that proves nothing: on all of them."""
-        target, cuts = getattr(module, "_orig_mod", module), given.cuts
+        cuts = given.cuts
         alone = cuts.smallest == 1
         tried = [
             full(x if at is None else full(x) if alone else mine(x, at, cuts))
             for x, at in zip(given.reach.leaves, given.ats, strict=True)
         ]
-        parts = [(cuts.start, cuts.mine)] if alone else []
-        size = cuts.total if alone else cuts.mine
-        return prove(Trial(self.view, target, given, tried, size, parts), target)
+        size, start = (cuts.total, cuts.start) if alone else (cuts.mine, 0)
+        most = cuts.mine + 2 if alone else ENOUGH
+        verdict = self._tried(module, given, tried, (0, size), start)
+        if verdict.reason == NO_MEMORY and size > most:
+            empty_caches(tried)
+            where = f"{type(module).__name__} at {users_line()}"
+            self.view.report.say_once(
+                "memory", where, f"tried on {most} rows, as {size} do not fit in memory"
+            )
+            first = min(start, size - most)
+            verdict = self._tried(module, given, tried, (first, most), start - first)
+        return verdict
+
+    def _tried(
+        self, module: nn.Module, given: Given, leaves: list[Any], rows: tuple[int, int], start: int
+    ) -> Verdict:
+        """On so many rows of these from the first on; a rank's only one starts at `start` in them."""
+        first, size = rows
+        cut = [
+            x if at is None else x.narrow(at, first, size) for x, at in zip(leaves, given.ats, strict=True)
+        ]
+        parts = [(start, given.cuts.mine)] if given.cuts.smallest == 1 else []
+        target = getattr(module, "_orig_mod", module)
+        return prove(Trial(self.view, target, given, cut, size, parts), target)
 
     def _agreed(self, verdict: Verdict) -> Verdict:
         """All ranks must have found the same."""
@@ -148,6 +171,13 @@ class Verdicts:
         return known[1]
 
 
+def empty_caches(tensors: list[Any]) -> None:
+    """What a trial has left goes back to the devices of these."""
+    gc.collect()  # frames of what was raised hold each other
+    for device in {x.device.type for x in tensors if isinstance(x, Tensor)} - {"cpu"}:
+        getattr(torch.get_device_module(device), "empty_cache", int)()
+
+
 def mine(x: Any, at: int | None, cuts: Cuts) -> Any:
     """An argument as a split call gets it: this rank's rows, or the whole, lent."""
     if at is None:
@@ -166,12 +196,12 @@ def _key(module: nn.Module, given: Given) -> Key:
         for x in given.reach.leaves
     )
     alone = given.cuts.smallest == 1
-    return module.training, alone, tuple(given.ats), settings, given.reach.layout, _modes(module)
+    return module.training, alone, tuple(given.ats), settings, given.reach.layout, _modes()
 
 
-def _modes(module: nn.Module) -> tuple[Any, ...]:
-    return (
-        torch.is_grad_enabled(),
-        torch.is_autocast_enabled("cpu"),
-        torch.is_autocast_enabled("cuda"),
-    )
+def _modes() -> tuple[Any, ...]:
+    """Whether gradients are taken, and what autocast computes in, on CPUs and on accelerators."""
+    accelerator = torch.accelerator.current_accelerator()
+    types = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
+    low = (torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) for kind in types)
+    return torch.is_grad_enabled(), *low

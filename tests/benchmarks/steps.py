@@ -1,6 +1,6 @@
 """steps/s of an unmodified script in the global view, against the same script with hand-written DDP.
 
-    python -m tests.benchmarks.steps [--metrics] [--rounds 5] [mlp cnn lm]
+    python -m tests.benchmarks.steps [--metrics] [--rounds 5] [mlp cnn norm lm]
 
 Both run in the same ranks (2, one thread each), at the same global batch, alternating; the ratio is the
 median over rounds. With --metrics the script also reads an accuracy every step.
@@ -22,7 +22,7 @@ from autoddp.report import Report
 from autoddp.session import session
 from tests.ranks import run_ranks
 
-STEPS = {"mlp": 300, "cnn": 40, "lm": 30}
+STEPS = {"mlp": 300, "cnn": 40, "norm": 40, "lm": 30}
 WARM = 5
 
 
@@ -37,6 +37,11 @@ class LanguageModel(nn.Module):
         return self.head(self.body(self.embed(x)))
 
 
+def convolved(into, out):
+    """A layer as in every CNN."""
+    return nn.Sequential(nn.Conv2d(into, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU())
+
+
 def make(kind):
     """The model, its data and the global batch size."""
     torch.manual_seed(0)
@@ -46,6 +51,10 @@ def make(kind):
     if kind == "cnn":
         parts = [nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3, padding=1)]
         net = nn.Sequential(*parts, nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(1024, 10))
+        return net, TensorDataset(torch.randn(1280, 3, 32, 32), torch.randint(10, (1280,))), 64
+    if kind == "norm":  # by hand each rank normalizes by its own rows: torch's SyncBatchNorm needs a GPU
+        parts = [convolved(3, 16), convolved(16, 16), nn.MaxPool2d(2), convolved(16, 32), convolved(32, 32)]
+        net = nn.Sequential(*parts, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(512, 10))
         return net, TensorDataset(torch.randn(1280, 3, 32, 32), torch.randint(10, (1280,))), 64
     return (
         LanguageModel(),

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoddp.view.draws import Draws
 from tests.ranks import run_ranks
@@ -16,6 +17,7 @@ from tests.view.compare import Counting, by_rows, difference
 
 DRAWN: dict[str, Callable[[Tensor], Tensor]] = {
     "dropout": lambda x: F.dropout(x, 0.4),
+    "in a kernel": lambda x: torch.native_dropout(x, 0.4, True)[0],
     "dropout2d": lambda x: F.dropout2d(x, 0.4),
     "alpha": lambda x: F.alpha_dropout(x, 0.4, training=True),
     "features": lambda x: F.feature_alpha_dropout(x, 0.4, training=True),
@@ -79,6 +81,33 @@ def _inside(group: Any) -> list[str]:
 def test_draws_inside_a_split_call(nproc):
     said = run_ranks(_inside, nproc)
     assert not any(said), said
+
+
+class Written(TorchDispatchMode):
+    """The operators that write as much as the whole batch is."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size, self.names = size, list[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        outs = [x for x in (out if isinstance(out, tuple) else [out]) if isinstance(x, Tensor)]
+        if any(x.numel() >= self.size for x in outs):
+            self.names.append(func.overloadpacket.__name__)
+        return out
+
+
+def _masked(group: Any) -> list[str]:
+    cuts = Counting(group).cut(8)
+    with Written(80) as written, Draws.of(cuts, 0):
+        torch.native_dropout(torch.ones(cuts.mine, 10), 0.4, True)
+    return written.names
+
+
+def test_a_kernel_is_asked_for_its_mask_alone():
+    """Its output for the whole batch comes along, of whatever its input holds, and goes at once."""
+    assert run_ranks(_masked, 2) == [["empty_permuted", "native_dropout"]] * 2
 
 
 def _own(group: Any) -> Any:

@@ -1,0 +1,265 @@
+"""BatchNorm over the rows of all ranks: what each computes of its own, and the two sums that they share.
+
+Method: torch's SyncBatchNorm, on any backend. Of the input nothing is kept but itself. Where a device has
+SyncBatchNorm's own kernels they are used, elsewhere those of BatchNorm on given statistics.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._library.effects import EffectType
+
+from autoddp.view.boundaries import Boundary, SumWithin
+
+LOW = (torch.float16, torch.bfloat16)
+aten = torch.ops.aten
+KERNELS = (
+    "batch_norm_stats",
+    "batch_norm_gather_stats_with_counts",
+    "batch_norm_elemt",
+    "batch_norm_backward_reduce",
+    "batch_norm_backward_elemt",
+)
+Running = tuple[Tensor | None, Tensor | None, float]  # the module's mean and variance, and its momentum
+
+
+@cache
+def has_kernels(device: str) -> bool:
+    """Whether a type of device has SyncBatchNorm's own."""
+    key = torch._C._dispatch_key_for_device(device)
+    return all(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key) for name in KERNELS)
+
+
+# ---- forward and backward of this rank's rows
+
+
+def normalized(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, running: Running, eps: float, group: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The output; of all rows the mean, one over the standard deviation, and each rank's count."""
+    if has_kernels(x.device.type):
+        x = _dense(x)
+        counts, means, invstds = _of_all(aten.batch_norm_stats(x, eps), x, group)
+        mean, invstd = aten.batch_norm_gather_stats_with_counts(
+            x, means, invstds, *running, eps, counts if running[0] is None else counts.to(running[0].dtype)
+        )
+        return aten.batch_norm_elemt(x, weight, bias, mean, invstd, eps), mean, invstd, counts
+    counts, means, invstds = _of_all(_stats(x, eps), x, group)
+    count = counts.sum()
+    share = (counts / count).unsqueeze(1)
+    mean = (share * means).sum(0)
+    var = (share * (invstds.pow(-2) - eps + (means - mean).square())).sum(0)
+    follow(running, mean, var, count)
+    weight, bias = _as_stats(weight, mean), _as_stats(bias, mean)
+    out = aten.native_batch_norm(x, weight, bias, mean, var, False, 0.0, eps)[0]
+    return out, mean, torch.rsqrt(var + eps), counts
+
+
+def derived(
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    stats: tuple[Tensor, Tensor, Tensor],
+    group: Any,
+    needs_x: bool,
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """The gradients of the input, the weight and the bias; of the latter two this rank's part."""
+    mean, invstd, counts = stats
+    if has_kernels(x.device.type):
+        g, x = _dense(g), _dense(x)
+        weight = _as_stats(weight, mean)
+        sum_g, sum_gx, of_weight, of_bias = aten.batch_norm_backward_reduce(
+            g, x, mean, invstd, weight, True, True, True
+        )
+        if not needs_x:
+            return None, of_weight, of_bias
+        sums = group.all_reduce(torch.cat([sum_g, sum_gx])).chunk(2)
+        of_x = aten.batch_norm_backward_elemt(g, x, mean, invstd, weight, *sums, counts.to(torch.int32))
+        return of_x, of_weight, of_bias
+    var, weight = invstd.pow(-2), _as_stats(weight, mean)  # eps is in it
+    _, of_weight, of_bias = aten.native_batch_norm_backward(
+        g, x, weight, mean, var, None, None, False, 0.0, [False, True, True]
+    )
+    if not needs_x:
+        return None, of_weight, of_bias
+    sums = group.all_reduce(torch.stack([of_weight, of_bias]))
+    scale = invstd if weight is None else invstd * weight
+    of_x = aten.native_batch_norm(x, *(sums * (scale / -counts.sum())), mean, var, False, 0.0, 0.0)[0]
+    return of_x.addcmul_(g, _beside(scale, x)), of_weight, of_bias
+
+
+def follow(running: Running, mean: Tensor, var: Tensor, count: Tensor) -> None:
+    """What the module keeps goes on towards these."""
+    running_mean, running_var, momentum = running
+    if running_mean is not None and running_var is not None:
+        with torch.no_grad():
+            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+            running_var.lerp_((var * (count / (count - 1))).to(running_var.dtype), momentum)
+
+
+def _stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    if x.device.type == "cpu":  # in one pass, and halves in float32 if what is kept is
+        unused = x.new_zeros(x.shape[1], dtype=torch.float32) if x.dtype in LOW else None
+        mean, var = aten.batch_norm_update_stats(x, unused, unused, 0.0)
+    else:
+        x = x.float() if x.dtype in LOW else x
+        var, mean = torch.var_mean(x, [d for d in range(x.dim()) if d != 1], correction=0)
+    return mean, torch.rsqrt(var + eps)
+
+
+def _of_all(stats: tuple[Tensor, Tensor], x: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The ranks' counts, means, and ones over standard deviations."""
+    channels = x.shape[1]
+    mine = torch.cat([*stats, stats[0].new_full((1,), x.numel() // channels)])
+    means, invstds, counts = group.all_gather(mine).split([channels, channels, 1], 1)
+    return counts.flatten().clone(), means, invstds  # a view would keep all three
+
+
+def _dense(x: Tensor) -> Tensor:
+    last = (torch.channels_last, torch.channels_last_3d)
+    return x if any(x.is_contiguous(memory_format=kind) for kind in last) else x.contiguous()
+
+
+def _as_stats(x: Tensor | None, stats: Tensor) -> Tensor | None:
+    return None if x is None else x.to(stats.dtype)
+
+
+def _beside(x: Tensor, rows: Tensor) -> Tensor:
+    return x.view([1, -1] + [1] * (rows.dim() - 2))
+
+
+# ---- in eager mode
+
+
+class Normalize(Boundary):
+    """`normalized`, differentiable as often as is asked for."""
+
+    @staticmethod
+    def forward(  # noqa: D102
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        running: Running,
+        eps: float,
+        group: Any,
+    ) -> Tensor:
+        out, *stats = normalized(x, weight, bias, running, eps, group)
+        ctx.save_for_backward(x, weight, *stats)
+        ctx.eps, ctx.group = eps, group
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:  # noqa: D102
+        x, weight, *stats = ctx.saved_tensors
+        found: tuple[Tensor | None, Tensor, Tensor]
+        if torch.is_grad_enabled():  # a second derivative will follow
+            found = _derived_again(grads[0], x, weight, ctx.eps, ctx.group)
+        else:
+            needs_x = ctx.needs_input_grad[0]
+            found = derived(grads[0], x, weight, tuple(stats), ctx.group, needs_x)
+        wanted = zip(found, ctx.needs_input_grad[:3], strict=True)
+        return *(g if needed else None for g, needed in wanted), None, None, None
+
+
+def _derived_again(
+    g: Tensor, x: Tensor, weight: Tensor | None, eps: float, group: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `derived`, by operators that are differentiable themselves."""
+    dtype, wide = x.dtype, torch.float32 if x.dtype in LOW else x.dtype
+    x, g = x.to(wide), g.to(wide)
+    over = [d for d in range(x.dim()) if d != 1]
+    count = SumWithin.apply(x.new_full((1,), x.numel() // x.shape[1]), group)
+    d = x - _beside(SumWithin.apply(x.sum(over), group) / count, x)
+    invstd = torch.rsqrt(SumWithin.apply((d * d).sum(over), group) / count + eps)
+    scaled = d * _beside(invstd, x)
+    of_bias, of_weight = g.sum(over), (g * scaled).sum(over)
+    sum_g, sum_gx = SumWithin.apply(torch.stack([of_bias, of_weight]), group) / count
+    of_x = (g - _beside(sum_g, x) - scaled * _beside(sum_gx, x)) * _beside(invstd, x)
+    if weight is not None:
+        of_x = of_x * _beside(weight.to(wide), x)
+    return of_x.to(dtype), of_weight, of_bias
+
+
+# ---- under torch.compile
+
+
+GROUPS: list[Any] = []  # whom an operator in a compiled graph speaks to: the latest
+
+
+def meet(group: Any, undo: ExitStack) -> None:
+    """From here on compiled code normalizes over these ranks."""
+    GROUPS.append(group)
+    undo.callback(GROUPS.remove, group)
+
+
+@torch.library.custom_op("autoddp::normalize", mutates_args=())
+def normalize(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`normalized`, opaque to a compiler."""
+    return normalized(x, weight, bias, (None, None, 0.0), eps, GROUPS[-1])
+
+
+@normalize.register_fake
+def _(x: Tensor, weight: Any, bias: Any, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    stats = x.new_empty(x.shape[1], dtype=torch.float32 if x.dtype in LOW else x.dtype)
+    return torch.empty_like(_dense(x)), stats, torch.empty_like(stats), stats.new_empty(GROUPS[-1].size)
+
+
+@torch.library.custom_op("autoddp::normalize_backward", mutates_args=())
+def normalize_backward(
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    mean: Tensor,
+    invstd: Tensor,
+    counts: Tensor,
+    needs_x: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`derived`, opaque to a compiler."""
+    of_x, *others = derived(g, x, weight, (mean, invstd, counts), GROUPS[-1], needs_x)
+    return mean.new_empty(0) if of_x is None else of_x, others[0], others[1]
+
+
+@normalize_backward.register_fake
+def _(g: Tensor, x: Tensor, weight: Any, mean: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    of_x = torch.empty_like(_dense(x)) if rest[-1] else mean.new_empty(0)
+    return of_x, torch.empty_like(mean), torch.empty_like(mean)
+
+
+def _keep(ctx: Any, inputs: Any, output: Any) -> None:
+    x, weight, *_ = inputs
+    ctx.save_for_backward(x, weight, *output[1:])
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _backward(ctx: Any, g: Tensor, *_: Any) -> Any:
+    x, weight, *stats = ctx.saved_tensors
+    found = torch.ops.autoddp.normalize_backward(g, x, weight, *stats, ctx.needs_input_grad[0])
+    return *(d if needed else None for d, needed in zip(found, ctx.needs_input_grad[:3], strict=True)), None
+
+
+normalize.register_autograd(_backward, setup_context=_keep)
+
+
+@torch.library.custom_op("autoddp::add_up", mutates_args=())
+def add_up(x: Tensor) -> Tensor:
+    """The sum over ranks, opaque to a compiler; without a gradient."""
+    return GROUPS[-1].all_reduce(x.clone(memory_format=torch.contiguous_format))
+
+
+@add_up.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+# Ranks wait for each other in these: a compiler that puts them into another order on one rank, as it may
+# by the sizes of tensors, would make ranks exchange what does not belong together.
+for _operator in (normalize, normalize_backward, add_up):
+    _operator.register_effect(EffectType.ORDERED)

@@ -1,0 +1,42 @@
+"""How far two forwards of the same rows may be apart by rounding alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+LOW = 5e-2  # halves, times what a sum of many terms makes of it
+TF32 = 1e-2
+SINGLE = 1e-3
+DOUBLE = 1e-7
+OFF = {"none", "ieee"}
+
+
+def tolerance(dtypes: set[torch.dtype], device: str) -> float:
+    """Of the coarsest of the dtypes that were computed in, on this type of device."""
+    coarsest = max(torch.finfo(dtype).eps for dtype in dtypes)
+    if coarsest > torch.finfo(torch.float32).eps:
+        return LOW
+    return DOUBLE if coarsest <= torch.finfo(torch.float64).eps else single(device)
+
+
+def single(device: str) -> float:
+    """Of float32, which kernels may compute in less: those for some rows, and not those for others."""
+    try:
+        kinds = _precisions(device)
+    except Exception:  # each version of torch has its own names for them, and refuses to mix them
+        kinds = {"unknown"}
+    if "bf16" in kinds:
+        return LOW
+    return SINGLE if kinds <= OFF else TF32
+
+
+def _precisions(device: str) -> set[str]:
+    known: Any = torch.backends
+    if device == "cpu":
+        return {known.mkldnn.matmul.fp32_precision, known.mkldnn.conv.fp32_precision}
+    if device != "cuda":
+        return {"unknown"}
+    cudnn = {known.cudnn.conv.fp32_precision, known.cudnn.rnn.fp32_precision}
+    return cudnn | {known.cuda.matmul.fp32_precision}
