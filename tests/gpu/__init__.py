@@ -1,0 +1,1 @@
+"""What only a machine with GPUs can tell, in one command: `python -m tests.gpu`."""

@@ -1,0 +1,67 @@
+"""`python -m tests.gpu` itself, at its smallest sizes and without a GPU: it tells what is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli import ROOT
+from tests.gpu import checks, speed
+from tests.gpu.checks import CHECKS, Result, same
+from tests.gpu.machine import Machine
+from tests.gpu.page import page
+
+NONE = Machine([], "2", "None", "None")
+
+
+def test_the_same_words_and_near_numbers_pass():
+    assert same("a 1.0\nb 2.0\n", "a 1.0\nb 2.0000000001\n", 1e-9) == ("passed", "5.0e-11")
+    assert same("a 1.0\n", "a 1.1\n", 1e-3) == ("failed", "9.1e-02")
+    assert same("a 1.0\n", "b 1.0\n", 1.0)[0] == "failed"
+    assert same("a 1.0\n", "a 1.0\na 2.0\n", 1.0)[0] == "failed"
+    assert same("learned True\n", "learned True\n", 0.0)[0] == "passed"
+    assert same("learned False\n", "learned False\n", 0.0)[0] == "failed"
+
+
+def test_a_script_is_compared_with_one_process(tmp_path):
+    exact = next(check for check in CHECKS if check.name == "exact")
+    result = checks.compare(exact, NONE, True, tmp_path)
+    assert (result.state, float(result.seen) < 1e-9) == ("passed", True), result
+
+
+def test_a_rank_that_is_killed_is_named(tmp_path):
+    assert checks.killed(NONE, True, tmp_path).state == "passed"
+
+
+def test_a_script_that_fails_is_a_check_that_fails(tmp_path):
+    broken = checks.Check("exact", "an option that does not exist", 1e-9, ("--no-such-option",))
+    result = checks.compare(broken, NONE, True, tmp_path)
+    assert result.state == "failed"
+    assert "--no-such-option" in result.seen
+
+
+def test_the_page_has_every_check_and_every_way(tmp_path, monkeypatch):
+    monkeypatch.setattr(speed, "KINDS", {"mlp": speed.KINDS["mlp"]})
+    rows = speed.all_of(NONE, True, 1, tmp_path, lambda text: None)
+    assert [row.way for row in rows] == [
+        "python",
+        "autoddp, 1 rank",
+        "DDP by hand, 2 ranks",
+        "autoddp, 2 ranks",
+    ]
+    assert all(row.figures["steps_per_s"] > 0 and row.figures["first_step_s"] > 0 for row in rows), rows
+    assert [row.against is None for row in rows] == [True, False, True, False]
+    text = page(NONE, [Result("exact", "in float64", "passed", "1e-15", 2.0)], rows, "1.0")
+    assert "| in float64 | passed | 1e-15 | 2.0 |" in text
+    assert all(f"| {row.way} |" in text for row in rows)
+
+
+def test_without_a_gpu_it_says_so():
+    if Machine.here().gpus:
+        pytest.skip("there is a GPU")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.gpu"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (2, "no GPU here; --tiny tries the command itself on the CPU\n")
