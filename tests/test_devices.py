@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from autoddp.errors import BadInput
-from autoddp.features.modules import _among
+from autoddp.features.visible import among
 from autoddp.launching.choice import Choice, Told, decide
 from autoddp.launching.devices import Devices, There, count, share, there, variable, visible, without_cuda
 
@@ -139,9 +139,9 @@ def test_a_torch_without_cuda_talks_by_gloo():
 
 
 def test_of_data_parallels_devices_a_rank_keeps_its_own():
-    assert _among([0, 1], 1) == [0]
-    assert _among(["cuda:0", torch.device("cuda:3")], 2) == ["cuda:0"]
-    assert (_among([2, 3], 1), _among(1, 1), _among(0, 1), _among(None, 1)) == (None, None, 0, None)
+    assert among([0, 1], 1) == [0]
+    assert among(["cuda:0", torch.device("cuda:3")], 2) == ["cuda:0"]
+    assert (among([2, 3], 1), among(1, 1), among(0, 1), among(None, 1)) == (None, None, 0, None)
 
 
 def test_variables_by_kind():

@@ -26,6 +26,7 @@ from autoddp.features.sharding import Sharding
 from autoddp.features.signals import Signals
 from autoddp.features.temporary import Temporary
 from autoddp.features.trackers import Trackers
+from autoddp.features.visible import Visible
 from autoddp.features.witness import Witness
 from autoddp.patching import Feature
 
@@ -50,6 +51,7 @@ FEATURES: tuple[type[Feature], ...] = (
     LocalView,
     Averaging,
     Loaders,
+    Visible,
     Modules,
     BatchNorm,
     Gradients,

@@ -108,18 +108,6 @@ class Modules(Feature):
         self.calls.verdicts.settings.changes += 1
         return wrapped(*args, **kwargs)
 
-    @patch(
-        "torch.nn:DataParallel.__init__",
-        why="a rank has fewer devices than the script names: it uses its own",
-    )
-    def use_own_devices(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        """Ids of devices that this rank does not see are left out."""
-        given = dict(zip(("module", "device_ids", "output_device", "dim"), args, strict=False)) | kwargs
-        there = torch.accelerator.device_count()
-        for name in ("device_ids", "output_device"):
-            given[name] = _among(given.get(name), there) if there else given.get(name)
-        return wrapped(**given)
-
     @patch("torch.autograd:Function.apply", why=f"a custom autograd function: {FULL}", hot=True)
     def apply_to_whole(self, plain: Any) -> Any:
         """The script's own functions; ours are the boundaries themselves."""
@@ -287,14 +275,6 @@ def _traced() -> bool:
     return (
         torch._C._get_tracing_state() is not None or torch._C._functorch.peek_interpreter_stack() is not None
     )
-
-
-def _among(ids: Any, there: int) -> Any:
-    """Those of devices that are there; None, as torch has it for all, where none is."""
-    if isinstance(ids, (list, tuple)):
-        return [each for each in ids if _among(each, there) is not None] or None
-    number = torch.device(ids).index if isinstance(ids, (str, torch.device)) else ids
-    return ids if number is None or number < there else None
 
 
 def _as_seen(cls: type) -> type:

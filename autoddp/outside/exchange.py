@@ -19,8 +19,6 @@ import ctypes
 import json
 import threading
 import time
-import zlib
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,6 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autoddp.errors import Disagreement, RankEnded
+from autoddp.outside.passed import Passed, Recent
 from autoddp.report import users_frame
 
 if TYPE_CHECKING:
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
 
     from autoddp.outside.channel import Line
 
-Recent = tuple[int, list[tuple[int, str]]]
-KEPT = 256  # stamps that were passed by, and are known by their words
 TOLD = 64  # of these, at a look of the thread that watches
 MOST = 4096  # kinds of collective whose words are kept
 DONE, PARTED, TELL = b"=", b"!", b"?"  # the first byte of what rank 0 says
@@ -82,6 +79,7 @@ class Exchange:
             Disagreement: Two ranks are at different places; on all that wait here.
             RankEnded: One has ended.
         """
+        self.passed.meet(stamp)
         if self.rank:
             made = self._ask(stamp, body)
         elif self._lines:
@@ -90,7 +88,7 @@ class Exchange:
             made = merge(bodies)
             self._say(DONE + made)
         else:
-            return merge([body])
+            made = merge([body])
         self.passed.met()
         return made
 
@@ -103,7 +101,7 @@ class Exchange:
                 raise Disagreement(answer[1:].decode())
             if answer[:1] == DONE:
                 return answer[1:]
-            line.send(json.dumps(self.passed.recent(stamp)).encode())  # it was TELL
+            line.send(json.dumps(self.passed.recent()).encode())  # it was TELL
 
     def told(self) -> Recent:
         """The newest of what this rank has passed by since the last meeting, for the thread that watches."""
@@ -120,17 +118,20 @@ class Exchange:
         Raises:
             Disagreement: So it is.
         """
-        if self.rank or not self._lock.acquire(blocking=False):
+        if self.rank:
+            return
+        own = self.passed.recent()
+        for rank, told in self._heard.items():
+            self._compare(rank, told, own)
+        if not self._lock.acquire(blocking=False):
             return  # the script's own thread looks
         try:
             own = self.passed.recent()
             for rank, line in self._lines.items():
-                if rank in self._heard:
-                    self._compare(rank, self._heard[rank], own)
                 said = line.peek()
                 if said is not None:  # rank 0 is not at that meeting yet: it must not be past it either
                     stamp, count, _ = _read(said)
-                    self._compare(rank, (self.passed.meetings, [(count, stamp.decode())]), own)
+                    self._compare(rank, (own[0], [(count, stamp.decode())]), own)
         finally:
             self._lock.release()
 
@@ -152,7 +153,7 @@ class Exchange:
                 self._part(rank, said.decode(), stamp)
             return body
         line.send(TELL)
-        theirs, mine = json.loads(self._read(line, stamp)), self.passed.recent(stamp)
+        theirs, mine = json.loads(self._read(line, stamp)), self.passed.recent()
         self._compare(rank, theirs, mine)
         alike = [tuple(each) for each in theirs[1]] == mine[1]  # else files have other names
         if torch._C._current_graph_task_id() == -1 and (count != self.passed.count or alike):
@@ -205,41 +206,6 @@ class Exchange:
                 return 0
             time.sleep(TICK)
         return None
-
-
-class Passed:
-    """What a rank has passed by since its last meeting; of long ones the newest are known by their words."""
-
-    def __init__(self) -> None:
-        self.meetings = self.count = self._total = 0
-        self._stamps: deque[tuple[int, bytes]] = deque(maxlen=KEPT)
-
-    @property
-    def sum(self) -> bytes:
-        """How many, and a sum over their words."""
-        return b"%d %d" % (self.count, self._total)
-
-    def add(self, stamp: bytes) -> None:
-        """One more."""
-        self._stamps.append((self.count, stamp))
-        self._total = zlib.crc32(stamp, self._total)
-        self.count += 1
-
-    def met(self) -> None:
-        """All ranks were at one place, and had passed by the same; inside a backward other threads go on."""
-        self.meetings += 1
-        if torch._C._current_graph_task_id() == -1:
-            self.count = self._total = 0
-            self._stamps.clear()
-
-    def newest(self) -> str:
-        """The words of the last one."""
-        return self._stamps[-1][1].decode().split(" ", 1)[1] if self._stamps else "what its device computes"
-
-    def recent(self, stamp: str | None = None) -> Recent:
-        """The number of meetings, and the newest stamps by their numbers; after them that of a meeting."""
-        found = [(number, said.decode()) for number, said in tuple(self._stamps)]
-        return self.meetings, found if stamp is None else [*found, (self.count, stamp)]
 
 
 def _read(message: bytes) -> tuple[bytes, int, bytes]:

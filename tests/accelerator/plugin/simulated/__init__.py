@@ -15,6 +15,7 @@ import torch
 
 NAME = "simulated"
 BACKEND = "simccl"
+MOST = 2  # devices of a rank that it talks from
 ASKS = "SIMULATED_ASKS"  # is_available() begins the device, as CUDA's does unless told to ask NVML
 
 
@@ -34,7 +35,7 @@ def load() -> None:
         native.begin()
         ways = [
             dist.ProcessGroupGloo(dist.PrefixStore(f"device {k}", store), rank, size, timeout)
-            for k in range(native.device_count())
+            for k in range(MOST)  # of each rank, whatever it sees besides
         ]
         return native.create(ways, rank, size)
 
@@ -46,6 +47,20 @@ class Properties:
 
     def __init__(self, native: Any, index: int) -> None:
         self.name, self.uuid, self.total_memory = "Simulated", native.identity(index), 1 << 34
+
+
+class _Current:
+    """Inside, another device is the current one."""
+
+    def __init__(self, device: Any) -> None:
+        self.index = device if isinstance(device, int) else torch.device(device).index or 0
+
+    def __enter__(self) -> None:
+        self.before = torch.accelerator.current_device_index()
+        torch.accelerator.set_device_index(self.index)
+
+    def __exit__(self, *raised: object) -> None:
+        torch.accelerator.set_device_index(self.before)
 
 
 def _later(native: Any, name: str) -> Any:
@@ -83,6 +98,7 @@ def module(native: Any) -> types.ModuleType:
     made.device_count = lambda: native.device_count() if native.is_asked() else _in_a_child(native)
     made.current_device = torch.accelerator.current_device_index
     made.set_device = lambda device: torch.accelerator.set_device_index(index(device))
+    made.device = _Current
     made.synchronize = torch.accelerator.synchronize
     made.current_stream = torch.accelerator.current_stream
     made.Stream, made.Event = torch.Stream, torch.Event

@@ -1,0 +1,95 @@
+"""How ranks come to their devices, and what is said of one that waits for others on its device."""
+
+from __future__ import annotations
+
+import re
+
+from tests.accelerator import jobs
+from tests.accelerator.test_jobs import HEAD
+
+DECORATED = """
+import torch
+from autoddp import distributed
+
+device = "simulated" if torch.simulated.is_available() else "cpu"
+
+
+@distributed(nproc=2)
+def main():
+    torch.manual_seed(0)
+    net = torch.nn.Linear(3, 1).to(device)
+    for _ in range(3):
+        loss = net(torch.ones(4, 3).to(device)).sum()
+        net.zero_grad()
+        loss.backward()
+    return f"{net.weight.grad.sum().item():.3f}"
+
+
+if __name__ == "__main__":
+    print(main())
+    print(main())
+"""
+
+
+def test_a_question_for_the_device_before_the_call(tmp_path):
+    """It begins the driver here: ranks are no forks then, and each is shown its own from its start."""
+    path = jobs.script(DECORATED, tmp_path)
+    run = jobs.alone(path, tmp_path, SIMULATED_ASKS="1")
+    assert run.code == 0, run.err
+    assert run.out == "12.000\n12.000\n"
+    assert run.err.count("simulated is in use: the other ranks are no forks") == 1
+    assert run.err.count("simccl (a simulated device for each rank)") == 2
+
+
+def test_without_a_question_ranks_are_forks(tmp_path):
+    run = jobs.alone(jobs.script(DECORATED, tmp_path), tmp_path)
+    assert run.out == "12.000\n12.000\n", run.err
+    assert "simccl (a simulated device for each rank)" in run.err
+
+
+STUCK = """
+import time
+import autoddp
+net = mlp().to(D)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for number, (a, b) in enumerate(DataLoader(data, 16)):
+    if number == 3 and autoddp.rank():
+        time.sleep(60)
+    step(net, optimizer, a.to(D), b.to(D))
+"""
+
+
+def test_a_rank_that_waits_on_its_device_is_seen_to_wait(tmp_path):
+    """A processor is busy there, and Python is in no call of ours: it reads a value."""
+    path = jobs.script(HEAD + STUCK, tmp_path)
+    run = jobs.ranks(path, tmp_path, "--hang-timeout", "3", SIMULATED_SPINS="1")
+    assert run.code == 1
+    assert "the job hangs" in run.err, run.err
+    assert re.search(r"missing: rank 1", run.err), run.err
+    assert re.search(r"rank 0 .* has waited for \d+ s in «backward of", run.err), run.err
+
+
+SKIPPED = """
+import autoddp
+net = mlp().to(D)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for number, (a, b) in enumerate(DataLoader(data, 16)):
+    loss = F.cross_entropy(net(a.to(D)), b.to(D))
+    optimizer.zero_grad()
+    if number != 1 or not autoddp.rank():
+        loss.backward()
+    else:
+        loss.backward()  # elsewhere, by the same sums: no backend could tell
+    optimizer.step()
+print(loss.item())
+"""
+
+
+def test_ranks_that_part_where_nobody_waits_are_told_where(tmp_path):
+    """What was passed by is held against rank 0's at the next meeting, and named by its line."""
+    path = jobs.script(HEAD + SKIPPED, tmp_path)
+    run = jobs.ranks(path, tmp_path, "--hang-timeout", "0")
+    assert run.code == 1
+    assert re.search(
+        r"rank 1 is in «backward of .* on simulated at job.py:\d+» where rank 0 is in «backward of", run.err
+    )
