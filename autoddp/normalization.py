@@ -189,6 +189,7 @@ def _derived_again(
 # ---- under torch.compile
 
 
+ON_HOST = torch.Tag.cudagraph_unsafe  # ranks meet on the host, too: a recorded graph would leave that out
 GROUPS: list[Any] = []  # whom an operator in a compiled graph speaks to: the latest
 
 
@@ -198,7 +199,7 @@ def meet(group: Any, undo: ExitStack) -> None:
     undo.callback(GROUPS.remove, group)
 
 
-@torch.library.custom_op("autoddp::normalize", mutates_args=())
+@torch.library.custom_op("autoddp::normalize", mutates_args=(), tags=[ON_HOST])
 def normalize(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -212,7 +213,7 @@ def _(x: Tensor, weight: Any, bias: Any, eps: float) -> tuple[Tensor, Tensor, Te
     return torch.empty_like(_dense(x)), stats, torch.empty_like(stats), stats.new_empty(GROUPS[-1].size)
 
 
-@torch.library.custom_op("autoddp::normalize_backward", mutates_args=())
+@torch.library.custom_op("autoddp::normalize_backward", mutates_args=(), tags=[ON_HOST])
 def normalize_backward(
     g: Tensor,
     x: Tensor,
@@ -248,7 +249,7 @@ def _backward(ctx: Any, g: Tensor, *_: Any) -> Any:
 normalize.register_autograd(_backward, setup_context=_keep)
 
 
-@torch.library.custom_op("autoddp::add_up", mutates_args=())
+@torch.library.custom_op("autoddp::add_up", mutates_args=(), tags=[ON_HOST])
 def add_up(x: Tensor) -> Tensor:
     """The sum over ranks, opaque to a compiler; without a gradient."""
     return GROUPS[-1].all_reduce(x.clone(memory_format=torch.contiguous_format))

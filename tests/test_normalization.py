@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._higher_order_ops import effects
 from torch.nn.modules._functions import SyncBatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -166,3 +167,10 @@ def _one(x: Tensor, function: Any) -> list[Tensor]:
 def test_by_its_kernels_numbers_are_those_of_the_batch(nproc):
     found = run_ranks(_by_kernels, nproc)
     assert not any(any(said) for said in found), found
+
+
+@pytest.mark.parametrize("name", ["normalize", "normalize_backward", "add_up"])
+def test_a_compiler_keeps_the_order_in_which_ranks_meet(name):
+    operator = getattr(torch.ops.autoddp, name).default
+    assert effects._get_effect(operator) is not None
+    assert torch.Tag.cudagraph_unsafe in operator.tags
