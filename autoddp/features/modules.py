@@ -30,12 +30,8 @@ CHECKPOINT = (
     "preserve_rng_state",
     "early_stop",
 )
-UNTRACED = (
-    "autoddp.view",
-    "autoddp.report",
-    "autoddp.outside",
-    "autoddp.accelerator",
-)  # `__call__` below is traced, and plain then
+# `__call__` below is traced, and plain then
+UNTRACED = ("autoddp.view", "autoddp.report", "autoddp.outside", "autoddp.accelerator")
 TRANSFORMS = ("vmap", "grad", "grad_and_value", "jacrev", "jacfwd", "hessian", "functionalize")
 
 

@@ -47,9 +47,9 @@ def metadata_calls(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("is_pinned", "is_shared")
 def about_memory(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """As this rank's rows lie, so lie all."""
+    """As this rank's rows lie, so lie all, unless the script has had the whole, and done something to it."""
     me, *rest = args
-    return func(me.local, *rest, **kwargs) if split(me) else NotImplemented
+    return any(func(x, *rest, **kwargs) for x in _held(me)) if split(me) else NotImplemented
 
 
 @rule("record_stream")
@@ -58,11 +58,15 @@ def record_stream(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     me, *rest = args
     if not split(me):
         return NotImplemented
-    wholes = [lent.whole for lent in me.family.lent.values()]
-    for x in (me.local, me._whole, *wholes):
-        if x is not None:
-            func(x, *rest, **kwargs)
+    for x in _held(me):
+        func(x, *rest, **kwargs)
     return None
+
+
+def _held(me: Any) -> list[Tensor]:
+    """This rank's rows, and the whole where it was gathered or lent."""
+    wholes = [me._whole, *(lent.whole for lent in me.family.lent.values())]
+    return [me.local, *(x for x in wholes if x is not None)]
 
 
 @attribute_rule("grad_fn", "is_leaf")
