@@ -108,11 +108,18 @@ class Warm:
         streams = [str(stdin or os.devnull), *map(str, logs)]
         return Fork(self, self.ask("start", argv, str(folder), streams, env and dict(env), mirror), logs)
 
-    def run(self, *argv: str, folder: Path, timeout: float = 60, mirror: str = "") -> Run:
-        """Run a command to its end."""
+    def run(
+        self,
+        *argv: str,
+        folder: Path,
+        timeout: float = 60,
+        mirror: str = "",
+        env: Mapping[str, str] | None = None,
+    ) -> Run:
+        """Run a command to its end; with `env` these are all its variables."""
         folder.mkdir(parents=True, exist_ok=True)
         logs = [folder.parent / f"{folder.name}.{name}" for name in ("out", "err")]
-        fork = self.start(*argv, folder=folder, logs=logs, mirror=mirror)
+        fork = self.start(*argv, folder=folder, logs=logs, mirror=mirror, env=env)
         try:
             out, err = fork.communicate(timeout)
         except subprocess.TimeoutExpired:

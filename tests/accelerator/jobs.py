@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.accelerator.rewriting import rewritten
-from tests.warm import Run, Warm
+from tests.warm import PLAIN_ENV, Run, Warm
 
 PLUGIN = Path(__file__).parent / "plugin"
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -38,16 +38,26 @@ def lacking() -> str:
         sys.path.remove(str(PLUGIN))
 
 
+def environ(settings: dict[str, str]) -> dict[str, str]:
+    """With the device where torch looks for some, and its settings."""
+    path = os.pathsep.join([str(PLUGIN), str(Path(__file__).parents[2])])
+    return os.environ | PLAIN_ENV | ENVIRON | settings | {"PYTHONPATH": path}
+
+
 @functools.cache
-def parent(**settings: str) -> Warm:
-    """A process with torch and the device, of which commands are forks; one for each setting."""
+def parent() -> Warm:
+    """A process with torch and the device, of which commands are forks."""
     reason = lacking()
     if reason:
         pytest.skip(reason)
-    path = os.pathsep.join([str(PLUGIN), str(Path(__file__).parents[2])])
-    made, mine = Warm(env=ENVIRON | settings | {"PYTHONPATH": path}), os.getpid()
+    made, mine = Warm(env=environ({})), os.getpid()
     atexit.register(lambda: made.close() if os.getpid() == mine else None)
     return made
+
+
+def run(*command: str, folder: Path, **settings: str) -> Run:
+    """One command, with settings of the device; what the driver reads, it reads in each for itself."""
+    return parent().run(*command, folder=folder, timeout=120, env=environ(settings))
 
 
 def script(text: str, folder: Path, name: str = "job.py") -> str:
@@ -70,7 +80,7 @@ def on_device(name: str, folder: Path, tensors: bool = False) -> str:
 
 def alone(path: str, folder: Path, *arguments: str, **settings: str) -> Run:
     """What `python` gives, on one device."""
-    return parent(**settings).run("python", path, *arguments, folder=folder / "python", timeout=120)
+    return run("python", path, *arguments, folder=folder / "python", **settings)
 
 
 def ranks(
@@ -78,4 +88,4 @@ def ranks(
 ) -> Run:
     """What `autoddp run` gives."""
     command = ("autoddp", "run", "--nproc", str(nproc), *options, path, *arguments)
-    return parent(**settings).run(*command, folder=folder / f"ranks{nproc}", timeout=120)
+    return run(*command, folder=folder / f"ranks{nproc}", **settings)
