@@ -97,18 +97,20 @@ TWO = """
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.a, self.b, self.h = (self.branch(d) for d in ("simulated:0", "simulated:1", "simulated:0"))
+        self.a, self.b = self.branch(20, "simulated:0"), self.branch(24, "simulated:1")
+        self.h = nn.Linear(20, 4).to("simulated:0")
 
-    def branch(self, d):
-        return nn.Sequential(*[m for _ in range(3) for m in (nn.Linear(20, 20), nn.BatchNorm1d(20))]).to(d)
+    def branch(self, width, d):
+        layers = [m for _ in range(6) for m in (nn.Linear(width, width), nn.BatchNorm1d(width))]
+        return nn.Sequential(nn.Linear(20, width), *layers, nn.Linear(width, 20)).to(d)
 
     def forward(self, x):
         return self.h(self.a(x.to("simulated:0")) + self.b(x.to("simulated:1")).to("simulated:0"))
 
 
 net = Net()
-optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-for _ in range(3):
+optimizer = torch.optim.SGD(net.parameters(), lr=0.001)
+for _ in range(6):
     for a, b in DataLoader(data, 16):
         step(net, optimizer, a, b.to("simulated:0"))
 print(torch.rand(2, device="simulated:1").tolist())
