@@ -167,7 +167,6 @@ CONSTRUCTORS = {f.__name__ for f in _device_constructors()} - {"from_file"}
 AS_THE_SCRIPT = {
     "sampling",
     "view.draws",
-    "view.sizes",
 }  # what torch itself makes on whatever device is the default
 
 

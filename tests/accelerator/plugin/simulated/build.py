@@ -42,6 +42,7 @@ def library() -> Path:
     made = folder / "_simulated.so"
     if made.exists():
         return made
+    folder.parent.mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

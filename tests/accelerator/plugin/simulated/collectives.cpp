@@ -75,7 +75,8 @@ struct Communicator {
     mine.fill_(static_cast<int64_t>(std::hash<std::string>()(what) >> 2));
     for (const auto& theirs : gathered(mine))
       if (!theirs.equal(mine)) {
-        std::cerr << "simulated error: rank " << rank << " is in " << what << ", another rank is not" << std::endl;
+        // in one piece: other ranks say theirs at the same time
+        std::cerr << "simulated error: rank " + std::to_string(rank) + " is in " + what + ", another rank is not\n" << std::flush;
         std::abort();
       }
   }
