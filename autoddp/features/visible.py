@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from autoddp.patching import Feature, patch
-from autoddp.run import Run
 
 
 class Visible(Feature):
@@ -16,9 +15,6 @@ class Visible(Feature):
     name = "visible"
     without = "`nn.DataParallel` asks for devices that are another rank's, and fails"
     views = ("global",)
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
 
     @patch("torch.nn:DataParallel.__init__", why="a rank sees its own devices: others are left out")
     def use_own(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
