@@ -315,11 +315,12 @@ def test_what_a_library_holds_by_a_name_of_its_own_is_replaced_and_put_back(monk
         def patched(self, wrapped, instance, args, kwargs):
             raise AssertionError("a feature that does not serve libraries")
 
-    with Installation([Serves(None), Further(None)], libraries=lambda: [keeper]):
-        assert (keeper.move("a", "b"), keeper.Store().move("a")) == (("a", "b"), ("a",))
-        assert keeper.Store().remove("c") == ("c",)
-        assert keeper.copy is importlib.import_module("shutil").copy.__wrapped__
-    assert (keeper.move, keeper.Store.move, keeper.Store().remove) == held
+    for _ in range(2):  # a second session finds them as the first one did
+        with Installation([Serves(None), Further(None)], libraries=lambda: [keeper]):
+            assert (keeper.move("a", "b"), keeper.Store().move("a")) == (("a", "b"), ("a",))
+            assert keeper.Store().remove("c") == ("c",)
+            assert keeper.copy is importlib.import_module("shutil").copy.__wrapped__
+        assert (keeper.move, keeper.Store.move, keeper.Store().remove) == held
 
 
 KEEPER = """
