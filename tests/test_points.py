@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 
@@ -11,7 +12,8 @@ import pytest
 import torch
 
 from autoddp.features.signals import Signals
-from tests.features.outward import on_ranks, trial
+from tests.features.outward import installed, on_ranks, trial
+from tests.ranks import run_ranks
 
 KILL, PID = os.kill, os.getpid
 
@@ -126,3 +128,61 @@ def test_the_script_finds_its_own_handlers_and_they_are_the_processes_after_it()
 
     expected = (signal.SIG_DFL, True, True, signal.SIG_IGN, True)
     assert on_ranks(script, 2, Signals) == [expected] * 2
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_what_the_script_sends_to_itself_comes_once_where_it_is_sent_however_late_a_rank_is(late):
+    def script(run):
+        seen = []
+        signal.signal(signal.SIGUSR1, lambda *_: seen.append(where))
+        where = "before"
+        if run.world.rank == late:
+            time.sleep(2.5)  # longer than rank 0 waits until it asks, and than a signal is on its way
+        where = "there"
+        signal.raise_signal(signal.SIGUSR1)
+        where = "then"
+        os.kill(os.getpid(), signal.SIGUSR1)
+        where = "after"
+        for _ in range(3):
+            run.group.effect("a", lambda: 1)
+        time.sleep(0.1)
+        return seen
+
+    assert on_ranks(script, 2, Signals) == [["there", "then"]] * 2
+
+
+def test_a_ranks_own_timer_is_nothing_when_rank_0_has_ended_without_it():
+    def script(run):
+        seen = []
+        signal.signal(signal.SIGALRM, lambda *_: seen.append("timer"))
+        signal.signal(signal.SIGUSR1, lambda *_: seen.append("signal"))
+        signal.setitimer(signal.ITIMER_REAL, 0.5 if run.world.rank else 0)
+        run.group.effect("a", lambda: 1)
+        if run.world.rank == 0:
+            for line in run.group.channel.orders.values():
+                line.socket.shutdown(socket.SHUT_RDWR)
+            return seen
+        time.sleep(1)
+        KILL(PID(), signal.SIGUSR1)
+        time.sleep(0.1)
+        return seen
+
+    assert on_ranks(script, 2, Signals) == [[], ["signal"]]
+
+
+def test_a_timer_that_was_acted_on_does_not_go_off_when_the_job_is_over():
+    seen = []
+
+    def script(run):
+        signal.signal(signal.SIGALRM, lambda *_: seen.append("timer"))
+        signal.setitimer(signal.ITIMER_REAL, 0.1 + 0.6 * run.world.rank)
+        while not seen:
+            run.group.effect("a", lambda: 1)
+
+    def rank(group):
+        with installed(group, Signals) as run:
+            script(run)
+        time.sleep(1)
+        return seen
+
+    assert run_ranks(rank, 2) == [["timer"]] * 2

@@ -180,6 +180,8 @@ class Folders(Outward):
     def _agreed(self, call: Call, source: Any, target: Any) -> Any:
         effects = self.effects
         if self.rank == 0:
+            for path in filter(None, (source, target)):
+                effects.agreed(path)
             return effects.change(call.name, call.plain, told=_told)
         before = None
         if effects.scratch.overlay or effects.scratch.changed is not None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from autoddp.launching.signals import RETURNED
 from autoddp.outside.callers import users_call
-from autoddp.outside.points import NEWS
+from autoddp.outside.points import NEWS, TIMERS
 from autoddp.patching import Feature, patch
 from autoddp.report import users_frame
 from autoddp.run import Run
@@ -75,6 +75,20 @@ class Signals(Feature):
             return found
         return self.handlers[int(args[0] if args else kwargs["signalnum"])]
 
+    @patch(
+        "signal:raise_signal",
+        "os:kill",
+        why="a signal that the script sends to itself comes to all ranks at that place",
+    )
+    def send(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Its handler runs there at once, as in one process; no rank waits for another."""
+        given: tuple[Any, ...] = (*args, *kwargs.values())
+        number = given[-1] if given and given[:-1] in ((), (os.getpid(),)) else None
+        mine = isinstance(number, int) and number in self.handlers
+        if mine and self.effects.at_home() and self.points.here():
+            return self._act(int(given[-1]))
+        return wrapped(*args, **kwargs)
+
     def _ours(self) -> bool:
         return self.points.act is not None and self.effects.at_home() and users_call(2)
 
@@ -99,6 +113,9 @@ class Signals(Feature):
 
     def _give_back(self) -> None:
         """The script's handlers are the process's."""
+        for timer, which in TIMERS.items():
+            if self.points.spent(timer) and not signal.getitimer(which)[1]:
+                signal.setitimer(which, 0)  # it would go off once more, when nothing is put off any longer
         self.points.act = None
         for number, handler in self.handlers.items():
             if signal.getsignal(number) == self._received:

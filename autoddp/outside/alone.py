@@ -162,7 +162,7 @@ class Alone:
 
     def _remove_tree(self, call: Call, path: Any, to: Any) -> None:
         try:
-            self._overlay.remove_tree(path)
+            self._overlay.remove(path, tree=True)
         except OSError as error:
             report = call.named.get("onexc") or call.named.get("onerror")
             if report is not None:

@@ -15,14 +15,17 @@ from typing import TYPE_CHECKING, Any
 from autoddp.outside import paths
 from autoddp.outside.journal import (
     ABSENT,
+    APART,
     CUT,
     FIRST,
+    LASTING,
     LENGTH,
     LINK,
     LIVE,
     MOVED,
     MOVING,
     NUMBER,
+    TAKEN,
     TREE,
     TURN,
     Board,
@@ -43,8 +46,9 @@ class Before:
 
     def __init__(self, board: Board, rank: int, room: Callable[[str], str]) -> None:
         self._board, self._word, self._room = board, FIRST + rank, room
-        self._turn, self._file, self._read = 0, 0, 0
-        self._records: list[Any] = []
+        self._turn, self._file = 0, 0
+        self._read = {False: 0, True: 0}  # bytes: of what is forgotten some day, and of what never is
+        self._records: dict[int, Any] = {}  # by their serial numbers
         self._index: dict[str, list[int]] = {}
         self._made: dict[str, str] = {}
         self.number = 0
@@ -78,38 +82,59 @@ class Before:
                 continue
             turn, number, length = words[TURN], words[NUMBER], words[LENGTH]
             try:
-                data = self._more(number, length)
+                if number != self._file:
+                    self._begin(number)
+                self._more(number, length)
+                self._more(0, words[LASTING])
             except FileNotFoundError:
                 if words[NUMBER] == number:  # rank 0 has ended
                     self._turn = turn
                 continue
-            for line in data.splitlines():
-                record = json.loads(line)
-                self._index.setdefault(record[1], []).append(len(self._records))
-                self._records.append(record)
             self._turn = turn
         return self._turn
 
-    def _more(self, number: int, length: int) -> bytes:
-        if number != self._file:
-            self._records.clear()
-            self._index.clear()
-            self._made.clear()
-            self._file, self._read = number, 0
+    def _begin(self, number: int) -> None:
+        """A new file holds what is left of the old one."""
+        self._records = {serial: record for serial, record in self._records.items() if record[0] == APART}
+        self._index.clear()
+        for serial, record in self._records.items():
+            self._index.setdefault(record[1], []).append(serial)
+        self._made.clear()
+        self._file, self._read[False] = number, 0
+
+    def _more(self, number: int, length: int) -> None:
+        read, lasts = self._read, number == 0
+        if length <= read[lasts]:
+            return
         handle = posix.open(self._board.path(number), os.O_RDONLY | os.O_CLOEXEC)
         try:
-            data = posix.pread(handle, max(length - self._read, 0), self._read)
+            data = posix.pread(handle, length - read[lasts], read[lasts])
         finally:
             posix.close(handle)
-        self._read += len(data)
-        return data
+        read[lasts] += len(data)
+        for line in data.splitlines():
+            record = json.loads(line)
+            self._index.setdefault(record[1], []).append(record[4])
+            self._records[record[4]] = record
+
+    def agreed(self, path: str) -> None:
+        """The script itself has changed `path`, on all ranks: what rank 0's threads made there is for all."""
+        if self.idle():
+            return
+        with self.mine():
+            self.refresh()
+            above = set(paths.above(path))
+            for serial, (number, name, *_) in list(self._records.items()):
+                if number == APART and (name == path or name in above or name.startswith(path + "/")):
+                    del self._records[serial]
+                    self._index[name].remove(serial)
 
     def resolve(self, path: str, since: int = 0) -> str:
         """Where what was at `path` is: there, elsewhere, or nowhere."""
         first = self._first(path, since)
         if first is None:
             return path
-        _, top, kind, value = self._records[first]
+        _, top, kind, value, _ = self._records[first]
         rest = path[len(top) :]
         if kind == MOVED:
             return self.resolve(value + rest, first + 1)
@@ -129,12 +154,17 @@ class Before:
             if os.path.dirname(path) == folder and self._first(path, 0) is not None:
                 yield os.path.basename(path), bool(self.resolve(path))
 
+    def taken(self, path: str) -> bool:
+        """Whether a thread of rank 0's has removed or renamed it."""
+        names = (path, *paths.above(path))
+        return any(self._records[at][2] == TAKEN for name in names for at in self._index.get(name, ()))
+
     def _first(self, path: str, since: int) -> int | None:
         found = (
             at
             for top in (path, *paths.above(path))
             for at in self._index.get(top, ())
-            if at >= since and self._records[at][0] >= self.number
+            if at >= since and self._records[at][0] >= self.number and self._records[at][2] != TAKEN
         )
         return min(found, default=None)
 

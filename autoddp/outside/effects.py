@@ -131,14 +131,20 @@ class Effects:
     def note(self, path: Any, how: str = GONE, follow: bool = False) -> None:
         """Rank 0 is about to change something where ranks do not meet."""
         if self.journal is not None and self.at_home():
-            self.journal.note(self.group.passed, paths.real(path, follow), how)
+            apart = threading.get_ident() != self._thread
+            self.journal.note(self.group.passed, paths.real(path, follow), how, apart)
 
     def moving(self, source: Any, target: Any) -> AbstractContextManager[None]:
         """Rank 0 renames something inside, where ranks do not meet."""
         if self.journal is None or not self.at_home():
             return nullcontext()
         names = paths.real(source, False), paths.real(target, False)
-        return self.journal.moving(self.group.passed, *names)
+        return self.journal.moving(self.group.passed, *names, threading.get_ident() != self._thread)
+
+    def agreed(self, path: Any) -> None:
+        """Rank 0 is about to change `path` for all: what threads make there later is not what was there."""
+        if self.journal is not None and self.at_home():
+            self.journal.agreed(paths.real(path, follow=False))
 
     def reads(self) -> bool:
         """Whether what this process reads may lie elsewhere than its name says; where, is up to date."""

@@ -4,6 +4,9 @@ Rank 0 does for real what a library asks for, and waits for nobody. So it writes
 held, and after how many effects of the script that was. A rank that has come through fewer, or as many,
 sees what was there before: nothing; the old file, which a descriptor of rank 0's keeps alive; its first
 bytes; or the place where it lies now.
+
+Other threads than the script's are in no order with its effects. What one of them makes on rank 0, those of
+the other ranks make for themselves: it is noted as `APART`, and none of them ever finds rank 0's.
 """
 
 from __future__ import annotations
@@ -24,10 +27,12 @@ from autoddp.place import HERE
 
 GONE, GROWN, EMPTIED, FILLED = "gone", "grown", "emptied", "filled"  # what happens to an entry
 ABSENT, KEPT, CUT, MOVED, TREE, LINK = "absent", "kept", "cut", "moved", "tree", "link"
+TAKEN = "taken"  # a thread of rank 0's removed or renamed it: a thread that does so too shall not miss it
 SMALL = 1 << 20  # bytes of a file that is copied before it is emptied
 MOST = 256  # old files that are kept alive at once
 PRUNE = 64  # records after which what no rank can need any more is forgotten
-TURN, LIVE, NUMBER, LENGTH, MOVING, FIRST = range(6)  # words of the board; then one for each rank
+APART = 1 << 62  # the number of effects after which others may see what a thread made
+TURN, LIVE, NUMBER, LENGTH, LASTING, MOVING, FIRST = range(7)  # words of the board; then one for each rank
 
 
 class Board:
@@ -45,7 +50,7 @@ class Board:
         self.folder = folder
 
     def path(self, number: int) -> str:
-        """The journal's file; a new one begins whenever old records are forgotten."""
+        """The journal's file; a new one begins whenever old records are forgotten. 0: of what never is."""
         return os.path.join(self.folder, f"journal-{number}")
 
 
@@ -57,11 +62,13 @@ class Journal:
         self._lock = threading.RLock()  # of any thread; a file may be closed by the garbage collector
         self._records: list[list[Any]] = []
         self._known: dict[str, tuple[int, str]] = {}  # by path: the number of its newest record, and its kind
+        self._apart: set[str] = set()  # what threads have made
         self._handles: dict[str, int] = {}
-        self._copies = 0
+        self._copies = self._serial = 0
+        self._lasting = self._open(0)
         self._file = self._begin()
 
-    def note(self, number: int, path: str, how: str = GONE) -> None:
+    def note(self, number: int, path: str, how: str = GONE, thread: bool = False) -> None:
         """`path` is about to be changed.
 
         Args:
@@ -69,23 +76,33 @@ class Journal:
             path: The full name of the entry.
             how: GONE: it is removed or replaced; GROWN: something is added at its end; EMPTIED, FILLED: it is
                 changed in place, and what holds it open sees that.
+            thread: Another thread than the script's does it.
         """
         with self._lock:
             if self._is_known(number, path, how):
                 return
+            if thread:
+                new = paths.seen(path, follow=False) is None
+                if new or how == GONE:
+                    self._add(APART, path, ABSENT if new else TAKEN, None)
+                if new:
+                    self._apart.add(path)
+                    return
             fresh = _fresh(path) if how == EMPTIED else None
             self._add(number, path, *self._was(path, GONE if fresh else how))
             if fresh:
                 posix.rename(fresh, path)  # so that the old one is left as it is
 
     @contextmanager
-    def moving(self, number: int, source: str, target: str) -> Iterator[None]:
+    def moving(self, number: int, source: str, target: str, thread: bool = False) -> Iterator[None]:
         """Inside, `source` comes to be called `target`; what others would see meanwhile they wait for."""
         words = self._board.words
         with self._lock:
             words[MOVING] = 1
             try:
-                self.note(number, target)
+                self.note(number, target, thread=thread)
+                if thread and not self._is_known(number, source):
+                    self._add(APART, source, TAKEN, None)
                 self._move(number, source, target)
                 yield
             except OSError:
@@ -102,6 +119,12 @@ class Journal:
             if any(path == top or path.startswith(top + "/") for top in (source, target)):
                 del self._known[path]
 
+    def agreed(self, path: str) -> None:
+        """The script itself has changed `path`, on all ranks: what threads make there from now on is new."""
+        with self._lock:
+            above = set(paths.above(path))
+            self._apart -= {n for n in self._apart if n == path or n in above or n.startswith(path + "/")}
+
     def forget(self, number: int) -> None:
         """All ranks have come through so many effects: older records are of no use."""
         with self._lock:
@@ -109,7 +132,7 @@ class Journal:
                 return
             gone = [record for record in self._records if record[0] < number]
             self._records = self._records[len(gone) :]
-            for _, path, kind, value in gone:
+            for _, path, kind, value, _ in gone:
                 self._let_go(kind, value)
                 if self._known.get(path, (number,))[0] < number:
                     del self._known[path]
@@ -121,10 +144,11 @@ class Journal:
     def end(self) -> None:
         """What is kept alive may go."""
         with self._lock:
-            for _, _, kind, value in self._records:
+            for _, _, kind, value, _ in self._records:
                 self._let_go(kind, value)
             self._records.clear()
             posix.close(self._file)
+            posix.close(self._lasting)
             if HERE.private is None:
                 paths.remove(self._board.folder)  # else it is the launcher's
 
@@ -132,24 +156,30 @@ class Journal:
         """A new file, with what other ranks may still need."""
         words = self._board.words
         number = words[NUMBER] + 1
-        file = posix.open(
-            self._board.path(number), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
-        )
+        file = self._open(number)
         data = b"".join(map(_line, self._records))
         os.write(file, data)
-        words[LENGTH], words[NUMBER], words[LIVE] = len(data), number, len(self._records)
+        words[LENGTH], words[NUMBER] = len(data), number
+        words[LIVE] = len(self._records) + words[LASTING]
         words[TURN] += 1
         return file
 
+    def _open(self, number: int) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        return posix.open(self._board.path(number), flags, 0o600)
+
     def _add(self, number: int, path: str, kind: str, value: Any) -> None:
-        words, line = self._board.words, _line([number, path, kind, value])
         if len(self._records) >= PRUNE:
-            self.forget(min(words[FIRST + rank] for rank in range(1, self._ranks)))
-        posix.write(self._file, line)
-        self._records.append([number, path, kind, value])
-        self._known[path] = number, kind
-        words[LENGTH] += len(line)
-        words[LIVE] = len(self._records)
+            self.forget(min(self._board.words[FIRST + rank] for rank in range(1, self._ranks)))
+        self._serial += 1
+        record = [number, path, kind, value, self._serial]
+        words, line, lasts = self._board.words, _line(record), number == APART
+        posix.write(self._lasting if lasts else self._file, line)
+        if not lasts:
+            self._records.append(record)
+            self._known[path] = number, kind
+        words[LASTING if lasts else LENGTH] += len(line)
+        words[LIVE] = len(self._records) + words[LASTING]
         words[TURN] += 1
 
     def _is_known(self, number: int, path: str, how: str = GONE) -> bool:
@@ -157,6 +187,8 @@ class Journal:
         since, kind = self._known.get(path, (-1, ""))
         if since == number:
             return kind != CUT or how == GROWN  # its first bytes were left as they are
+        if path in self._apart or any(top in self._apart for top in paths.above(path)):
+            return True
         return any(self._known.get(top) == (number, ABSENT) for top in paths.above(path))
 
     def _was(self, path: str, how: str = GONE) -> tuple[str, Any]:

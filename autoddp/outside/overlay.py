@@ -28,6 +28,7 @@ class Overlay(Sight):
         self.number = 0  # of effects, when entries were last held against the disk
         self._main = threading.get_ident()
         self._mine: set[str] = set()  # entries that the script's thread made where ranks did not meet
+        scratch.agreed = self.agreed
 
     def to_write(self, path: Path, keep: bool, new: bool = False) -> str:
         """Where to write what is at `path`: a copy of it, if it is kept; a file of this rank's own.
@@ -92,13 +93,13 @@ class Overlay(Sight):
             at = self._alive(source)
         self.lay(name, at)
 
-    def remove(self, path: Path) -> None:
-        """A file."""
+    def remove(self, path: Path, tree: bool = False) -> None:
+        """A file; or a folder with all that is in it."""
         found = self._there(path)
         if found is None:
             return
-        if found.folder:
-            raise error(errno.EISDIR, path)
+        if found.folder != tree:
+            raise error(errno.ENOTDIR if tree else errno.EISDIR, path)
         self.clear(found)
 
     def remove_folder(self, path: Path) -> None:
@@ -113,18 +114,12 @@ class Overlay(Sight):
             raise error(errno.ENOTEMPTY, path)
         self.clear(found)
 
-    def remove_tree(self, path: Path) -> None:
-        """A folder with all that is in it."""
-        found = self._there(path)
-        if found is None:
-            return
-        if not found.folder:
-            raise error(errno.ENOTDIR, path)
-        self.clear(found)
-
     def rename(self, source: Path, target: Path) -> None:
         """`source` and all below it is now called `target`."""
         found, other = self._there(source), self.find(target, follow=False)
+        if found is None:  # rank 0 has done so already
+            self.agreed(other.name)
+            self.lay(other.name, other.name)
         if found is None or found.name == other.name:
             return
         folder = found.folder
@@ -235,15 +230,30 @@ class Overlay(Sight):
         found = self.find(path, follow=False)
         if found.there:
             return found
-        if self.before is None and found.at != GONE:
+        if found.at == GONE:
+            raise error(errno.ENOENT, path)
+        if self.before is None:
             return None
-        raise error(errno.ENOENT, path)
+        if threading.get_ident() == self._main or not self.before.taken(found.name):
+            raise error(errno.ENOENT, path)
+        self.lay(found.name, GONE)
+        return None
+
+    def _taken(self, name: str) -> bool:
+        thread = threading.get_ident() != self._main
+        return thread and self.before is not None and self.before.taken(name)
 
     def _known(self, found: Found) -> bool:
         """Whether it was there before; without a journal, rank 0 may just have made it."""
         return self.before is not None or self.own(found)
 
     # ---- what becomes of it
+
+    def agreed(self, path: str) -> None:
+        """The script has changed `path` on all ranks; a thread's folder that it lies in is for all, too."""
+        self._mine.update(top for top in paths.above(path) if top in self.scratch.overlay)
+        if self.before is not None:
+            self.before.agreed(path)
 
     def settle(self, number: int) -> None:
         """Rank 0 has come through so many effects: what it has for real is no longer this rank's own."""

@@ -30,7 +30,11 @@ from autoddp.errors import RankEnded
 from autoddp.outside.channel import Line
 
 NEWS = signal.SIGURG  # says that an order has come; ignored by default, so never deadly
-TIMERS = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)  # each rank's own go off as rank 0's do
+TIMERS = {  # each rank's own go off as rank 0's do
+    signal.SIGALRM: signal.ITIMER_REAL,
+    signal.SIGVTALRM: signal.ITIMER_VIRTUAL,
+    signal.SIGPROF: signal.ITIMER_PROF,
+}
 PATIENCE, LONGEST = 1.0, 10.0  # seconds until rank 0 asks: twice what points are apart, within these
 ANSWER = 2.0  # seconds in which all ranks must have answered
 STALE = 1.0  # seconds in which a rank may get by itself what it was ordered to act on
@@ -132,17 +136,25 @@ class Points:
     def received(self, number: int) -> None:
         """This process has had a signal that the script handles."""
         assert self.act is not None
-        if os.getpid() != self._home[0] or not self._lines:
-            self.act(number)  # a child of the rank; or the others have ended
+        if os.getpid() != self._home[0]:
+            self.act(number)  # a child of the rank
             return
         known, when = self._known.get(number, (0, 0.0))
         if known > self._had[number] and time.monotonic() - when > STALE:
             self._had[number] = known  # what it acted on by order will not come by itself any more
         self._had[number] += 1
-        if self.rank == 0:
+        follows = self.rank > 0 and number in TIMERS
+        if not self._lines:
+            if self._had[number] > known and not follows:  # the others have ended; rank 0 without this one
+                self.act(number)
+        elif self.rank == 0:
             self._decide(number, self._had[number])
-        elif number not in TIMERS:
+        elif not follows:
             self._tell("had", number, self._had[number])
+
+    def spent(self, number: int) -> bool:
+        """Whether this rank has acted on a timer by order whose signal has not come to it yet."""
+        return self.rank > 0 and number in TIMERS and self._known.get(number, (0, 0.0))[0] > self._had[number]
 
     def news(self, *_: object) -> None:
         """An order, a question, or word of a signal has come, or it is time to ask."""

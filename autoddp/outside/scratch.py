@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posix
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from autoddp.outside import paths
@@ -27,6 +27,7 @@ class Scratch:
         self.overlay: dict[str, str] = {}
         self._alive: dict[str, int] = {}  # descriptors of what has no name any more
         self.changed: set[str] | None = None  # with several nodes: what rank 0's disk has the truth about
+        self.agreed: Callable[[str], None] = lambda path: None  # told what has come to be on the disk for all
         self.private: set[str] = set()  # what libraries on this rank made for themselves to be temporary
 
     def new(self, path: str) -> str:
@@ -99,6 +100,7 @@ class Scratch:
 
     def show(self, path: str) -> None:
         """`path` has come to be on the disk: neither it nor what it lies in is hidden."""
+        self.agreed(path)
         while self.overlay and path != os.path.dirname(path):
             if self.overlay.get(path) == GONE:
                 del self.overlay[path]

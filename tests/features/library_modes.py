@@ -224,6 +224,36 @@ def threads(pause):
     return failed
 
 
+def by_a_thread(top, old=True):
+    """What a thread finds of the files that it makes, renames and removes; not a pattern: ranks are apart."""
+    os.makedirs(top)
+    for name in ("a", "b"):
+        with open(f"{top}/{name}", "x") as file:
+            file.write(name)
+    if not old:
+        return []
+    found = [entries(top)]
+    os.remove("old/removed")
+    os.rename("old/renamed", f"{top}/renamed")
+    found += [entries("old"), text(f"{top}/renamed")]
+    try:
+        os.remove("old/removed")
+    except OSError as error:
+        found.append(type(error).__name__)
+    return found
+
+
+def entries(top):
+    """The names in a folder."""
+    return sorted(os.listdir(top))
+
+
+def text(path):
+    """A file's content."""
+    with open(path) as file:
+        return file.read()
+
+
 def children(pause):
     """A process forked by the library."""
     Path("before").write_text("from the parent")
