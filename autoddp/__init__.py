@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from autoddp.comm.place import rank, world_size
     from autoddp.decorator import distributed
-    from autoddp.place import rank, world_size
 
 __all__ = ["distributed", "rank", "world_size"]
 
@@ -17,7 +17,7 @@ def __getattr__(name: str) -> Any:
 
         return distributed
     if name in __all__:
-        from autoddp import place
+        from autoddp.comm import place
 
         return getattr(place, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from autoddp.errors import AutoDDPError, BadInput
-from autoddp.launching import hashing, recipes
+from autoddp.launch import hash_seed, recipes
 from autoddp.options import CHOICES, Options, span
 from autoddp.report import PREFIX
 
@@ -106,7 +106,7 @@ def run(
     if script is None:
         raise BadInput("no script given; say which one: autoddp run [OPTIONS] SCRIPT [ARGS...]")
     from autoddp import launch
-    from autoddp.script import Script
+    from autoddp.process.script import Script
 
     what = Script(script, tuple(args or ()), module)
     return lambda: launch.run(what, options)
@@ -151,8 +151,8 @@ def verify(
     )
     if script is None:
         raise BadInput("no script given; say which one: autoddp verify [OPTIONS] SCRIPT [ARGS...]")
-    from autoddp import verify as verification
-    from autoddp.script import Script
+    from autoddp.process.script import Script
+    from autoddp.tools.verify import command as verification
 
     wanted = verification.Wanted(None if steps is None else whole("--steps", steps), float64, plot, json)
     what = Script(script, tuple(args or ()), module)
@@ -189,8 +189,8 @@ def bench(
     options = replace(place, module=module, backend=backend, loading=loading, draws=draws, quiet=quiet)
     if script is None:
         raise BadInput("no script given; say which one: autoddp bench [OPTIONS] SCRIPT [ARGS...]")
-    from autoddp import bench as benchmark
-    from autoddp.script import Script
+    from autoddp.process.script import Script
+    from autoddp.tools.bench import command as benchmark
 
     wanted = benchmark.Wanted(
         tuple(whole("--nproc", number) for number in split(nproc)),
@@ -262,9 +262,9 @@ def env() -> Act:
 
 def main() -> NoReturn:
     """The console script `autoddp`."""
-    hashing.settle(sys.argv[1:], os.environ)
+    hash_seed.settle(sys.argv[1:], os.environ)
     code = command(sys.argv[1:])
-    if "autoddp.launching.agent" in sys.modules:
+    if "autoddp.launch.agent" in sys.modules:
         # ranks ran, in forks: nothing here is a user's, and to tear torch down takes half a second
         sys.stdout.flush()
         sys.stderr.flush()

@@ -7,8 +7,8 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 
 from autoddp import launch
-from autoddp.environment import ADDED
-from autoddp.launching import devices
+from autoddp.comm.world import ADDED
+from autoddp.process import devices
 
 
 def patches() -> int:

@@ -15,7 +15,7 @@ from hypothesis import settings
 
 import autoddp
 import autoddp.decorator
-from autoddp.environment import ADDED
+from autoddp.comm.world import ADDED
 from autoddp.patching import ABSENT, find
 from tests.warm import shared
 
@@ -86,7 +86,7 @@ def _is_ours(slot):
 
 def _slots():
     """What stands at each declared target whose module is imported."""
-    features = getattr(sys.modules.get("autoddp.features"), "FEATURES", ())
+    features = getattr(sys.modules.get("autoddp.process.features"), "FEATURES", ())
     found = {}
     for feature in features:
         for patch in feature.patches():

@@ -243,9 +243,6 @@ def strike(pid: int, fault: str, folder: Path) -> None:
 
 def serve() -> None:
     """Read orders from stdin, one JSON line each; answer with exit code, time of the end, and leftovers."""
-    import autoddp.cli
-    import autoddp.features
-    import autoddp.launching.agent  # noqa: F401
 
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:

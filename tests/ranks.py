@@ -16,8 +16,8 @@ import torch
 import torch._dynamo  # by the first optimizer, which would take each rank two seconds
 import torch.distributed as dist
 
-from autoddp.environment import World
-from autoddp.group import Group
+from autoddp.comm.group import Group
+from autoddp.comm.world import World
 
 torch.set_num_threads(1)  # a forked child cannot use a thread pool that its parent started
 

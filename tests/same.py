@@ -1,4 +1,4 @@
-"""Is what N ranks printed and wrote what one process printed and wrote? See autoddp/verifying/same.py.
+"""Is what N ranks printed and wrote what one process printed and wrote? See autoddp/tools/verify/same.py.
 
 Every comparison returns the largest difference it met and fails with the place and both values where
 that is above `rtol`. An `rtol` of 0 asks for the same bytes.
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from autoddp.verifying.same import CLOCK, NUMBER, same_array, same_text, same_value
+from autoddp.tools.verify.same import CLOCK, NUMBER, same_array, same_text, same_value
 from tests.warm import Run
 
 __all__ = ["NUMBER", "same_files", "same_run", "same_terminal", "same_text", "same_value"]

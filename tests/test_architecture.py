@@ -9,66 +9,33 @@ from pathlib import Path
 import pytest
 from torch.utils._device import _device_constructors
 
+from autoddp.process.features import FEATURES
 from tests.cli import ROOT, run_python
 
 PACKAGE = Path(ROOT) / "autoddp"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-# From the top; a module imports from its own layer or from those below. What is not named here is
-# at the bottom, and imports only what is there, too.
+# Folders and files below `autoddp`, from the top: a module imports from its own layer or those below.
 LAYERS = [
     {"__main__"},
-    {"cli"},
-    {"decorator", "joining.join", "joining.muster", "joining.fresh", "verify", "bench", "listing"},
-    {"verifying", "benching"},
-    {"rehearsing"},
-    {
-        *("launch", "launching.agent", "launching.elastic", "launching.nodes", "launching.changing"),
-        "launching.membership",
-    },
-    {"worker"},
-    {"session", "script", "joining.muted", "launching.guard"},
-    {"watching"},
-    {"features"},
-    {"outside.programs"},
-    {"outside.pipes"},
-    {"outside.told"},
-    {
-        *(
-            "normalization",
-            "run",
-            "sampling",
-            "sharing",
-            "outside.effects",
-            "outside.opened",
-            "outside.typed",
-        ),
-        *("outside.written", "outside.held", "outside.alone"),
-    },
-    {
-        *("view", "replica", "joining.agreement", "outside.ledger", "outside.exchange", "group", "report"),
-        *("fingerprint", "compression"),
-        *("outside.callers", "outside.entropy"),
-        *("outside.scratch", "outside.overlay", "outside.sight", "outside.before", "outside.journal"),
-        *("outside.caches", "outside.nodes", "outside.atomic"),
-        *("source", "launching.form"),
-    },
+    {"cli", "listing"},
+    {"tools"},
+    {"decorator"},
+    {"launch"},
+    {"process"},
+    {"training"},
+    {"effects"},
+    {"view"},
+    {"comm"},
+    {"options", "report", "patching"},
+    {"errors", "torch_internals"},
 ]
-BOTTOM = len(LAYERS)
 WITHOUT_TORCH = {
-    *(
-        "__init__",
-        "__main__",
-        "cli",
-        "decorator",
-        "environment",
-        "errors",
-        "launching.devices",
-        "launching.choice",
-        "launch",
-    ),
-    *("listing", "launching.network", "launching.form", "source", "options", "patching", "place", "report"),
-    *("script", "launching.signals", "launching.streams", "joining.start", "joining.crew"),
+    *("__init__", "__main__", "cli", "errors", "listing", "options"),
+    *("patching.__init__", "report.__init__", "decorator.__init__", "launch.__init__"),
+    *("comm.world", "comm.place", "process.backend", "process.devices", "process.launcher_signals"),
+    *("process.network", "process.own_ddp", "process.script", "process.source", "process.streams"),
+    *("decorator.start", "decorator.workers"),
 }
 
 
@@ -81,9 +48,7 @@ def name_of(path: Path) -> str:
 def layer_of(name: str) -> int:
     """How far down; the package itself is at the top, since it only points to others."""
     root = name.partition(".")[0]
-    if root == "__init__":
-        return -1
-    return next((at for at, layer in enumerate(LAYERS) if {root, name} & layer), BOTTOM)
+    return -1 if root == "__init__" else next(at for at, layer in enumerate(LAYERS) if root in layer)
 
 
 def nodes(tree: ast.AST, at_run_time: bool):
@@ -124,22 +89,22 @@ def test_imports_go_down_only(path):
     assert not above, f"{name_of(path)} imports {above} from above"
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "features").glob("[!_]*.py")), ids=name_of)
-def test_no_feature_imports_another(path):
-    assert not {name for name in ours(path) if name.startswith("features")}
+@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
+def test_no_feature_imports_another(feature):
+    others = {other.__module__.partition(".")[2] for other in FEATURES} - {
+        feature.__module__.partition(".")[2]
+    }
+    assert not ours(Path(sys.modules[feature.__module__].__file__)) & others
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "view").rglob("*.py")), ids=name_of)
-def test_the_view_knows_nothing_of_launching_or_files(path):
-    known = {"view", "group", "report", "errors", "environment", "accelerator"}
-    assert {name.partition(".")[0] for name in ours(path)} <= known
+@pytest.mark.parametrize("path", sorted((PACKAGE / "comm").glob("*.py")), ids=name_of)
+def test_what_ranks_say_to_each_other_knows_no_file(path):
+    assert {name.partition(".")[0] for name in ours(path)} <= {"comm", "errors", "options", "report"}
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_TORCH))
 def test_torch_is_imported_within_functions_only(name):
-    path = PACKAGE / f"{name}.py"
-    if not path.exists():
-        pytest.skip(f"there is no {name}.py")
+    path = PACKAGE / f"{name.replace('.', '/')}.py"
     roots = {found.partition(".")[0] for found in imports(path, at_run_time=False)}
     assert "torch" not in roots
 
@@ -165,7 +130,7 @@ def test_modules_say_what_they_are(path):
 
 CONSTRUCTORS = {f.__name__ for f in _device_constructors()} - {"from_file"}
 AS_THE_SCRIPT = {
-    "sampling",
+    "training.sampling",
     "view.draws",
 }  # what torch itself makes on whatever device is the default
 
@@ -212,7 +177,8 @@ def test_a_layer_violation_is_seen(tmp_path, monkeypatch):
     """The check can fail."""
     module = sys.modules[__name__]
     monkeypatch.setattr(module, "PACKAGE", tmp_path)
-    path = tmp_path / "group.py"
+    path = tmp_path / "comm" / "group.py"
+    path.parent.mkdir()
     path.write_text("from autoddp.launch import run\n")
-    with pytest.raises(AssertionError, match=r"group imports .*launch.* from above"):
+    with pytest.raises(AssertionError, match=r"comm.group imports .*launch.* from above"):
         test_imports_go_down_only(path)

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from autoddp.outside.begun import Begun
 from autoddp.report import Report
+from autoddp.report.begun import Begun
 
 
 class Terminal:

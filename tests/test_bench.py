@@ -22,21 +22,21 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from autoddp import bench, cli
-from autoddp.benching import guest, nodes, plot, replicate
-from autoddp.benching.advice import RULES, Case, sentences
-from autoddp.benching.figures import Figures, Row, last_number, last_tenth, percentile, warm_up
-from autoddp.benching.parts import Parts
-from autoddp.benching.recorder import Recorder
-from autoddp.benching.ways import DATA_PARALLEL, GLOBAL, LOCAL, PLAIN, SCALED, Way, ways
-from autoddp.environment import World
+from autoddp import cli
+from autoddp.comm.group import Group
+from autoddp.comm.world import World
 from autoddp.errors import AutoDDPError, BadInput
-from autoddp.group import Group
 from autoddp.options import Options
-from autoddp.rehearsing.parents import Parents
-from autoddp.rehearsing.recording import Enough
-from autoddp.replica import Replicas
-from autoddp.script import Script
+from autoddp.process.script import Script
+from autoddp.tools.bench import command, guest, nodes, plot, replicate
+from autoddp.tools.bench.advice import RULES, Case, sentences
+from autoddp.tools.bench.figures import Figures, Row, last_number, last_tenth, percentile, warm_up
+from autoddp.tools.bench.parts import Parts
+from autoddp.tools.bench.recorder import Recorder
+from autoddp.tools.bench.ways import DATA_PARALLEL, GLOBAL, LOCAL, PLAIN, SCALED, Way, ways
+from autoddp.tools.rehearse.parents import Parents
+from autoddp.tools.rehearse.recording import Enough
+from autoddp.training.replica import Replicas
 from tests.cli import environ
 from tests.warm import leftover
 
@@ -128,8 +128,8 @@ def benched(tmp_path_factory):
         out, err = io.StringIO(), io.StringIO()
         found = folder / "found.json"
         with contextlib.chdir(folder / "here"), redirect_stdout(out), redirect_stderr(err):
-            what = bench.Wanted(nproc=(2,), json=str(found), **wanted)
-            code = bench.run(Script("train.py"), Options(), what, parents)
+            what = command.Wanted(nproc=(2,), json=str(found), **wanted)
+            code = command.run(Script("train.py"), Options(), what, parents)
         assert os.listdir(folder / "here") == ["train.py"], "the user's files are as before"
         data = json.loads(found.read_text()) if found.exists() else {}
         return Seen(code, data, out.getvalue(), err.getvalue())
@@ -527,9 +527,9 @@ def test_ways():
     assert [(way.kind, way.devices) for way in found[:2]] == [(PLAIN, 1), (DATA_PARALLEL, 3)]
     assert found[0].environ == {"CUDA_VISIBLE_DEVICES": "4"}, "one process has one GPU"
     assert not left_out
-    assert bench.counts((), 0) == [2]
-    assert bench.counts((), 8) == [2, 4, 8]
-    assert bench.counts((4, 1, 4), 8) == [1, 4]
+    assert command.counts((), 0) == [2]
+    assert command.counts((), 8) == [2, 4, 8]
+    assert command.counts((4, 1, 4), 8) == [1, 4]
 
 
 def test_ways_of_several_nodes():
@@ -611,9 +611,9 @@ def test_a_job_that_a_launcher_started_is_refused(tmp_path, monkeypatch):
         patch.setenv("RANK", "0")
         patch.setenv("WORLD_SIZE", "2")
         with pytest.raises(BadInput, match="autoddp bench starts ranks by itself"):
-            bench.run(Script("train.py"), Options(), bench.Wanted())
+            command.run(Script("train.py"), Options(), command.Wanted())
 
 
 def test_paths(tmp_path):
     with pytest.raises(BadInput, match="there is no folder"):
-        bench.Wanted(json=str(Path(tmp_path, "no", "found.json")))
+        command.Wanted(json=str(Path(tmp_path, "no", "found.json")))

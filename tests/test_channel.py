@@ -14,10 +14,10 @@ import time
 import pytest
 import torch.distributed as dist
 
-from autoddp.environment import World
+from autoddp.comm import channel
+from autoddp.comm.channel import Channel, Line
+from autoddp.comm.world import World
 from autoddp.errors import AutoDDPError, RankEnded
-from autoddp.outside import channel
-from autoddp.outside.channel import Channel, Line
 from tests.features.outward import raised
 from tests.ranks import _rank, run_ranks
 

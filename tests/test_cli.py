@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from autoddp import cli, launch
-from autoddp.launching import devices
 from autoddp.options import Options
-from autoddp.script import Script
+from autoddp.process import devices
+from autoddp.process.script import Script
 from tests.cli import run_cli, run_python
 
 

@@ -149,7 +149,7 @@ began = time.time()
 WHAT
 @distributed(nproc=2)
 def main(*args):
-    from autoddp.place import HERE
+    from autoddp.comm.place import HERE
     number = posix.open(f"rank{HERE.world.rank}", os.O_WRONLY | os.O_CREAT)  # by itself, on each rank
     drawn = os.urandom(8), numpy.random.default_rng().random()
     posix.write(number, f"{first} {began} {drawn} {time.time() > began}".encode())
@@ -191,7 +191,7 @@ def test_after_the_call_the_process_is_as_before(python):
         """
         import gc, os, random, sys, threading, torch, autoddp
         from autoddp import distributed
-        from autoddp.features import FEATURES
+        from autoddp.process.features import FEATURES
         from autoddp.patching import ABSENT, find
         def slots():
             found = {}
@@ -329,8 +329,8 @@ def test_rank_0_may_take_longer(python):
 
 def test_ranks_that_cannot_meet_end_with_the_reason(python):
     source = FAILS.replace("WHAT", "return 1").replace("nproc=3", "nproc=2")
-    broken = "import autoddp.session\ndef refuse(*_): raise ConnectionError('no way')\n"
-    done = python(broken + "import autoddp.group\nautoddp.group.Group.join = refuse\n" + source)
+    broken = "import autoddp.process.session\ndef refuse(*_): raise ConnectionError('no way')\n"
+    done = python(broken + "import autoddp.comm.group\nautoddp.group.Group.join = refuse\n" + source)
     assert done.code == 1
     assert done.err.endswith("ConnectionError: no way\n")
 
@@ -342,7 +342,9 @@ def test_rank_0_that_raises_alone_ends_the_others(python):
 
 
 def test_a_fresh_rank_that_does_not_come_to_the_call_is_named(python):
-    source = THREAD + "import autoddp.place\nif autoddp.place.HERE.post: raise SystemExit(4)\n" + FAILS
+    source = (
+        THREAD + "import autoddp.comm.place\nif autoddp.comm.place.HERE.post: raise SystemExit(4)\n" + FAILS
+    )
     done = python(source.replace("WHAT", "pass"))
     assert done.code == 1
     assert re.search(r"rank [12] ended with exit code 4 before it came to main\(\)", done.err)

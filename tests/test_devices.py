@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from autoddp.errors import BadInput
-from autoddp.features.visible import among
-from autoddp.launching.choice import Choice, Told, decide
-from autoddp.launching.devices import Devices, There, count, share, there, variable, visible, without_cuda
+from autoddp.process.backend import Choice, Told, decide
+from autoddp.process.devices import Devices, There, count, share, there, variable, visible, without_cuda
+from autoddp.training.visible_devices import among
 
 HALF = ", each at most 1/2 of the memory"
 

@@ -5,8 +5,9 @@ import threading
 
 import pytest
 
-from autoddp.outside.callers import caller, users_call
-from autoddp.outside.effects import Call, Mode
+import autoddp
+from autoddp.effects.engine import Call, Mode
+from autoddp.effects.ownership import caller, users_call
 from autoddp.patching import Feature
 from tests.features.outward import on_ranks, trial
 from tests.ranks import run_ranks
@@ -84,7 +85,7 @@ def test_where_ranks_agree():
         seen.append(Mode[os.read(reader, 20).decode()])
         return seen
 
-    from autoddp.features.files import Files
+    from autoddp.effects.files import Files
 
     expected = [Mode.AGREED, Mode.PLAIN, Mode.TRIAL, Mode.ALONE]
     # what a child of rank 0 writes is written; the children of its equals do the same once more
@@ -93,7 +94,7 @@ def test_where_ranks_agree():
 
 
 def test_after_the_session_everything_is_plain():
-    from autoddp.features.files import Files
+    from autoddp.effects.files import Files
     from tests.features.outward import installed
 
     def rank(group):
@@ -106,16 +107,16 @@ def test_after_the_session_everything_is_plain():
 
 
 def test_every_feature_of_the_outside_world_undoes_exactly():
-    from autoddp.features.children import Children
-    from autoddp.features.clocks import Clocks
-    from autoddp.features.console import Console
-    from autoddp.features.downloads import Downloads
-    from autoddp.features.files import Files
-    from autoddp.features.folders import Folders
-    from autoddp.features.processes import Processes
-    from autoddp.features.programs import Programs
-    from autoddp.features.randomness import Randomness
-    from autoddp.features.temporary import Temporary
+    from autoddp.effects.children import Children
+    from autoddp.effects.clocks import Clocks
+    from autoddp.effects.console import Console
+    from autoddp.effects.downloads import Downloads
+    from autoddp.effects.files import Files
+    from autoddp.effects.folders import Folders
+    from autoddp.effects.processes import Processes
+    from autoddp.effects.programs import Programs
+    from autoddp.effects.randomness import Randomness
+    from autoddp.effects.temporary import Temporary
     from autoddp.patching import ABSENT, find
     from tests.features.outward import installed
 
@@ -161,19 +162,20 @@ def test_every_feature_of_the_outside_world_undoes_exactly():
     assert unchanged == (0, [])
 
 
-def test_a_new_file_of_a_feature_is_ours_and_no_library():
+@pytest.mark.parametrize("package", ["effects", "training"])
+def test_a_new_file_of_a_feature_is_ours_and_no_library(package):
     """Whose call it is, is asked of whoever called the feature: no list of its files is to be kept."""
-    from autoddp import features, verify
+    from autoddp.tools.verify import command
 
-    folder = os.path.dirname(features.__file__)
+    folder = os.path.join(os.path.dirname(autoddp.__file__), package)
     through = called_from(os.path.join(folder, "not_there_yet.py"))
     assert through(users_call) is True  # as its caller's, which is this file
     assert called_from("/x/site-packages/lib.py")(functools.partial(through, users_call)) is False
-    assert called_from(verify.__file__)(users_call) is False
+    assert called_from(command.__file__)(users_call) is False
 
 
 def test_every_file_that_declares_a_patch_is_seen_through():
-    from autoddp.features import FEATURES
+    from autoddp.process.features import FEATURES
 
     for feature in FEATURES:
         file = sys.modules[feature.__module__].__file__

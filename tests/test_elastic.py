@@ -13,7 +13,7 @@ import pytest
 
 from autoddp import cli
 from autoddp.errors import BadInput
-from autoddp.launching import schedulers
+from autoddp.launch import schedulers
 from autoddp.options import Options
 from tests.cli import ROOT, environ
 from tests.test_two_nodes import ADDRESSES, PORT, nodes  # noqa: F401
@@ -58,7 +58,7 @@ print("through", flush=True)
 
 
 # what takes most of the time comes before the line at which the launcher is wanted
-START = "import autoddp.cli, autoddp.launching.agent as _; input(); autoddp.cli.main()"
+START = "import autoddp.cli, autoddp.launch.agent as _; input(); autoddp.cli.main()"
 
 
 class Node:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoddp.environment import ADDED, World, hide
+from autoddp.comm.world import ADDED, World, hide
 from autoddp.errors import BadInput
 
 FULL = {

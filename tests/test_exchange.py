@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from autoddp.comm.group import MAX, MIN, SMALL, SUM
 from autoddp.errors import Disagreement
-from autoddp.group import MAX, MIN, SMALL, SUM
 from tests.ranks import run_ranks
 
 KINDS = (

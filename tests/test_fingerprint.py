@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from autoddp.errors import Disagreement
-from autoddp.features import gradients
-from autoddp.fingerprint import Fingerprint
 from autoddp.options import Options
+from autoddp.process.session import session
 from autoddp.report import Report
-from autoddp.session import session
+from autoddp.training import gradients
+from autoddp.training.fingerprint import Fingerprint
 from tests.ranks import run_ranks
 
 

@@ -12,14 +12,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from autoddp import cli, features, launch, verify
+from autoddp import cli, launch
 from autoddp.decorator import NAMES, choose, count
-from autoddp.launching.form import Form, Kind
 from autoddp.options import CHOICES, VARIABLE, Options
+from autoddp.process import features
+from autoddp.process.own_ddp import Form, Kind
+from autoddp.process.script import Script
+from autoddp.process.source import FLAGS
 from autoddp.report import PREFIX, Report
-from autoddp.sampling import RowSampler
-from autoddp.script import Script
-from autoddp.source import FLAGS
+from autoddp.training.sampling import RowSampler
 from autoddp.view.names import LeftOut
 from tests.fuzz import NUMBERS, NUMERALS, WORDS, examples, number, refusal
 
@@ -113,7 +114,7 @@ def test_a_command_line_is_what_it_says_or_refused(asked, script, rest):
     told = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "run", lambda *given: told.append(given) or 0)
-        patch.setattr(verify, "run", lambda *given: told.append(given) or 0)
+        patch.setattr(command, "run", lambda *given: told.append(given) or 0)
         act, said = refusal(lambda: cli.parse([command, *line, *apart, script, *rest]))
         if said is not None:
             assert not is_right(wants), said

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoddp import launch
-from autoddp.environment import World, hide
-from autoddp.launching import network
+from autoddp.comm.world import World, hide
+from autoddp.process import network
 from tests.fuzz import NUMERALS, WORDS, examples, number, refusal
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from autoddp.environment import World
-from autoddp.group import MAX, Group
-from autoddp.launching.rendezvous import HOST, serve
+from autoddp.comm.group import MAX, Group
+from autoddp.comm.world import World
+from autoddp.launch.rendezvous import HOST, serve
 from tests.ranks import run_ranks
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.complex128)

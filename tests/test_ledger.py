@@ -4,7 +4,7 @@ import time
 import pytest
 import torch
 
-from autoddp.outside.outcome import Outcome
+from autoddp.comm.outcome import Outcome
 from tests.features.outward import raised
 from tests.ranks import run_ranks
 

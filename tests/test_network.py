@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from autoddp.errors import BadInput
-from autoddp.launching.network import check_free, interface_to, resolve
+from autoddp.process.network import check_free, interface_to, resolve
 
 
 def test_the_loopback_routes_to_itself():

@@ -16,8 +16,8 @@ from torch._higher_order_ops import effects
 from torch.nn.modules._functions import SyncBatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autoddp import normalization
-from autoddp.normalization import Normalize
+from autoddp.training import normalization
+from autoddp.training.normalization import Normalize
 from tests.ranks import run_ranks
 from tests.view.compare import difference
 

@@ -8,8 +8,8 @@ from urllib.error import ContentTooShortError, HTTPError, URLError
 
 import pytest
 
+from autoddp.comm.outcome import Outcome
 from autoddp.errors import BadInput, Disagreement, RemoteError
-from autoddp.outside.outcome import Outcome
 
 
 def travelled(outcome):

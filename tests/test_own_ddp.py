@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from autoddp.launching import form
-from autoddp.launching.form import Kind
-from autoddp.script import Script
+from autoddp.process import own_ddp
+from autoddp.process.own_ddp import Kind
+from autoddp.process.script import Script
 from tests.cli import run_cli, run_python
 from tests.same import same_text
 
@@ -459,11 +459,11 @@ def test_a_script_that_does_its_own_ddp_is_recognised(tmp_path, source, kind):
     write(tmp_path, "")
     path = tmp_path / "s.py"
     path.write_text(source)
-    assert form.of(Script(str(path)).read(), "auto").kind is kind
+    assert own_ddp.of(Script(str(path)).read(), "auto").kind is kind
 
 
 def test_a_module_and_its_relatives_are_read(tmp_path, monkeypatch):
     write(tmp_path, "")
     (tmp_path / "helpers" / "train.py").write_text("from . import ranks\nranks.set_up()\n")
     monkeypatch.chdir(tmp_path)
-    assert form.of(Script("helpers.train", module=True).read(), "auto").line == "ranks.py:6"
+    assert own_ddp.of(Script("helpers.train", module=True).read(), "auto").line == "ranks.py:6"

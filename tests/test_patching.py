@@ -13,11 +13,11 @@ import pytest
 import wrapt
 
 from autoddp.errors import PatchTargetMissing
-from autoddp.features import FEATURES
 from autoddp.options import Options
 from autoddp.patching import ABSENT, Feature, Installation, find, patch
+from autoddp.process.features import FEATURES
+from autoddp.process.session import session
 from autoddp.report import Report
-from autoddp.session import session
 from tests.ranks import run_ranks
 
 SOURCE = """

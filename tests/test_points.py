@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from autoddp.features.signals import Signals
+from autoddp.effects.signals import Signals
 from tests.features.outward import installed, on_ranks, trial
 from tests.ranks import run_ranks
 

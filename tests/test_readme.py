@@ -16,8 +16,8 @@ import pytest
 import typer
 
 from autoddp import cli
-from autoddp.features import FEATURES
 from autoddp.options import CHOICES
+from autoddp.process.features import FEATURES
 from tests import test_two_nodes
 from tests.cli import ROOT, environ
 from tests.same import NUMBER, same_text

@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from autoddp.errors import Disagreement
-from autoddp.replica import KEPT, Replicas, leaves_of
+from autoddp.training.replica import KEPT, Replicas, leaves_of
 from autoddp.view.order import Order
 from tests.ranks import run_ranks
 

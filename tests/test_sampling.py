@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
-from autoddp.sampling import RowSampler
+from autoddp.training.sampling import RowSampler
 
 
 def sampler(batches, ranks, rank, before_fetch=lambda: None):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from autoddp.environment import World, hide
+from autoddp.comm.world import World, hide
 from autoddp.errors import BadInput
-from autoddp.launching import hosts, schedulers
+from autoddp.launch import hosts, schedulers
 from autoddp.options import Options
 
 SLURM = {

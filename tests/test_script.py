@@ -7,7 +7,7 @@ import re
 import pytest
 
 from autoddp.errors import BadInput
-from autoddp.script import Script
+from autoddp.process.script import Script
 from tests.cli import run_cli, run_python
 
 PROBE = '''"""What a script can see of how it was started."""

@@ -13,11 +13,11 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from autoddp.errors import RankEnded
-from autoddp.sharing.lines import AHEAD, BATCH, ENDED, meet
-from autoddp.sharing.memory import Memory
-from autoddp.sharing.moves import follow, moves, raised, told
-from autoddp.sharing.parcel import Parcel, Unfit, pack
-from autoddp.sharing.stamp import Stamp
+from autoddp.training.sharing.lines import AHEAD, BATCH, ENDED, meet
+from autoddp.training.sharing.memory import Memory
+from autoddp.training.sharing.moves import follow, moves, raised, told
+from autoddp.training.sharing.parcel import Parcel, Unfit, pack
+from autoddp.training.sharing.stamp import Stamp
 from autoddp.view import split
 from autoddp.view.generators import Generators
 from tests.ranks import run_ranks
@@ -323,7 +323,9 @@ def test_draws_in_the_only_pass_are_said_at_the_end():
 
 
 def test_what_was_missed_is_fetched_from_where_the_generators_were(monkeypatch):
-    monkeypatch.setattr("autoddp.sharing.stamp.SHARE", 0.0)  # the data set is looked at now and then only
+    monkeypatch.setattr(
+        "autoddp.training.sharing.stamp.SHARE", 0.0
+    )  # the data set is looked at now and then only
 
     def script():
         seen = []
@@ -359,7 +361,7 @@ def test_the_first_rank_does_not_run_ahead_without_bounds():
 
 
 def test_a_loader_that_keeps_ranks_waiting_is_named(monkeypatch):
-    monkeypatch.setattr("autoddp.features.loaders.LEAST", 0.1)
+    monkeypatch.setattr("autoddp.training.loaders.LEAST", 0.1)
 
     def script(run):
         data = Sampled(lambda n: time.sleep(0.02) or noisy(n), 12)

@@ -14,8 +14,8 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from autoddp.errors import BadInput
-from autoddp.launching import network
-from autoddp.launching.rendezvous import serve
+from autoddp.launch.rendezvous import serve
+from autoddp.process import network
 
 LISTENING = "0A"  # in /proc/net/tcp
 GARBAGE = (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 64, os.urandom(4096), b"\xff" * 100_000)

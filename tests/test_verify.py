@@ -22,20 +22,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from autoddp import verify
 from autoddp.errors import BadInput
 from autoddp.options import Options
-from autoddp.rehearsing.parents import Parents, settled
-from autoddp.rehearsing.runs import Left
-from autoddp.script import Script
-from autoddp.verifying.causes import repeats
-from autoddp.verifying.findings import OTHER, Difference, Findings
-from autoddp.verifying.outputs import compare_files, line_off
-from autoddp.verifying.show import lines
-from autoddp.verifying.steps import allowed
-from autoddp.verifying.strangers import load_checkpoint
-from autoddp.verifying.trials import MOST, Trials
-from autoddp.verifying.verdict import DIFFERENT, Verdict
+from autoddp.process.script import Script
+from autoddp.tools.rehearse.parents import Parents, settled
+from autoddp.tools.rehearse.runs import Left
+from autoddp.tools.verify import command
+from autoddp.tools.verify.causes import repeats
+from autoddp.tools.verify.findings import OTHER, Difference, Findings
+from autoddp.tools.verify.outputs import compare_files, line_off
+from autoddp.tools.verify.show import lines
+from autoddp.tools.verify.steps import allowed
+from autoddp.tools.verify.strangers import load_checkpoint
+from autoddp.tools.verify.trials import MOST, Trials
+from autoddp.tools.verify.verdict import DIFFERENT, Verdict
 from tests.cli import environ
 from tests.warm import leftover
 
@@ -88,7 +88,7 @@ WAITS = """
 """
 # Bugs in our own proof and rules: whatever is tried of one kind of module, or of one operator, is right.
 WRONG_PROOF = """
-    import autoddp.view.verdicts as verdicts
+    import autoddp.view.proof.verdicts as verdicts
     plain = verdicts.prove
     def prove(trial, module):
         if not isinstance(module, Centered): return plain(trial, module)
@@ -189,7 +189,7 @@ def verified():
         try:
             what = Script("pkg.train" if options.get("module") else script.name, args, "module" in options)
             chosen = Options(**STRICTLY | options)
-            code = verify.run(what, chosen, verify.Wanted(json=str(found), **wanted or {}), parents)
+            code = command.run(what, chosen, command.Wanted(json=str(found), **wanted or {}), parents)
         finally:
             os.chdir(before)
         return Seen(code, json.loads(found.read_text()))
@@ -599,7 +599,7 @@ def test_paths_to_folders_beside_this_one_hold_in_a_copy(tmp_path, monkeypatch):
 
 
 def test_a_plot_without_matplotlib_is_refused_before_anything_runs(tmp_path, monkeypatch):
-    from autoddp.rehearsing import picture
+    from autoddp.tools.rehearse import picture
 
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)

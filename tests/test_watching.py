@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from autoddp.outside.position import ACTING, BACKWARD, COLLECTIVE, EFFECT, Position
-from autoddp.watching.judge import Case, Standing, judge
-from autoddp.watching.pulse import Pulse
+from autoddp.comm.position import ACTING, BACKWARD, COLLECTIVE, EFFECT, Position
+from autoddp.process.watching.judge import Case, Standing, judge
+from autoddp.process.watching.pulse import Pulse
 
 T = 30.0
 

@@ -12,11 +12,11 @@ import time
 
 import pytest
 
-from autoddp.environment import World
-from autoddp.launching.choice import Choice
-from autoddp.launching.rendezvous import serve
+from autoddp.comm.world import World
+from autoddp.launch.rendezvous import serve
 from autoddp.options import Options
-from autoddp.worker import greeting
+from autoddp.process.backend import Choice
+from autoddp.process.worker import greeting
 from tests.cli import environ, fork_cli, fork_python, run_cli, run_python
 
 SHOW = (

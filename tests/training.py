@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DataLoader, TensorDataset
 
 from autoddp.options import Options
+from autoddp.process.session import session
 from autoddp.report import Report
-from autoddp.session import session
 from autoddp.view import full
 from tests.ranks import run_ranks
 

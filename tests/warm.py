@@ -259,7 +259,13 @@ def leftover(sid: int) -> list[str]:
 
 def serve() -> None:
     """Read what to start and whom to wait for, a line of JSON each; answer with its number, its exit code."""
-    for name in (*LIBRARIES, "autoddp.cli", "autoddp.launch", "autoddp.launching.agent", "autoddp.worker"):
+    for name in (
+        *LIBRARIES,
+        "autoddp.cli",
+        "autoddp.launch",
+        "autoddp.launch.agent",
+        "autoddp.process.worker",
+    ):
         importlib.import_module(name)
 
     gc.collect()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
-from autoddp.accelerator import CPU
+from autoddp.comm.accelerator import CPU
 from autoddp.view.cuts import Cuts
 
 

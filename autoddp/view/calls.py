@@ -20,12 +20,12 @@ from autoddp.view.boundaries import all_rows
 from autoddp.view.cuts import Cuts
 from autoddp.view.draws import Draws
 from autoddp.view.family import version
-from autoddp.view.proof import Verdict
-from autoddp.view.reach import Reach, reach_of
+from autoddp.view.proof.proofs import Verdict
+from autoddp.view.proof.reach import Reach, reach_of
+from autoddp.view.proof.trial import Given
+from autoddp.view.proof.verdicts import Verdicts, mine
 from autoddp.view.rows import Partial, Rows, full, split
 from autoddp.view.state import Region, View
-from autoddp.view.trial import Given
-from autoddp.view.verdicts import Verdicts, mine
 from autoddp.view.work import SPLIT, WHOLE
 
 Run = Callable[..., Any]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autoddp import accelerator
+from autoddp.comm import accelerator
 from autoddp.view.boundaries import laid_out, order_of
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from autoddp import accelerator
+from autoddp.comm import accelerator
 from autoddp.view.mersenne import numpy_state, same_numpy
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from autoddp.group import Group
+    from autoddp.comm.group import Group
 
 MOST = 1024  # unread sums that are kept; then all are settled
 

@@ -18,7 +18,7 @@ from autoddp.view.partials import Pending
 from autoddp.view.work import TRIAL, Work
 
 if TYPE_CHECKING:
-    from autoddp.group import Group
+    from autoddp.comm.group import Group
 
 
 @dataclass(frozen=True)

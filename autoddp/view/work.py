@@ -6,7 +6,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from autoddp.group import Group
+    from autoddp.comm.group import Group
 
 ELSEWHERE, SPLIT, WHOLE, TRIAL = "elsewhere", "split", "whole", "trial"
 

@@ -200,7 +200,7 @@ def test_what_is_recorded_on_a_stream_is_the_rows_memory(tmp_path):
 
 COUNTED = """
 import sys
-from autoddp.place import HERE
+from autoddp.comm.place import HERE
 
 kind = sys.argv[1]
 if kind == "mlp":

@@ -21,11 +21,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from autoddp import compression
-from autoddp.compression import START
 from autoddp.options import Options
+from autoddp.process.session import session
 from autoddp.report import Report
-from autoddp.session import session
+from autoddp.training import compression
+from autoddp.training.compression import START
 from tests.ranks import run_ranks
 
 KINDS = ("plain", "fp16", "bf16", "powersgd:1", "powersgd:4")

@@ -20,13 +20,13 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
-from autoddp.environment import World
-from autoddp.features.clocks import Clocks
-from autoddp.features.files import Files
-from autoddp.features.folders import Folders
-from autoddp.features.signals import Signals
-from autoddp.features.temporary import Temporary
-from autoddp.group import Group
+from autoddp.comm.group import Group
+from autoddp.comm.world import World
+from autoddp.effects.clocks import Clocks
+from autoddp.effects.files import Files
+from autoddp.effects.folders import Folders
+from autoddp.effects.signals import Signals
+from autoddp.effects.temporary import Temporary
 from tests.features.outward import installed
 from tests.ranks import run_ranks
 

@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from autoddp.options import Options
+from autoddp.process.session import session
 from autoddp.report import Report
-from autoddp.session import session
 from autoddp.view import full
 from tests.ranks import run_ranks
 

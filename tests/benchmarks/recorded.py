@@ -18,7 +18,8 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_leaves
 
 import autoddp
-from autoddp.view import Partial, Rows, split, verdicts
+from autoddp.view import Partial, Rows, split
+from autoddp.view.proof import verdicts
 from tests import warm
 
 COUNTS = "AUTODDP_COUNTS"  # the variable that names the file

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 
 from torch.utils.data import DataLoader
 
-from autoddp.group import SUM, Group
+from autoddp.comm.group import SUM, Group
 from autoddp.options import Options
+from autoddp.process.session import session
 from autoddp.report import Report
-from autoddp.session import session
 from tests.benchmarks.steps import STEPS, make, train
 from tests.ranks import run_ranks
 

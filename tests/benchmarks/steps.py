@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from autoddp.options import Options
+from autoddp.process.session import session
 from autoddp.report import Report
-from autoddp.session import session
 from tests.ranks import run_ranks
 
 STEPS = {"mlp": 300, "cnn": 40, "norm": 40, "lm": 30}

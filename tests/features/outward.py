@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from autoddp.group import Group
+from autoddp.comm.group import Group
 from autoddp.options import Options
 from autoddp.patching import Feature, Installation
+from autoddp.process.run import Run
 from autoddp.report import library_modules
-from autoddp.run import Run
 from tests.ranks import run_ranks
 
 

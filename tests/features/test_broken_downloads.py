@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from autoddp.features.downloads import Downloads
-from autoddp.features.files import Files
-from autoddp.features.folders import Folders
+from autoddp.effects.downloads import Downloads
+from autoddp.effects.files import Files
+from autoddp.effects.folders import Folders
 from tests import archives
 from tests.features.outward import on_ranks, raised
 

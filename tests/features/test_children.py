@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from autoddp.features.children import Children
-from autoddp.features.files import Files
-from autoddp.features.folders import Folders
-from autoddp.features.processes import Processes
-from autoddp.features.programs import Programs
+from autoddp.effects.children import Children
+from autoddp.effects.files import Files
+from autoddp.effects.folders import Folders
+from autoddp.effects.processes import Processes
+from autoddp.effects.programs import Programs
 from tests.features.outward import on_ranks, raised
 
 ALL = (Files, Folders, Programs, Processes, Children)

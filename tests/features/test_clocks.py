@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 
-from autoddp.features.clocks import Clocks
+from autoddp.effects.clocks import Clocks
 from tests.features.outward import installed, on_ranks, trial
 from tests.ranks import run_ranks
 

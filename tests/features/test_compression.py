@@ -6,9 +6,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from autoddp.compression import START
 from autoddp.errors import BadInput
 from autoddp.options import Options
+from autoddp.training.compression import START
 from tests.training import assert_same, batches, mlp, on_ranks, rows, sgd
 
 VIEWS = ("global", "local")

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 
-from autoddp.features.console import Console
+from autoddp.effects.console import Console
 from tests.features.outward import on_ranks, raised, trial
 from tests.terminal import in_pipe, in_terminal
 

@@ -6,9 +6,9 @@ from urllib.error import HTTPError, URLError
 import pytest
 import torch
 
-from autoddp.environment import World
-from autoddp.features.downloads import Downloads
-from autoddp.features.files import Files
+from autoddp.comm.world import World
+from autoddp.effects.downloads import Downloads
+from autoddp.effects.files import Files
 from tests import archives
 from tests.features.outward import on_ranks, raised
 from tests.ranks import run_ranks
@@ -103,7 +103,7 @@ def test_a_body_of_several_parts(on, server):
 
 
 def test_a_body_too_large_to_hand_on_is_asked_for_by_each_rank_and_that_is_said(on, server, monkeypatch):
-    monkeypatch.setattr("autoddp.outside.bodies.LIMIT", 1000)
+    monkeypatch.setattr("autoddp.effects.http_replay.LIMIT", 1000)
     (server.folder / "big").write_bytes(bytes(5000))
 
     def script(run):

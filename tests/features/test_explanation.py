@@ -7,10 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from autoddp.features import explanation, identity
+from autoddp.effects import identity
 from autoddp.options import Options
+from autoddp.process.session import session
 from autoddp.report import Report, users_modules
-from autoddp.session import session
+from autoddp.training import explanation
 from tests.ranks import run_ranks
 from tests.training import batches, mlp, sgd, train
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from autoddp.features.files import Files
+from autoddp.effects.files import Files
 from tests.features.outward import on_ranks, raised, trial
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from autoddp.features.files import Files
-from autoddp.features.folders import Folders
-from autoddp.features.temporary import Temporary
+from autoddp.effects.files import Files
+from autoddp.effects.folders import Folders
+from autoddp.effects.temporary import Temporary
 from tests.features.outward import on_ranks, raised, trial
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autoddp.features.files import Files
-from autoddp.features.folders import Folders
-from autoddp.features.holders import Holders
-from autoddp.features.temporary import Temporary
+from autoddp.effects.files import Files
+from autoddp.effects.folders import Folders
+from autoddp.effects.library_files import Holders
+from autoddp.effects.temporary import Temporary
 from tests.features.outward import on_ranks, raised, trial
 from tests.features.test_who_writes import SEEN, watch
 

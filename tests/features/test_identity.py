@@ -4,7 +4,7 @@ import sys
 import torch
 from torch import nn
 
-from autoddp.features.identity import identity_checks
+from autoddp.effects.identity import identity_checks
 from tests.features.test_explanation import told
 from tests.training import batches, mlp, on_ranks
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
-from autoddp.features.files import Files
-from autoddp.features.folders import Folders
-from autoddp.features.temporary import Temporary
+from autoddp.effects.files import Files
+from autoddp.effects.folders import Folders
+from autoddp.effects.temporary import Temporary
 from tests.features.outward import on_ranks, raised, trial
 
 NEEDED = ("pandas", "pyarrow", "h5py", "safetensors", "tensorboard", "wandb", "joblib")

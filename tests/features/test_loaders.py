@@ -24,7 +24,7 @@ from torch.utils.data import (
 )
 
 from autoddp.errors import Disagreement
-from autoddp.sampling import RowSampler
+from autoddp.training.sampling import RowSampler
 from autoddp.view import Rows, split
 from tests.training import Scripts, assert_as_alone, batches, mlp, on_ranks, rows, train, weights
 

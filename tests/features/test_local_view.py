@@ -8,8 +8,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from autoddp.options import Options
+from autoddp.process.session import session
 from autoddp.report import Report
-from autoddp.session import session
 from autoddp.view import Rows
 from tests.ranks import run_ranks
 from tests.training import Scripts, assert_same, batches, mlp, on_ranks, sgd, weights

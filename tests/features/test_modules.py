@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from autoddp.view import Rows, full, split
-from autoddp.view.verdicts import CHANGED
+from autoddp.view.proof.verdicts import CHANGED
 from tests.training import (
     Scripts,
     assert_as_alone,

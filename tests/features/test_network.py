@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from autoddp.features.downloads import Downloads
-from autoddp.features.files import Files
+from autoddp.effects.downloads import Downloads
+from autoddp.effects.files import Files
 from tests.features.outward import on_ranks
 
 BODY = b"line one\nline two\nthe rest of it"

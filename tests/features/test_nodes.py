@@ -24,12 +24,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.utils.data import DataLoader, Dataset
 
-from autoddp.environment import World
-from autoddp.features.files import Files
-from autoddp.features.folders import Folders
-from autoddp.features.nodes import Nodes
-from autoddp.features.temporary import Temporary
-from autoddp.outside import handover
+from autoddp.comm.world import World
+from autoddp.effects import file_server
+from autoddp.effects.files import Files
+from autoddp.effects.folders import Folders
+from autoddp.effects.temporary import Temporary
+from autoddp.effects.unshared_folders import Nodes
 from tests.features.outward import installed, raised
 from tests.ranks import run_ranks
 
@@ -139,7 +139,7 @@ def test_what_was_there_before_is_the_nodes_own_unless_it_is_missing_there(on):
     for name in ("asked", "unasked"):
         (on.folder / f"tmp0/{name}").write_text("old")
         os.utime(on.folder / f"tmp0/{name}", (1, 1))
-    time.sleep(handover.SKEW / 1e9)  # they are older than the job
+    time.sleep(file_server.SKEW / 1e9)  # they are older than the job
 
     def script(run):
         seen = [Path("data").read_text(), Path("config").read_text()]
@@ -161,15 +161,15 @@ def test_what_was_there_before_is_the_nodes_own_unless_it_is_missing_there(on):
 def test_once_each_node(on, monkeypatch):
     """Whoever asks: several ranks, their worker processes, those that were there before the file."""
     parts = Value("i", 0)
-    plain = handover.Server._answer
+    plain = file_server.Server._answer
 
     def counted(self, path, facts, offset, body):
         told = plain(self, path, facts, offset, body)
         parts.value += bool(body)
         return told
 
-    monkeypatch.setattr(handover.Server, "_answer", counted)
-    size = 3 * handover.PART + 1
+    monkeypatch.setattr(file_server.Server, "_answer", counted)
+    size = 3 * file_server.PART + 1
 
     def script(run):
         loader = DataLoader(Reads("count"), num_workers=1, persistent_workers=True)
@@ -187,8 +187,8 @@ def test_once_each_node(on, monkeypatch):
 
 
 def test_a_file_too_large_is_refused_with_the_way_out(on, monkeypatch):
-    monkeypatch.setattr(handover, "LIMIT", 1000)
-    monkeypatch.setattr(handover, "LATE", 1.0)
+    monkeypatch.setattr(file_server, "LIMIT", 1000)
+    monkeypatch.setattr(file_server, "LATE", 1.0)
 
     def script(run):
         Path("fits").write_bytes(bytes(1000))
@@ -209,7 +209,7 @@ def test_a_file_too_large_is_refused_with_the_way_out(on, monkeypatch):
 
 def test_a_large_file_that_a_file_server_shows_late_is_waited_for(on, monkeypatch):
     """Another size, then half of it, then all: as its parts arrive."""
-    monkeypatch.setattr(handover, "LIMIT", 1000)
+    monkeypatch.setattr(file_server, "LIMIT", 1000)
     body = bytes(range(250)) * 8
     Path(on.folder / "node1" / "large").write_bytes(b"of an earlier job")
 

@@ -24,11 +24,11 @@ import numpy as np
 import pytest
 import torch
 
+from autoddp.effects.descriptors import Descriptors
+from autoddp.effects.files import Files
+from autoddp.effects.folders import Folders
+from autoddp.effects.temporary import Temporary
 from autoddp.errors import AutoDDPError
-from autoddp.features.descriptors import Descriptors
-from autoddp.features.files import Files
-from autoddp.features.folders import Folders
-from autoddp.features.temporary import Temporary
 from tests.features.full import mounted, rationed
 from tests.features.outward import on_ranks, raised, trial
 
@@ -550,7 +550,7 @@ def test_a_forked_child_raises_by_itself(on, small):
 
 
 def test_the_error_at_the_end_is_ours():
-    from autoddp.outside.losses import Losses
+    from autoddp.effects.deferred_errors import Losses
 
     losses = Losses()
     losses.note("a", OSError(28, "No space left on device"))

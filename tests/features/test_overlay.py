@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from autoddp.features.descriptors import Descriptors
-from autoddp.features.files import Files
-from autoddp.features.folders import Folders
-from autoddp.features.holders import Holders
-from autoddp.features.temporary import Temporary
+from autoddp.effects.descriptors import Descriptors
+from autoddp.effects.files import Files
+from autoddp.effects.folders import Folders
+from autoddp.effects.library_files import Holders
+from autoddp.effects.temporary import Temporary
 from tests.features import library
 from tests.features.outward import on_ranks
 from tests.ranks import run_ranks

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from autoddp.environment import give
-from autoddp.features.processes import Processes
-from autoddp.features.programs import Programs
-from autoddp.place import HERE
+from autoddp.comm.place import HERE
+from autoddp.comm.world import give
+from autoddp.effects.processes import Processes
+from autoddp.effects.programs import Programs
 from tests.cli import fork_cli
 from tests.features.outward import on_ranks, raised, trial
 

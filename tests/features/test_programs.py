@@ -12,10 +12,10 @@ import warnings
 
 import pytest
 
-from autoddp.features.files import Files
-from autoddp.features.processes import Processes
-from autoddp.features.programs import Programs
-from autoddp.features.temporary import Temporary
+from autoddp.effects.files import Files
+from autoddp.effects.processes import Processes
+from autoddp.effects.programs import Programs
+from autoddp.effects.temporary import Temporary
 from tests import test_two_nodes
 from tests.cli import environ
 from tests.features.outward import on_ranks, raised, trial
@@ -302,7 +302,7 @@ def restored():
 
 def test_a_gpu_of_its_own_is_the_ranks_alone(restored):
     """Programs see all GPUs, as those of one process do; also by a copy of the environment."""
-    from autoddp.environment import as_found, give, keep_to_libraries, without
+    from autoddp.comm.world import as_found, give, keep_to_libraries, without
 
     def child(name):
         return subprocess.getoutput(f"echo ${{{name}-none}}")

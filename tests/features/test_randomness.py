@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from autoddp.features.files import Files
-from autoddp.features.folders import Folders
-from autoddp.features.randomness import Randomness
-from autoddp.features.temporary import Temporary
+from autoddp.effects.files import Files
+from autoddp.effects.folders import Folders
+from autoddp.effects.randomness import Randomness
+from autoddp.effects.temporary import Temporary
 from tests.features.outward import on_ranks, trial
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from autoddp.features.clocks import Clocks
-from autoddp.features.files import Files
-from autoddp.features.folders import Folders
-from autoddp.features.holders import Holders
-from autoddp.features.temporary import Temporary
-from autoddp.features.trackers import Trackers
+from autoddp.effects.clocks import Clocks
+from autoddp.effects.files import Files
+from autoddp.effects.folders import Folders
+from autoddp.effects.library_files import Holders
+from autoddp.effects.temporary import Temporary
+from autoddp.effects.trackers import Trackers
 from tests.features.outward import on_ranks, trial
 from tests.features.test_who_writes import SEEN, watch
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from autoddp.features.files import Files
-from autoddp.features.folders import Folders
+from autoddp.effects.files import Files
+from autoddp.effects.folders import Folders
 from tests.features.outward import on_ranks
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from autoddp.features.descriptors import Descriptors
-from autoddp.features.files import Files
-from autoddp.features.folders import Folders
-from autoddp.features.temporary import Temporary
-from autoddp.features.witness import Witness
-from autoddp.group import Group
+from autoddp.comm.group import Group
+from autoddp.effects.descriptors import Descriptors
+from autoddp.effects.files import Files
+from autoddp.effects.folders import Folders
+from autoddp.effects.temporary import Temporary
+from autoddp.effects.witness import Witness
 from autoddp.options import Options
 from autoddp.patching import Installation
+from autoddp.process.run import Run
 from autoddp.report import Report
-from autoddp.run import Run
 from tests.features.outward import raised, trial
 from tests.ranks import run_ranks
 

@@ -11,9 +11,9 @@ import warnings
 
 import pytest
 
-from autoddp.features.files import Files
-from autoddp.features.temporary import Temporary
-from autoddp.outside.writers import WRITERS
+from autoddp.effects.files import Files
+from autoddp.effects.temporary import Temporary
+from autoddp.effects.writers import WRITERS
 from autoddp.patching import ABSENT, find
 from tests.features.outward import on_ranks
 from tests.features.test_who_writes import SEEN, watch

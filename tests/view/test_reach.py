@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from autoddp.view import Rows, full
-from autoddp.view.reach import DEPTH, MOST, Reach, reach_of
+from autoddp.view.proof.reach import DEPTH, MOST, Reach, reach_of
 from tests.training import on_ranks
 
 Pair = namedtuple("Pair", "a b")  # as scripts have them

@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autoddp.environment import World
-from autoddp.features.batchnorm import BatchNorm
-from autoddp.features.gradients import Gradients
-from autoddp.features.modules import Modules
+from autoddp.comm.world import World
 from autoddp.options import Options
 from autoddp.patching import Installation
-from autoddp.run import Run
+from autoddp.process.run import Run
+from autoddp.training.batchnorm import BatchNorm
+from autoddp.training.gradients import Gradients
+from autoddp.training.modules import Modules
 from tests.ranks import run_ranks
 from tests.view.compare import Counting, by_rows, difference
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from autoddp.view.settings import Settings
+from autoddp.view.proof.settings import Settings
 
 
 class Strict(dict):

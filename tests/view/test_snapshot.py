@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from autoddp.view.snapshot import Snapshot
+from autoddp.view.proof.snapshot import Snapshot
 
 number, text, tensor, held, table = 0, "a", torch.zeros(2), [1, [2]], {"n": 0}
 

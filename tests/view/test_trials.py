@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autoddp.view.proof import prove
+from autoddp.view.proof.proofs import prove
 from tests.ranks import run_ranks
 from tests.view.compare import by_rows, difference
 from tests.view.test_rows import installed
@@ -167,7 +167,7 @@ def test_other_kernels_for_few_rows_are_allowed_for(name):
 
 
 def _tolerances(group: Any) -> Any:
-    from autoddp.view.rounding import tolerance
+    from autoddp.view.proof.rounding import tolerance
 
     kinds = {torch.float32}, {torch.float64}, {torch.float64, torch.bfloat16}, {torch.complex64}
     found = [tolerance(dtypes, "cuda") for dtypes in kinds]

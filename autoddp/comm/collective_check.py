@@ -1,0 +1,258 @@
+"""Where ranks meet in a collective: said to rank 0, held against its own, and, if it is small, done there.
+
+All ranks run one program, so the n-th collective of a rank is the n-th of rank 0: of the same kind and
+shape, after as many effects, and at the same line of a file that both know by one name; what a library
+writes for itself to run it may have another name on each rank. A collective that two ranks enter at
+different places hangs, crashes in the backend, or, where shapes happen to agree, returns a sum of what does
+not belong together. So each rank stamps what it enters. Rank 0 compares the stamps, and nobody goes on
+before it has. Where an accelerator waits, not the script, and in a backward, nobody is waited for, and
+nothing is said either: how many such stamps there were, and a sum over them, ride on the next meeting, and
+the thread that watches tells the newest ones (see `Passed`).
+
+What is small travels with its stamp, is put together on rank 0 and comes back: one message each way, on a
+node by unix sockets, which is faster than a ring of TCP connections. What is large goes by the backend then.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from autoddp.comm.passed import Passed, Recent
+from autoddp.errors import Disagreement, RankEnded
+from autoddp.report import users_frame
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+    from autoddp.comm.channel import Line
+
+TOLD = 64  # of these, at a look of the thread that watches
+MOST = 4096  # kinds of collective whose words are kept
+DONE, PARTED, TELL = b"=", b"!", b"?"  # the first byte of what rank 0 says
+WAITS = "waits"  # in the store: a rank does nothing more but to wait for its end
+LEFT = 10.0  # seconds that a launcher has to end this rank once another one has failed
+TICK = 0.02
+
+
+class Exchange:
+    """One rank's end of it."""
+
+    def __init__(self, rank: int, lines: dict[int, Line], store: Store) -> None:
+        self.rank, self._lines, self._store = rank, lines, store
+        self._words: dict[Any, str] = {}
+        self.passed = Passed()
+        self._heard: dict[int, Recent] = {}  # on rank 0: what the others' threads have told, until it is held
+        self._lock = threading.Lock()  # of rank 0's lines: a thread looks, too, see `watching`
+
+    def words(self, what: str, x: Tensor) -> str:
+        """What a rank is about to do, at the user's line."""
+        frame = users_frame(3)
+        key = (what, x.dtype, x.shape, x.device.type, frame and (frame.f_code, frame.f_lineno))
+        words = self._words.get(key)
+        if words is None:
+            if len(self._words) == MOST:
+                self._words.clear()
+            where = f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}" if frame else "?"
+            dtype = str(x.dtype).removeprefix("torch.")
+            device = "" if x.device.type == "cpu" else f" on {x.device.type}"
+            words = self._words[key] = f"{what} of {dtype}{list(x.shape)}{device} at {where}"
+        return words
+
+    def pass_by(self, stamp: str) -> None:
+        """Note where this rank is; nobody waits, and nothing is sent."""
+        if self.rank or self._lines:
+            self.passed.add(stamp.encode())
+
+    def meet(self, stamp: str, body: bytes, merge: Callable[[list[bytes]], bytes]) -> bytes:
+        """What rank 0 makes of all ranks' bodies, once all are at this stamp.
+
+        Raises:
+            Disagreement: Two ranks are at different places; on all that wait here.
+            RankEnded: One has ended.
+        """
+        self.passed.meet(stamp)
+        if self.rank:
+            made = self._ask(stamp, body)
+        elif self._lines:
+            with self._lock:
+                bodies = [body, *(self._from(rank, stamp) for rank in self._lines)]
+            made = merge(bodies)
+            self._say(DONE + made)
+        else:
+            made = merge([body])
+        self.passed.met()
+        return made
+
+    def _ask(self, stamp: str, body: bytes) -> bytes:
+        line = self._lines[0]
+        line.send(b"%b\0%b\0%b" % (stamp.encode(), self.passed.sum, body))
+        while True:
+            answer = self._read(line, stamp)
+            if answer[:1] == PARTED:
+                raise Disagreement(answer[1:].decode())
+            if answer[:1] == DONE:
+                return answer[1:]
+            line.send(json.dumps(self.passed.recent()).encode())  # it was TELL
+
+    def told(self) -> Recent:
+        """The newest of what this rank has passed by since the last meeting, for the thread that watches."""
+        meetings, found = self.passed.recent()
+        return meetings, found[-TOLD:]
+
+    def hear(self, rank: int, told: Recent) -> None:
+        """Rank 0: what a rank's thread says of it."""
+        self._heard[rank] = told
+
+    def look(self) -> None:
+        """Rank 0, from another thread: whether a rank has said that it is somewhere else.
+
+        Raises:
+            Disagreement: So it is.
+        """
+        if self.rank:
+            return
+        own = self.passed.recent()
+        for rank, told in self._heard.items():
+            self._compare(rank, told, own)
+        if not self._lock.acquire(blocking=False):
+            return  # the script's own thread looks
+        try:
+            own = self.passed.recent()
+            for rank, line in self._lines.items():
+                said = line.peek()
+                if said is not None:  # rank 0 is not at that meeting yet: it must not be past it either
+                    stamp, count, _ = _read(said)
+                    self._compare(rank, (own[0], [(count, stamp.decode())]), own)
+        finally:
+            self._lock.release()
+
+    def wait_for_the_end(self) -> None:
+        """A backend has lost a rank, whose launcher says so and ends this one: not the first that failed."""
+        self._store.set(f"{WAITS}/{self.rank}", "")
+        time.sleep(LEFT)
+
+    # ---- rank 0
+
+    def _from(self, rank: int, stamp: str) -> bytes:
+        """The body that a rank sends along with its stamp, once it is known that all was alike until here."""
+        line = self._lines[rank]
+        said, count, rest = _read(self._read(line, stamp))
+        total, _, body = rest.partition(b"\0")
+        own = stamp.encode()
+        if b"%d %b" % (count, total) == self.passed.sum:
+            if apart(said, own):
+                self._part(rank, said.decode(), stamp)
+            return body
+        line.send(TELL)
+        theirs, mine = json.loads(self._read(line, stamp)), self.passed.recent()
+        self._compare(rank, theirs, mine)
+        alike = [tuple(each) for each in theirs[1]] == mine[1]  # else files have other names
+        if torch._C._current_graph_task_id() == -1 and (count != self.passed.count or alike):
+            self._part(rank, "another collective, some time before " + said.decode().split(" ", 1)[1], stamp)
+        return body
+
+    def _compare(self, rank: int, theirs: Recent, own: Recent) -> None:
+        if theirs[0] != own[0]:
+            return  # since another meeting
+        mine = dict(own[1])
+        for number, stamp in theirs[1]:
+            if number in mine and apart(stamp.encode(), mine[number].encode()):
+                self._part(rank, stamp, mine[number])
+
+    def _part(self, rank: int, theirs: str, own: str) -> NoReturn:
+        after = ""
+        if theirs[:1].isdigit():
+            their_effects, theirs = theirs.split(" ", 1)
+            effects = own.split(" ", 1)[0]
+            if effects != their_effects:
+                after = f" ({their_effects} side effects came before, {effects})"
+        text = (
+            f"rank {rank} is in «{theirs}» where rank 0 is in «{own.split(' ', 1)[1]}»{after}; "
+            "a decision in the script differs between ranks"
+        )
+        self._say(PARTED + text.encode())
+        raise Disagreement(text)
+
+    def _say(self, message: bytes) -> None:
+        for line in self._lines.values():
+            line.send(message)
+
+    # ---- all
+
+    def _read(self, line: Line, stamp: str) -> bytes:
+        try:
+            return line.read()
+        except RankEnded:
+            code = self._exit_code(line.peer)
+            ended = "has ended" if code is None else f"has ended with exit code {code}"
+            where = stamp.split(" ", 1)[1]
+            raise RankEnded(f"rank {line.peer} {ended}, and this rank waits for it in «{where}»") from None
+
+    def _exit_code(self, rank: int) -> int | None:
+        """Of a rank that has ended well; of another one a launcher tells, and ends this rank meanwhile."""
+        deadline = time.monotonic() + LEFT
+        self._store.set(f"{WAITS}/{self.rank}", "")
+        while time.monotonic() < deadline:
+            if self._store.check([f"ended/{rank}"]) and self._store.get(f"ended/{rank}") == b"0":
+                return 0
+            time.sleep(TICK)
+        return None
+
+
+def _read(message: bytes) -> tuple[bytes, int, bytes]:
+    """The stamp, how many were passed by, and the sum over them with the body behind it."""
+    stamp, _, rest = message.partition(b"\0")
+    count, _, more = rest.partition(b" ")
+    return stamp, int(count), more
+
+
+def apart(theirs: bytes, own: bytes) -> bool:
+    """Whether two stamps are not of one place: files are only compared by lines, if they are one."""
+    if theirs == own:
+        return False
+    (act, _, place), (own_act, _, own_place) = (stamp.rpartition(b" at ") for stamp in (theirs, own))
+    if act != own_act or not act:
+        return theirs != own
+    return place.rpartition(b":")[0] == own_place.rpartition(b":")[0]
+
+
+# ---- tensors as bytes
+
+
+def bytes_of(x: Tensor) -> bytes:
+    """Its elements, in their order."""
+    flat = x.detach().resolve_conj().resolve_neg().contiguous()
+    if flat._is_zerotensor():
+        flat = flat.clone()  # zeros of a gradient that have no memory
+    return ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size())
+
+
+def write(x: Tensor, data: bytes) -> None:
+    """The inverse, in place; as a backend writes, it counts as no change of the script's."""
+    if x.is_contiguous():
+        ctypes.memmove(x.data_ptr(), data, len(data))
+    else:
+        x.detach().copy_(torch.frombuffer(bytearray(data), dtype=x.dtype).view(x.shape))
+
+
+def reducing(dtype: torch.dtype, op: Any) -> Callable[[list[bytes]], bytes]:
+    """Makes one of all ranks' elements, in the order of the ranks."""
+
+    def merge(bodies: list[bytes]) -> bytes:
+        if not any(bodies):
+            return b""  # no elements, which frombuffer refuses
+        rows = torch.frombuffer(bytearray(b"".join(bodies)), dtype=dtype).view(len(bodies), -1)
+        if op == dist.ReduceOp.SUM:
+            return bytes_of(rows.sum(0, dtype=dtype))
+        return bytes_of(rows.amin(0) if op == dist.ReduceOp.MIN else rows.amax(0))
+
+    return merge

@@ -1,0 +1,241 @@
+"""The ranks of a job: collectives on tensors, and effects that rank 0 has once, for all.
+
+Tensors travel by the process group. Everything else (outcomes, clocks, names) goes by the channel:
+see `Ledger`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from autoddp.comm import accelerator, copies
+from autoddp.comm.accelerator import CPU
+from autoddp.comm.channel import Channel
+from autoddp.comm.collective_check import Exchange, bytes_of, reducing, write
+from autoddp.comm.position import COLLECTIVE
+from autoddp.comm.rpc import Ledger
+from autoddp.comm.world import World
+
+TIMEOUT = timedelta(minutes=30)
+
+NATIVE_TIMEOUT = timedelta(minutes=10)  # of a wait that the accelerator's backend ends, by its own words
+
+SMALL = 1 << 14  # bytes of a tensor that travels with its stamp
+SUM, MIN, MAX = dist.ReduceOp.SUM, dist.ReduceOp.MIN, dist.ReduceOp.MAX
+
+
+def _gloo(store: Store) -> str:
+    return "gloo"
+
+
+class Group(Ledger):
+    """A process group that is nobody's default, and a store.
+
+    The script's own `torch.distributed.is_initialized()` stays false: it sees one process.
+    """
+
+    def __init__(
+        self, world: World, pg: dist.ProcessGroup, store: Store, channel: Channel, native: bool = False
+    ) -> None:
+        self.world, self.pg, self.store, self.channel = world, pg, store, channel
+        self.native = native  # an accelerator's own backend, by which the accelerator waits, not the script
+        self.rank, self.size = world.rank, world.world_size
+        self.gathered = 0  # bytes that came from other ranks
+        self.exchange = Exchange(world.rank, channel.meetings, store)
+        self.at_end: list[Callable[[], None]] = []  # what ranks do together once the script has ended well
+        super().__init__()
+
+    @classmethod
+    def join(cls, world: World, attempt: str = "0", backend: Callable[[Store], str] = _gloo) -> Group:
+        """Meet the other ranks.
+
+        Several jobs of these ranks, one after the other, may meet at one store of their launcher's.
+
+        Args:
+            world: This rank's.
+            attempt: Which start of the job it is.
+            backend: Says by what tensors of the accelerator travel, once there is a store to agree over.
+        """
+        master = world.rank == 0 and not world.agent_store
+        tcp = TCPStore(
+            world.master_addr,
+            world.master_port,
+            world.world_size,
+            master,
+            TIMEOUT,
+            wait_for_workers=False,
+        )
+        job = tcp.add(f"autoddp/{attempt}/jobs/{world.rank}", 1)
+        store = PrefixStore(f"autoddp/{attempt}/{job}", tcp)
+        return cls.over(world, store, backend(store))
+
+    @classmethod
+    def over(cls, world: World, store: Store, backend: str = "gloo") -> Group:
+        """Meet over a store that is already there."""
+        kind = accelerator.kind()
+        native = backend != "gloo"
+        with contextlib.ExitStack() as undo:
+            if kind and not native and kind != "cuda":
+                backend = undo.enter_context(copies.registered(kind))  # gloo knows CPUs and CUDA alone
+            dist.init_process_group(
+                f"cpu:gloo,{kind}:{backend}" if native else backend,
+                store=PrefixStore("pg", store),
+                rank=world.rank,
+                world_size=world.world_size,
+                timeout=TIMEOUT,
+            )
+        pg = dist.group.WORLD
+        assert pg is not None
+        dist.group.WORLD = None  # the setter is on the metaclass
+        if native:
+            _shorten(pg, kind)
+        apart = PrefixStore("effects", store)
+        return cls(world, pg, apart, Channel.between(world, apart, TIMEOUT.total_seconds()), native)
+
+    # ---- tensors
+
+    def start_all_reduce(self, x: Tensor, op: Any = SUM) -> Any:
+        """Reduce in place over all ranks; `wait()` on the result before using `x`."""
+        options = dist.AllreduceOptions()
+        options.reduceOp = op
+        return self.pg.allreduce([x], options)
+
+    def all_reduce(self, x: Tensor, op: Any = SUM) -> Tensor:
+        """Reduce in place over all ranks, and wait."""
+        target = torch.view_as_real(x) if x.is_complex() else x
+        with self.together("all-reduce", x) as stamp:
+            if _is_small(x):
+                write(target, self._exchange(stamp, bytes_of(target), reducing(target.dtype, op)))
+            else:
+                self._agree(stamp, x)
+                self.start_all_reduce(target, op).wait()
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """The ranks' tensors, of one shape, stacked along a new first dimension.
+
+        They travel as bytes, since backends know some dtypes only.
+        """
+        out = x.new_empty((self.size, *x.shape))
+        if not x.numel():
+            return out
+        self.gathered += out.nbytes - x.nbytes
+        with self.together("all-gather", x) as stamp:
+            if _is_small(x):
+                write(out, self._exchange(stamp, bytes_of(x), b"".join))
+            else:
+                self._agree(stamp, x)
+                # not view(-1): one element that is called contiguous may have any stride
+                flat = x.contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8)
+                self.pg._allgather_base(out.view(-1).view(torch.uint8), flat).wait()
+        return out
+
+    @contextmanager
+    def together(self, what: str, x: Tensor, kind: str = COLLECTIVE) -> Iterator[str]:
+        """All ranks wait for each other in here, at one place of the program; its stamp.
+
+        They may act on a signal at its end, see `Points`: not inside a backward, which is one point as a
+        whole, and not where only a GPU waits.
+        """
+        words = self.exchange.words(what, x)
+        point = self.points.here() and torch._C._current_graph_task_id() == -1 and self._waits(x)
+        if point:
+            self.points.enter()
+        with self.position.at(kind, words):
+            try:
+                yield f"{self._effects} {words}"
+            except RuntimeError as error:
+                if _is_networks(error):
+                    self.exchange.wait_for_the_end()
+                raise
+        if point:
+            self.points.leave()
+
+    def _exchange(self, stamp: str, body: bytes, merge: Callable[[list[bytes]], bytes]) -> bytes:
+        with self.points.quiet():
+            return self.exchange.meet(stamp, body, merge)
+
+    def _agree(self, stamp: str, x: Tensor) -> None:
+        """All ranks are about to do the same; where a GPU waits, not the script, nobody waits for that."""
+        if self._waits(x):
+            self._exchange(stamp, b"", lambda _: b"")
+        else:
+            self.exchange.pass_by(stamp)
+
+    def _waits(self, x: Tensor) -> bool:
+        return not self.native or x.device.type == "cpu"
+
+    def broadcast(self, parts: list[list[Tensor]]) -> None:
+        """Fill the tensors of each rank, by its number, with what they hold there."""
+        options, running = dist.BroadcastOptions(), []
+        everything = [(rank, x) for rank, some in enumerate(parts) for x in some]
+        if not everything:
+            return
+        with self.together(f"broadcast of {len(everything)} parts", everything[0][1]) as stamp:
+            self._agree(stamp, everything[0][1])
+            for options.rootRank, x in everything:
+                running.append(self.pg.broadcast([x], options))
+            for work in running:
+                work.wait()
+
+    def all_bytes(self, body: bytes) -> list[bytes]:
+        """Every rank's, in rank order, of whatever length."""
+        sizes = [int(n) for n in self.all_gather(torch.tensor([len(body)], device=CPU))]
+        padded = torch.zeros(max(sizes), dtype=torch.uint8, device=CPU)
+        padded[: len(body)] = torch.frombuffer(bytearray(body), dtype=torch.uint8)
+        return [bytes_of(row[:size]) for row, size in zip(self.all_gather(padded), sizes, strict=True)]
+
+    def confer(self, what: str, body: bytes) -> bytes:
+        """What all ranks say, a list in JSON, as each body is; they may be at different lines."""
+        with self.together(what, torch.empty(0, device=CPU)):
+            return self._exchange(f"0 {what}", body, lambda bodies: b"[" + b",".join(bodies) + b"]")
+
+    def conclude(self) -> None:
+        """The script has ended well on this rank, and the others are still there."""
+        for act in self.at_end:
+            act()
+        if self.native:  # a kernel of another rank's may still read what this one holds
+            accelerator.synchronize()
+            self.barrier()
+
+    def agree(self, yes: bool) -> bool:
+        """Whether all ranks say yes."""
+        return bool(self.all_reduce(torch.tensor([int(yes)], device=CPU), MIN).item())
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Largest minus smallest over ranks, element by element: zeros where all are equal."""
+        high = torch.cat([values, -values])
+        self.all_reduce(high, MAX)
+        top, bottom = high.chunk(2)
+        return top + bottom
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self.agree(True)
+
+
+def _shorten(pg: dist.ProcessGroup, kind: str) -> None:
+    """Of the accelerator's backend alone: by gloo a rank may wait for what another one does on its own."""
+    backend = pg._get_backend(torch.device(kind))
+    with contextlib.suppress(
+        AttributeError, RuntimeError
+    ):  # one that registers itself may have no such setting
+        backend._set_default_timeout(NATIVE_TIMEOUT)
+
+
+def _is_networks(error: RuntimeError) -> bool:
+    """Whether a backend has lost another rank: gloo has no class for that."""
+    return isinstance(error, dist.DistError) or "/gloo/transport/" in str(error)
+
+
+def _is_small(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.numel() * x.element_size() <= SMALL

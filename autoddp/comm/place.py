@@ -1,0 +1,50 @@
+"""Which rank this process is, for a script that asks; imports no torch."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from autoddp.comm.world import Given, World
+
+if TYPE_CHECKING:
+    from autoddp.decorator.workers import Crew, Post
+
+
+class Place:
+    """The world that this process, or the process that forked it, joined."""
+
+    def __init__(self) -> None:
+        self.world: World | None = None
+        self.given: dict[str, Given] = {}  # variables that one plain process would not have so
+        self.crew: Crew | None = None  # the ranks that @distributed started from this process
+        self.private: str | None = None  # a folder that the launcher removes
+        self.post: Post | None = None  # the rank as which it started this process
+
+    def find(self) -> World:
+        """Ours if a session set it; else what a launcher's variables say; else one process."""
+        if self.world is not None:
+            return self.world
+        return World.read(os.environ) if World.inside_a_job(os.environ) else World()
+
+
+# The one thing that a process is asked about itself from anywhere, so the one global.
+HERE = Place()
+
+
+def rank() -> int:
+    """This process's rank in the job: 0 outside a job.
+
+    Example:
+        if autoddp.rank() == 0: ...
+    """
+    return HERE.find().rank
+
+
+def world_size() -> int:
+    """How many ranks the job has: 1 outside a job.
+
+    Example:
+        print(autoddp.world_size())
+    """
+    return HERE.find().world_size

@@ -1,0 +1,289 @@
+"""Points of the program that every rank comes to, and signals that all ranks act on at the same one.
+
+Every effect of rank 0 and every collective that waits is a point; all ranks count the same ones. Rank 0
+decides: with a signal pending, it orders, before it begins a point, that the script's handler runs at that
+point's end. No rank can be past it, since none ends a point before rank 0 has begun it.
+
+Where no point comes (a long sleep, a program that runs), one process would have reacted, too: rank 0 asks
+all ranks whether they are where it is, and they wait for its word. If all are, the handlers run there; a
+rank that is inside a collective does not answer, and rank 0 asks again later.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import termios
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from autoddp.comm.channel import Line
+from autoddp.errors import RankEnded
+
+NEWS = signal.SIGURG  # says that an order has come; ignored by default, so never deadly
+TIMERS = {  # each rank's own go off as rank 0's do
+    signal.SIGALRM: signal.ITIMER_REAL,
+    signal.SIGVTALRM: signal.ITIMER_VIRTUAL,
+    signal.SIGPROF: signal.ITIMER_PROF,
+}
+PATIENCE, LONGEST = 1.0, 10.0  # seconds until rank 0 asks: twice what points are apart, within these
+ANSWER = 2.0  # seconds in which all ranks must have answered
+STALE = 1.0  # seconds in which a rank may get by itself what it was ordered to act on
+TICK = 0.0002
+
+RETURNED = 128  # added to a signal's number: what a rank tells when the script's handler has returned
+
+Signal = tuple[int, int]  # its number, and the how-manieth of that number
+
+
+class Points:
+    """One rank's count of them, and its line for orders: of rank 0, of all lines."""
+
+    def __init__(self, rank: int, lines: dict[int, Line]) -> None:
+        self.rank, self._lines = rank, lines
+        self.passed = 0
+        self.act: Callable[[int], None] | None = None  # runs the script's handler; none: nothing is put off
+        self.busy: Callable[[], bool] = lambda: False
+        self._home = os.getpid(), threading.get_ident()
+        self._inside = 0  # above 0 where orders are looked for, or must not be
+        self.acting = False  # rank 0 does what the others wait for
+        self._trials = 0
+        self._missed = False
+        self._pending: list[Signal] = []  # rank 0 has not given the order yet
+        self._due: list[tuple[int, Signal]] = []  # the point at whose end it is acted on
+        self._asked: tuple[int, int, bool] | None = None
+        self._questions = 0
+        self._kept: BaseException | None = None
+        self._had: Counter[int] = Counter()
+        self._known: dict[int, tuple[int, float]] = {}  # how many were acted on, and when the last
+        self._deadline = self._last = self._apart = 0.0
+        self._reminding = False
+
+    # ---- the program's points
+
+    def here(self) -> bool:
+        """Whether this is a place that all ranks come to, on the thread that runs the script."""
+        return self.act is not None and self._clear() and threading.get_ident() == self._home[1]
+
+    def enter(self) -> None:
+        """A point begins: rank 0 gives its orders first."""
+        if self.act is None or self.rank:
+            return
+        self._measure()
+        if self._pending:
+            signals, self._pending = self._pending, []
+            self._due += [(self.passed + 1, one) for one in signals]
+            self._tell("at", self.passed + 1, signals)
+
+    def leave(self) -> None:
+        """It has ended: what is due is acted on."""
+        if self.act is None:
+            return
+        self.passed += 1
+        if self.rank:
+            self._take()
+            self._answer(waiting=False)
+        else:
+            self._measure()
+            if self._missed:  # it came while this rank waited for the others
+                self._missed = False
+                self._take()
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            raise kept
+        if self._due:
+            self._run_due()
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """No order is acted on in here but where this rank looks for one: it speaks, or listens."""
+        if threading.get_ident() != self._home[1]:
+            yield  # signals are the other thread's
+            return
+        self._inside += 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Whatever comes waits until it is over."""
+        self._trials += 1
+        try:
+            yield
+        finally:
+            self._trials -= 1
+
+    def _clear(self) -> bool:
+        return not self._trials and not self.busy()
+
+    def _measure(self) -> None:
+        now = time.monotonic()
+        if self._last:
+            self._apart = max(0.9 * self._apart, now - self._last)
+        self._last = now
+
+    # ---- signals
+
+    def received(self, number: int) -> None:
+        """This process has had a signal that the script handles."""
+        assert self.act is not None
+        if os.getpid() != self._home[0]:
+            self.act(number)  # a child of the rank
+            return
+        known, when = self._known.get(number, (0, 0.0))
+        if known > self._had[number] and time.monotonic() - when > STALE:
+            self._had[number] = known  # what it acted on by order will not come by itself any more
+        self._had[number] += 1
+        follows = self.rank > 0 and number in TIMERS
+        if not self._lines:
+            if self._had[number] > known and not follows:  # the others have ended; rank 0 without this one
+                self.act(number)
+        elif self.rank == 0:
+            self._decide(number, self._had[number])
+        elif not follows:
+            self._tell("had", number, self._had[number])
+
+    def spent(self, number: int) -> bool:
+        """Whether this rank has acted on a timer by order whose signal has not come to it yet."""
+        return self.rank > 0 and number in TIMERS and self._known.get(number, (0, 0.0))[0] > self._had[number]
+
+    def news(self, *_: object) -> None:
+        """An order, a question, or word of a signal has come, or it is time to ask."""
+        self._missed = True
+        if self.act is None or self._inside or os.getpid() != self._home[0] or not self._clear():
+            return
+        self._missed = False
+        self._take()
+        if self.rank:
+            self._answer(waiting=False)
+        elif self._pending and (not self._lines or time.monotonic() >= self._deadline):
+            self._ask()
+
+    def news_while_waiting(self) -> None:
+        """As `news`, where this rank waits for what rank 0 says of an effect."""
+        self._take()
+        self._answer(waiting=True)
+
+    def _decide(self, number: int, count: int) -> None:
+        if count <= self._known.get(number, (0, 0.0))[0]:
+            return
+        self._known[number] = count, time.monotonic()
+        self._pending.append((number, count))
+        self._deadline = time.monotonic() + min(LONGEST, max(PATIENCE, 2 * self._apart))
+        if not self._reminding:
+            self._reminding = True
+            threading.Thread(target=self._remind, name="autoddp", daemon=True).start()
+
+    def _remind(self) -> None:
+        while self._reminding or self._pending:  # one may come just as this thread finds none
+            time.sleep(max(0.2, self._deadline - time.monotonic()))
+            if self._pending and self.act is not None:
+                signal.pthread_kill(self._home[1], NEWS)
+            if not self._pending:
+                self._reminding = False  # the next one starts another thread
+
+    def _run_due(self) -> None:
+        while self._due and self._due[0][0] <= self.passed:
+            _, (number, count) = self._due.pop(0)
+            self._known[number] = count, time.monotonic()
+            inside, acting, self._inside, self.acting = self._inside, self.acting, 0, False
+            try:
+                assert self.act is not None
+                self.act(number)
+            finally:
+                self._inside, self.acting = inside, acting
+
+    # ---- between ranks
+
+    def _ask(self) -> None:
+        """Rank 0: where there is no point, all act here, if all are here."""
+        self._questions += 1
+        waited, deadline = set(self._lines), time.monotonic() + ANSWER
+        with self.quiet():
+            self._tell("ask", self._questions, self.passed, self.acting)
+            while waited & set(self._lines) and time.monotonic() < deadline:
+                select.select([self._lines[rank].number for rank in waited & set(self._lines)], [], [], 0.05)
+                for rank, (what, *told) in self._take():
+                    if what == "here" and told[0] == self._questions:
+                        waited.discard(rank)
+            if waited & set(self._lines):
+                self._tell("drop", self._questions)
+                self._deadline = time.monotonic() + PATIENCE
+                return
+            signals, self._pending = self._pending, []
+            self._tell("go", self._questions, signals)
+        self._due = [(self.passed, one) for one in signals] + self._due
+        self._run_due()
+
+    def _answer(self, waiting: bool) -> None:
+        """Another rank: say that this one is there, and wait for rank 0's word."""
+        if self._asked is None:
+            return
+        question, at, acting = self._asked
+        if at != self.passed or (acting and not waiting) or not self._clear():
+            return
+        self._tell("here", question)
+        with self.quiet():
+            while self._asked is not None and self._lines:
+                select.select([self._lines[0].number], [], [], ANSWER)
+                self._take()
+        try:
+            self._run_due()
+        except BaseException as error:
+            if not acting:
+                raise
+            self._kept = error  # rank 0's handler raised it in the effect: its outcome is still to come
+
+    def _take(self) -> list[tuple[int, list[Any]]]:
+        """What has come; orders are noted."""
+        came = []
+        for rank, line in list(self._lines.items()):
+            try:
+                said = line.arrived()
+            except RankEnded:
+                self._lines.pop(rank, None)  # the garbage collector may have looked in the midst of this
+                self._asked = None
+                continue
+            if said:
+                came += [(rank, json.loads(message)) for message in said]
+        for _, (what, *told) in came:
+            if what == "at":
+                self._due += [(told[0], (number, count)) for number, count in told[1]]
+            elif what == "ask":
+                self._asked = told[0], told[1], told[2]
+            elif what == "drop":
+                self._asked = None
+            elif what == "go":
+                self._asked = None
+                self._due = [(self.passed, (number, count)) for number, count in told[1]] + self._due
+            elif what == "had":
+                self._decide(*told)
+        return came
+
+    def _tell(self, *what: Any) -> None:
+        data = json.dumps(what).encode()
+        for line in self._lines.values():
+            line.send(data)
+        for line in self._lines.values():
+            _settle(line.socket)
+
+
+def _settle(connected: socket.socket) -> None:
+    """Wait until the other node has it: what is told by another connection shall not overtake it."""
+    if connected.family == socket.AF_UNIX:
+        return
+    deadline, left = time.monotonic() + ANSWER, struct.pack("i", 1)
+    while struct.unpack("i", left)[0] and time.monotonic() < deadline:
+        left = fcntl.ioctl(connected, termios.TIOCOUTQ, left)
+        time.sleep(TICK)

@@ -1,0 +1,137 @@
+"""`@distributed`: the ranks join at a call of the decorated function, wherever the script runs."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import re
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, TypeVar, overload
+
+from autoddp.comm.place import HERE
+from autoddp.decorator.start import Origin
+from autoddp.errors import BadInput
+from autoddp.launch import launched, schedulers
+from autoddp.options import LIMITS, Options
+from autoddp.process import devices
+from autoddp.process.script import strip
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+OVERRIDE = "AUTODDP_NPROC"
+# else `torch.cuda.is_available()` begins CUDA, and the ranks can be no forks of this process any more
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+ORIGIN = Origin.now()
+LAUNCHERS = ("module", "own_ddp", "grace", "max_restarts", "min_nodes")  # of `autoddp run` alone
+NAMES = tuple(field.name for field in fields(Options) if field.name not in LAUNCHERS)
+
+
+@overload
+def distributed(function: F, /) -> F: ...
+@overload
+def distributed(**options: Any) -> Callable[[F], F]: ...
+
+
+def distributed(function: Any = None, /, **options: Any) -> Any:
+    """Run the decorated function on N ranks, with the result of one; the rest of the script once.
+
+    Run by plain `python`, this process becomes rank 0 and the other ranks are forked at the call, or,
+    where that is not safe, are fresh processes that run the script up to it with all effects muted.
+    With `nproc` unset there is one rank for each GPU; AUTODDP_NPROC overrides it. With one rank, in a
+    child process and inside a job the call is a plain one. A rank that dies ends this process at once,
+    and is named. A signal that is sent to this process alone reaches rank 0 alone; Ctrl-C reaches all.
+
+    Run by `autoddp run` the script is in a job from its first line. Run by torchrun it is from the
+    first call on, to its end: what is printed before that, all ranks print.
+
+    Args:
+        function: The function, when used without options.
+        **options: Those of `autoddp run`, by the same names: nproc, view, batch, backend, ...
+
+    Raises:
+        BadInput: An option does not exist, or does not take that value.
+
+    Example:
+        @distributed(nproc=4)
+        def main(): ...
+    """
+    chosen = choose(options)
+    return functools.partial(decorate, chosen) if function is None else decorate(chosen, function)
+
+
+def decorate(options: Options, function: Any) -> Any:
+    """A plain function: what sends it to other processes, as Ray does, would lose a wrapper that is none."""
+    if isinstance(function, (classmethod, staticmethod)):
+        return type(function)(decorate(options, function.__func__))
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(function, args, kwargs, options)
+        except BaseException as error:
+            strip(error)
+            raise
+
+    return call
+
+
+def run(wrapped: Callable[..., Any], args: Any, kwargs: Any, options: Options) -> Any:
+    """Call it in whatever way is right for this process."""
+    if HERE.world is not None or multiprocessing.parent_process() is not None:
+        return wrapped(*args, **kwargs)
+    options = schedulers.settle(os.environ, options)
+    another, post = launched(os.environ), HERE.post
+    ranks = 1 if another or post is not None else count(options, os.environ.get(OVERRIDE))
+    if ranks == 1 and not another and post is None:
+        return wrapped(*args, **kwargs)
+    from autoddp.decorator import join  # with torch
+
+    call = join.Call(wrapped, args, kwargs, options, ORIGIN)
+    if another:
+        return join.attach(call)
+    return join.follow(call, post) if post is not None else join.lead(call, ranks)
+
+
+def choose(options: dict[str, Any]) -> Options:
+    """The options by their names.
+
+    Raises:
+        BadInput: One does not exist, or does not take that value.
+    """
+    unknown = sorted(set(options) - set(NAMES))
+    if unknown:
+        raise BadInput(f"@distributed has no option {', '.join(unknown)}; it takes {', '.join(NAMES)}")
+    for name in ("nproc", "nnodes", "node_rank", "master_port", "gpus_per_rank", "hang_timeout"):
+        value = options.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise BadInput(f"{name} of @distributed is {value!r}; it takes a whole number")
+    if type(options.get("average_every")) is int:  # a number of steps, or a word
+        options = options | {"average_every": str(options["average_every"])}
+    disable = options.get("disable", ())
+    listed = isinstance(disable, (list, tuple, set, frozenset))
+    given = tuple(disable.split(",")) if isinstance(disable, str) else tuple(disable) if listed else disable
+    paths = {
+        n: os.fspath(options[n]) for n in ("report", "log_dir") if isinstance(options.get(n), os.PathLike)
+    }
+    return Options(**options | paths | {"disable": given})
+
+
+def count(options: Options, override: str | None) -> int:
+    """How many ranks a plain `python` shall become.
+
+    Raises:
+        BadInput: AUTODDP_NPROC is no number of ranks, or several nodes are asked for.
+    """
+    _, most, _ = LIMITS["nproc"]
+    if override is not None and not (re.fullmatch("[0-9]{1,9}", override) and 1 <= int(override) <= most):
+        raise BadInput(f"{OVERRIDE} is {override!r}; it takes a whole number of ranks, from 1 to {most}")
+    if options.nnodes > 1:
+        raise BadInput(
+            f"nnodes of @distributed is {options.nnodes}, but plain python starts ranks on its own node "
+            "alone; start the script by autoddp run or torchrun on every node"
+        )
+    if override is not None or options.nproc is not None:
+        return int(override or options.nproc or 1)
+    return max(1, len(devices.there(os.environ).names))

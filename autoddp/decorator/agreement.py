@@ -1,0 +1,107 @@
+"""What a rank that ran the script by itself has made of it so far, compared with rank 0's.
+
+A fork has all that rank 0 has. A rank that ran the script again up to the call may have read another
+clock, drawn from a generator that nobody seeded, or ordered a set otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from autoddp.errors import Disagreement
+
+if TYPE_CHECKING:
+    from autoddp.comm.group import Group
+
+PLAIN = (bool, int, float, str, type(None))
+MOST = 1 << 24  # bytes of an array that are looked at, from either end
+SKIPPED = "no numbers or texts"
+
+
+def agree(group: Group, site: str, variables: dict[str, Any], arguments: Any) -> dict[str, tuple[Any, Any]]:
+    """Take over rank 0's plain variables (times, names, counts), and compare all that hold more.
+
+    Returns:
+        Of those taken over this rank's own value and rank 0's.
+
+    Raises:
+        Disagreement: A collection or an array differs, so that what is computed from it would.
+    """
+
+    def told() -> list[Any]:
+        plain = {name: value for name, value in _mine(variables) if type(value) in PLAIN}
+        more = {name: digest(value) for name, value in _mine(variables) if type(value) not in PLAIN}
+        return [plain, more, digest(arguments)]
+
+    plain, more, theirs = group.effect(f"the variables at {site}", told)
+    if group.rank == 0:
+        return {}
+    mine = dict(_mine(variables))
+    differing = [name for name, value in more.items() if name in mine and digest(mine[name]) != value]
+    taken: dict[str, tuple[Any, Any]] = {}
+    for name, value in plain.items():
+        if type(mine.get(name)) in PLAIN:
+            variables[name] = value
+            if name in mine:
+                taken[name] = mine[name], value
+        else:
+            differing.append(name)
+    if digest(arguments) != theirs:
+        differing.append("an argument of the call")
+    if differing:
+        raise Disagreement(
+            f"{', '.join(differing)} at {site} is not on rank {group.rank} what it is on rank 0: an unseeded "
+            "generator, a clock, a file or the order of a set went into it; make it inside the function, "
+            "seed it, or set PYTHONHASHSEED"
+        )
+    return taken
+
+
+def give_back(variables: dict[str, Any], taken: dict[str, tuple[Any, Any]]) -> None:
+    """What was taken over is this rank's own again, where nothing has changed it since."""
+    for name, (own, theirs) in taken.items():
+        if name in variables and variables[name] == theirs:
+            variables[name] = own
+
+
+def digest(value: Any) -> str:
+    """The same text for equal numbers, texts, arrays, and collections of them; objects say nothing."""
+    found = hashlib.blake2b(digest_size=16)
+    for piece in _pieces(value, 0):
+        found.update(piece)
+    return found.hexdigest()
+
+
+def _pieces(value: Any, depth: int) -> Iterator[bytes]:
+    numpy = sys.modules.get("numpy")  # only a script that has imported it has its arrays
+    if isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
+        yield repr(value).encode()
+    elif isinstance(value, dict) and depth < 8:
+        for item in value.items():
+            yield from _pieces(item, depth + 1)
+    elif isinstance(value, (list, tuple)) and depth < 8:
+        yield f"{type(value).__name__} {len(value)}".encode()
+        for item in value:
+            yield from _pieces(item, depth + 1)
+    elif isinstance(value, (set, frozenset)):
+        yield from sorted(digest(item).encode() for item in value)
+    elif type(value) is Tensor and value.layout is torch.strided:  # not what is held by rows
+        yield f"{value.dtype} {value.shape}".encode()
+        flat = value.detach().reshape(-1).resolve_conj().resolve_neg().view(torch.uint8)
+        yield bytes(torch.cat([flat[:MOST], flat[MOST:][-MOST:]]).cpu().numpy())
+    elif numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biufcSU":
+        yield f"{value.dtype} {value.shape}".encode()
+        flat = numpy.ascontiguousarray(value).reshape(-1).view(numpy.uint8)
+        yield flat[:MOST].tobytes() + flat[MOST:][-MOST:].tobytes()
+    else:
+        yield SKIPPED.encode()
+
+
+def _mine(variables: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    return ((name, value) for name, value in list(variables.items()) if not name.startswith("__"))

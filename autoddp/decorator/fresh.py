@@ -1,0 +1,45 @@
+"""A rank above 0 that was not forked: it runs the script from its first line up to the call."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import socket
+import sys
+from contextlib import ExitStack
+from typing import NoReturn
+
+from autoddp.comm.place import HERE
+from autoddp.decorator import start
+from autoddp.decorator.muted import muted
+from autoddp.decorator.workers import Post
+from autoddp.process import worker
+from autoddp.process.script import Script, finish
+
+
+def main(text: str) -> NoReturn:
+    """What the new interpreter calls, with what rank 0 told it."""
+    told = json.loads(text)
+    start.live_with(told["parent"])
+    os.chdir(told["cwd"])
+    post = HERE.post = Post(told["rank"], told["size"], socket.socket(fileno=told["channel"]))
+    post.channel.set_inheritable(False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
+    seed(told)
+    post.guard = ExitStack()
+    post.guard.enter_context(muted(post.rank, post.size))
+    name, args, module = told["script"]
+    worker.leave(finish(Script(name, tuple(args), module).run()))
+
+
+def seed(told: dict[str, object]) -> None:
+    """The generators that are seeded by the system start where rank 0's did."""
+    version, words, gauss = told["random"]  # type: ignore[misc]
+    random.setstate((version, tuple(words), gauss))  # type: ignore[has-type]
+    if told["numpy"] is not None:
+        import numpy
+
+        numpy.random.set_state(tuple(told["numpy"]))  # type: ignore[arg-type]

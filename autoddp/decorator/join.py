@@ -1,0 +1,287 @@
+"""A call of a decorated function as a job: rank 0's part, another rank's, and under torchrun."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+from torch.utils._pytree import tree_leaves, tree_map
+
+from autoddp import launch
+from autoddp.comm import accelerator
+from autoddp.comm.collective_check import Exchange
+from autoddp.comm.group import Group
+from autoddp.comm.place import HERE
+from autoddp.comm.world import ADDED, World, hide
+from autoddp.decorator.agreement import agree, give_back
+from autoddp.decorator.existing_group import set_aside
+from autoddp.decorator.muted import muted
+from autoddp.decorator.start import Origin
+from autoddp.decorator.start_workers import muster, settle
+from autoddp.decorator.workers import Post
+from autoddp.errors import AutoDDPError, BadInput
+from autoddp.launch.rendezvous import HOST, serve
+from autoddp.options import Options
+from autoddp.process import streams, worker
+from autoddp.process.devices import Devices, variable
+from autoddp.process.script import strip
+from autoddp.process.session import session
+from autoddp.process.streams import Logs
+from autoddp.report import Report
+from autoddp.view import Partial, Rows, full
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Call:
+    """What was called, and how it shall be run."""
+
+    wrapped: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    options: Options
+    origin: Origin
+
+    @property
+    def site(self) -> str:
+        """The function, as the user knows it."""
+        return f"{getattr(self.wrapped, '__qualname__', type(self.wrapped).__name__)}()"
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """Of the module that the function is in."""
+        found: dict[str, Any] = getattr(self.wrapped, "__globals__", {})
+        return found
+
+    def plain(self) -> Any:
+        """The call as it was made."""
+        return self.wrapped(*self.args, **self.kwargs)
+
+
+class Over:
+    """Stands where the process group was: what is still held by rows has lost its other rows."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AutoDDPError(
+            "a batch that is held by rows is read after the job that it belongs to; return it from the "
+            "decorated function, or read it inside"
+        )
+
+
+def lead(call: Call, ranks: int) -> Any:
+    """Be rank 0 for the time of the call, and have the others join."""
+    if dist.is_initialized():
+        raise BadInput("@distributed makes its own process group, but the script has initialised one already")
+    launch.check_places(call.options)
+    launch.check_disabled(call.options)
+    devices = worker.find_devices(ranks, call.options)
+    post = muster(call.site, ranks, call.options, call.origin, devices)
+    if post is not None:
+        return follow(call, post)
+    crew = HERE.crew
+    assert crew is not None
+    try:
+        crew.gather()
+        server = serve()
+        crew.order(port=server.port, copied=crew.copied, devices=asdict(devices))
+        world = place(0, ranks, server.port)
+        return take_part(call, world, devices, lambda word: settle(crew, word), crew.copied)
+    except BaseException:
+        if not crew.through:
+            crew.close()  # an interrupt, or there is no way to meet: they wait for what will not come
+        raise
+    finally:
+        crew.end()
+
+
+def follow(call: Call, post: Post) -> Any:
+    """Be a rank above 0 for the time of the call; go on after it only towards another one."""
+    HERE.post = post
+    post.tell("arrived", call.site)
+    order = post.wait()
+    if post.guard is not None:
+        post.guard.close()
+    devices = Devices(**order["devices"])
+    value, raised, told = None, None, []
+
+    def tell(word: str) -> None:
+        told.append(word)
+        if word == "raised":
+            traceback.print_exc()  # to the log
+        streams.flush()
+        post.tell(word)
+
+    try:
+        world = place(post.rank, post.size, order["port"])
+        value = take_part(call, world, devices, tell, order["copied"])
+    except BaseException as error:
+        raised = error
+        if not told:
+            tell("raised")
+    post.wait()
+    post.guard = ExitStack()
+    post.guard.enter_context(muted(post.rank, post.size))
+    if raised is not None:
+        raise raised
+    return value
+
+
+def attach(call: Call) -> Any:
+    """Under torchrun: from here on this process is a rank, as under `autoddp run`, to its end."""
+    world = World.read(os.environ)
+    if world.world_size == 1:
+        HERE.world = world
+        return call.plain()
+    launch.check_places(call.options)
+    launch.check_disabled(call.options)
+    devices = worker.find_devices(world.local_world_size, call.options)
+    check_own(world, devices, call.site)
+    logs = Logs(call.options.log_dir)
+    if dist.is_initialized():
+        return beside(call, replace(world, agent_store=True), devices, logs)
+    logs.make()
+    terminal = os.dup(2)
+    if world.rank:
+        streams.redirect(logs.of(world.rank))
+    undo = ExitStack()
+    group = undo.enter_context(joined(call, world, devices))
+
+    def end() -> None:
+        code = int(hasattr(sys, "last_value"))
+        if not code:
+            group.conclude()
+        worker.end(group, code)  # still in the group: others shall not fail because this rank left it
+        streams.flush()
+        if code and logs.of(world.rank).exists():
+            os.write(terminal, f"{logs.failure(world.rank, 'raised an exception')}\n".encode())
+        else:
+            logs.remove()
+        undo.close()
+
+    atexit.register(end)
+    return call.plain()
+
+
+def check_own(world: World, devices: Devices, site: str) -> None:
+    """Whether what this rank has touched before the call is what it is given there.
+
+    Raises:
+        BadInput: It is another rank's.
+    """
+    kind = accelerator.kind()
+    shared = len(set(devices.visible)) < len(devices.visible) or devices.wanted == "gloo"
+    if not kind or shared or torch.accelerator.device_count() == 1:
+        return
+    used = torch.accelerator.current_device_index()
+    if used != world.local_rank:
+        raise BadInput(
+            f"rank {world.rank} has used {kind}:{used}, which is not its own, before {site}; call "
+            f"torch.{kind}.set_device({world.local_rank}) first, or start the script by autoddp run"
+        )
+
+
+def beside(call: Call, world: World, devices: Devices, logs: Logs) -> Any:
+    """Where a process group is up already, as in a worker of Ray Train: a rank for the time of the call."""
+    with set_aside(world, logs) as meeting:
+        return take_part(call, world, devices, meeting.tell, False, meeting.store)
+
+
+def take_part(
+    call: Call, world: World, devices: Devices, tell: Tell, copied: bool, store: Store | None = None
+) -> Any:
+    """The call, inside a session that is gone after it; `copied`: all ranks are forks of rank 0."""
+    taken: dict[str, tuple[Any, Any]] = {}
+    with joined(call, world, devices, store) as group:
+        try:
+            if not copied:
+                taken = agree(group, call.site, call.variables, (call.args, call.kwargs))
+            value = whole(call.plain())
+            group.conclude()
+        except BaseException as error:
+            strip(error)
+            tell("raised")
+            raise
+        finally:
+            if store is not None:  # the ranks go on, each by itself
+                give_back(call.variables, taken)
+        tell("returned")
+    return value
+
+
+def whole(value: Any) -> Any:
+    """What of a returned value is held by rows is gathered, while the other ranks are here."""
+    held = any(isinstance(leaf, (Rows, Partial)) for leaf in tree_leaves(value))
+    return tree_map(full, value) if held else value
+
+
+@contextmanager
+def joined(call: Call, world: World, devices: Devices, store: Store | None = None) -> Iterator[Group]:
+    """This process is a rank inside, and as it was after."""
+    given = (*ADDED, variable(devices.kind, os.environ), "NCCL_SOCKET_IFNAME")
+    threads, environ = torch.get_num_threads(), {name: os.environ.get(name) for name in given}
+    report = Report(world.rank == 0 and not call.options.quiet, call.options.strict)
+    group = None
+    try:
+        worker.set_threads(world)
+        worker.take_device(world, devices)
+        hidden = hide(os.environ)
+        if call.options.view == "local":
+            os.environ.update(hidden or variables(world))
+        attempt = hidden.get("TORCHELASTIC_RESTART_COUNT", "0")
+        group, chosen = worker.join(world, devices, attempt, store)
+        HERE.world = world
+        report.say(worker.greeting(world, call.options, chosen, hidden))
+        with session(world, call.options, group, report) as run:
+            yield group
+            run.view.pending.settle()
+    finally:
+        HERE.world = None
+        if group is not None:
+            leave(group)
+        torch.set_num_threads(threads)
+        for name, value in environ.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+    if world.rank == 0 and call.options.report is not None:
+        Path(call.options.report).write_text(report.to_json())
+
+
+def leave(group: Group) -> None:
+    """No process group is left, and no reducer on the script's parameters."""
+    gc.collect()
+    group.channel.close()
+    pg, group.pg = group.pg, cast("dist.ProcessGroup", Over())
+    group.exchange = cast(Exchange, Over())
+    dist.destroy_process_group(pg)
+
+
+def place(rank: int, ranks: int, port: int) -> World:
+    """A rank of this node's only job."""
+    return World(rank, ranks, rank, ranks, 0, HOST, port, agent_store=True)
+
+
+def variables(world: World) -> dict[str, str]:
+    """What torchrun would set for it."""
+    return {
+        "RANK": str(world.rank),
+        "WORLD_SIZE": str(world.world_size),
+        "LOCAL_RANK": str(world.local_rank),
+        "LOCAL_WORLD_SIZE": str(world.local_world_size),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "MASTER_ADDR": world.master_addr,
+        "MASTER_PORT": str(world.master_port),
+    }

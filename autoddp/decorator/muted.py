@@ -1,0 +1,52 @@
+"""A rank above 0 outside of a job: it runs the script towards one, and leaves no trace."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from autoddp.comm.world import World
+from autoddp.effects.files import Files
+from autoddp.effects.folders import Folders
+from autoddp.effects.temporary import Temporary
+from autoddp.options import Options
+from autoddp.patching import Installation
+from autoddp.process.run import Run
+from autoddp.view import View
+
+if TYPE_CHECKING:
+    from autoddp.comm.group import Group
+
+
+@dataclass(frozen=True)
+class Nobody:
+    """A group that cannot be spoken to yet."""
+
+    rank: int
+    size: int
+
+
+@contextmanager
+def muted(rank: int, size: int, folder: str | None = None) -> Iterator[None]:
+    """What the script writes in here goes to private scratch; what it prints, to this rank's log.
+
+    With `folder`, scratch lies in there, and is left to whose it is.
+    """
+    world = World(rank, size, rank, size)
+    nobody = cast("Group", Nobody(rank, size))
+    # in the local view effects are each rank's own, and nobody waits for anybody
+    run = Run(world, Options(view="local"), nobody, View(nobody))
+    if folder is not None:
+        run.effects.scratch.below(folder)
+    with Installation([Files(run), Folders(run), Temporary(run)]):
+        yield
+
+
+def mute(rank: int, size: int, folder: str) -> None:
+    """As long as this process lives: a worker process that multiprocessing started afresh for a rank."""
+    kept = ExitStack()
+    kept.enter_context(muted(rank, size, folder))
+    atexit.register(kept.close)

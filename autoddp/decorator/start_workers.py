@@ -1,0 +1,84 @@
+"""Rank 0 has the other ranks come to the call, and sees them out of it."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+
+from autoddp.comm.place import HERE
+from autoddp.decorator import start
+from autoddp.decorator.start import Origin
+from autoddp.decorator.workers import LAST, PATIENCE, Crew, Post
+from autoddp.errors import BadInput
+from autoddp.options import Options
+from autoddp.process import worker
+from autoddp.process.devices import Devices
+from autoddp.process.streams import Logs
+from autoddp.report import Report
+
+
+def muster(site: str, ranks: int, options: Options, origin: Origin, devices: Devices) -> Post | None:
+    """Have the ranks above 0 on their way to the call; in a forked one, its post.
+
+    They are forked where that is safe, for each call anew, since a fork has all that rank 0 has. Where
+    it is not, ranks that are there from an earlier call go on from its end; else they start afresh.
+
+    Raises:
+        BadInput: None of this is possible.
+    """
+    against, crew = start.unforkable(), HERE.crew
+    if against and (crew is not None or start.interactive()):
+        go_on(crew, site, ranks, against)
+        return None
+    if crew is not None:
+        crew.close()
+    logs = Logs(options.log_dir)
+    logs.make()
+    HERE.crew = crew = Crew(logs, copied=not against)
+    atexit.register(crew.close)
+    post = None
+    if crew.copied:
+        post = start.fork(crew, ranks)
+    else:
+        start.spawn(crew, ranks, origin, devices)
+        Report(speaks=not options.quiet).say(
+            f"{against}: the other ranks are no forks, they run the script anew, muted, up to {site}"
+        )
+    if post is not None:
+        HERE.crew = None
+        atexit.register(worker.leave, 0)
+    else:
+        crew.begin(site)
+    return post
+
+
+def go_on(crew: Crew | None, site: str, ranks: int, against: str) -> None:
+    """Send the ranks of an earlier call on to this one.
+
+    Raises:
+        BadInput: There are none, or not as many, or no script in which they could go on.
+    """
+    if crew is None or start.interactive():
+        reason = "no script is there to start them with"
+    elif not crew.alive or len(crew.members) != ranks - 1:
+        reason = "those of an earlier call cannot take part"
+    else:
+        crew.copied = False
+        crew.begin(site)
+        crew.order(go_on=True)
+        return
+    raise BadInput(
+        f"{site} needs {ranks} ranks, but this process cannot be forked ({against}), and {reason}; use "
+        "autoddp run, or call it earlier"
+    )
+
+
+def settle(crew: Crew, word: str) -> None:
+    """Rank 0 has returned or raised: so must the others have."""
+    interrupted = isinstance(sys.exception(), KeyboardInterrupt)
+    other = crew.settle(word, LAST if word == "returned" else 0 if interrupted else PATIENCE)
+    if other and word == "returned":
+        what = "raised an exception in" if other[0].word == "raised" else "did not return from"
+        crew.fail(other[0], f"{what} {crew.site}, rank 0 returned", 1)
+    if other:
+        crew.close()  # what rank 0 raised is the reason; they wait for what will not come

@@ -1,0 +1,247 @@
+"""The ranks that this process started by itself: their orders, their watch, their end.
+
+Rank 0 watches in a thread, since its main thread may be inside a collective that a dead rank never
+answers: then nothing but the end of the process ends the wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from autoddp.process import streams
+from autoddp.process.streams import Logs
+
+PATIENCE = 5.0  # seconds that a rank which raised leaves to the others to raise, too
+LAST = 120.0  # seconds that the others have to return once rank 0 has
+MESSAGE = 1 << 16
+TICK = 200  # milliseconds
+
+
+@dataclass
+class Member:
+    """A rank above 0, as rank 0 sees it."""
+
+    rank: int
+    pid: int
+    channel: socket.socket
+    process: subprocess.Popen[bytes] | None = None
+    word: str = ""  # the last one heard: arrived, returned, raised
+    since: float = 0.0  # when it was heard
+    code: int | None = None  # once it has ended; negative: minus the signal
+    pidfd: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pidfd = os.pidfd_open(self.pid)
+
+    def kill(self) -> None:
+        """At once."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def ending(self) -> str:
+        """How it ended, in words."""
+        assert self.code is not None
+        if self.code >= 0:
+            return f"ended with exit code {self.code}"
+        names = {number.value: number.name for number in signal.Signals}
+        return f"was killed by {names.get(-self.code, 'a signal')} (signal {-self.code})"
+
+    def reap(self) -> int:
+        """Its exit code, now that it has ended."""
+        try:
+            found = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED)
+        except ChildProcessError:
+            found = None  # the script has waited for it
+        os.close(self.pidfd)
+        self.code = 1
+        if found is not None:
+            self.code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        if self.process is not None:
+            self.process.returncode = self.code
+        return self.code
+
+
+class Post:
+    """A rank above 0, as it sees itself: where its orders come from."""
+
+    def __init__(self, rank: int, size: int, channel: socket.socket) -> None:
+        self.rank, self.size, self.channel = rank, size, channel
+        self.guard: contextlib.ExitStack | None = None  # while the script runs outside a job
+
+    def wait(self) -> dict[str, Any]:
+        """The next order; where none will come, because rank 0 has ended, the end."""
+        try:
+            data = self.channel.recv(MESSAGE)
+        except ConnectionError:
+            data = b""
+        if not data:
+            streams.flush()
+            os._exit(0)
+        order: dict[str, Any] = json.loads(data)
+        return order
+
+    def tell(self, word: str, what: str = "") -> None:
+        """Rank 0 hears it, if it is still there."""
+        with contextlib.suppress(ConnectionError):
+            self.channel.send(json.dumps([word, what]).encode())
+
+
+class Crew:
+    """All ranks above 0."""
+
+    def __init__(self, logs: Logs, copied: bool) -> None:
+        self.logs = logs
+        self.copied = copied  # just forked: they have all that rank 0 has
+        self.members: list[Member] = []
+        self.site = ""  # of the job at present; none between two
+        self.pid = os.getpid()
+        self._news = threading.Condition()
+        self._returned = False  # rank 0 has
+        self._wake, self._woken = os.pipe()
+        self._watcher = threading.Thread(target=self._watch, name="autoddp", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        """Whether all can still be given orders."""
+        return bool(self.members) and all(m.code is None for m in self.members)
+
+    @property
+    def through(self) -> bool:
+        """Whether all have left the call."""
+        return all(m.word in ("returned", "raised") for m in self.members)
+
+    def owns(self, thread: threading.Thread) -> bool:
+        """Whether it is the watcher."""
+        return thread is self._watcher
+
+    def order(self, **what: Any) -> None:
+        """Tell all ranks."""
+        with contextlib.suppress(ConnectionError):  # the watcher knows why
+            for member in self.members:
+                member.channel.send(json.dumps(what).encode())
+
+    def begin(self, site: str) -> None:
+        """From here to `end` a rank that ends ends the program."""
+        with self._news:
+            if self._watcher.is_alive():  # else what they have said is still unheard
+                for member in self.members:
+                    member.word = ""
+            self.site, self._returned = site, False
+        if not self._watcher.is_alive():
+            self._watcher.start()
+
+    def gather(self) -> None:
+        """Wait for all to come to the call."""
+        with self._news:
+            while not all(m.word for m in self.members):
+                self._news.wait()
+
+    def settle(self, word: str, patience: float) -> list[Member]:
+        """Rank 0 has returned or raised; wait for the others to do so; those who do otherwise."""
+        deadline = time.monotonic() + patience
+        with self._news:
+            self._returned = True
+            while not self.through:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                self._news.wait(left)
+        return [m for m in self.members if m.word != word]
+
+    def end(self) -> None:
+        """The job is over; the ranks wait for another."""
+        self.site = ""
+
+    def close(self) -> None:
+        """End all ranks; in a child of this process, which has none, nothing."""
+        if os.getpid() != self.pid or self._wake < 0:
+            return
+        self.site = ""
+        for member in self.members:
+            member.channel.close()
+            if member.code is None:
+                member.kill()
+        os.close(self._woken)
+        if self._watcher.is_alive():
+            self._watcher.join()
+        os.close(self._wake)
+        self._wake = -1
+        for member in self.members:
+            if member.code is None:
+                member.reap()
+        self.logs.remove()
+
+    def fail(self, member: Member, what: str, code: int) -> NoReturn:
+        """Name the rank, show its log, and end the program: rank 0 may be waiting for it for ever."""
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
+                stream.flush()
+        line = self.logs.failure(member.rank, what)
+        with contextlib.suppress(OSError):
+            os.write(2, f"{line}\n".encode())
+        if not self.logs.said(member.rank):
+            self.logs.remove()
+        for other in self.members:
+            if other.code is None:
+                other.kill()
+        os._exit(code)
+
+    # ---- the watcher
+
+    def _watch(self) -> None:
+        poller = select.poll()
+        poller.register(self._wake, select.POLLIN)
+        channels = {m.channel.fileno(): m for m in self.members}
+        ends = {m.pidfd: m for m in self.members}
+        for number in (*channels, *ends):
+            poller.register(number, select.POLLIN)
+        while True:
+            ready = {number for number, _ in poller.poll(TICK)}
+            if self._wake in ready:
+                return
+            with self._news:
+                for number in ready & set(channels):  # words first: a rank may speak and end
+                    if not self._hear(channels[number]):
+                        poller.unregister(number)
+                for number in ready & set(ends):
+                    poller.unregister(number)
+                    ends[number].reap()
+                self._judge()
+                if ready:
+                    self._news.notify_all()
+
+    def _hear(self, member: Member) -> bool:
+        """Whether more may come."""
+        try:
+            data = member.channel.recv(MESSAGE)
+        except OSError:
+            data = b""
+        if data:
+            member.word, what = json.loads(data)
+            member.since = time.monotonic()
+            if member.word == "arrived" and self.site and what != self.site:
+                self.fail(member, f"came to {what}, rank 0 to {self.site}", 1)
+        return bool(data)
+
+    def _judge(self) -> None:
+        """End the program where a rank has left the job alone."""
+        if not self.site:
+            return
+        for member in self.members:
+            if member.code is not None:
+                before = "" if member.word else f" before it came to {self.site}"
+                self.fail(member, member.ending() + before, -member.code + 128 if member.code < 0 else 1)
+            alone = member.word == "raised" and not self._returned
+            if alone and time.monotonic() - member.since > PATIENCE:
+                self.fail(member, f"raised an exception in {self.site}, rank 0 did not", 1)

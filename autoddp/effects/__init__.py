@@ -1,0 +1,1 @@
+"""The outside world: what becomes of a side effect, so that it happens once."""

@@ -1,0 +1,234 @@
+"""Worker processes of the script's own: each rank has its own, and what they do is done once."""
+
+from __future__ import annotations
+
+import concurrent
+import ctypes
+import multiprocessing
+import os
+import pickle
+import queue
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
+from typing import Any, ClassVar
+
+from autoddp.comm.outcome import Outcome
+from autoddp.effects.engine import Call, Mode, Outward
+from autoddp.effects.running_programs import see
+from autoddp.effects.unhurried import Told, carried, taken
+from autoddp.patching import patch
+
+THROUGH = tuple(f"{path}/" for package in (multiprocessing, concurrent) for path in package.__path__)
+LIBC = ctypes.CDLL(None)
+LATE = (TimeoutError, multiprocessing.TimeoutError)
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+# What a fresh interpreter that multiprocessing starts for a rank above 0 does first of all.
+MUTED = (
+    "import sys; sys.path.append({root!r}); from autoddp.decorator.muted import mute; "
+    "sys.path.remove({root!r}); mute({rank}, {size}, {folder!r})"
+)
+
+
+class Children(Outward):
+    """Rank 0's worker processes write; those of the others do the same work, and leave no trace."""
+
+    name: ClassVar[str] = "children"
+    without: ClassVar[str] = "worker processes of every rank write"
+
+    def setup(self, undo: ExitStack) -> None:
+        """No results are awaited yet."""
+        super().setup(undo)
+        self.told = Told(self.effects, self.name)
+        self._follows = False  # whether the process that is being forked ends with this one
+        this = weakref.ref(self)  # the interpreter keeps what it calls after a fork for ever
+        parent = os.getpid()
+
+        def follow() -> None:
+            feature = this()
+            if feature is not None and feature._follows:
+                LIBC.prctl(1, signal.SIGKILL)
+                if os.getppid() != parent:
+                    os._exit(1)
+
+        os.register_at_fork(after_in_child=follow)
+        self._futures: weakref.WeakKeyDictionary[Any, tuple[int, bool]] = weakref.WeakKeyDictionary()
+        self._count = 0
+
+    @patch(
+        "multiprocessing.process:BaseProcess.start",
+        why="what worker processes of ranks above 0 write goes to their rank's scratch; a loader's end with "
+        "their rank, if that is killed, too",
+    )
+    def prepare(self, wrapped: Callable[..., Any], process: Any, args: Any, kwargs: Any) -> Any:
+        """Scratch made before is removed with the rank."""
+        if self.rank and self.effects.at_home():
+            self.effects.scratch.ready()
+        # the kernel's signal comes when the thread that forks ends, so this one alone
+        main = threading.current_thread() is threading.main_thread()
+        self._follows = process.daemon and main and self.effects.at_home()
+        try:
+            return wrapped(*args, **kwargs)
+        finally:
+            self._follows = False
+
+    @patch(
+        "multiprocessing.spawn:get_preparation_data",
+        why="worker processes of ranks above 0 that are no forks write to their rank's scratch, too",
+    )
+    def prepare_fresh(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """By what is unpickled first of all; a data loader's are left alone."""
+        data = wrapped(*args, **kwargs)
+        if self.rank and self.effects.at_home() and self.effects.users(THROUGH) is not Mode.PLAIN:
+            world, folder = self.run.world, self.effects.scratch.ready()
+            code = MUTED.format(root=ROOT, rank=world.rank, size=world.world_size, folder=folder)
+            return {"autoddp": First(code), **data}
+        return data
+
+    @patch(
+        "multiprocessing.pool:Pool.join",
+        "multiprocessing.pool:Pool.terminate",
+        "multiprocessing.pool:ApplyResult.get",
+        "multiprocessing.pool:ApplyResult.wait",
+        "multiprocessing.pool:IMapIterator.next",
+        "multiprocessing.pool:IMapIterator.__next__",
+        "concurrent.futures.process:ProcessPoolExecutor.shutdown",
+        why="what rank 0's worker processes wrote is there before any rank reads it",
+    )
+    def wait_for_all(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Rank 0's first, then this rank's own; whether time is up, rank 0 tells."""
+        if self.effects.users(THROUGH) is not Mode.AGREED:
+            return wrapped(*args, **kwargs)
+        return self._after_rank_0(Call(wrapped, args, kwargs))
+
+    @patch(
+        "multiprocessing.process:BaseProcess.join",
+        why="what rank 0's worker process wrote is there before any rank reads it",
+    )
+    def wait_for_one(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Where the script itself waits: a pool does when it likes."""
+        if self.effects.users() is not Mode.AGREED:
+            return wrapped(*args, **kwargs)
+        return self._after_rank_0(Call(wrapped, args, kwargs))
+
+    @patch("concurrent.futures:Future.result", why="a result comes when rank 0's worker process has written")
+    def result_of_all(self, wrapped: Callable[..., Any], future: Any, args: Any, kwargs: Any) -> Any:
+        """Of processes; a thread's is each rank's own."""
+        _, writes = self._futures.get(future, (0, False))
+        if not writes or self.effects.users(THROUGH) is not Mode.AGREED:
+            return wrapped(*args, **kwargs)
+        return self._after_rank_0(Call(wrapped, args, kwargs))
+
+    @patch(
+        "concurrent.futures.process:ProcessPoolExecutor.submit",
+        "concurrent.futures.thread:ThreadPoolExecutor.submit",
+        why="a result comes when rank 0's worker process has written",
+    )
+    def submit(self, wrapped: Callable[..., Any], executor: Any, args: Any, kwargs: Any) -> Any:
+        """`map` is made of this."""
+        future, self._count = wrapped(*args, **kwargs), self._count + 1
+        self._futures[future] = self._count, type(executor).__module__ != ThreadPoolExecutor.__module__
+        return future
+
+    @patch(
+        "concurrent.futures:as_completed",
+        "concurrent.futures._base:as_completed",
+        why="results come in the same order on all ranks: that of the tasks",
+    )
+    def complete_in_order(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """One process promises no order."""
+        named = Call(wrapped, args, kwargs).named
+        if self.effects.users(THROUGH) is not Mode.AGREED or "fs" not in named:
+            return wrapped(*args, **kwargs)
+        tasks = sorted(set(named["fs"]), key=lambda task: self._futures.get(task, (0, False))[0])
+        return _one_by_one(tasks, named.get("timeout"))
+
+    @patch(
+        "multiprocessing.queues:Queue.get",
+        "multiprocessing.queues:SimpleQueue.get",
+        why="what worker processes send comes in the order in which it came to rank 0",
+    )
+    def take_alike(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """This rank's own workers are heard, too: they shall not wait for it."""
+        if self.effects.users() is not Mode.AGREED:
+            return wrapped(*args, **kwargs)
+        mine: Any = None
+
+        def first() -> list[Any]:
+            nonlocal mine
+            try:
+                mine = wrapped(*args, **kwargs)
+            except queue.Empty:
+                return ["empty", None]
+            return ["came", carried(pickle.dumps(mine))]
+
+        came, data = self.told.tell(Mode.AGREED, "Queue.get", "Queue.get", first)
+        if came == "empty":
+            raise queue.Empty
+        if self.rank == 0:
+            return mine
+        with self.effects.own(), suppress(OSError):  # a tensor of a worker that has ended: nobody wants it
+            wrapped()
+        return pickle.loads(taken(data))
+
+    @patch("multiprocessing.process:BaseProcess.is_alive", why="whether a worker still works, rank 0 tells")
+    def is_alive(self, wrapped: Callable[..., Any], process: Any, args: Any, kwargs: Any) -> Any:
+        """Then this rank's has ended, too."""
+        if self.effects.users() is not Mode.AGREED:
+            return wrapped(*args, **kwargs)
+        alive = self.effects.answer("Process.is_alive", wrapped)
+        if self.rank and not alive and wrapped():
+            with self.effects.own():
+                process.join()
+        return alive
+
+    @patch(
+        "multiprocessing.pool:Pool.imap_unordered",
+        why="results come in the same order on all ranks: that of the tasks",
+    )
+    def in_order(self, wrapped: Callable[..., Any], pool: Any, args: Any, kwargs: Any) -> Any:
+        """One process promises no order."""
+        if self.effects.users(THROUGH) is not Mode.AGREED:
+            return wrapped(*args, **kwargs)
+        return pool.imap(*args, **kwargs)
+
+    def _after_rank_0(self, call: Call) -> Any:
+        outcome = Outcome()
+
+        def first() -> bool:
+            nonlocal outcome
+            outcome = Outcome.of(call.plain)
+            return isinstance(outcome.error, LATE) and call.named.get("timeout") is not None
+
+        late = self.told.tell(Mode.AGREED, call.name, call.name, first)
+        if self.rank == 0:
+            return outcome.unwrap()
+        see(self.effects)
+        with self.effects.own():
+            if call.named.get("timeout") is None:
+                return call.plain()
+            return call.changed(timeout=0 if late else None)
+
+
+def _one_by_one(tasks: list[Any], timeout: float | None) -> Iterator[Any]:
+    """As `as_completed`, in the given order."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    for at, task in enumerate(tasks):
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        if not wait([task], left).done:
+            raise TimeoutError(f"{len(tasks) - at} (of {len(tasks)}) futures unfinished")
+        yield task
+
+
+class First:
+    """Unpickled, it runs some code; there is nothing of ours yet where that happens."""
+
+    def __init__(self, code: str) -> None:
+        self.code = code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return exec, (self.code,)

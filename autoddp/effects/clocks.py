@@ -1,0 +1,129 @@
+"""Clocks that the script reads show rank 0's time, so that budgets and time stamps agree."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from datetime import UTC, datetime, tzinfo
+from typing import Any, ClassVar
+
+from autoddp.effects.engine import Mode, Outward, stands_for
+from autoddp.effects.ownership import decides
+from autoddp.patching import patch
+
+WHY = "the script decides by the time: it is rank 0's on all ranks"
+DEPRECATED = (
+    "datetime.datetime.utcnow() is deprecated and scheduled for removal in a future version. Use "
+    "timezone-aware objects to represent datetimes in UTC: datetime.datetime.now(datetime.UTC)."
+)
+
+
+class Clocks(Outward):
+    """The n-th reading is rank 0's n-th; libraries read their own clocks, at no cost."""
+
+    name: ClassVar[str] = "clocks"
+    without: ClassVar[str] = "each rank reads its own clock, and may decide otherwise by it"
+
+    @patch(
+        "time:time",
+        "time:time_ns",
+        "time:monotonic",
+        "time:monotonic_ns",
+        "time:perf_counter",
+        "time:perf_counter_ns",
+        "time:process_time",
+        "time:process_time_ns",
+        "time:thread_time",
+        "time:thread_time_ns",
+        "timeit:default_timer",
+        why=WHY,
+        hot=True,
+    )
+    def read(self, original: Callable[[], Any]) -> Callable[[], Any]:
+        """A number."""
+        effects, users, frame, name = self.effects, decides, sys._getframe, original.__name__
+
+        @stands_for(original)
+        def read() -> Any:
+            if users(frame(1).f_code.co_filename) and effects.mode() is Mode.AGREED:
+                return effects.answer(name, original)
+            return original()
+
+        return read
+
+    @patch("time:localtime", "time:gmtime", "time:ctime", why=WHY, hot=True)
+    def convert(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Of the present, unless another time is given."""
+
+        @stands_for(original)
+        def convert(seconds: float | None = None, /) -> Any:
+            return original(self._present() if seconds is None else seconds)
+
+        return convert
+
+    @patch("time:asctime", why=WHY, hot=True)
+    def spell(self, original: Callable[..., str]) -> Callable[..., str]:
+        """Of the present, unless another time is given."""
+        plain = time.localtime
+
+        @stands_for(original)
+        def asctime(*when: Any) -> str:
+            return original(*(when or (plain(self._present()),)))
+
+        return asctime
+
+    @patch("time:strftime", why=WHY, hot=True)
+    def format(self, original: Callable[..., str]) -> Callable[..., str]:
+        """Of the present, unless another time is given."""
+        plain = time.localtime
+
+        @stands_for(original)
+        def strftime(form: str, *when: Any) -> str:
+            return original(form, *(when or (plain(self._present()),)))
+
+        return strftime
+
+    @patch("datetime:datetime.now", why=WHY, hot=True)
+    def date(self, original: Any) -> Any:
+        """`today` asks `time.time`, and needs no patch."""
+        slot = vars(datetime)["now"]
+
+        @stands_for(original)
+        def now(cls: type[datetime], tz: tzinfo | None = None) -> datetime:
+            return self._moment(cls, lambda kind: slot.__get__(None, kind)(tz), tz)
+
+        return classmethod(now)
+
+    @patch("datetime:datetime.utcnow", why=WHY, hot=True)
+    def utc_date(self, original: Any) -> Any:
+        """The same without a time zone; Python's own would warn of our line."""
+        slot = vars(datetime)["now"]
+
+        @stands_for(original)
+        def utcnow(cls: type[datetime]) -> datetime:
+            if sys.version_info >= (3, 12):
+                warnings.warn(DEPRECATED, DeprecationWarning, stacklevel=2)
+            return self._moment(cls, lambda kind: slot.__get__(None, kind)(UTC).replace(tzinfo=None), None)
+
+        return classmethod(utcnow)
+
+    def _present(self) -> float | None:
+        """Rank 0's time where the user asks, else None: the function's own."""
+        if decides(sys._getframe(2).f_code.co_filename) and self.effects.mode() is Mode.AGREED:
+            return self.effects.answer("time", time.time)
+        return None
+
+    def _moment(
+        self, kind: type[datetime], read: Callable[[type[datetime]], datetime], zone: tzinfo | None
+    ) -> datetime:
+        if not decides(sys._getframe(2).f_code.co_filename) or self.effects.mode() is not Mode.AGREED:
+            return read(kind)
+        told = self.effects.answer("now", lambda: _fields(read(datetime)))
+        year, month, day, hour, minute, second, micro, fold = told
+        return kind(year, month, day, hour, minute, second, micro, zone, fold=fold)
+
+
+def _fields(at: datetime) -> list[int]:
+    return [at.year, at.month, at.day, at.hour, at.minute, at.second, at.microsecond, at.fold]

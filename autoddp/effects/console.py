@@ -1,0 +1,295 @@
+"""The terminal is rank 0's: what is typed there reaches all ranks, and all decide by it alike."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, ClassVar
+
+import torch
+
+from autoddp.effects.cached import Cached
+from autoddp.effects.engine import Call, Mode, Outward, stands_for
+from autoddp.effects.stdin import Input
+from autoddp.patching import patch
+from autoddp.report import users_line
+from autoddp.report.begun import Begun
+
+STANDARD = (0, 1, 2)
+OURS = ("autoddp.*", "wrapt.*")
+Saved = list[tuple[Any, Any, Any]]  # a cache, and what was to be written to a stream before it remembered
+
+
+class Console(Outward):
+    """Input is read once; ranks whose output goes to a log format it as rank 0 does."""
+
+    name: ClassVar[str] = "console"
+    without: ClassVar[str] = "each rank reads its own standard input and sees its own output's width and kind"
+
+    def setup(self, undo: ExitStack) -> None:
+        """Ask rank 0 once what its terminal is like; mute prints in trials."""
+        super().setup(undo)
+        trials = self.run.view.trials
+        trials.append(muted)
+        undo.callback(trials.remove, muted)
+        report = self.run.report
+        if report.speaks:
+            report.begun = begun = Begun(report.release)
+            for stream in (sys.stdout, sys.stderr):
+                begun.watch(stream, undo)
+        self.terminal: list[bool] = []
+        self.size: list[list[int] | None] = []
+        if self.effects.exchange:
+            told = self.run.group.effect("the terminal", terminal)
+            self.terminal, self.size = told
+            self._share_input(undo)
+        if self.terminal and self.rank:
+            for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+                self._look_alike(number, stream, undo)
+
+    @patch("builtins:input", why="what is typed is read once, on rank 0's terminal, for all")
+    def ask_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Its end (Ctrl-D, Ctrl-C) is everybody's, too."""
+        if self.effects.mode() is not Mode.AGREED:
+            return wrapped(*args, **kwargs)
+        return self.effects.answer("input", lambda: wrapped(*args, **kwargs))
+
+    @patch(
+        "getpass:getpass",
+        "getpass:getuser",
+        why="what is typed is read once, on rank 0's terminal, for all",
+    )
+    def ask_secretly(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """It travels as everything else between ranks does: in the clear."""
+        if self.effects.mode() is not Mode.AGREED:
+            return wrapped(*args, **kwargs)
+        return self.effects.answer("getpass", lambda: wrapped(*args, **kwargs))
+
+    @patch("os:isatty", why="whether there is a terminal is asked of rank 0's")
+    def is_terminal(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Of the three standard streams; others are this rank's own."""
+        number = Call(wrapped, args, kwargs).named.get("fd")
+        if self.rank and self.terminal and number in STANDARD and self.effects.at_home():
+            return self.terminal[number]
+        return wrapped(*args, **kwargs)
+
+    @patch("os:get_terminal_size", why="how wide the terminal is, is asked of rank 0's")
+    def terminal_size(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """As it was at the start; `shutil.get_terminal_size` asks this."""
+        number = args[0] if args else 1  # it is written in C, takes no names, and does not tell
+        if not self.rank or not self.size or number not in STANDARD or not self.effects.at_home():
+            return wrapped(*args, **kwargs)
+        size = self.size[number]
+        if size is None:
+            raise OSError(25, "Inappropriate ioctl for device")
+        return os.terminal_size(size)
+
+    @patch("os:read", why="what is typed is read once, on rank 0's terminal, for all", hot=True)
+    def read_once(self, original: Callable[[int, int], bytes]) -> Callable[[int, int], bytes]:
+        """From standard input."""
+        effects = self.effects
+
+        @stands_for(original)
+        def read(fd: int, length: int, /) -> bytes:
+            if fd != 0 or effects.users() is not Mode.AGREED:
+                return original(fd, length)
+            with effects.own():
+                return effects.group.hand(f"os.read at {users_line()}", lambda: original(fd, length))
+
+        return read
+
+    @patch("select:select", why="whether something was typed is asked of rank 0's terminal")
+    def wait_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Where standard input is among what is waited for."""
+        if not args or not any(_is_input(one) for one in args[0]):
+            return wrapped(*args, **kwargs)
+        if self.effects.users() is not Mode.AGREED:
+            return wrapped(*args, **kwargs)
+        asked = [list(some) for some in args[:3]]
+
+        def ready() -> list[list[int]]:
+            found = wrapped(*asked, *args[3:], **kwargs)
+            return [
+                [at for at, one in enumerate(some) if any(one is other for other in those)]
+                for some, those in zip(asked, found, strict=True)
+            ]
+
+        told = self.effects.answer("select", ready)
+        return tuple([some[at] for at in those] for some, those in zip(asked, told, strict=True))
+
+    @patch(
+        "termios:tcgetattr",
+        "tty:tcgetattr",
+        why="how the terminal is set is asked of rank 0's",
+        optional=True,
+    )
+    def ask_settings(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Others have none."""
+        if not _is_standard(args) or self.effects.users() is not Mode.AGREED:
+            return wrapped(*args, **kwargs)
+        *flags, keys = self.effects.answer("tcgetattr", lambda: _spelled(wrapped(*args)))
+        return [*flags, [bytes.fromhex(key) if isinstance(key, str) else key for key in keys]]
+
+    @patch(
+        "termios:tcsetattr",
+        "tty:tcsetattr",
+        "termios:tcflush",
+        "termios:tcdrain",
+        why="rank 0's terminal is set; others have none",
+        optional=True,
+    )
+    def set_terminal(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """`tty.setcbreak` does this."""
+        if not _is_standard(args) or self.effects.users() is not Mode.AGREED:
+            return wrapped(*args, **kwargs)
+        return self.effects.answer(wrapped.__name__, lambda: wrapped(*args, **kwargs))
+
+    @patch("pdb:Pdb.__init__", why="the debugger steps over what is ours, which one process would not show")
+    def step_over_us(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """What is typed at its prompt comes by `input`, and so steers all ranks."""
+        call = Call(wrapped, args, kwargs)
+        return call.changed(skip=[*(call.named.get("skip") or ()), *OURS]) if call.named else call.plain()
+
+    def _share_input(self, undo: ExitStack) -> None:
+        """`for line in sys.stdin` is read once, too."""
+        if isinstance(sys.stdin, io.TextIOBase):
+            undo.callback(setattr, sys, "stdin", sys.stdin)
+            sys.stdin = Input(sys.stdin, self.effects, bool(self.terminal[0]))
+
+    def _look_alike(self, number: int, stream: Any, undo: ExitStack) -> None:
+        """A log says that it is a terminal if rank 0's is one, so that colours and bars agree."""
+        if hasattr(stream, "__dict__") and "isatty" not in vars(stream):
+            answer = self.terminal[number]
+            stream.isatty = lambda: answer
+            undo.callback(delattr, stream, "isatty")
+
+
+@contextmanager
+def discarded(stream: Any, saved: Saved) -> Iterator[None]:
+    """What is written to a stream is thrown away, by whoever holds it, but what will not be written again."""
+    before = vars(stream).get("write")
+
+    def write(text: Any) -> int:
+        cache = cached.running()
+        if cache is not None:
+            saved.append((cache, stream, text))
+        return len(text)
+
+    cached = Cached()
+    stream.write = write
+    try:
+        yield
+    finally:
+        if before is None:
+            del stream.write
+        else:
+            stream.write = before
+
+
+@contextmanager
+def muted() -> Iterator[None]:
+    """Nothing is printed, also not by what holds on to the streams, or to their descriptor.
+
+    What a cache remembers (`warning_once` of many a library) is not said again in earnest: it is said after.
+    """
+    saved: Saved = []
+    with ExitStack() as undo:
+        undo.enter_context(_nowhere(1))
+        undo.enter_context(_unwarned())
+        for stream in (sys.stdout, sys.stderr):
+            if stream is None or getattr(stream, "closed", False):
+                continue
+            stream.flush()  # what was printed before is to be seen
+            for layer in (stream, getattr(stream, "buffer", None)):
+                if hasattr(layer, "__dict__"):
+                    undo.enter_context(discarded(layer, saved))
+        yield
+    for cache, stream, text in saved:
+        if cache.cache_info().currsize:  # else it was put back, as the user's own are
+            stream.write(text)
+
+
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """No warning counts as given: what is shown once is shown when it is given in earnest.
+
+    A filter that ignores notes nothing. `catch_warnings` would have Python forget all that it has shown.
+    """
+    filters, always = warnings.filters, torch.is_warn_always_enabled()
+    ignore = ("ignore", re.compile(""), Warning, None, 0)
+    filters.insert(0, ignore)  # type: ignore[attr-defined]  # its stub says Sequence
+    torch.set_warn_always(True)  # else its C++ notes it
+    try:
+        yield
+    finally:
+        torch.set_warn_always(always)
+        if ignore in filters:  # the user's code may have reset them
+            filters.remove(ignore)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _nowhere(number: int) -> Iterator[None]:
+    """What is written to a descriptor, by C code too, is thrown away.
+
+    Not for standard error: what a crash says there is to be seen.
+    """
+    try:
+        kept = os.dup(number)
+    except OSError:
+        yield  # it is closed
+        return
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    try:
+        _write_out()
+        os.dup2(nothing, number)
+        yield
+    finally:
+        _write_out()
+        os.dup2(kept, number)
+        os.close(kept)
+        os.close(nothing)
+
+
+def _write_out() -> None:
+    """What is buffered for standard output, in Python and in C."""
+    for stream in (sys.stdout, sys.__stdout__):
+        if stream is not None and not getattr(stream, "closed", False):
+            stream.flush()
+    ctypes.CDLL(None).fflush(None)
+
+
+def _is_input(one: Any) -> bool:
+    return one == 0 if isinstance(one, int) else one is sys.stdin or one is sys.__stdin__
+
+
+def _is_standard(args: tuple[Any, ...]) -> bool:
+    number = args[0] if args else None
+    return number in STANDARD if isinstance(number, int) else number in (sys.stdin, sys.stdout, sys.stderr)
+
+
+def _spelled(settings: Iterable[Any]) -> list[Any]:
+    """What `tcgetattr` returns, as JSON has it."""
+    *flags, keys = settings
+    return [*flags, [key.hex() if isinstance(key, bytes) else key for key in keys]]
+
+
+def terminal() -> list[list[Any]]:
+    """For the three standard streams: whether it is a terminal, and its size."""
+    return [[_is_terminal(n) for n in STANDARD], [_size(n) for n in STANDARD]]
+
+
+def _is_terminal(number: int) -> bool:
+    return os.isatty(number)
+
+
+def _size(number: int) -> list[int] | None:
+    try:
+        return list(os.get_terminal_size(number))
+    except OSError:
+        return None  # it is no terminal

@@ -1,0 +1,204 @@
+"""What the script opens by `os.open` is rank 0's file, as what it opens by `open` is."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any, ClassVar
+
+from autoddp.comm.outcome import Outcome
+from autoddp.effects import paths
+from autoddp.effects.engine import Mode, Outward, stands_for
+from autoddp.effects.mirrored_io import Handle, whole
+from autoddp.effects.open_files import Opened
+from autoddp.effects.sight import error, named
+from autoddp.patching import patch
+
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+# On scratch the file is there already, and this rank's own.
+NOT_THERE = os.O_EXCL | os.O_NOFOLLOW | getattr(os, "O_DIRECT", 0)
+NAMELESS = getattr(os, "O_TMPFILE", 0)
+
+
+class Descriptors(Outward):
+    """Rank 0 writes; others get a descriptor on their scratch, and learn how it went."""
+
+    name: ClassVar[str] = "descriptors"
+    without: ClassVar[str] = "every rank writes what it opens by os.open"
+    libraries: ClassVar[bool] = True
+
+    def setup(self, undo: ExitStack) -> None:
+        """None is known yet."""
+        super().setup(undo)
+        self.opened, self.handles = Opened(self.effects), self.effects.handles
+        undo.callback(self.handles.clear)
+
+    @patch(
+        "os:open",
+        why="what the script opens to write is rank 0's file; others read what they wrote",
+        hot=True,
+    )
+    def open_once(self, original: Callable[..., int]) -> Callable[..., int]:
+        """By a path; what is below an open folder is found through it."""
+        first = self.rank == 0
+
+        @stands_for(original)
+        def open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+            def plain() -> int:
+                return original(path, flags, mode, dir_fd=dir_fd)
+
+            writes = flags & WRITES and (not NAMELESS or flags & NAMELESS != NAMELESS)
+            if (first and not writes) or not isinstance(path, (str, bytes, os.PathLike)):
+                return plain()
+            if not writes:
+                at = self._found(path, dir_fd, flags)
+                return plain() if at is path else int(named(lambda: original(at, flags, mode), path))
+            what = self.effects.touch(paths.whole(path, dir_fd))
+            if what is Mode.PLAIN:
+                return plain()
+            if what is Mode.TRIAL:
+                return original(os.devnull, flags & os.O_ACCMODE)
+            private = flags & ~NOT_THERE | os.O_CREAT
+            return self._open(
+                what, plain, path, dir_fd, flags, lambda at: original(at, private, mode | 0o600)
+            )
+
+        return open
+
+    @patch(
+        "os:close", why="ranks meet where a descriptor of one file is closed, and learn how it went", hot=True
+    )
+    def close_once(self, original: Callable[[int], None]) -> Callable[[int], None]:
+        """After it, the file is complete for all."""
+        handles = self.handles
+
+        @stands_for(original)
+        def close(fd: int) -> None:
+            if fd not in handles:
+                original(fd)
+                return
+            self._meet("os.close", handles.pop(fd), lambda: original(fd))
+
+        return close
+
+    @patch("os:fsync", "os:fdatasync", why="how it went all ranks learn", hot=True)
+    def sync_once(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
+        """As a file's `flush()`."""
+        handles = self.handles
+
+        @stands_for(original)
+        def sync(fd: Any) -> None:
+            if type(fd) is not int or fd not in handles:
+                original(fd)
+                return
+            self._meet("os.fsync", handles[fd], lambda: original(fd))
+
+        return sync
+
+    @patch(
+        "os:write", "os:pwrite", why="a write that fails on rank 0 raises on all where they meet", hot=True
+    )
+    def write_on(self, original: Callable[..., int]) -> Callable[..., int]:
+        """Nothing in a trial."""
+        return self._guarded(original, lambda data: memoryview(data).nbytes)
+
+    @patch(
+        "os:writev", "os:pwritev", why="a write that fails on rank 0 raises on all where they meet", hot=True
+    )
+    def write_parts_on(self, original: Callable[..., int]) -> Callable[..., int]:
+        """Nothing in a trial."""
+
+        def size(parts: Sequence[Any]) -> int:
+            return sum(memoryview(part).nbytes for part in parts)
+
+        return self._guarded(original, size)
+
+    def _guarded(self, original: Callable[..., int], size: Callable[[Any], int]) -> Callable[..., int]:
+        handles = self.handles
+
+        @stands_for(original)
+        def write(fd: int, data: Any, *args: Any, **kwargs: Any) -> int:
+            if fd not in handles:
+                return original(fd, data, *args, **kwargs)
+            if self.effects.mode() is not Mode.TRIAL:
+                try:
+                    if original.__name__ == "write":
+                        return whole(lambda part: original(fd, part), data)
+                    return original(fd, data, *args, **kwargs)
+                except OSError as error:
+                    self.opened.failed(handles[fd], error)
+            return size(data)
+
+        return write
+
+    def _open(
+        self,
+        what: Mode,
+        plain: Callable[[], int],
+        path: Any,
+        folder: int | None,
+        flags: int,
+        private: Callable[[str], int],
+    ) -> int:
+        effects, agreed = self.effects, what is Mode.AGREED
+        given = paths.whole(path, folder)
+        if effects.rank == 0:
+            if not agreed:
+                self.opened.noted(given, _letters(flags), safe=not flags & NOT_THERE)
+            number = effects.change("os.open", plain) if agreed else plain()
+            with effects.own():
+                self.handles[number] = Handle(os.path.abspath(given), agreed)
+            return number
+        if agreed:
+            prepared = Outcome.of(lambda: self.opened.prepared(given, not flags & os.O_TRUNC))
+            effects.change("os.open", plain)
+            key, at = prepared.unwrap()
+            effects.scratch.show(key)
+        else:
+            at = self._alone(path, given, flags)
+            key = os.path.abspath(given)
+        with effects.own():
+            number = private(at)
+            if agreed:
+                effects.scratch.lay(key, at)
+        self.handles[number] = Handle(key, agreed)
+        return number
+
+    def _alone(self, path: Any, given: Any, flags: int) -> str:
+        """Where another rank writes what no other waits for."""
+
+        def find() -> str:
+            found = self.effects.overlay.find(given, follow=False)
+            if flags & os.O_NOFOLLOW and found.there and paths.link(found.at) is not None:
+                raise error(errno.ELOOP, path)
+            return self.opened.alone(given, _letters(flags))
+
+        return str(named(find, path))
+
+    def _found(self, path: Any, folder: int | None, flags: int) -> Any:
+        """Where this rank finds it."""
+        if not self.effects.reads():
+            return path
+        whole = paths.whole(path, folder)
+        at = self.effects.where(whole, not flags & os.O_NOFOLLOW)
+        return path if at is whole else at
+
+    def _meet(self, what: str, handle: Handle, act: Callable[[], None]) -> None:
+        mode = self.effects.mode()
+        if mode is Mode.AGREED and handle.agreed:
+            self.opened.meet(what, handle, act)
+            return
+        with self.effects.own():
+            act()
+        if mode is Mode.ALONE:
+            self.opened.settle(handle)
+
+
+def _letters(flags: int) -> set[str]:
+    """What `open` would call it."""
+    letters = {"w"} if flags & os.O_TRUNC else {"a"} if flags & os.O_APPEND else {"a", "+"}
+    if not flags & os.O_CREAT:
+        letters |= {"r"}  # it must be there
+    return letters | ({"x"} if flags & os.O_EXCL and flags & os.O_CREAT else set())

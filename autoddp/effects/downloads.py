@@ -1,0 +1,270 @@
+"""What the script downloads comes once: rank 0 first, then one rank of each node, then all."""
+
+from __future__ import annotations
+
+import email
+import fcntl
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from http.client import HTTPMessage
+from typing import Any, ClassVar
+
+from autoddp.effects import http_replay
+from autoddp.effects.atomic import Draft
+from autoddp.effects.engine import Call, Mode, Outward
+from autoddp.effects.file_server import Facts, seen
+from autoddp.effects.topology import leaders
+from autoddp.patching import patch
+from autoddp.report import users_line
+
+# The data sets of torchvision that download in their constructor.
+DATA_SETS = (
+    "_stereo_matching:Middlebury2014Stereo",
+    "caltech:Caltech101",
+    "caltech:Caltech256",
+    "celeba:CelebA",
+    "cifar:CIFAR10",
+    "clevr:CLEVRClassification",
+    "country211:Country211",
+    "dtd:DTD",
+    "eurosat:EuroSAT",
+    "fgvc_aircraft:FGVCAircraft",
+    "flowers102:Flowers102",
+    "food101:Food101",
+    "gtsrb:GTSRB",
+    "imagenette:Imagenette",
+    "inaturalist:INaturalist",
+    "kinetics:Kinetics",
+    "kitti:Kitti",
+    "lfw:LFWPeople",
+    "lfw:LFWPairs",
+    "mnist:MNIST",
+    "mnist:QMNIST",
+    "mnist:EMNIST",
+    "moving_mnist:MovingMNIST",
+    "omniglot:Omniglot",
+    "oxford_iiit_pet:OxfordIIITPet",
+    "pcam:PCAM",
+    "phototour:PhotoTour",
+    "places365:Places365",
+    "rendered_sst2:RenderedSST2",
+    "sbd:SBDataset",
+    "sbu:SBU",
+    "semeion:SEMEION",
+    "stanford_cars:StanfordCars",
+    "stl10:STL10",
+    "sun397:SUN397",
+    "svhn:SVHN",
+    "usps:USPS",
+    "widerface:WIDERFace",
+)
+# Where requests keeps its functions, which are short for one another.
+REQUESTS = (":", ".api:", ".sessions:Session.")
+VERBS = ("get", "options", "head", "post", "put", "patch", "delete", "request")
+WHY = "one request for the whole job; the other ranks find the files"
+HANDED = "one request for the whole job; the body is handed on"
+
+
+class Downloads(Outward):
+    """Ranks that come later find the file, or are handed the body."""
+
+    name: ClassVar[str] = "downloads"
+    without: ClassVar[str] = "every rank asks for what it downloads"
+
+    def setup(self, undo: ExitStack) -> None:
+        """No file is being filled yet."""
+        super().setup(undo)
+        self._filling = threading.local()  # `now`: a library fills one, on this thread
+
+    @patch(*(f"torchvision.datasets.{name}.__init__" for name in DATA_SETS), why=WHY, optional=True)
+    def make_in_turn(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """The constructor asks what is there, loads, unpacks and reads: all of it in turn."""
+        call = Call(wrapped, args, kwargs)
+        more = call.named.get("kwargs", {})
+        if not (call.named.get("download") or more.get("download")):
+            return call.plain()
+        return self._in_turn(call)
+
+    @patch(
+        "torch.hub:load",
+        "torch.hub:load_state_dict_from_url",
+        "torch.utils.model_zoo:load_url",
+        "torchvision._internally_replaced_utils:load_state_dict_from_url",
+        "torchvision.models._api:load_state_dict_from_url",
+        why=WHY,
+        optional=True,
+    )
+    def load_in_turn(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Whoever calls: all ranks do."""
+        return self._in_turn(Call(wrapped, args, kwargs))
+
+    @patch(
+        "torchvision.datasets.utils:download_url",
+        "torchvision.datasets.utils:download_and_extract_archive",
+        "torchvision.datasets.utils:download_file_from_google_drive",
+        "torchvision.datasets.utils:extract_archive",
+        why=WHY,
+        optional=True,
+    )
+    def fetch_in_turn(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """A library looked first whether the file is there, and ranks do not agree on that."""
+        if self.effects.users() is Mode.PLAIN:
+            return wrapped(*args, **kwargs)
+        return self._in_turn(Call(wrapped, args, kwargs))
+
+    @patch("torch.hub:download_url_to_file", "urllib.request:urlretrieve", why=WHY)
+    def load_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """These never look whether the file is there: one rank of a node calls them."""
+        call = Call(wrapped, args, kwargs)
+        if self.effects.users() is not Mode.AGREED:
+            return self._alone(lambda: self._whole(call))
+        path, facts, headers = self._lead(call, 0)
+        with self.effects.own():
+            others = leaders(self.effects)[1:]
+        for leader in others:
+            self._lead(call, leader, path, facts)
+        if call.name.endswith("urlretrieve"):
+            return path, email.message_from_string(headers, _class=HTTPMessage)
+        return None
+
+    @patch(
+        "torchvision.datasets.utils:_urlretrieve",
+        why="a download that breaks off leaves no half of a file",
+        optional=True,
+    )
+    def retrieve_whole(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """The next run would take it for the whole, where nothing is known of what it should be."""
+        return self._whole(Call(wrapped, args, kwargs))
+
+    @patch("torch.hub:urlopen", why="a body that breaks off is an error, not a file")
+    def read_whole(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """It writes under another name, and would rename what is half."""
+        return http_replay.complete(wrapped(*args, **kwargs))
+
+    @patch("urllib.request:urlopen", why=HANDED)
+    def open_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """A body that is too large to be handed on is asked for by every rank, and that is said."""
+        if self.effects.users() is not Mode.AGREED:
+            response = wrapped(*args, **kwargs)
+            return http_replay.complete(response) if getattr(self._filling, "now", False) else response
+        call = Call(wrapped, args, kwargs)
+        packed = self._hand(call, lambda: http_replay.read(call.plain()))
+        if packed:
+            return http_replay.answer(packed)
+        return self._too_large(call, http_replay.name_of(call.named.get("url")))
+
+    @patch(
+        *(f"requests{owner}{verb}" for owner in REQUESTS for verb in VERBS),
+        why=HANDED,
+        optional=True,
+    )
+    def request_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """As `urlopen`."""
+        if self.effects.users() is not Mode.AGREED:
+            return wrapped(*args, **kwargs)
+        call = Call(wrapped, args, kwargs)
+        packed = self._hand(call, lambda: http_replay.read_requests(call.plain()))
+        if packed:
+            owner = getattr(wrapped, "__self__", None)
+            return http_replay.answer_requests(
+                packed, owner if self.rank and hasattr(owner, "cookies") else None
+            )
+        return self._too_large(call, str(call.named.get("url")))
+
+    @patch(
+        "http.client:HTTPConnection.connect",
+        "urllib3.connection:HTTPConnection.connect",
+        "httpx:Client.send",
+        "httpx:AsyncClient.send",
+        "aiohttp:ClientSession._request",
+        why="what asks the network in another way does so on every rank, and that is said",
+        optional=True,
+    )
+    def say_each(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Whoever calls: a library's downloads, too."""
+        if self.effects.mode() is Mode.AGREED:
+            self.run.report.say_once(
+                "downloads",
+                users_line(1),
+                f"{type(instance).__module__} asks the network on each of {self.run.group.size} ranks; "
+                "urllib.request, requests and torch.hub ask once for all",
+            )
+        return wrapped(*args, **kwargs)
+
+    def _in_turn(self, call: Call) -> Any:
+        """Rank 0 makes the call, then the first rank of every other node, then the rest."""
+        if self.effects.mode() is not Mode.AGREED:
+            return self._alone(call.plain)
+        made: list[Any] = []
+        site = f"{call.name} at {users_line(1)}"
+        with self.effects.own():
+            for leader in leaders(self.effects):
+                self.run.group.effect(site, lambda: made.append(call.plain()), by=leader)
+            return made[0] if made else call.plain()
+
+    def _alone(self, act: Callable[[], Any]) -> Any:
+        """Nobody can be waited for: one rank of the node at a time, so that files are whole."""
+        if self.effects.mode() is not Mode.ALONE:
+            return act()
+        with self.effects.own(), _one_at_a_time(self.run.world.master_port):
+            return act()
+
+    def _whole(self, call: Call) -> Any:
+        """The call writes the file that it names whole, or leaves what is there."""
+        path = call.named.get("filename")
+        if path is None:  # a temporary file; or torch.hub, which renames by itself
+            return call.plain()
+        draft = Draft(os.fspath(path))
+        self._filling.now = call.name != "urllib.request.urlretrieve"  # which looks by itself
+        try:
+            with self.effects.own():
+                made = draft.write(lambda at: call.changed(filename=at))
+                draft.put()
+        finally:
+            self._filling.now = False
+            draft.discard()
+        return made and (path, *made[1:])
+
+    def _lead(self, call: Call, leader: int, path: str = "", facts: Facts | None = None) -> list[Any]:
+        """One rank loads a file, unless it is rank 0's that it sees there."""
+
+        def load() -> list[Any]:
+            if path and seen(path) == facts:
+                return [path, facts, ""]
+            made = self._whole(call)
+            at, headers = made if made is not None else (call.named["dst"], "")
+            at = os.fspath(at)
+            return [at, seen(os.path.expanduser(at)), str(headers)]
+
+        with self.effects.own():
+            return self.run.group.effect(f"{call.name} at {users_line(1)}", load, by=leader)
+
+    def _hand(self, call: Call, act: Callable[[], bytes]) -> bytes:
+        with self.effects.own():
+            return self.run.group.hand(f"{call.name} at {users_line(1)}", act)
+
+    def _too_large(self, call: Call, url: str) -> Any:
+        size = self.run.group.size
+        self.run.report.say_once(
+            "downloads",
+            users_line(1),
+            f"{url} is more than {http_replay.LIMIT >> 20} MB, too much to be handed from rank to rank: "
+            f"each of {size} ranks asks for it; urllib.request.urlretrieve asks once",
+        )
+        with self.effects.own():
+            return call.plain()
+
+
+@contextmanager
+def _one_at_a_time(port: int) -> Iterator[None]:
+    """Among the ranks of a job on this machine."""
+    path = os.path.join(tempfile.gettempdir(), f"autoddp-{os.getuid()}-{port}.lock")
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

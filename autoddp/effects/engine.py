@@ -1,0 +1,299 @@
+"""Whose call it is, and what shall become of it: the rules that all side effects share.
+
+A call is agreed on over all ranks only where all ranks make it, in the same order: in the rank
+itself (not in a worker process), on the thread that runs the script, outside a data set's fetch.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from autoddp.effects import caches, paths
+from autoddp.effects.call import Call as Call
+from autoddp.effects.call import stands_for as stands_for
+from autoddp.effects.deferred_errors import Losses
+from autoddp.effects.gc_watch import Collector
+from autoddp.effects.journal import GONE, Journal
+from autoddp.effects.overlay import Overlay
+from autoddp.effects.ownership import caller, is_ours, loads_data, users_call
+from autoddp.effects.past import share
+from autoddp.effects.scratch import Scratch
+from autoddp.patching import Feature, patch
+from autoddp.report import is_users, users_line
+
+if TYPE_CHECKING:
+    from autoddp.comm.group import Group
+    from autoddp.effects.file_server import Client, Server
+    from autoddp.effects.mirrored_io import Handle
+    from autoddp.process.run import Run
+
+
+class Mode(Enum):
+    """What becomes of a call that touches the outside world."""
+
+    PLAIN = "as if we were not there"
+    AGREED = "rank 0 does it, for all"
+    ALONE = "rank 0 does it, the others on private scratch, and nobody waits"
+    TRIAL = "nobody does it: one process would not have run this"
+
+
+class Effects:
+    """The outside world as one rank may touch it."""
+
+    def __init__(self, group: Group, *, exchange: bool = True) -> None:
+        self.group = group
+        self.rank = group.rank
+        self.exchange = exchange and group.size > 1  # else nobody waits for anybody
+        self.scratch = Scratch()
+        self.overlay = Overlay(self.scratch)  # what this rank finds, if it is not rank 0
+        self.journal: Journal | None = None  # of what rank 0 does where ranks do not meet
+        self.begun = False  # whether it was decided who keeps one
+        self.client: Client | None = None  # where this node is not rank 0's
+        self.server: Server | None = None  # on rank 0, where there are several nodes
+        self.placed: list[int] | None = None  # what `nodes` has found out
+        self.before_save: list[Callable[[], None]] = []  # before a checkpoint, where all ranks are
+        self.losses = Losses()  # what failed on rank 0 and is to be raised on all
+        self.aside = 0  # above 0 inside an effect, and inside a data set's fetch
+        self.fetching = 0  # above 0 inside the latter
+        self.trials = 0
+        self.ending = False  # the script has ended; what its objects do at their end, ranks do apart
+        self.over = False
+        self._pid, self._thread = os.getpid(), threading.get_ident()
+        self._apart = threading.local()  # `aside` is the script's thread's
+        self._child = 0  # this process, where it was forked from the rank
+        self.collector = Collector()
+        self.handles: dict[int, Handle] = {}  # descriptors that stand for one file on all ranks
+
+    def at_home(self) -> bool:
+        """Whether this is the rank itself, not a process forked from it, and the job goes on."""
+        return not self.over and os.getpid() == self._pid
+
+    def here(self) -> bool:
+        """As `at_home`, and not in the midst of an effect or of a fetch."""
+        return not self.aside and self.at_home()
+
+    def abroad(self) -> bool:
+        """Whether this process was forked from the rank, as its equals were, and not to load data."""
+        here = os.getpid()
+        if here == self._pid:
+            return False
+        if here != self._child:  # forked by any thread, while the script was anywhere
+            self._child, self.aside, self._thread = here, 0, threading.get_ident()
+        return not (self.over or loads_data())
+
+    def mode(self) -> Mode:
+        """What becomes of an effect at this point."""
+        if self.abroad() and self.rank:
+            return Mode.PLAIN if self.aside else Mode.ALONE
+        if getattr(self._apart, "aside", False) and threading.get_ident() != self._thread:
+            return Mode.PLAIN
+        if self.ending or self.collector.running or threading.get_ident() != self._thread:
+            return Mode.ALONE if self.at_home() else Mode.PLAIN
+        if not self.here():
+            return Mode.PLAIN
+        if self.trials:
+            return Mode.TRIAL
+        return Mode.AGREED if self.exchange else Mode.ALONE
+
+    def users(self, through: tuple[str, ...] = ()) -> Mode:
+        """As `mode`, but PLAIN where a library does it for itself; files of `through` are none."""
+        mode = self.mode()
+        return mode if mode is Mode.PLAIN or users_call(2, through) else Mode.PLAIN
+
+    def touch(self, *given: Any, through: tuple[str, ...] = ()) -> Mode:
+        """What becomes of a change of these paths: nobody waits for what a library does for itself.
+
+        What it keeps for itself, see `caches`, is PLAIN.
+        """
+        mode = self.mode()
+        if mode is Mode.PLAIN:
+            return mode
+        file = caller(2, through)
+        if is_users(file):
+            return mode
+        if is_ours(file) or any(self.keeps(path) for path in given):
+            return Mode.PLAIN
+        return Mode.ALONE if mode is Mode.AGREED else mode
+
+    def keeps(self, path: Any) -> bool:
+        """Whether a path is among what libraries keep, or is this rank's own."""
+        if not isinstance(path, (str, bytes, os.PathLike)):
+            return False
+        full = paths.text(path)
+        return caches.keeps(full, self.scratch.private) or self.scratch.holds(full)
+
+    def note(self, path: Any, how: str = GONE, follow: bool = False) -> None:
+        """Rank 0 is about to change something where ranks do not meet."""
+        if self.journal is not None and self.at_home():
+            apart = threading.get_ident() != self._thread
+            self.journal.note(self.group.passed, paths.real(path, follow), how, apart)
+
+    def moving(self, source: Any, target: Any) -> AbstractContextManager[None]:
+        """Rank 0 renames something inside, where ranks do not meet."""
+        if self.journal is None or not self.at_home():
+            return nullcontext()
+        names = paths.real(source, False), paths.real(target, False)
+        return self.journal.moving(self.group.passed, *names, threading.get_ident() != self._thread)
+
+    def agreed(self, path: Any) -> None:
+        """Rank 0 is about to change `path` for all: what threads make there later is not what was there."""
+        if self.journal is not None and self.at_home():
+            self.journal.agreed(paths.real(path, follow=False))
+
+    def reads(self) -> bool:
+        """Whether what this process reads may lie elsewhere than its name says; where, is up to date."""
+        if self.overlay.idle() or not self._looks():
+            return False
+        if self.exchange and threading.get_ident() == self._thread and os.getpid() == self._pid:
+            self.overlay.settle(self.group.passed)
+        return True
+
+    def _looks(self) -> bool:
+        """Whether this process has another world than the disk, and is not in the midst of an effect."""
+        if self.rank == 0 or self.over or getattr(self._apart, "aside", False):
+            return False
+        return self.aside <= self.fetching or threading.get_ident() != self._thread
+
+    def look(self, plain: Callable[[], Any], ask: Callable[[], Any]) -> Any:
+        """What `plain` finds, or `ask`, where that may lie elsewhere; anew if rank 0 went ahead meanwhile."""
+        turn = self.overlay.turn
+        while self._looks():
+            before = turn()
+            try:
+                found = ask() if self.reads() else plain()
+            except OSError:
+                if turn() == before:
+                    raise
+                continue
+            if turn() == before:
+                return found
+            if hasattr(found, "close"):
+                found.close()
+        return plain()
+
+    def where(self, path: Any, follow: bool = True) -> Any:
+        """Where this rank reads what is at `path`.
+
+        Raises:
+            FileNotFoundError: It is not there for this rank.
+        """
+        return self.overlay.where(path, follow) if self.reads() else path
+
+    @contextmanager
+    def own(self) -> Iterator[None]:
+        """What is done in here is plain."""
+        if threading.get_ident() != self._thread:  # what the script does meanwhile is not plain
+            before, self._apart.aside = getattr(self._apart, "aside", False), True
+            try:
+                yield
+            finally:
+                self._apart.aside = before
+            return
+        self.aside += 1
+        try:
+            yield
+        finally:
+            self.aside -= 1
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """What is done in here one process would not have done: it must leave no trace."""
+        self.trials += 1
+        try:
+            yield
+        finally:
+            self.trials -= 1
+
+    def answer(self, what: str, act: Callable[[], Any]) -> Any:
+        """Rank 0's answer to a question to the outside world."""
+        self.aside += 1  # as `own` does; a clock is read in a few microseconds
+        try:
+            return self.group.effect(f"{what} at {users_line(2)}", act)
+        finally:
+            self.aside -= 1
+            if self.overlay.before is not None:
+                self.overlay.before.come(self.group.passed)
+
+    def change(self, what: str, act: Callable[[], Any], told: Callable[[Any], Any] | None = None) -> Any:
+        """Rank 0 changes the outside world once all ranks are here; all raise what it raised.
+
+        Returns:
+            On rank 0 what `act` returned, on the others what `told` makes of that.
+        """
+        kept: Any = None
+
+        def keep() -> Any:
+            nonlocal kept
+            if self.journal is not None:
+                self.journal.forget(self.group.passed)
+            self.losses.tell()
+            kept = act()
+            return told(kept) if told is not None else None
+
+        with self.own():
+            answer = self.group.effect(f"{what} at {users_line(2)}", keep, meet=True)
+        if self.overlay.before is not None:
+            self.overlay.before.come(self.group.passed)
+        return kept if self.rank == 0 else answer
+
+    def found(self, path: str) -> str:
+        """Where this rank reads what is at `path`; nowhere, if it was removed."""
+        try:
+            at = self.overlay.where(path) if self.rank and not self.overlay.idle() else path
+            if at is not path or self.client is None:
+                return str(at)
+            return str(self.client.find(path))
+        except FileNotFoundError:
+            return ""
+
+    def end(self) -> None:
+        """Nothing is agreed on any more; the scratch goes away."""
+        self.over = True
+        if os.getpid() == self._pid:
+            self.scratch.remove()
+            if self.journal is not None:
+                self.journal.end()
+                self.journal = None
+
+
+class Outward(Feature):
+    """What the features that touch the outside world share; wrappers call `self.effects`."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.effects = run.effects
+        self.rank = run.world.rank
+
+    def setup(self, undo: ExitStack) -> None:
+        """In a trial no effect of ours takes place."""
+        with self.effects.own():
+            tempfile.gettempdir()  # found out once: by all ranks, not by those with a scratch first
+        share(self.effects)
+        trials = self.run.view.trials
+        undo.callback(self.effects.end)
+        self.effects.collector.watch(undo)
+        trials.append(self.effects.trial)
+        undo.callback(trials.remove, self.effects.trial)
+
+    @patch(
+        "torch.utils.data._utils.fetch:_MapDatasetFetcher.fetch",
+        why="ranks fetch different rows: what a data set does there is each rank's own",
+    )
+    def fetch_alone(
+        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Inside, reads and writes are as if we were not there."""
+        if not self.effects.here():
+            return wrapped(*args, **kwargs)
+        self.effects.fetching += 1
+        try:
+            with self.effects.own():
+                return wrapped(*args, **kwargs)
+        finally:
+            self.effects.fetching -= 1

@@ -1,0 +1,110 @@
+"""Files are written once, by rank 0; every rank learns how it went, and reads what was written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import Any, ClassVar
+
+from autoddp.effects.engine import Call, Mode, Outward, stands_for
+from autoddp.effects.open_files import Opened
+from autoddp.effects.readers import READERS, read
+from autoddp.effects.sight import named
+from autoddp.effects.write_calls import Written
+from autoddp.effects.writers import CHECKPOINT, WRITERS
+from autoddp.patching import patch
+
+_WRITES = frozenset("wax+")
+
+
+class Files(Outward):
+    """Rank 0 writes; the others go through the same motions, and learn what became of it."""
+
+    name: ClassVar[str] = "files"
+    without: ClassVar[str] = "every rank writes every file"
+    libraries: ClassVar[bool] = True
+
+    def setup(self, undo: ExitStack) -> None:
+        """Files that are open are muted in a trial, as those opened in it are."""
+        super().setup(undo)
+        self.opened, self.written = Opened(self.effects), Written(self.effects)
+        trials = self.run.view.trials
+        undo.callback(self.opened.end)
+        trials.append(self.opened.muted)
+        undo.callback(trials.remove, self.opened.muted)
+
+    @patch(
+        "torch:save",
+        "torch.serialization:save",
+        why="rank 0 writes the checkpoint, whole or not at all",
+    )
+    def save_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Others pickle too, into nothing: gathering what is held by rows takes all ranks."""
+        return self.written.write(Call(wrapped, args, kwargs), CHECKPOINT)
+
+    @patch(*WRITERS, why="rank 0 writes the file, whole or not at all", optional=True, told=True)
+    def write_once(
+        self, target: str, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Others write too, to their scratch."""
+        return self.written.write(Call(wrapped, args, kwargs), WRITERS[target])
+
+    @patch(
+        "builtins:open",
+        "io:open",
+        "bz2:_builtin_open",
+        "tarfile:bltn_open",
+        why="what the script opens to write is rank 0's file; others read what they wrote",
+        optional=True,
+        hot=True,
+    )
+    def open_once(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Others get a file on their scratch, which holds what they write."""
+        effects, idle, turn = self.effects, self.effects.overlay.idle, self.effects.overlay.turn
+        first = self.rank == 0
+
+        @stands_for(original)
+        def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            writes = not _WRITES.isdisjoint(mode)
+            if type(file) is int and file in effects.handles:
+                return self.opened.adopt(Call(original, (file, mode, *args), kwargs))
+            if (first and not writes) or not isinstance(file, (str, bytes, os.PathLike)):
+                return original(file, mode, *args, **kwargs)
+            if not writes and idle():
+                before, opened = turn(), None
+                with suppress(OSError):  # raised once more below, if nothing has changed
+                    opened = original(file, mode, *args, **kwargs)
+                if opened is not None and turn() == before:
+                    return opened
+                if opened is not None:
+                    opened.close()
+            call = Call(original, (file, mode, *args), kwargs)
+            if not writes:
+                return effects.look(call.plain, lambda: self._read(call))
+            what = effects.touch(file)
+            # tempfile opens a folder so, and by its opener a file in it
+            if what is Mode.PLAIN or (what is Mode.ALONE and call.named.get("opener") is not None):
+                return original(file, mode, *args, **kwargs)
+            return self.opened.open(what, call)
+
+        return open
+
+    @patch(*READERS, why="what a library has written is read where this rank has it", optional=True)
+    def read_own(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """They open by themselves what is at a path."""
+        if not self.effects.reads():
+            return wrapped(*args, **kwargs)
+        call = Call(wrapped, args, kwargs)
+        return self.effects.look(call.plain, lambda: read(call, self.effects.where))
+
+    def _read(self, call: Call) -> Any:
+        """Where this rank finds it."""
+        file = call.named.get("file")
+        at = file if file is None else self.effects.where(file)
+        if at is file:
+            return call.plain()
+        opened = named(lambda: call.changed(file=at), file)
+        raw = getattr(opened, "buffer", opened)
+        getattr(raw, "raw", raw).name = at if file is None else os.fspath(file)
+        return opened

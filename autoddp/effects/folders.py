@@ -1,0 +1,240 @@
+"""Folders and names change once, by rank 0; what the script asks of the disk, rank 0 answers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, ClassVar
+
+from autoddp.effects import paths
+from autoddp.effects.engine import Call, Mode, Outward
+from autoddp.effects.entries import Entry, Listing, facts
+from autoddp.effects.file_server import Made
+from autoddp.effects.unsynced import Alone
+from autoddp.patching import patch
+
+REMOVES = {"remove", "unlink", "rmdir", "removedirs", "rmtree"}
+RENAMES = {"rename", "renames", "replace", "move"}
+MAKES = {"mkdir", "makedirs"}
+CHANGES = {"truncate", "touch"}
+# What these functions call the path that they act on, and the one that they make.
+FROM = ("path", "src", "self", "name", "base_name", "filename")
+TO = ("dst", "extract_dir")
+
+
+class Folders(Outward):
+    """`if not exists: make` branches alike on all ranks, and makes once."""
+
+    name: ClassVar[str] = "folders"
+    without: ClassVar[str] = "every rank makes, moves and removes, and asks its own disk"
+    libraries: ClassVar[bool] = True
+
+    def setup(self, undo: ExitStack) -> None:
+        """What is done without the others goes its own way."""
+        super().setup(undo)
+        self.alone = Alone(self.effects)
+
+    @patch(
+        "os:mkdir",
+        "os:makedirs",
+        "os:remove",
+        "os:unlink",
+        "os:rmdir",
+        "os:removedirs",
+        "os:rename",
+        "os:renames",
+        "os:replace",
+        "os:symlink",
+        "os:link",
+        "os:chmod",
+        "os:truncate",
+        "os:utime",
+        "os:chown",
+        "os:lchown",
+        "os:mkfifo",
+        "os:mknod",
+        "os:setxattr",
+        "os:removexattr",
+        "pathlib:Path.touch",
+        "shutil:rmtree",
+        "shutil:copyfile",
+        "shutil:copy",
+        "shutil:copy2",
+        "shutil:copytree",
+        "shutil:move",
+        "shutil:make_archive",
+        "shutil:unpack_archive",
+        why="what the script makes, moves and removes, it does once: rank 0 does it",
+    )
+    def change_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """All ranks wait for it, and raise what it raised; scratch follows."""
+        if self.effects.mode() is Mode.PLAIN:
+            return wrapped(*args, **kwargs)
+        call = Call(wrapped, args, kwargs)
+        source, target = _first(FROM, call.named), _first(TO, call.named)
+        if source is None:
+            return call.plain()
+        mode = self.effects.touch(paths.whole(source if target is None else target, _folder(call, target)))
+        if mode is Mode.ALONE:
+            return self.alone.change(call)
+        if mode is Mode.PLAIN and call.name.endswith("makedirs"):
+            with self.effects.own():  # a cache's, and what it lies in
+                return call.plain()
+        if mode is Mode.PLAIN or _by_handle(call):
+            return call.plain()
+        return self._agreed(call, source, target) if mode is Mode.AGREED else target
+
+    @patch(
+        "os:stat",
+        "os:lstat",
+        "glob:_StringGlobber.lstat",  # Python 3.13 keeps it by a name of its own
+        optional=True,
+        why="whether a file is there, and how large, the script asks once: rank 0 answers",
+    )
+    def stat_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """`exists`, `isfile`, `getsize` and pathlib's ask this."""
+        call = self._asked(wrapped, args, kwargs)
+        if call is None:
+            return self._found(wrapped, args, kwargs)
+        told = self.effects.answer(call.name, lambda: list(call.plain().__reduce__()[1]))
+        if self.effects.server is not None:
+            self.effects.server.told.add(os.path.abspath(call.named["path"]))
+        return os.stat_result(tuple(told[0]), told[1])
+
+    @patch(
+        "os:access",
+        "os:readlink",
+        "os:listxattr",
+        "os:getxattr",
+        why="what a file is, and who may read it, the script asks once: rank 0 answers",
+    )
+    def ask_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Of extended attributes each rank asks its own disk."""
+        call = self._asked(wrapped, args, kwargs)
+        if call is None or call.name.endswith("xattr"):
+            return self._found(wrapped, args, kwargs)
+        return self.effects.answer(call.name, call.plain)
+
+    @patch("os:listdir", why="what is in a folder, and in which order, the script asks once: rank 0 answers")
+    def list_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """`glob` and `iterdir` ask this, too."""
+        call = self._asked(wrapped, args, kwargs)
+        if call is None:
+            return self._found(wrapped, args, kwargs, self.alone.names)
+        return self.effects.answer(call.name, call.plain)
+
+    @patch("os:chdir", why="a folder that a library made is rank 0's: others enter it when it is there")
+    def enter(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """A folder of this rank's own, where rank 0 makes none of that name."""
+        call = Call(wrapped, args, kwargs)
+        return self.alone.enter(call) if self.effects.reads() else call.plain()
+
+    @patch("os:statvfs", why="how much room there is the script asks once: rank 0 answers")
+    def measure_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """`shutil.disk_usage` asks this."""
+        call = self._asked(wrapped, args, kwargs)
+        if call is None:
+            return wrapped(*args, **kwargs)
+        return os.statvfs_result(tuple(self.effects.answer(call.name, lambda: list(call.plain()))))
+
+    @patch(
+        "os:scandir",
+        "glob:_StringGlobber.scandir",  # Python 3.13 keeps it by a name of its own
+        optional=True,
+        why="what is in a folder, and in which order, the script asks once: rank 0 answers",
+    )
+    def scan_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """`walk` and `glob` ask this."""
+        if wrapped.__module__ == "glob":
+            return wrapped(*args, **kwargs)  # Python 3.14: a function that asks os.scandir
+        call = self._asked(wrapped, args, kwargs)
+        if call is None:
+            return self._found(wrapped, args, kwargs, self.alone.scan)
+        path = os.fspath(call.named.get("path") or ".")
+
+        def scan() -> list[Any]:
+            with call.plain() as entries:
+                return [facts(entry) for entry in entries]
+
+        return Listing(Entry(path, *facts) for facts in self.effects.answer(call.name, scan))
+
+    def _found(
+        self, wrapped: Callable[..., Any], args: Any, kwargs: Any, ask: Callable[[Call], Any] | None = None
+    ) -> Any:
+        """The answer of what this rank finds there; nearly a plain call, where that is what the disk has."""
+        if self.rank == 0:
+            return wrapped(*args, **kwargs)
+        asked = ask or self.alone.ask
+        return self.effects.look(lambda: wrapped(*args, **kwargs), lambda: asked(Call(wrapped, args, kwargs)))
+
+    def _asked(self, wrapped: Callable[..., Any], args: Any, kwargs: Any) -> Call | None:
+        """The call, if it is the user who asks, by a path as text."""
+        if self.effects.users() is not Mode.AGREED:
+            return None
+        call = Call(wrapped, args, kwargs)
+        path = call.named.get("path", ".")
+        textual = isinstance(path, (str, os.PathLike, type(None)))
+        return call if textual and not _by_handle(call) else None
+
+    def _agreed(self, call: Call, source: Any, target: Any) -> Any:
+        effects = self.effects
+        if self.rank == 0:
+            for path in filter(None, (source, target)):
+                effects.agreed(path)
+            return effects.change(call.name, call.plain, told=_told)
+        before = None
+        if effects.scratch.overlay or effects.scratch.changed is not None:
+            with effects.own():
+                before = effects.scratch.entry(source)  # by names as they are before the change
+        told = effects.change(call.name, call.plain)
+        if before is not None:
+            self._follow(call, before, told or target)
+        return target if target is not None and told == os.fspath(target) else told
+
+    def _follow(self, call: Call, source: Any, target: Any) -> None:
+        """Scratch has what the disk has."""
+        scratch, kind = self.effects.scratch, call.name.rpartition(".")[2]
+        with self.effects.own():
+            was, becomes = scratch.entry(source), None if target is None else scratch.entry(target)
+            if kind in RENAMES and becomes is not None:
+                scratch.move(was, becomes)
+            elif kind in REMOVES or kind in CHANGES:
+                scratch.drop(was)
+            elif kind in MAKES:
+                scratch.show(was)
+            elif becomes is not None:
+                scratch.drop(becomes)
+            if self.effects.client is not None:
+                _follow_folders(self.effects.client.made, kind, was, becomes)
+
+
+def _first(names: tuple[str, ...], values: dict[str, Any]) -> Any:
+    """The first of these arguments that is a path."""
+    found = (values[name] for name in names if isinstance(values.get(name), (str, bytes, os.PathLike)))
+    return next(found, None)
+
+
+def _follow_folders(made: Made, kind: str, was: str, becomes: str | None) -> None:
+    """The folders of this node, where it does not share rank 0's."""
+    if kind in MAKES:
+        made.make(was)
+    elif kind in REMOVES:
+        made.remove(was)
+    elif kind in RENAMES and becomes is not None:
+        made.move(was, becomes)
+
+
+def _folder(call: Call, target: Any) -> int | None:
+    """The open folder that the path to change is relative to."""
+    names = ("dir_fd", "src_dir_fd") if target is None else ("dst_dir_fd", "dir_fd")
+    return next((call.named[name] for name in names if call.named.get(name) is not None), None)
+
+
+def _by_handle(call: Call) -> bool:
+    """Whether the path is relative to an open folder, which each rank has for itself."""
+    return any(call.named.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd"))
+
+
+def _told(result: Any) -> Any:
+    return os.fspath(result) if isinstance(result, os.PathLike) else result

@@ -1,0 +1,195 @@
+"""What a server answered, as bytes that travel between ranks, and as the object that asks for it."""
+
+from __future__ import annotations
+
+import email
+import io
+import json
+import sys
+import urllib.request
+from collections.abc import Iterator
+from datetime import timedelta
+from http.client import HTTPMessage, IncompleteRead
+from typing import Any
+from urllib.error import ContentTooShortError
+from urllib.response import addinfourl
+
+from autoddp.comm.outcome import Outcome
+
+LIMIT = 64 << 20  # bytes of a body that are handed to the other ranks
+CHUNK = 1 << 20
+UNKNOWN = -1
+
+
+class Body(io.BytesIO):
+    """What came of a body; whoever reads to its end meets what rank 0 met there."""
+
+    def __init__(self, body: bytes, missing: int, error: BaseException | None) -> None:
+        super().__init__(body)
+        self._missing, self._error = missing, error
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """As much as there is."""
+        part = super().read(size)
+        if size is None or size < 0:
+            if self._missing:
+                raise IncompleteRead(part, None if self._missing == UNKNOWN else self._missing)
+            self._end()
+        elif size and not part:
+            self._end()
+        return part
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        """A line."""
+        line = super().readline(size)
+        if not line:
+            self._end()
+        return line
+
+    def __next__(self) -> bytes:
+        line = self.readline()
+        if not line:
+            raise StopIteration
+        return line
+
+    def _end(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+class Answer(addinfourl):
+    """A response of `urlopen` that was read already."""
+
+    def __init__(self, body: Body, headers: HTTPMessage, url: str, code: int | None, reason: str) -> None:
+        super().__init__(body, headers, url, code)
+        self.reason = self.msg = reason
+        self.length = len(body.getbuffer())
+
+    def getheader(self, name: str, default: str | None = None) -> str | None:
+        """One header."""
+        values = self.headers.get_all(name)
+        return ", ".join(values) if values else default
+
+    def getheaders(self) -> list[tuple[str, str]]:
+        """All headers."""
+        return list(self.headers.items())
+
+
+def read(response: Any) -> bytes:
+    """A response of `urlopen`, read and packed; empty if it is more than `LIMIT`."""
+    body, outcome, expected = bytearray(), Outcome(), getattr(response, "length", None)
+    with response:
+        length = response.headers.get("Content-Length", "")
+        if length.isdecimal() and (len(length) > 18 or int(length) > LIMIT):
+            return b""
+        try:
+            while len(body) <= LIMIT and (part := response.read1(CHUNK)):
+                body += part
+            missing = 0 if expected is None else expected - len(body)
+        except IncompleteRead as error:  # of a body in chunks, which does not tell how much is missing
+            body, missing = body + error.partial, UNKNOWN
+        except OSError as error:  # the script meets it when it reads, with what came before
+            outcome, missing = Outcome(error=error), 0
+        if len(body) > LIMIT:
+            return b""
+        reason = str(getattr(response, "reason", ""))
+        facts = [response.url, response.status, str(response.headers), reason, missing, outcome.to_data()]
+        return pack(facts, bytes(body))
+
+
+def complete(response: Any) -> Any:
+    """A response of `urlopen` of which a library writes part after part to a file.
+
+    Python takes the end of a connection for that of the body there: half a file would pass for a whole.
+    """
+    read = response.read
+
+    def checked(*args: Any) -> Any:
+        part = read(*args)
+        missing = getattr(response, "length", None)
+        if missing and not part and args not in ((), (None,), (0,)):
+            raise ContentTooShortError(
+                f"retrieval incomplete: {missing} bytes of {response.url} are missing", ("", response.headers)
+            )
+        return part
+
+    response.read = checked
+    return response
+
+
+def answer(packed: bytes) -> Answer:
+    """The inverse."""
+    (url, code, headers, reason, missing, end), body = unpack(packed)
+    kept = Body(body, missing, Outcome.from_data(end).error)
+    return Answer(kept, email.message_from_string(headers, _class=HTTPMessage), url, code, reason)
+
+
+def read_requests(response: Any) -> bytes:
+    """A `requests.Response`, packed; empty if it is more than `LIMIT`."""
+    with response:
+        body = b"".join(_up_to(LIMIT, response))
+    if len(body) > LIMIT:
+        return b""
+    return pack([_facts(response), [_facts(before) for before in response.history]], body)
+
+
+def answer_requests(packed: bytes, session: Any = None) -> Any:
+    """The inverse; a session learns its cookies."""
+    (facts, history), body = unpack(packed)
+    made = _rebuilt(facts, body)
+    made.history = [_rebuilt(before, b"") for before in history]
+    for response in (*made.history, made) if session is not None else ():
+        session.cookies.update(response.cookies)
+    return made
+
+
+def _facts(response: Any) -> list[Any]:
+    asked = response.request
+    return [
+        [response.url, response.status_code, response.reason, response.encoding],
+        list(response.headers.items()),
+        [[c.name, c.value, c.domain, c.path] for c in response.cookies],
+        response.elapsed.total_seconds(),
+        [asked.method, asked.url, list(asked.headers.items())],
+    ]
+
+
+def _rebuilt(facts: list[Any], body: bytes) -> Any:
+    requests = sys.modules["requests"]
+    named, headers, cookies, seconds, (method, url, sent) = facts
+    made = requests.models.Response()
+    made.url, made.status_code, made.reason, made.encoding = named
+    made.headers = requests.structures.CaseInsensitiveDict(headers)
+    for name, value, domain, path in cookies:
+        made.cookies.set(name, value, domain=domain, path=path)
+    made.elapsed = timedelta(seconds=seconds)
+    made.request = requests.models.PreparedRequest()
+    made.request.method, made.request.url = method, url
+    made.request.headers = requests.structures.CaseInsensitiveDict(sent)
+    made.raw, made._content, made._content_consumed = io.BytesIO(body), body, True
+    return made
+
+
+def pack(facts: list[Any], body: bytes) -> bytes:
+    """A line of JSON, and the body."""
+    return json.dumps(facts).encode() + b"\n" + body
+
+
+def unpack(packed: bytes) -> tuple[list[Any], bytes]:
+    """The inverse."""
+    line, _, body = packed.partition(b"\n")
+    return json.loads(line), body
+
+
+def name_of(url: Any) -> str:
+    """The address that is asked for."""
+    return url.full_url if isinstance(url, urllib.request.Request) else str(url)
+
+
+def _up_to(limit: int, response: Any) -> Iterator[bytes]:
+    size = 0
+    for chunk in response.iter_content(1 << 20):
+        yield chunk
+        size += len(chunk)
+        if size > limit:
+            return

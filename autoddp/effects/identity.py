@@ -1,0 +1,93 @@
+"""`type(x) is torch.Tensor` is false for a batch: seen in the script's source, and said with its line."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from autoddp.patching import Feature, patch
+from autoddp.report import users_modules
+
+if TYPE_CHECKING:
+    from autoddp.process.run import Run
+
+SAID = (
+    "`is` tells a batch, and what is computed of it, from a torch.Tensor, though it is one; "
+    "write isinstance(x, torch.Tensor) or type(x) == torch.Tensor, or run with --view local"
+)
+
+
+class Identity(Feature):
+    """What no tensor of ours can answer rightly is named before it misleads."""
+
+    name = "identity"
+    without = "nothing is said where the script asks for a tensor's type by `is`"
+    views = ("global",)
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.read: set[str] = set()
+        self.loaded = 0
+
+    def setup(self, undo: ExitStack) -> None:
+        """Once more when an optimizer steps: a script may have no loader."""
+        undo.callback(register_optimizer_step_pre_hook(lambda *_: self.look()).remove)
+
+    @patch(
+        "torch.utils.data:DataLoader.__iter__", why="what misleads a script is said before its first batch"
+    )
+    def look_first(self, wrapped: Any, loader: Any, args: Any, kwargs: Any) -> Any:
+        """Batches are there from now on."""
+        self.look()
+        return wrapped(*args, **kwargs)
+
+    def look(self) -> None:
+        """Read the files of the user's that were loaded since."""
+        if len(sys.modules) == self.loaded or not self.run.view.here():
+            return
+        self.loaded = len(sys.modules)  # looking through them at each step took most of a small one
+        for module in users_modules():
+            file = getattr(module, "__file__", None)
+            if file and file not in self.read:
+                self.read.add(file)
+                for line in identity_checks("".join(linecache.getlines(file))):
+                    self.run.report.say_once("identity", f"{file.rpartition('/')[2]}:{line}", SAID)
+
+
+@functools.cache
+def identity_checks(source: str) -> tuple[int, ...]:
+    """The lines on which a value's type is compared with torch's Tensor by `is`."""
+    if not all(word in source for word in ("Tensor", " is ", "type(")):
+        return ()
+    try:
+        return tuple(_identity_checks(ast.parse(source)))
+    except SyntaxError:
+        return ()  # a notebook's cell with magics; python itself will tell
+
+
+def _identity_checks(tree: ast.AST) -> Iterator[int]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and any(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops):
+            sides = [node.left, *node.comparators]
+            if any(map(_is_type_of, sides)) and any(map(_is_tensor, sides)):
+                yield node.lineno
+
+
+def _is_type_of(node: ast.expr) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "type"
+        and len(node.args) == 1
+    )
+
+
+def _is_tensor(node: ast.expr) -> bool:
+    return "Tensor" in (getattr(node, "attr", ""), getattr(node, "id", ""))

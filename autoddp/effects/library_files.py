@@ -1,0 +1,62 @@
+"""What a package holds open is rank 0's file: HDF5, SQLite, memory maps; others work on copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, ClassVar
+
+from autoddp.effects.engine import Call, Outward
+from autoddp.effects.mirrored import ENDS, MAKERS, Held
+from autoddp.patching import patch
+
+# What `sqlite3.connect`, which is written in C, calls its arguments.
+CONNECT = (
+    *("database", "timeout", "detect_types", "isolation_level", "check_same_thread", "factory"),
+    *("cached_statements", "uri"),
+)
+
+
+class Holders(Outward):
+    """Files that libraries hold open are written once; after `close()` they are complete for all."""
+
+    name: ClassVar[str] = "holders"
+    without: ClassVar[str] = "every rank writes what it holds open as HDF5, SQLite or a memory map"
+
+    def setup(self, undo: ExitStack) -> None:
+        """Nothing is held yet."""
+        super().setup(undo)
+        self.held = Held(self.effects)
+
+    @patch(
+        *MAKERS, why="what it holds open is rank 0's file; others work on copies", optional=True, told=True
+    )
+    def open_once(
+        self, target: str, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Whoever calls."""
+        holder = instance if target.endswith("__init__") else None
+        return self.held.open(Call(wrapped, args, kwargs), MAKERS[target], _site(target), holder)
+
+    @patch(*ENDS, why="what was written is complete for every rank after it", optional=True, told=True)
+    def end_together(
+        self, target: str, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Flushed, or closed."""
+        return self.held.end(Call(wrapped, args, kwargs), _site(target), instance)
+
+    @patch(
+        "sqlite3:connect",
+        "sqlite3.dbapi2:connect",
+        why="one connection writes: rank 0's; others work on copies",
+        optional=True,
+    )
+    def connect_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """A database in memory is each rank's own."""
+        if len(args) > len(CONNECT):
+            return wrapped(*args, **kwargs)  # it words the error
+        return self.held.connect(wrapped, {**dict(zip(CONNECT, args, strict=False)), **kwargs})
+
+
+def _site(target: str) -> str:
+    return target.replace(":", ".").removesuffix(".__init__").removesuffix(".__new__")

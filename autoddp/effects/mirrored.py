@@ -1,0 +1,227 @@
+"""Files that a package's object holds open: rank 0's is the user's, the others' are on scratch."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, unquote
+
+from autoddp.comm.outcome import Outcome
+from autoddp.effects.engine import Call, Effects, Mode
+from autoddp.effects.journal import EMPTIED, FILLED
+from autoddp.effects.mirrored_io import Handle
+from autoddp.effects.open_files import Opened
+from autoddp.effects.write_calls import path_of
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A class, or a function, whose object holds the file that an argument names.
+
+    Attributes:
+        target: Where it is found, as "module:Dotted.path".
+        argument: The argument that names the file.
+        mode: The mode that it opens in unless its argument `mode` says.
+        ends: Its methods after which the file is complete.
+    """
+
+    target: str
+    argument: str
+    mode: str
+    ends: tuple[str, ...] = ()
+
+
+CLASSES = (
+    Holder("h5py:File", "name", "r", ("flush", "close")),
+    Holder("pandas:HDFStore", "path", "a", ("flush", "close")),
+    Holder("pandas:ExcelWriter", "path", "w", ("close",)),
+    Holder("pyarrow.parquet:ParquetWriter", "where", "w", ("close",)),
+    Holder("soundfile:SoundFile", "file", "r", ("flush", "close")),
+    Holder("torch.package:PackageExporter", "f", "w", ("close",)),
+    Holder("matplotlib.backends.backend_pdf:PdfPages", "filename", "w", ("close",)),
+)
+MAPS = (
+    Holder("numpy:memmap.__new__", "filename", "r+"),
+    Holder("numpy.lib.format:open_memmap", "filename", "r+"),
+)
+BESIDE = ("", "-wal", "-journal")  # what SQLite has not yet written into a database lies beside it
+MAKERS = {f"{row.target}.__init__": row for row in CLASSES} | {row.target: row for row in MAPS}
+ENDS = tuple(f"{row.target}.{end}" for row in CLASSES for end in row.ends)
+
+
+class Held:
+    """Opens such files for all ranks, and brings ranks together when one is flushed or closed."""
+
+    def __init__(self, effects: Effects) -> None:
+        self._effects, self._opened = effects, Opened(effects)
+        self._handles: dict[int, tuple[Any, Handle]] = {}
+        self._connections: Counter[str] = Counter()  # that are open, by the database's path
+
+    def open(self, call: Call, row: Holder, site: str, holder: Any = None) -> Any:
+        """The call that opens; it is the holder's own, or returns what holds the file."""
+        effects, path = self._effects, path_of(call.named.get(row.argument))
+        what = effects.touch(path)
+        if path is None or what is Mode.PLAIN:
+            return call.plain()
+        mode = str(call.named.get("mode", row.mode))
+
+        def at(where: str) -> Any:
+            with effects.own():
+                return call.changed(**{row.argument: where, **_without_x(call, mode)})
+
+        if not {"w", "a", "x", "+"} & set(mode):
+            with effects.own():
+                return at(effects.found(path)) if effects.rank else call.plain()
+        if what is Mode.TRIAL:
+            return at(effects.scratch.new(path))
+        made = self._make(site, path, call.plain, at, what, keep=not {"w", "x"} & set(mode), anew=mode == "w")
+        if holder is not None:
+            self._handles[id(holder)] = (
+                weakref.ref(holder),
+                Handle(os.path.abspath(path), what is Mode.AGREED),
+            )
+        return made
+
+    def end(self, call: Call, site: str, holder: Any) -> Any:
+        """A call after which the file is complete, for all ranks."""
+        there, handle = self._handles.get(id(holder), (lambda: None, None))
+        if handle is None or there() is not holder or not self._effects.at_home():
+            return call.plain()
+        if site.endswith("close"):
+            del self._handles[id(holder)]
+        if self._effects.mode() is Mode.AGREED and handle.agreed:
+            return self._opened.meet(site, handle, call.plain)
+        with self._effects.own():
+            return call.plain()
+
+    def connect(self, connect: Callable[..., Any], named: dict[str, Any]) -> Any:
+        """A connection to an SQLite database; the others' are to copies of before this one was made."""
+        effects, given = self._effects, named.get("database")
+        path, query = _database(given, named.get("uri", False))
+        what = effects.touch(path)
+        if path is None or what is Mode.PLAIN:
+            return connect(**named)
+
+        def at(where: str) -> Any:
+            name = f"file:{quote(where)}{query}" if query is not None else where
+            with effects.own():
+                return connect(**{**named, "database": name})
+
+        if "mode=ro" in (query or ""):
+            with effects.own():
+                return at(effects.found(path)) if effects.rank else connect(**named)
+        if what is Mode.TRIAL:
+            return at(effects.scratch.new(path))
+        named["factory"] = self._closing(named.get("factory"), os.path.realpath(path), what is Mode.AGREED)
+        return self._make("sqlite3.connect", path, lambda: connect(**named), at, what, keep=True)
+
+    def _closing(self, factory: Any, path: str, agreed: bool) -> Any:
+        """The class of connection, which brings ranks together when it is closed."""
+        import sqlite3  # not every Python has it
+
+        held, kind = self, factory or sqlite3.Connection
+        if not isinstance(kind, type):
+            return kind
+
+        class Connection(kind):  # type: ignore[misc, valid-type]
+            gone = True
+
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **kwargs)
+                held._connections[path] += 1
+                self.gone = False
+
+            def close(self) -> None:
+                held._close(self, super().close, path, agreed)
+
+            def __del__(self) -> None:
+                held._leave(self, path)
+
+        Connection.__name__, Connection.__qualname__ = kind.__name__, kind.__qualname__
+        Connection.__module__ = kind.__module__
+        return Connection
+
+    def _close(self, connection: Any, close: Callable[[], None], path: str, agreed: bool) -> None:
+        """While another is open, what it works on stays."""
+        effects, first = self._effects, not connection.gone
+        self._leave(connection, path)
+        if not (first and agreed and effects.mode() is Mode.AGREED):
+            close()
+        elif self._connections[path]:
+            if effects.rank:
+                close()
+            effects.answer("sqlite3.close", close)
+        else:
+            self._opened.meet("sqlite3.close", Handle(path, True), close)
+
+    def _leave(self, connection: Any, path: str) -> None:
+        if not connection.gone:
+            connection.gone = True
+            self._connections[path] -= 1
+
+    def _make(
+        self,
+        site: str,
+        path: str,
+        act: Callable[[], Any],
+        at: Callable[[str], Any],
+        what: Mode,
+        keep: bool,
+        anew: bool = False,
+    ) -> Any:
+        """Rank 0 opens the user's file when all are here, the others a copy made before.
+
+        Only of a file that is certain to begin `anew` may the old one be put aside: "x" refuses it.
+        """
+        effects, agreed = self._effects, what is Mode.AGREED
+        if effects.rank == 0:
+            if agreed:
+                return effects.change(site, act, told=lambda made: None)
+            for more in BESIDE:
+                effects.note(path + more, EMPTIED if anew else FILLED, follow=True)
+            with effects.own():
+                return act()
+        prepared = Outcome.of(lambda: self._prepared(path, keep))
+        if agreed:
+            effects.change(site, act)
+        real, copy = prepared.unwrap()
+        with effects.own():
+            made = at(copy)
+        if agreed:
+            effects.scratch.show(real)
+            effects.scratch.lay(real, copy)
+        else:
+            effects.overlay.lay(real, copy)
+        return made
+
+    def _prepared(self, path: str, keep: bool) -> tuple[str, str]:
+        """As for any file; what a database has not yet written into its own file comes along."""
+        effects = self._effects
+        real, copy = self._opened.prepared(path, keep)
+        for more in BESIDE[1:]:
+            if keep and not effects.overlay.own(effects.overlay.find(real + more)):
+                effects.overlay.bring(real + more, copy + more)
+        return real, copy
+
+
+def _without_x(call: Call, mode: str) -> dict[str, str]:
+    """What must not exist on rank 0 may exist on scratch; h5py calls it "w-", too."""
+    if "mode" not in call.named or not ("x" in mode or mode == "w-"):
+        return {}
+    return {"mode": mode.replace("x", "w").replace("-", "")}
+
+
+def _database(given: Any, uri: Any) -> tuple[str | None, str | None]:
+    """The path of a database on the disk, and what a URI asks for beside it."""
+    if not isinstance(given, (str, bytes, os.PathLike)):
+        return None, None
+    path, query = os.fsdecode(given), None
+    if uri and path.startswith("file:"):
+        path, mark, query = path.removeprefix("file:").partition("?")
+        path, query = unquote(path.removeprefix("//")), mark + query
+    in_memory = path in ("", ":memory:") or "mode=memory" in (query or "")
+    return (None if in_memory else path), query

@@ -1,0 +1,146 @@
+"""The layers of a file that the script holds open for writing; a keeper sees what becomes of them.
+
+They are Python's own but for three things: a failing write, `flush()` and `close()` are its keeper's.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from autoddp.effects.deferred_errors import Loss
+
+
+@dataclass
+class Handle:
+    """What stands behind a descriptor that the script has opened by `os.open`."""
+
+    path: str
+    agreed: bool = False
+    loss: Loss | None = None
+
+
+class Keeper(Protocol):
+    """Who decides what becomes of a file's failures and meetings."""
+
+    def failed(self, raw: Raw, error: OSError) -> None:
+        """A write failed; raise the error, or go on without what was to be written."""
+
+    def flush(self, file: Any, flush: Callable[[], None]) -> None:
+        """Somebody flushes."""
+
+    def close(self, file: Any, close: Callable[[], None]) -> None:
+        """Somebody closes."""
+
+
+class Raw(io.FileIO):
+    """What writes to the disk; C code that holds on to a file's methods comes by here, too."""
+
+    keeper: Keeper
+    path = ""  # the user's
+    agreed = False  # whether all ranks have opened it together
+    muted = False
+    loss: Loss | None = None
+
+    def write(self, data: Any, /) -> int:
+        """All of it, or to nothing: on a disk that fills up ranks would write different parts."""
+        if self.muted:
+            return memoryview(data).nbytes
+        try:
+            return whole(super().write, data)
+        except OSError as error:
+            self.keeper.failed(self, error)
+            return memoryview(data).nbytes
+
+
+def whole(write: Callable[[Any], int], data: Any) -> int:
+    """Write on until all is written, or nothing more can be at present."""
+    done = write(data)
+    while done and done < memoryview(data).nbytes:
+        more = write(memoryview(data).cast("B")[done:])
+        if not more:
+            break
+        done += more
+    return done
+
+
+class Held:
+    """The outermost layer, the one that the script holds."""
+
+    bottom: Raw
+    _name = ""
+
+    def flush(self) -> None:
+        """As ever, but that the keeper does it."""
+        top: Any = super()
+        if self.closed:  # type: ignore[attr-defined]
+            top.flush()  # words the error
+        else:
+            self.bottom.keeper.flush(self, top.flush)
+
+    def close(self) -> None:
+        """As ever, but that the keeper does it."""
+        top: Any = super()
+        if self.closed:  # type: ignore[attr-defined]
+            top.close()
+        else:
+            self.bottom.keeper.close(self, top.close)
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace(f"<{type(self).__name__} ", f"<{self._name} ")
+
+
+class Text(Held, io.TextIOWrapper):
+    """A text file."""
+
+
+class Writer(Held, io.BufferedWriter):
+    """A binary file."""
+
+    _name = "_io.BufferedWriter"
+
+
+class Random(Held, io.BufferedRandom):
+    """A binary file that is read, too."""
+
+    _name = "_io.BufferedRandom"
+
+
+class Bare(Held, Raw):
+    """A binary file without a buffer."""
+
+    @property
+    def bottom(self) -> Raw:  # type: ignore[override]
+        """Itself: one that held itself would not be closed by its end."""
+        return self
+
+
+def rebuilt(plain: Any, named: dict[str, Any], keeper: Keeper, agreed: bool) -> Any:
+    """The open file `plain` again, in our layers; `named` are the arguments of its `open`."""
+    mode, size = named["mode"], named.get("buffering", -1)
+    letters = "".join(sorted(set(mode) & set("rwxa+"), reverse=True))
+    bottom = getattr(plain, "buffer", plain)
+    bottom = getattr(bottom, "raw", bottom)
+    given = isinstance(named["file"], int)  # its number is known to the script
+    number = named["file"] if given else os.dup(bottom.fileno())
+    raw = (Bare if size == 0 else Raw)(number, letters, not given or named.get("closefd", True))
+    plain_text = plain if isinstance(plain, io.TextIOWrapper) else None
+    name = named["file"] if given else os.fspath(named["file"])
+    raw.name, raw.keeper, raw.agreed = name, keeper, agreed
+    raw.path = "" if given else os.path.abspath(os.fsdecode(named["file"]))
+    size = size if size > 1 else max(bottom._blksize, io.DEFAULT_BUFFER_SIZE)
+    file: Any = raw
+    if plain_text is not None:
+        buffer = (io.BufferedRandom if "+" in mode else io.BufferedWriter)(raw, size)
+        file = Text(buffer, plain.encoding, plain.errors, named.get("newline"), plain.line_buffering)
+        file.mode = mode
+    elif not isinstance(raw, Bare):
+        file = (Random if "+" in mode else Writer)(raw, size)
+    if file is not raw:
+        file.bottom = raw
+    plain.close()
+    return file

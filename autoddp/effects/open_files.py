@@ -1,0 +1,269 @@
+"""Files that the script holds open for writing: rank 0's for real, the others' on scratch."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import posix
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from autoddp.comm.outcome import Outcome
+from autoddp.effects import paths
+from autoddp.effects.engine import Call, Effects, Mode
+from autoddp.effects.journal import EMPTIED, FILLED, GROWN
+from autoddp.effects.mirrored_io import Handle, Raw, rebuilt
+from autoddp.effects.sight import error as absent
+from autoddp.effects.sight import named
+from autoddp.errors import ScratchFailed
+
+
+class Opened:
+    """Opens such files, and brings ranks together when one is flushed or closed.
+
+    After a file was closed by the script, it is complete for every rank and whatever reads it; what
+    failed on rank 0 was raised by then, on all.
+    """
+
+    def __init__(self, effects: Effects) -> None:
+        self._effects = effects
+        self._files: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def open(self, mode: Mode, call: Call) -> Any:
+        """The file for a call of `open` that writes."""
+        effects, agreed = self._effects, mode is Mode.AGREED
+        if not (agreed or call.named):
+            return call.plain()  # words what is wrong with its arguments
+        if mode is Mode.TRIAL:
+            return call.changed(file=os.devnull, mode=call.named["mode"].replace("x", "w"))
+        if effects.rank == 0:
+            if not agreed:
+                letters = set(call.named["mode"])
+                self.noted(call.named["file"], letters, safe="w" not in letters or self._opens(call))
+            plain = effects.change("open", call.plain) if agreed else call.plain()
+            with effects.own():
+                return self._kept(plain, call, agreed)
+        if not agreed:
+            return self._open_alone(call)
+        letters = set(call.named.get("mode", "w"))
+        prepared = Outcome.of(lambda: self.prepared(call.named["file"], not letters & set("wx")))
+        effects.change("open", call.plain)
+        path, at = prepared.unwrap()
+        effects.scratch.show(path)
+        with effects.own():
+            file = self._kept(call.changed(file=at, mode=call.named["mode"].replace("x", "w")), call, agreed)
+            effects.scratch.lay(path, at)
+        return file
+
+    def _open_alone(self, call: Call) -> Any:
+        """The file of another rank, which it has to itself."""
+        file, mode = call.named["file"], call.named["mode"]
+        at = named(lambda: self.alone(file, set(mode)), file)
+        try:
+            with self._effects.own():
+                plain = named(lambda: call.changed(file=at, mode=mode.replace("x", "w")), file)
+                return self._kept(plain, call, False)
+        except (ValueError, TypeError):  # no such mode: there is no file
+            self._effects.overlay.forget(file)
+            raise
+
+    def _opens(self, call: Call) -> bool:
+        """Whether it will not raise once the file is another one, which is still empty."""
+        path = paths.real(call.named["file"], True)
+        try:
+            with self._effects.own():
+                call.changed(file=os.devnull).close()
+        except (ValueError, TypeError, LookupError):
+            return False
+        return posix.access(path, os.W_OK)
+
+    def alone(self, file: Any, letters: set[str]) -> str:
+        """Where another rank writes what no other waits for."""
+        effects = self._effects
+        effects.reads()  # and so is up to date
+        if "r" in letters and not effects.overlay.find(file).there:
+            raise absent(errno.ENOENT, file)
+        return effects.overlay.to_write(file, keep=not letters & set("wx"), new="x" in letters)
+
+    def noted(self, file: Any, letters: set[str], safe: bool = True) -> None:
+        """Rank 0 is about to write there without the others; if that is `safe`, to an empty file anew."""
+        if "x" in letters:
+            if paths.seen(paths.real(file, False), follow=False) is None:  # else it raises
+                self._effects.note(file)
+            return
+        how = EMPTIED if safe else FILLED
+        if "w" not in letters:
+            how = FILLED if "+" in letters else GROWN
+        self._effects.note(file, how, follow=True)
+
+    def adopt(self, call: Call) -> Any:
+        """The file for an `open` of a descriptor that ranks have opened together, and now is the file's."""
+        effects, number = self._effects, call.named["file"]
+        if not effects.at_home():
+            return call.plain()
+        plain = call.changed(closefd=False)  # words what is wrong with its arguments
+        if not plain.writable():
+            return call.plain()
+        handle = effects.handles[number]
+        if call.named.get("closefd", True):
+            del effects.handles[number]
+        with effects.own():
+            file = rebuilt(plain, call.named, self, handle.agreed)
+        file.bottom.path, file.bottom.loss = handle.path, handle.loss
+        self._files.add(file)
+        return file
+
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        """What is written to the files that are open leaves no trace, whoever holds a method of theirs."""
+        with ExitStack() as undo:
+            for file in list(self._files):
+                if not file.closed:
+                    undo.enter_context(self._muted(file))
+            yield
+
+    def end(self) -> None:
+        """What is open still is complete at the script's end; python would close it."""
+        with self._effects.own():
+            for file in list(self._files):
+                if not file.closed:
+                    self._quietly(file.bottom, file.flush)
+        self._effects.losses.end()
+
+    # ---- a keeper's part
+
+    def failed(self, raw: Raw | Handle, error: OSError) -> None:
+        """Rank 0 goes on, since the others do; there is no way on without scratch."""
+        effects = self._effects
+        if not effects.at_home():
+            raise error
+        if effects.rank:
+            raise ScratchFailed(
+                f"rank {effects.rank} cannot keep its copy of {raw.path}: {error.strerror}; "
+                "set TMPDIR to a folder with more room"
+            ) from error
+        if not raw.agreed:
+            raise error
+        raw.loss = raw.loss or effects.losses.note(raw.path, error)
+
+    def flush(self, file: Any, flush: Callable[[], None]) -> None:
+        """The script's own flush tells all ranks how it went."""
+        raw, mode = file.bottom, self._effects.users()
+        if mode is Mode.AGREED and raw.agreed and not _by_logging():
+            self.meet("flush", raw, flush)
+            return
+        with self._effects.own():
+            flush()
+        if mode in (Mode.AGREED, Mode.ALONE):
+            self.settle(raw)  # logging prints errors and goes on; a thread ends by itself
+
+    def close(self, file: Any, close: Callable[[], None]) -> None:
+        """Unless nobody asked for it, all ranks wait until rank 0 has closed."""
+        raw, mode = file.bottom, self._effects.mode()
+        if file._finalizing:
+            with self._effects.own():
+                self._quietly(raw, close)
+        elif mode is Mode.AGREED and raw.agreed:
+            self.meet("close", raw, close)
+        else:
+            with self._effects.own():
+                close()
+            if mode is Mode.ALONE:
+                self.settle(raw)
+
+    # ----
+
+    def _kept(self, plain: Any, call: Call, agreed: bool) -> Any:
+        file = rebuilt(plain, call.named, self, agreed)
+        self._files.add(file)
+        return file
+
+    def prepared(self, file: Any, keep: bool) -> tuple[str, str]:
+        """The file's one name, and its copy on scratch, made before rank 0 touches it."""
+        effects = self._effects
+        effects.reads()
+        scratch, found = effects.scratch, effects.overlay.find(file)
+        if found.there and effects.overlay.own(found):
+            return found.name, found.at
+        at = scratch.new(found.name)
+        if keep and effects.client is not None and found.at == found.name:
+            there = effects.found(found.name)
+            if paths.is_file(there):
+                paths.copy(there, at)
+        elif keep:
+            effects.overlay.bring(found.name, at)
+        return found.name, at
+
+    def meet(self, what: str, raw: Raw | Handle, act: Callable[[], None]) -> None:
+        """All ranks do it to their files; they learn what became of rank 0's."""
+        effects = self._effects
+        if effects.rank:
+            with effects.own():
+                act()
+
+        def real() -> list[int] | None:
+            act()
+            self.settle(raw)
+            return _facts(raw.path)
+
+        facts = effects.answer(what, real)
+        if what.endswith("close"):
+            with effects.own():
+                self._compare(raw.path, facts)
+
+    def settle(self, raw: Raw | Handle) -> None:
+        """Raise what a write of this file failed with."""
+        loss, raw.loss = raw.loss, None
+        if loss is not None:
+            self._effects.losses.settle(loss)
+
+    def _quietly(self, raw: Raw, act: Callable[[], None]) -> None:
+        """Python would drop what this raises; here it is owed to the script."""
+        try:
+            act()
+        except OSError as error:
+            if self._effects.rank == 0:
+                raw.loss = raw.loss or self._effects.losses.note(raw.path, error)
+
+    def _compare(self, path: str, facts: list[int] | None) -> None:
+        """On another rank: where the real file is here, it is the same for all readers."""
+        scratch = self._effects.scratch
+        here = self._effects.client is not None or facts == _facts(path)  # or handed over when it is read
+        if self._effects.rank and facts is not None and here:
+            scratch.drop(scratch.key(path))
+
+    @contextmanager
+    def _muted(self, file: Any) -> Iterator[None]:
+        raw, own = file.bottom, self._effects.own
+        buffer = getattr(file, "buffer", file)
+        with own():
+            file.flush()
+            at = buffer.tell() if buffer.seekable() else None
+        raw.muted = True
+        try:
+            yield
+        finally:
+            with own():
+                if not file.closed:
+                    file.flush()
+                    if at is not None:
+                        buffer.seek(at)
+            raw.muted = False
+
+
+def _by_logging() -> bool:
+    """Whether a handler flushes, as it does after every record; it prints errors, and goes on."""
+    return sys._getframe(3).f_code.co_filename == logging.__file__
+
+
+def _facts(path: str) -> list[int] | None:
+    """By what two ranks see that they see one file."""
+    try:
+        there = os.stat(path)
+    except OSError:
+        return None  # it was removed or renamed while it was open
+    return [there.st_size, there.st_mtime_ns]

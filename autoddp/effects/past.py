@@ -1,0 +1,228 @@
+"""What a rank above 0 reads in rank 0's journal: where what was there before is now."""
+
+from __future__ import annotations
+
+import json
+import os
+import posix
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from autoddp.comm.place import HERE
+from autoddp.effects import paths
+from autoddp.effects.journal import (
+    ABSENT,
+    APART,
+    CUT,
+    FIRST,
+    LASTING,
+    LENGTH,
+    LINK,
+    LIVE,
+    MOVED,
+    MOVING,
+    NUMBER,
+    TAKEN,
+    TREE,
+    TURN,
+    Board,
+    Journal,
+)
+from autoddp.effects.topology import nodes
+
+if TYPE_CHECKING:
+    from autoddp.effects.engine import Effects
+
+
+TICK = 1e-4  # seconds
+
+
+class Before:
+    """The world as it was for one process at the point to which this rank has come."""
+
+    def __init__(self, board: Board, rank: int, room: Callable[[str], str]) -> None:
+        self._board, self._word, self._room = board, FIRST + rank, room
+        self._turn, self._file = 0, 0
+        self._read = {False: 0, True: 0}  # bytes: of what is forgotten some day, and of what never is
+        self._records: dict[int, Any] = {}  # by their serial numbers
+        self._index: dict[str, list[int]] = {}
+        self._made: dict[str, str] = {}
+        self.number = 0
+        self._lock, self._pid = threading.RLock(), posix.getpid()  # threads read, too
+
+    def idle(self) -> bool:
+        """Whether rank 0 has changed nothing that others might not see."""
+        return self._board.words[LIVE] == 0
+
+    def come(self, number: int) -> None:
+        """This rank has come through so many effects."""
+        self._board.words[self._word] = self.number = number
+
+    def turn(self) -> int:
+        """Another number after each record."""
+        return self._board.words[TURN]
+
+    def mine(self) -> threading.RLock:
+        """What one thread at a time looks in."""
+        if self._pid != posix.getpid():  # a process forked from this rank, perhaps while a thread looked
+            self._pid, self._lock = posix.getpid(), threading.RLock()
+            self._turn = self._file = -1
+        return self._lock
+
+    def refresh(self) -> int:
+        """Read what is new; the number of this turn."""
+        words = self._board.words
+        while words[TURN] != self._turn or words[MOVING]:
+            if words[MOVING]:  # rank 0 renames something: a few microseconds
+                time.sleep(TICK)
+                continue
+            turn, number, length = words[TURN], words[NUMBER], words[LENGTH]
+            try:
+                if number != self._file:
+                    self._begin(number)
+                self._more(number, length)
+                self._more(0, words[LASTING])
+            except FileNotFoundError:
+                if words[NUMBER] == number:  # rank 0 has ended
+                    self._turn = turn
+                continue
+            self._turn = turn
+        return self._turn
+
+    def _begin(self, number: int) -> None:
+        """A new file holds what is left of the old one."""
+        self._records = {serial: record for serial, record in self._records.items() if record[0] == APART}
+        self._index.clear()
+        for serial, record in self._records.items():
+            self._index.setdefault(record[1], []).append(serial)
+        self._made.clear()
+        self._file, self._read[False] = number, 0
+
+    def _more(self, number: int, length: int) -> None:
+        read, lasts = self._read, number == 0
+        if length <= read[lasts]:
+            return
+        handle = posix.open(self._board.path(number), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = posix.pread(handle, length - read[lasts], read[lasts])
+        finally:
+            posix.close(handle)
+        read[lasts] += len(data)
+        for line in data.splitlines():
+            record = json.loads(line)
+            self._index.setdefault(record[1], []).append(record[4])
+            self._records[record[4]] = record
+
+    def agreed(self, path: str) -> None:
+        """The script itself has changed `path`, on all ranks: what rank 0's threads made there is for all."""
+        if self.idle():
+            return
+        with self.mine():
+            self.refresh()
+            above = set(paths.above(path))
+            for serial, (number, name, *_) in list(self._records.items()):
+                if number == APART and (name == path or name in above or name.startswith(path + "/")):
+                    del self._records[serial]
+                    self._index[name].remove(serial)
+
+    def resolve(self, path: str, since: int = 0) -> str:
+        """Where what was at `path` is: there, elsewhere, or nowhere."""
+        first = self._first(path, since)
+        if first is None:
+            return path
+        _, top, kind, value, _ = self._records[first]
+        rest = path[len(top) :]
+        if kind == MOVED:
+            return self.resolve(value + rest, first + 1)
+        if kind == TREE:
+            return self._in_tree(first, value, rest)
+        if rest or kind == ABSENT:
+            return ""
+        if kind == CUT:
+            return self._view(first, path, lambda at: self._cut(path, at, value, first))
+        if kind == LINK:
+            return self._view(first, path, lambda at: posix.symlink(value, at))
+        return str(value)
+
+    def names(self, folder: str) -> Iterator[tuple[str, bool]]:
+        """Of entries of a folder that rank 0 has changed: whether they were there."""
+        for path in list(self._index):
+            if os.path.dirname(path) == folder and self._first(path, 0) is not None:
+                yield os.path.basename(path), bool(self.resolve(path))
+
+    def taken(self, path: str) -> bool:
+        """Whether a thread of rank 0's has removed or renamed it."""
+        names = (path, *paths.above(path))
+        return any(self._records[at][2] == TAKEN for name in names for at in self._index.get(name, ()))
+
+    def _first(self, path: str, since: int) -> int | None:
+        found = (
+            at
+            for top in (path, *paths.above(path))
+            for at in self._index.get(top, ())
+            if at >= since and self._records[at][0] >= self.number and self._records[at][2] != TAKEN
+        )
+        return min(found, default=None)
+
+    def _in_tree(self, record: int, tree: dict[str, Any], rest: str) -> str:
+        kind: str = TREE
+        value: Any = tree
+        for name in filter(None, rest.split("/")):
+            if kind != TREE or name not in value:
+                return ""
+            kind, value = value[name]
+        if kind == TREE:
+            names = value
+            return self._view(record, rest, lambda at: _shell(at, names))
+        if kind == LINK:
+            return self._view(record, rest, lambda at: posix.symlink(value, at))
+        return str(value or "")
+
+    def _cut(self, path: str, at: str, size: int, record: int) -> None:
+        paths.copy(self.resolve(path, record + 1), at, size)
+
+    def _view(self, record: int, path: str, make: Callable[[str], None]) -> str:
+        """What is made once to be looked at, of one record."""
+        key = f"{record} {path}"
+        if key not in self._made:
+            at = self._room(path)
+            make(at)
+            self._made[key] = at
+        return self._made[key]
+
+
+def _shell(at: str, names: dict[str, Any]) -> None:
+    """A folder as it was, for who lists it; what was in its files is found by their names."""
+    posix.mkdir(at, 0o700)
+    for name, (kind, value) in names.items():
+        if kind == TREE:
+            posix.mkdir(f"{at}/{name}")
+        elif kind == LINK:
+            posix.symlink(value, f"{at}/{name}")
+        else:
+            posix.close(posix.open(f"{at}/{name}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC))
+
+
+def share(effects: Effects) -> None:
+    """Rank 0 begins a journal, which the ranks of its node read; all ranks ask, once."""
+    if not effects.exchange or effects.begun:
+        return
+    effects.begun = True
+    group, placed = effects.group, nodes(effects)
+
+    def make() -> str:
+        folder = paths.fresh(HERE.private or tempfile.gettempdir())
+        effects.journal = Journal(Board(folder, group.size, make=True), placed.count(0))
+        return folder
+
+    with effects.own():
+        folder = group.effect("the journal", make)
+        if group.rank and placed[group.rank] == 0:
+            with suppress(FileNotFoundError):  # rank 0 has come to its end already
+                board = Board(folder, group.size, make=False)
+                effects.overlay.before = Before(board, group.rank, effects.scratch.new)
+                effects.overlay.before.come(group.passed)

@@ -1,0 +1,186 @@
+"""Processes that the script forks, becomes, waits for and signals are one for all ranks: rank 0's."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing.process
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, ClassVar
+
+from autoddp.comm.outcome import Outcome
+from autoddp.effects.engine import Mode, Outward, stands_for
+from autoddp.effects.running_programs import for_asyncio, plain_world, see
+from autoddp.effects.unhurried import Told
+from autoddp.patching import patch
+from autoddp.report import is_users, users_line
+
+PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Processes(Outward):
+    """The process that the script runs in has rank 0's number, and rank 0's children."""
+
+    name: ClassVar[str] = "processes"
+    without: ClassVar[str] = "every rank forks and sends signals by itself, and has a number of its own"
+    views: ClassVar[tuple[str, ...]] = ("global",)
+
+    def setup(self, undo: ExitStack) -> None:
+        """Rank 0 tells its number once."""
+        super().setup(undo)
+        self.told = Told(self.effects, self.name)
+        self.numbers = self.run.group.effect("the process", lambda: [os.getpid(), os.getppid()])
+        self._kept = ExitStack()
+
+    @patch("os:getpid", "os:getppid", why="the script's process has one number: rank 0's", hot=True)
+    def number(self, original: Callable[[], int]) -> Callable[[], int]:
+        """No rank is asked; in a forked child, its own."""
+        here, users, frame = self.effects.at_home, is_users, sys._getframe
+        told = self.numbers[original.__name__ == "getppid"]
+
+        @stands_for(original)
+        def number() -> int:
+            return told if users(frame(1).f_code.co_filename) and here() else original()
+
+        return number
+
+    @patch("os:fork", why="a child that the script forks is one: rank 0's")
+    def fork_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Others are told its number, and never are the child. `os.spawn*` are made of this."""
+        mode = self._mode()
+        if mode is Mode.PLAIN:
+            return wrapped(*args, **kwargs)
+        if mode is Mode.AGREED:
+            self.effects.change("os.fork", _nothing)
+        forked = Outcome(value=0)
+        if self.rank == 0 and mode is not Mode.TRIAL:
+            forked = Outcome.of(wrapped)
+            if forked.value == 0:
+                self._be_a_child()
+                return 0
+        return self.told.tell(mode, "os.fork", f"os.fork/{users_line()}", forked.unwrap)
+
+    @patch("os:forkpty", why="a child with a terminal of its own is each rank's, which is said")
+    def fork_on_each(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Its terminal is read by a descriptor; `pty.spawn` is made of this."""
+        if self._mode() is not Mode.PLAIN:
+            what = "a child with a terminal of its own is forked by every rank (os.fork forks one for all)"
+            self.run.report.doubt("processes", users_line(), what)
+        return wrapped(*args, **kwargs)
+
+    @patch(
+        "os:waitpid",
+        "os:wait",
+        "os:wait3",
+        "os:wait4",
+        "os:waitid",
+        why="how a child of the script ended, rank 0 tells",
+    )
+    def wait_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Of children that multiprocessing started, each rank has its own."""
+        mode = self._mode()
+        if mode is Mode.PLAIN or _own_child(args):
+            return wrapped(*args, **kwargs)
+        name = f"os.{wrapped.__name__}"
+        told = self.told.tell(mode, name, f"{name}{args}", lambda: _listed(wrapped(*args, **kwargs)))
+        see(self.effects)
+        return _made(wrapped.__name__, told)
+
+    @patch("os:kill", "os:killpg", why="a signal is sent once, by rank 0")
+    def signal_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """To children that multiprocessing started, each rank sends its own."""
+        mode = self._mode()
+        if mode is Mode.PLAIN or _own_child(args):
+            return wrapped(*args, **kwargs)
+        if mode is Mode.AGREED:
+            return self.effects.change(f"os.{wrapped.__name__}", lambda: wrapped(*args, **kwargs))
+        return wrapped(*args, **kwargs) if self.rank == 0 and mode is Mode.ALONE else None
+
+    @patch("os:getpgid", "os:getsid", why="about a process that is rank 0's, rank 0 tells")
+    def ask_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Its group, to signal it."""
+        if self._mode() is not Mode.AGREED or _own_child(args):
+            return wrapped(*args, **kwargs)
+        return self.effects.answer(f"os.{wrapped.__name__}", lambda: wrapped(*args, **kwargs))
+
+    @patch("os:execv", "os:execve", why="rank 0 becomes the other program; the other ranks end")
+    def become(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Rank 0 stays to hand its exit code to the launcher; nothing of the script happens any more."""
+        mode = self._mode()
+        if mode is not Mode.AGREED:
+            with plain_world():
+                return wrapped(*args, **kwargs)
+        process = self.effects.change(f"os.{wrapped.__name__}", lambda: _started(*args, **kwargs), told=bool)
+        for enter in self.run.view.trials:  # neither `finally` nor `atexit` would see it in one process
+            self._kept.enter_context(enter())
+        raise SystemExit(_code(process) if self.rank == 0 else 0)
+
+    def _mode(self) -> Mode:
+        """PLAIN in a forked child, whose children are its own, and for asyncio, whose are each rank's."""
+        return self.effects.users() if self.effects.at_home() and not for_asyncio() else Mode.PLAIN
+
+    def _be_a_child(self) -> None:
+        """As one process's child: all it does is plain, and so is its environment."""
+        self.effects.end()
+        self._kept.enter_context(plain_world())
+        signal.set_wakeup_fd(-1)  # that is how rank 0 tells the launcher of its own signals
+
+
+def _nothing() -> None:
+    """All ranks are here."""
+
+
+def _own_child(args: tuple[Any, ...]) -> bool:
+    children: set[Any] = multiprocessing.process._children  # type: ignore[attr-defined]
+    return bool(args) and any(child._popen is not None and child._popen.pid == args[0] for child in children)
+
+
+def _listed(result: Any) -> Any:
+    """As JSON can carry it."""
+    if result is None:
+        return None
+    return [list(part) if isinstance(part, resource.struct_rusage) else part for part in result]
+
+
+def _made(name: str, told: Any) -> Any:
+    """The inverse."""
+    if told is None:
+        return None
+    if name == "waitid":
+        return os.waitid_result(told)
+    if name in ("wait3", "wait4"):
+        told[2] = resource.struct_rusage(told[2])
+    return tuple(told)
+
+
+def _started(path: Any, args: Any, env: Any = None) -> Any:
+    """The program that rank 0 becomes, which ends with it."""
+    path = os.fsdecode(path)
+    prctl = ctypes.CDLL(None).prctl
+    try:
+        with plain_world():
+            return subprocess.Popen(
+                list(args),
+                executable=path if "/" in path else f"./{path}",
+                env=env,
+                close_fds=False,
+                restore_signals=False,
+                preexec_fn=lambda: prctl(1, signal.SIGKILL),
+            )
+    except OSError as error:
+        raise OSError(error.errno, error.strerror) from None  # exec names no file
+
+
+def _code(process: Any) -> int:
+    """Its exit code, as a shell tells it."""
+    for number in PASSED_ON:
+        signal.signal(number, lambda number, frame: process.send_signal(number))
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)  # the terminal sends them to the program, too
+    code = int(process.wait())
+    return code if code >= 0 else 128 - code

@@ -1,0 +1,158 @@
+"""Programs that rank 0 runs for all; the other ranks hold a `Popen` that has no process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from autoddp.comm.place import HERE
+from autoddp.comm.world import as_found, without
+from autoddp.effects.engine import Call, Effects, Mode
+from autoddp.effects.pipes import BytesEnd, End, TextEnd
+from autoddp.effects.unhurried import Told, carried, taken
+from autoddp.report import is_users, users_line
+
+ASYNCIO = os.path.dirname(asyncio.__file__) + "/"
+STREAMS = ("stdin", "stdout", "stderr")
+
+
+class Programs:
+    """What rank 0 started, and what it said."""
+
+    def __init__(self, effects: Effects) -> None:
+        self.effects, self.told = effects, Told(effects, "programs")
+        self._known: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._count = 0
+
+    def has(self, process: Any) -> bool:
+        """Whether it is one process for all ranks."""
+        return process in self._known
+
+    def start(self, mode: Mode, process: Any, call: Call) -> None:
+        """`Popen.__init__`, once all ranks are here."""
+        name = self._name(mode, repr(call.named.get("args")))
+
+        def act() -> list[Any]:
+            env = call.named.get("env")
+            with plain_world():
+                call.plain() if env is None else call.changed(env=without(env, HERE.given))
+            return [process.pid, process.encoding, bool(process.text_mode)]
+
+        if mode is Mode.AGREED:
+            told = self.effects.change("subprocess.Popen", act, told=list)
+        else:
+            told = self.told.tell(mode, "subprocess.Popen", name, act, wait=False)
+        if self.effects.rank:
+            _describe(process, call.named, *told)
+        self._share_pipes(process, call.named, name)
+        self._known[process] = name
+
+    def ask(self, process: Any, what: str, act: Callable[[], Any]) -> Any:
+        """What rank 0's process answers; whether it has ended, all learn at once."""
+        mode = self.told.mode()
+        if mode is Mode.PLAIN and self.effects.rank and what in ("poll", "wait"):
+            return process.returncode
+
+        def asked() -> list[Any]:
+            try:
+                value, late = act(), None
+            except subprocess.TimeoutExpired as error:
+                value, late = [error.output, error.stderr], error.timeout
+            pair = [carried(x) for x in value] if isinstance(value, (tuple, list)) else value
+            return [process.returncode, _closed(process), pair, late]
+
+        told = self.told.tell(mode, f"Popen.{what}", f"{self._known[process]}/{what}", asked)
+        code, closed, value, late = told
+        process.returncode = code
+        for stream in closed if self.effects.rank else ():
+            getattr(process, stream).shut()
+        if code is not None:
+            see(self.effects)
+        if not isinstance(value, list):
+            return value
+        out, err = map(taken, value)
+        if late is not None:
+            raise subprocess.TimeoutExpired(process.args, late, output=out, stderr=err)
+        return out, err
+
+    def run(self, mode: Mode, what: str, asked: str, act: Callable[[], Any]) -> Any:
+        """A function that starts a program, once all ranks are here."""
+
+        def plain() -> Any:
+            with plain_world():
+                return act()
+
+        answer = self.told.tell(mode, what, self._name(mode, what + asked), plain, meet=True, wait=False)
+        see(self.effects)
+        return answer
+
+    def _name(self, mode: Mode, asked: str) -> str:
+        """Threads come in any order: the line and what is asked for tell which is which."""
+        if mode is Mode.ALONE:
+            return f"{users_line(2)}/{hashlib.sha1(asked.encode(errors='replace')).hexdigest()}"
+        self._count += 1
+        return f"program {self._count}"
+
+    def _share_pipes(self, process: Any, named: dict[str, Any], name: str) -> None:
+        for stream in STREAMS:
+            own = getattr(process, stream)
+            if named.get(stream) != subprocess.PIPE:
+                continue
+            place, writes = f"{name}/{stream}", stream == "stdin"
+            if process.text_mode:
+                end: Any = TextEnd(own, self.told, place, writes, process.encoding, process.errors)
+            else:
+                end = BytesEnd(own, self.told, place, writes)
+            setattr(process, stream, end)
+
+
+def _closed(process: Any) -> list[str]:
+    """The pipes that are through: `communicate` closes them, one after the other."""
+    return [name for name in STREAMS if isinstance(end := getattr(process, name), End) and end.closed]
+
+
+def for_asyncio() -> bool:
+    """Whether it is asyncio that calls, for the script."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and not is_users(frame.f_code.co_filename):
+        if frame.f_code.co_filename.startswith(ASYNCIO):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def see(effects: Effects) -> None:
+    """A program has run: what is on the disk is newer than what this rank wrote, unless it still does."""
+    scratch = effects.scratch
+    if not effects.rank or not scratch.overlay or not effects.at_home():
+        return
+    with effects.own():
+        held = {os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()}
+        for path, at in list(scratch.overlay.items()):
+            if os.path.lexists(path) and os.path.realpath(at) not in held:
+                scratch.drop(path)
+
+
+def plain_world() -> AbstractContextManager[None]:
+    """A program that is started in here sees the environment that one process would have given it."""
+    return as_found(HERE.given)
+
+
+def _describe(process: Any, named: dict[str, Any], pid: int, encoding: str | None, text: bool) -> None:
+    """What `Popen.__init__` leaves on its instance, but for a process: `_child_created` stays false."""
+    process.args, process.pid, process.returncode = named["args"], pid, None
+    process.stdin = process.stdout = process.stderr = None
+    process.encoding, process.errors, process.text_mode = encoding, named.get("errors"), text
+    process.pipesize = named.get("pipesize", -1)
+    process._waitpid_lock = threading.Lock()
+    process._input, process._communication_started = None, False
+    process._sigint_wait_secs = 0  # after Ctrl-C nothing is left here to be waited for

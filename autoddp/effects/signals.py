@@ -1,0 +1,127 @@
+"""Signals that the script handles are acted on at the same point of the program by all ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import FrameType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from autoddp.comm.signal_sync import NEWS, RETURNED, TIMERS
+from autoddp.effects.ownership import users_call
+from autoddp.patching import Feature, patch
+from autoddp.report import users_frame
+
+if TYPE_CHECKING:
+    from autoddp.process.run import Run
+
+WHY = "a handler that saves, stops or raises does so at the same step on all ranks"
+MINE = (signal.SIGCHLD, NEWS)  # of this process alone: its own children, our own news
+
+
+class Signals(Feature):
+    """The script's handlers run where rank 0 says, once for all; see `Points`."""
+
+    name: ClassVar[str] = "signals"
+    without: ClassVar[str] = "each rank acts on a signal where it stands"
+    views = ("global",)
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.points, self.effects = run, run.group.points, run.effects
+        self.handlers: dict[int, Any] = {}
+
+    def setup(self, undo: ExitStack) -> None:
+        """Take over what handles a signal already: Ctrl-C's KeyboardInterrupt."""
+        if threading.current_thread() is not threading.main_thread():
+            return  # Python runs handlers on the main thread, and the job is on another
+        for number in signal.valid_signals():
+            handler = signal.getsignal(number)
+            if callable(handler) and not isinstance(handler, signal.Handlers) and number not in MINE:
+                self.handlers[number] = handler
+                signal.signal(number, self._received)
+        points, view, before = self.points, self.run.view, signal.signal(NEWS, self.points.news)
+        points.act, points.busy = self._act, lambda: getattr(view, "inside", False)
+        lines = self.run.group.channel
+        for line in lines.orders.values():
+            line.announce(NEWS)
+        for rank, line in lines.effects.items():
+            line.beside(lines.orders[rank], points.news_while_waiting)
+            undo.callback(line.alone, lines.orders[rank])
+        view.trials.append(points.trial)
+        undo.callback(view.trials.remove, points.trial)
+        undo.callback(signal.signal, NEWS, before)
+        undo.callback(self._give_back)
+
+    @patch("signal:signal", why=WHY)
+    def handle(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """A function of the script's is called when all ranks are at one point."""
+        number, handler = _arguments(*args, **kwargs)
+        shared = callable(handler) and not isinstance(handler, signal.Handlers) and number not in MINE
+        if not self._ours() or not (shared or number in self.handlers):
+            return wrapped(*args, **kwargs)
+        before = wrapped(number, self._received if shared else handler)
+        known = self.handlers.pop(number, before)
+        if shared:
+            self.handlers[number] = handler
+        return known
+
+    @patch("signal:getsignal", why="the script finds the handler that it has set")
+    def handled(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Whoever asks."""
+        found = wrapped(*args, **kwargs)
+        if found != self._received:
+            return found
+        return self.handlers[int(args[0] if args else kwargs["signalnum"])]
+
+    @patch(
+        "signal:raise_signal",
+        "os:kill",
+        why="a signal that the script sends to itself comes to all ranks at that place",
+    )
+    def send(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Its handler runs there at once, as in one process; no rank waits for another."""
+        given: tuple[Any, ...] = (*args, *kwargs.values())
+        number = given[-1] if given and given[:-1] in ((), (os.getpid(),)) else None
+        mine = isinstance(number, int) and number in self.handlers
+        if mine and self.effects.at_home() and self.points.here():
+            return self._act(int(given[-1]))
+        return wrapped(*args, **kwargs)
+
+    def _ours(self) -> bool:
+        return self.points.act is not None and self.effects.at_home() and users_call(2)
+
+    def _received(self, number: int, frame: FrameType | None) -> None:
+        self.points.received(number)
+
+    def _act(self, number: int) -> None:
+        """Run the script's handler, as if the signal had come just now."""
+        handler = self.handlers.get(number)
+        if handler is None:  # it was taken away meanwhile, on all ranks: as it would be handled now
+            os.kill(os.getpid(), number)
+            return
+        aside, self.effects.aside = self.effects.aside, 0  # what it does is the script's, for all
+        try:
+            handler(number, users_frame())
+        finally:
+            self.effects.aside = aside
+        told = signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+        if told >= 0 and self.effects.at_home():
+            os.write(told, bytes([RETURNED + number]))
+
+    def _give_back(self) -> None:
+        """The script's handlers are the process's."""
+        for timer, which in TIMERS.items():
+            if self.points.spent(timer) and not signal.getitimer(which)[1]:
+                signal.setitimer(which, 0)  # it would go off once more, when nothing is put off any longer
+        self.points.act = None
+        for number, handler in self.handlers.items():
+            if signal.getsignal(number) == self._received:
+                signal.signal(number, handler)
+
+
+def _arguments(signalnum: int, handler: Any) -> tuple[int, Any]:
+    return int(signalnum), handler

@@ -1,0 +1,112 @@
+"""Standard input as all ranks see it: rank 0 reads, all get what it read."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from typing import Any
+
+from autoddp.effects.engine import Effects, Mode
+from autoddp.report import users_line
+
+
+class Input(io.TextIOBase):
+    """Its text."""
+
+    def __init__(self, own: Any, effects: Effects, terminal: bool) -> None:
+        self._own, self._effects, self._terminal = own, effects, terminal
+
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+        """The next line, on all ranks."""
+        return self._read("readline", lambda: self._own.readline(size))
+
+    def read(self, size: int | None = -1, /) -> str:
+        """What is left, on all ranks."""
+        return self._read("read", lambda: self._own.read(size))
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    @property
+    def buffer(self) -> Bytes:
+        """What is below the text."""
+        return Bytes(self._own.buffer, self._effects)
+
+    def isatty(self) -> bool:
+        """What rank 0's is."""
+        return self._terminal
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def fileno(self) -> int:
+        """This process's own."""
+        return self._own.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """How it is decoded."""
+        return self._own.encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        """What becomes of what cannot be decoded."""
+        return self._own.errors
+
+    def close(self) -> None:
+        """Close what is read."""
+        self._own.close()
+
+    def _read(self, what: str, act: Callable[[], str]) -> str:
+        if self._effects.mode() is not Mode.AGREED:
+            return act()
+        return self._effects.answer(f"stdin.{what}", act)
+
+
+class Bytes(io.BufferedIOBase):
+    """Its bytes."""
+
+    def __init__(self, own: Any, effects: Effects) -> None:
+        self._own, self._effects = own, effects
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """What is left, or so much of it."""
+        return self._read("read", lambda: self._own.read(size))
+
+    def read1(self, size: int = -1, /) -> bytes:
+        """What is there."""
+        return self._read("read1", lambda: self._own.read1(size))
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        """The next line."""
+        return self._read("readline", lambda: self._own.readline(size))
+
+    def peek(self, size: int = 0, /) -> bytes:
+        """What comes next, and stays."""
+        return self._read("peek", lambda: self._own.peek(size))
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def fileno(self) -> int:
+        """This process's own."""
+        return int(self._own.fileno())
+
+    def isatty(self) -> bool:
+        """What rank 0's is."""
+        return os.isatty(self.fileno())
+
+    def close(self) -> None:
+        """It is Python's, which keeps it."""
+
+    def _read(self, what: str, act: Callable[[], bytes]) -> bytes:
+        if self._effects.mode() is not Mode.AGREED:
+            return act()
+        with self._effects.own():
+            return self._effects.group.hand(f"stdin.buffer.{what} at {users_line()}", act)

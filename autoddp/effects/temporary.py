@@ -1,0 +1,153 @@
+"""Temporary files and folders have the names that rank 0 gave them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, ClassVar
+
+from autoddp.effects import paths
+from autoddp.effects.engine import Call, Mode, Outward
+from autoddp.effects.mirrored_io import Handle
+from autoddp.patching import patch
+
+
+class Temporary(Outward):
+    """A temporary folder is one for all ranks, and goes away once."""
+
+    name: ClassVar[str] = "temporary"
+    without: ClassVar[str] = "temporary files and folders are each rank's own"
+
+    def setup(self, undo: ExitStack) -> None:
+        """Nothing was lent yet."""
+        super().setup(undo)
+        self._lent: set[str] = set()
+
+    @patch(
+        "tempfile:mkdtemp",
+        "tempfile:mktemp",
+        why="ranks share the temporary folder that rank 0 made",
+    )
+    def name_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Its name is rank 0's."""
+        call = Call(wrapped, args, kwargs)
+        if self._mode(call) is not Mode.AGREED:
+            return self._own(call)
+        path = self.effects.answer(call.name, call.plain)
+        if self.rank:
+            self._lent.add(path)
+            if self.effects.client is not None and call.name.endswith("mkdtemp"):
+                with self.effects.own():
+                    self.effects.client.made.make(path)
+        return path
+
+    @patch("tempfile:mkstemp", why="a temporary file has the name that rank 0 gave it")
+    def open_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Others write to their scratch under that name."""
+        call = Call(wrapped, args, kwargs)
+        effects = self.effects
+        if self._mode(call) is not Mode.AGREED:
+            return self._own(call)
+        if self.rank == 0:
+            number, path = effects.change(call.name, call.plain, told=lambda made: made[1])
+        else:
+            path = effects.change(call.name, call.plain)
+            with effects.own():
+                at = effects.scratch.new(path)
+                effects.scratch.lay(effects.scratch.key(path), at)
+                number = os.open(at, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        effects.handles[number] = Handle(path, agreed=True)
+        return number, path
+
+    @patch("tempfile:NamedTemporaryFile", why="a temporary file has the name that rank 0 gave it")
+    def named_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Others write to their scratch under that name."""
+        call = Call(wrapped, args, kwargs)
+        effects = self.effects
+        mode = self._mode(call)
+        if mode is Mode.ALONE and self.rank:
+            return self._named_alone(call)
+        if mode is not Mode.AGREED:
+            return self._own(call)
+        if self.rank == 0:
+            return effects.change(call.name, call.plain, told=lambda made: made.name)
+        path = effects.change(call.name, call.plain)
+        with effects.own():
+            file = call.changed(dir=os.path.dirname(effects.scratch.new(path)))
+            effects.scratch.lay(effects.scratch.key(path), file.name)
+            file.name = path
+        return file
+
+    @patch("tempfile:TemporaryFile", why="a file without a name is each rank's own")
+    def open_own(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Whatever it opens on the way is no file of the user's."""
+        return self._own(Call(wrapped, args, kwargs))
+
+    @patch("tempfile:TemporaryDirectory.cleanup", why="rank 0 removes the temporary folder, for all")
+    def remove_once(self, wrapped: Callable[..., Any], folder: Any, args: Any, kwargs: Any) -> Any:
+        """Once all ranks are through with it."""
+        if self.effects.users() is not Mode.AGREED:
+            return wrapped(*args, **kwargs)
+        if self.rank and folder.name in self._lent:
+            folder._finalizer.detach()
+        self.effects.change("TemporaryDirectory.cleanup", lambda: wrapped(*args, **kwargs))
+        self._remove(folder.name)
+        return None
+
+    @patch(
+        "tempfile:TemporaryDirectory._cleanup",
+        why="rank 0 removes the temporary folder, for all",
+        hot=True,
+    )
+    def leave_alone(self, original: Any) -> Any:
+        """A folder that nobody cleaned up goes at its end, but not a borrowed one.
+
+        A plain class method: a wrapper would hold the object whose end it waits for.
+        """
+        slot, lent, effects = vars(tempfile.TemporaryDirectory)["_cleanup"], self._lent, self.effects
+
+        def cleanup(kind: type[Any], name: str, *args: Any, **kwargs: Any) -> Any:
+            if effects.rank and name in lent:
+                return self._remove(name)
+            with effects.own():
+                return slot.__get__(None, kind)(name, *args, **kwargs)
+
+        return classmethod(cleanup)
+
+    def _remove(self, path: str) -> None:
+        """On this node, if it does not share rank 0's folder."""
+        with self.effects.own():
+            self.effects.scratch.drop(self.effects.scratch.key(path))
+            if self.effects.client is not None:
+                self.effects.client.made.remove(path)
+
+    def _mode(self, call: Call) -> Mode:
+        """ALONE where a library makes it beside the job's files; PLAIN where it is temporary indeed."""
+        folder = call.named.get("dir")
+        return self.effects.touch(os.devnull if folder is None else folder)
+
+    def _named_alone(self, call: Call) -> Any:
+        """A file of this rank's own under a name of its own."""
+        effects = self.effects
+        folder = os.fsdecode(call.named["dir"])
+        at = effects.overlay.room(folder)
+        with effects.own():
+            file = call.changed(dir=at)
+        path = os.path.join(paths.text(folder), os.path.basename(file.name))
+        effects.overlay.lay(effects.overlay.find(path).name, file.name)
+        file.name = path
+        return file
+
+    def _own(self, call: Call) -> Any:
+        if self._mode(call) is Mode.ALONE and call.named.get("dir") is not None:
+            return call.plain()
+        with self.effects.own():
+            made = call.plain()
+        if call.name == "tempfile.TemporaryFile":
+            return made
+        path = made[1] if isinstance(made, tuple) else getattr(made, "name", made)
+        if isinstance(path, (str, bytes)):
+            self.effects.scratch.private.add(paths.real(path, True))
+        return made

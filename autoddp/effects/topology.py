@@ -1,0 +1,27 @@
+"""Which ranks are on one node."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from autoddp.effects.engine import Effects
+
+
+def nodes(effects: Effects) -> list[int]:
+    """The node of each rank, rank 0's is 0; all ranks ask."""
+    if effects.placed is None:
+        world, effect = effects.group.world, effects.group.effect
+        mine = f"{world.node_rank} {socket.gethostname()}"  # not every launcher tells the former
+        many = world.local_world_size < world.world_size
+        told = [effect("the nodes", lambda: mine, by=rank) for rank in range(world.world_size) if many]
+        names = list(dict.fromkeys(told))
+        effects.placed = [names.index(name) for name in told] or [0] * world.world_size
+    return effects.placed
+
+
+def leaders(effects: Effects) -> list[int]:
+    """The first rank of each node."""
+    placed = nodes(effects)
+    return [placed.index(node) for node in range(max(placed) + 1)]

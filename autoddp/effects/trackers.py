@@ -1,0 +1,199 @@
+"""Experiment trackers: the run is rank 0's; the other ranks hold one like it that keeps to itself."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import MethodType
+from typing import Any, ClassVar
+
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from autoddp.effects.engine import Call, Effects, Mode, Outward
+from autoddp.effects.write_calls import whole
+from autoddp.patching import patch
+
+# Where a SummaryWriter is defined, and what it calls its folder.
+TENSORBOARD = {"torch.utils.tensorboard.writer": "log_dir", "tensorboardX.writer": "logdir"}
+# What the other ranks are told of rank 0's run; what the script may set is in its settings.
+TOLD = (
+    *("project", "entity", "dir", "sync_dir", "path", "group", "job_type", "offline", "disabled"),
+    *("start_time", "resumed", "sweep_id", "url", "project_url", "sweep_url"),
+)
+
+
+class Trackers(Outward):
+    """One folder of events, one run: its name, its folder and its settings are the same for all."""
+
+    name: ClassVar[str] = "trackers"
+    without: ClassVar[str] = "every rank logs to TensorBoard and wandb, to runs of its own"
+
+    @patch(
+        *(f"{module}:SummaryWriter.__init__" for module in TENSORBOARD),
+        why="ranks log to one folder: where it has no name, or the time in it, the name is rank 0's",
+        optional=True,
+        told=True,
+    )
+    def name_once(self, target: str, wrapped: Callable[..., Any], writer: Any, args: Any, kwargs: Any) -> Any:
+        """Whoever calls: `add_hparams` makes a writer of its own."""
+        call, argument = Call(wrapped, args, kwargs), TENSORBOARD[target.partition(":")[0]]
+        if self.effects.mode() is not Mode.AGREED or not call.named:
+            return call.plain()
+        if self.rank == 0:
+            self.effects.change("SummaryWriter", call.plain, told=lambda _: str(getattr(writer, argument)))
+            return None
+        theirs = self.effects.change("SummaryWriter", call.plain)
+        given = call.named.get("logdir") or call.named.get("log_dir")
+        return call.plain() if given and str(given) == theirs else call.changed(**{argument: theirs})
+
+    @patch(
+        *(f"{module}:FileWriter.__init__" for module in TENSORBOARD),
+        why="rank 0 writes the events; others write to their scratch",
+        optional=True,
+        told=True,
+    )
+    def write_once(
+        self, target: str, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Also where rank 0 is not waited for."""
+        call, argument = Call(wrapped, args, kwargs), TENSORBOARD[target.partition(":")[0]]
+        trial = self.effects.mode() is Mode.TRIAL
+        if not call.named or not self.effects.at_home() or not (self.rank or trial):
+            return call.plain()
+        return call.changed(**{argument: self.effects.scratch.new(str(call.named[argument]))})
+
+    @patch(
+        *(f"{module}:FileWriter.add_event" for module in TENSORBOARD),
+        why="what one process would not have run logs nothing",
+        optional=True,
+    )
+    def log_no_trial(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """All else that is logged comes by here, on every rank."""
+        return None if self.effects.mode() is Mode.TRIAL else wrapped(*args, **kwargs)
+
+    @patch(
+        *(f"{module}:SummaryWriter.{end}" for module in TENSORBOARD for end in ("flush", "close")),
+        why="what was logged is there for every rank after it",
+        optional=True,
+        told=True,
+    )
+    def end_together(
+        self, target: str, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """All ranks wait for rank 0's."""
+        call = Call(wrapped, args, kwargs)
+        if self.effects.mode() is not Mode.AGREED:
+            return call.plain()
+        if self.rank:
+            with self.effects.own():
+                call.plain()
+        return self.effects.answer(target.partition(":")[2], call.plain)
+
+    @patch(
+        "wandb:init",
+        "wandb.sdk:init",
+        "wandb.sdk.wandb_init:init",
+        why="one run: rank 0's; the others' are disabled, and have its name, folder and settings",
+        optional=True,
+    )
+    def run_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Whoever calls."""
+        call, mode = Call(wrapped, args, kwargs), self.effects.mode()
+        if not call.named and (args or kwargs):
+            return call.plain()  # words what is wrong with its arguments
+        if mode is Mode.PLAIN or (self.rank == 0 and mode is Mode.ALONE):
+            return call.plain()
+        if mode is not Mode.AGREED:
+            with self.effects.own():
+                return call.changed(mode="disabled")
+        if self.rank == 0:
+            return self.effects.change("wandb.init", call.plain, told=_facts)
+        facts = self.effects.change("wandb.init", call.plain)
+        with self.effects.own():
+            return _seconded(call, facts, self.effects)
+
+    @patch(
+        "wandb.sdk.wandb_run:Run.log",
+        "wandb.sdk.wandb_summary:SummaryDict.update",
+        why="what is logged is whole; what one process would not have run logs nothing",
+        optional=True,
+    )
+    def log_whole(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """A loss is summed over ranks when it is read: by all of them."""
+        mode = self.effects.mode()
+        if mode is Mode.TRIAL:
+            return None
+        if mode is Mode.AGREED:
+            args, kwargs = whole((args, kwargs))
+        return wrapped(*args, **kwargs)
+
+    @patch(
+        "wandb.sdk.lib.disabled:SummaryDisabled.__setitem__",
+        "wandb.sdk.lib.disabled:SummaryDisabled.update",
+        why="the summary of a disabled run holds what rank 0's holds: numbers",
+        optional=True,
+    )
+    def keep_numbers(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """What the others log comes by here."""
+        mode = self.effects.mode()
+        if mode is Mode.TRIAL:
+            return None
+        if mode is Mode.AGREED:
+            args, kwargs = tree_map(_number, whole((args, kwargs)))
+        return wrapped(*args, **kwargs)
+
+
+def _facts(run: Any) -> dict[str, Any]:
+    """What the script may ask of rank 0's run, and that stays."""
+    named = TOLD[:-3] if run.offline or run.disabled else TOLD  # offline, wandb warns of asking for these
+    facts = {name: getattr(run, name, None) for name in named}
+    return {**facts, "id": run.id, "name": run.name, "step": run.step}
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+
+
+def _told(facts: dict[str, Any], name: str, run: Any) -> Any:
+    return facts.get(name)
+
+
+def _seconded(call: Call, facts: dict[str, Any], effects: Effects) -> Any:
+    """A run that answers as rank 0's, and logs nothing."""
+    wandb = sys.modules["wandb"]
+    if wandb.run is not None and wandb.run.id == facts["id"]:
+        return wandb.run  # rank 0 has got its run again, too
+    run = call.changed(mode="disabled", id=facts["id"])
+    run._settings.run_name = facts["name"]
+    run._step, run._torch_history = facts["step"], None
+    plain = type(run)
+    answers = {name: property(partial(_told, facts, name)) for name in TOLD}
+
+    def log(self: Any, data: Any, step: int | None = None, commit: bool | None = None, **_: Any) -> None:
+        if effects.mode() is Mode.TRIAL:
+            return
+        plain.log(self, data)
+        if step is not None:
+            self._step = max(self._step, step) + bool(commit)
+        elif commit is not False:
+            self._step += 1
+
+    watching = {name: getattr(wandb.sdk.wandb_run.Run, name) for name in ("watch", "unwatch")}
+    run.__class__ = type(
+        plain.__name__,
+        (plain,),
+        {
+            **answers,
+            **watching,  # hooks change how a model is run: all ranks have them
+            "_log": lambda *_, **__: None,
+            "log": log,
+            "step": property(lambda self: self._step),
+            "__module__": plain.__module__,
+        },
+    )
+    for name, value in list(vars(wandb).items()):
+        if isinstance(value, MethodType) and value.__self__ is run:
+            setattr(wandb, name, getattr(run, name))
+    return run

@@ -1,0 +1,169 @@
+"""What rank 0 does for all, however long it takes; in the order of the script, or in a thread's own.
+
+The ledger's waits end some day, since a rank that is that late has gone astray. A program may run for
+days: here all ranks agree first that they are at the same place, and then wait for as long as it takes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from autoddp.comm.outcome import Outcome
+from autoddp.comm.position import ACTING, EFFECT
+from autoddp.effects.engine import Effects, Mode
+from autoddp.effects.ownership import users_call
+from autoddp.errors import Disagreement, OutOfReach
+
+PART = 1 << 20  # bytes that travel under one key
+KEPT = 256  # of what was told; older is deleted when all ranks have it
+LOOK = timedelta(seconds=0.5)  # how long a signal may have to wait for its handler
+TICK = 0.005
+PATIENCE = 1800.0  # seconds until a thread of rank 0 must have come to where another rank's is
+
+
+class Told:
+    """Rank 0 acts; the others are told what became of it."""
+
+    def __init__(self, effects: Effects, who: str) -> None:
+        self.effects, self._who = effects, who
+        self._turn = 0
+        self._clone = (os.getpid(), effects.group.store)  # or a copy, in a process forked from this rank
+        self._keys: list[str] = []
+        self._within = threading.local()  # `effects.own` is the main thread's
+
+    def mode(self) -> Mode:
+        """As of effects; what rank 0 does for all is plain inside, in threads and worker processes, too."""
+        if getattr(self._within, "acts", False):
+            return Mode.PLAIN
+        return Mode.ALONE if self.effects.abroad() else self.effects.mode()
+
+    def users(self, through: tuple[str, ...] = ()) -> Mode:
+        """As `mode`, but PLAIN where a library does it for itself; files of `through` are none."""
+        mode = self.mode()
+        return mode if mode is Mode.PLAIN or users_call(2, through) else Mode.PLAIN
+
+    def tell(
+        self,
+        mode: Mode,
+        what: str,
+        name: str,
+        act: Callable[[], Any],
+        *,
+        meet: bool = False,
+        wait: bool = True,
+    ) -> Any:
+        """What `act` returned on rank 0, which JSON can carry; or raise what it raised.
+
+        Args:
+            mode: What `mode` said, or stricter.
+            what: For messages.
+            name: By which threads and worker processes of the ranks find each other; calls are counted.
+            act: Only rank 0 calls it.
+            meet: Act when all ranks are here.
+            wait: Whether a thread may wait for ever, not only for rank 0's to come here.
+
+        Raises:
+            OutOfReach: Rank 0 cannot be asked here.
+        """
+        if mode is Mode.TRIAL:
+            raise OutOfReach(f"{what} in a trial: it would have been done once more than the script does it")
+        if mode is Mode.PLAIN:
+            return self._plain(what, act)
+        if mode is Mode.AGREED:
+            with self.effects.own():
+                return self._in_order(what, act, meet)
+        name = f"{self._who}/{name}"
+        key = f"{name}/{self._store().add(f'{name}/by {self.effects.rank}', 1)}"
+        if self.effects.rank == 0:
+            return self._do(key, act)
+        return self._look(what, key, None if wait else time.monotonic() + PATIENCE)
+
+    def _plain(self, what: str, act: Callable[[], Any]) -> Any:
+        if self.effects.rank == 0:
+            return act()
+        raise OutOfReach(
+            f"{what}: the program is rank 0's, which cannot be asked here (in a data set's fetch, or in a "
+            "process of this rank's own); do it outside of it"
+        )
+
+    def _in_order(self, what: str, act: Callable[[], Any], meet: bool) -> Any:
+        turn, self._turn = self._turn, self._turn + 1
+        sweep = turn > 0 and turn % KEPT == 0  # at a meeting: then all have what was told before
+        step = self.effects.change if meet or sweep else self.effects.answer
+        step(what, self._sweep if sweep else _nothing)
+        key, position = f"{self._who}/{turn}", self.effects.group.position
+        if self.effects.rank == 0:
+            self._keys.append(key)
+            with position.at(ACTING, f"{key} {what}"):
+                return self._do(key, act)
+        store = self._store()
+        with position.at(EFFECT, f"{key} {what}"):
+            while True:
+                try:
+                    store.wait([key], LOOK)
+                except dist.DistStoreError:
+                    continue
+                return self._read(key)
+
+    def _do(self, key: str, act: Callable[[], Any]) -> Any:
+        before, self._within.acts = getattr(self._within, "acts", False), True
+        try:
+            outcome = Outcome.of(act)
+        finally:
+            self._within.acts = before
+        store = self._store()
+        data = json.dumps(outcome.to_data(), ensure_ascii=False).encode("utf-8", "surrogatepass")
+        parts: list[Any] = [data[at : at + PART] for at in range(0, len(data), PART)]
+        for at, part in enumerate(parts[1:], 1):
+            store.set(f"{key}/{at}", part)
+        first: Any = b"%d\n" % len(parts) + parts[0]
+        store.set(key, first)
+        self._keys += [f"{key}/{at}" for at in range(1, len(parts))]
+        return outcome.unwrap()
+
+    def _read(self, key: str) -> Any:
+        store = self._store()
+        count, _, first = store.get(key).partition(b"\n")
+        data = first + b"".join(store.get(f"{key}/{at}") for at in range(1, int(count)))
+        return Outcome.from_data(json.loads(data.decode("utf-8", "surrogatepass"))).unwrap()
+
+    def _look(self, what: str, key: str, deadline: float | None) -> Any:
+        """Not by a blocking call: the thread that runs the script has the store's one connection."""
+        while not self._store().check([key]):
+            if self.effects.over or (deadline is not None and time.monotonic() > deadline):
+                raise Disagreement(f"rank {self.effects.rank}: no thread of rank 0's came to this {what}")
+            time.sleep(TICK)
+        return self._read(key)
+
+    def _store(self) -> Any:
+        """The job's; a connection that was forked is the parent's."""
+        if self._clone[0] != os.getpid():
+            self._clone = os.getpid(), self.effects.group.store.clone()
+        return self._clone[1]
+
+    def _sweep(self) -> None:
+        keys, self._keys = self._keys, []
+        for key in keys:
+            self.effects.group.store.delete_key(key)
+
+
+def _nothing() -> None:
+    """All it takes is that ranks are at the same place."""
+
+
+def carried(value: Any) -> Any:
+    """Bytes too, in a form that JSON can carry."""
+    return [value.decode("latin-1")] if isinstance(value, bytes) else value
+
+
+def taken(value: Any) -> Any:
+    """The inverse."""
+    return value[0].encode("latin-1") if isinstance(value, list) else value

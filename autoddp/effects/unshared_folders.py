@@ -1,0 +1,135 @@
+"""On nodes that do not share rank 0's folders, what rank 0 wrote is found all the same."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, ClassVar
+
+from autoddp.effects.engine import Call, Mode, Outward, stands_for
+from autoddp.effects.file_server import Client, Server
+from autoddp.effects.readers import READERS, read
+from autoddp.effects.topology import leaders, nodes
+from autoddp.patching import patch
+
+_WRITES = frozenset("wax+")
+
+
+class Nodes(Outward):
+    """The truth about a file that the job changed is on node 0."""
+
+    name: ClassVar[str] = "nodes"
+    without: ClassVar[str] = "a node that does not share rank 0's folders does not find what rank 0 wrote"
+    views: ClassVar[tuple[str, ...]] = ("global",)
+    apart: ClassVar[bool] = True
+
+    def setup(self, undo: ExitStack) -> None:
+        """Who is where, and which node does not share the working folder: that is said."""
+        super().setup(undo)
+        effects, placed = self.effects, nodes(self.effects)
+        if max(placed) == 0:
+            return
+        with effects.own():
+            self._probe()
+            folders = {
+                placed[leader]: self.run.group.effect("a folder for a node", _folder, by=leader)
+                for leader in leaders(effects)[1:]
+            }
+        if self.rank == 0:
+            effects.server = Server(effects)
+            others = [rank for rank, node in enumerate(placed) if node]
+            undo.callback(effects.server.end, others)
+        elif placed[self.rank]:
+            effects.scratch.changed = set()
+            effects.client = Client(effects, folders[placed[self.rank]], placed[self.rank])
+            undo.callback(effects.client.end)
+
+    @patch(
+        "builtins:open",
+        "io:open",
+        "bz2:_builtin_open",
+        "tarfile:bltn_open",
+        why="a file of rank 0's that this node lacks is handed over when it is read",
+        optional=True,
+        hot=True,
+    )
+    def open_here(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """In worker processes, too."""
+        client = self.effects.client
+        if client is None:
+            return original
+
+        @stands_for(original)
+        def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(file, (str, bytes, os.PathLike)) or not _WRITES.isdisjoint(mode):
+                return original(file, mode, *args, **kwargs)
+            at = client.find(file)
+            opened = original(at, mode, *args, **kwargs)
+            if at is not file:
+                raw = getattr(opened, "buffer", opened)
+                getattr(raw, "raw", raw).name = os.fspath(file)
+            return opened
+
+        return open
+
+    @patch(*READERS, why="a file of rank 0's that this node lacks is handed over", optional=True)
+    def read_here(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """They open by themselves what is at a path."""
+        client = self.effects.client
+        if client is None:
+            return wrapped(*args, **kwargs)
+        return read(Call(wrapped, args, kwargs), client.find)
+
+    @patch("os:chdir", why="a folder that rank 0 made is there on each node")
+    def enter(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Rank 0 enters it first; what that raises, all raise."""
+        call = Call(wrapped, args, kwargs)
+        path = call.named.get("path")
+        if not isinstance(path, (str, bytes, os.PathLike)) or self.effects.users() is not Mode.AGREED:
+            return wrapped(*args, **kwargs)
+        self.effects.answer("os.chdir", lambda: wrapped(*args, **kwargs))
+        if self.rank == 0:
+            return None
+        with self.effects.own():
+            if self.effects.client is not None:
+                self.effects.client.made.make(os.path.abspath(os.fsdecode(path)))
+            return wrapped(*args, **kwargs)
+
+    def _probe(self) -> None:
+        """Who sees a file that rank 0 puts into the working folder?"""
+        effect, placed = self.run.group.effect, nodes(self.effects)
+        name = effect("a file for all nodes", _probe_file)
+        if name is None:
+            return
+        lacking = [
+            str(placed[leader])
+            for leader in leaders(self.effects)[1:]
+            if not effect("the file for all nodes", lambda: os.path.exists(name), by=leader)
+        ]
+        if self.rank:
+            return
+        os.remove(name)
+        if lacking:
+            many = len(lacking) > 1
+            self.run.report.say_once(
+                "nodes",
+                "",
+                f"node{'s' * many} {', '.join(lacking)} do{'es' * (not many)} not share {os.getcwd()} "
+                "with node 0: what rank 0 writes is handed over when it is read there",
+            )
+
+
+def _folder() -> str:
+    return tempfile.mkdtemp(prefix="autoddp-")
+
+
+def _probe_file() -> str | None:
+    """Its path; None where the working folder cannot be written to, and nothing is to be shared."""
+    try:
+        handle, name = tempfile.mkstemp(prefix=".autoddp-", dir=os.getcwd())
+    except OSError:
+        return None
+    os.close(handle)
+    return name

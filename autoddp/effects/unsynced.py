@@ -1,0 +1,202 @@
+"""A change of names where ranks do not meet: rank 0 notes what was, the others have it to themselves."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from autoddp.effects import paths
+from autoddp.effects.engine import Call, Effects
+from autoddp.effects.entries import Entry, Listing
+from autoddp.effects.journal import FILLED, GONE
+from autoddp.effects.sight import Found, named
+
+# What is made of the others: Python does it by calling them.
+MADE = frozenset(
+    [
+        "makedirs",
+        "removedirs",
+        "renames",
+        "touch",
+        "copyfile",
+        "copy",
+        "copy2",
+        "copytree",
+        "move",
+        "make_archive",
+        "unpack_archive",
+    ]
+)
+REMOVE = ("remove", "unlink", "rmdir", "rmtree")
+PATIENCE, TICK = 5.0, 0.005  # seconds that rank 0 may take to make a folder which is entered here
+SMALL = 1 << 20  # bytes of a file of rank 0's that is copied for another mode, owner or time
+
+
+class Alone:
+    """One call of a function of `os` or `shutil`."""
+
+    def __init__(self, effects: Effects) -> None:
+        self._effects, self._overlay = effects, effects.overlay
+        self._changes: dict[str, Callable[[Call, Any, Any], Any]] = {
+            "mkdir": lambda call, path, _: self._overlay.make(path, call.named.get("mode", 0o777)),
+            "remove": lambda call, path, _: self._overlay.remove(path),
+            "unlink": lambda call, path, _: self._overlay.remove(path),
+            "rmdir": lambda call, path, _: self._overlay.remove_folder(path),
+            "rename": self._rename,
+            "replace": self._rename,
+            "symlink": lambda call, path, to: self._overlay.link_to(call.named["src"], to),
+            "link": lambda call, path, to: self._overlay.link(path, to),
+            "mkfifo": self._special,
+            "mknod": self._special,
+            "rmtree": self._remove_tree,
+        }
+
+    def change(self, call: Call) -> Any:
+        """The call, on this rank."""
+        name = call.name.rpartition(".")[2]
+        if name in MADE:
+            return call.plain()
+        path = paths.whole(_given(call, "path", "src"), _folder(call, "dir_fd", "src_dir_fd"))
+        to = _given(call, "dst")
+        if to is not None:
+            to = paths.whole(to, _folder(call, "dst_dir_fd", "dir_fd"))
+        if self._effects.rank == 0:
+            with self._noted(name, path, to), self._effects.own():
+                return call.plain()
+        self._effects.reads()  # and so is up to date
+        return named(
+            lambda: self._changes.get(name, self._mark)(call, path, to),
+            _given(call, "path", "src"),
+            _given(call, "dst"),
+        )
+
+    def ask(self, call: Call) -> Any:
+        """What `os.stat` and the like say of what this rank finds there."""
+        path = _given(call, "path")
+        if path is None:
+            return call.plain()
+        follow = call.named.get("follow_symlinks", True) and not call.name.endswith(("lstat", "readlink"))
+        whole = paths.whole(path, _folder(call, "dir_fd"))
+        if call.name.endswith("access"):
+            found = self._overlay.find(whole, follow) if os.fspath(path) else Found("", "", None)
+            return bool(_elsewhere(call, found.at)) if found.there else False
+        at = self._overlay.where(whole, follow)
+        if at is whole:
+            return call.plain()
+        if not follow and os.fsdecode(at).startswith("/proc/"):  # a file, kept alive by a descriptor
+            return os.stat(at)
+        return named(lambda: _elsewhere(call, at), path)
+
+    def enter(self, call: Call) -> Any:
+        """`os.chdir`: programs and C code go on from there, so that it should be rank 0's folder."""
+        path = _given(call, "path")
+        if path is None:
+            return call.plain()
+        deadline = time.monotonic() + PATIENCE
+        found = self._overlay.find(path)
+        while self._overlay.own(found) and time.monotonic() < deadline:
+            if paths.is_folder(found.name, follow=True):
+                return call.changed(path=found.name)
+            time.sleep(TICK)
+        return named(lambda: call.changed(path=self._overlay.where(path)), path)
+
+    def names(self, call: Call) -> list[Any]:
+        """As `os.listdir`."""
+        path = call.named.get("path")
+        names = None if isinstance(path, int) else self._overlay.names(path or ".")
+        if names is None:
+            return list(call.plain())
+        return [os.fsencode(name) for name in names] if isinstance(path, bytes) else list(names)
+
+    def scan(self, call: Call) -> Any:
+        """As `os.scandir`."""
+        path = call.named.get("path")
+        names = None if isinstance(path, int) else self._overlay.names(path or ".")
+        if names is None:
+            return call.plain()
+        folder = os.fspath(path or ".")
+        return Listing(iter([self._entry(folder, name) for name in names]))
+
+    def _entry(self, folder: Any, name: str) -> Entry:
+        path = os.path.join(os.fsdecode(folder), name)
+        kinds = []
+        for follow in (True, False):
+            at = self._overlay.find(path, follow).at
+            there = paths.seen(at, follow) if at else None
+            mode = 0 if there is None else there.st_mode
+            kinds += [stat.S_ISDIR(mode), stat.S_ISREG(mode)]
+        inode = 0 if there is None else there.st_ino
+        return Entry(folder, name, [*kinds, stat.S_ISLNK(mode)], inode)
+
+    # ---- rank 0
+
+    def _noted(self, name: str, path: Any, to: Any) -> AbstractContextManager[None]:
+        """What is done inside is written down before."""
+        if name in ("rename", "replace"):
+            return self._effects.moving(path, to)
+        if name in ("symlink", "link", "mkdir", "mkfifo", "mknod"):
+            made = path if to is None else to
+            if paths.seen(paths.real(made, False), follow=False) is None:  # else it raises
+                self._effects.note(made)
+        elif name in REMOVE and not (name == "rmdir" and paths.names(paths.real(path, False))):
+            self._effects.note(path, GONE)
+        elif name == "truncate":
+            self._effects.note(path, FILLED, follow=True)
+        return nullcontext()
+
+    # ---- the others
+
+    def _rename(self, call: Call, path: Any, to: Any) -> None:
+        if self._effects.keeps(path):  # made among temporary files, it comes to where the job's are
+            self._overlay.take(path, to)
+        else:
+            self._overlay.rename(path, to)
+
+    def _special(self, call: Call, path: Any, to: Any) -> None:
+        self._overlay.special(path, lambda at: call.changed(path=at, dir_fd=None))
+
+    def _remove_tree(self, call: Call, path: Any, to: Any) -> None:
+        try:
+            self._overlay.remove(path, tree=True)
+        except OSError as error:
+            report = call.named.get("onexc") or call.named.get("onerror")
+            if report is not None:
+                report(os.lstat, path, (type(error), error, error.__traceback__))
+            elif not call.named.get("ignore_errors"):
+                raise
+
+    def _mark(self, call: Call, path: Any, to: Any) -> Any:
+        """A mode, an owner, a time, a length: a large file of rank 0's has it from rank 0 alone."""
+        follow = call.named.get("follow_symlinks", True) and not call.name.endswith("lchown")
+        found = self._overlay.find(path, follow)
+        if not found.there:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        at = found.at
+        if not self._overlay.own(found):
+            there = paths.seen(at)
+            small = there is not None and there.st_size <= SMALL and stat.S_ISREG(there.st_mode)
+            if not small and not call.name.endswith("truncate"):
+                return None
+            at = self._overlay.to_write(path, keep=True)
+        return call.changed(path=at)
+
+
+def _elsewhere(call: Call, at: Any) -> Any:
+    """The call, of a path that was made whole."""
+    more = {name: value for name, value in call.kwargs.items() if name not in ("path", "dir_fd")}
+    return call.wrapped(at, *call.args[1:], **more)
+
+
+def _given(call: Call, *names: str) -> Any:
+    """The path among these arguments."""
+    found = (call.named.get(name) for name in names)
+    return next((path for path in found if isinstance(path, (str, bytes, os.PathLike))), None)
+
+
+def _folder(call: Call, *names: str) -> int | None:
+    return next((call.named[name] for name in names if call.named.get(name) is not None), None)

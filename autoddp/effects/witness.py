@@ -1,0 +1,130 @@
+"""What slips past us is said: what writes past Python's open does so on every rank."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import ExitStack
+from datetime import timedelta
+from types import FrameType
+from typing import Any, ClassVar
+
+import torch.distributed as dist
+
+from autoddp.effects import paths
+from autoddp.effects.engine import Mode, Outward
+from autoddp.effects.ownership import caller
+from autoddp.report import INSTALLED, is_users, users_frame, users_line
+
+KIND = "witness"
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+# Python's own audit events, and how many of their first arguments are names that are changed. Folders
+# are not among them: made twice they either do not matter, or the second rank raises.
+CHANGES = {
+    "os.remove": 1,
+    "os.rmdir": 1,
+    "os.rename": 2,
+    "os.link": 2,
+    "os.symlink": 2,
+    "os.truncate": 1,
+    "sqlite3.connect": 1,
+}
+EVENTS = frozenset(["open", *CHANGES])
+WAIT = timedelta(seconds=10)  # that rank 0, with something to say, leaves the witness to end
+
+
+class Witness(Outward):
+    """Rank 1 sees what it does itself on behalf of the user's code; rank 0, which saw it too, says it.
+
+    Neither alone would do: what is behind `if autoddp.rank() == 0` is right.
+    """
+
+    name: ClassVar[str] = "witness"
+    without: ClassVar[str] = "what every rank writes is not said"
+    views: ClassVar[tuple[str, ...]] = ("global",)
+
+    def setup(self, undo: ExitStack) -> None:
+        """An audit hook stays for good, so that it must cost nothing once we are gone."""
+        super().setup(undo)
+        self._seen: dict[str, tuple[str, str]] = {}
+        if self.rank < 2 and self.effects.exchange:
+            active = [self._look]
+            undo.callback(self._end)
+            undo.callback(active.clear)
+
+            def hook(event: str, args: tuple[Any, ...]) -> None:
+                if event in EVENTS and active:
+                    active[0](event, args)
+
+            sys.addaudithook(hook)
+
+    def _look(self, event: str, args: tuple[Any, ...]) -> None:
+        """On the script's own thread, outside of effects, trials and fetches."""
+        if self.effects.mode() is not Mode.AGREED:
+            return
+        with self.effects.own():
+            path = self._changed(event, args)
+            name = None if path is None else _called()
+            if name is not None:
+                self._note(name, (path or "").removeprefix(paths.here() + "/"))
+
+    def _changed(self, event: str, args: tuple[Any, ...]) -> str | None:
+        """The name that is changed, if it is not a cache's."""
+        if event == "open" and not (isinstance(args[2], int) and args[2] & WRITES):
+            return None
+        names = args[: CHANGES.get(event, 1)]
+        # what is below an open folder has no name here; rmtree goes that way once it has begun
+        if any(isinstance(name, int) for name in names) or _by_handle(event, args):
+            return None
+        full = [os.path.normpath(os.path.join(paths.here(), os.fsdecode(name))) for name in names if name]
+        return next((path for path in full if not self.effects.keeps(path)), None)
+
+    def _note(self, name: str, path: str) -> None:
+        where = users_line()
+        key = f"{KIND}/{where}/{name}"
+        if key in self._seen:
+            return
+        what = f"{name} writes {path} past Python's open: every rank does"
+        self._seen[key] = where, what
+        if self.rank:
+            self.run.group.store.set(key, "")
+            if self.run.report.strict:
+                self.run.report.doubt(KIND, where, what)
+
+    def _end(self) -> None:
+        """Rank 0 says what another rank has seen itself do as well."""
+        store = self.run.group.store
+        try:
+            if self.rank:
+                store.set(f"{KIND}/end", "")
+            elif self._seen:
+                store.wait([f"{KIND}/end"], WAIT)
+        except dist.DistError:
+            pass  # the other rank has not come to its end: it, or this one, has failed, which is said
+        for key, (where, what) in self._seen.items():
+            if not self.rank and store.check([key]):
+                self.run.report.say_once(KIND, where, what)
+
+
+def _called() -> str | None:
+    """What the user's code has called that does it; None if it is nobody's that we know."""
+    file = caller()
+    if not (is_users(file) or any(part in file for part in INSTALLED)):
+        return None
+    user = users_frame()
+    if user is None:
+        return None
+    below: FrameType = sys._getframe()
+    while below.f_back is not None and below.f_back is not user:
+        below = below.f_back
+    module = below.f_globals.get("__name__", "")
+    if module.startswith("autoddp"):
+        return user.f_code.co_qualname.replace("<module>", "the script")
+    return f"{module}.{below.f_code.co_qualname}"
+
+
+def _by_handle(event: str, args: tuple[Any, ...]) -> bool:
+    """Whether a name is relative to an open folder: such events end with its descriptor, or -1."""
+    if event in ("open", "sqlite3.connect", "os.truncate"):
+        return False
+    return any(isinstance(one, int) and one >= 0 for one in args[1:])

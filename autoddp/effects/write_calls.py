@@ -1,0 +1,218 @@
+"""One call of a function that writes: rank 0 for real, whole or not at all, the others to nothing."""
+
+from __future__ import annotations
+
+import os
+import posix
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.utils._pytree import tree_leaves, tree_map
+
+from autoddp.comm.outcome import Outcome
+from autoddp.effects import paths
+from autoddp.effects.atomic import Draft
+from autoddp.effects.engine import Call, Effects, Mode
+from autoddp.effects.writers import CHECKPOINT, Writer
+from autoddp.view.rows import Partial, Rows, full
+
+
+class Writing:
+    """A call of a function of the table, which can be made with another path."""
+
+    def __init__(self, call: Call, row: Writer) -> None:
+        self._call, self.row = call, row
+        self.site = row.target.replace(":", ".")
+        self._named = {**call.kwargs, **call.named}
+        if row.position is not None and not call.named and len(call.args) > row.position:
+            self._named[row.argument] = call.args[row.position]
+        given = self._named.get(row.argument)
+        self._bytes = isinstance(given, bytes)
+        self.path = path_of(given)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether it adds to what the file holds."""
+        more = {**self._named.get("kwargs", {}), **self._named.get("params", {}), **self._named}
+        mode = str(more.get("mode", self.row.mode))
+        return not {"a", "+"}.isdisjoint(mode) or bool(more.get("append"))
+
+    def plain(self) -> Any:
+        """As it was made."""
+        return self._call.plain()
+
+    def to(self, path: str) -> Any:
+        """With another path; what it returns names the user's own."""
+        at: Any = os.fsencode(path) if self._bytes else path
+        call, name, position = self._call, self.row.argument, self.row.position
+        if call.named:
+            result = call.changed(**{name: at})
+        elif position is None or len(call.args) <= position:
+            result = call.wrapped(*call.args, **{**call.kwargs, name: at})
+        else:
+            args = (*call.args[:position], at, *call.args[position + 1 :])
+            result = call.wrapped(*args, **call.kwargs)
+        return self._users(result, path)
+
+    def _users(self, result: Any, path: str) -> Any:
+        if isinstance(result, str) and self.path is not None:
+            return result.replace(path, self.path)
+        if type(result) in (list, tuple):
+            return type(result)(self._users(part, path) for part in result)
+        return result
+
+
+class Written:
+    """All ranks make such a call at the same time, since it may need them all, to gather rows.
+
+    Then rank 0 puts the file in place, once nobody can still be reading the old one.
+    """
+
+    def __init__(self, effects: Effects) -> None:
+        self._effects = effects
+
+    def write(self, call: Call, row: Writer) -> Any:
+        """The call, once for all ranks; what it raises on rank 0, it raises on all."""
+        writing = Writing(call, row)
+        path = writing.path
+        mode = self._effects.touch(path)
+        if mode is Mode.ALONE and row.large:
+            mode = self._effects.mode()
+        if mode is Mode.PLAIN or path is None:
+            return call.plain()
+        if mode is Mode.TRIAL:
+            return None
+        if mode is Mode.AGREED and row is CHECKPOINT:
+            for check in self._effects.before_save:
+                check()
+        if self._effects.mode() is Mode.AGREED and not row.blind:  # what pickles gathers by itself
+            writing = Writing(Call(call.wrapped, *whole((call.args, call.kwargs))), row)
+        if row.folder and mode is Mode.AGREED:
+            self._effects.change(writing.site, lambda: None)  # nobody reads the old one any more
+        if self._effects.rank:
+            return self._go_along(writing, path, mode)
+        return self._fill(writing, mode) if row.folder else self._put(writing, path, mode)
+
+    def _put(self, writing: Writing, path: str, mode: Mode) -> Any:
+        """Rank 0 writes, and puts the file in place."""
+        with self._effects.own():
+            draft = Draft(path, keep=writing.keeps)
+
+        def finish() -> list[Any]:
+            value = outcome.unwrap()
+            draft.put()
+            made = [os.path.abspath(target) for target in draft.targets]
+            return [os.path.abspath(path), made, _plain(value)]
+
+        try:
+            with self._effects.own():
+                outcome = Outcome.of(lambda: draft.write(writing.to))
+            self._tell(writing, outcome, finish, mode, draft.targets)
+        finally:
+            with self._effects.own():
+                draft.discard()
+        return outcome.value
+
+    def _fill(self, writing: Writing, mode: Mode) -> Any:
+        """Rank 0 fills the folder."""
+        if mode is Mode.ALONE:
+            self._effects.note(writing.path)
+        with self._effects.own():
+            outcome = Outcome.of(writing.plain)
+
+        def finish() -> list[Any]:
+            path = os.path.abspath(writing.path or "")
+            return [path, [path], _plain(outcome.unwrap())]
+
+        self._tell(writing, outcome, finish, mode)
+        return outcome.value
+
+    def _tell(
+        self,
+        writing: Writing,
+        outcome: Outcome,
+        finish: Callable[[], Any],
+        mode: Mode,
+        made: Sequence[str] = (),
+    ) -> None:
+        """Rank 0 finishes once all have written; `made` is what it then puts in place."""
+        if mode is Mode.AGREED:
+            if outcome.error is not None:
+                self._throw_away(writing)  # others still gather: they need us
+            self._effects.change(writing.site, finish, told=list)
+        else:
+            with self._effects.own():
+                for name in [writing.path or "", *made]:
+                    self._effects.note(name, follow=True)
+                finish()
+
+    def _go_along(self, writing: Writing, path: str, mode: Mode) -> Any:
+        """Another rank writes to nothing, and learns what became of rank 0's file."""
+        if writing.row.folder and mode is Mode.ALONE:
+            return self._fill_own(writing, path)
+        outcome = self._throw_away(writing, keep=mode is Mode.ALONE)
+        if mode is Mode.AGREED:
+            theirs, made, value = self._effects.change(writing.site, writing.plain)
+            self._follow(os.path.abspath(path), theirs, made)
+            if value:
+                outcome.unwrap()
+                return value[0]
+        return outcome.unwrap()
+
+    def _fill_own(self, writing: Writing, path: str) -> Any:
+        """The folder, for this rank alone."""
+        overlay = self._effects.overlay
+        if not overlay.find(path).there:
+            os.makedirs(path)
+        at = overlay.room(path)
+        with self._effects.own():
+            value = writing.to(at)
+        for name in posix.listdir(at):
+            overlay.lay(f"{overlay.find(path).name}/{name}", f"{at}/{name}")
+        return value
+
+    def _follow(self, path: str, theirs: str, made: list[str]) -> None:
+        """What rank 0 has made is there for all, also under a name that tells ranks apart."""
+        scratch = self._effects.scratch
+        with self._effects.own():
+            for name in (path, *made):
+                scratch.drop(scratch.key(name))
+            for name in made if path != theirs else ():
+                scratch.lay(scratch.key(path + name.removeprefix(theirs)), name)  # numpy adds a suffix
+
+    def _throw_away(self, writing: Writing, keep: bool = False) -> Outcome:
+        """Make the call, and leave no file, unless this rank may read it before rank 0 has written."""
+        there = self._effects.found(writing.path or "") if writing.keeps else ""
+        there = there if paths.is_file(there) else ""
+        with self._effects.own():
+            if writing.row.blind and not keep:
+                return Outcome.of(lambda: writing.to(os.devnull))
+            path, scratch = writing.path or "", self._effects.scratch
+            at = scratch.new(path)  # its name decides the format
+            if there:
+                paths.copy(there, at)
+            outcome = Outcome.of(lambda: writing.to(at))
+        for name in posix.listdir(os.path.dirname(at)) if keep else ():  # numpy adds a suffix
+            beside = self._effects.overlay.find(os.path.join(os.path.dirname(path), name)).name
+            self._effects.overlay.lay(beside, os.path.join(os.path.dirname(at), name))
+        if not keep:
+            paths.remove(os.path.dirname(at))
+        return outcome
+
+
+def whole(data: Any) -> Any:
+    """The data with what is held by rows gathered: all ranks take part, before they part."""
+    if not any(isinstance(leaf, (Rows, Partial)) for leaf in tree_leaves(data)):
+        return data
+    return tree_map(full, data)
+
+
+def path_of(given: Any) -> str | None:
+    """The path that an argument names; what can be closed (an ExcelWriter has a path, too) is open."""
+    names = isinstance(given, (str, bytes, os.PathLike)) and not hasattr(given, "close")
+    return os.fsdecode(given) if names else None
+
+
+def _plain(value: Any) -> list[Any]:
+    """A value that travels (cv2 says so by False if it has not written), or nothing."""
+    return [value] if isinstance(value, (bool, int, float, str)) else []

@@ -1,0 +1,202 @@
+"""The launchers of a job's nodes: who has failed on one is known to all, and a node that is lost is missed.
+
+Node 0 has a line to each other launcher. A thread listens; it rests while ranks are forked. A launcher that
+ends without a word was lost with its node, and so is one that the kernel has no answer from for a while.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from autoddp.comm.channel import Channel
+from autoddp.comm.world import World
+from autoddp.errors import RankEnded, Unreachable
+from autoddp.launch.failure import Failure, lost
+from autoddp.report import PREFIX
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+MEET = 30.0  # seconds in which all launchers that came have a line
+BEAT = 0.5  # seconds between two words at most, so that the kernel has something to be answered
+LIMIT = 30.0  # seconds without an answer, where --hang-timeout gives none
+SHARE = 0.8  # of --hang-timeout: a lost node is named before the ranks seem to hang
+STUCK = 10.0  # seconds that this launcher may ask a store in vain that was lost with its node
+
+
+class Nodes:
+    """One launcher's lines."""
+
+    def __init__(
+        self, node: int, count: int, address: str, store: Store, hang_timeout: float, *, changes: bool = False
+    ) -> None:
+        self.node, self.address, self.changes = node, address, changes
+        self.limit = SHARE * hang_timeout or LIMIT
+        world = World(rank=node, world_size=count, master_addr=address)
+        # it closes them in forked ranks
+        self._channel = Channel.between(world, store, MEET, lines=1, who="node")
+        self._lines = dict(self._channel.effects)
+        for line in self._lines.values():
+            line.limit(self.limit)
+        self._hosts = {node: self._where(node, "") for node in self._lines}
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._rests = threading.Event()
+        self._taken = threading.Event()
+        self._attempt = 0
+        self._told: tuple[Failure, float] | None = None
+        self._through: set[int] = set()
+        self._parted: set[int] = set()
+        self.over = False
+        self.again = False  # node 0 says that ranks are to start again, with other nodes
+        self.gone: set[int] = set()  # the nodes that were lost; of them node 0 alone knows all
+
+    # ---- what the launcher does
+
+    def listen(self, attempt: int) -> None:
+        """The ranks are forked."""
+        self._attempt, self._told, self._through = attempt, None, set()
+        self._rests.clear()
+        self._thread = threading.Thread(target=self._run, name="autoddp-nodes", daemon=True)
+        self._thread.start()
+
+    def rest(self) -> None:
+        """Ranks are about to be forked."""
+        if self._thread is not None:
+            self._rests.set()
+            self._thread.join()
+
+    def close(self) -> None:
+        """The lines end, and this node is not lost: its ranks start again, by new lines."""
+        self.rest()
+        self._send("parts", None)
+        self._channel.close()
+
+    def call(self) -> None:
+        """Of node 0: all are to start again."""
+        self._send("again", None)
+
+    def heard(self, patience: float) -> Failure | None:
+        """A failure elsewhere; one by an exit code only after a while, in which ranks here tell theirs."""
+        if self._told is None:
+            return None
+        failure, since = self._told
+        plain = not failure.lost and not failure.killed
+        return None if plain and time.monotonic() - since < patience else failure
+
+    def take(self) -> None:
+        """The launcher knows, and ends the ranks."""
+        self._taken.set()
+
+    def tell(self, failure: Failure) -> None:
+        """A rank here was the first that failed."""
+        self.take()
+        if self._told is None:
+            self._send("failed", vars(failure))
+
+    def done(self) -> None:
+        """All ranks here have ended well; wait for those of the other nodes."""
+        self._through.add(self.node)
+        self._send("through", self.node)
+        self._conclude()
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        poller = select.poll()
+        numbers = {line.number: node for node, line in self._lines.items()}
+        for number in numbers:
+            poller.register(number, select.POLLIN)
+        while not self._rests.is_set():
+            self._send("here", socket.gethostname())
+            for number, _ in poller.poll(BEAT * 1000):
+                if not self._hear(numbers[number]):
+                    poller.unregister(number)
+            if self._told is not None and time.monotonic() - self._told[1] > STUCK:
+                self._leave()
+
+    def _hear(self, node: int) -> bool:
+        """Whether more may come."""
+        try:
+            came = self._lines[node].arrived()
+        except Unreachable:
+            self._lose(node, f"it has not answered for {self.limit:.0f} s")
+        except RankEnded:
+            if node not in self._through | self._parted and not self.over:
+                self._lose(node, "its launcher has ended without a word")
+        else:
+            for what, attempt, told in map(json.loads, came):
+                self._understand(node, what, attempt, told)
+            return True
+        del self._lines[node]
+        return False
+
+    def _understand(self, node: int, what: str, attempt: int, told: Any) -> None:
+        if what == "here":
+            self._hosts[node] = self._where(node, told)
+        elif what == "parts":
+            self._parted.add(node)
+        elif attempt != self._attempt:
+            return  # of ranks that have been ended since
+        elif what == "failed":
+            failure = Failure(**told)
+            if failure.lost and not failure.where:
+                self._lose(node, failure.lost)
+            else:
+                self._note(Failure(**told | {"where": failure.where or self._hosts[node]}), node)
+        elif what == "again":
+            self.again = True
+        elif what == "through":
+            self._through.add(node)
+            self._conclude()
+        elif what == "over":
+            self.over = True
+
+    def _lose(self, node: int, why: str) -> None:
+        self.gone.add(node)
+        if self.changes and 0 in self._through:  # of node 0 alone: what the job was to do is done
+            self._conclude()
+            return
+        if self.changes and node == 0:
+            why += "; the job, whose store it hosts, ends with it"
+        self._note(lost(self._hosts[node], why), node)
+
+    def _note(self, failure: Failure, source: int) -> None:
+        """The first one counts; node 0 hands it on."""
+        if self._told is None:
+            self._told = failure, time.monotonic()
+            if self.node == 0:
+                self._send("failed", vars(failure), but=source)
+
+    def _conclude(self) -> None:
+        done = self._through | self.gone if self.changes else self._through
+        if self.node == 0 and done >= {0, *self._hosts}:
+            self.over = True
+            self._send("over", None)
+
+    def _send(self, what: str, told: Any, but: int = -1) -> None:
+        message = json.dumps([what, self._attempt, told]).encode()
+        with self._lock:
+            for node, line in list(self._lines.items()):
+                if node != but:
+                    line.send(message)
+
+    def _where(self, node: int, host: str) -> str:
+        """A node, in words."""
+        found = [self.address if node == 0 else self._lines[node].address, host]
+        return f"node {node} ({', '.join(word for word in found if word)})"
+
+    def _leave(self) -> None:
+        """The launcher's main thread does not hear: it asks a store that was lost."""
+        if self._taken.is_set() or self._told is None or not self._told[0].lost:
+            return
+        failure = self._told[0]
+        print(f"{PREFIX} {failure.where} is lost: {failure.lost}", file=sys.stderr, flush=True)
+        os._exit(failure.code)

@@ -1,0 +1,284 @@
+"""SLURM, Open MPI and Kubernetes: what they tell of this process, in torchrun's words.
+
+A scheduler starts either one process for each rank, which joins as it is, or one for each node, which
+starts the ranks of its node. It is the latter where each node has one process, and more ranks are
+asked for by --nproc or there are several GPUs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, replace
+
+from autoddp.comm.world import World
+from autoddp.errors import BadInput
+from autoddp.launch import hosts
+from autoddp.options import Options
+from autoddp.process import devices
+
+LOOPBACK = "127.0.0.1"
+FIRST_PORT, PORTS = 20000, 10000  # below those that Linux gives away by itself
+CLUSTER = "the cluster"
+POD = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+
+
+@dataclass(frozen=True)
+class Task:
+    """This process among those that a scheduler started for one job.
+
+    Attributes:
+        by: The command or system that started it.
+        said: The variables that say so, for messages.
+        local_sizes: How many there are on each node, as far as that is told; on this one, else.
+        address: Of rank 0's node.
+        port: Free there, as far as the scheduler keeps jobs apart.
+    """
+
+    by: str
+    said: str
+    rank: int
+    size: int
+    local_rank: int
+    local_sizes: tuple[int, ...]
+    node: int
+    nodes: int
+    address: str
+    port: int
+
+    @property
+    def local_size(self) -> int:
+        """On this node."""
+        return self.local_sizes[self.node if len(self.local_sizes) > 1 else 0]
+
+
+def settle(environ: MutableMapping[str, str], options: Options) -> Options:
+    """Have `environ` say, as torchrun would, which rank this process is; or the options, which node.
+
+    Raises:
+        BadInput: What the scheduler says lacks a part, or contradicts another launcher or the options.
+    """
+    task = find(environ)
+    if task is not None and task.by == CLUSTER:
+        for name in POD:  # of the pod, not of a rank
+            del environ[name]
+    if task is None or task.size == 1:
+        return options
+    if options.min_nodes is not None:
+        raise BadInput(
+            f"--nnodes is {options.nodes}, but {task.by} says {task.said}, and no more will come; leave "
+            "--nnodes out"
+        )
+    if set(LAUNCHER) <= set(environ):
+        _agree(task, World.read(environ), environ)
+        return options
+    if task.size == task.nodes and _starts_ranks(options, environ):
+        return _node(task, options)
+    if options.nproc is not None and {options.nproc} != set(task.local_sizes):
+        sizes = " and ".join(map(str, sorted(set(task.local_sizes))))
+        raise BadInput(
+            f"--nproc is {options.nproc}, but {task.by} started {sizes} processes a node ({task.said}); "
+            f"leave --nproc out, or have {task.by} start one process on each node"
+        )
+    environ.update(_as_torchrun(task))
+    return options
+
+
+def find(environ: Mapping[str, str]) -> Task | None:
+    """What the innermost scheduler says; None where none started this process.
+
+    Raises:
+        BadInput: Two of them contradict each other, or one does itself.
+    """
+    mpi, slurm = _mpi(environ), _slurm(environ)
+    if mpi is not None and slurm is not None and 1 < slurm.size != mpi.size and slurm.size > mpi.nodes:
+        raise BadInput(
+            f"{slurm.by} says {slurm.said}, {mpi.by} says {mpi.said}: these are two jobs in one another; "
+            f"start the ranks by one of them"
+        )
+    return mpi or slurm or _pod(environ)
+
+
+def _starts_ranks(options: Options, environ: Mapping[str, str]) -> bool:
+    if options.nproc is not None:
+        return options.nproc > 1
+    return len(devices.there(environ).names) > 1
+
+
+def _node(task: Task, options: Options) -> Options:
+    """This process is the launcher of a node."""
+    given = options.nnodes, options.node_rank
+    if given not in ((1, 0), (task.nodes, task.node)):
+        raise BadInput(
+            f"--nnodes is {options.nnodes} and --node-rank {options.node_rank}, but {task.by} says "
+            f"{task.said}; leave both out"
+        )
+    return replace(
+        options,
+        nnodes=task.nodes,
+        node_rank=task.node,
+        master_addr=options.master_addr or task.address,
+        master_port=options.master_port or task.port,
+    )
+
+
+def _as_torchrun(task: Task) -> dict[str, str]:
+    return {
+        "RANK": str(task.rank),
+        "WORLD_SIZE": str(task.size),
+        "LOCAL_RANK": str(task.local_rank),
+        "LOCAL_WORLD_SIZE": str(task.local_size),
+        "GROUP_RANK": str(task.node),
+        "GROUP_WORLD_SIZE": str(task.nodes),
+        "MASTER_ADDR": task.address,
+        "MASTER_PORT": str(task.port),
+    }
+
+
+def _agree(task: Task, world: World, environ: Mapping[str, str]) -> None:
+    """A launcher within this task, or variables that the user made of the scheduler's.
+
+    Raises:
+        BadInput: Neither: the launcher's are inherited by several tasks.
+    """
+    nodes = environ.get("GROUP_WORLD_SIZE")
+    by_hand = "TORCHELASTIC_RUN_ID" not in environ
+    if by_hand and (world.rank, world.world_size) == (task.rank, task.size):
+        return
+    if nodes == str(task.size) and world.node_rank == task.rank:
+        return
+    raise BadInput(
+        f"two launchers contradict each other: {task.by} says {task.said}, and another one RANK "
+        f"{world.rank}, WORLD_SIZE {world.world_size}, LOCAL_RANK {world.local_rank}; start the ranks by one "
+        "of them"
+    )
+
+
+# ---- SLURM
+
+
+def _slurm(environ: Mapping[str, str]) -> Task | None:
+    """Of a step, started by `srun`: the script of a batch job is one process, with nobody to join."""
+    if "SLURM_STEP_NUM_TASKS" not in environ or "SLURM_PROCID" not in environ:
+        return None
+    names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_NODES")
+    rank, size, local_rank, node, nodes = (_number(environ, name) for name in names)
+    text = _text(environ, "SLURM_STEP_TASKS_PER_NODE")
+    local_sizes = tuple(tasks_per_node(text))
+    if len(local_sizes) != nodes or sum(local_sizes) != size or not 0 <= node < nodes:
+        raise BadInput(
+            f"SLURM_STEP_TASKS_PER_NODE is {text!r} with SLURM_STEP_NUM_TASKS {size}, SLURM_STEP_NUM_NODES "
+            f"{nodes} and SLURM_NODEID {node}; these contradict each other"
+        )
+    given = environ.get("MASTER_ADDR")
+    if given is None and nodes > 1:
+        name = "SLURM_STEP_NODELIST" if "SLURM_STEP_NODELIST" in environ else "SLURM_JOB_NODELIST"
+        given = hosts.address(hosts.expand(_text(environ, name))[0])
+    job, step = (
+        int(re.sub(r"\D", "", environ.get(name, "")) or 0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")
+    )
+    return Task(
+        "srun",
+        f"SLURM_PROCID {rank} of SLURM_STEP_NUM_TASKS {size}",
+        rank,
+        size,
+        local_rank,
+        local_sizes,
+        node,
+        nodes,
+        given or LOOPBACK,
+        _port(environ, 16 * job + step),
+    )
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """`2(x3),1` is 2, 2, 2, 1.
+
+    Raises:
+        BadInput: It is not of that form.
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,6})\))?", part)
+        if match is None:
+            raise BadInput(f"SLURM_STEP_TASKS_PER_NODE is {text!r}, which is no list such as 2(x3),1")
+        found += [int(match[1])] * int(match[2] or 1)
+    return found
+
+
+# ---- Open MPI
+
+
+def _mpi(environ: Mapping[str, str]) -> Task | None:
+    if "OMPI_COMM_WORLD_RANK" not in environ:
+        return None
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    rank, size, local_rank, local_size = (_number(environ, f"OMPI_COMM_WORLD_{name}") for name in names)
+    said = f"OMPI_COMM_WORLD_RANK {rank} of OMPI_COMM_WORLD_SIZE {size}"
+    if local_size == size:
+        node, nodes = 0, 1
+    else:
+        nodes = _number(environ, "OMPI_MCA_orte_num_nodes", -(-size // max(local_size, 1)))
+        node = _daemon(environ, rank // max(local_size, 1))
+    address = environ.get("MASTER_ADDR") or (LOOPBACK if nodes == 1 else _head(environ))
+    if address is None or not (0 <= node < nodes):
+        raise BadInput(
+            f"mpirun says {said} on {nodes} nodes, but not where rank 0 is; add -x MASTER_ADDR=<rank 0's "
+            "node> to its command line"
+        )
+    job = re.sub(r"\D", "", environ.get("PMIX_NAMESPACE", ""))
+    port = _port(environ, int(job or 0))
+    return Task("mpirun", said, rank, size, local_rank, (local_size,), node, nodes, address, port)
+
+
+def _daemon(environ: Mapping[str, str], otherwise: int) -> int:
+    """Open MPI 4 has a daemon on each node, with a number: mpirun's own is 0."""
+    match = re.match(r"\d+\.(\d+);", environ.get("OMPI_MCA_orte_local_daemon_uri", ""))
+    return int(match[1]) if match else otherwise
+
+
+def _head(environ: Mapping[str, str]) -> str | None:
+    """The node of mpirun, on which rank 0 is if that node has ranks at all."""
+    match = re.search(r"tcp://([^:,]+)", environ.get("OMPI_MCA_orte_hnp_uri", ""))
+    return match[1] if match else None
+
+
+# ---- Kubernetes
+
+
+def _pod(environ: Mapping[str, str]) -> Task | None:
+    """A PyTorchJob's: RANK is the pod's, and says nothing of ranks within it."""
+    there = set(POD) <= set(environ)
+    if not there or {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} & set(environ):
+        return None
+    rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
+    size = _number(environ, "PET_NNODES", size) if environ.get("PET_NNODES", "").isdecimal() else size
+    if not 0 <= rank < size:
+        raise BadInput(f"RANK is {rank} with WORLD_SIZE {size}; ranks go from 0 to {size - 1}")
+    said = f"RANK {rank} of WORLD_SIZE {size}"
+    port = _port(environ, 0)
+    return Task(CLUSTER, said, rank, size, 0, (1,), rank, size, environ["MASTER_ADDR"], port)
+
+
+# ---- all
+
+
+def _port(environ: Mapping[str, str], job: int) -> int:
+    """The same on all nodes, and another one for each job."""
+    return _number(environ, "MASTER_PORT", FIRST_PORT + job % PORTS)
+
+
+def _number(environ: Mapping[str, str], name: str, otherwise: int | None = None) -> int:
+    if otherwise is not None and name not in environ:
+        return otherwise
+    text = _text(environ, name)
+    if not re.fullmatch("[0-9]{1,9}", text):
+        raise BadInput(f"{name} is {text!r}, which is no whole number from 0 on")
+    return int(text)
+
+
+def _text(environ: Mapping[str, str], name: str) -> str:
+    if name not in environ:
+        raise BadInput(f"{name} is not set, though a scheduler started this process; start it anew")
+    return environ[name]

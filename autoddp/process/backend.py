@@ -1,0 +1,113 @@
+"""What all ranks talk by: decided once, on rank 0, by what each of them says that it computes on."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from autoddp.errors import BadInput
+from autoddp.process.devices import PLAIN, Devices, words
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+    from autoddp.comm.world import World
+
+REFUSED = "!"
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one rank says of itself; `device` names it among all there are, empty: it has none."""
+
+    host: str
+    device: str
+    kind: str
+    backend: str
+    wanted: str
+    each: int = 1
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The backend of all ranks, why it is that one, and the part of its device's memory a rank may take."""
+
+    backend: str = "gloo"
+    why: str = ""
+    part: float = 1.0
+
+
+def decide(told: Sequence[Told]) -> Choice:
+    """By all ranks' words, in their order.
+
+    Raises:
+        BadInput: A backend is asked for that they cannot use, or nodes ask for different ones.
+    """
+    first = told[0]
+    other = next((t for t in told if t.wanted != first.wanted), None)
+    if other is not None:
+        raise BadInput(
+            f"--backend is {first.wanted} on {first.host}, but {other.wanted} on {other.host}; give all "
+            "nodes the same"
+        )
+    against = _against(told)
+    wanted = first.wanted
+    if wanted not in PLAIN and against:
+        raise BadInput(f"--backend is {wanted}, but {against}; use --backend gloo")
+    most = max(Counter((t.host, t.device) for t in told if t.device).values(), default=1)
+    if wanted == "gloo" or against or not first.device:
+        why = "asked for" if wanted == "gloo" and first.device else against or first.why
+        return Choice("gloo", f"{why}{_part(most)}", 1 / most)
+    one = f"a {words(first.kind, 1)[2:]}" if first.each == 1 else words(first.kind, first.each)
+    return Choice(first.backend, f"{one} for each rank")
+
+
+def _against(told: Sequence[Told]) -> str:
+    """Why the accelerator's own backend will not do; empty if it will."""
+    places = Counter((t.host, t.device) for t in told)
+    have = [t for t in told if t.device]
+    if not have:
+        return told[0].why or "no GPU here"
+    for rank, t in enumerate(told):
+        if not t.device:
+            return f"rank {rank} on {t.host} has no GPU, where others have"
+        if (t.kind, t.backend) != (told[0].kind, told[0].backend):
+            return f"rank {rank} on {t.host} computes on {t.kind}, rank 0 on {told[0].kind}"
+        if not t.backend:
+            return f"{t.kind} has no backend of its own"
+    if len(places) < len(told):
+        return f"{len(told)} ranks share {words(told[0].kind, len(places))}"
+    return ""
+
+
+def _part(most: int) -> str:
+    return f", each at most 1/{most} of the memory" if most > 1 else ""
+
+
+def choose(world: World, store: Store, devices: Devices, device: str) -> Choice:
+    """What rank 0 decides for all.
+
+    Raises:
+        BadInput: On all ranks alike.
+    """
+    each = devices.visible[world.local_rank].count(",") + 1 if devices.visible else 1
+    mine = Told(
+        socket.gethostname(), device, devices.kind, devices.backend, devices.wanted, each, devices.why
+    )
+    store.set(f"computes/{world.rank}", json.dumps(asdict(mine)))
+    if world.rank == 0:
+        told = [Told(**json.loads(store.get(f"computes/{rank}"))) for rank in range(world.world_size)]
+        try:
+            said = json.dumps(asdict(decide(told)))
+        except BadInput as error:
+            said = REFUSED + str(error)
+        store.set("backend", said)
+    said = store.get("backend").decode()
+    if said.startswith(REFUSED):
+        raise BadInput(said[1:])
+    return Choice(**json.loads(said))

@@ -1,0 +1,31 @@
+"""A fresh interpreter's first lines: `python boot.py MODULE ARGUMENT ...` calls `main` of a module of ours.
+
+Run by its path, so that the frame at the bottom of the stack is known as ours: that of `python -c` would
+pass for a line of the user's. The script finds `sys.path` as `python -c` would leave it.
+"""
+
+import importlib
+import importlib.util
+import os
+import sys
+
+BOOT = os.path.abspath(__file__)
+
+
+def boot(module: str, *arguments: str) -> None:
+    """Be the package that this file is of, wherever it lies, and whichever other is installed."""
+    folder = os.path.dirname(os.path.dirname(BOOT))
+    spec = importlib.util.spec_from_file_location(
+        "autoddp", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["autoddp"] = package = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(package)
+    importlib.import_module(module).main(*arguments)
+
+
+if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        sys.path[0] = ""  # this file's folder
+    boot(*sys.argv[1:])

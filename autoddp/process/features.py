@@ -1,0 +1,62 @@
+"""One file for each promise kept; each a small class of patches; none imports another."""
+
+from autoddp.effects.children import Children
+from autoddp.effects.clocks import Clocks
+from autoddp.effects.console import Console
+from autoddp.effects.descriptors import Descriptors
+from autoddp.effects.downloads import Downloads
+from autoddp.effects.files import Files
+from autoddp.effects.folders import Folders
+from autoddp.effects.identity import Identity
+from autoddp.effects.library_files import Holders
+from autoddp.effects.processes import Processes
+from autoddp.effects.programs import Programs
+from autoddp.effects.randomness import Randomness
+from autoddp.effects.signals import Signals
+from autoddp.effects.temporary import Temporary
+from autoddp.effects.trackers import Trackers
+from autoddp.effects.unshared_folders import Nodes
+from autoddp.effects.witness import Witness
+from autoddp.patching import Feature
+from autoddp.process.own_groups import Groups
+from autoddp.training.averaging import Averaging
+from autoddp.training.batchnorm import BatchNorm
+from autoddp.training.explanation import Explanation
+from autoddp.training.gradients import Gradients
+from autoddp.training.loaders import Loaders
+from autoddp.training.local_view import LocalView
+from autoddp.training.modules import Modules
+from autoddp.training.scaling import Scaling
+from autoddp.training.sharding import Sharding
+from autoddp.training.visible_devices import Visible
+
+FEATURES: tuple[type[Feature], ...] = (
+    Console,
+    Randomness,
+    Clocks,
+    Signals,
+    Nodes,  # what it opens, Files looks for on scratch first
+    Files,
+    Descriptors,
+    Holders,
+    Trackers,
+    Folders,
+    Temporary,
+    Downloads,
+    Programs,
+    Processes,
+    Children,
+    Groups,
+    Scaling,
+    LocalView,
+    Averaging,
+    Loaders,
+    Visible,
+    Modules,
+    BatchNorm,
+    Gradients,
+    Sharding,  # hides gradients after they were compared
+    Explanation,
+    Identity,
+    Witness,
+)

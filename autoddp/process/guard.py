@@ -1,0 +1,57 @@
+"""A script's own DDP: its ranks shall not each train by themselves, and may ask for what is not here."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from autoddp.comm.world import World
+from autoddp.errors import BadInput
+from autoddp.process.own_ddp import Form
+from autoddp.report import PREFIX
+
+DEVICES = re.compile("nccl|cuda|gpu|nvidia", re.IGNORECASE)  # in the words of an error that asks for one
+
+
+class Guard(ExitStack):
+    """Inside, the first optimizer step of one of several ranks finds them in one process group."""
+
+    def __init__(self, line: str, size: int) -> None:
+        super().__init__()
+        self.line, self.size = line, size
+        if size > 1:
+            self.callback(register_optimizer_step_pre_hook(self._look).remove)
+
+    def _look(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.close()
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            raise BadInput(
+                f"init_process_group ({self.line}) was not called before the first step: each of {self.size} "
+                "processes would train by itself; give the script the arguments that it takes to be "
+                "distributed, or --own-ddp no for the numbers of one process"
+            )
+
+
+def tell_lacking(own: Form, name: str, world: World, folder: str | None) -> None:
+    """After an error that asks for GPUs that are not here: what the other way would give.
+
+    The rank of this node that fails first says it, since its launcher ends the others; `folder` is theirs.
+    """
+    there, error = torch.cuda.device_count(), getattr(sys, "last_value", None)
+    if there >= world.local_world_size or not DEVICES.search(str(error)):
+        return
+    try:
+        os.close(os.open(os.path.join(folder or os.devnull, "lacking"), os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return
+    except NotADirectoryError:
+        if world.local_rank:
+            return
+    print(f"{PREFIX} {own.lacking(name, there)}", file=sys.stderr, flush=True)

@@ -1,0 +1,187 @@
+"""Every signal that reaches the launcher reaches each of its ranks, once.
+
+A terminal's Ctrl-C goes to the whole foreground group, `kill` to the launcher alone. So each rank
+tells of the signals it has had, through the descriptor that Python's own handler writes to
+(`signal.set_wakeup_fd`), and the launcher passes on only what is missing. A second Ctrl-C while the first
+is still being handled ends the job at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from types import FrameType
+from typing import Any
+
+from autoddp.comm.signal_sync import RETURNED
+
+FORWARDED = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+SETTLE = 0.1  # seconds in which a rank that had the signal by itself has told of it
+ALONE = 5.0  # seconds that the others have, at most, once it is rank 0 that has ended after a signal
+STALE = 1.0  # seconds until a rank has told of a signal, unless two came as one
+TICK = 0.05
+RUNNING = -1
+
+
+class Signalled(Exception):
+    """A signal has ended the ranks: they are not started again."""
+
+
+class Signals:
+    """Made before the fork; the launcher and the ranks each use their half."""
+
+    def __init__(self, ranks: int, grace: float) -> None:
+        self.launcher = os.getpid()
+        self.ranks, self.grace = ranks, grace
+        self.ending: int | None = None  # the signal that is to end the job
+        self._interrupted = False
+        self._found = {number: signal.getsignal(number) for number in FORWARDED}
+        self._heard: list[Counter[int]] = [Counter() for _ in range(ranks)]
+        self._passed_on: list[Counter[int]] = [Counter() for _ in range(ranks)]  # not told of yet
+        self._last = 0.0
+        self._pipes = [os.pipe() for _ in range(ranks)]
+        for ends in self._pipes:
+            for end in ends:
+                os.set_blocking(end, False)
+        shared = (ctypes.c_int * (2 * ranks)).from_buffer(
+            mmap.mmap(-1, 2 * ranks * ctypes.sizeof(ctypes.c_int))
+        )
+        self._pids = shared
+        for rank in range(ranks):
+            shared[ranks + rank] = RUNNING
+
+    # ---- the launcher's half
+
+    def wait(self) -> None:
+        """Until then, torch may wait for other nodes where no handler of Python's can run."""
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    def listen(self) -> None:
+        """From here on signals are passed on; what was ignored stays ignored (nohup)."""
+        for number, handler in self._found.items():
+            if handler not in (signal.SIG_IGN, None):
+                signal.signal(number, self._pass_on)
+
+    def check(self) -> None:
+        """Called before ranks start again.
+
+        Raises:
+            Signalled: A signal is to end the job.
+        """
+        if self.ending is not None:
+            raise Signalled
+
+    def leave(self) -> None:
+        """Put the launcher's own handlers back."""
+        for number, handler in self._found.items():
+            if handler is not None:
+                signal.signal(number, handler)
+
+    def code_of(self, local_rank: int) -> int | None:
+        """The exit code with which a rank's script ended by itself, if it did."""
+        code = self._pids[self.ranks + local_rank]
+        return None if code == RUNNING else code
+
+    def restart(self) -> tuple[int, int] | None:
+        """The ranks start once more; the first that had ended by itself and failed, and its exit code."""
+        codes = [self.code_of(rank) for rank in range(self.ranks)]
+        for rank in range(self.ranks):
+            self._pids[rank], self._pids[self.ranks + rank] = 0, RUNNING
+            self._has_had(rank, 0)  # what the old ranks have told
+            self._heard[rank].clear()
+            self._passed_on[rank].clear()
+        return next(((rank, code) for rank, code in enumerate(codes) if code), None)
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self.launcher:
+            os._exit(128 + number)  # a rank that has not arrived yet: nothing was started
+        if number == signal.SIGINT and self._interrupted and not self._is_through(number):
+            self.ending = self.ending or number
+            self._kill()
+            return
+        self._interrupted |= number == signal.SIGINT
+        time.sleep(SETTLE)
+        self._send(number)
+        if number in ENDING and self.ending is None:
+            self.ending = number
+            threading.Thread(target=self._see_to_the_end, daemon=True).start()
+
+    def _send(self, number: int) -> None:
+        for child in multiprocessing.active_children():
+            rank = self._rank_of(child.pid)
+            if rank is not None and self._has_had(rank, number):
+                continue
+            assert child.pid is not None
+            os.kill(child.pid, number)  # an unwaited child: the number is still its own
+            if rank is not None:
+                self._passed_on[rank][number] += 1
+        self._last = time.monotonic()
+
+    def _rank_of(self, pid: int | None) -> int | None:
+        pids = list(self._pids[: self.ranks])
+        return pids.index(pid) if pid in pids else None
+
+    def _kill(self) -> None:
+        for child in multiprocessing.active_children():
+            child.kill()
+
+    def _has_had(self, rank: int, number: int) -> bool:
+        heard, ours = self._heard[rank], self._passed_on[rank]
+        with contextlib.suppress(BlockingIOError):  # it has told of nothing new
+            heard.update(os.read(self._pipes[rank][0], 4096))
+        echo = heard & ours  # it tells of what it had from here, too
+        heard -= echo
+        ours -= echo
+        if time.monotonic() - self._last > STALE:
+            ours.clear()
+        return heard.pop(number, 0) > 0
+
+    def _is_through(self, number: int) -> bool:
+        """Whether the script's own handler has returned: it goes on, and may be signalled again."""
+        through = [self._has_had(rank, RETURNED + number) for rank in range(self.ranks)]  # all are asked
+        return any(through)
+
+    def _see_to_the_end(self) -> None:
+        """A script may outlive a signal, but not alone: one rank that ends takes all with it."""
+        while all(self.code_of(rank) is None for rank in range(self.ranks)):
+            time.sleep(TICK)
+        deadline = time.monotonic() + self.grace
+        while time.monotonic() < deadline:
+            if self.code_of(0) is not None:
+                deadline = min(deadline, time.monotonic() + ALONE)
+            time.sleep(TICK)
+        self._kill()
+
+    # ---- a rank's half
+
+    def arrive(self, local_rank: int) -> None:
+        """In the fork: the handlers that one process would have, and news to the launcher."""
+        # the kernel ends this rank with its launcher, however that ends
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        if os.getppid() != self.launcher:
+            os._exit(1)
+        self._pids[local_rank] = os.getpid()
+        signal.set_wakeup_fd(self._pipes[local_rank][1], warn_on_full_buffer=False)
+        for number, handler in self._found.items():
+            if handler is not None:
+                signal.signal(number, handler)
+
+    def ended(self, local_rank: int, code: int) -> None:
+        """The script has ended by itself."""
+        self._pids[self.ranks + local_rank] = code
+
+
+def default() -> dict[int, Any]:
+    """Make this process end on every signal that ends one; what stood there before."""
+    return {number: signal.signal(number, signal.SIG_DFL) for number in ENDING}

@@ -1,0 +1,122 @@
+"""Addresses and interfaces: where the master is, and by which interface it is reached."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import socket
+import struct
+
+from autoddp.comm.world import is_host
+from autoddp.errors import BadInput
+
+VALIDATE = struct.pack("<BI", 0, 0x3C85F7CE)  # what a client of TCPStore says first
+NONCE = b"\r\n\r\n"  # a store echoes it, what waits for lines has some
+PING = bytes([13])
+ANSWER = 3.0  # seconds
+SIOCGIFADDR = 0x8915  # linux: the IPv4 address of an interface
+
+
+def resolve(host: str) -> None:
+    """Check that the master's name means something here.
+
+    Raises:
+        BadInput: It does not.
+    """
+    if not is_host(host):
+        raise BadInput(f"--master-addr is {host!r}, which is no address; give one that every node can reach")
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError as error:
+        raise BadInput(
+            f"--master-addr is {host}, which this machine cannot resolve ({error.strerror}); "
+            "give an address that every node can reach"
+        ) from None
+
+
+def is_here(host: str) -> bool:
+    """Whether it is an address of this machine."""
+    for family, kind, number, _, where in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+        with socket.socket(family, kind, number) as probe, contextlib.suppress(OSError):
+            probe.bind(where)
+            return True
+    return False
+
+
+def is_free(port: int) -> bool:
+    """Whether this node can listen there."""
+    try:
+        check_free(port)
+    except BadInput:
+        return False
+    return True
+
+
+def check_free(port: int) -> None:
+    """Check that this node can listen on `port`.
+
+    Raises:
+        BadInput: It is no port, or another process listens there.
+    """
+    if not 0 < port < 65536:
+        raise BadInput(f"--master-port is {port}; a port is from 1 to 65535")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise BadInput(
+                f"--master-port is {port}, which cannot be used ({error.strerror}); "
+                "give a free port, the same one on every node"
+            ) from None
+
+
+def check_node_0(host: str, port: int) -> None:
+    """Check that what answers there, if anything does yet, is the store of node 0.
+
+    Torch's own client would wait for half an hour. The words are those of its protocol, which it keeps
+    since 2.1; silence proves nothing, so only an answer that no store gives is refused.
+
+    Raises:
+        BadInput: It is something else, an HTTP server say.
+    """
+    said = _answer(host, port)
+    if said and not NONCE.startswith(said[: len(NONCE)]):
+        raise BadInput(
+            f"--master-port is {port}, where {host} answers {said.splitlines()[0]!r}, which is no node 0 of "
+            "a job; give the port that node 0 was started with"
+        )
+
+
+def has_store(host: str, port: int) -> bool:
+    """Whether a store listens there."""
+    return _answer(host, port).startswith(NONCE)
+
+
+def _answer(host: str, port: int) -> bytes:
+    """What is said there to the client of a store; nothing where nobody is, or takes its time."""
+    try:
+        with socket.create_connection((host, port), ANSWER) as probe:
+            probe.sendall(VALIDATE + PING + NONCE)
+            return probe.recv(64)
+    except OSError:
+        return b""
+
+
+def interface_to(host: str) -> str | None:
+    """The interface that routes to `host`; None where it has no IPv4 route."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))  # UDP: picks a route, sends nothing
+        except OSError:
+            return None
+        own = probe.getsockname()[0]
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)
+            except OSError:
+                continue  # an interface without an IPv4 address
+            if socket.inet_ntoa(answer[20:24]) == own:
+                return name
+    return None

@@ -1,0 +1,85 @@
+"""In what form a script is launched: it may be distributed by itself.
+
+It is so only if `python` would make it so, too: where it joins a process group whatever a launcher has set.
+Else ranks see one process: the script goes the way that it goes under `python`, and should that lead to a
+process group after all, the feature `groups` says what to do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from autoddp.process.source import FLAGS, Found
+
+
+class Kind(Enum):
+    """How the processes of a script come to be."""
+
+    VIEW = "ranks, of which each sees one process"
+    RANKS = "ranks as torchrun starts them"
+    ONCE = "one process, which starts the others itself"
+
+
+@dataclass(frozen=True)
+class Form:
+    """What was decided, and by which line of the script."""
+
+    kind: Kind
+    line: str = ""
+    always: bool = False  # whether that line runs whatever the environment
+    flag: str = ""  # by which the script's parser takes its local rank
+
+    def said(self, name: str) -> str:
+        """The line at the start that says which way the script goes, where there are two."""
+        if self.kind is Kind.VIEW:
+            return (
+                f"{name} calls init_process_group where a launcher has set its variables ({self.line}): "
+                "run as python runs it, without; --own-ddp yes takes that branch"
+            )
+        passed = f" with {self.flag}" if self.flag else ""
+        launched = f"launched as torchrun would{passed}, nothing else is done"
+        if not self.line:
+            return f"--own-ddp yes: {name} is {launched}"
+        other = "" if self.always else " (--own-ddp no takes its one-process branch, on all ranks)"
+        return f"{name} calls init_process_group itself ({self.line}): {launched}{other}"
+
+    def lacking(self, name: str, devices: int) -> str:
+        """The line after an error of a script that asked for devices that are not here."""
+        there = f"{devices or 'no'} GPU{'s' * (devices != 1)}"
+        here = f"{name} is distributed by itself, and asked for more than is here ({there})"
+        if self.always:
+            return f"{here}; --own-ddp no would not help: {self.line} runs whatever the environment"
+        return f"{here}; --own-ddp no runs its one-process branch, on all ranks, with one process's numbers"
+
+    def arguments(self, given: tuple[str, ...], local_rank: int) -> tuple[str, ...]:
+        """The script's, with its local rank where it takes that as one and the user gave none."""
+        if not self.flag or any(argument.partition("=")[0] in FLAGS for argument in given):
+            return given
+        return (f"{self.flag}={local_rank}", *given)
+
+
+def of(found: Found, own_ddp: str) -> Form:
+    """The form for what a script's source says, and for the option."""
+    if own_ddp == "no":
+        return Form(Kind.VIEW)
+    forced = own_ddp == "yes"
+    if found.starts and (found.always or forced):
+        return Form(Kind.ONCE, found.starts, found.always)
+    joins = "" if found.starts else found.joins
+    if forced or (joins and (found.always or (found.flag and not found.asks))):
+        return Form(Kind.RANKS, found.joins, found.always, found.flag)
+    return Form(Kind.VIEW, joins if found.asks else "")
+
+
+def once(name: str, line: str) -> str:
+    """The line at the start of a script that starts its ranks itself."""
+    return f"{name} starts its ranks itself ({line}): run once, as python would; --nproc is left to it"
+
+
+def twice(name: str, line: str, size: int) -> str:
+    """Why such a script is no rank of a job."""
+    return (
+        f"{name} starts its ranks itself ({line}), but another launcher has started {size} processes of it "
+        "already; start it by autoddp run or by python"
+    )

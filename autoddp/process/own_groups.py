@@ -1,0 +1,97 @@
+"""A script that turns out to be distributed by itself is told how to launch it."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from autoddp.effects.engine import Call
+from autoddp.errors import BadInput
+from autoddp.patching import Feature, patch
+from autoddp.process.source import joins
+from autoddp.report import is_users, users_line
+
+WAY_OUT = "autoddp run --own-ddp yes leaves that to the script"
+TRAINERS = ("lightning", "pytorch_lightning", "lightning_fabric", "accelerate")
+LIGHTNINGS = tuple(
+    f"{package}.strategies.launchers.subprocess_script:_SubprocessScriptLauncher._call_children_scripts"
+    for package in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
+)
+
+
+class Groups(Feature):
+    """Ranks that see one process make no process group besides."""
+
+    name: ClassVar[str] = "groups"
+    without: ClassVar[str] = "every rank makes the process groups, and starts the ranks, that the script does"
+    views: ClassVar[tuple[str, ...]] = ("global",)
+
+    @patch(
+        "torch.distributed:init_process_group",
+        "torch.distributed.distributed_c10d:init_process_group",
+        why="ranks that each see one process would meet at one address as the same rank",
+    )
+    def refuse(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Where one process would fail for lack of a launcher's variables, so does each rank."""
+        named = Call(wrapped, args, kwargs).named
+        if _from_variables(named) and "WORLD_SIZE" not in os.environ:
+            what = f"init_process_group, where ranks see one process; {WAY_OUT}"
+            self.run.report.say_once("groups", users_line(), what)
+            return wrapped(*args, **kwargs)
+        raise BadInput(f"{users_line()} makes a process group itself, where ranks see one process; {WAY_OUT}")
+
+    @patch(
+        "multiprocessing.process:BaseProcess.start",
+        why="each rank would start the ranks of a script that starts its own",
+    )
+    def start(self, wrapped: Callable[..., Any], process: Any, args: Any, kwargs: Any) -> Any:
+        """`torch.multiprocessing.spawn` goes this way, too."""
+        target = process._target
+        if getattr(target, "__module__", None) == "torch.multiprocessing.spawn":
+            target = process._args[0]
+        while isinstance(target, functools.partial):
+            target = target.func
+        if _meets(target):
+            name = getattr(target, "__name__", type(target).__name__)
+            raise BadInput(
+                f"{users_line()} starts processes of {name}(), which makes a process group, and "
+                f"every rank would start them; {WAY_OUT}"
+            )
+        return wrapped(*args, **kwargs)
+
+    @patch(
+        *LIGHTNINGS,
+        why="Lightning would start its other ranks as programs, which wait for ranks that do not come",
+        optional=True,
+    )
+    def start_programs(self, wrapped: Callable[..., Any], launcher: Any, args: Any, kwargs: Any) -> Any:
+        """Its trainer was asked for several devices."""
+        if launcher.num_processes < 2:
+            return wrapped(*args, **kwargs)
+        raise BadInput(
+            f"{users_line()} has Lightning start {launcher.num_processes} ranks, where ranks see one "
+            f"process; ask its trainer for 1 device, or {WAY_OUT}"
+        )
+
+
+def _meets(target: Any) -> bool:
+    """Whether a process of this joins a process group: the user's function by its source, or a trainer's."""
+    module = getattr(target, "__module__", None) or type(target).__module__
+    code = getattr(target, "__code__", None)
+    if code is not None and is_users(code.co_filename):
+        return _joins(code.co_filename, code.co_name)
+    return module.partition(".")[0] in TRAINERS
+
+
+def _from_variables(named: dict[str, Any]) -> bool:
+    """Whether the call leaves it to the environment who meets."""
+    return (
+        named.get("init_method") in (None, "env://")
+        and named.get("store") is None
+        and named.get("world_size", -1) < 0
+    )
+
+
+_joins = functools.cache(joins)

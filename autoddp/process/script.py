@@ -1,0 +1,240 @@
+"""Run a file or a module as `python` would: the script cannot tell the difference."""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import gc
+import io
+import os
+import runpy
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import ModuleType, TracebackType
+
+from autoddp.errors import BadInput
+from autoddp.process.source import Found, read
+
+OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+GLANCE = 1 << 16  # bytes of a file
+INTERRUPTED = 130  # 128 + SIGINT: what a shell makes of a Python that Ctrl-C ended
+
+
+@dataclass(frozen=True)
+class Script:
+    """A file, or with `module` a module's name, and the arguments that are its own."""
+
+    name: str
+    args: tuple[str, ...] = ()
+    module: bool = False
+
+    def find(self) -> str:
+        """The file that will run; nothing is imported to find it.
+
+        Raises:
+            BadInput: There is none.
+        """
+        if self.module:
+            return _find_module(self.name)
+        path = os.path.join(os.getcwd(), self.name)  # absolute but not normalised, as python does
+        if os.path.isdir(path):
+            raise BadInput(f"{self.name} is a directory; give the script in it, or -m for a package")
+        if not os.path.exists(path):
+            raise BadInput(f"no script at {self.name} (in {os.getcwd()}); check the path")
+        if not os.access(path, os.R_OK):
+            raise BadInput(f"{self.name} may not be read by this user; check its permissions")
+        _check_source(self.name, path)
+        return path
+
+    def read(self) -> Found:
+        """What its source says of ranks; nothing is run to find that out.
+
+        Raises:
+            BadInput: There is no such script.
+        """
+        path = self.find()
+        return read(path, os.getcwd() if self.module else os.path.dirname(os.path.realpath(path)))
+
+    def run(self, whole_traceback: bool = False, ended: Sequence[Callable[[], None]] = ()) -> int:
+        """Run it in a fresh `__main__`; the exit code, after printing what python would print.
+
+        Args:
+            whole_traceback: Leave our own frames in tracebacks: for a bug of ours.
+            ended: Called when it has ended, before what it raised is shown.
+        """
+        main = ModuleType("__main__")
+        main.__dict__.update(__builtins__=builtins)
+        if sys.version_info < (3, 14):
+            main.__dict__.update(__annotations__={})
+        sys.modules["__main__"] = main
+        return exit_code(self._run_module if self.module else self._run_file, whole_traceback, ended)
+
+    def _run_file(self) -> None:
+        path = self.find()
+        sys.argv = [self.name, *self.args]
+        if not sys.flags.safe_path:
+            sys.path[0] = os.path.dirname(os.path.realpath(path))
+        with open(path, "rb") as file:
+            source = file.read()
+        main = sys.modules["__main__"]
+        loader = SourceFileLoader("__main__", path)
+        main.__dict__.update(__file__=path, __cached__=None, __loader__=loader)
+        exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
+
+    def _run_module(self) -> None:
+        sys.argv = ["-m", *self.args]  # runpy puts the file's path in its place
+        if not sys.flags.safe_path:
+            sys.path[0] = os.getcwd()
+        # what `python -m` itself calls: same frames in tracebacks, same words for what is missing
+        runpy._run_module_as_main(self.name)  # type: ignore[attr-defined]
+
+
+def exit_code(
+    run: Callable[[], None], whole_traceback: bool = False, ended: Sequence[Callable[[], None]] = ()
+) -> int:
+    """Call it as the interpreter's outermost code: print what it raises, and make it a code."""
+    raised: BaseException | None = None
+    try:
+        run()
+    except BaseException as error:
+        raised = error
+    # from here on none is being handled: what a hook raises comes after it, not of it
+    for act in ended:
+        act()
+    if raised is None:
+        return 0
+    if isinstance(raised, SystemExit):
+        return _system_exit(raised)
+    if not whole_traceback:
+        strip(raised)
+    return _show(raised)
+
+
+def finish(code: int) -> int:
+    """What the interpreter does after the script: wait for threads, run `atexit`, flush."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is None or getattr(stream, "closed", False):
+            continue
+        try:
+            stream.flush()
+        except OSError:
+            code = code or 120  # python's own code for output that could not be written
+    return code
+
+
+def forget() -> None:
+    """Let go of what the script can close, as the interpreter does at its end: `__del__` is called, too.
+
+    A daemon thread, which the interpreter would stop before, needs its globals: then files are but flushed.
+    """
+    sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
+    sys.excepthook = sys.__excepthook__
+    if len(threading.enumerate()) == 1:
+        sys.last_type = sys.last_value = sys.last_traceback = None
+        space = vars(sys.modules["__main__"])
+        for name, value in list(space.items()):
+            if not isinstance(value, type) and (
+                hasattr(type(value), "close") or hasattr(type(value), "__del__")
+            ):
+                space[name] = None
+        del value
+        gc.collect()
+    for found in reversed(gc.get_objects()):  # a file is made after what lies beneath it
+        if issubclass(type(found), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)):
+            with contextlib.suppress(OSError, ValueError):  # closed, or as lost as at python's own end
+                found.flush()
+
+
+def _system_exit(ending: SystemExit) -> int:
+    if ending.code is None:
+        return 0
+    if isinstance(ending.code, int):
+        return ending.code & 0xFF
+    print(ending.code, file=sys.stderr)
+    return 1
+
+
+def _show(error: BaseException) -> int:
+    """Print it as the interpreter does at its outermost; the exit code."""
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit as ending:
+        return _system_exit(ending)
+    except BaseException as broken:
+        strip(broken)
+        print("Error in sys.excepthook:", file=sys.stderr)
+        sys.__excepthook__(type(broken), broken, broken.__traceback__)
+        print("\nOriginal exception was:", file=sys.stderr)
+        sys.__excepthook__(type(error), error, error.__traceback__)
+    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+
+
+def strip(error: BaseException) -> None:
+    """Take our frames out of its traceback, and out of those of what it came from."""
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        current = pending.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        current.__traceback__ = _without_ours(current.__traceback__)
+        pending += [current.__cause__, current.__context__]
+        if isinstance(current, BaseExceptionGroup):
+            pending += current.exceptions
+
+
+def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
+    kept: list[TracebackType] = []
+    while traceback is not None:
+        if not traceback.tb_frame.f_code.co_filename.startswith(OURS):
+            kept.append(traceback)
+        traceback = traceback.tb_next
+    for entry, following in zip(kept, [*kept, None][1:], strict=True):
+        entry.tb_next = following
+    return kept[0] if kept else None
+
+
+def _check_source(name: str, path: str) -> None:
+    """Whether that may be Python's, as far as it can be told at a glance.
+
+    Raises:
+        BadInput: It is a notebook, or no text.
+    """
+    with open(path, "rb") as file:
+        head = file.read(GLANCE)
+    if name.endswith(".ipynb") or (head.lstrip()[:1] == b"{" and b'"cell_type"' in head):
+        made = f"{name.removesuffix('.ipynb')}.py"
+        raise BadInput(
+            f"{name} is a notebook, which python does not run; jupyter nbconvert --to script {name} makes "
+            f"{made} of it, or call what is under @distributed in the notebook itself"
+        )
+    if b"\0" in head:
+        raise BadInput(
+            f"{name} is no Python source: it holds null bytes; give the script, as python takes it"
+        )
+
+
+def _find_module(name: str) -> str:
+    paths: Sequence[str] = sys.path if sys.flags.safe_path else [os.getcwd(), *sys.path[1:]]
+    spec: ModuleSpec | None = None
+    so_far = ""
+    for part in name.split("."):
+        so_far = f"{so_far}.{part}" if so_far else part
+        spec = PathFinder.find_spec(so_far, paths)
+        if spec is None:
+            raise BadInput(f"no module named {so_far}; check its name, and the folder you are in")
+        paths = list(spec.submodule_search_locations or ())
+    assert spec is not None
+    if spec.submodule_search_locations is not None:
+        return _find_module(f"{name}.__main__")
+    if spec.origin is None:
+        raise BadInput(f"module {name} has no source file; give one that python -m could run")
+    return spec.origin

@@ -1,0 +1,47 @@
+"""World -> Group -> features -> install ... undo, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from autoddp.comm.group import Group
+from autoddp.comm.world import World
+from autoddp.options import Options
+from autoddp.patching import Installation
+from autoddp.process.features import FEATURES
+from autoddp.process.run import Run
+from autoddp.process.watching.watch import Watch
+from autoddp.report import Report, library_modules, users_modules
+from autoddp.view import View
+
+
+@contextmanager
+def session(world: World, options: Options, group: Group, report: Report) -> Iterator[Run]:
+    """Everything that makes this process a rank is in force inside, and undone after.
+
+    With one rank in the world nothing is patched.
+    """
+    run = Run(world, options, group, View(group, options.draws, report), report)
+    several = world.local_world_size < world.world_size
+    chosen = [
+        feature(run)
+        for feature in FEATURES
+        if world.world_size > 1
+        and options.view in feature.views
+        and feature.wanted(options)
+        and feature.name not in options.disable
+        and (several or not feature.apart)
+    ]
+    for feature in FEATURES:
+        if world.world_size > 1 and options.view in feature.views and feature.name in options.disable:
+            report.say_once("disabled", f"--disable {feature.name}", feature.without)
+    watch = Watch(group, report, options.hang_timeout) if options.hang_timeout and group.size > 1 else None
+    with Installation(chosen, users_modules, library_modules):
+        if watch is not None:
+            watch.start()
+        try:
+            yield run
+        finally:
+            if watch is not None:
+                watch.stop()

@@ -1,0 +1,205 @@
+"""A thread of each rank: it says where its rank stands, and on rank 0 judges what all have said.
+
+A rank that waits in a collective cannot say anything itself, nor be told: so whoever finds that the job
+hangs writes down where each rank stands and ends its process; the launchers end the others.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from autoddp.comm.position import COLLECTIVE
+from autoddp.errors import Disagreement, RankEnded
+from autoddp.process import streams
+from autoddp.process.watching.device import Behind
+from autoddp.process.watching.judge import Case, Standing, judge
+from autoddp.process.watching.pulse import Pulse
+from autoddp.report import PREFIX
+
+if TYPE_CHECKING:
+    from autoddp.comm.group import Group
+    from autoddp.report import Report
+
+OFTEN = 8  # looks within the time after which a job counts as hanging
+LONGEST = 5.0  # seconds between two looks, at most
+ANSWER = 2.0  # seconds in which the ranks say their stacks
+FLUSH = 1.0  # seconds for what was printed; the stream may be locked by who hangs
+CODE = 1
+
+
+class Watch:
+    """One rank's."""
+
+    def __init__(self, group: Group, report: Report, timeout: float) -> None:
+        self.group, self.report, self.timeout = group, report, timeout
+        self.rank, self.lines = group.rank, dict(group.channel.beats)
+        self.pulse = Pulse(threading.get_ident(), threading.get_native_id())
+        self.behind = Behind()
+        self.where = f"{socket.gethostname()}, process {os.getpid()}"
+        self.said = timeout  # how long a wait was when it was last spoken of
+        self.known = {rank: _unheard(rank) for rank in self.lines}
+        self.heard = dict.fromkeys(self.lines, time.monotonic())
+        self.ended: list[int] = []
+        self.stacks: dict[int, list[str]] = {}
+        self._over, self._ended = threading.Event(), threading.Event()
+
+    def start(self) -> None:
+        """From here on; `threading` does not know the thread, as the script would find it there."""
+        _thread.start_new_thread(self._run, ())
+
+    def stop(self) -> None:
+        """The script has ended; how ranks end is the launcher's affair."""
+        self._over.set()
+        self._ended.wait()
+
+    def _run(self) -> None:
+        try:
+            self._watch()
+        finally:
+            self._ended.set()
+
+    def _watch(self) -> None:
+        period = min(LONGEST, self.timeout / OFTEN)
+        while True:  # at once: a rank that is stopped soon has said which process it is
+            try:
+                self._look()
+            except Disagreement as error:
+                self._end([f"{PREFIX} {error}"])
+            if self._over.wait(period):
+                return
+
+    def _look(self) -> None:
+        standing, passed = self._standing(), self.group.exchange.told()
+        for line in self.lines.values():
+            line.send(json.dumps(["at", vars(standing)]).encode())
+            if self.rank and passed[1]:
+                line.send(json.dumps(["passed", passed]).encode())
+        self._hear()
+        if self.rank == 0:
+            self.group.exchange.look()
+            self._judge(standing)
+        elif standing.waits >= self.timeout and self._age(0) >= self.timeout + ANSWER:
+            self._end(self._report([standing], [self.known[0]]))
+
+    def _standing(self) -> Standing:
+        kind, words, since = self.group.position.now
+        waited, idle = time.monotonic() - since if kind else 0.0, self.pulse.idle()
+        behind = self.behind.waits(self.pulse.places()) if self.group.native else 0.0
+        if behind:
+            idle = max(idle, behind)
+            if not kind:  # it waits for the device, and that for other ranks
+                kind, words, waited = COLLECTIVE, self.group.exchange.passed.newest(), behind
+        return Standing(self.rank, kind, words, waited, idle, self.pulse.line(), os.getpid())
+
+    def _age(self, rank: int) -> float:
+        return time.monotonic() - self.heard[rank]
+
+    def _hear(self) -> None:
+        for rank, line in list(self.lines.items()):
+            try:
+                came = line.arrived()
+            except RankEnded:
+                del self.lines[rank]  # it has come to its end, as all do
+                self.ended.append(rank)
+                continue
+            for what, told in map(json.loads, came):
+                self.heard[rank] = time.monotonic()
+                self._note(rank, what, told)
+
+    def _note(self, rank: int, what: str, told: Any) -> None:
+        if what == "at":
+            self.known[rank] = Standing(**told)
+        elif what == "passed":
+            self.group.exchange.hear(rank, told)
+        elif what == "stack":
+            self.stacks[rank] = told
+        elif what == "tell":
+            self.lines[0].send(json.dumps(["stack", [self.where, *self.pulse.stack()]]).encode())
+        elif what == "end":
+            self._end([])
+
+    # ---- rank 0
+
+    def _judge(self, own: Standing) -> None:
+        others = [self.known[rank] for rank in self.lines]
+        ranks = [own, *(Standing(**vars(r) | {"heard": self._age(r.rank)}) for r in others)]
+        case, missing = judge(ranks, self.timeout)
+        waited = max((r.waits for r in ranks), default=0.0)
+        if case is Case.STUCK:
+            self._ask()
+            self._end(self._report(ranks, missing))
+        elif case is Case.FINE:
+            self.said = self.timeout
+        elif waited >= self.said:
+            self.said = 2 * waited  # again when it is twice as long
+            self.report.say(_slow(ranks, missing))
+
+    def _ask(self) -> None:
+        """Have all ranks say their stacks."""
+        for line in self.lines.values():
+            line.send(json.dumps(["tell", None]).encode())
+        deadline = time.monotonic() + ANSWER
+        while set(self.lines) - set(self.stacks) and time.monotonic() < deadline:
+            self._hear()
+            time.sleep(0.02)
+
+    def _report(self, ranks: list[Standing], missing: list[Standing]) -> list[str]:
+        self.stacks[self.rank] = [self.where, *self.pulse.stack()]
+        since = min(r.still for r in ranks)
+        lines = [
+            f"{PREFIX} the job hangs: for {since:.0f} s no rank has got anywhere ({self._why(missing)}); "
+            "it is ended, see --hang-timeout"
+        ]
+        for r in [*ranks, *(m for m in missing if m not in ranks)]:
+            where, *frames = self.stacks.get(r.rank, ["it does not answer"])
+            lines.append(f"{PREFIX} rank {r.rank} ({where}) {_does(r)}")
+            lines += [f"    {frame}" for frame in frames]
+        return lines
+
+    def _why(self, missing: list[Standing]) -> str:
+        if missing:
+            return "missing: " + ", ".join(f"rank {r.rank}" for r in missing)
+        if self.ended:
+            return ", ".join(f"rank {rank} has ended" for rank in self.ended)
+        return "each waits for another"
+
+    def _end(self, lines: list[str]) -> None:
+        """Nothing on the main thread can be told any more; what was printed is kept if that can be."""
+        flushing = threading.Thread(target=streams.flush, daemon=True)
+        flushing.start()
+        flushing.join(FLUSH)
+        with contextlib.suppress(OSError):
+            os.write(2, "".join(f"{line}\n" for line in lines).encode())
+        if self.rank == 0:
+            near = range(self.group.world.local_world_size)
+            for rank, line in self.lines.items():
+                if rank not in near:  # its launcher does not see this rank's end
+                    line.send(json.dumps(["end", None]).encode())
+                elif rank not in self.stacks and self.known[rank].pid:
+                    os.kill(self.known[rank].pid, signal.SIGCONT)  # or it would not heed its launcher
+        os._exit(CODE)
+
+
+def _unheard(rank: int) -> Standing:
+    return Standing(rank, "", "", 0.0, 0.0, "?")
+
+
+def _does(r: Standing) -> str:
+    if r.waits:
+        return f"has waited for {r.waits:.0f} s in «{r.words}»"
+    busy = f", idle for {r.idle:.0f} s" if r.idle >= 1 else ""
+    return f"is at {r.line}{busy}"
+
+
+def _slow(ranks: list[Standing], missing: list[Standing]) -> str:
+    waiting = max(ranks, key=lambda r: r.waits)
+    whom = ", ".join(f"rank {r.rank}, at {r.line}" for r in missing)
+    return f"rank {waiting.rank} has waited for {waiting.waits:.0f} s in «{waiting.words}» for {whom}"

@@ -1,0 +1,291 @@
+"""One rank: join the others, open a session, hand over to the script, end together."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import re
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from autoddp.comm import accelerator
+from autoddp.comm.collective_check import WAITS
+from autoddp.comm.group import Group
+from autoddp.comm.place import HERE
+from autoddp.comm.world import LARGEST, World, give, hide, keep_to_libraries
+from autoddp.errors import BadInput
+from autoddp.options import Options
+from autoddp.process import devices, launcher_signals, network, own_ddp, streams
+from autoddp.process.backend import Choice, choose
+from autoddp.process.devices import Devices
+from autoddp.process.guard import Guard, tell_lacking
+from autoddp.process.job_folder import Private
+from autoddp.process.own_ddp import Form, Kind
+from autoddp.process.script import Script, finish, forget
+from autoddp.process.session import session
+from autoddp.process.streams import Logs
+from autoddp.report import Report
+
+PATIENCE = 5.0  # seconds that a rank above 0 that failed leaves to rank 0 to fail, and say so, too
+LAST = 60.0  # seconds that a rank 0 that hosts the store waits for the others to leave it
+TICK = 0.02
+LACKING = re.compile("invalid device|device (ordinal|index|id)")  # what a driver says of a wrong one
+
+
+@dataclass(frozen=True)
+class Job:
+    """What each rank of this node is told."""
+
+    script: Script
+    options: Options
+    devices: Devices
+    own: Form
+    logs: Logs
+    private: Private
+    random_state: Any  # Python's generator: a forked child would reseed it
+
+
+def run(job: Job) -> int:
+    """Be a rank, from torchrun's variables on; the exit code, after the script's own ending."""
+    world = World.read(os.environ)
+    set_threads(world)
+    if job.own.kind is not Kind.VIEW:
+        return by_itself(job, world)
+    random.setstate(job.random_state)
+    HERE.private = job.private.folder
+    if world.rank:
+        streams.redirect(job.logs.of(world.rank))
+    take_device(world, job.devices)
+    hidden = hide(os.environ) if job.options.view == "global" else dict(os.environ)
+    group, chosen = join(world, job.devices, hidden.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    if job.options.view == "global":
+        for name in ("OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME"):
+            keep_to_libraries(HERE.given, name)
+    HERE.world = world
+    report = Report(world.rank == 0 and not job.options.quiet, job.options.strict)
+    report.say(greeting(world, job.options, chosen, hidden))
+    if job.own.line and job.options.own_ddp == "auto":
+        report.say(job.own.said(job.script.name))
+    this = os.getpid()
+    with session(world, job.options, group, report) as mine:
+        code = job.script.run(job.options.verbose, mine.ended)
+        if code and LACKING.search(str(getattr(sys, "last_value", ""))):
+            seen = devices.words(job.devices.kind, torch.accelerator.device_count())
+            report.say(f"this rank sees {seen}; --gpus-per-rank gives each rank several")
+        if not code and os.getpid() == this:
+            group.conclude()
+        code = finish(code)
+        if os.getpid() != this:
+            leave(code)  # a child that the script forked has come to its end; the rank goes on
+        mine.effects.ending = True
+        forget()
+    if world.rank == 0 and job.options.report is not None:
+        Path(job.options.report).write_text(report.to_json())
+    launcher_signals.default()  # nothing of the script's is left that a signal could call
+    end(group, code)
+    return code
+
+
+def by_itself(job: Job, world: World) -> int:
+    """Be a rank of a script that does its own DDP: what torchrun would make of it."""
+    if world.world_size > world.local_world_size:
+        set_interface(world)
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()  # a fork has its parent's numbers; Python's reseeds itself
+    HERE.world = world
+    report = Report(world.rank == 0 and not job.options.quiet)
+    report.say(job.own.said(job.script.name))
+    script = replace(job.script, args=job.own.arguments(job.script.args, world.local_rank))
+    with Guard(job.own.line, world.world_size if job.options.own_ddp == "auto" else 1):
+        code = finish(script.run())
+    if code and not job.options.quiet:
+        tell_lacking(job.own, script.name, world, job.private.folder)
+    return code
+
+
+def joined(script: Script, options: Options, own: Form) -> int:
+    """Be a rank that another launcher has started.
+
+    Raises:
+        BadInput: The script would start ranks of its own on each.
+    """
+    world = World.read(os.environ)
+    if own.kind is Kind.ONCE and world.world_size > 1:
+        raise BadInput(own_ddp.twice(script.name, own.line, world.world_size))
+    found = find_devices(world.local_world_size, options)
+    logs = Logs(options.log_dir)
+    logs.make()
+    job = Job(script, options, found, own, logs, Private(), random.getstate())
+    terminal = os.dup(2)
+    code = run(job)
+    if code and logs.of(world.rank).exists():
+        with open(terminal, "w") as stderr:
+            print(logs.failure(world.rank, f"ended with exit code {code}"), file=stderr)
+    else:
+        logs.remove()
+    return code
+
+
+def find_devices(ranks: int, options: Options) -> Devices:
+    """What this node's ranks compute on."""
+    if torch.accelerator.current_accelerator() is None:
+        return devices.without_cuda(options.backend)
+    found = devices.there(os.environ)
+    own = "LOCAL_RANK" in os.environ  # another launcher's ranks, each of which may be shown its own
+    if own and "SLURM_GPUS_PER_TASK" in os.environ:
+        found = replace(found, names=found.names[: options.gpus_per_rank])
+    return devices.share(found, ranks, options.backend, options.gpus_per_rank, own)
+
+
+def set_threads(world: World) -> None:
+    """Share the cores; the first thing in a fork, whose inherited thread pool has no threads."""
+    cores = len(os.sched_getaffinity(0))
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    torch.set_num_threads(
+        int(asked)
+        if asked.isdecimal() and 0 < int(asked) <= LARGEST
+        else max(1, cores // world.local_world_size)
+    )
+
+
+def take_device(world: World, given: Devices) -> None:
+    """Show this rank its own device alone, whatever the script says about visible devices later.
+
+    Where the driver has been asked before, it shows all it did then: this rank's is the current one.
+    """
+    if not given.visible:
+        return
+    mine = given.visible[world.local_rank]
+    give(HERE.given, devices.variable(given.kind, os.environ), mine)
+    begin = getattr(torch.get_device_module(given.kind), "init", None)
+    if begin is not None:
+        begin()
+    several = torch.accelerator.device_count()
+    if several > mine.count(",") + 1:
+        torch.accelerator.set_device_index(world.local_rank % several)
+
+
+def join(world: World, given: Devices, attempt: str, store: Store | None = None) -> tuple[Group, Choice]:
+    """Meet the others of this attempt, leaving no trace of it for the script to see.
+
+    Raises:
+        BadInput: Something else is where rank 0 would have to listen, or the ranks cannot talk as is asked.
+    """
+    hook, known = sys.excepthook, "GLOO_SOCKET_IFNAME" in os.environ
+    set_interface(world)
+    chosen = Choice()
+
+    def backend(over: Store) -> str:
+        nonlocal chosen
+        mine = given.visible[world.local_rank] if given.visible else ""
+        chosen = choose(world, over, given, accelerator.identity(mine) if mine else "")
+        return chosen.backend
+
+    if store is None:
+        group = Group.join(hosted(world), attempt, backend)
+    else:
+        group = Group.over(world, store, backend(store))
+    sys.excepthook = hook  # torch's would put the rank before every line of a traceback
+    if not known:
+        os.environ.pop("GLOO_SOCKET_IFNAME", None)  # NCCL reads its own later, at first use
+    take_part_of_memory(chosen.part)
+    return group, chosen
+
+
+def take_part_of_memory(part: float) -> None:
+    """Leave the rest of a device to the ranks that share it."""
+    limit = getattr(torch.get_device_module(), "set_per_process_memory_fraction", None)
+    if part < 1 and limit is not None:
+        for device in accelerator.devices():
+            limit(part, device)
+
+
+def hosted(world: World) -> World:
+    """Rank 0 of a program that a worker of Ray Train runs finds that worker's store where it would listen.
+
+    Raises:
+        BadInput: Something else is there.
+    """
+    if world.rank or world.agent_store:
+        return world
+    try:
+        network.check_free(world.master_port)
+    except BadInput:
+        if "RAY_JOB_ID" in os.environ and network.has_store(world.master_addr, world.master_port):
+            return replace(world, agent_store=True)
+        raise BadInput(
+            f"MASTER_PORT is {world.master_port}, where rank 0 cannot listen: another process does; "
+            "give the job a free port"
+        ) from None
+    return world
+
+
+def set_interface(world: World) -> None:
+    """Talk by the interface that routes to the master, unless told otherwise."""
+    interface = network.interface_to(world.master_addr)
+    if interface is None:
+        return
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    if world.world_size > world.local_world_size and "NCCL_SOCKET_IFNAME" not in os.environ:
+        give(HERE.given, "NCCL_SOCKET_IFNAME", interface)
+
+
+def greeting(world: World, options: Options, chosen: Choice, environ: Mapping[str, str]) -> str:
+    """The line at the start: how many ranks, which backend and why, which view."""
+    nodes = int(environ.get("GROUP_WORLD_SIZE", math.ceil(world.world_size / world.local_world_size)))
+    return (
+        f"{world.world_size} ranks on {nodes} node{'s' * (nodes != 1)}, "
+        f"{chosen.backend} ({chosen.why}), {options.view} view"
+    )
+
+
+def end(group: Group, code: int) -> None:
+    """Leave in an order in which the user sees one failure, rank 0's if it fails too."""
+    world, store = group.world, group.store
+    group.channel.close()  # whoever waits for what this rank would have done learns that it will not
+    try:
+        asks = bool(world.rank and code)  # before it says that it has ended: then the store may go
+        failed = asks and _fails_too(store)
+        store.set(f"ended/{world.rank}", str(code))
+        if world.rank == 0 and not world.agent_store:
+            _wait(store, [f"ended/{rank}" for rank in range(world.world_size)], LAST)
+        elif failed and world.rank == world.local_rank:
+            time.sleep(PATIENCE)  # rank 0's launcher ends this rank when it has seen its end
+    except dist.DistError:
+        pass  # the store went with its host: nobody is left to wait for
+
+
+def _fails_too(store: Any) -> bool:
+    """Whether rank 0 does, and has said so; not if all it does is to wait for another rank's launcher."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        if store.check(["ended/0"]):
+            return bool(store.get("ended/0") != b"0")
+        if store.check([f"{WAITS}/0"]):
+            return False
+        time.sleep(TICK)
+    return False
+
+
+def _wait(store: Any, keys: list[str], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not store.check(keys):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(TICK)
+    return True
+
+
+def leave(code: int) -> NoReturn:
+    """End this process at once: torch's own teardown with gloo aborts now and then."""
+    streams.flush()
+    os._exit(code)

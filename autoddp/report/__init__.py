@@ -1,0 +1,165 @@
+"""Decisions with their reasons: what runs by rows, what gathers, what is whole, and why."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import sysconfig
+import tempfile
+from dataclasses import dataclass, field
+from functools import cache
+from types import FrameType, ModuleType
+from typing import TextIO
+
+from autoddp.errors import BadInput, one_line
+from autoddp.report.begun import Begun
+
+PREFIX = "[autoddp]"
+
+
+@dataclass
+class Decision:
+    """What was decided about one place in the user's script, and how often it came up."""
+
+    kind: str
+    where: str
+    what: str
+    count: int = 1
+
+
+@dataclass
+class Report:
+    """Collects decisions; rank 0 says each once, on stderr, in a line with [autoddp] before it."""
+
+    speaks: bool = False
+    strict: bool = False
+    stream: TextIO = field(default_factory=lambda: sys.stderr)
+    decisions: dict[tuple[str, str, str], Decision] = field(default_factory=dict)
+    begun: Begun = field(default_factory=Begun)  # whether the script has begun a line
+    held: list[str] = field(default_factory=list)  # what is said when it has ended it
+
+    def add(self, kind: str, where: str, what: str) -> bool:
+        """Note a decision; returns whether it is new."""
+        key = (kind, where, what)
+        if key in self.decisions:
+            self.decisions[key].count += 1
+            return False
+        self.decisions[key] = Decision(kind, where, what)
+        return True
+
+    def say(self, text: str) -> None:
+        """One line to the user, from rank 0 alone."""
+        if self.speaks:
+            print(f"{self.begun.end()}{PREFIX} {one_line(text)}", file=self.stream, flush=True)
+
+    def say_between(self, text: str) -> None:
+        """One line that can wait until the script has ended the one that it has begun: a bar, say."""
+        if self.begun():
+            self.held.append(text)
+        else:
+            self.say(text)
+
+    def release(self) -> None:
+        """Say what was held."""
+        held, self.held = self.held, []
+        for text in held:
+            self.say(text)
+
+    def say_once(self, kind: str, where: str, what: str) -> None:
+        """Note a decision and, the first time, say it."""
+        if self.add(kind, where, what):
+            self.say(f"{where}: {what}" if where else what)
+
+    def doubt(self, kind: str, where: str, what: str) -> None:
+        """Something that one process would not have done exactly so: said once, or with --strict refused.
+
+        Raises:
+            BadInput: The job is strict.
+        """
+        if self.strict:
+            raise BadInput(f"--strict: {where + ': ' if where else ''}{what}")
+        self.say_once(kind, where, what)
+
+    def of(self, kind: str) -> list[Decision]:
+        """All decisions of a kind, the most frequent first."""
+        found = [d for d in self.decisions.values() if d.kind == kind]
+        return sorted(found, key=lambda d: -d.count)
+
+    def to_json(self) -> str:
+        """All decisions, for --report PATH."""
+        return json.dumps([vars(d) for d in self.decisions.values()], indent=2)
+
+
+def is_users(filename: str) -> bool:
+    """Whether a code object's file is the user's: not Python's, not installed, not ours, not generated."""
+    return is_own(filename) and (not filename.startswith(_TEMPORARY) or _is_imported(filename))
+
+
+@cache
+def is_own(filename: str) -> bool:
+    """Whether a file is neither Python's, nor installed, nor ours; a library may have written it."""
+    if filename.endswith(_CUSTOMIZE):
+        return False
+    if filename.startswith("<"):
+        return filename.startswith(("<stdin", "<string", "<ipython"))
+    return not filename.startswith(_LIBRARIES) and not any(part in filename for part in INSTALLED)
+
+
+def _is_imported(filename: str) -> bool:
+    """Whether a file in the temporary folder lies where modules are imported from, as the user's own may.
+
+    A library that writes its code there loads it by its path. What was once the user's stays so: a script
+    may change its folder, and its path.
+    """
+    if filename in _imported:
+        return True
+    folders = [os.path.abspath(folder) for folder in ("", *sys.path)]
+    found = any(filename.startswith(folder + "/") for folder in folders)
+    if found:
+        _imported.add(filename)
+    return found
+
+
+_imported: set[str] = set()
+_CUSTOMIZE = ("/sitecustomize.py", "/usercustomize.py")  # the interpreter's own, wherever they lie
+INSTALLED = ("/site-packages/", "/dist-packages/")  # also a user's own, and a distribution's
+_TEMPORARY = tempfile.gettempdir() + "/"
+_PATHS = sysconfig.get_paths()
+_LIBRARIES = tuple(
+    {_PATHS[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+    | {os.path.dirname(os.path.dirname(__file__)) + "/"}
+)
+
+
+def users_modules() -> list[ModuleType]:
+    """The modules that are loaded of the user's own."""
+    loaded = list(sys.modules.items())
+    return [m for name, m in loaded if name == "__main__" or is_users(getattr(m, "__file__", None) or "<")]
+
+
+def library_modules() -> list[ModuleType]:
+    """The modules that are loaded of installed libraries; not torch's own, which are many."""
+    loaded = list(sys.modules.items())
+    files = ((name, m, getattr(m, "__file__", None) or "") for name, m in loaded if type(m) is ModuleType)
+    return [
+        module
+        for name, module, file in files
+        if name.partition(".")[0] not in ("torch", "autoddp") and any(part in file for part in INSTALLED)
+    ]
+
+
+def users_frame(depth: int = 1) -> FrameType | None:
+    """The nearest calling frame that runs the user's own code, or None."""
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def users_line(depth: int = 1) -> str:
+    """`train.py:41`, the line of the user's code that led here."""
+    frame = users_frame(depth + 1)
+    if frame is None:
+        return "?"
+    return f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"

@@ -1,0 +1,1 @@
+"""What is built upon whole runs: verify, bench."""

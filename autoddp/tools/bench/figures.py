@@ -1,0 +1,178 @@
+"""What a run's records come to, and what the rounds of a row come to."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from autoddp.tools.bench.parts import PARTS
+from autoddp.tools.bench.ways import Way
+from autoddp.tools.rehearse.runs import Left
+
+COMPUTING = "computing"
+WARM_UP = 5  # steps at most: proofs, the first allocations, DDP's buckets, which are made anew once
+NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One run's; times are rank 0's and in seconds, memory is in bytes and that of each rank."""
+
+    steps: int
+    warm_up: int  # of the steps, which are in no time below
+    samples: int  # rows of batches that were trained on, in all steps
+    batch: float  # rows of a step, its median
+    rate: float  # samples a second, over all measured steps
+    median: float
+    p95: float
+    shares: dict[str, float]
+    memory: list[int]
+    on_gpu: bool
+    threads: int
+    loss: float | None  # the mean of the last tenth of the losses, over ranks where each has its own
+    losses: list[float]
+    printed: str  # the last line
+    metric: float | None  # its last number
+    seconds: float  # of the run as a whole
+    step_seconds: list[float] = field(default_factory=list)
+
+
+def figures(left: Left, way: Way, by_hand: int | None) -> Figures:
+    """Those of a run of at least two steps.
+
+    Args:
+        left: What it left.
+        way: How it was run.
+        by_hand: Rows of a batch, where no loader makes them.
+    """
+    mine, warm = left.steps[0], warm_up(len(left.steps[0]))
+    rows = rows_of_steps(left, way.local, by_hand)
+    measured = mine[warm:]
+    times = [step["seconds"] for step in measured]
+    total = sum(times)
+    shares = {part: sum(step[part] for step in measured) / total for part in PARTS}
+    ends = [left.ends.get(rank, {}) for rank in range(way.ranks)]
+    losses = [end["losses"] for end in ends if end.get("losses")][: None if way.local else 1]
+    together = [statistics.fmean(some) for some in zip(*losses, strict=False)]
+    lines = [line.rstrip() for line in left.out.replace("\r", "\n").splitlines() if line.strip()]
+    printed = lines[-1] if lines else ""
+    gpu = any(end.get("GPU memory") for end in ends)
+    return Figures(
+        steps=len(mine),
+        warm_up=warm,
+        samples=sum(rows),
+        batch=statistics.median(rows),
+        rate=sum(rows[warm:]) / total,
+        median=statistics.median(times),
+        p95=percentile(times, 0.95),
+        shares=shares | {COMPUTING: 1 - sum(shares.values())},
+        memory=[end.get("GPU memory" if gpu else "memory") or 0 for end in ends],
+        on_gpu=gpu,
+        threads=ends[0].get("threads", 1),
+        loss=last_tenth(together),
+        losses=together,
+        printed=printed,
+        metric=last_number(printed),
+        seconds=left.seconds,
+        step_seconds=times,
+    )
+
+
+def rows_of_steps(left: Left, local: bool, by_hand: int | None) -> list[int]:
+    """What was trained on in each step: of the local view all ranks' shares, else what rank 0 sees.
+
+    A batch of fewer rows than ranks, which all ranks get in the local view, counts for each of them.
+    """
+    ranks = [left.steps[rank] for rank in sorted(left.steps)] if local else [left.steps[0]]
+    rows = [sum(step["rows"] for step in steps) for steps in zip(*ranks, strict=False)]
+    if not any(rows) and by_hand:
+        rows = [by_hand * step["backwards"] for step in left.steps[0]]
+    return rows
+
+
+def warm_up(steps: int) -> int:
+    """How many of so many steps are not measured: the first always, as it is where all begins."""
+    return max(1, min(WARM_UP, steps // 4))
+
+
+def percentile(values: list[float], part: float) -> float:
+    """The smallest value that so many are not above."""
+    return sorted(values)[math.ceil(part * len(values)) - 1]
+
+
+def last_tenth(values: list[float]) -> float | None:
+    """Its mean; of few values the last one."""
+    return statistics.fmean(values[-max(1, len(values) // 10) :]) if values else None
+
+
+def last_number(line: str) -> float | None:
+    """The last one that a line has."""
+    found = NUMBER.findall(line)
+    return float(found[-1]) if found else None
+
+
+@dataclass
+class Row:
+    """A way, and what it came to in each round; or why it did not."""
+
+    way: Way
+    rounds: list[Figures] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)  # the end of its traceback
+
+    def of(self, name: str) -> float:
+        """The median over rounds of a figure or a share."""
+        return statistics.median(
+            run.shares[name] if name in run.shares else getattr(run, name) for run in self.rounds
+        )
+
+    @property
+    def spread(self) -> float:
+        """By how much rounds lie above or below their middle, as a part of it."""
+        rates = [run.rate for run in self.rounds]
+        return (max(rates) - min(rates)) / (max(rates) + min(rates)) if max(rates) else 0.0
+
+    @property
+    def memory(self) -> int:
+        """The most that a rank had."""
+        return max(max(run.memory) for run in self.rounds)
+
+    @property
+    def loss(self) -> float | None:
+        """The median of the rounds' final losses."""
+        found = [run.loss for run in self.rounds if run.loss is not None]
+        return statistics.median(found) if found else None
+
+    def speed_up(self, plain: Row) -> float | None:
+        """The median over rounds, each against one process in the same round."""
+        pairs = zip(self.rounds, plain.rounds, strict=False)
+        found = [mine.rate / theirs.rate for mine, theirs in pairs if theirs.rate]
+        return statistics.median(found) if found else None
+
+    def data(self, plain: Row) -> dict[str, Any]:
+        """All of it, for JSON."""
+        about = {
+            "row": self.way.kind,
+            "ranks": self.way.ranks,
+            "nodes": self.way.nodes,
+            "options": asdict(self.way.options),
+        }
+        if not self.rounds:
+            return about | {"failed": self.failed}
+        names = ("steps", "samples", "batch", "rate", "median", "p95")
+        speed_up = self.speed_up(plain)
+        return about | {
+            **{name: self.of(name) for name in names},
+            "shares": {name: self.of(name) for name in self.rounds[0].shares},
+            "spread": self.spread,
+            "memory": self.memory,
+            "loss": self.loss,
+            "printed": self.rounds[-1].printed,
+            "metric": self.rounds[-1].metric,
+            "speed-up": speed_up,
+            "efficiency": None if speed_up is None else speed_up / self.way.devices,
+            "failed": self.failed,
+            "rounds": [asdict(run) for run in self.rounds],
+        }

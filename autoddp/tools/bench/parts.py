@@ -1,0 +1,63 @@
+"""Wall time of the step that goes on, by what it is spent in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter  # the clock itself: a script's own is answered by rank 0
+
+LOADING, GATHERING, GRADIENTS = "loading", "gathering", "gradients"
+PARTS = (LOADING, GATHERING, GRADIENTS)  # the rest of a step is computing
+
+
+class Parts:
+    """Nested parts count as the outermost of them.
+
+    A GPU works behind Python's back: it is waited for where a part begins and where it ends.
+    """
+
+    def __init__(self) -> None:
+        self.inside: str | None = None
+        self.entered = 0.0
+        self.restart()
+
+    def restart(self) -> None:
+        """A step begins."""
+        self.began = now()
+        self.spent = dict.fromkeys(PARTS, 0.0)
+
+    def begin(self, part: str) -> bool:
+        """From here on; whether it is the outermost."""
+        if self.inside is not None:
+            return False
+        self.inside, self.entered = part, now()
+        return True
+
+    def end(self) -> None:
+        """Of the part that was begun, if any."""
+        if self.inside is not None:
+            self.spent[self.inside] += now() - self.entered
+            self.inside = None
+
+    @contextmanager
+    def spend(self, part: str) -> Iterator[None]:
+        """What is done in here is that part."""
+        outermost = self.begin(part)
+        try:
+            yield
+        finally:
+            if outermost:
+                self.end()
+
+    def record(self) -> dict[str, float]:
+        """The step's seconds, and those of its parts."""
+        return {"seconds": now() - self.began, **self.spent}
+
+
+def now() -> float:
+    """Once the GPU has come as far as Python has."""
+    from autoddp.comm import accelerator
+
+    if not accelerator.capturing():
+        accelerator.synchronize()
+    return perf_counter()

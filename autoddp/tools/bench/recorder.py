@@ -1,0 +1,272 @@
+"""Where the time of each step goes, on every rank: one line of JSON a step, and one at the end.
+
+A step reaches from the end of the optimizer step before to the end of its own, so that all that a script
+does in between is in it, but an evaluation: when batches were fetched of which none was trained on, or an
+epoch has ended, the step begins with the next fetch. The parts of a step are wall times:
+
+* loading: inside the `next` of a DataLoader's iterator, and where the iterator is made (workers start);
+* gathering: inside the collectives of the view (losses, gathered batches, BatchNorm), and the checks that
+  ranks are equal;
+* gradients: from where a backward has all gradients of this rank to where they are averaged: what of the
+  communication of DDP's buckets computing does not hide. Waiting for a slower rank is in it;
+* computing: the rest, Python and the view's own work included.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import resource
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader
+
+from autoddp.comm import accelerator
+from autoddp.comm.group import Group
+from autoddp.comm.world import World
+from autoddp.tools.bench import replicate
+from autoddp.tools.bench.parts import GATHERING, GRADIENTS, LOADING, Parts
+from autoddp.tools.rehearse.recording import Enough, value
+from autoddp.tools.rehearse.task import Task
+from autoddp.training.iterator import LoaderIterator
+from autoddp.training.replica import Replicas
+
+MOST = 10_000  # losses that are kept, the last ones
+
+
+def record(task: Task, world: World, undo: ExitStack) -> Recorder:
+    """The recorder of a run, which records from here on."""
+    if task.settings.get("data_parallel"):
+        replicate.setup(undo)
+    recorder = Recorder(Path(task.records), world, task.steps)
+    recorder.setup(undo)
+    return recorder
+
+
+class Recorder:
+    """One process's."""
+
+    def __init__(self, folder: Path, world: World, steps: int | None) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        self.file = os.open(folder / f"{world.rank}.jsonl", flags, 0o600)
+        self.world, self.steps, self.count = world, steps, 0
+        self.process, self.thread = os.getpid(), threading.get_ident()
+        self.parts = Parts()
+        self.losses: deque[Tensor] = deque(maxlen=MOST)
+        self.scaled: tuple[Any, Tensor] | None = None  # what a GradScaler made of the last loss, and that
+        self.stepping = self.backing = 0  # how deep in an optimizer's step, in a backward
+        self.backwards = self.ever = 0  # in this step, in all
+        self.fetched: set[int] = set()  # iterators, since the last backward
+        self.over = False  # one of them came to its end
+        self.rows = self.trained = 0  # of the batch fetched last; of those that were trained on
+        self.by_hand: int | None = None  # rows of a batch that no loader made
+
+    def setup(self, undo: ExitStack) -> None:
+        """Look at every step, backward, fetch and collective from here on."""
+        undo.callback(register_optimizer_step_pre_hook(self.begin).remove)
+        undo.callback(register_optimizer_step_post_hook(self.end).remove)
+        around(undo, torch.autograd, "backward", self.backward)
+        around(undo, DataLoader, "__iter__", self.iterate)
+        around(undo, torch.amp.GradScaler, "scale", self.scale)
+        if self.world.world_size == 1:
+            self.hook = nn.modules.module.register_module_forward_pre_hook(self.call)
+            undo.callback(self.hook.remove)
+            return
+        for name in ("all_reduce", "all_gather"):
+            around(undo, Group, name, self.timed(GATHERING))
+        around(undo, Replicas, "average", self.timed(GRADIENTS))
+        around(undo, Replicas, "armed", self.arm)
+
+    def _here(self) -> bool:
+        return (
+            os.getpid() == self.process
+            and threading.get_ident() == self.thread
+            and not torch.compiler.is_compiling()
+        )
+
+    # ---- batches
+
+    def iterate(self, plain: Any, loader: Any) -> Any:
+        """An iterator that is looked at."""
+        made = plain.__get__(loader, type(loader))
+        if not self._here():
+            return made()
+        if self.over:
+            self._restart()
+        if self.world.world_size == 1:
+            self.hook.remove()  # it costs time, and is needed where no loader is
+        with self.parts.spend(LOADING):
+            return Timed(self, made())
+
+    def fetch(self, inner: Any) -> Any:
+        """The next batch."""
+        if not self._here():
+            return next(inner)
+        if not self.backwards and (self.over or id(inner) in self.fetched):
+            self._restart()
+        try:
+            with self.parts.spend(LOADING):
+                batch = next(inner)
+        except StopIteration:
+            self.over = True
+            raise
+        self.fetched.add(id(inner))
+        self.rows = rows_of(batch)
+        return batch
+
+    def _restart(self) -> None:
+        """What came before in this step was no training."""
+        if not self.backwards:
+            self.parts.restart()
+            self.fetched.clear()
+            self.over = False
+
+    def call(self, module: nn.Module, args: Any) -> None:
+        """The batch of a script without a loader is what its model is first called with."""
+        if self.by_hand is None and torch.is_grad_enabled() and next(module.parameters(), None) is not None:
+            self.by_hand = rows_of(args) or None
+
+    # ---- backwards
+
+    def backward(self, plain: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        """Its roots are losses; what is after its last gradient is waiting for the other ranks'."""
+        if not self._here():
+            return plain(tensors, *args, **kwargs)
+        if not self.backing:
+            self._note(tensors)
+        self.backing += 1
+        try:
+            return plain(tensors, *args, **kwargs)
+        finally:
+            self.backing -= 1
+            if not self.backing:
+                self.parts.end()
+
+    def _note(self, tensors: Any) -> None:
+        self.backwards, self.ever = self.backwards + 1, self.ever + 1
+        self.trained, self.rows = self.trained + self.rows, 0
+        self.fetched.clear()
+        self.over = False
+        if self.scaled is not None and tensors is self.scaled[0]:
+            tensors = self.scaled[1]
+        self.scaled = None
+        with torch.no_grad():
+            roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+            self.losses += [root.detach() for root in roots]
+
+    def scale(self, plain: Any, scaler: Any, outputs: Any) -> Any:
+        """The loss is what it was before."""
+        made = plain.__get__(scaler, type(scaler))(outputs)
+        if isinstance(outputs, Tensor):
+            self.scaled = made, outputs
+        return made
+
+    def arm(self, plain: Any, replicas: Any, *args: Any) -> Any:
+        """Torch calls back in the order in which it was asked: us, then DDP, which waits for its buckets."""
+        tops = plain(replicas, *args)
+        root = next(top for top in tops if top.requires_grad)
+
+        def first(gradient: Tensor) -> None:
+            handle.remove()
+            torch.autograd.Variable._execution_engine.queue_callback(wait)
+
+        def wait() -> None:
+            self.parts.begin(GRADIENTS)
+
+        handle = root.register_hook(first)
+        return tops
+
+    def timed(self, part: str) -> Callable[..., Any]:
+        """A method of ours that is a part of the step."""
+
+        def call(plain: Any, *args: Any, **kwargs: Any) -> Any:
+            with self.parts.spend(part):
+                return plain(*args, **kwargs)
+
+        return call
+
+    # ---- steps
+
+    def begin(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """A subclass that calls its parent's step is one step."""
+        self.stepping += self._here()
+
+    def end(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """A second optimizer after one backward is of the same step."""
+        if not self._here():
+            return
+        self.stepping -= 1
+        if self.stepping or (self.ever and not self.backwards):
+            return
+        self.count += 1
+        counted = {"step": self.count, "rows": self.trained, "backwards": self.backwards}
+        self._write(counted | self.parts.record())
+        self.trained = self.backwards = 0
+        self.fetched.clear()
+        self.over = False
+        self.parts.restart()
+        if self.steps is not None and self.count >= self.steps:
+            raise Enough
+
+    def close(self, raised: BaseException | None = None) -> None:
+        """The line at the end. All ranks read every loss, so that those who sum it over the ranks meet."""
+        if os.getpid() != self.process:
+            return
+        with torch.no_grad():
+            losses = [] if raised else [value(loss) for loss in self.losses]
+        gpu = accelerator.most_memory()
+        end = {
+            "ended": True,
+            "raised": raised and type(raised).__name__,
+            "losses": losses,
+            "by hand": self.by_hand,
+            "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "GPU memory": gpu,
+            "threads": torch.get_num_threads(),
+        }
+        self._write(end)
+        os.close(self.file)
+
+    def _write(self, record: dict[str, Any]) -> None:
+        os.write(self.file, json.dumps(record).encode() + b"\n")
+
+
+class Timed(LoaderIterator):
+    """A loader's iterator, of which every `next` is timed."""
+
+    def __init__(self, recorder: Recorder, inner: Any) -> None:
+        super().__init__(inner)
+        self.recorder = recorder
+
+    def __next__(self) -> Any:
+        return self.recorder.fetch(self.inner)
+
+
+def rows_of(batch: Any) -> int:
+    """The length of the first tensor that has one."""
+    return next((x.shape[0] for x in tree_leaves(batch) if isinstance(x, Tensor) and x.dim()), 0)
+
+
+def around(undo: ExitStack, owner: Any, name: str, call: Callable[..., Any]) -> None:
+    """Have `owner.name` call `call`, which is given what was there before all else."""
+    plain = vars(owner)[name]
+
+    @functools.wraps(plain)
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        return call(plain, *args, **kwargs)
+
+    setattr(owner, name, replaced)
+    undo.callback(setattr, owner, name, plain)

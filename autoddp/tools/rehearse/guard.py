@@ -1,0 +1,129 @@
+"""Files outside of the private folder are kept as they were before a run first touches them."""
+
+from __future__ import annotations
+
+import fcntl
+import inspect
+import json
+import os
+import sys
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, ClassVar
+
+from autoddp.effects.caches import NAMED, NOBODYS, PARTS
+from autoddp.effects.witness import CHANGES, WRITES
+from autoddp.effects.writers import CHECKPOINT, WRITERS, Writer
+from autoddp.patching import Feature, patch
+from autoddp.tools.rehearse.kept import JOURNAL, copy
+
+# Python's own events beyond those that the witness knows, and how many of their arguments are names.
+MORE = {"os.mkdir": 1, "shutil.rmtree": 1, "os.chmod": 1, "os.utime": 1, "tempfile.mkdtemp": 1}
+EVENTS = CHANGES | MORE
+FOLLOW = frozenset(["open", "sqlite3.connect", "os.truncate", "os.chmod", "os.utime"])  # a link's target
+
+
+class Guard:
+    """Sees what this process, or one forked from it, is about to change outside of `free`.
+
+    Args:
+        free: The folders in which a run may do what it likes.
+        kept: Where what was there is kept, with a journal.
+    """
+
+    def __init__(self, free: Path, kept: Path) -> None:
+        home = os.path.expanduser("~") + "/"
+        caches = [os.path.realpath(os.environ[name]) + "/" for name in NAMED if os.environ.get(name)]
+        self.kept, self.free = kept, (f"{free}/", *NOBODYS, home + ".", *caches)
+        self.known: set[str] = set()
+        self.busy = threading.local()
+
+    def setup(self, undo: ExitStack) -> None:
+        """An audit hook stays for good: it looks at nothing once we are gone."""
+        active = [self.look]
+        undo.callback(active.clear)
+
+        def hook(event: str, args: tuple[Any, ...]) -> None:
+            if active and (event == "open" or event in EVENTS):
+                active[0](event, args)
+
+        sys.addaudithook(hook)
+
+    def look(self, event: str, args: tuple[Any, ...]) -> None:
+        """One event of Python's."""
+        if event == "open" and not (isinstance(args[2], int) and args[2] & WRITES):
+            return
+        for name in args[: EVENTS.get(event, 1)]:
+            if isinstance(name, (str, bytes, os.PathLike)):
+                self.touch(name, event in FOLLOW)
+
+    def touch(self, name: Any, follow: bool = True) -> None:
+        """Keep what is at `name`, unless it is known already."""
+        if getattr(self.busy, "now", False):
+            return
+        self.busy.now = True
+        try:
+            path = os.path.abspath(os.fsdecode(name))
+            folder, last = os.path.split(path)
+            path = os.path.realpath(path) if follow else os.path.join(os.path.realpath(folder), last)
+            if not path.startswith(self.free) and not any(part in path for part in PARTS):
+                self._note(path)
+        finally:
+            self.busy.now = False
+
+    def _note(self, path: str) -> None:
+        if self._is_known(path):
+            return
+        with open(self.kept / JOURNAL, "a+") as journal:
+            fcntl.flock(journal, fcntl.LOCK_EX)  # ranks and workers touch one file at a time
+            journal.seek(0)
+            self.known |= {json.loads(line)["path"] for line in journal}
+            if not self._is_known(path):
+                there = os.path.lexists(path)
+                kept = str(self.kept / str(len(self.known))) if there else None
+                if kept is not None:
+                    copy(path, kept)
+                print(json.dumps({"path": path, "kept": kept}), file=journal, flush=True)
+                self.known.add(path)
+
+    def _is_known(self, path: str) -> bool:
+        """Whether it, or a folder above it, was kept or was not there."""
+        while path not in self.known:
+            path, below = os.path.dirname(path), path
+            if path == below:
+                return False
+        return True
+
+
+class Backups(Feature):
+    """In one process, what libraries write by their own C code is seen by the table of writers.
+
+    Ranks need none of it: rank 0 writes under another name, and Python renames.
+    """
+
+    name: ClassVar[str] = "backups"
+
+    def __init__(self, guard: Guard) -> None:
+        super().__init__()
+        self.guard = guard
+
+    @patch("torch:save", "torch.serialization:save", *WRITERS, why="see files", optional=True, told=True)
+    def see(self, target: str, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        """Keep what is there, then write."""
+        path = argument(WRITERS.get(target, CHECKPOINT), wrapped, args, kwargs)
+        if isinstance(path, (str, bytes, os.PathLike)):
+            self.guard.touch(path)
+        return wrapped(*args, **kwargs)
+
+
+def argument(row: Writer, wrapped: Any, args: Any, kwargs: Any) -> Any:
+    """What a call gives for the file."""
+    if row.argument in kwargs:
+        return kwargs[row.argument]
+    if row.position is not None:
+        return args[row.position] if len(args) > row.position else None
+    try:
+        return inspect.signature(wrapped).bind_partial(*args, **kwargs).arguments.get(row.argument)
+    except (TypeError, ValueError):
+        return None  # a wrong call, which says so itself

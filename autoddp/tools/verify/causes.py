@@ -1,0 +1,178 @@
+"""Why ranks differ from one process, where it can be told, and the option that mends it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from autoddp.options import Options
+from autoddp.tools.rehearse.runs import Left
+from autoddp.tools.verify.findings import GENERATOR, LOSS, OTHER, STEPS, Findings
+
+LARGE = 1e-3  # two runs of one process whose first losses differ by more do not repeat themselves
+LAYOUT = "reshape() instead of view(), or --disable modules,loaders; and please report it"
+DECIDED = (
+    "let nothing that is computed depend on autoddp.rank(), or on what is not the same on every rank (a host "
+    "name, a file or a number of its own)"
+)
+ERROR = re.compile(r"^[\w.]*(Error|Disagreement|Exception|RankEnded|LostGradient|Interrupt)\b.*:")
+
+HANGS, MISSING = re.compile(r"\[autoddp\] the job hangs: "), re.compile(r"\[autoddp\] (?=rank \d+ .* is at )")
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One sentence, and what to do about it."""
+
+    name: str
+    what: str
+    mend: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """All that is known of a difference.
+
+    Attributes:
+        findings: One process against the ranks, without what is excused.
+        among: The ranks against rank 0.
+        control: One process against itself, summing in another order.
+        ranks: What the ranks left.
+        options: The ranks'.
+        wide: The ranks against one process in float64, if asked for.
+    """
+
+    findings: Findings
+    among: Findings
+    control: Findings
+    ranks: Left
+    options: Options
+    wide: Findings | None = None
+
+
+def cause_of(case: Case) -> Cause | None:
+    """The first that is so, as far as these runs tell."""
+    rules = (decides, unrepeated, stops, augments, own_draws, own_statistics, left_out, tipped)
+    return next((found for rule in rules for found in rule(case)), None)
+
+
+def unknown(tried: Iterable[tuple[str, ...]]) -> Cause:
+    """After all that was tried."""
+    left_out = "; ".join(",".join(names) for names in tried)
+    return Cause(
+        "unknown",
+        "not known" + (f": without {left_out} the ranks differ, too" if left_out else ""),
+        "autoddp patches lists what --disable leaves out; a bug report with --json is welcome",
+    )
+
+
+def unrepeated(case: Case) -> Iterator[Cause]:
+    """One process alone gives other numbers each time."""
+    yield from repeats(case.control)
+
+
+def repeats(control: Findings) -> Iterator[Cause]:
+    """Two runs of one process are not one process's numbers."""
+    for found in control.differences:
+        own = found.aspect == GENERATOR or (found.aspect == LOSS and (found.step or 9) < 3)
+        if own and found.size > LARGE:
+            yield Cause(
+                "not repeatable",
+                f"two runs of one process differ, too: {found.told()}",
+                "seed all generators with fixed numbers: what is drawn from the clock or the system is "
+                "another number each time",
+            )
+            return
+
+
+def decides(case: Case) -> Iterator[Cause]:
+    """The script does one thing on one rank, and another elsewhere."""
+    ended = case.ranks.code != 0  # then who came how far is chance
+    first = next((d for d in case.among.differences if not (ended and d.aspect == STEPS)), None)
+    if first is None:
+        return
+    where = f"first at {first.told()}"
+    clocks = "clocks" in case.options.disable
+    yield Cause(
+        "a decision of each rank",
+        f"the ranks do not agree with each other: {where}",
+        "leave --disable clocks out: ranks decide by their own clocks" if clocks else DECIDED,
+    )
+
+
+def stops(case: Case) -> Iterator[Cause]:
+    """The ranks ended in an error that one process does not have."""
+    if case.ranks.code == 0 or not case.findings.of("ending"):
+        return
+    lines = case.ranks.err.rstrip().splitlines()
+    hangs = next((line for line in lines if HANGS.match(line)), None)
+    if hangs is not None:
+        missing = [MISSING.sub("", line) for line in lines if MISSING.match(line)]
+        said = "; ".join([HANGS.sub("", hangs).partition(";")[0], *missing])
+        yield Cause("a hang", f"the ranks hang: {said}", DECIDED)
+        return
+    error = next((line for line in reversed(lines) if ERROR.match(line)), lines[-1] if lines else "?")
+    part = any(word in error for word in ("Disagreement", "RankEnded", "parted"))
+    if "size is not compatible with input tensor's size and stride" in error:
+        yield Cause("layout", f"a gather changed how a tensor lies in memory: {error}", LAYOUT)
+        return
+    yield Cause(
+        "a decision of each rank" if part else "an error",
+        f"the ranks end in an error: {error}",
+        DECIDED if part else "what the error says; --view local has no batches by rows",
+    )
+
+
+def augments(case: Case) -> Iterator[Cause]:
+    """A data set draws, and each rank fetches its rows of it alone."""
+    drawn = [d for d in case.ranks.decisions if "its data set draws random numbers: each" in d["what"]]
+    if drawn and case.findings.steps:
+        yield Cause(
+            "augmentation",
+            f"{drawn[0]['where']}: the data set draws random numbers, and each rank draws its own for its "
+            "rows: statistically the same, not the same numbers",
+            "--loading auto",
+        )
+
+
+def own_draws(case: Case) -> Iterator[Cause]:
+    """Draws inside a model that are each rank's own."""
+    drawn = [d for d in case.ranks.decisions if d["kind"] == "draws"]
+    if case.findings.steps and (drawn or case.options.draws == "own"):
+        what = drawn[0]["what"] if drawn else "--draws own: each rank draws its own rows"
+        yield Cause("draws", f"random draws inside a model: {what}", "--draws whole")
+
+
+def own_statistics(case: Case) -> Iterator[Cause]:
+    """BatchNorm over the rows of each rank."""
+    if case.options.batchnorm == "local":
+        yield Cause(
+            "batchnorm", "--batchnorm local: each rank normalizes by its own rows", "--batchnorm exact"
+        )
+
+
+def left_out(case: Case) -> Iterator[Cause]:
+    """What the user has turned off."""
+    if case.options.disable:
+        names = ",".join(case.options.disable)
+        yield Cause(
+            "a feature is left out",
+            f"--disable {names}: autoddp patches says what is so without",
+            f"leave --disable {names} out",
+        )
+
+
+def tipped(case: Case) -> Iterator[Cause]:
+    """Rounding made the script go another way: in float64 it does not."""
+    if case.wide is not None and case.wide.equal:
+        yield Cause(
+            "rounding",
+            "in float64 all is equal: the last digits of a float32 number tip a decision of the script",
+            "nothing of autoddp: compare numbers with a margin, or decide by fewer digits",
+        )
+
+
+def rounding(findings: Findings) -> bool:
+    """Whether all that differs are numbers, so that rounding may be why."""
+    return all(found.size != OTHER for found in findings.differences)

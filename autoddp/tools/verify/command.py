@@ -1,0 +1,275 @@
+"""The same script on one process and on ranks: are the numbers the same, and if not, since where and why?"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from autoddp.errors import BadInput
+from autoddp.options import Options
+from autoddp.process.script import Script
+from autoddp.tools.rehearse import picture, runs
+from autoddp.tools.rehearse.ending import tail
+from autoddp.tools.rehearse.parents import Parents
+from autoddp.tools.rehearse.progress import Progress
+from autoddp.tools.rehearse.runs import NOTHING, Left, Runner
+from autoddp.tools.verify import plot
+from autoddp.tools.verify.causes import Case, Cause, cause_of, repeats, rounding, unknown
+from autoddp.tools.verify.findings import OTHER, Difference, Findings
+from autoddp.tools.verify.show import tell
+from autoddp.tools.verify.trials import Trials
+from autoddp.tools.verify.verdict import DIFFERENT, EQUAL, NOT_RUN, Verdict
+
+RECORDER = "autoddp.tools.verify.recorder:record"
+# One process that sums in another order: how far rounding alone carries this training. Torch and its
+# libraries read these when they first compute.
+OTHER_ORDER = MappingProxyType(
+    {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "AVX", "MKL_CBWR": "AVX"}
+)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The options of `autoddp verify` that `autoddp run` has not."""
+
+    steps: int | None = None
+    float64: bool = False
+    plot: str | None = None
+    json: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.steps < 1:
+            raise BadInput(f"--steps is {self.steps}; at least 1 step is compared")
+        folder = os.path.dirname(self.json or "")
+        if folder and not os.path.isdir(folder):
+            raise BadInput(f"--json is {self.json}, but there is no folder {folder}; make it first")
+
+
+def run(script: Script, options: Options, wanted: Wanted, parents: Parents | None = None) -> int:
+    """Compare; 0 if equal, 1 if different, 2 if one process cannot run it.
+
+    Args:
+        script: What to run.
+        options: How, on ranks.
+        wanted: What to compare, and what to make of it.
+        parents: Where runs come from, if they are there already; they are kept.
+
+    Raises:
+        BadInput: It cannot be done; nothing was started.
+    """
+    nproc = check(script, options, wanted)
+    progress = Progress(options.quiet, wanted.steps)
+    with runs.stoppable():
+        runner = Runner(script, RECORDER, progress, parents=parents or Parents())
+        try:
+            with runs.enough_room(runner.root):
+                verdict = Verification(runner, options, nproc, wanted).verdict()
+        finally:
+            progress.close()
+            runner.close()
+            if parents is None:
+                runner.parents.close()
+    if not options.quiet:
+        tell(verdict)
+    if wanted.json is not None:
+        Path(wanted.json).write_text(json.dumps(verdict.data(), indent=2))
+    return verdict.code
+
+
+def check(script: Script, options: Options, wanted: Wanted) -> int:
+    """How many ranks, if all that is asked for can be done.
+
+    Raises:
+        BadInput: It cannot.
+    """
+    runs.check(script, options, "verify")
+    if wanted.plot is not None:
+        picture.check(wanted.plot)
+    nproc = options.nproc or 2
+    if nproc < 2:
+        raise BadInput(f"--nproc is {nproc}; it takes 2 or more: one process is compared with them")
+    return nproc
+
+
+class Verification:
+    """The runs that it takes, each only if it is needed."""
+
+    def __init__(self, runner: Runner, options: Options, nproc: int, wanted: Wanted) -> None:
+        self.runner, self.options, self.nproc, self.wanted = runner, options, nproc, wanted
+        self.seconds: dict[str, float] = {}
+
+    def verdict(self) -> Verdict:
+        """What comes of it."""
+        verdict = Verdict(self.runner.script.name, self.nproc, seconds=self.seconds)
+        for nproc in (1, self.nproc):  # both import torch at once
+            self.runner.parent(nproc)
+        one = self._run("one process", 1)
+        if one.raised or (one.code and not one.steps.get(0)):
+            verdict.code, verdict.tail = NOT_RUN, tail(one.err)
+            verdict.why = f"{verdict.script} ends with exit code {one.code} on one process, without autoddp"
+            return verdict
+        ranks = self._run(f"{self.nproc} ranks", self.nproc)
+        if self.wanted.plot is not None:
+            plot.draw(self.wanted.plot, one, ranks)
+        verdict.among = among(ranks)
+        verdict.findings, verdict.control = self._compared(one, ranks, verdict.among.first)
+        self._notes(verdict, one, ranks)
+        self._widen(verdict)
+        self._judge(verdict, one, ranks)
+        return verdict
+
+    def _run(
+        self,
+        name: str,
+        nproc: int,
+        *,
+        steps: int | None = None,
+        float64: bool = False,
+        other_order: bool = False,
+        disable: tuple[str, ...] = (),
+    ) -> Left:
+        left = self.runner.run(
+            name,
+            replace(self.options, nproc=nproc, disable=(*self.options.disable, *disable)),
+            steps=steps or self.wanted.steps,
+            settings={"float64": float64, "other_order": other_order},
+            environ=OTHER_ORDER if other_order else NOTHING,
+        )
+        self.seconds[name] = round(left.seconds, 2)
+        return left
+
+    def _compared(
+        self, one: Left, ranks: Left, parted: Difference | None, float64: bool = False
+    ) -> tuple[Findings, Findings]:
+        """What differs by more than one process does from itself, and how far that does.
+
+        Where the ranks parted, only what came before can be rounding.
+        """
+        found = compare(one, ranks)
+        last = parted.step if parted else None
+        if found.equal or (ranks.code and not found.steps):
+            return found, Findings()
+        name = "one process, summing in another order" + ", in float64" * float64
+        again = self._run(name, 1, other_order=True, steps=last, float64=float64)
+        control = compare(one, again) if last is None else compare_steps_of(one, again, last)
+        again.forget()
+        if next(repeats(control), None) is None:
+            found.excuse(control)
+        return found, control
+
+    def _notes(self, verdict: Verdict, one: Left, ranks: Left) -> None:
+        verdict.notes += verdict.findings.notes
+        came = min(len(left.steps.get(0, [])) for left in (one, ranks))
+        if self.wanted.steps is not None and came >= self.wanted.steps:
+            verdict.notes.append(
+                f"--steps {self.wanted.steps}: both ended there; prints and files are compared up to there"
+            )
+        if not one.steps.get(0):
+            verdict.notes.append(
+                "no optimizer step was seen: losses, prints and files are all that was compared"
+            )
+        excused = verdict.findings.excused
+        if excused and verdict.findings.equal:
+            worst = max(excused, key=lambda found: found.size if found.size != OTHER else 0.0)
+            verdict.notes.append(
+                f"rounding: {len(excused)} numbers and lines differ, by no more than those of one process "
+                f"that sums in another order; the largest: {worst.told()}"
+            )
+
+    def _widen(self, verdict: Verdict) -> None:
+        """The same in float64, where rounding is too small to be taken for an error."""
+        if not self.wanted.float64:
+            return
+        one = self._run("one process in float64", 1, float64=True)
+        if one.raised:
+            verdict.notes.append(
+                "--float64 cannot be applied: in float64 the script ends in "
+                f"{tail(one.err)[-1] if one.err else one.code!r}"
+            )
+            return
+        ranks = self._run(f"{self.nproc} ranks in float64", self.nproc, float64=True)
+        verdict.wide, _ = self._compared(one, ranks, among(ranks).first, float64=True)
+        verdict.notes.append(
+            "float64: the default type, float32 by name, .float() and arrays of float32 were float64, and so "
+            "is what was printed and written then; half precision stayed"
+        )
+
+    def _judge(self, verdict: Verdict, one: Left, ranks: Left) -> None:
+        findings, wide = verdict.findings, verdict.wide
+        exact = wide is None or wide.equal
+        only_rounding = wide is not None and rounding(findings)
+        if verdict.among.equal and exact and (findings.equal or only_rounding):
+            verdict.code, verdict.why = EQUAL, explain(verdict)
+            return
+        verdict.code = DIFFERENT
+        verdict.why = f"{self.nproc} ranks do not give the numbers of one process"
+        if ranks.code:
+            verdict.tail = tail(ranks.err)
+        case = Case(findings, verdict.among, verdict.control, ranks, self.options, wide)
+        verdict.cause = cause_of(case) or self._search(one, findings, verdict.control)
+
+    def _search(self, one: Left, findings: Findings, control: Findings) -> Cause:
+        """The ranks once more, up to where they differed, with less and less of autoddp."""
+        step = findings.first.step if findings.first else None
+
+        def right(left_out: tuple[str, ...]) -> bool:
+            name = f"{len(trials.known) + 1}: without {','.join(left_out)}"[:80]
+            left = self._run(name, self.nproc, disable=left_out, steps=step)
+            found = compare(one, left) if step is None else compare_steps_of(one, left, step)
+            left.forget()
+            found.excuse(control)
+            return found.equal
+
+        modules = {k: v for record in one.steps.get(0, []) for k, v in record.get("modules", {}).items()}
+        trials = Trials(right, modules)
+        return next(trials.cause(steps=step is not None), None) or unknown(trials.known)
+
+
+def compare(want: Left, got: Left) -> Findings:
+    """Steps, prints and files."""
+    from autoddp.tools.verify.outputs import compare_outputs
+    from autoddp.tools.verify.steps import allowed
+
+    findings = compare_steps_of(want, got)
+    records = want.steps.get(0, [])
+    dtypes = sorted({name for record in records for name in record["dtypes"]})
+    outputs = compare_outputs(want, got, allowed(dtypes or ["float32"], len(records)))
+    findings.counts |= outputs.counts
+    findings.differences += outputs.differences
+    findings.notes += outputs.notes
+    return findings
+
+
+def compare_steps_of(want: Left, got: Left, last: int | None = None) -> Findings:
+    """Rank 0's steps, up to one."""
+    from autoddp.tools.verify.steps import compare_rest, compare_steps
+
+    findings = compare_steps(want.steps.get(0, [])[:last], got.steps.get(0, [])[:last])
+    if last is None:
+        compare_rest(findings, want.ends.get(0, {}), got.ends.get(0, {}))
+    return findings
+
+
+def among(ranks: Left) -> Findings:
+    """The ranks with each other."""
+    from autoddp.tools.verify.steps import compare_ranks
+
+    return compare_ranks(ranks.steps)
+
+
+def explain(verdict: Verdict) -> str:
+    """Why it counts as equal."""
+    if verdict.wide is not None:
+        return f"in float64 no number is off by more than {verdict.wide.largest:.1e}" + (
+            "; what differs in the script's own type is rounding" if verdict.findings.apart else ""
+        )
+    if any(found.step for found in verdict.findings.excused):
+        return (
+            f"{verdict.nproc} ranks differ from one process by rounding, as one process does from itself; "
+            "--float64 tells for certain"
+        )
+    worst = verdict.findings.largest
+    return f"{verdict.nproc} ranks give the numbers of one process; the largest difference is {worst:.1e}"

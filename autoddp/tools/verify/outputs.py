@@ -1,0 +1,187 @@
+"""Two runs by what they left: how they ended, what they printed, each file by its kind."""
+
+from __future__ import annotations
+
+import filecmp
+import os
+import pickle
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from autoddp.report import PREFIX
+from autoddp.tools.rehearse.runs import Left
+from autoddp.tools.verify.findings import ENDING, FILE, OTHER, PRINT, Difference, Findings
+from autoddp.tools.verify.same import CLOCK, NUMBER, SMALL, Unlike, same_value, whole
+
+BAR = re.compile(r".*\d%")  # a progress bar, which the clock draws
+PICTURES = {".png", ".jpg", ".jpeg", ".gif", ".pdf", ".svg"}
+SHOWN = 200  # characters of a line that are shown
+COARSE = 1e-2  # a number of so few digits that one unit of the last is more than this is no measure
+ANY = float("inf")  # an rtol that lets every number pass, to learn how far it is off
+
+
+def compare_outputs(want: Left, got: Left, rtol: float) -> Findings:
+    """Everything but what is ours, and what the clock draws."""
+    findings = Findings()
+    findings.add(ENDING)
+    if want.code != got.code:
+        findings.differs(Difference(ENDING, "exit code", str(want.code), str(got.code), OTHER))
+    for name, a, b in (("stdout", want.out, got.out), ("stderr", _theirs(want.err), _theirs(got.err))):
+        compare_text(findings, PRINT, name, (a, b), rtol)
+    compare_files(findings, want, got, rtol)
+    return findings
+
+
+def _theirs(err: str) -> str:
+    """What the script said there."""
+    kept = [line for line in err.splitlines() if not line.startswith(PREFIX) and not BAR.match(line)]
+    return "\n".join(kept)
+
+
+def compare_text(findings: Findings, aspect: str, name: str, texts: tuple[str, str], rtol: float) -> None:
+    """Line by line; a line more or less is one difference, and ends it."""
+    want, got = (CLOCK.sub("TIME", text).splitlines() for text in texts)
+    for number, (a, b) in enumerate(zip(want, got, strict=False), start=1):
+        size = 0.0 if a == b else line_off(a, b, rtol)
+        findings.add(aspect, size)
+        if size > rtol:
+            findings.differs(
+                Difference(aspect, f"{name} line {number}", repr(a[:SHOWN]), repr(b[:SHOWN]), size)
+            )
+    if len(want) != len(got):
+        at = min(len(want), len(got))
+        a, b = (repr(lines[at][:SHOWN]) if len(lines) > at else "the end" for lines in (want, got))
+        findings.differs(Difference(aspect, f"{name} line {at + 1}", a, b, OTHER))
+
+
+def line_off(want: str, got: str, rtol: float) -> float:
+    """How far the numbers of a line are off: `OTHER` if it is another line."""
+    if NUMBER.sub("#", want) != NUMBER.sub("#", got):
+        return OTHER
+    pairs = zip(NUMBER.findall(want), NUMBER.findall(got), strict=True)
+    return max((number_off(a, b, rtol) for a, b in pairs if a != b), default=0.0)
+
+
+def number_off(want: str, got: str, rtol: float) -> float:
+    """A whole number that differs is never within `rtol`; a last digit may be rounded the other way."""
+    a, b = float(want), float(got)
+    if a != a or b != b:
+        return 0.0 if a != a and b != b else OTHER
+    if a in (ANY, -ANY) or b in (ANY, -ANY):
+        return OTHER
+    off = abs(a - b) / max(abs(a), abs(b), SMALL)
+    if whole(want) and whole(got):
+        return max(off, 2 * rtol)
+    digits = len(want.partition(".")[2]) if "e" not in want + got else 0
+    unit = 10.0**-digits if digits and len(got.partition(".")[2]) == digits else 0.0
+    rounded = abs(a - b) <= 1.001 * unit and unit <= COARSE * max(abs(a), abs(b))
+    return min(off, rtol) if rounded else off
+
+
+def compare_files(findings: Findings, want: Left, got: Left, rtol: float) -> None:
+    """Names first; then each that both have."""
+    theirs, ours = dict(files(want)), dict(files(got))
+    for name in sorted({*theirs, *ours}):
+        if name not in ours or name not in theirs:
+            there = ("there", "not there") if name in theirs else ("not there", "there")
+            findings.differs(Difference(FILE, name, *there, OTHER))
+            continue
+        a, b = theirs[name], ours[name]
+        if a.is_dir() or b.is_dir():
+            if a.is_dir() != b.is_dir():
+                findings.differs(Difference(FILE, name, _kind(a), _kind(b), OTHER))
+            continue
+        if filecmp.cmp(a, b, shallow=False):  # piece by piece: they may be larger than memory
+            if not (name[:1] != "/" and untouched(a, Path(name)) and untouched(b, Path(name))):
+                findings.add(FILE)
+        else:
+            compare_file(findings, name, (a, b), rtol)
+
+
+def files(left: Left) -> Iterator[tuple[str, Path]]:
+    """Those that a run left, without what is a link to the user's data; below `/` what is elsewhere."""
+    for top, prefix in ((left.folder, ""), (left.outside, "/")):
+        for folder, folders, names in os.walk(top):
+            for name in (*folders, *names):
+                path = Path(folder, name)
+                if not path.is_symlink() and "__pycache__" not in path.parts:
+                    yield prefix + CLOCK.sub("TIME", str(path.relative_to(top))), path
+
+
+def untouched(copy: Path, original: Path) -> bool:
+    """Whether a file of the copy is as it came: its time is the original's, too."""
+    try:
+        return copy.stat().st_mtime_ns == original.stat().st_mtime_ns
+    except FileNotFoundError:
+        return False
+
+
+def _kind(path: Path) -> str:
+    return "a folder" if path.is_dir() else "a file"
+
+
+def compare_file(findings: Findings, name: str, pair: tuple[Path, Path], rtol: float) -> None:
+    """By its kind: numbers where it holds numbers, else bytes."""
+    suffix = Path(name).suffix.lower()
+    if suffix in PICTURES:
+        findings.add(FILE)
+        findings.notes.append(f"{name} is a picture with other bytes: not compared further")
+        return
+    try:
+        loaded = load(pair[0]), load(pair[1])
+    except (ValueError, EOFError, pickle.UnpicklingError):  # neither text nor what we know how to read
+        size, message = OTHER, "other bytes"
+    else:
+        if isinstance(loaded[0], str):
+            lines = Findings()
+            compare_text(lines, FILE, name, (loaded[0], str(loaded[1])), rtol)
+            findings.add(FILE, lines.worst(FILE))
+            findings.counts[FILE].differ += not lines.equal
+            findings.differences += lines.differences
+            return
+        size, message = value_off(loaded, rtol, name)
+    findings.add(FILE, size)
+    if size > rtol:
+        findings.differs(Difference(FILE, name, "one process's", message, size))
+
+
+def value_off(pair: tuple[Any, Any], rtol: float, name: str) -> tuple[float, str]:
+    """How far what two files hold is off, and where it is first."""
+    message = ""
+    try:
+        same_value(*pair, rtol, name)
+    except Unlike as error:
+        message = str(error).removeprefix(f"{name}: ")
+    try:
+        return same_value(*pair, ANY, name), message
+    except Unlike:
+        return OTHER, message
+
+
+def load(path: Path) -> Any:
+    """What a file holds: a checkpoint, arrays, or text.
+
+    Raises:
+        ValueError: None of these; EOFError, UnpicklingError: it is cut off.
+    """
+    import numpy as np
+
+    from autoddp.tools.verify.strangers import load_checkpoint
+
+    with open(path, "rb") as file:
+        start = file.read(6)
+    if start == b"\x93NUMPY":
+        return np.load(path, allow_pickle=False)
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            inside = archive.namelist()
+            if any(name.endswith("/data.pkl") for name in inside):
+                return load_checkpoint(path)
+            if inside and all(name.endswith(".npy") for name in inside):
+                with np.load(path, allow_pickle=False) as arrays:
+                    return dict(arrays)
+            return {name: archive.read(name) for name in inside}
+    return path.read_text(encoding="utf-8")

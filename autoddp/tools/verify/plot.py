@@ -1,0 +1,33 @@
+"""Both loss curves, and their difference, as a picture."""
+
+from __future__ import annotations
+
+from autoddp.tools.rehearse.runs import Left
+
+
+def losses(left: Left) -> list[float]:
+    """All of rank 0's, in their order."""
+    records = [*left.steps.get(0, []), left.ends.get(0, {})]
+    return [value for record in records for _, value in record.get("losses", [])]
+
+
+def draw(path: str, want: Left, got: Left) -> None:
+    """Write the picture."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    one, ranks = losses(want), losses(got)
+    off = [abs(a - b) for a, b in zip(one, ranks, strict=False)]
+    figure = Figure(figsize=(8, 6), layout="constrained")
+    FigureCanvasAgg(figure)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    upper.plot(one, linewidth=3, alpha=0.5, label=want.name)
+    upper.plot(ranks, linewidth=1, label=got.name)
+    upper.set_ylabel("loss")
+    upper.legend()
+    lower.plot(off, color="black", linewidth=1)
+    if any(off):
+        lower.set_yscale("log")
+    lower.set_ylabel("difference")
+    lower.set_xlabel("backward pass")
+    figure.savefig(path)

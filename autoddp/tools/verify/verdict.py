@@ -1,0 +1,74 @@
+"""What all runs together say: equal, different, or not to be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from autoddp.tools.verify.causes import Cause
+from autoddp.tools.verify.findings import OTHER, Difference, Findings
+
+EQUAL, DIFFERENT, NOT_RUN = 0, 1, 2
+WORDS = {EQUAL: "equal", DIFFERENT: "different", NOT_RUN: "could not run"}
+
+
+@dataclass
+class Verdict:
+    """Of one script on some number of ranks."""
+
+    script: str
+    nproc: int
+    code: int = EQUAL
+    why: str = ""  # in one sentence
+    findings: Findings = field(default_factory=Findings)
+    among: Findings = field(default_factory=Findings)
+    control: Findings = field(default_factory=Findings)  # one process against itself
+    wide: Findings | None = None  # of the pair in float64
+    cause: Cause | None = None
+    tail: list[str] = field(default_factory=list)  # of an error
+    notes: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def data(self) -> dict[str, Any]:
+        """For --json."""
+        return {
+            "script": self.script,
+            "nproc": self.nproc,
+            "verdict": WORDS[self.code],
+            "code": self.code,
+            "why": self.why,
+            "cause": None if self.cause is None else vars(self.cause),
+            "first": [_data(d) for d in (self.findings.differences or self.among.differences)[:1]],
+            "compared": _counts(self.findings),
+            "differences": [_data(d) for d in self.findings.differences],
+            "excused": [_data(d) for d in self.findings.excused],
+            "among ranks": {
+                "compared": _counts(self.among),
+                "differences": [_data(d) for d in self.among.differences],
+            },
+            "float64": None
+            if self.wide is None
+            else {
+                "compared": _counts(self.wide),
+                "differences": [_data(d) for d in self.wide.differences],
+            },
+            "error": self.tail,
+            "notes": self.notes,
+            "seconds": self.seconds,
+        }
+
+
+def _counts(findings: Findings) -> dict[str, Any]:
+    return {
+        aspect: {
+            "compared": count.compared,
+            "differ": count.differ if findings.differences else 0,
+            "largest relative difference": count.worst,
+        }
+        for aspect, count in findings.counts.items()
+    }
+
+
+def _data(found: Difference) -> dict[str, Any]:
+    """A size that is no number's is null: JSON has no infinity."""
+    return vars(found) | {"size": None if found.size == OTHER else found.size, "told": found.told()}

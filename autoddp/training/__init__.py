@@ -1,0 +1,1 @@
+"""What makes a training parallel: loaders, modules, gradients."""

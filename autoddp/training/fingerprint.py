@@ -1,0 +1,109 @@
+"""Numbers that must be the same on every rank, held against each other: weights, gradients, generators."""
+
+from __future__ import annotations
+
+import random
+import sys
+import zlib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from autoddp.comm import accelerator
+from autoddp.comm.accelerator import CPU
+from autoddp.errors import Disagreement
+
+if TYPE_CHECKING:
+    from autoddp.comm.group import Group
+
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+ROUNDING = (
+    1e-5  # of the sum of the absolute values: GPUs of two kinds round otherwise, and that much is harmless
+)
+
+
+class Fingerprint:
+    """Named numbers; a tensor is in it by the sums of its elements, with their signs and without."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        # each the sum of a tensor and that of its absolute values, where the tensor is, and whose it is
+        self._pairs: dict[torch.device, tuple[list[Tensor], list[int]]] = {}
+
+    def add(self, name: str, tensors: Iterable[Tensor]) -> None:
+        """Tensors as one number."""
+        for x in tensors:
+            values = x.detach()
+            values = values if values.layout is torch.strided else values.coalesce().values()
+            values = torch.view_as_real(values) if values.is_complex() else values
+            self._note(_sums(values))
+        self.names.append(name)
+
+    def add_generators(self) -> None:
+        """The states of `random`, numpy and torch, on all devices: all ranks draw the same."""
+        self._exactly("the state of torch's generator", torch.get_rng_state().numpy().tobytes())
+        for device, state in zip(accelerator.devices(), accelerator.states(), strict=True):
+            self._exactly(f"the state of the generator of {device}", state.cpu().numpy().tobytes())
+        self._exactly("the state of random", repr(random.getstate()).encode())
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            self._exactly("the state of numpy's generator", repr(_plain(numpy.random.get_state())).encode())
+
+    def _exactly(self, name: str, data: bytes) -> None:
+        self._note(torch.tensor([zlib.crc32(data), 0.0], dtype=torch.float64, device=CPU))
+        self.names.append(name)
+
+    def _note(self, pair: Tensor) -> None:
+        pairs, owners = self._pairs.setdefault(pair.device, ([], []))
+        pairs.append(pair)
+        owners.append(len(self.names))
+
+    def _table(self) -> Tensor:
+        """All of it; each device is waited for once."""
+        table = torch.zeros(len(self.names), 2, dtype=torch.float64, device=CPU)
+        for pairs, owners in self._pairs.values():
+            found = torch.stack(pairs).cpu().double()
+            table.index_add_(0, torch.tensor(owners, device=CPU), found)
+        return table.nan_to_num()
+
+    def compare(self, group: Group, where: str = "", exact: bool = False) -> None:
+        """Hold it against that of all ranks.
+
+        Raises:
+            Disagreement: Two ranks differ, by more than rounding unless `exact`.
+        """
+        found = group.all_gather(self._table())  # (ranks, names, 2)
+        allowed = 0.0 if exact else ROUNDING
+        apart = (found.amax(0) - found.amin(0)).amax(1) > allowed * found[..., 1].amax(0)
+        if not apart.any():
+            return
+        at = int(apart.int().argmax())
+        other = int((found[:, at] - found[0, at]).abs().amax(1).argmax())
+        ours, theirs = (_shown(found[rank, at]) for rank in (0, other))
+        raise Disagreement(
+            f"{where + ': ' if where else ''}{self.names[at]} is not the same on all ranks "
+            f"(rank 0 has {ours}, rank {other} {theirs}): something that differs between ranks went into it, "
+            "such as a file, a clock, a thread that draws, another kind of GPU, or a backward that went past "
+            "torch.autograd.backward"
+        )
+
+
+def _sums(values: Tensor) -> Tensor:
+    """As float64 where the device has it, and without a copy of the tensor in that where torch can do so."""
+    wide = torch.float32 if values.device.type == "mps" else torch.float64
+    if values.dtype in FLOATS:
+        return torch.stack([values.sum(dtype=wide), torch.linalg.vector_norm(values, 1, dtype=wide)])
+    return torch.stack([values.to(wide).sum(), values.to(wide).abs().sum()])
+
+
+def _shown(pair: Tensor) -> str:
+    """A sum, and the sum of the absolute values, which is 0 for what is a number itself."""
+    total, absolute = pair.tolist()
+    return f"{total:.9g}" if not absolute else f"{total:.9g}, {absolute:.9g} without signs"
+
+
+def _plain(state: Any) -> Any:
+    """The state without the array, whose text leaves out its middle."""
+    return [part.tobytes() if hasattr(part, "tobytes") else part for part in state]

@@ -1,0 +1,230 @@
+"""Gradients are the true ones on every rank when backward() returns."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch._compile import _disable_dynamo  # where a compiled step breaks its graph, we run as we are
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from autoddp.comm import accelerator
+from autoddp.comm.accelerator import CPU
+from autoddp.comm.group import MIN
+from autoddp.comm.position import BACKWARD
+from autoddp.patching import Feature, patch
+from autoddp.report import users_line
+from autoddp.training.compression import announce
+from autoddp.training.fingerprint import Fingerprint
+from autoddp.training.replica import Leaves, Replicas, leaves_of
+from autoddp.view import Rows
+from autoddp.view.boundaries import Mean
+from autoddp.view.rules.gradients import gradients_of, roots
+
+if TYPE_CHECKING:
+    from autoddp.process.run import Run
+
+# Steps of an optimizer whose gradients are compared: the first ones, and now and then.
+CHECKED, EVERY = 3, 100
+PROXY = torch._C._TorchDispatchModeKey.PROXY  # there while a compiler traces a backward
+RECENT = 8  # optimizers whose weights are compared before a checkpoint
+
+
+class Gradients(Feature):
+    """torch's DistributedDataParallel averages them, armed when backward() is called.
+
+    They are averaged when backward ends, not at `step()`: clipping and unscaling come before.
+    """
+
+    name = "gradients"
+    without = "each rank keeps the gradients of its own rows, and weights drift apart"
+    views = ("global",)
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.view, self.group = run, run.view, run.group
+        self.replicas = Replicas(run.group, run.options.compress)
+        self.depth, self.asked = 0, False  # a backward, or gradients that the script asks for, go on
+        self.hidden: dict[int, Tensor] = {}  # leaves of nested backwards, which hide from the graph
+        self.recent: list[weakref.ref[Any]] = []  # those that stepped, in the order of their first steps
+        self.steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of each optimizer
+
+    def setup(self, undo: ExitStack) -> None:
+        """The safety net: every optimizer looks now and then whether its gradients are equal."""
+        before = list(warnings.filters)
+        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")  # no matter here
+        now: Any = warnings.filters
+        added = [entry for entry in now if entry not in before]
+        undo.callback(lambda: [now.remove(entry) for entry in added if entry in now])
+        undo.callback(register_optimizer_step_pre_hook(self.compare_before_step).remove)
+        self.run.effects.before_save.append(self.compare_before_save)
+        undo.callback(self.run.effects.before_save.clear)
+        announce(self.run.report, self.run.options.compress)
+
+    def _plain(self) -> bool:
+        return (
+            not self.view.here()
+            or self.view.inside
+            or torch._C._functorch.peek_interpreter_stack() is not None
+            or torch.compiler.is_compiling()
+            or torch._C._get_dispatch_mode(PROXY) is not None
+            or accelerator.capturing()
+        )
+
+    @patch("torch.autograd:backward", why="gradients are averaged over ranks before it returns")
+    @_disable_dynamo
+    def backward(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
+        """Arm the reducer of the leaves it leads to; what none covers is averaged at its end."""
+        names = (
+            "tensors",
+            "grad_tensors",
+            "retain_graph",
+            "create_graph",
+            "grad_variables",
+            "inputs",
+        )
+        given = dict(zip(names, args, strict=False)) | kwargs
+        if self._plain():
+            return wrapped(**given)
+        old = given.pop("grad_variables", None)
+        seeds_given = given.pop("grad_tensors", None)
+        tops, seeds = roots(given.pop("tensors"), old if seeds_given is None else seeds_given)
+        if self.depth:  # from inside a backward: what recomputes there hides its leaves
+            leaves = leaves_of(tops, self.view.order).all  # among them the inputs of what is recomputed
+            self.hidden.update({id(leaf): leaf for leaf in leaves if isinstance(leaf, nn.Parameter)})
+            return wrapped(tops, seeds, **given)
+        self.depth += 1
+        try:
+            with self.view.set_aside(), in_one_order():
+                self._outermost(wrapped, tops, seeds, given)
+        finally:
+            self.depth -= 1
+            self.hidden.clear()
+        return None
+
+    def _outermost(self, plain: Any, tops: list[Tensor], seeds: Any, given: dict[str, Any]) -> None:
+        leaves = leaves_of(tops, self.view.order)
+        inputs = given.get("inputs")
+        by_hand = inputs is not None or given.get("create_graph") or leaves.recomputes
+        if by_hand or not leaves.dense:
+            plain(tops, seeds, **given)
+            self._average(leaves, inputs, given.get("create_graph"))
+            return
+        try:
+            armed = self.replicas.armed(leaves, tops)
+            with self.group.together("backward", leaves.dense[0], BACKWARD) as stamp:
+                self.group.exchange.pass_by(stamp)
+                plain(armed, seeds, **given)
+        except BaseException:
+            self.replicas.drop(leaves)
+            raise
+        covered = {id(leaf) for leaf in leaves.dense}
+        self.replicas.average(leaves.others)
+        self.replicas.average(leaf for key, leaf in self.hidden.items() if key not in covered)
+
+    def _average(self, leaves: Leaves, inputs: Any, create_graph: Any) -> None:
+        found = {id(leaf): leaf for leaf in leaves.all} | self.hidden
+        if inputs is not None:
+            wanted = {id(x) for x in ([inputs] if isinstance(inputs, Tensor) else inputs)}
+            found = {key: leaf for key, leaf in found.items() if key in wanted}
+        leaves_found = self.view.order.sorted(found.values())
+        self.replicas.average(leaves_found, Mean.apply if create_graph else None)
+
+    @patch(
+        "torch.autograd:grad",
+        why="the script gets true gradients: by rows of a batch, else averaged",
+    )
+    @_disable_dynamo
+    def grad(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        """Inside a backward, a split call or a transform it is torch's own."""
+        names = ["outputs", "inputs", "grad_outputs", "retain_graph", "create_graph", "only_inputs"]
+        names += ["allow_unused", "is_grads_batched", "materialize_grads"]
+        given = dict(zip(names, args, strict=False)) | kwargs
+        if self._plain() or self.depth or self.asked:
+            return wrapped(**given)
+        outputs, inputs = given.pop("outputs"), given.pop("inputs")
+        self.asked = True  # where a mode is on, as of a default device, torch calls itself once more
+        try:
+            with self.view.set_aside(), in_one_order():
+                seeds = given.pop("grad_outputs", None)
+                return gradients_of(self.group, wrapped, outputs, inputs, seeds, given)
+        finally:
+            self.asked = False
+
+    @patch(
+        "torch:Tensor.register_hook",
+        "torch:Tensor.register_post_accumulate_grad_hook",
+        why="a hook on a parameter sees the true gradient, not this rank's part of it",
+    )
+    def hook_sees_mean(self, wrapped: Any, tensor: Any, args: Any, kwargs: Any) -> Any:
+        """Averaged before the hook; averaging again afterwards changes nothing."""
+        leaf = isinstance(tensor, Tensor) and not isinstance(tensor, Rows) and tensor.is_leaf
+        if not leaf or self._plain() or len(args) != 1 or kwargs or _ours(args[0]):
+            return wrapped(*args, **kwargs)
+        hook = args[0]
+        if wrapped.__name__ == "register_hook":
+            return wrapped(lambda g: hook(Mean.apply(g, self.group)))
+
+        def after(parameter: Tensor) -> None:
+            self.replicas.average([parameter])
+            hook(parameter)
+
+        return wrapped(after)
+
+    @_disable_dynamo
+    def compare_before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """What differs between ranks would make the replicas drift apart in silence.
+
+        Raises:
+            Disagreement: Gradients, weights or generators do.
+        """
+        if self._plain():
+            return
+        count = self.steps[optimizer] = self.steps.get(optimizer, 0) + 1
+        if count == 1:
+            self.recent = [*self.recent[1 - RECENT :], weakref.ref(optimizer)]
+        if count <= CHECKED or count % EVERY == 0:
+            self._compare([optimizer])
+
+    def compare_before_save(self) -> None:
+        """As before a step: a checkpoint of a rank that has drifted is worth nothing."""
+        if self._plain() or not self.recent:
+            return
+        found = [ref() for ref in self.recent]
+        # what the garbage collector has freed is each rank's own affair
+        alive = self.group.all_reduce(
+            torch.tensor([each is not None for each in found], device=CPU).long(), MIN
+        )
+        self._compare([each for each, there in zip(found, alive, strict=True) if there], gradients=False)
+
+    def _compare(self, optimizers: list[Any], gradients: bool = True) -> None:
+        found = Fingerprint()
+        for optimizer in optimizers:
+            name = type(optimizer).__name__
+            leaves = [p for group in optimizer.param_groups for p in group["params"]]
+            if gradients:
+                found.add(
+                    f"the sum of the gradients of {name}", [p.grad for p in leaves if p.grad is not None]
+                )
+            for number, leaf in enumerate(leaves):
+                found.add(f"parameter {number} of {name}, of shape {tuple(leaf.shape)},", [leaf])
+        if self.run.draws_alike:
+            found.add_generators()
+        with self.view.set_aside():
+            found.compare(self.group, users_line(), self.view.report.strict)
+
+
+def in_one_order() -> AbstractContextManager[object]:
+    """Torch's engine has a thread for each device; which of two comes first to a collective is chance.
+
+    Where this rank sees several, it computes on this thread, in one order on all ranks.
+    """
+    one = len(accelerator.devices()) < 2
+    return nullcontext() if one else torch.autograd.set_multithreading_enabled(False)
+
+
+def _ours(hook: Any) -> bool:
+    return getattr(hook, "__module__", "").startswith("autoddp.")

@@ -1,0 +1,210 @@
+"""Each rank fetches its rows of every batch, where that gives the same; else one rank loads for its node."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autoddp.comm.accelerator import CPU
+from autoddp.comm.group import MAX
+from autoddp.patching import Feature, patch
+from autoddp.report import users_line
+from autoddp.training.sampling import Fetching
+from autoddp.training.sharing.batches import Handed, Shared, Source, Waiting, Whole
+from autoddp.training.sharing.plan import (
+    EACH,
+    ROWS,
+    SHARED,
+    Plan,
+    in_memory,
+    none_ignored,
+    own_iterator,
+    tried,
+    unlike_rows,
+)
+from autoddp.training.sharing.share import Sharing
+from autoddp.training.sharing.stamp import Stamp
+
+if TYPE_CHECKING:
+    from autoddp.process.run import Run
+
+MUCH = 0.2  # of the time, for waiting
+LEAST = 5.0  # seconds before that is judged
+LATER = "its data set draws random numbers, which it did not for its first sample"
+
+
+class Loaders(Feature):
+    """Data sets that draw nothing are fetched by rows; what others give is loaded once on each node.
+
+    Attributes:
+        waited: By loader, in words: how long its batches kept this rank waiting.
+    """
+
+    name = "loaders"
+    without = "every rank loads whole batches"
+    views = ("global",)
+
+    def __init__(self, run: Run) -> None:
+        self.view, self.run, self.loading = run.view, run, run.options.loading
+        self.plans: weakref.WeakKeyDictionary[Any, Plan] = weakref.WeakKeyDictionary()
+        self.waited: dict[str, Waiting] = run.waited
+        self.fetching = Fetching(run)
+        self.sharing = Sharing(run, self.fetching)
+        self._thread = threading.get_ident()
+        self._probed: list[str] = []  # places at which nothing was seen to be drawn
+        self._drew: set[str] = set()  # those of them where something was, on this rank
+
+    def setup(self, undo: ExitStack) -> None:
+        """What was noticed after the last pass is said at the end."""
+        undo.callback(self.sharing.close)
+        self.run.group.at_end.append(self._at_end)
+        undo.callback(self.run.group.at_end.remove, self._at_end)
+
+    @patch("torch.utils.data:DataLoader.__iter__", why="each rank fetches its rows of every batch")
+    def share_batches(self, wrapped: Any, loader: Any, args: Any, kwargs: Any) -> Any:
+        """Batches come out as rows, in training and in evaluation."""
+        if not self.view.here() or torch.utils.data.get_worker_info() is not None:
+            return wrapped()
+        where, apart = f"DataLoader at {users_line()}", threading.get_ident() != self._thread
+        plan = self._planned(loader, where, apart)
+        waiting = self.waited.setdefault(where, Waiting(workers=loader.num_workers, thread=self._thread))
+        self.judge(where)
+        if plan.way == EACH or (plan.way == SHARED and apart):
+            return Whole(self.view, wrapped(), waiting)
+        if plan.way == SHARED:
+
+            def part(reason: str) -> None:
+                self._decide(loader, where, Plan(EACH, reason))
+
+            return Handed(self.view, self.sharing.start(loader, wrapped, where, part), waiting)
+
+        drawn = functools.partial(self._drew.add, where)
+        inner = self.fetching.start(
+            loader, wrapped, plan.draws, plan.known, None if plan.known or plan.draws else drawn
+        )
+        source = Source(self.fetching, drawn, plan.known and none_ignored(loader.dataset))
+        return Shared(self.view, inner, waiting, source)
+
+    @patch(
+        "torch.utils.data:DataLoader._index_sampler",
+        why="the indices of this rank's rows of every batch, in the script's own order",
+        hot=True,
+    )
+    def rows_of_indices(self, plain: property) -> property:
+        """While an iterator is made."""
+        return self.fetching.index_sampler(plain)
+
+    @patch(
+        "torch.utils.data:DataLoader._get_iterator",
+        why="one rank of a node starts the worker processes of a loader that its ranks share",
+    )
+    def follow(self, wrapped: Any, loader: Any, args: Any, kwargs: Any) -> Any:
+        """While an iterator is made."""
+        return self.sharing.follower(loader, wrapped)
+
+    def _planned(self, loader: Any, where: str, apart: bool) -> Plan:
+        plan = self.plans.get(loader)
+        if plan is None:
+            if apart and not in_memory(loader.dataset):
+                return Plan(EACH, "it is iterated in a thread of the script's")
+            plan = self._decide(loader, where, self._plan(loader, where))
+        elif plan.way == ROWS and not plan.known and not plan.draws and not apart and self._agreed(where):
+            plan = self._decide(loader, where, self._shared(loader, LATER))
+        return plan
+
+    def _decide(self, loader: Any, where: str, plan: Plan) -> Plan:
+        self.plans[loader] = plan
+        say = self.run.report.say_once if plan.way == EACH and self.loading != EACH else self.run.report.add
+        say("loaders", where, plan.said())
+        return plan
+
+    def _plan(self, loader: Any, where: str) -> Plan:
+        if self.loading == EACH:
+            return Plan(EACH, "--loading each")
+        if own_iterator(loader):
+            return Plan(EACH, "it is a subclass with an iterator of its own")
+        reason = unlike_rows(loader)
+        if reason:
+            return self._shared(loader, reason)
+        if in_memory(loader.dataset):
+            return Plan(ROWS, known=True)
+        found = self._probe(loader)
+        if found.way != ROWS and not found.draws:
+            return (
+                found if found.way == EACH and not loader.num_workers else self._shared(loader, found.reason)
+            )
+        if not found.draws:
+            self._probed += [where] * (where not in self._probed)
+            return found
+        if self.loading != ROWS:
+            return self._shared(loader, found.reason)
+        self.run.report.doubt(
+            "loaders",
+            where,
+            "its data set draws random numbers: each rank draws its own, statistically the same "
+            "(--loading auto gives the numbers of one process)",
+        )
+        return Plan(ROWS, draws=True)
+
+    def _shared(self, loader: Any, reason: str) -> Plan:
+        """Loaded once on each node, where that is possible."""
+        alone = self.sharing.meet()
+        if not alone and loader.num_workers:
+            shared = Stamp(loader.dataset, loader.collate_fn).shared
+            alone = f"its workers share {shared} with the script" if shared else ""
+        return Plan(EACH, f"{reason}; {alone}") if alone else Plan(SHARED, reason)
+
+    def _probe(self, loader: Any) -> Plan:
+        """What all ranks find out by one sample more than one process fetches."""
+        reason, draws, state = tried(self.view, loader)
+        found = torch.tensor([float(bool(reason)), float(draws), float(state)], device=CPU)
+        unlike = not reason and not draws
+        self.view.group.all_reduce(found, MAX)
+        others, drawn, kept = (bool(x) for x in found)
+        if unlike and (others or drawn):
+            reason = "ranks see different data"
+        if kept:
+            return Plan(EACH, reason)
+        if others:
+            return Plan(SHARED, reason)
+        return Plan(ROWS, "its data set draws random numbers" if drawn else "", drawn)
+
+    def _agreed(self, where: str) -> bool:
+        """Whether any rank has noticed draws there; each place is said once."""
+        drew = self.view.group.all_reduce(torch.tensor([float(where in self._drew)], device=CPU), MAX)
+        if drew.item():
+            self._drew.discard(where)
+            self.run.report.doubt(
+                "loaders", where, f"{LATER}: what it gave up to here each rank drew for itself"
+            )
+        return bool(drew.item())
+
+    def _at_end(self) -> None:
+        """What no further pass has brought up."""
+        for waiting in list(self.waited):
+            self.judge(waiting)
+        for where in self._probed:
+            self._agreed(where)
+
+    def judge(self, where: str) -> None:
+        """Name a loader that kept ranks waiting for much of the time."""
+        waiting = self.waited[where]
+        if waiting.total < LEAST or waiting.share < MUCH:
+            return
+        more = (
+            "more of them (num_workers=) help" if waiting.workers else "num_workers= has them loaded beside"
+        )
+        rows = "" if self.loading == ROWS else ", or --loading rows, where each rank draws its own"
+        kind = "waiting"
+        if all(said.where != where for said in self.run.report.of(kind)):
+            self.run.report.say_once(
+                kind,
+                where,
+                f"its batches kept ranks waiting for {waiting.share:.0%} of the time, with {waiting.workers} "
+                f"workers; {more}{rows}",
+            )

@@ -1,0 +1,135 @@
+"""The local view: each rank's script sees its own share, as in data parallelism written by hand."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import IterableDataset
+
+from autoddp.patching import Feature, patch
+from autoddp.training.compression import announce
+from autoddp.training.iterator import LoaderIterator
+from autoddp.training.replica import Replicas, leaves_of
+from autoddp.training.sampling import Fetching
+
+if TYPE_CHECKING:
+    from autoddp.process.run import Run
+
+PRINTED = "losses and metrics that are printed are those of rank 0's rows alone"
+
+
+class LocalView(Feature):
+    """Plain tensors with this rank's rows; gradients averaged, weighted by the share of the batch."""
+
+    name = "local-view"
+    without = "every rank trains on all rows, with its own gradients"
+    views = ("local",)
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.view, self.group = run, run.view, run.group
+        self.fetching = Fetching(run)
+        self.replicas = Replicas(run.group, run.options.compress)
+        self.share = 1.0  # of the batch fetched last: this rank's rows times ranks, by all rows
+        self.busy = False
+
+    def setup(self, undo: ExitStack) -> None:
+        """The job is the script's to see, its process group included."""
+        self.run.report.say_once("view", "--view local", PRINTED)
+        before = dist.group.WORLD
+        dist.group.WORLD = self.group.pg
+        undo.callback(setattr, dist.group, "WORLD", before)
+        announce(self.run.report, self.run.options.compress)
+
+    @patch("torch.utils.data:DataLoader.__iter__", why="each rank fetches its rows of every batch")
+    def share_batches(self, wrapped: Any, loader: Any, args: Any, kwargs: Any) -> Any:
+        """Map-style data sets are fetched by rows; of others the rows are taken after the fetch."""
+        if not self.view.here() or torch.utils.data.get_worker_info() is not None:
+            return wrapped()
+        streams = isinstance(loader.dataset, IterableDataset)
+        if streams or loader.batch_sampler is None or not getattr(loader, "in_order", True):
+            return Cut(self, wrapped())
+        return Fetched(self, self.fetching.start(loader, wrapped, draws=True))
+
+    @patch(
+        "torch.utils.data:DataLoader._index_sampler",
+        why="the indices of this rank's rows of every batch, in the script's own order",
+        hot=True,
+    )
+    def rows_of_indices(self, plain: property) -> property:
+        """While an iterator is made."""
+        return self.fetching.index_sampler(plain)
+
+    @patch("torch.autograd:backward", why="gradients are averaged over ranks before it returns")
+    def backward(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
+        """A mean over this rank's rows counts by its share of the batch."""
+        names = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
+        given = dict(zip(names, args, strict=False)) | kwargs
+        if self.busy or not self.view.here() or self.run.options.average_every is not None:
+            return wrapped(**given)
+        tensors, seeds = given.pop("tensors"), given.pop("grad_tensors", None)
+        tops = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        listed = [seeds] if seeds is None or isinstance(seeds, Tensor) else list(seeds)
+        listed += [None] * (len(tops) - len(listed))
+        weighed = [
+            self.share * (torch.ones_like(top) if seed is None else seed)
+            for top, seed in zip(tops, listed, strict=True)
+        ]
+        leaves = leaves_of(tops, self.view.order)
+        self.busy = True
+        try:
+            if leaves.dense and given.get("inputs") is None:
+                tops = self.replicas.armed(leaves, tops)
+            wrapped(tops, weighed, **given)
+            self.replicas.average(leaves.others if given.get("inputs") is None else leaves.all)
+        except BaseException:
+            self.replicas.drop(leaves)
+            raise
+        finally:
+            self.busy = False
+        return None
+
+
+class Fetched(LoaderIterator):
+    """An iterator of which this rank fetches its rows of every batch."""
+
+    def __init__(self, feature: LocalView, inner: Any) -> None:
+        super().__init__(inner)
+        self.feature = feature
+        self.sizes: deque[tuple[int, ...] | None] = inner._index_sampler.sizes
+
+    def __next__(self) -> Any:
+        batch = self.feature.fetching.fetch(self.inner)
+        sizes = self.sizes.popleft()
+        world = self.feature.run.world
+        self.feature.share = 1.0 if sizes is None else sizes[world.rank] * world.world_size / sum(sizes)
+        return batch
+
+
+class Cut(LoaderIterator):
+    """An iterator that every rank reads whole; the rows are cut after."""
+
+    def __init__(self, feature: LocalView, inner: Any) -> None:
+        super().__init__(inner)
+        self.feature = feature
+
+    def __next__(self) -> Any:
+        batch = next(self.inner)
+        feature = self.feature
+        rows = next((x.shape[0] for x in tree_leaves(batch) if isinstance(x, Tensor) and x.dim()), 0)
+        feature.share = 1.0
+        if rows < feature.group.size:
+            return batch
+        cuts = feature.view.cut(rows)
+        feature.share = cuts.mine * feature.group.size / rows
+
+        def mine(x: Any) -> Any:
+            batched = isinstance(x, Tensor) and x.dim() and x.shape[0] == rows
+            return x[cuts.start : cuts.start + cuts.mine] if batched else x
+
+        return tree_map(mine, batch)

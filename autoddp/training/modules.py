@@ -1,0 +1,286 @@
+"""Modules run on this rank's rows where that is proven to be exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+import wrapt
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from autoddp.comm.accelerator import capturing
+from autoddp.patching import Feature, patch
+from autoddp.view import Partial, Rows, full
+from autoddp.view.boundaries import BOUNDARIES, Renamed
+from autoddp.view.calls import Calls
+from autoddp.view.rows import of_the_whole
+from autoddp.view.rules.operands import PLAIN
+
+if TYPE_CHECKING:
+    from autoddp.process.run import Run
+
+FULL = "it sees the whole batch, as Python does not ask __torch_function__ there"
+CHECKPOINT = (
+    "use_reentrant",
+    "context_fn",
+    "determinism_check",
+    "debug",
+    "preserve_rng_state",
+    "early_stop",
+)
+# `__call__` below is traced, and plain then
+UNTRACED = ("autoddp.view", "autoddp.report", "autoddp.outside", "autoddp.comm.accelerator")
+TRANSFORMS = ("vmap", "grad", "grad_and_value", "jacrev", "jacfwd", "hessian", "functionalize")
+
+
+class Modules(Feature):
+    """The outermost call of a module runs by rows if proven row-wise; else its parts are tried."""
+
+    name = "modules"
+    without = "every model runs whole, on every rank"
+    views = ("global",)
+
+    def __init__(self, run: Run) -> None:
+        self.view = run.view
+        names = [name.partition(":")[2] for name in run.options.disable if name.startswith("modules:")]
+        self.calls = Calls(run.view, tuple(names))
+
+    def setup(self, undo: ExitStack) -> None:
+        """What decides how a module runs is no part of what torch.compile traces."""
+        wrapt.register_post_import_hook(_leave_out, "torch._dynamo.trace_rules")
+
+    @patch("torch.nn:Module.__call__", why="runs on this rank's rows what is proven row-wise", hot=True)
+    def split_calls(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """A plain function: a wrapper would cost each call of each module ten times as much."""
+        view, calls = self.view, self.calls
+
+        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or view.region is not None or view.proving or view.aside:
+                return plain(module, *args, **kwargs)
+            if not view.here() or _traced() or next(module.parameters(), None) is None or capturing():
+                return plain(module, *args, **kwargs)
+            return calls.call(module, lambda *a, **k: plain(module, *a, **k), args, kwargs)
+
+        return __call__
+
+    @patch(
+        "torch.nn:Module.register_forward_hook",
+        "torch.nn:Module.register_forward_pre_hook",
+        "torch.nn:Module.register_full_backward_hook",
+        "torch.nn:Module.register_full_backward_pre_hook",
+        "torch.nn:Module.register_backward_hook",
+        why="a hook sees the whole batch: a module with one runs by its parts",
+    )
+    def note_hook(self, wrapped: Any, module: Any, args: Any, kwargs: Any) -> Any:
+        """Looked up again at the next call."""
+        self.calls.verdicts.hooks += 1
+        return wrapped(*args, **kwargs)
+
+    @patch(
+        "torch.nn:Module.__setattr__",
+        why="what is set on a module may change what its forward does: it is proven anew",
+        hot=True,
+    )
+    def note_setting(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Only noted; looked at when the module is called."""
+        note = self.calls.verdicts.settings.note
+
+        def __setattr__(module: nn.Module, name: str, value: Any) -> None:
+            if not torch.compiler.is_compiling():
+                note(module, name, value)
+            plain(module, name, value)
+
+        return __setattr__
+
+    @patch(
+        "torch.nn:Module.add_module",
+        "torch.nn:Module.__delattr__",
+        why="layers that come or go change what a forward does: it is proven anew",
+    )
+    def note_layer(self, wrapped: Any, module: Any, args: Any, kwargs: Any) -> Any:
+        """As what is set."""
+        self.calls.verdicts.settings.changes += 1
+        return wrapped(*args, **kwargs)
+
+    @patch("torch.autograd:Function.apply", why=f"a custom autograd function: {FULL}", hot=True)
+    def apply_to_whole(self, plain: Any) -> Any:
+        """The script's own functions; ours are the boundaries themselves."""
+        bind = vars(torch.autograd.Function)["apply"].__get__  # a descriptor, in C in some versions
+
+        def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+            if issubclass(cls, (*BOUNDARIES, Renamed)):
+                return bind(None, cls)(*args, **kwargs)
+            held = [x for x in args if isinstance(x, (Rows, Partial))]
+
+            def run(*wholes: Any) -> Any:
+                given = iter(wholes)
+                plain = (next(given) if isinstance(x, (Rows, Partial)) else x for x in args)
+                return bind(None, cls)(*plain, **{k: full(v) for k, v in kwargs.items()})
+
+            return of_the_whole(run, held, {}, unseen=True) if held else run()
+
+        return classmethod(apply)
+
+    @patch("torch.utils.dlpack:to_dlpack", "torch:to_dlpack", why=f"the first form of DLPack: {FULL}")
+    def show_whole(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        """Else it shows memory that nobody has."""
+        return self.take_whole(wrapped, instance, args, kwargs)
+
+    @patch("torch.jit:ScriptFunction.__call__", why=f"a scripted function: {FULL}")
+    def take_whole(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        """What is written there reaches the rows."""
+        held = any(isinstance(x, (Rows, Partial)) for x in tree_leaves((args, kwargs)))
+        return of_the_whole(wrapped, args, kwargs) if held else wrapped(*args, **kwargs)
+
+    @patch("torch:Tensor.as_subclass", why=f"a tensor of another class: {FULL}", hot=True)
+    def as_subclass(self, plain: Any) -> Any:
+        """What a class of its own does with the batch is its own affair."""
+
+        def as_subclass(x: Tensor, cls: type[Tensor]) -> Tensor:
+            return plain(full(x), _as_seen(cls))
+
+        return as_subclass
+
+    @patch(
+        "torch:Tensor._make_subclass",
+        "torch:Tensor.__new__",
+        why=f"a tensor of another class, made of a batch: {FULL}",
+        hot=True,
+    )
+    def make_subclass(self, plain: Any) -> Any:
+        """As above; `Image(x)` of a class without a constructor comes here."""
+
+        def make(*args: Any, **kwargs: Any) -> Any:  # a signature that torch.compile's own stand-in accepts
+            cls, *rest = args
+            return plain(
+                _as_seen(cls), *map(full, rest), **{name: full(value) for name, value in kwargs.items()}
+            )
+
+        return staticmethod(make)
+
+    @patch(
+        "torch.utils.checkpoint:checkpoint",
+        why="what is recomputed in backward belongs to the split call that it was first computed in",
+    )
+    def checkpoint(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        """Inside a split call by rows; called by the script as a module is, or whole."""
+        function, *rest = args
+        if self.view.region is None and not self.view.inside:
+            if isinstance(function, nn.Module) and not self.view.aside and self.view.here():
+                own = {k: v for k, v in kwargs.items() if k in CHECKPOINT}
+                given = {k: v for k, v in kwargs.items() if k not in CHECKPOINT}
+
+                def run(*a: Any, **k: Any) -> Any:
+                    return wrapped(self._again(function), *a, **own, **k)
+
+                return self.calls.call(function, run, tuple(rest), given, parts=False)
+            whole = [full(x) for x in rest]
+            with self.view.set_aside():
+                return wrapped(function, *whole, **kwargs)
+        return wrapped(self._again(function), *rest, **kwargs)
+
+    def _again(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, which runs in today's region whenever it is called."""
+        region = self.view.region
+        if region is None:
+            return function
+
+        def again(*args: Any, **kwargs: Any) -> Any:
+            if self.view.region is region:  # the first time: we are inside already
+                return function(*args, **kwargs)
+            with self.calls.enter(region):
+                return function(*args, **kwargs)
+
+        return again
+
+    @patch("torch:compile", why=f"a compiled function: {FULL}")
+    def compile(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        """A compiled module is a module; a compiled function gets whole tensors."""
+        made = wrapped(*args, **kwargs)
+        model = args[0] if args else kwargs.get("model")
+        if model is None:
+            return lambda function: whole_inputs(made(function))
+        return made if isinstance(model, nn.Module) else whole_inputs(made)
+
+    @patch(
+        *(f"torch.func:{name}" for name in TRANSFORMS),
+        "torch:vmap",
+        why=f"a transform of torch.func: {FULL}",
+    )
+    def transform(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        """What it returns is called with whole tensors."""
+        return whole_inputs(wrapped(*args, **kwargs))
+
+    @patch(
+        "torch.func:vjp",
+        "torch.func:jvp",
+        "torch.func:functional_call",
+        why="weights that are no leaves: called on whole tensors, by every rank",
+    )
+    def call_whole(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        """Whole, and plain inside."""
+        return self._call_whole(wrapped, args, kwargs)
+
+    @patch(
+        "torch.jit:trace",
+        "torch.jit:trace_module",
+        "torch.jit:_get_trace_graph",
+        why="what is recorded with a batch as the example is recorded of the whole: also by add_graph",
+    )
+    def trace(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        """As a transform: one process's graph, with its shapes."""
+        return self._call_whole(wrapped, args, kwargs)
+
+    @patch(
+        "torch.export:export",
+        "torch.export:export_for_training",
+        "torch.onnx:export",
+        why="what is exported with a batch as the example is exported of the whole",
+        optional=True,
+    )
+    def export(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        """As above."""
+        return self._call_whole(wrapped, args, kwargs)
+
+    def _call_whole(self, wrapped: Any, args: Any, kwargs: Any) -> Any:
+        whole_args, whole_kwargs = _gathered((args, kwargs))
+        with self.view.set_aside():
+            return wrapped(*whole_args, **whole_kwargs)
+
+
+def whole_inputs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, called with whole tensors."""
+    import functools
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        whole_args, whole_kwargs = _gathered((args, kwargs))
+        return function(*whole_args, **whole_kwargs)
+
+    return call
+
+
+def _gathered(args: Any) -> Any:
+    with PLAIN():
+        return torch.utils._pytree.tree_map_only((Rows, Partial), full, args)
+
+
+def _traced() -> bool:
+    return (
+        torch._C._get_tracing_state() is not None or torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
+def _as_seen(cls: type) -> type:
+    """The class of a batch is Tensor to the script, which may have asked `type(batch)`."""
+    return Tensor if cls is Rows or cls is Partial else cls
+
+
+def _leave_out(rules: ModuleType) -> None:
+    """At such a frame a graph breaks, where Dynamo can do that; traced, it fails in what it does not know."""
+    for name in UNTRACED:
+        rules.add(name)

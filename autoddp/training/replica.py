@@ -1,0 +1,211 @@
+"""The averaging of gradients over ranks: torch's DistributedDataParallel, armed at backward.
+
+One `DistributedDataParallel` for each set of leaves that a backward leads to. It owns the script's own
+parameters, its forward is the identity on the losses, and its reducer averages `.grad` in buckets
+while the backward runs: the same buckets and overlap as written by hand. The mean is exact for split
+and for replicated work, and idempotent, so accumulation needs no care.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from autoddp.comm.accelerator import CPU
+from autoddp.comm.group import Group
+from autoddp.training import compression
+from autoddp.training.fingerprint import Fingerprint
+from autoddp.view.order import Order
+
+KEPT = 4  # reducers that stay, the ones used last; each costs about a copy of its gradients
+ROOM = 1 << 30  # bytes of gradients of those on an accelerator, beyond the one used last
+
+
+class Anchor(nn.Module):
+    """Owns some leaves; its forward is the identity."""
+
+    def __init__(self, leaves: list[Tensor]) -> None:
+        super().__init__()
+        for number, leaf in enumerate(leaves):
+            self._parameters[f"leaf{number}"] = leaf  # type: ignore[assignment]  # any leaf will do
+
+    def forward(self, *losses: Tensor) -> tuple[Tensor, ...]:
+        """Nothing."""
+        return losses
+
+
+@dataclass
+class Leaves:
+    """What a backward leads to, in an order that every rank shares."""
+
+    dense: list[Tensor] = field(default_factory=list)
+    others: list[Tensor] = field(default_factory=list)  # sparse or complex gradients, another kind of device
+    recomputes: bool = False  # a reentrant checkpoint hides more leaves
+    accumulators: dict[int, Any] = field(default_factory=dict)  # the graph's node of each, by its id
+
+    @property
+    def all(self) -> list[Tensor]:
+        """Both kinds."""
+        return self.dense + self.others
+
+    @property
+    def key(self) -> tuple[tuple[int, int], ...]:
+        """What a reducer is made for: `model.to(...)` gives the same leaf another accumulator."""
+        return tuple((id(leaf), id(self.accumulators[id(leaf)])) for leaf in self.dense)
+
+
+SPARSE = ("EmbeddingBackward0", "EmbeddingBagBackward0")
+REENTRANT = ("CheckpointFunctionBackward",)
+
+
+def leaves_of(roots: Iterable[Tensor], one_order: Order) -> Leaves:
+    """Walk the graph; every rank finds the same leaves, and puts them in the same order."""
+    found, sparse = Leaves(), set()
+    seen: set[Any] = set()
+    order: dict[int, Tensor] = {}
+    todo = [root.grad_fn or _accumulator(root) for root in roots]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            if not hasattr(variable, "_autoddp_rows"):
+                order[id(variable)] = variable
+                found.accumulators[id(variable)] = node
+            continue
+        name = node.name()
+        if name in SPARSE and getattr(node, "_saved_sparse", False):
+            weight = getattr(node.next_functions[0][0], "variable", None)
+            sparse.add(id(weight))
+        found.recomputes |= name in REENTRANT
+        todo.extend([following for following, _ in node.next_functions])
+    leaves = one_order.sorted(order.values())
+    kind = _most(leaves)
+    for leaf in leaves:
+        plain = (
+            leaf.device.type == kind
+            and leaf.is_floating_point()
+            and leaf.layout is torch.strided
+            and id(leaf) not in sparse
+        )
+        (found.dense if plain else found.others).append(leaf)
+    return found
+
+
+def _most(leaves: Iterable[Tensor]) -> str:
+    """The kind of device that holds most of them: a reducer serves one, the rest is averaged by itself."""
+    sizes: dict[str, int] = {}
+    for leaf in leaves:
+        sizes[leaf.device.type] = sizes.get(leaf.device.type, 0) + leaf.nbytes
+    return max(sizes, key=lambda kind: (sizes[kind], kind), default="cpu")
+
+
+def _accumulator(leaf: Tensor) -> Any:
+    """A root may be a leaf itself."""
+    view = leaf.view_as(leaf).grad_fn
+    return view.next_functions[0][0] if view is not None else None
+
+
+def flattened(tensors: list[Tensor]) -> Iterator[tuple[list[Tensor], Tensor]]:
+    """Those of each dtype and device, and their elements, one after the other."""
+    kinds: dict[Any, list[Tensor]] = {}
+    for x in tensors:
+        kinds.setdefault((x.dtype, x.device), []).append(x)
+    for some in kinds.values():
+        yield some, torch.cat([x.reshape(-1) for x in some])
+
+
+class Replicas:
+    """The reducers of one rank, one for each set of leaves."""
+
+    def __init__(self, group: Group, compress: str = "none") -> None:
+        self.group, self.compress = group, compress
+        self._kept: dict[Any, tuple[DistributedDataParallel, Leaves]] = {}  # alive, so that ids stay theirs
+
+    def armed(self, leaves: Leaves, roots: list[Tensor]) -> list[Tensor]:
+        """The roots, once the reducer of the dense leaves waits for their gradients."""
+        key = leaves.key
+        replica, noted = self._kept.pop(key, (None, leaves))
+        if replica is None:
+            self.compare(leaves.dense)
+            anchor = Anchor(leaves.dense)
+            replica = DistributedDataParallel(anchor, process_group=self.group.pg, init_sync=False)
+            compression.register(replica, self.group.pg, self.compress)
+        self._kept[key] = replica, noted  # now the one used last
+        while len(self._kept) > KEPT or (len(self._kept) > 1 and self._held() > ROOM):
+            del self._kept[next(iter(self._kept))]
+        with torch.enable_grad():
+            return list(replica(*roots))
+
+    def _held(self) -> int:
+        """Bytes that reducers hold of an accelerator's memory, beyond the one used last."""
+        held = [x.nbytes for _, known in [*self._kept.values()][:-1] for x in known.dense if not x.is_cpu]
+        return sum(held)
+
+    def drop(self, leaves: Leaves) -> None:
+        """A backward that raised leaves a reducer half-way: it refuses every later forward."""
+        self._kept.pop(leaves.key, None)
+
+    def compare(self, leaves: list[Tensor]) -> None:
+        """Parameters are equal on all ranks, since all run the same script on the same values.
+
+        Raises:
+            Disagreement: They are not.
+        """
+        found = Fingerprint()
+        for number, leaf in enumerate(leaves):
+            found.add(f"parameter {number} of {len(leaves)}, of shape {tuple(leaf.shape)},", [leaf])
+        # accelerators add up in an order of their own; what was computed there may differ in its last bits
+        exact = all(leaf.device.type == "cpu" for leaf in leaves)
+        found.compare(self.group, exact=exact or torch.are_deterministic_algorithms_enabled())
+
+    def average(self, leaves: Iterable[Tensor], differentiable: Any = None) -> None:
+        """Average `.grad` at once, for what no reducer covers."""
+        dense: list[Tensor] = []
+        for leaf in leaves:
+            grad = leaf.grad
+            if grad is None:
+                continue
+            if differentiable is not None:
+                leaf.grad = differentiable(grad, self.group)
+            elif grad.layout is torch.strided:
+                dense.append(grad)
+            else:
+                leaf.grad = self.average_sparse(grad)
+        self.average_dense(dense)
+
+    def average_dense(self, grads: list[Tensor]) -> None:
+        """In place, in one all-reduce for each dtype and device."""
+        for some, flat in flattened([grad.detach() for grad in grads]):
+            self.group.all_reduce(flat).div_(self.group.size)
+            for g, mean in zip(some, flat.split([g.numel() for g in some]), strict=True):
+                g.copy_(mean.view_as(g))
+
+    def average_sparse(self, grad: Tensor) -> Tensor:
+        """The mean of sparse gradients: every rank's entries, one after the other."""
+        grad = grad.coalesce()
+        counts = self.group.all_gather(torch.tensor([grad._nnz()], device=CPU)).flatten().tolist()
+        room = max(counts)
+        indices, values = grad.indices(), grad.values()
+        all_indices = indices.new_zeros((indices.shape[0], room))
+        all_values = values.new_zeros((room, *values.shape[1:]))
+        all_indices[:, : grad._nnz()], all_values[: grad._nnz()] = indices, values
+        gathered_i, gathered_v = (
+            self.group.all_gather(all_indices),
+            self.group.all_gather(all_values),
+        )
+        cut_i = torch.cat([i[:, :n] for i, n in zip(gathered_i, counts, strict=True)], 1)
+        cut_v = torch.cat([v[:n] for v, n in zip(gathered_v, counts, strict=True)])
+        # as torch's kernels do: `torch.sparse_coo_tensor` of torch 2.11 warns, whatever one says of checks
+        make = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors
+        kind = {"dtype": grad.dtype, "layout": grad.layout, "device": grad.device}
+        dims = grad.sparse_dim(), grad.dense_dim()
+        mean: Tensor = make(*dims, grad.shape, cut_i, cut_v / self.group.size, **kind)
+        return mean.coalesce()

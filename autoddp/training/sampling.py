@@ -1,0 +1,223 @@
+"""This rank's rows of every batch that a loader makes up, in the order of one process."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
+
+from autoddp.view.cuts import even_sizes
+from autoddp.view.generators import Generators
+
+if TYPE_CHECKING:
+    from autoddp.process.run import Run
+
+APART = 7919  # what the seeds of two neighbouring ranks differ by
+TORCHS = (RandomSampler, SequentialSampler, WeightedRandomSampler)  # draw nothing between two batches
+
+
+class RowSampler(DistributedSampler[Any]):
+    """Cuts the index batches of the script's own sampler.
+
+    All ranks hold the same random state, so that sampler yields the order of one process on every
+    rank. Nothing is repeated or dropped: sizes differ by one at most, and a batch with fewer rows
+    than ranks goes to all of them.
+    """
+
+    def __init__(self, batches: Any, ranks: int, rank: int, before_fetch: Callable[[], None]) -> None:
+        nothing: Any = ()  # the data set may have no length; what is cut is the batches
+        super().__init__(nothing, num_replicas=ranks, rank=rank, shuffle=False)
+        self.batches, self.before_fetch = batches, before_fetch
+        self.sizes: deque[tuple[int, ...] | None] = deque()
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.set_epoch(self.epoch + 1)
+        self.sizes = deque()  # those of this pass; with workers the sampler runs ahead
+        return self._pass(self.sizes)
+
+    def _pass(self, noted: deque[tuple[int, ...] | None]) -> Iterator[Any]:
+        for batch in self.batches:
+            indices = list(batch)
+            sizes = even_sizes(len(indices), self.num_replicas)
+            noted.append(sizes if min(sizes) else None)
+            self.before_fetch()  # the sampler has drawn what it draws
+            start = sum(sizes[: self.rank])
+            yield indices[start : start + sizes[self.rank]] if min(sizes) else indices
+
+
+@dataclass
+class Drawn:
+    """A batch of which the samples were drawn where nothing was expected to be."""
+
+    batch: Any
+
+
+class Noticing:
+    """A collate function in a worker process that says so when a generator has moved."""
+
+    def __init__(self, loader: Any) -> None:
+        self.collate, self.begin = loader.collate_fn, loader.worker_init_fn
+        self.before: Generators | None = None
+
+    def __call__(self, samples: Any) -> Any:
+        """The batch; once, in what says so."""
+        batch = self.collate(samples)
+        if self.before is None or self.before.same(Generators()):
+            return batch
+        self.before = None
+        return Drawn(batch)
+
+
+class Beginning:
+    """The worker's function of the script's, after which its generators stand where they begin."""
+
+    def __init__(self, noticing: Noticing) -> None:
+        self.noticing = noticing
+
+    def __call__(self, number: int) -> None:
+        """In the worker."""
+        if self.noticing.begin is not None:
+            self.noticing.begin(number)
+        self.noticing.before = Generators()
+
+
+@contextmanager
+def _noticed(loader: Any) -> Iterator[None]:
+    noticing = Noticing(loader)
+    loader.collate_fn, loader.worker_init_fn = noticing, Beginning(noticing)
+    try:
+        yield
+    finally:
+        loader.collate_fn, loader.worker_init_fn = noticing.collate, noticing.begin
+
+
+class Fetching:
+    """Iterators of which this rank fetches its rows.
+
+    What a data set draws moves no generator that the script sees: these stay equal on all ranks.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.starting: Any = None  # what the iterator that is being made takes its indices from
+        self._own: Generators | None = None  # this rank's stream, for data sets that draw
+        self._outside: Generators | None = None  # where the generators are to be after a fetch
+        self._drawing = False
+        self._drew: Callable[[], None] | None = None
+        self._thread = threading.get_ident()
+
+    def start(
+        self,
+        loader: Any,
+        make: Callable[[], Any],
+        draws: bool,
+        still: bool = False,
+        drew: Callable[[], None] | None = None,
+    ) -> Any:
+        """What `make()` returns, an iterator over this rank's rows.
+
+        Args:
+            loader: The DataLoader.
+            make: Its own `__iter__`.
+            draws: Whether its data set draws random numbers: each rank then draws its own.
+            still: Whether it is certain that none are drawn.
+            drew: Called where numbers are drawn in this process, if that would be news.
+        """
+        world = self.run.world
+        here = loader.num_workers == 0 and not still  # else the data set draws in its workers
+
+        def before_fetch() -> None:
+            if here and threading.get_ident() == self._thread:
+                self._before_fetch(draws, drew)
+
+        sampler = RowSampler(loader.batch_sampler, world.world_size, world.rank, before_fetch)
+        self.starting = sampler
+        try:
+            with self._fewer_workers(loader), self._own_seeds(loader, draws):
+                if drew is None or here:
+                    return make()
+                with _noticed(loader):
+                    return make()
+        finally:
+            self.starting = None
+
+    def index_sampler(self, plain: property) -> property:
+        """Ours while an iterator is made, else the script's: `len(loader)` is that of one process."""
+
+        def index_sampler(loader: Any) -> Any:
+            return self.starting if self.starting is not None else plain.fget(loader)  # type: ignore[misc]
+
+        return property(index_sampler)
+
+    def fetch(self, inner: Any) -> Any:
+        """The next batch; modules in a data set are plain."""
+        self._outside = None
+        if threading.get_ident() != self._thread:
+            return next(inner)  # what the script does meanwhile must not be plain, nor its draws undone
+        try:
+            with self.run.view.set_aside():
+                return next(inner)
+        finally:
+            if self._drawing:
+                self._own = Generators()
+            if self._outside is not None:
+                if self._drew is not None and not self._outside.same(Generators()):
+                    self._drew()
+                self._outside.put_back()
+
+    def _before_fetch(self, draws: bool, drew: Callable[[], None] | None) -> None:
+        self._outside, self._drawing, self._drew = Generators(), draws, drew
+        if draws and self._own is None:
+            seed = torch.initial_seed() + APART * (self.run.world.rank + 1)
+            random.seed(seed)
+            torch.default_generator.manual_seed(seed % 2**63)
+            if "numpy" in sys.modules:
+                sys.modules["numpy"].random.seed(seed % 2**32)
+        elif draws and self._own is not None:
+            self._own.put_back()
+
+    @contextmanager
+    def _fewer_workers(self, loader: Any) -> Iterator[None]:
+        """The node's workers are shared out, unless a sampler of the script's draws between batches."""
+        batches, before = loader.batch_sampler, loader.num_workers
+        known = type(batches) is BatchSampler and type(batches.sampler) in TORCHS
+        if known and before:
+            ranks, cores = self.run.world.local_world_size, len(os.sched_getaffinity(0))
+            loader.num_workers = min(before, max(-(-before // ranks), cores // ranks))
+        try:
+            yield
+        finally:
+            loader.num_workers = before
+
+    @contextmanager
+    def _own_seeds(self, loader: Any, draws: bool) -> Iterator[None]:
+        """Seeds of workers differ by rank; the script's generator moves on as in one process."""
+        if not draws:
+            yield
+            return
+        before = loader.generator
+        drawn = torch.empty((), dtype=torch.int64).random_(generator=before)  # on the device that torch takes
+        seed = (int(drawn.item()) + APART * self.run.world.rank) % 2**63
+        loader.generator = torch.Generator(drawn.device).manual_seed(seed)
+        try:
+            yield
+        finally:
+            loader.generator = before

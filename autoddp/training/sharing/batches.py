@@ -1,0 +1,153 @@
+"""The iterators that a script gets of its loaders, and how long they keep a rank waiting."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from autoddp.errors import Disagreement
+from autoddp.training.iterator import LoaderIterator
+from autoddp.training.sampling import Drawn, Fetching
+from autoddp.training.sharing.share import Pass
+from autoddp.view import Rows
+from autoddp.view.cuts import Cuts
+from autoddp.view.rules.losses import counted
+from autoddp.view.state import View
+
+
+@dataclass
+class Waiting:
+    """For a loader: how long this rank waited for its batches, of how many seconds of its passes."""
+
+    seconds: float = 0.0
+    total: float = 0.0
+    workers: int = 0
+    thread: int = 0  # the script's own
+
+    @property
+    def share(self) -> float:
+        """Of the time."""
+        return self.seconds / self.total if self.total else 0.0
+
+
+class Whole(LoaderIterator):
+    """An iterator of which every rank loads every batch; modules in the fetch are plain."""
+
+    def __init__(self, view: View, inner: Any, waiting: Waiting) -> None:
+        super().__init__(inner)
+        self.view, self.waiting = view, waiting
+        self.thread = waiting.thread
+        self._since = time.perf_counter()
+
+    def __next__(self) -> Any:
+        began = time.perf_counter()
+        try:
+            return self._batch()
+        finally:
+            now = time.perf_counter()
+            self.waiting.seconds += now - began
+            self.waiting.total += now - self._since
+            self._since = now
+
+    def _batch(self) -> Any:
+        if threading.get_ident() != self.thread:
+            return next(self.inner)  # or modules of the script's own thread would be plain meanwhile
+        with self.view.set_aside():
+            return next(self.inner)
+
+
+class Handed(Whole):
+    """An iterator whose batches the first rank of the node loads."""
+
+    def __init__(self, view: View, inner: Pass, waiting: Waiting) -> None:
+        super().__init__(view, inner, waiting)
+        self.batched, self.pins, self.took = inner.batched, inner.pins, inner.took
+
+    def _batch(self) -> Any:
+        batch = super()._batch()
+        if not self.batched:
+            return pin_memory(batch, self.pins) if self.pins else batch
+        leaves, spec = tree_flatten(batch)
+        total = _rows_of(leaves)
+        if total < self.view.group.size:
+            whole = tree_unflatten([_copied(x) for x in leaves], spec)
+            made = pin_memory(whole, self.pins) if self.pins else whole
+        else:
+            cuts = self.view.cut(total)
+            made = tree_unflatten([counted(Rows(self._mine(x, cuts), cuts), x) for x in leaves], spec)
+        self.took()
+        return made
+
+    def _mine(self, x: Tensor, cuts: Cuts) -> Tensor:
+        """A copy of this rank's rows, so that the memory that ranks share is free again."""
+        rows = cuts.take(x, 0)
+        if not self.pins:
+            return rows.clone()
+        return torch.empty_like(rows, pin_memory=True).copy_(rows)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Of a loader that is fetched by rows: how, what to call where draws are noticed, and its targets."""
+
+    fetching: Fetching
+    drawn: Callable[[], None]
+    none_ignored: bool
+
+
+class Shared(Whole):
+    """An iterator of which this rank fetches its rows of every batch."""
+
+    def __init__(self, view: View, inner: Any, waiting: Waiting, source: Source) -> None:
+        super().__init__(view, inner, waiting)
+        self.source = source
+        self.sizes: deque[tuple[int, ...] | None] = inner._index_sampler.sizes
+
+    def _batch(self) -> Any:
+        batch = self.source.fetching.fetch(self.inner)
+        if type(batch) is Drawn:
+            batch = batch.batch
+            self.source.drawn()
+        sizes = self.sizes.popleft()
+        if sizes is None:
+            return batch
+        cuts = self.view.cuts(sizes)
+
+        def rows(x: Any) -> Any:
+            if not isinstance(x, Tensor):
+                raise Disagreement(_unlike(x))
+            return counted(Rows(x, cuts), none_ignored=self.source.none_ignored)
+
+        if type(batch) is list and all(isinstance(x, Tensor) for x in batch):
+            return [rows(x) for x in batch]  # three times quicker, and most batches are so
+        return tree_map(rows, batch)
+
+
+def _copied(x: Any) -> Any:
+    """What pytree takes for a leaf may hold tensors, too: a dictionary of a user's own kind."""
+    return x.clone() if isinstance(x, Tensor) else copy.deepcopy(x)
+
+
+def _rows_of(leaves: list[Any]) -> int:
+    """How many rows all of these tensors have; 0 where that cannot be said."""
+    plain = all(type(x) is Tensor and x.dim() and x.layout is torch.strided for x in leaves)
+    sizes = {x.shape[0] for x in leaves} if plain else set()
+    return int(sizes.pop()) if len(sizes) == 1 else 0
+
+
+def _unlike(x: Any) -> str:
+    return (
+        f"a batch of the DataLoader holds a {type(x).__name__} where its first sample held numbers; each "
+        "rank fetched its rows alone, and cannot give the script all of it: samples must be alike, or "
+        "--disable loaders has every rank fetch all"
+    )

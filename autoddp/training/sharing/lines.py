@@ -1,0 +1,276 @@
+"""Lines between the first rank of a node and its others: messages, and descriptors with them.
+
+Unix sockets that admit the same user alone, and of those only who knows the token. The first rank says
+something only in a call of the script's that the others make, too, and waits only where one of them is
+`AHEAD` batches of a pass behind it. That cannot deadlock: all ranks run one program; whoever waits here waits
+for a rank that is further behind in it, or, for a batch, for the first rank where that one is behind. The
+rank that is furthest behind finds all that it was sent, and all collectives and effects that it comes to the
+others have begun: it goes on until another one is furthest behind. In threads of the script's each waits for
+its own pass alone: nobody holds the lines while he waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import secrets
+import select
+import socket
+import struct
+import threading
+import time
+import weakref
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Any
+
+from autoddp.comm.sockets import near
+from autoddp.errors import AutoDDPError, RankEnded
+from autoddp.training.sharing.memory import nameless, read, write
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+AHEAD = 4  # batches of one pass that a rank may have before it
+SAID = 1 << 14  # bytes of a message; what is longer goes by memory
+LONG = struct.Struct("?")  # whether it went by memory
+DESCRIPTORS = 253  # of a message, at most
+BUFFER = 1 << 22
+TAKEN = struct.Struct("I")  # the pass of which a batch was taken
+HELLO = struct.Struct(">16sI")  # the token, the rank
+PATIENCE = 60.0  # seconds for all ranks of a node to come
+TICK = 0.05
+GONE = (BrokenPipeError, ConnectionResetError)
+CREDENTIALS = struct.Struct("3i")
+
+Message = tuple[str, int, Any, list[int]]  # kind, how-manieth, what is said, descriptors
+
+
+class Lines:
+    """Of the first rank of a node to all others of it; of another rank to the first."""
+
+    def __init__(self, sockets: dict[int, socket.socket], first: int) -> None:
+        self.sockets, self.first = sockets, first
+        self._lock = threading.Lock()
+        self._came = threading.Condition()
+        self._inbox: dict[int, deque[Message]] = {}
+        self._forgotten: set[int] = set()
+        self._reading = False
+        self._ahead: dict[int, Counter[int]] = {rank: Counter() for rank in sockets}
+        self._ending: deque[int] = deque()
+        for connected in sockets.values():
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+        this = weakref.ref(self)  # the interpreter keeps what it calls after a fork for ever
+
+        def leave() -> None:
+            lines = this()
+            if lines is not None:
+                lines.close()  # a worker process would keep them open when its rank has ended
+
+        os.register_at_fork(after_in_child=leave)
+
+    def close(self) -> None:
+        """No line is left; twice is harmless."""
+        for connected in self.sockets.values():
+            connected.close()
+
+    # ---- the first rank
+
+    def room(self, course: int, ahead: int = AHEAD) -> bool:
+        """Whether nobody has so many batches of this pass before him."""
+        with self._lock:
+            self._take_note()
+            return all(theirs[course] < ahead for theirs in self._ahead.values())
+
+    def wait(self) -> None:
+        """Until something was taken, or for a moment: another thread may have noted it."""
+        _readable(*list(self.sockets.values()), seconds=TICK)
+
+    def say(self, course: int, kind: str, number: int, said: Any = None, descriptors: Any = ()) -> None:
+        """To all others; a batch counts until it is taken."""
+        message, long = pickle.dumps((course, kind, number, said), 5), []
+        if len(message) > SAID:
+            long = [nameless(len(message))]
+            write(long[0], memoryview(message), 0)
+            message = b""
+        try:
+            with self._lock:
+                for rank in list(self.sockets):
+                    if self._send(rank, LONG.pack(bool(long)) + message, [*descriptors, *long]):
+                        self._ahead[rank][course] += kind == BATCH
+        finally:
+            close(long)
+        self._say_ended()
+
+    def end(self, course: int) -> None:
+        """Nothing more will come of this pass; the garbage collector may say so at any moment."""
+        self._ending.append(course)
+        self._say_ended()
+
+    def _say_ended(self) -> None:
+        while self._ending and self._lock.acquire(blocking=False):
+            try:
+                with contextlib.suppress(IndexError):
+                    course = self._ending.popleft()
+                    for rank in list(self.sockets):
+                        if self._send(rank, LONG.pack(False) + pickle.dumps((course, ENDED, 0, None), 5), ()):
+                            self._ahead[rank].pop(course, None)
+            finally:
+                self._lock.release()
+
+    def _send(self, rank: int, message: bytes, descriptors: Any) -> bool:
+        """Whether that rank is there."""
+        connected = self.sockets[rank]
+        try:
+            socket.send_fds(connected, [message], list(descriptors), socket.MSG_NOSIGNAL)
+        except GONE:
+            self._lose(rank)  # its launcher sees to the rest
+            return False
+        except OSError:
+            if connected.fileno() >= 0:  # else the job is over
+                raise
+        return True
+
+    def _take_note(self) -> None:
+        for rank, connected in list(self.sockets.items()):
+            with contextlib.suppress(BlockingIOError):
+                try:
+                    while said := connected.recv(TAKEN.size, socket.MSG_DONTWAIT):
+                        self._ahead[rank][TAKEN.unpack(said)[0]] -= 1
+                except ConnectionResetError:
+                    pass
+                self._lose(rank)
+
+    def _lose(self, rank: int) -> None:
+        self.sockets.pop(rank).close()
+        del self._ahead[rank]
+
+    # ---- the others
+
+    def hear(self, course: int) -> Message:
+        """What the first rank says next of this pass.
+
+        Raises:
+            RankEnded: It has ended without it.
+        """
+        while True:
+            with self._came:
+                waiting = self._inbox.setdefault(course, deque())
+                if waiting:
+                    return waiting.popleft()
+                if self._reading:
+                    self._came.wait(TICK)
+                    continue
+                self._reading = True
+            try:
+                self._read()
+            finally:
+                with self._came:
+                    self._reading = False
+                    self._came.notify_all()
+
+    def took(self, course: int) -> None:
+        """A batch: the first rank may send another."""
+        with contextlib.suppress(OSError):
+            self.sockets[self.first].send(TAKEN.pack(course), socket.MSG_NOSIGNAL)
+
+    def forget(self, course: int) -> None:
+        """Nobody asks for this pass any more."""
+        self._forgotten.add(course)
+        for *_, descriptors in self._inbox.pop(course, ()):
+            close(descriptors)
+
+    def _read(self) -> None:
+        connected = self.sockets[self.first]
+        _readable(connected)
+        try:
+            data, descriptors, _, _ = socket.recv_fds(connected, 2 * SAID, DESCRIPTORS)
+        except ConnectionResetError:  # said once, of what it has not read; what it said before is still here
+            data, descriptors, _, _ = socket.recv_fds(connected, 2 * SAID, DESCRIPTORS)
+        if not data:
+            raise RankEnded(
+                f"rank {self.first} has ended, which loads this node's batches, and this rank waits for one"
+            )
+        if LONG.unpack(data[:1])[0]:
+            data = data[:1] + _whole(descriptors.pop())
+        course, kind, number, said = pickle.loads(data[1:])
+        if course in self._forgotten:
+            close(descriptors)
+            if kind == ENDED:
+                self._forgotten.discard(course)
+            return
+        with self._came:
+            self._inbox.setdefault(course, deque()).append((kind, number, said, descriptors))
+
+
+STEP, MADE, BATCH, RAISED, YOURSELF, ENDED = "step", "made", "batch", "raised", "yourself", "ended"
+
+
+def _readable(*sockets: socket.socket, seconds: float | None = None) -> bool:
+    """Whether one has something to read by then; `select` knows no descriptor above 1023."""
+    poll = select.poll()
+    for connected in sockets:
+        poll.register(connected, select.POLLIN)
+    return bool(poll.poll(None if seconds is None else seconds * 1000))
+
+
+def _whole(descriptor: int) -> bytes:
+    """What was too long for a message."""
+    filled = bytearray(os.fstat(descriptor).st_size)
+    read(descriptor, memoryview(filled), 0)
+    os.close(descriptor)
+    return bytes(filled)
+
+
+def close(descriptors: list[int]) -> None:
+    """What came with a message that nobody asks for."""
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def meet(rank: int, ranks: list[int], store: Store) -> Lines | None:
+    """Lines between the ranks of one node, who must all come; None where they do not reach each other."""
+    first = ranks[0]
+    key = f"sharing/{first}/{store.add(f'sharing/of/{rank}', 1)}"  # of this session; there may be several
+    if rank != first:
+        where, token = json.loads(store.get(key))
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            connected.connect(where)
+            connected.sendall(HELLO.pack(bytes.fromhex(token), rank))
+        except OSError:
+            connected.close()
+            store.set(f"{key}/{rank}", "")  # a container of its own: the name is not known there
+            return None
+        return Lines({first: connected}, first)
+    where, token = f"\0autoddp-{secrets.token_hex(8)}", secrets.token_bytes(16)
+    with near(where, socket.SOCK_SEQPACKET) as door:
+        store.set(key, json.dumps([where, token.hex()]))
+        found = _arrivals(door, token, set(ranks[1:]), lambda r: store.check([f"{key}/{r}"]))
+    return Lines(found, first) if len(found) == len(ranks) - 1 else None
+
+
+def _arrivals(door: socket.socket, token: bytes, missing: set[int], lost: Any) -> dict[int, socket.socket]:
+    found: dict[int, socket.socket] = {}
+    deadline = time.monotonic() + PATIENCE
+    while missing:
+        if not _readable(door, seconds=TICK):
+            missing -= {rank for rank in missing if lost(rank)}
+            if time.monotonic() > deadline:
+                raise AutoDDPError(
+                    f"rank {min(missing)} did not come to its node's first within {PATIENCE:.0f} s"
+                )
+            continue
+        caller, _ = door.accept()
+        caller.settimeout(PATIENCE)
+        options = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        said = caller.recv(HELLO.size) if CREDENTIALS.unpack(options)[1] == os.getuid() else b""
+        caller.settimeout(None)
+        told, rank = HELLO.unpack(said) if len(said) == HELLO.size else (b"", -1)
+        if secrets.compare_digest(told, token) and rank in missing:
+            missing.discard(rank)
+            found[rank] = caller
+        else:
+            caller.close()
+    return found

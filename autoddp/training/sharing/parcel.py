@@ -1,0 +1,287 @@
+"""A batch on its way to the other ranks of a node: tensors and arrays by memory, the rest as a pickle.
+
+What lies in shared memory already (what worker processes collate does) is told by its descriptor; the rest is
+copied once for all ranks, into memory without a name, so that nothing is left behind by a job that is killed.
+Whoever opens a parcel copies it, or what it needs of it: what a script writes into its batch stays its own.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing import get_sharing_strategy
+
+from autoddp.comm.accelerator import CPU
+from autoddp.training.sharing.memory import Memory, bytes_of, nameless, read, write
+
+SMALL = 1 << 12  # bytes of a tensor, or an array, that travel in the message
+INLINE = 1 << 13  # bytes of all that do
+FEW = 64  # descriptors of one message; what a batch holds beyond that is copied into one
+ALIGNED = 64
+NOWHERE, LAID = -1, -2  # instead of a descriptor's number: in the message; in what is copied, the last one
+
+Extent = tuple[int, int, int, int]  # descriptor's number, where there, how many bytes, where in the original
+
+
+class Unfit(Exception):
+    """A batch cannot be handed over as it is; the message says why."""
+
+
+@dataclass
+class Parcel:
+    """What the message says of a batch, and the descriptors that go with it."""
+
+    body: bytes
+    extents: list[Extent] = field(default_factory=list)
+    buffers: list[tuple[Extent, bool]] = field(
+        default_factory=list
+    )  # of arrays, and whether they are readonly
+    inline: bytes = b""
+    sizes: list[int] = field(default_factory=list)  # of what the descriptors stand for
+    descriptors: list[int] = field(default_factory=list)
+
+    def said(self) -> tuple[Any, ...]:
+        """What travels beside the descriptors."""
+        return self.body, self.extents, self.buffers, self.inline, self.sizes
+
+    @classmethod
+    def heard(cls, said: tuple[Any, ...], descriptors: list[int]) -> Parcel:
+        """The inverse."""
+        body, extents, buffers, inline, sizes = said
+        return cls(body, extents, buffers, inline, sizes, descriptors)
+
+    def open(self, mapped: bool = False) -> Any:
+        """The batch, which is this rank's own; the descriptors are closed.
+
+        Args:
+            mapped: It lies in the pages that all share, to be copied before the script has it.
+        """
+        try:
+            found = list(zip(self.descriptors, self.sizes, strict=True))
+            pages = mmap.MAP_SHARED | mmap.MAP_POPULATE
+            maps = [mmap.mmap(*one, flags=pages) for one in found] if mapped else []
+            views = (self._view(extent, maps, readonly) for extent, readonly in self.buffers)
+            return _Unpickler(io.BytesIO(self.body), views, lambda n: self._storage(n, maps)).load()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """What it holds of the kernel."""
+        descriptors, self.descriptors = self.descriptors, []
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _view(self, extent: Extent, maps: list[mmap.mmap], readonly: bool) -> memoryview:
+        number, at, length, _ = extent
+        if number == NOWHERE:
+            view = memoryview(bytearray(self.inline[at : at + length]))
+        elif maps:
+            view = memoryview(maps[number])[at : at + length]
+        else:
+            view = memoryview(bytearray(length))
+            read(self.descriptors[number], view, at)
+        return view.toreadonly() if readonly else view
+
+    def _storage(self, number: int, maps: list[mmap.mmap]) -> tuple[torch.UntypedStorage, int]:
+        """And what was left out before it."""
+        extent = self.extents[number]
+        if not extent[2]:
+            return torch.UntypedStorage(0), extent[3]
+        if maps or extent[0] == NOWHERE:
+            view = self._view(extent, maps, False)
+            return torch.frombuffer(view, dtype=torch.uint8).untyped_storage(), extent[3]
+        storage = torch.UntypedStorage(extent[2])
+        read(self.descriptors[extent[0]], bytes_of(storage), extent[1])
+        return storage, extent[3]
+
+
+def pack(
+    batch: Any, memory: Memory, keeps: Callable[[Any], bool], apart: bool, copied: bool = False
+) -> Parcel:
+    """A parcel of a batch that this rank keeps.
+
+    Args:
+        batch: What the loader gave.
+        memory: Where its tensors may have been collated.
+        keeps: Whether an object is the data set's own, which the script may change by the batch.
+        apart: Whether the batch comes from another process, and shares nothing with this one.
+        copied: Whether this rank copies its tensors before the script has them; else they get other pages.
+
+    Raises:
+        Unfit: It holds what has no meaning, or another one, in another process.
+    """
+    body = io.BytesIO()
+    pickler = _Pickler(body, keeps, apart, copied)
+    try:
+        pickler.dump(batch)
+    except Unfit:
+        raise
+    except Exception as error:  # whatever an object's own way to be pickled raises
+        raise Unfit(f"its batches cannot be handed over ({type(error).__name__}: {error})") from None
+    return _Packing(memory, pickler).parcel(body.getvalue())
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, body: io.BytesIO, keeps: Callable[[Any], bool], apart: bool, copied: bool) -> None:
+        super().__init__(body, protocol=5, buffer_callback=self._aside)
+        self.keeps, self.apart, self.copied = keeps, apart, copied
+        self.storages: dict[int, list[Any]] = {}  # number, storage, its tensors; kept alive by this
+        self.known: dict[int, Any] = {}
+        self.buffers: list[pickle.PickleBuffer] = []
+
+    def _aside(self, buffer: pickle.PickleBuffer) -> None:
+        self.buffers.append(buffer)
+
+    def persistent_id(self, x: Any) -> Any:
+        if self.keeps(x):
+            raise Unfit(f"its batches hold a {type(x).__name__} that it keeps")
+        if type(x) is not Tensor or x.layout is not torch.strided or x.is_meta or x.is_quantized:
+            return None
+        if x.grad_fn is not None or (x.requires_grad and not self.apart):
+            raise Unfit("its batches hold tensors that need a gradient")
+        if x.device.type != "cpu":
+            return "device", str(x.device), x.cpu()
+        plain = x.resolve_conj().resolve_neg()
+        number = self._number(plain)
+        self.known[id(x)] = x, plain
+        place = plain.dtype, tuple(plain.shape), plain.stride(), plain.storage_offset()
+        return "cpu", id(x), number, *place, x.requires_grad, vars(x) or None
+
+    def _number(self, x: Tensor) -> int:
+        storage = x.untyped_storage()
+        found = self.storages.setdefault(storage._cdata, [len(self.storages), storage, {}])
+        found[2][id(x)] = x
+        return int(found[0])
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, body: io.BytesIO, views: Any, storage: Callable[[int], Any]) -> None:
+        super().__init__(body, buffers=views)
+        self.storage = storage
+        self.storages: dict[int, Any] = {}
+        self.tensors: dict[int, Tensor] = {}
+
+    def persistent_load(self, said: Any) -> Tensor:
+        if said[0] == "device":
+            return said[2].to(said[1])
+        _, key, number, dtype, shape, stride, offset, needs, named = said
+        if key in self.tensors:
+            return self.tensors[key]
+        if number not in self.storages:
+            self.storages[number] = self.storage(number)
+        storage, before = self.storages[number]
+        x = torch.empty(0, dtype=dtype, device=CPU)
+        x.set_(storage, offset - before // x.element_size(), shape, stride)
+        x.requires_grad_(needs)
+        vars(x).update(named or {})
+        self.tensors[key] = x
+        return x
+
+
+class _Packing:
+    """Where what a pickler left aside is laid."""
+
+    def __init__(self, memory: Memory, pickler: _Pickler) -> None:
+        self.memory, self.pickler = memory, pickler
+        self.parts: list[tuple[int, memoryview]] = []  # what is copied, and where to
+        self.small, self.size = bytearray(), 0
+        self.sizes: list[int] = []
+        self.descriptors: list[int] = []
+        self.lent: list[tuple[int, int, list[Tensor]]] = []
+
+    def parcel(self, body: bytes) -> Parcel:
+        """All of it; this rank's tensors lie in pages of their own after that."""
+        try:
+            extents = [self._storage(s, list(x.values())) for _, s, x in self.pickler.storages.values()]
+            buffers = [(self._copied(b.raw(), 0), b.raw().readonly) for b in self.pickler.buffers]
+            for descriptor, size, tensors in () if self.pickler.copied else self.lent:
+                _keep_apart(descriptor, size, tensors)
+            if self.parts:
+                self._lay()
+        except BaseException:
+            Parcel(b"", descriptors=self.descriptors).close()
+            raise
+        known = len(self.descriptors) - bool(self.parts)
+        extents = [(known if e[0] == LAID else e[0], *e[1:]) for e in extents]
+        buffers = [((known if e[0] == LAID else e[0], *e[1:]), readonly) for e, readonly in buffers]
+        return Parcel(body, extents, buffers, bytes(self.small), self.sizes, self.descriptors)
+
+    def _storage(self, storage: torch.UntypedStorage, tensors: list[Tensor]) -> Extent:
+        found = self.memory.found(storage)
+        if found is None and storage.is_shared() and storage.nbytes() > SMALL and self._room():
+            found = os.dup(storage._share_fd_cpu_()[0]), storage.nbytes()
+        if found is not None:
+            self.descriptors.append(found[0])
+            self.sizes.append(found[1])
+            self.lent.append((*found, tensors))
+            return len(self.descriptors) - 1, 0, found[1], 0
+        if not self.pickler.apart:
+            _refuse_shared(storage, tensors)
+        first, end = _used(tensors)
+        return self._copied(bytes_of(storage)[first:end], first)
+
+    def _room(self) -> bool:
+        return len(self.descriptors) < FEW and get_sharing_strategy() == "file_descriptor"
+
+    def _copied(self, raw: memoryview, before: int) -> Extent:
+        if raw.nbytes <= SMALL and len(self.small) < INLINE:
+            at = len(self.small)
+            self.small += raw
+            return NOWHERE, at, raw.nbytes, before
+        at, self.size = self.size, self.size + -(-raw.nbytes // ALIGNED) * ALIGNED
+        self.parts.append((at, raw))
+        return LAID, at, raw.nbytes, before
+
+    def _lay(self) -> None:
+        """One copy, into one piece of memory."""
+        descriptor = nameless(self.size)
+        self.descriptors.append(descriptor)
+        self.sizes.append(self.size)
+        for at, raw in self.parts:
+            write(descriptor, raw, at)
+
+
+def _used(tensors: list[Tensor]) -> tuple[int, int]:
+    """The bytes of their storage, from and to, that any of them shows."""
+    first: int = sys.maxsize
+    end = 0
+    for x in tensors:
+        if x.numel():
+            reach = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+            first = min(first, int(x.storage_offset()) * x.element_size())
+            end = max(end, (int(x.storage_offset()) + reach + 1) * x.element_size())
+    return min(first, end) // ALIGNED * ALIGNED, end
+
+
+def _keep_apart(descriptor: int, size: int, tensors: list[Tensor]) -> None:
+    """Others map these pages: what is written into this rank's batch must not be seen there."""
+    memory = mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE)
+    private = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+    for x in tensors:
+        with torch.no_grad(), torch.inference_mode(x.is_inference()):
+            x.set_(private, x.storage_offset(), x.size(), x.stride())
+
+
+def _refuse_shared(storage: torch.UntypedStorage, tensors: list[Tensor]) -> None:
+    """What a script writes into memory that a data set keeps would be seen on this rank alone."""
+    given = {id(x) for x in tensors}
+    bases = {id(x._base): x for x in tensors if x._base is not None and id(x._base) not in given}
+    alone = _holders(torch.empty(2, device=CPU)[:1])
+    held = any(_holders(x) > alone for x in bases.values())
+    users = torch._C._storage_Use_Count(storage._cdata)
+    if held or users > len(tensors) + len(bases) + 1:
+        raise Unfit("its batches hold tensors that it keeps")
+
+
+def _holders(x: Tensor) -> int:
+    """Of the tensor that this one is a view of."""
+    return sys.getrefcount(x._base)

@@ -1,0 +1,104 @@
+"""How a loader is run: each rank fetches its rows, one rank loads for its node, or every rank loads all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+from torch.utils.data.dataloader import default_collate
+
+from autoddp.view.generators import Generators
+from autoddp.view.proof.snapshot import Snapshot
+from autoddp.view.rules.losses import IGNORED
+from autoddp.view.state import View
+
+ROWS, SHARED, EACH = "rows", "shared", "each"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a loader is run, and why not by rows; whether its data set draws numbers.
+
+    Of tensors in memory (`known`) it is certain that none is drawn, and whether a target is ignored.
+    """
+
+    way: str
+    reason: str = ""
+    draws: bool = False
+    known: bool = False
+
+    def said(self) -> str:
+        """In words."""
+        how = {
+            ROWS: "each rank fetches its rows",
+            SHARED: "loaded once on each node, for all of its ranks",
+            EACH: "every rank loads all",
+        }[self.way]
+        return f"{how}: {self.reason}" if self.reason else how
+
+
+def unlike_rows(loader: Any) -> str:
+    """Why a loader cannot be fetched by rows, or nothing."""
+    if isinstance(loader.dataset, IterableDataset):
+        return "its data set is an iterable"
+    if not loader._auto_collation:
+        return "it makes no batches (batch_size=None)"
+    if loader.collate_fn is not default_collate:
+        return "it has a collate function of its own"
+    return "" if getattr(loader, "in_order", True) else "its batches come in any order (in_order=False)"
+
+
+def in_memory(dataset: Any) -> bool:
+    """Tensors, or a part of them, by torch's own classes: known to draw nothing and keep no state."""
+    if type(dataset) is Subset:
+        return in_memory(dataset.dataset)
+    return type(dataset) is TensorDataset and all(type(t) is Tensor for t in dataset.tensors)
+
+
+def none_ignored(dataset: Any) -> bool:
+    """Whether no target in memory is one that losses ignore."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return not any(bool((t == IGNORED).any()) for t in dataset.tensors if t.dtype is torch.int64)
+
+
+def own_iterator(loader: Any) -> bool:
+    """Whether a subclass makes its iterators itself."""
+    return any("_get_iterator" in vars(kind) for kind in type(loader).__mro__ if kind is not DataLoader)
+
+
+def numbers_only(sample: Any) -> bool:
+    """Whether collating a part of the samples gives that part of the batch, tensors throughout.
+
+    Looked through as the batch will be: a container that pytree does not know (a dict's subclass) is
+    a leaf, and no number.
+    """
+    return all(isinstance(x, (Tensor, int, float)) or _of_numpy(x) for x in tree_leaves(sample))
+
+
+def _of_numpy(x: Any) -> bool:
+    return type(x).__module__ == "numpy" and not isinstance(x, (str, bytes))
+
+
+def tried(view: View, loader: Any) -> tuple[str, bool, bool]:
+    """Why a loader is not run by rows; whether its data set draws, and whether it keeps state."""
+    indices = getattr(loader.sampler, "indices", None)
+    before, state = Generators(), Snapshot(dataset=loader.dataset)
+    if state.refused:
+        return state.refused, False, True
+    try:
+        with view.set_aside(), view.trial():
+            sample = loader.dataset[indices[0] if indices is not None and len(indices) else 0]
+    except Exception as error:
+        return f"a sample could not be fetched by its number ({type(error).__name__})", False, False
+    finally:
+        draws = not before.same(Generators())
+        before.put_back()
+        changed = state.put_back()
+    if changed:
+        return f"its data set keeps state: {changed}", draws, True
+    return ("" if numbers_only(sample) else "a sample holds more than numbers"), draws, False

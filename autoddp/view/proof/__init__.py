@@ -1,0 +1,1 @@
+"""How a module is shown to treat rows one by one."""

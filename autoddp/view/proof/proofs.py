@@ -1,0 +1,255 @@
+"""Is this call row-wise? Tried on the first inputs, with the same random draws, and put back after.
+
+1. No coupling: with the other rows replaced, a row comes out the same, bit for bit.
+2. No dependence on size or place: the forward of a part is the part of the forward, and what BatchNorm
+   is given on the way is the part of what it is given of all.
+3. Nothing is left behind, and nothing is decided in Python by what the rows hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autoddp.view.generators import Generators
+from autoddp.view.proof.reach import Reach
+from autoddp.view.proof.rounding import tolerance
+from autoddp.view.proof.sizes import normalized_of_all
+from autoddp.view.proof.snapshot import PLAIN, Snapshot
+from autoddp.view.proof.trial import Forward, Refused, Same, Trial
+
+# Rows of a larger batch that are enough to see whether one depends on another: a prime number, as no
+# layout in groups is made for.
+FEW = 7
+NO_BATCH = "an output has no batch dimension"
+OTHER_ROWS = "BatchNorm in it is given other rows than the batch's"
+NOT_THE_PART = "the forward of a part is not the part of the forward"
+NEARLY = f"{NOT_THE_PART}, but nearly"
+IN_CUDNN = "dropout between layers of an RNN draws from a state of the device's library, never put back"
+NO_MEMORY = "there is not enough memory to try it"
+MEMORY = (torch.OutOfMemoryError, MemoryError)
+NEAR = 4  # times the rounding that is allowed: so far off may be what another kernel makes of fewer rows
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the proof found.
+
+    Attributes:
+        outs: The batch dimension of each leaf that comes back, or None where it holds no batch.
+        layout: What holds these leaves: the result, and what the call was given, as it left it.
+        draws: Whether it draws random numbers of torch's.
+        reason: Why not, in words; empty if it is row-wise.
+        sure: False where nothing was proven, as where all rows were alike: ask again.
+    """
+
+    outs: tuple[int | None, ...] = ()
+    layout: Hashable = None
+    draws: bool = False
+    reason: str = ""
+    sure: bool = True
+
+
+def prove(trial: Trial, module: nn.Module) -> Verdict:
+    """Try the call; every generator, buffer and Python value is as before afterwards."""
+    if any(map(_drops_in_cudnn, module.modules())):
+        return Verdict(reason=IN_CUDNN)
+    try:
+        return _proven(trial, module)
+    except MEMORY:
+        return Verdict(reason=NO_MEMORY, sure=False)
+
+
+def _drops_in_cudnn(m: nn.Module) -> bool:
+    drops = isinstance(m, nn.RNNBase) and m.training and m.dropout > 0 and m.num_layers > 1
+    return drops and any(p.device.type != "cpu" for p in m.parameters())
+
+
+def _proven(trial: Trial, module: nn.Module) -> Verdict:
+    passed_on = [x for x, at in trial.pairs if at is None]
+    view, state = trial.view, Snapshot(module, given=passed_on)
+    if state.refused:
+        return Verdict(reason=state.refused)
+    view.proving = True
+    try:
+        with view.trial():
+            try:
+                verdict = _try(trial)
+            finally:
+                left = state.put_back()
+    except Refused as refused:
+        verdict = Verdict(reason=str(refused))
+    except MEMORY:
+        raise
+    except Exception as error:  # the call cannot be cut: a mask of fixed size, a loss over the batch
+        verdict = Verdict(reason=f"a part of its rows raises {type(error).__name__}: {str(error)[:80]}")
+    finally:
+        view.proving = False
+        trial.before.put_back()
+    return Verdict(reason=left) if left else verdict
+
+
+def _try(trial: Trial) -> Verdict:
+    size = trial.size
+    whole = trial.forward(0, size)
+    after = Generators()
+    reason = _at_a_glance(trial, whole, after)
+    if reason:
+        return Verdict(reason=reason)
+    ends = trial.ends(FEW)
+    if size <= 2 * FEW or not all(trial.differs(*end) for end in ends):
+        ends = trial.ends(size)
+    parts, outs, reason = _by_parts(trial, whole, min(ends[0][1], size - size // 2))
+    if reason == NEARLY:  # with one row less its kernels are the same, and so are its numbers
+        ends = trial.ends(size - 1)
+        parts, outs, reason = _by_parts(trial, whole, size - 1, 1 / size)
+    if reason:
+        return Verdict(reason=reason)
+    if not any(trial.differs(*end) for end in ends):
+        return Verdict(reason="all rows of the first batch are alike", sure=False)
+    for start, count, keep in ends:
+        same, other = parts[start, count].out, trial.forward(start, count, keep).out
+        if not all(_same_row(s, o, at, keep - start) for s, o, at in zip(same, other, outs, strict=True)):
+            return Verdict(reason="its rows depend on each other")
+    if whole.normalized and trial.given.cuts.total != size:
+        of_all = [len(x) * trial.given.cuts.total for x in whole.normalized]
+        if of_all != [rows * size for rows in normalized_of_all(trial)]:
+            return Verdict(reason=OTHER_ROWS)
+    return Verdict(tuple(outs), whole.layout, trial.inside or not trial.before.same_torch(after))
+
+
+def _at_a_glance(trial: Trial, whole: Forward, after: Generators) -> str:
+    """Why it is not row-wise, as far as one forward tells."""
+    if not trial.before.same_python(after):
+        return "it draws from random or numpy"
+    if not any(isinstance(x, Tensor) for x in whole.out) and not isinstance(whole.out[0], Same):
+        return "it returns no tensor"
+    shown = zip(whole.out, whole.apart, strict=True)
+    rows = [x for x, apart in shown if isinstance(x, Tensor) and not apart]
+    return "" if all(trial.size in x.shape for x in rows) else NO_BATCH
+
+
+Parts = dict[tuple[int, int], Forward]  # by the first row and the number of rows
+
+
+def _by_parts(
+    trial: Trial, whole: Forward, count: int, times: float = 1.0
+) -> tuple[Parts, list[int | None], str]:
+    """Forwards of parts; where the batch lies in each output, if each is that part of the whole forward.
+
+    Of the rounding that is allowed it may be off so many `times`.
+    """
+    size, known = trial.size, {(0, trial.size): whole}
+    outs: list[int | None] = []
+    for start, rows in dict.fromkeys([(0, count), (size - count, count), *trial.parts]):
+        part = known[start, rows] = trial.forward(start, rows)
+        if part.layout != whole.layout:
+            return known, outs, "its outputs change their structure with the rows"
+        found = _batch_dims(whole, part, size, rows)
+        if UNLIKE in found or (outs and found != outs):
+            return known, outs, NO_BATCH
+        outs = found
+        place = (size, start, rows)
+        reason = _unlike(whole, part, outs, place, times)
+        if reason:
+            near = times == 1.0 and not _unlike(whole, part, outs, place, NEAR)
+            return known, outs, NEARLY if near else reason
+    return known, outs, ""
+
+
+def _unlike(
+    whole: Forward, part: Forward, outs: list[int | None], place: tuple[int, int, int], times: float
+) -> str:
+    """Why a part's forward is not the part of the whole's, or nothing."""
+    dtypes = whole.dtypes | part.dtypes
+    _, start, count = place
+
+    def close(w: Any, p: Any, at: int | None, start: int, count: int) -> bool:
+        return at is None or _close(w.narrow(at, start, count), p, dtypes, times)
+
+    if not all(close(w, p, at, start, count) for w, p, at in zip(whole.out, part.out, outs, strict=True)):
+        return NOT_THE_PART
+    return "" if _fed_alike(whole.normalized, part.normalized, place, close) else OTHER_ROWS
+
+
+def _fed_alike(
+    whole: list[Tensor], part: list[Tensor], place: tuple[int, int, int], close: Callable[..., bool]
+) -> bool:
+    """Whether BatchNorm is given, of a part of the batch, that part, in which a row may lie as several.
+
+    Else its statistics over all ranks would be of other rows than in one process.
+    """
+    size, start, count = place
+    if len(whole) != len(part):
+        return False
+    for w, p in zip(whole, part, strict=True):
+        times = w.shape[0] // size
+        if w.shape[0] != times * size or p.shape != (times * count, *w.shape[1:]):
+            return False
+        beside = close(w, p, 0, times * start, times * count)
+        apart = close(w.unflatten(0, (times, size)), p.unflatten(0, (times, count)), 1, start, count)
+        if not beside and not apart:
+            return False
+    return True
+
+
+UNLIKE = -1
+CONSTANT = (*PLAIN, Same, torch.dtype, torch.device, torch.Size)
+
+
+def _batch_dims(whole: Forward, part: Forward, size: int, count: int) -> list[int | None]:
+    """Where the batch lies in each output; None for one that is of no rows, and the same."""
+    found: list[int | None] = []
+    for k, (w, p) in enumerate(zip(whole.out, part.out, strict=True)):
+        if whole.apart[k] and part.apart[k] and w.shape == p.shape and torch.equal(w, p):
+            found.append(None)
+        else:
+            alike = _alike(whole.own[k], part.own[k])
+            found.append(_batch_dim(w, p, size, count) if alike else UNLIKE)
+    return found
+
+
+def _batch_dim(whole: Any, part: Any, size: int, count: int) -> int | None:
+    """Where the batch lies in an output; None for what is no tensor, and equal; UNLIKE for neither."""
+    if not isinstance(whole, Tensor):
+        return None if _equal(whole, part) else UNLIKE
+    if not isinstance(part, Tensor) or whole.dim() != part.dim() or whole.layout is not torch.strided:
+        return UNLIKE
+    places = (d for d in range(whole.dim()) if whole.shape[d] == size and part.shape[d] == count)
+    return next(places, UNLIKE)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return a is b or (type(a) is type(b) and isinstance(a, CONSTANT) and bool(a == b))
+
+
+def _alike(whole: Reach | None, part: Reach | None) -> bool:
+    """Whether outputs of a class of their own have the same attributes: those of rows will be the whole's."""
+    if whole is None or part is None:
+        return whole is part
+    if whole.layout != part.layout or whole.refused:
+        return False
+    both = zip(whole.leaves, part.leaves, strict=True)
+    return all(
+        torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else _equal(a, b)
+        for a, b in both
+    )
+
+
+def _close(mine: Tensor, part: Tensor, dtypes: set[torch.dtype], times: float) -> bool:
+    if not (mine.is_floating_point() or mine.is_complex()):
+        return torch.equal(mine, part)
+    rounding = tolerance(dtypes | {mine.dtype}, mine.device.type) * times
+    scale = mine.abs().nan_to_num(0, 0, 0).max().item() if mine.numel() else 0.0
+    return torch.allclose(mine, part, rtol=rounding, atol=rounding * scale, equal_nan=True)
+
+
+def _same_row(whole: Any, other: Any, at: int | None, row: int) -> bool:
+    if at is None:
+        return True
+    a, b = whole.select(at, row), other.select(at, row)
+    return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)

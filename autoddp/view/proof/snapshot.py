@@ -1,0 +1,298 @@
+"""What a forward leaves behind in Python: noted before a trial, compared and put back after it.
+
+The proof runs user code that one process would not have run. Counters, lists, tensors and buffers of
+the module, of its class and of objects of the user's classes that it holds, the globals of its file and
+what its functions keep are as before afterwards; a module that changed any of them is not row-wise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import BuiltinFunctionType, CellType, FunctionType, ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autoddp.report import is_users
+from autoddp.view.proof import opaque
+from autoddp.view.proof.code import EMPTY, called_by, content_of, functions_of, names_of
+
+DEPTH = 5
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+CODE = (ModuleType, type, FunctionType, BuiltinFunctionType, staticmethod, classmethod, property)
+HOLDERS = (SimpleNamespace, argparse.Namespace)  # of attributes, for whoever likes
+MOST_OF_ONE = 2**24  # elements; a larger tensor is data, not state
+MOST = 2**30  # bytes of parameters that are copied, to put back what a forward wrote into them
+
+
+class Snapshot:
+    """The Python state and the tensors of a module tree.
+
+    Attributes:
+        refused: What is there that could not be put back; empty if nothing. Then there must be no trial.
+    """
+
+    def __init__(self, module: Any = None, dataset: Any = None, given: Iterable[Any] = ()) -> None:
+        self._seen: dict[int, Any] = {}  # keeps what it saw alive, so that ids stay theirs
+        self._checks: list[Callable[[], str | None]] = []
+        self._names: set[str] = set()  # of what the code that was seen speaks of
+        self._advancing: list[str] = []  # globals that are iterators
+        self.refused = ""
+        if dataset is not None:
+            self._value(type(dataset).__name__, dataset, 0)
+        for value in given:
+            self._value("what it is given", value, 0)
+        if module is not None:
+            self._module(module)
+        for name in self._names.intersection(self._advancing):
+            self.refused = self.refused or f"the global {name} is an iterator, which cannot be put back"
+
+    def _module(self, module: nn.Module) -> None:
+        keep_parameters = sum(p.numel() * p.element_size() for p in module.parameters()) <= MOST
+        batchnorms = (nn.modules.batchnorm._BatchNorm,)
+        for name, part in module.named_modules():
+            counts = {id(b) for b in part.buffers(recurse=False)} if isinstance(part, batchnorms) else set()
+            for key, value in part.named_buffers(recurse=False):
+                self._tensor(f"buffer {name}.{key}", value, ours=id(value) in counts)
+            for key, value in part.named_parameters(recurse=False):
+                if keep_parameters:
+                    self._tensor(f"parameter {name}.{key}", value)
+            self._namespace(f"{name or type(part).__name__}", vars(part), 0)
+        for function in _forwards(module):
+            self._function(function)
+        for kind in {type(part) for part in module.modules()}:
+            self._classes(kind)
+
+    def put_back(self) -> str | None:
+        """Restore all; returns what had changed first, in words, if anything had."""
+        found = [said for check in self._checks if (said := check()) is not None]
+        return found[0] if found else None
+
+    def _namespace(self, where: str, space: dict[str, Any], depth: int) -> None:
+        before = dict(space)
+
+        def check() -> str | None:
+            same = space.keys() == before.keys() and all(_same(space[k], before[k]) for k in before)
+            if same:
+                return None
+            names = [
+                k
+                for k in {**before, **space}
+                if k not in before or k not in space or not _same(space[k], before[k])
+            ]
+            space.clear()
+            space.update(before)
+            return f"it leaves {names[0]} on {where}"
+
+        self._checks.append(check)
+        for key, value in before.items():
+            self._value(f"{where}.{key}", value, depth + 1)
+
+    def _value(self, where: str, value: Any, depth: int) -> None:
+        if depth > DEPTH or isinstance(value, (nn.Module, type)) or id(value) in self._seen:
+            return
+        if isinstance(value, Tensor):
+            self._tensor(where, value)
+        elif isinstance(value, (list, deque)):
+            self._sequence(where, value, depth)
+        elif isinstance(value, dict):
+            self._seen[id(value)] = value
+            self._namespace(where, value, depth)
+        elif isinstance(value, set):
+            self._set(where, value)
+        elif isinstance(value, tuple):
+            for item in value:
+                self._value(where, item, depth + 1)
+        else:
+            self._object(where, value, depth)
+
+    def _object(self, where: str, value: Any, depth: int) -> None:
+        for part in called_by(value):
+            self._value(where, part, depth)
+        if isinstance(value, FunctionType):
+            self._function(value)
+        elif (check := opaque.kept(value)) is not None:
+            self._seen[id(value)] = value
+            self._checks.append(lambda: f"it changes {where}" if check() else None)
+        elif opaque.advances(value):
+            self.refused = self.refused or f"{where} is an iterator, which cannot be put back"
+        elif hasattr(value, "__dict__") and _may_hold_state(value):
+            self._seen[id(value)] = value
+            self._namespace(where, vars(value), depth)
+            self._classes(type(value))
+
+    def _tensor(self, where: str, value: Tensor, ours: bool = False) -> None:
+        if (
+            id(value) in self._seen
+            or not (type(value) is Tensor or type(value) is nn.Parameter)
+            or value.is_inference()
+        ):
+            return
+        if value.layout is not torch.strided or value.is_meta or value.numel() > MOST_OF_ONE:
+            return
+        self._seen[id(value)] = value
+        version, copy = value._version, value.detach().clone()
+
+        def check() -> str | None:
+            if value._version == version:
+                return None
+            same = torch.equal(value, copy)
+            with torch.no_grad():
+                value.copy_(copy)
+            return None if same or ours else f"it changes {where}"
+
+        self._checks.append(check)
+
+    def _sequence(self, where: str, value: Any, depth: int) -> None:
+        self._seen[id(value)] = value
+        before = list(value)
+
+        def check() -> str | None:
+            if len(value) == len(before) and all(map(_same, value, before)):
+                return None
+            value.clear()
+            value.extend(before)
+            return f"it changes the list {where}"
+
+        self._checks.append(check)
+        for item in before:
+            self._value(where, item, depth + 1)
+
+    def _set(self, where: str, value: set[Any]) -> None:
+        before = set(value)
+
+        def check() -> str | None:
+            if value == before:
+                return None
+            value.clear()
+            value.update(before)
+            return f"it changes the set {where}"
+
+        self._checks.append(check)
+
+    def _globals(self, space: dict[str, Any]) -> None:
+        if id(space) in self._seen:
+            return
+        self._seen[id(space)] = space
+        before = _data(space)
+
+        def check() -> str | None:
+            now = _data(space)
+            changed = [
+                k for k in {**before, **now} if not (k in before and k in now and _same(now[k], before[k]))
+            ]
+            for key in changed:
+                space.pop(key, None)
+            space.update({key: before[key] for key in changed if key in before})
+            return f"it changes the global {changed[0]}" if changed else None
+
+        self._checks.append(check)
+        for key, value in before.items():
+            if opaque.advances(value):
+                self._advancing.append(key)
+            else:
+                self._value(key, value, DEPTH - 1)
+
+    def _function(self, function: FunctionType) -> None:
+        """What it keeps in variables of the function around it, and in its file."""
+        if not is_users(function.__code__.co_filename):
+            return
+        self._seen[id(function)] = function
+        self._globals(function.__globals__)
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            content = content_of(cell)
+            if isinstance(content, FunctionType):
+                self._value(name, content, DEPTH - 1)
+            elif content is not EMPTY and not isinstance(content, CODE):
+                self._cell(name, cell)
+        names = set(names_of(function.__code__))
+        self._names |= names
+        for name in names:
+            self._called(function.__globals__.get(name), names)
+
+    def _called(self, code: Any, names: set[str]) -> None:
+        """What a function may call, of the user's: what it changes is put back, too."""
+        if isinstance(code, FunctionType):
+            self._value(code.__name__, code, DEPTH - 1)
+        elif isinstance(code, type):
+            self._classes(code)
+        elif isinstance(code, ModuleType) and is_users(getattr(code, "__file__", None) or "<"):
+            self._globals(vars(code))
+            for name in names:
+                if not isinstance(found := vars(code).get(name), ModuleType):
+                    self._called(found, names)
+
+    def _cell(self, name: str, cell: CellType) -> None:
+        before = cell.cell_contents
+
+        def check() -> str | None:
+            if _same(content_of(cell), before):
+                return None
+            cell.cell_contents = before
+            return f"it changes {name} of the function around it"
+
+        self._checks.append(check)
+        self._value(name, before, DEPTH - 1)
+
+    def _classes(self, kind: type) -> None:
+        """The user's among what it is made of."""
+        for one in kind.__mro__:
+            if _users_class(one):
+                self._class(one)
+
+    def _class(self, kind: type) -> None:
+        if id(kind) in self._seen:
+            return
+        self._seen[id(kind)] = kind
+        before = _data(vars(kind))
+
+        def check() -> str | None:
+            now = _data(vars(kind))
+            changed = [
+                k for k in {**before, **now} if not (k in before and k in now and _same(now[k], before[k]))
+            ]
+            for key in changed:
+                if key in before:
+                    setattr(kind, key, before[key])
+                else:
+                    delattr(kind, key)
+            return f"it changes {kind.__name__}.{changed[0]}" if changed else None
+
+        self._checks.append(check)
+        for key, value in before.items():
+            self._value(f"{kind.__name__}.{key}", value, DEPTH - 1)
+        for method in vars(kind).values():
+            for function in functions_of(method):
+                self._value(kind.__name__, function, DEPTH - 1)
+
+
+def _data(space: Mapping[str, Any]) -> dict[str, Any]:
+    """The names in a file or a class that stand for values, not for code."""
+    return {k: v for k, v in space.items() if not k.startswith("__") and not isinstance(v, CODE)}
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a is b or (type(a) is type(b) and isinstance(a, PLAIN) and a == b)
+
+
+def _may_hold_state(value: Any) -> bool:
+    """An object of a class of the user's, or a data set of torch's that holds one."""
+    if type(value).__module__.startswith("torch.utils.data"):
+        return True
+    return _users_class(type(value)) or type(value) in HOLDERS
+
+
+def _users_class(kind: type) -> bool:
+    return is_users(getattr(sys.modules.get(kind.__module__), "__file__", None) or "<")
+
+
+def _forwards(module: nn.Module) -> Iterator[FunctionType]:
+    """Every forward of this tree."""
+    for kind in {type(part) for part in module.modules()}:
+        forward = getattr(kind, "forward", None)  # a scripted module's class has none
+        if isinstance(forward, FunctionType):
+            yield forward

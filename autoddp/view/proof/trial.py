@@ -1,0 +1,196 @@
+"""A call that is tried: on copies of some rows, watched, with whatever holds them put back after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from autoddp.view.cuts import Cuts
+from autoddp.view.draws import Draws
+from autoddp.view.generators import Generators
+from autoddp.view.proof.reach import Reach
+from autoddp.view.state import View
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a call is given: its arguments, where the batch lies in each leaf of them, how it is cut."""
+
+    reach: Reach
+    ats: list[int | None]
+    cuts: Cuts
+
+    @property
+    def holders(self) -> int:
+        """How many leaves hold the batch."""
+        return sum(at is not None for at in self.ats)
+
+
+@dataclass
+class Trial:
+    """A call to be tried on `leaves`: those with a batch dimension are cut, the others passed on."""
+
+    view: View
+    run: Callable[..., Any]
+    given: Given
+    leaves: list[Any]
+    size: int  # rows that are tried, of those of the whole batch
+    parts: list[tuple[int, int]] = field(default_factory=list)
+    before: Generators = field(default_factory=Generators)
+    inside: bool = False  # whether a kernel draws inside: tried without
+
+    @property
+    def pairs(self) -> list[tuple[Any, int | None]]:
+        """Each leaf, and where the batch lies in it."""
+        return list(zip(self.leaves, self.given.ats, strict=True))
+
+    def inputs(self, start: int, count: int, keep: int | None) -> list[Any]:
+        """Copies of `count` rows; with `keep`, all others are replaced by that row."""
+        made = []
+        for x, at in self.pairs:
+            if at is None:
+                made.append(x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x)
+                continue
+            rows = x.detach().narrow(at, start, count).clone()
+            if keep is not None:
+                rows.copy_(x.detach().narrow(at, keep, 1).expand_as(rows))
+            made.append(rows.requires_grad_(x.requires_grad))
+        return made
+
+    @contextmanager
+    def called(self, made: list[Any]) -> Iterator[Reach]:
+        """In here the call was made: what came back, and what it left; after it, nothing is left."""
+        reach = self.given.reach
+        values = reach.fill(made)
+        try:
+            out = reach.call(self.run, values)
+            reach.put_back()
+            yield reach.after(out)
+        finally:
+            reach.restore()
+
+    def forward(self, start: int, count: int, keep: int | None = None) -> Forward:
+        """Run on some rows, drawing as the whole draws."""
+        self.before.put_back()
+        made = self.inputs(start, count, keep)
+        at = next(a for a in self.given.ats if a is not None)
+        cut = [x for x, a in zip(made, self.given.ats, strict=True) if a is not None]
+        normalized: list[Tensor] = []
+        self.view.noted = lambda x: normalized.append(x.detach().clone())
+        with ExitStack() as modes:
+            watch = modes.enter_context(Watch(cut))
+            draws = modes.enter_context(Draws(count, start, self.size, at))
+            with self.called(made) as left:
+                modes.close()
+                self.inside |= draws.inside
+                same = {
+                    id(x): Same(k) for k, x in enumerate(self.given.reach.leaves) if isinstance(x, Tensor)
+                }
+                same |= {id(m): Same(k) for k, m in enumerate(made) if isinstance(m, Tensor)}
+                out = [same.get(id(x), x) for x in left.leaves]
+        if left.refused:
+            raise Refused(left.refused)
+        plain = [x.detach() if isinstance(x, Tensor) else x for x in out]
+        apart = [watch.of_no_rows(x) for x in out]
+        return Forward(plain, [own_of(x) for x in out], apart, left.layout, normalized, watch.dtypes)
+
+    def ends(self, count: int) -> list[tuple[int, int, int]]:
+        """The first and the last rows: where they start, how many they are, which of them is outermost."""
+        return [(0, count, 0), (self.size - count, count, self.size - 1)]
+
+    def differs(self, start: int, count: int, keep: int) -> bool:
+        """Whether some of these rows are others than the one to keep."""
+        cut = [(x.detach(), at) for x, at in self.pairs if at is not None]
+        return any(
+            not torch.equal(x, y.expand_as(x))
+            for x, y in ((x.narrow(at, start, count), x.narrow(at, keep, 1)) for x, at in cut)
+        )
+
+
+@dataclass(frozen=True)
+class Same:
+    """A leaf that the call was given: it came back, or is where it was."""
+
+    number: int
+
+
+@dataclass
+class Forward:
+    """What one run gave, and what BatchNorm was given.
+
+    Attributes:
+        own: The attributes of those outputs that are tensors of a class of their own, else None.
+        apart: Whether an output is a tensor that was computed of no rows, as a table of positions.
+        dtypes: What was computed in, of the rows, on the way.
+    """
+
+    out: list[Any]
+    own: list[Reach | None]
+    apart: list[bool]
+    layout: Hashable
+    normalized: list[Tensor]
+    dtypes: set[torch.dtype]
+
+
+PLAIN_KINDS = (Tensor, nn.Parameter)
+
+
+def _memory(x: Tensor) -> int:
+    with torch._C.DisableTorchFunctionSubclass():
+        return x.untyped_storage()._cdata if x.layout is torch.strided else 0
+
+
+def own_of(x: Any) -> Reach | None:
+    """The class and the attributes of a tensor that is more than a tensor."""
+    if not isinstance(x, Tensor) or type(x) in PLAIN_KINDS:
+        return None
+    return Reach((vars(x),), (type(x).__qualname__,))
+
+
+class Refused(BaseException):
+    """A trial need not go on: past whatever the script catches."""
+
+
+class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+    """Ends a trial where Python reads a value that came of the rows, or a tensor of another graph enters."""
+
+    def __init__(self, inputs: list[Tensor]) -> None:
+        super().__init__()
+        self.known: Any = WeakTensorKeyDictionary()
+        self.dtypes: set[torch.dtype] = set()
+        for x in inputs:
+            self.known[x] = True
+        # as_subclass() makes another object of an output, past this mode: it is known by its memory
+        self.memory: dict[int, bool] = {_memory(x): True for x in inputs}
+
+    def of_no_rows(self, x: Any) -> bool:
+        """Whether it is a tensor that was made in the trial, of none of the rows."""
+        return isinstance(x, Tensor) and self.known.get(x) is False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
+        for x in tensors:
+            if x not in self.known and type(x) not in PLAIN_KINDS and (key := _memory(x)) in self.memory:
+                self.known[x] = self.memory[key]
+        tainted = any(self.known.get(x, False) for x in tensors)
+        name = func.overloadpacket.__name__
+        if tainted and name in ("_local_scalar_dense", "equal", "is_nonzero"):
+            raise Refused("it decides in Python by values of the batch")
+        if any(x.requires_grad and not x.is_leaf and x not in self.known for x in tensors):
+            raise Refused("it uses a tensor with a gradient from outside")
+        out = func(*args, **(kwargs or {}))
+        for x in tree_flatten(out)[0]:
+            if isinstance(x, Tensor):
+                self.known[x] = tainted or self.known.get(x, False)
+                if tainted and (x.is_floating_point() or x.is_complex()):
+                    self.dtypes.add(x.dtype)
+                key = _memory(x)
+                self.memory[key] = tainted or self.memory.get(key, False)
+        return out
