@@ -154,7 +154,9 @@ def verify(
     from autoddp.process.script import Script
     from autoddp.tools.verify import command as verification
 
-    wanted = verification.Wanted(None if steps is None else whole("--steps", steps), float64, plot, json)
+    wanted = verification.VerifyOptions(
+        None if steps is None else whole("--steps", steps), float64, plot, json
+    )
     what = Script(script, tuple(args or ()), module)
     return lambda: verification.run(what, options, wanted)
 
@@ -192,7 +194,7 @@ def bench(
     from autoddp.process.script import Script
     from autoddp.tools.bench import command as benchmark
 
-    wanted = benchmark.Wanted(
+    wanted = benchmark.BenchOptions(
         tuple(whole("--nproc", number) for number in split(nproc)),
         None if steps is None else whole("--steps", steps),
         whole("--rounds", rounds),
@@ -222,7 +224,7 @@ def launch_script(
         raise BadInput("no script given; say which one: autoddp launch-script --slurm SCRIPT [ARGS...]")
     kinds = [name for name, given in (("slurm", slurm), ("k8s", k8s), ("mpi", mpi)) if given]
     command = (*(("-m",) if module else ()), script, *(args or ()))
-    wanted = recipes.Wanted(command, whole("--nnodes", nnodes), whole("--nproc", nproc), image)
+    wanted = recipes.RecipeOptions(command, whole("--nnodes", nnodes), whole("--nproc", nproc), image)
     text = recipes.written(kinds, wanted)
     return lambda: print(text, end="") or 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,16 @@ def test_functions_are_small(path):
 def test_modules_say_what_they_are(path):
     text = ast.get_docstring(ast.parse(path.read_text())) or ""
     assert text or not path.read_text(), "a module has a docstring"
+
+
+def test_a_class_name_is_unique():
+    """Whoever searches for it finds one thing."""
+    places = defaultdict(list)
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{name_of(path)}:{node.lineno}")
+    assert not {name: found for name, found in places.items() if len(found) > 1}
 
 
 CONSTRUCTORS = {f.__name__ for f in _device_constructors()} - {"from_file"}

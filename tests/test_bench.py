@@ -28,12 +28,12 @@ from autoddp.comm.world import World
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.options import Options
 from autoddp.process.script import Script
-from autoddp.tools.bench import command, guest, nodes, plot, replicate
-from autoddp.tools.bench.advice import RULES, Case, sentences
+from autoddp.tools.bench import command, guest, plot, remote, replicate
+from autoddp.tools.bench.advice import RULES, RowEvidence, sentences
 from autoddp.tools.bench.figures import Figures, Row, last_number, last_tenth, percentile, warm_up
-from autoddp.tools.bench.parts import Parts
-from autoddp.tools.bench.recorder import Recorder
-from autoddp.tools.bench.ways import DATA_PARALLEL, GLOBAL, LOCAL, PLAIN, SCALED, Way, ways
+from autoddp.tools.bench.phases import Parts
+from autoddp.tools.bench.recorder import TimeRecorder
+from autoddp.tools.bench.variants import DATA_PARALLEL, GLOBAL, LOCAL, PLAIN, SCALED, Way, ways
 from autoddp.tools.rehearse.parents import Parents
 from autoddp.tools.rehearse.recording import Enough
 from autoddp.training.replica import Replicas
@@ -128,7 +128,7 @@ def benched(tmp_path_factory):
         out, err = io.StringIO(), io.StringIO()
         found = folder / "found.json"
         with contextlib.chdir(folder / "here"), redirect_stdout(out), redirect_stderr(err):
-            what = command.Wanted(nproc=(2,), json=str(found), **wanted)
+            what = command.BenchOptions(nproc=(2,), json=str(found), **wanted)
             code = command.run(Script("train.py"), Options(), what, parents)
         assert os.listdir(folder / "here") == ["train.py"], "the user's files are as before"
         data = json.loads(found.read_text()) if found.exists() else {}
@@ -305,7 +305,7 @@ def test_ctrl_c_ends_all(tmp_path):
 def recorded(tmp_path):
     """A recorder of this process, and the steps that it has written when asked."""
     with ExitStack() as undo:
-        recorder = Recorder(tmp_path, World(), None)
+        recorder = TimeRecorder(tmp_path, World(), None)
         before = torch.autograd.backward, vars(DataLoader)["__iter__"]
         recorder.setup(undo)
 
@@ -360,7 +360,7 @@ def test_what_is_looked_at_on_ranks_is_put_back(tmp_path):
     owners = ((Group, "all_reduce"), (Group, "all_gather"), (Replicas, "average"), (Replicas, "armed"))
     before = [vars(owner)[name] for owner, name in owners]
     with ExitStack() as undo:
-        recorder = Recorder(tmp_path, World(0, 2, 0, 2), None)
+        recorder = TimeRecorder(tmp_path, World(0, 2, 0, 2), None)
         recorder.setup(undo)
         assert all(vars(owner)[name] is not old for (owner, name), old in zip(owners, before, strict=True))
     recorder.close()
@@ -451,7 +451,7 @@ def test_rounds_are_compared_with_one_process_in_the_same_round():
     assert plot.curves([plain, ranks]) == {GLOBAL: [(2, 1.5)]}
 
 
-CASE = Case(
+CASE = RowEvidence(
     title="global view, 4 ranks",
     kind=GLOBAL,
     ranks=4,
@@ -567,7 +567,7 @@ def test_node_0_takes_those_in_that_it_waits_for(tmp_path, capfd):
 
     thread = threading.Thread(target=come)
     thread.start()
-    with nodes.Others(here, ["train.py"]) as others:
+    with remote.Others(here, ["train.py"]) as others:
         others.meet(tmp_path)
         others.code = 3
     thread.join(timeout=60)
@@ -581,9 +581,9 @@ def test_node_0_takes_those_in_that_it_waits_for(tmp_path, capfd):
 
 def test_a_node_that_ends_during_a_run_is_missed(tmp_path):
     ours, theirs = socket.socketpair()
-    others = nodes.Others(Options(nnodes=2, master_addr="127.0.0.1"), ["train.py"])
-    others.lines[1] = nodes.Line(1, ours)
-    host = nodes.Host(Script("train.py"), "", root=tmp_path, others=others)
+    others = remote.Others(Options(nnodes=2, master_addr="127.0.0.1"), ["train.py"])
+    others.lines[1] = remote.NodeLine(1, ours)
+    host = remote.Host(Script("train.py"), "", root=tmp_path, others=others)
     host._look("global view", 1)
     theirs.send(b"[{}, {}]\n")
     host._look("global view", 1)
@@ -611,9 +611,9 @@ def test_a_job_that_a_launcher_started_is_refused(tmp_path, monkeypatch):
         patch.setenv("RANK", "0")
         patch.setenv("WORLD_SIZE", "2")
         with pytest.raises(BadInput, match="autoddp bench starts ranks by itself"):
-            command.run(Script("train.py"), Options(), command.Wanted())
+            command.run(Script("train.py"), Options(), command.BenchOptions())
 
 
 def test_paths(tmp_path):
     with pytest.raises(BadInput, match="there is no folder"):
-        command.Wanted(json=str(Path(tmp_path, "no", "found.json")))
+        command.BenchOptions(json=str(Path(tmp_path, "no", "found.json")))

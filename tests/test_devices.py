@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from autoddp.errors import BadInput
-from autoddp.process.backend import Choice, Told, decide
+from autoddp.process.backend import Choice, RankDevice, decide
 from autoddp.process.devices import Devices, There, count, share, there, variable, visible, without_cuda
 from autoddp.training.visible_devices import among
 
@@ -20,7 +20,7 @@ def gpus(*names):
 def told(*devices, host="a", **given):
     """What ranks say that compute on these, empty for none."""
     return [
-        Told(host, device, *(("cuda", "nccl") if device else ("", "")), **({"wanted": "auto"} | given))
+        RankDevice(host, device, *(("cuda", "nccl") if device else ("", "")), **({"wanted": "auto"} | given))
         for device in devices
     ]
 
@@ -67,7 +67,7 @@ def test_each_rank_is_given_its_own(names, ranks, wanted, given):
 @pytest.mark.parametrize(
     ("ranks", "choice"),
     [
-        ([Told("a", "", "", "", "auto", why="no GPU here")], Choice("gloo", "no GPU here")),
+        ([RankDevice("a", "", "", "", "auto", why="no GPU here")], Choice("gloo", "no GPU here")),
         (told("x", "y"), Choice("nccl", "a GPU for each rank")),
         (told("x", "y", each=2), Choice("nccl", "2 GPUs for each rank")),
         (told("x") + told("x", host="b"), Choice("nccl", "a GPU for each rank")),
@@ -75,7 +75,7 @@ def test_each_rank_is_given_its_own(names, ranks, wanted, given):
         (told("x", "x"), Choice("gloo", f"2 ranks share 1 GPU{HALF}", 0.5)),
         (told("x", "y", "x"), Choice("gloo", f"3 ranks share 2 GPUs{HALF}", 0.5)),
         (told("x", ""), Choice("gloo", "rank 1 on a has no GPU, where others have")),
-        ([Told("a", "x", "mps", "", "auto")] * 1, Choice("gloo", "mps has no backend of its own")),
+        ([RankDevice("a", "x", "mps", "", "auto")] * 1, Choice("gloo", "mps has no backend of its own")),
     ],
 )
 def test_rank_0_decides_by_what_all_compute_on(ranks, choice):

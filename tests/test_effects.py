@@ -87,10 +87,10 @@ def test_where_ranks_agree():
 
     from autoddp.effects.files import Files
 
-    expected = [Mode.AGREED, Mode.PLAIN, Mode.TRIAL, Mode.ALONE]
+    expected = [Mode.SYNCED, Mode.PASS_THROUGH, Mode.SUPPRESSED, Mode.UNSYNCED]
     # what a child of rank 0 writes is written; the children of its equals do the same once more
-    assert on_ranks(script, 2, Files) == [[*expected, Mode.PLAIN], [*expected, Mode.ALONE]]
-    assert on_ranks(lambda run: run.effects.mode(), 2, Files, view="local") == [Mode.ALONE] * 2
+    assert on_ranks(script, 2, Files) == [[*expected, Mode.PASS_THROUGH], [*expected, Mode.UNSYNCED]]
+    assert on_ranks(lambda run: run.effects.mode(), 2, Files, view="local") == [Mode.UNSYNCED] * 2
 
 
 def test_after_the_session_everything_is_plain():
@@ -103,7 +103,7 @@ def test_after_the_session_everything_is_plain():
             folder = run.effects.scratch._folder
         return run.effects.mode(), os.path.exists(folder), run.view.trials
 
-    assert run_ranks(rank, 2) == [(Mode.PLAIN, False, [])] * 2
+    assert run_ranks(rank, 2) == [(Mode.PASS_THROUGH, False, [])] * 2
 
 
 def test_every_feature_of_the_outside_world_undoes_exactly():

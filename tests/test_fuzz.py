@@ -16,7 +16,7 @@ from autoddp import cli, launch
 from autoddp.decorator import NAMES, choose, count
 from autoddp.options import CHOICES, VARIABLE, Options
 from autoddp.process import features
-from autoddp.process.own_ddp import Form, Kind
+from autoddp.process.own_ddp import Kind, LaunchForm
 from autoddp.process.script import Script
 from autoddp.process.source import FLAGS
 from autoddp.report import PREFIX, Report
@@ -251,7 +251,7 @@ def test_ranks_fetch_each_row_once_in_order(lengths, ranks):
     st.integers(0, 63),
 )
 def test_a_local_rank_is_given_where_it_is_wanted_and_once(given, flag, local_rank):
-    got = Form(Kind.RANKS, flag=flag).arguments(tuple(given), local_rank)
+    got = LaunchForm(Kind.RANKS, flag=flag).arguments(tuple(given), local_rank)
     own = [word for word in given if word in FLAGS or word.startswith(tuple(f"{f}=" for f in FLAGS))]
     added = [f"{flag}={local_rank}"] if flag and not own else []
     assert list(got) == added + given

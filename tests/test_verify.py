@@ -28,14 +28,14 @@ from autoddp.process.script import Script
 from autoddp.tools.rehearse.parents import Parents, settled
 from autoddp.tools.rehearse.runs import Left
 from autoddp.tools.verify import command
+from autoddp.tools.verify.bisection import MOST, Trials
 from autoddp.tools.verify.causes import repeats
 from autoddp.tools.verify.findings import OTHER, Difference, Findings
 from autoddp.tools.verify.outputs import compare_files, line_off
+from autoddp.tools.verify.placeholder_unpickler import load_checkpoint
 from autoddp.tools.verify.show import lines
 from autoddp.tools.verify.steps import allowed
-from autoddp.tools.verify.strangers import load_checkpoint
-from autoddp.tools.verify.trials import MOST, Trials
-from autoddp.tools.verify.verdict import DIFFERENT, Verdict
+from autoddp.tools.verify.verdict import DIFFERENT, Conclusion
 from tests.cli import environ
 from tests.warm import leftover
 
@@ -189,7 +189,7 @@ def verified():
         try:
             what = Script("pkg.train" if options.get("module") else script.name, args, "module" in options)
             chosen = Options(**STRICTLY | options)
-            code = command.run(what, chosen, command.Wanted(json=str(found), **wanted or {}), parents)
+            code = command.run(what, chosen, command.VerifyOptions(json=str(found), **wanted or {}), parents)
         finally:
             os.chdir(before)
         return Seen(code, json.loads(found.read_text()))
@@ -567,7 +567,7 @@ def test_the_answer_comes_first_and_the_table_is_narrow():
     for place in "abcde":
         found = Difference("gradient", f"Net.{place}.weight", "0.123456789", "0.2", 0.4, **at, part="norm")
         findings.differs(found)
-    shown = lines(Verdict("train.py", 2, DIFFERENT, "2 ranks differ", findings))
+    shown = lines(Conclusion("train.py", 2, DIFFERENT, "2 ranks differ", findings))
     assert shown[0] == "[autoddp] different: 2 ranks differ"
     assert " ".join(shown[2].split()) == "first divergence, step 3 one process 2 ranks off by"
     assert " ".join(shown[3].split()) == "train.py:12 gradient Net.a.weight, norm 0.123456789 0.2 4.0e-01"

@@ -11,40 +11,40 @@ import time
 import pytest
 
 from autoddp.comm.position import ACTING, BACKWARD, COLLECTIVE, EFFECT, Position
-from autoddp.process.watching.judge import Case, Standing, judge
-from autoddp.process.watching.pulse import Pulse
+from autoddp.process.watching.judge import Diagnosis, RankStatus, judge
+from autoddp.process.watching.pulse import ProgressProbe
 
 T = 30.0
 
 
 def at(rank, kind="", for_=0.0, idle=0.0, words="", heard=0.0):
-    return Standing(rank, kind, words, for_, idle, "train.py:1", heard=heard)
+    return RankStatus(rank, kind, words, for_, idle, "train.py:1", heard=heard)
 
 
 @pytest.mark.parametrize(
     ("ranks", "case", "missing"),
     [
-        ([at(0), at(1)], Case.FINE, []),
-        ([at(0, idle=99), at(1, idle=99)], Case.FINE, []),  # both sleep: nobody waits
-        ([at(0, COLLECTIVE, 29, 29), at(1, idle=29)], Case.FINE, []),
-        ([at(0, COLLECTIVE, 31, 31), at(1, idle=31)], Case.STUCK, [1]),
-        ([at(0, COLLECTIVE, 31, 31), at(1, idle=5)], Case.SLOW, [1]),
-        ([at(0, COLLECTIVE, 31, 31), at(1, idle=99), at(2, idle=1)], Case.SLOW, [1, 2]),
-        ([at(0, COLLECTIVE, 31, 31), at(1, EFFECT, 31, 31, "3 x")], Case.STUCK, []),
-        ([at(0, COLLECTIVE, 31, 31), at(1, EFFECT, 5, 5, "3 x")], Case.SLOW, [1]),
-        ([at(0, ACTING, 99, 99, "3 x"), at(1, EFFECT, 99, 99, "3 x")], Case.SLOW, [0]),
-        ([at(0, ACTING, 99, 99, "3 x"), at(1, EFFECT, 99, 99, "2 y")], Case.STUCK, [0]),
+        ([at(0), at(1)], Diagnosis.FINE, []),
+        ([at(0, idle=99), at(1, idle=99)], Diagnosis.FINE, []),  # both sleep: nobody waits
+        ([at(0, COLLECTIVE, 29, 29), at(1, idle=29)], Diagnosis.FINE, []),
+        ([at(0, COLLECTIVE, 31, 31), at(1, idle=31)], Diagnosis.STUCK, [1]),
+        ([at(0, COLLECTIVE, 31, 31), at(1, idle=5)], Diagnosis.SLOW, [1]),
+        ([at(0, COLLECTIVE, 31, 31), at(1, idle=99), at(2, idle=1)], Diagnosis.SLOW, [1, 2]),
+        ([at(0, COLLECTIVE, 31, 31), at(1, EFFECT, 31, 31, "3 x")], Diagnosis.STUCK, []),
+        ([at(0, COLLECTIVE, 31, 31), at(1, EFFECT, 5, 5, "3 x")], Diagnosis.SLOW, [1]),
+        ([at(0, ACTING, 99, 99, "3 x"), at(1, EFFECT, 99, 99, "3 x")], Diagnosis.SLOW, [0]),
+        ([at(0, ACTING, 99, 99, "3 x"), at(1, EFFECT, 99, 99, "2 y")], Diagnosis.STUCK, [0]),
         (
             [at(r, (ACTING, EFFECT)[r % 2], 99, 99, f"batch of rank {r // 2 * 2}") for r in range(4)],
-            Case.SLOW,
+            Diagnosis.SLOW,
             [0, 2],
         ),
-        ([at(0, ACTING, 99, 99, "3 input"), at(1, COLLECTIVE, 99, 99)], Case.STUCK, [0]),
-        ([at(0, BACKWARD, 99, 0), at(1, BACKWARD, 99, 0)], Case.FINE, []),  # it computes
-        ([at(0, BACKWARD, 99, 40), at(1, BACKWARD, 99, 1)], Case.SLOW, [1]),
-        ([at(0, BACKWARD, 99, 40), at(1, BACKWARD, 99, 40)], Case.STUCK, []),
-        ([at(0, COLLECTIVE, 31, 31), at(1, heard=31)], Case.STUCK, [1]),
-        ([at(0), at(1, heard=31)], Case.FINE, []),  # nobody waits for it
+        ([at(0, ACTING, 99, 99, "3 input"), at(1, COLLECTIVE, 99, 99)], Diagnosis.STUCK, [0]),
+        ([at(0, BACKWARD, 99, 0), at(1, BACKWARD, 99, 0)], Diagnosis.FINE, []),  # it computes
+        ([at(0, BACKWARD, 99, 40), at(1, BACKWARD, 99, 1)], Diagnosis.SLOW, [1]),
+        ([at(0, BACKWARD, 99, 40), at(1, BACKWARD, 99, 40)], Diagnosis.STUCK, []),
+        ([at(0, COLLECTIVE, 31, 31), at(1, heard=31)], Diagnosis.STUCK, [1]),
+        ([at(0), at(1, heard=31)], Diagnosis.FINE, []),  # nobody waits for it
     ],
 )
 def test_a_job_hangs_if_ranks_wait_and_none_gets_anywhere(ranks, case, missing):
@@ -78,7 +78,7 @@ class Other(threading.Thread):
 def idle_while(act):
     other = Other(act)
     time.sleep(0.2)
-    pulse = Pulse(other.ident, other.native_id)
+    pulse = ProgressProbe(other.ident, other.native_id)
     for _ in range(3):
         time.sleep(0.3)
         found = pulse.idle()

@@ -43,7 +43,7 @@ LEFT = 10.0  # seconds that a launcher has to end this rank once another one has
 TICK = 0.02
 
 
-class Exchange:
+class CollectiveCheck:
     """One rank's end of it."""
 
     def __init__(self, rank: int, lines: dict[int, Line], store: Store) -> None:

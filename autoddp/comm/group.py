@@ -1,7 +1,7 @@
 """The ranks of a job: collectives on tensors, and effects that rank 0 has once, for all.
 
 Tensors travel by the process group. Everything else (outcomes, clocks, names) goes by the channel:
-see `Ledger`.
+see `Rpc`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from autoddp.comm import accelerator, copies
 from autoddp.comm.accelerator import CPU
 from autoddp.comm.channel import Channel
-from autoddp.comm.collective_check import Exchange, bytes_of, reducing, write
+from autoddp.comm.collective_check import CollectiveCheck, bytes_of, reducing, write
 from autoddp.comm.position import COLLECTIVE
-from autoddp.comm.rpc import Ledger
+from autoddp.comm.rpc import Rpc
 from autoddp.comm.world import World
 
 TIMEOUT = timedelta(minutes=30)
@@ -37,7 +37,7 @@ def _gloo(store: Store) -> str:
     return "gloo"
 
 
-class Group(Ledger):
+class Group(Rpc):
     """A process group that is nobody's default, and a store.
 
     The script's own `torch.distributed.is_initialized()` stays false: it sees one process.
@@ -50,7 +50,7 @@ class Group(Ledger):
         self.native = native  # an accelerator's own backend, by which the accelerator waits, not the script
         self.rank, self.size = world.rank, world.world_size
         self.gathered = 0  # bytes that came from other ranks
-        self.exchange = Exchange(world.rank, channel.meetings, store)
+        self.exchange = CollectiveCheck(world.rank, channel.meetings, store)
         self.at_end: list[Callable[[], None]] = []  # what ranks do together once the script has ended well
         super().__init__()
 

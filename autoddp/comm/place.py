@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from autoddp.comm.world import Given, World
+from autoddp.comm.world import GivenVariable, World
 
 if TYPE_CHECKING:
-    from autoddp.decorator.workers import Crew, Post
+    from autoddp.decorator.workers import ParentLink, Workers
 
 
 class Place:
@@ -16,10 +16,10 @@ class Place:
 
     def __init__(self) -> None:
         self.world: World | None = None
-        self.given: dict[str, Given] = {}  # variables that one plain process would not have so
-        self.crew: Crew | None = None  # the ranks that @distributed started from this process
+        self.given: dict[str, GivenVariable] = {}  # variables that one plain process would not have so
+        self.crew: Workers | None = None  # the ranks that @distributed started from this process
         self.private: str | None = None  # a folder that the launcher removes
-        self.post: Post | None = None  # the rank as which it started this process
+        self.post: ParentLink | None = None  # the rank as which it started this process
 
     def find(self) -> World:
         """Ours if a session set it; else what a launcher's variables say; else one process."""

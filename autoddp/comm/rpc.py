@@ -24,14 +24,14 @@ from autoddp.comm.channel import Channel
 from autoddp.comm.collective_check import LEFT, WAITS
 from autoddp.comm.outcome import Outcome
 from autoddp.comm.position import ACTING, EFFECT, MEETING, Position
-from autoddp.comm.signal_sync import Points
+from autoddp.comm.signal_sync import SignalSync
 from autoddp.errors import Disagreement, RankEnded
 
 OUTCOME, ANNOUNCED, TOLD = b"=", b"?", b"#"  # the first byte of what rank 0 says
 HERE = b""  # what another rank answers to an announcement; its site, if it is elsewhere
 
 
-class Ledger:
+class Rpc:
     """What ranks did to the outside world, in order; a part of `Group`."""
 
     rank: int
@@ -40,7 +40,7 @@ class Ledger:
     channel: Channel
 
     def __init__(self) -> None:
-        self.points = Points(self.rank, self.channel.orders)
+        self.points = SignalSync(self.rank, self.channel.orders)
         self.position = Position()
         self._effects = 0  # rank 0's
         self._others = 0  # those of all other ranks

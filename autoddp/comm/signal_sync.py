@@ -45,7 +45,7 @@ RETURNED = 128  # added to a signal's number: what a rank tells when the script'
 Signal = tuple[int, int]  # its number, and the how-manieth of that number
 
 
-class Points:
+class SignalSync:
     """One rank's count of them, and its line for orders: of rank 0, of all lines."""
 
     def __init__(self, rank: int, lines: dict[int, Line]) -> None:

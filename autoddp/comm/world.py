@@ -154,27 +154,27 @@ def hide(environ: MutableMapping[str, str]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenVariable:
     """A variable that we set for a rank, and what stood there before."""
 
     value: str
     before: str | None
 
 
-def give(given: dict[str, Given], name: str, value: str) -> None:
+def give(given: dict[str, GivenVariable], name: str, value: str) -> None:
     """Set a variable of this process, and remember what one plain process would have."""
-    given[name] = Given(value, os.environ.get(name))
+    given[name] = GivenVariable(value, os.environ.get(name))
     os.environ[name] = value
 
 
-def keep_to_libraries(given: dict[str, Given], name: str) -> None:
+def keep_to_libraries(given: dict[str, GivenVariable], name: str) -> None:
     """Take what was given out of the script's sight: libraries written in C see it still."""
     if name in given and given[name].before is None:
         os.environ._data.pop(os.fsencode(name), None)  # type: ignore[attr-defined]  # `del` would tell C
 
 
 @contextmanager
-def as_found(given: Mapping[str, Given]) -> Iterator[None]:
+def as_found(given: Mapping[str, GivenVariable]) -> Iterator[None]:
     """Inside, this process and what it starts have the environment that one plain process would have."""
     kept = [name for name in given if name not in os.environ and given[name].before is None]
     seen = [name for name in given if os.environ.get(name) == given[name].value]
@@ -192,7 +192,7 @@ def as_found(given: Mapping[str, Given]) -> Iterator[None]:
             os.environ[name] = given[name].value
 
 
-def without(environ: Mapping[str, str], given: Mapping[str, Given]) -> dict[str, str]:
+def without(environ: Mapping[str, str], given: Mapping[str, GivenVariable]) -> dict[str, str]:
     """A copy of an environment that a script gives to a program, with what was ours as it was before."""
     made = dict(environ)
     for name, ours in given.items():

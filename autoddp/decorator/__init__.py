@@ -88,7 +88,7 @@ def run(wrapped: Callable[..., Any], args: Any, kwargs: Any, options: Options) -
         return wrapped(*args, **kwargs)
     from autoddp.decorator import join  # with torch
 
-    call = join.Call(wrapped, args, kwargs, options, ORIGIN)
+    call = join.DecoratedCall(wrapped, args, kwargs, options, ORIGIN)
     if another:
         return join.attach(call)
     return join.follow(call, post) if post is not None else join.lead(call, ranks)

@@ -14,7 +14,7 @@ from typing import NoReturn
 from autoddp.comm.place import HERE
 from autoddp.decorator import start
 from autoddp.decorator.muted import muted
-from autoddp.decorator.workers import Post
+from autoddp.decorator.workers import ParentLink
 from autoddp.process import worker
 from autoddp.process.script import Script, finish
 
@@ -24,7 +24,7 @@ def main(text: str) -> NoReturn:
     told = json.loads(text)
     start.live_with(told["parent"])
     os.chdir(told["cwd"])
-    post = HERE.post = Post(told["rank"], told["size"], socket.socket(fileno=told["channel"]))
+    post = HERE.post = ParentLink(told["rank"], told["size"], socket.socket(fileno=told["channel"]))
     post.channel.set_inheritable(False)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from autoddp import launch
 from autoddp.comm import accelerator
-from autoddp.comm.collective_check import Exchange
+from autoddp.comm.collective_check import CollectiveCheck
 from autoddp.comm.group import Group
 from autoddp.comm.place import HERE
 from autoddp.comm.world import ADDED, World, hide
@@ -29,7 +29,7 @@ from autoddp.decorator.existing_group import set_aside
 from autoddp.decorator.muted import muted
 from autoddp.decorator.start import Origin
 from autoddp.decorator.start_workers import muster, settle
-from autoddp.decorator.workers import Post
+from autoddp.decorator.workers import ParentLink
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.launch.rendezvous import HOST, serve
 from autoddp.options import Options
@@ -45,7 +45,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Call:
+class DecoratedCall:
     """What was called, and how it shall be run."""
 
     wrapped: Callable[..., Any]
@@ -70,7 +70,7 @@ class Call:
         return self.wrapped(*self.args, **self.kwargs)
 
 
-class Over:
+class ClosedGroup:
     """Stands where the process group was: what is still held by rows has lost its other rows."""
 
     def __getattr__(self, name: str) -> Any:
@@ -80,7 +80,7 @@ class Over:
         )
 
 
-def lead(call: Call, ranks: int) -> Any:
+def lead(call: DecoratedCall, ranks: int) -> Any:
     """Be rank 0 for the time of the call, and have the others join."""
     if dist.is_initialized():
         raise BadInput("@distributed makes its own process group, but the script has initialised one already")
@@ -106,7 +106,7 @@ def lead(call: Call, ranks: int) -> Any:
         crew.end()
 
 
-def follow(call: Call, post: Post) -> Any:
+def follow(call: DecoratedCall, post: ParentLink) -> Any:
     """Be a rank above 0 for the time of the call; go on after it only towards another one."""
     HERE.post = post
     post.tell("arrived", call.site)
@@ -138,7 +138,7 @@ def follow(call: Call, post: Post) -> Any:
     return value
 
 
-def attach(call: Call) -> Any:
+def attach(call: DecoratedCall) -> Any:
     """Under torchrun: from here on this process is a rank, as under `autoddp run`, to its end."""
     world = World.read(os.environ)
     if world.world_size == 1:
@@ -192,14 +192,14 @@ def check_own(world: World, devices: Devices, site: str) -> None:
         )
 
 
-def beside(call: Call, world: World, devices: Devices, logs: Logs) -> Any:
+def beside(call: DecoratedCall, world: World, devices: Devices, logs: Logs) -> Any:
     """Where a process group is up already, as in a worker of Ray Train: a rank for the time of the call."""
     with set_aside(world, logs) as meeting:
         return take_part(call, world, devices, meeting.tell, False, meeting.store)
 
 
 def take_part(
-    call: Call, world: World, devices: Devices, tell: Tell, copied: bool, store: Store | None = None
+    call: DecoratedCall, world: World, devices: Devices, tell: Tell, copied: bool, store: Store | None = None
 ) -> Any:
     """The call, inside a session that is gone after it; `copied`: all ranks are forks of rank 0."""
     taken: dict[str, tuple[Any, Any]] = {}
@@ -227,7 +227,9 @@ def whole(value: Any) -> Any:
 
 
 @contextmanager
-def joined(call: Call, world: World, devices: Devices, store: Store | None = None) -> Iterator[Group]:
+def joined(
+    call: DecoratedCall, world: World, devices: Devices, store: Store | None = None
+) -> Iterator[Group]:
     """This process is a rank inside, and as it was after."""
     given = (*ADDED, variable(devices.kind, os.environ), "NCCL_SOCKET_IFNAME")
     threads, environ = torch.get_num_threads(), {name: os.environ.get(name) for name in given}
@@ -263,8 +265,8 @@ def leave(group: Group) -> None:
     """No process group is left, and no reducer on the script's parameters."""
     gc.collect()
     group.channel.close()
-    pg, group.pg = group.pg, cast("dist.ProcessGroup", Over())
-    group.exchange = cast(Exchange, Over())
+    pg, group.pg = group.pg, cast("dist.ProcessGroup", ClosedGroup())
+    group.exchange = cast(CollectiveCheck, ClosedGroup())
     dist.destroy_process_group(pg)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from autoddp.comm.place import HERE
-from autoddp.decorator.workers import Crew, Member, Post
+from autoddp.decorator.workers import ParentLink, WorkerHandle, Workers
 from autoddp.process import streams
 from autoddp.process.boot import BOOT
 from autoddp.process.devices import Devices, variable
@@ -93,7 +93,7 @@ def _touched() -> str:
     return "CUDA" if kind == "cuda" else kind
 
 
-def fork(crew: Crew, size: int) -> Post | None:
+def fork(crew: Workers, size: int) -> ParentLink | None:
     """Fork the ranks above 0; None in the parent, in each child its post."""
     streams.flush()
     parent = os.getpid()
@@ -109,13 +109,13 @@ def fork(crew: Crew, size: int) -> Post | None:
             for member in crew.members:
                 member.channel.close()
             _to_log(crew.logs, rank)
-            return Post(rank, size, theirs)
+            return ParentLink(rank, size, theirs)
         theirs.close()
-        crew.members.append(Member(rank, pid, ours))
+        crew.members.append(WorkerHandle(rank, pid, ours))
     return None
 
 
-def spawn(crew: Crew, size: int, origin: Origin, devices: Devices) -> None:
+def spawn(crew: Workers, size: int, origin: Origin, devices: Devices) -> None:
     """Start the ranks above 0 as fresh processes that run the script from its first line.
 
     Each is shown its own device from its start: a driver reads once which there are, at the first question.
@@ -145,7 +145,7 @@ def spawn(crew: Crew, size: int, origin: Origin, devices: Devices) -> None:
                 env=os.environ | shown,
             )
         theirs.close()
-        crew.members.append(Member(rank, process.pid, ours, process))
+        crew.members.append(WorkerHandle(rank, process.pid, ours, process))
 
 
 def live_with(parent: int) -> None:

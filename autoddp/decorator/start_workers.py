@@ -8,7 +8,7 @@ import sys
 from autoddp.comm.place import HERE
 from autoddp.decorator import start
 from autoddp.decorator.start import Origin
-from autoddp.decorator.workers import LAST, PATIENCE, Crew, Post
+from autoddp.decorator.workers import LAST, PATIENCE, ParentLink, Workers
 from autoddp.errors import BadInput
 from autoddp.options import Options
 from autoddp.process import worker
@@ -17,7 +17,7 @@ from autoddp.process.streams import Logs
 from autoddp.report import Report
 
 
-def muster(site: str, ranks: int, options: Options, origin: Origin, devices: Devices) -> Post | None:
+def muster(site: str, ranks: int, options: Options, origin: Origin, devices: Devices) -> ParentLink | None:
     """Have the ranks above 0 on their way to the call; in a forked one, its post.
 
     They are forked where that is safe, for each call anew, since a fork has all that rank 0 has. Where
@@ -34,7 +34,7 @@ def muster(site: str, ranks: int, options: Options, origin: Origin, devices: Dev
         crew.close()
     logs = Logs(options.log_dir)
     logs.make()
-    HERE.crew = crew = Crew(logs, copied=not against)
+    HERE.crew = crew = Workers(logs, copied=not against)
     atexit.register(crew.close)
     post = None
     if crew.copied:
@@ -52,7 +52,7 @@ def muster(site: str, ranks: int, options: Options, origin: Origin, devices: Dev
     return post
 
 
-def go_on(crew: Crew | None, site: str, ranks: int, against: str) -> None:
+def go_on(crew: Workers | None, site: str, ranks: int, against: str) -> None:
     """Send the ranks of an earlier call on to this one.
 
     Raises:
@@ -73,7 +73,7 @@ def go_on(crew: Crew | None, site: str, ranks: int, against: str) -> None:
     )
 
 
-def settle(crew: Crew, word: str) -> None:
+def settle(crew: Workers, word: str) -> None:
     """Rank 0 has returned or raised: so must the others have."""
     interrupted = isinstance(sys.exception(), KeyboardInterrupt)
     other = crew.settle(word, LAST if word == "returned" else 0 if interrupted else PATIENCE)

@@ -29,7 +29,7 @@ TICK = 200  # milliseconds
 
 
 @dataclass
-class Member:
+class WorkerHandle:
     """A rank above 0, as rank 0 sees it."""
 
     rank: int
@@ -72,7 +72,7 @@ class Member:
         return self.code
 
 
-class Post:
+class ParentLink:
     """A rank above 0, as it sees itself: where its orders come from."""
 
     def __init__(self, rank: int, size: int, channel: socket.socket) -> None:
@@ -97,13 +97,13 @@ class Post:
             self.channel.send(json.dumps([word, what]).encode())
 
 
-class Crew:
+class Workers:
     """All ranks above 0."""
 
     def __init__(self, logs: Logs, copied: bool) -> None:
         self.logs = logs
         self.copied = copied  # just forked: they have all that rank 0 has
-        self.members: list[Member] = []
+        self.members: list[WorkerHandle] = []
         self.site = ""  # of the job at present; none between two
         self.pid = os.getpid()
         self._news = threading.Condition()
@@ -147,7 +147,7 @@ class Crew:
             while not all(m.word for m in self.members):
                 self._news.wait()
 
-    def settle(self, word: str, patience: float) -> list[Member]:
+    def settle(self, word: str, patience: float) -> list[WorkerHandle]:
         """Rank 0 has returned or raised; wait for the others to do so; those who do otherwise."""
         deadline = time.monotonic() + patience
         with self._news:
@@ -182,7 +182,7 @@ class Crew:
                 member.reap()
         self.logs.remove()
 
-    def fail(self, member: Member, what: str, code: int) -> NoReturn:
+    def fail(self, member: WorkerHandle, what: str, code: int) -> NoReturn:
         """Name the rank, show its log, and end the program: rank 0 may be waiting for it for ever."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
@@ -221,7 +221,7 @@ class Crew:
                 if ready:
                     self._news.notify_all()
 
-    def _hear(self, member: Member) -> bool:
+    def _hear(self, member: WorkerHandle) -> bool:
         """Whether more may come."""
         try:
             data = member.channel.recv(MESSAGE)

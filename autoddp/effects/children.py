@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from autoddp.comm.outcome import Outcome
 from autoddp.effects.engine import Call, Mode, Outward
 from autoddp.effects.running_programs import see
-from autoddp.effects.unhurried import Told, carried, taken
+from autoddp.effects.unhurried import Unhurried, carried, taken
 from autoddp.patching import patch
 
 THROUGH = tuple(f"{path}/" for package in (multiprocessing, concurrent) for path in package.__path__)
@@ -43,7 +43,7 @@ class Children(Outward):
     def setup(self, undo: ExitStack) -> None:
         """No results are awaited yet."""
         super().setup(undo)
-        self.told = Told(self.effects, self.name)
+        self.told = Unhurried(self.effects, self.name)
         self._follows = False  # whether the process that is being forked ends with this one
         this = weakref.ref(self)  # the interpreter keeps what it calls after a fork for ever
         parent = os.getpid()
@@ -66,11 +66,11 @@ class Children(Outward):
     )
     def prepare(self, wrapped: Callable[..., Any], process: Any, args: Any, kwargs: Any) -> Any:
         """Scratch made before is removed with the rank."""
-        if self.rank and self.effects.at_home():
+        if self.rank and self.effects.in_rank_process():
             self.effects.scratch.ready()
         # the kernel's signal comes when the thread that forks ends, so this one alone
         main = threading.current_thread() is threading.main_thread()
-        self._follows = process.daemon and main and self.effects.at_home()
+        self._follows = process.daemon and main and self.effects.in_rank_process()
         try:
             return wrapped(*args, **kwargs)
         finally:
@@ -83,7 +83,11 @@ class Children(Outward):
     def prepare_fresh(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """By what is unpickled first of all; a data loader's are left alone."""
         data = wrapped(*args, **kwargs)
-        if self.rank and self.effects.at_home() and self.effects.users(THROUGH) is not Mode.PLAIN:
+        if (
+            self.rank
+            and self.effects.in_rank_process()
+            and self.effects.users(THROUGH) is not Mode.PASS_THROUGH
+        ):
             world, folder = self.run.world, self.effects.scratch.ready()
             code = MUTED.format(root=ROOT, rank=world.rank, size=world.world_size, folder=folder)
             return {"autoddp": First(code), **data}
@@ -101,7 +105,7 @@ class Children(Outward):
     )
     def wait_for_all(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """Rank 0's first, then this rank's own; whether time is up, rank 0 tells."""
-        if self.effects.users(THROUGH) is not Mode.AGREED:
+        if self.effects.users(THROUGH) is not Mode.SYNCED:
             return wrapped(*args, **kwargs)
         return self._after_rank_0(Call(wrapped, args, kwargs))
 
@@ -111,7 +115,7 @@ class Children(Outward):
     )
     def wait_for_one(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """Where the script itself waits: a pool does when it likes."""
-        if self.effects.users() is not Mode.AGREED:
+        if self.effects.users() is not Mode.SYNCED:
             return wrapped(*args, **kwargs)
         return self._after_rank_0(Call(wrapped, args, kwargs))
 
@@ -119,7 +123,7 @@ class Children(Outward):
     def result_of_all(self, wrapped: Callable[..., Any], future: Any, args: Any, kwargs: Any) -> Any:
         """Of processes; a thread's is each rank's own."""
         _, writes = self._futures.get(future, (0, False))
-        if not writes or self.effects.users(THROUGH) is not Mode.AGREED:
+        if not writes or self.effects.users(THROUGH) is not Mode.SYNCED:
             return wrapped(*args, **kwargs)
         return self._after_rank_0(Call(wrapped, args, kwargs))
 
@@ -142,7 +146,7 @@ class Children(Outward):
     def complete_in_order(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """One process promises no order."""
         named = Call(wrapped, args, kwargs).named
-        if self.effects.users(THROUGH) is not Mode.AGREED or "fs" not in named:
+        if self.effects.users(THROUGH) is not Mode.SYNCED or "fs" not in named:
             return wrapped(*args, **kwargs)
         tasks = sorted(set(named["fs"]), key=lambda task: self._futures.get(task, (0, False))[0])
         return _one_by_one(tasks, named.get("timeout"))
@@ -154,7 +158,7 @@ class Children(Outward):
     )
     def take_alike(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """This rank's own workers are heard, too: they shall not wait for it."""
-        if self.effects.users() is not Mode.AGREED:
+        if self.effects.users() is not Mode.SYNCED:
             return wrapped(*args, **kwargs)
         mine: Any = None
 
@@ -166,7 +170,7 @@ class Children(Outward):
                 return ["empty", None]
             return ["came", carried(pickle.dumps(mine))]
 
-        came, data = self.told.tell(Mode.AGREED, "Queue.get", "Queue.get", first)
+        came, data = self.told.tell(Mode.SYNCED, "Queue.get", "Queue.get", first)
         if came == "empty":
             raise queue.Empty
         if self.rank == 0:
@@ -178,9 +182,9 @@ class Children(Outward):
     @patch("multiprocessing.process:BaseProcess.is_alive", why="whether a worker still works, rank 0 tells")
     def is_alive(self, wrapped: Callable[..., Any], process: Any, args: Any, kwargs: Any) -> Any:
         """Then this rank's has ended, too."""
-        if self.effects.users() is not Mode.AGREED:
+        if self.effects.users() is not Mode.SYNCED:
             return wrapped(*args, **kwargs)
-        alive = self.effects.answer("Process.is_alive", wrapped)
+        alive = self.effects.ask_rank0("Process.is_alive", wrapped)
         if self.rank and not alive and wrapped():
             with self.effects.own():
                 process.join()
@@ -192,7 +196,7 @@ class Children(Outward):
     )
     def in_order(self, wrapped: Callable[..., Any], pool: Any, args: Any, kwargs: Any) -> Any:
         """One process promises no order."""
-        if self.effects.users(THROUGH) is not Mode.AGREED:
+        if self.effects.users(THROUGH) is not Mode.SYNCED:
             return wrapped(*args, **kwargs)
         return pool.imap(*args, **kwargs)
 
@@ -204,7 +208,7 @@ class Children(Outward):
             outcome = Outcome.of(call.plain)
             return isinstance(outcome.error, LATE) and call.named.get("timeout") is not None
 
-        late = self.told.tell(Mode.AGREED, call.name, call.name, first)
+        late = self.told.tell(Mode.SYNCED, call.name, call.name, first)
         if self.rank == 0:
             return outcome.unwrap()
         see(self.effects)

@@ -47,8 +47,8 @@ class Clocks(Outward):
 
         @stands_for(original)
         def read() -> Any:
-            if users(frame(1).f_code.co_filename) and effects.mode() is Mode.AGREED:
-                return effects.answer(name, original)
+            if users(frame(1).f_code.co_filename) and effects.mode() is Mode.SYNCED:
+                return effects.ask_rank0(name, original)
             return original()
 
         return read
@@ -111,16 +111,16 @@ class Clocks(Outward):
 
     def _present(self) -> float | None:
         """Rank 0's time where the user asks, else None: the function's own."""
-        if decides(sys._getframe(2).f_code.co_filename) and self.effects.mode() is Mode.AGREED:
-            return self.effects.answer("time", time.time)
+        if decides(sys._getframe(2).f_code.co_filename) and self.effects.mode() is Mode.SYNCED:
+            return self.effects.ask_rank0("time", time.time)
         return None
 
     def _moment(
         self, kind: type[datetime], read: Callable[[type[datetime]], datetime], zone: tzinfo | None
     ) -> datetime:
-        if not decides(sys._getframe(2).f_code.co_filename) or self.effects.mode() is not Mode.AGREED:
+        if not decides(sys._getframe(2).f_code.co_filename) or self.effects.mode() is not Mode.SYNCED:
             return read(kind)
-        told = self.effects.answer("now", lambda: _fields(read(datetime)))
+        told = self.effects.ask_rank0("now", lambda: _fields(read(datetime)))
         year, month, day, hour, minute, second, micro, fold = told
         return kind(year, month, day, hour, minute, second, micro, zone, fold=fold)
 

@@ -16,7 +16,7 @@ import torch
 
 from autoddp.effects.cached import Cached
 from autoddp.effects.engine import Call, Mode, Outward, stands_for
-from autoddp.effects.stdin import Input
+from autoddp.effects.stdin import SharedStdin
 from autoddp.patching import patch
 from autoddp.report import users_line
 from autoddp.report.begun import Begun
@@ -56,9 +56,9 @@ class Console(Outward):
     @patch("builtins:input", why="what is typed is read once, on rank 0's terminal, for all")
     def ask_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """Its end (Ctrl-D, Ctrl-C) is everybody's, too."""
-        if self.effects.mode() is not Mode.AGREED:
+        if self.effects.mode() is not Mode.SYNCED:
             return wrapped(*args, **kwargs)
-        return self.effects.answer("input", lambda: wrapped(*args, **kwargs))
+        return self.effects.ask_rank0("input", lambda: wrapped(*args, **kwargs))
 
     @patch(
         "getpass:getpass",
@@ -67,15 +67,15 @@ class Console(Outward):
     )
     def ask_secretly(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """It travels as everything else between ranks does: in the clear."""
-        if self.effects.mode() is not Mode.AGREED:
+        if self.effects.mode() is not Mode.SYNCED:
             return wrapped(*args, **kwargs)
-        return self.effects.answer("getpass", lambda: wrapped(*args, **kwargs))
+        return self.effects.ask_rank0("getpass", lambda: wrapped(*args, **kwargs))
 
     @patch("os:isatty", why="whether there is a terminal is asked of rank 0's")
     def is_terminal(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """Of the three standard streams; others are this rank's own."""
         number = Call(wrapped, args, kwargs).named.get("fd")
-        if self.rank and self.terminal and number in STANDARD and self.effects.at_home():
+        if self.rank and self.terminal and number in STANDARD and self.effects.in_rank_process():
             return self.terminal[number]
         return wrapped(*args, **kwargs)
 
@@ -83,7 +83,7 @@ class Console(Outward):
     def terminal_size(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """As it was at the start; `shutil.get_terminal_size` asks this."""
         number = args[0] if args else 1  # it is written in C, takes no names, and does not tell
-        if not self.rank or not self.size or number not in STANDARD or not self.effects.at_home():
+        if not self.rank or not self.size or number not in STANDARD or not self.effects.in_rank_process():
             return wrapped(*args, **kwargs)
         size = self.size[number]
         if size is None:
@@ -97,7 +97,7 @@ class Console(Outward):
 
         @stands_for(original)
         def read(fd: int, length: int, /) -> bytes:
-            if fd != 0 or effects.users() is not Mode.AGREED:
+            if fd != 0 or effects.users() is not Mode.SYNCED:
                 return original(fd, length)
             with effects.own():
                 return effects.group.hand(f"os.read at {users_line()}", lambda: original(fd, length))
@@ -109,7 +109,7 @@ class Console(Outward):
         """Where standard input is among what is waited for."""
         if not args or not any(_is_input(one) for one in args[0]):
             return wrapped(*args, **kwargs)
-        if self.effects.users() is not Mode.AGREED:
+        if self.effects.users() is not Mode.SYNCED:
             return wrapped(*args, **kwargs)
         asked = [list(some) for some in args[:3]]
 
@@ -120,7 +120,7 @@ class Console(Outward):
                 for some, those in zip(asked, found, strict=True)
             ]
 
-        told = self.effects.answer("select", ready)
+        told = self.effects.ask_rank0("select", ready)
         return tuple([some[at] for at in those] for some, those in zip(asked, told, strict=True))
 
     @patch(
@@ -131,9 +131,9 @@ class Console(Outward):
     )
     def ask_settings(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """Others have none."""
-        if not _is_standard(args) or self.effects.users() is not Mode.AGREED:
+        if not _is_standard(args) or self.effects.users() is not Mode.SYNCED:
             return wrapped(*args, **kwargs)
-        *flags, keys = self.effects.answer("tcgetattr", lambda: _spelled(wrapped(*args)))
+        *flags, keys = self.effects.ask_rank0("tcgetattr", lambda: _spelled(wrapped(*args)))
         return [*flags, [bytes.fromhex(key) if isinstance(key, str) else key for key in keys]]
 
     @patch(
@@ -146,9 +146,9 @@ class Console(Outward):
     )
     def set_terminal(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """`tty.setcbreak` does this."""
-        if not _is_standard(args) or self.effects.users() is not Mode.AGREED:
+        if not _is_standard(args) or self.effects.users() is not Mode.SYNCED:
             return wrapped(*args, **kwargs)
-        return self.effects.answer(wrapped.__name__, lambda: wrapped(*args, **kwargs))
+        return self.effects.ask_rank0(wrapped.__name__, lambda: wrapped(*args, **kwargs))
 
     @patch("pdb:Pdb.__init__", why="the debugger steps over what is ours, which one process would not show")
     def step_over_us(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -160,7 +160,7 @@ class Console(Outward):
         """`for line in sys.stdin` is read once, too."""
         if isinstance(sys.stdin, io.TextIOBase):
             undo.callback(setattr, sys, "stdin", sys.stdin)
-            sys.stdin = Input(sys.stdin, self.effects, bool(self.terminal[0]))
+            sys.stdin = SharedStdin(sys.stdin, self.effects, bool(self.terminal[0]))
 
     def _look_alike(self, number: int, stream: Any, undo: ExitStack) -> None:
         """A log says that it is a terminal if rank 0's is one, so that colours and bars agree."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from autoddp.errors import AutoDDPError
 
 
-class Loss:
+class DeferredError:
     """What a file failed to take; nothing more of it is known to be on the disk."""
 
     def __init__(self, path: str, error: OSError) -> None:
@@ -17,15 +17,15 @@ class Loss:
         self.told = False
 
 
-class Losses:
+class DeferredErrors:
     """All of them that the script has not been told of by their own file."""
 
     def __init__(self) -> None:
-        self._owed: list[Loss] = []
+        self._owed: list[DeferredError] = []
 
-    def note(self, path: str, error: OSError) -> Loss:
+    def note(self, path: str, error: OSError) -> DeferredError:
         """A write failed, and the script goes on for now."""
-        loss = Loss(path, error)
+        loss = DeferredError(path, error)
         self._owed.append(loss)
         return loss
 
@@ -39,7 +39,7 @@ class Losses:
                 loss.told = True
                 raise OSError(loss.error.errno, loss.error.strerror, loss.path)
 
-    def settle(self, loss: Loss) -> None:
+    def settle(self, loss: DeferredError) -> None:
         """Raise it at the flush or close of its own file, as one process would."""
         self._owed.remove(loss)
         raise loss.error

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 from autoddp.comm.outcome import Outcome
 from autoddp.effects import paths
 from autoddp.effects.engine import Mode, Outward, stands_for
-from autoddp.effects.mirrored_io import Handle, whole
-from autoddp.effects.open_files import Opened
+from autoddp.effects.mirrored_io import OpenDescriptor, whole
+from autoddp.effects.open_files import OpenFiles
 from autoddp.effects.sight import error, named
 from autoddp.patching import patch
 
@@ -32,7 +32,7 @@ class Descriptors(Outward):
     def setup(self, undo: ExitStack) -> None:
         """None is known yet."""
         super().setup(undo)
-        self.opened, self.handles = Opened(self.effects), self.effects.handles
+        self.opened, self.handles = OpenFiles(self.effects), self.effects.handles
         undo.callback(self.handles.clear)
 
     @patch(
@@ -56,9 +56,9 @@ class Descriptors(Outward):
                 at = self._found(path, dir_fd, flags)
                 return plain() if at is path else int(named(lambda: original(at, flags, mode), path))
             what = self.effects.touch(paths.whole(path, dir_fd))
-            if what is Mode.PLAIN:
+            if what is Mode.PASS_THROUGH:
                 return plain()
-            if what is Mode.TRIAL:
+            if what is Mode.SUPPRESSED:
                 return original(os.devnull, flags & os.O_ACCMODE)
             private = flags & ~NOT_THERE | os.O_CREAT
             return self._open(
@@ -122,7 +122,7 @@ class Descriptors(Outward):
         def write(fd: int, data: Any, *args: Any, **kwargs: Any) -> int:
             if fd not in handles:
                 return original(fd, data, *args, **kwargs)
-            if self.effects.mode() is not Mode.TRIAL:
+            if self.effects.mode() is not Mode.SUPPRESSED:
                 try:
                     if original.__name__ == "write":
                         return whole(lambda part: original(fd, part), data)
@@ -142,18 +142,18 @@ class Descriptors(Outward):
         flags: int,
         private: Callable[[str], int],
     ) -> int:
-        effects, agreed = self.effects, what is Mode.AGREED
+        effects, agreed = self.effects, what is Mode.SYNCED
         given = paths.whole(path, folder)
         if effects.rank == 0:
             if not agreed:
                 self.opened.noted(given, _letters(flags), safe=not flags & NOT_THERE)
-            number = effects.change("os.open", plain) if agreed else plain()
+            number = effects.do_on_rank0("os.open", plain) if agreed else plain()
             with effects.own():
-                self.handles[number] = Handle(os.path.abspath(given), agreed)
+                self.handles[number] = OpenDescriptor(os.path.abspath(given), agreed)
             return number
         if agreed:
             prepared = Outcome.of(lambda: self.opened.prepared(given, not flags & os.O_TRUNC))
-            effects.change("os.open", plain)
+            effects.do_on_rank0("os.open", plain)
             key, at = prepared.unwrap()
             effects.scratch.show(key)
         else:
@@ -163,7 +163,7 @@ class Descriptors(Outward):
             number = private(at)
             if agreed:
                 effects.scratch.lay(key, at)
-        self.handles[number] = Handle(key, agreed)
+        self.handles[number] = OpenDescriptor(key, agreed)
         return number
 
     def _alone(self, path: Any, given: Any, flags: int) -> str:
@@ -185,14 +185,14 @@ class Descriptors(Outward):
         at = self.effects.where(whole, not flags & os.O_NOFOLLOW)
         return path if at is whole else at
 
-    def _meet(self, what: str, handle: Handle, act: Callable[[], None]) -> None:
+    def _meet(self, what: str, handle: OpenDescriptor, act: Callable[[], None]) -> None:
         mode = self.effects.mode()
-        if mode is Mode.AGREED and handle.agreed:
+        if mode is Mode.SYNCED and handle.agreed:
             self.opened.meet(what, handle, act)
             return
         with self.effects.own():
             act()
-        if mode is Mode.ALONE:
+        if mode is Mode.UNSYNCED:
             self.opened.settle(handle)
 
 

@@ -111,7 +111,7 @@ class Downloads(Outward):
     )
     def fetch_in_turn(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """A library looked first whether the file is there, and ranks do not agree on that."""
-        if self.effects.users() is Mode.PLAIN:
+        if self.effects.users() is Mode.PASS_THROUGH:
             return wrapped(*args, **kwargs)
         return self._in_turn(Call(wrapped, args, kwargs))
 
@@ -119,7 +119,7 @@ class Downloads(Outward):
     def load_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """These never look whether the file is there: one rank of a node calls them."""
         call = Call(wrapped, args, kwargs)
-        if self.effects.users() is not Mode.AGREED:
+        if self.effects.users() is not Mode.SYNCED:
             return self._alone(lambda: self._whole(call))
         path, facts, headers = self._lead(call, 0)
         with self.effects.own():
@@ -147,7 +147,7 @@ class Downloads(Outward):
     @patch("urllib.request:urlopen", why=HANDED)
     def open_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """A body that is too large to be handed on is asked for by every rank, and that is said."""
-        if self.effects.users() is not Mode.AGREED:
+        if self.effects.users() is not Mode.SYNCED:
             response = wrapped(*args, **kwargs)
             return http_replay.complete(response) if getattr(self._filling, "now", False) else response
         call = Call(wrapped, args, kwargs)
@@ -163,7 +163,7 @@ class Downloads(Outward):
     )
     def request_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """As `urlopen`."""
-        if self.effects.users() is not Mode.AGREED:
+        if self.effects.users() is not Mode.SYNCED:
             return wrapped(*args, **kwargs)
         call = Call(wrapped, args, kwargs)
         packed = self._hand(call, lambda: http_replay.read_requests(call.plain()))
@@ -185,7 +185,7 @@ class Downloads(Outward):
     )
     def say_each(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """Whoever calls: a library's downloads, too."""
-        if self.effects.mode() is Mode.AGREED:
+        if self.effects.mode() is Mode.SYNCED:
             self.run.report.say_once(
                 "downloads",
                 users_line(1),
@@ -196,7 +196,7 @@ class Downloads(Outward):
 
     def _in_turn(self, call: Call) -> Any:
         """Rank 0 makes the call, then the first rank of every other node, then the rest."""
-        if self.effects.mode() is not Mode.AGREED:
+        if self.effects.mode() is not Mode.SYNCED:
             return self._alone(call.plain)
         made: list[Any] = []
         site = f"{call.name} at {users_line(1)}"
@@ -207,7 +207,7 @@ class Downloads(Outward):
 
     def _alone(self, act: Callable[[], Any]) -> Any:
         """Nobody can be waited for: one rank of the node at a time, so that files are whole."""
-        if self.effects.mode() is not Mode.ALONE:
+        if self.effects.mode() is not Mode.UNSYNCED:
             return act()
         with self.effects.own(), _one_at_a_time(self.run.world.master_port):
             return act()

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from autoddp.effects import caches, paths
 from autoddp.effects.call import Call as Call
 from autoddp.effects.call import stands_for as stands_for
-from autoddp.effects.deferred_errors import Losses
-from autoddp.effects.gc_watch import Collector
+from autoddp.effects.deferred_errors import DeferredErrors
+from autoddp.effects.gc_watch import GcWatch
 from autoddp.effects.journal import GONE, Journal
 from autoddp.effects.overlay import Overlay
 from autoddp.effects.ownership import caller, is_ours, loads_data, users_call
@@ -29,18 +29,18 @@ from autoddp.report import is_users, users_line
 
 if TYPE_CHECKING:
     from autoddp.comm.group import Group
-    from autoddp.effects.file_server import Client, Server
-    from autoddp.effects.mirrored_io import Handle
+    from autoddp.effects.file_server import FileClient, FileServer
+    from autoddp.effects.mirrored_io import OpenDescriptor
     from autoddp.process.run import Run
 
 
 class Mode(Enum):
     """What becomes of a call that touches the outside world."""
 
-    PLAIN = "as if we were not there"
-    AGREED = "rank 0 does it, for all"
-    ALONE = "rank 0 does it, the others on private scratch, and nobody waits"
-    TRIAL = "nobody does it: one process would not have run this"
+    PASS_THROUGH = "as if we were not there"
+    SYNCED = "rank 0 does it, for all"
+    UNSYNCED = "rank 0 does it, the others on private scratch, and nobody waits"
+    SUPPRESSED = "nobody does it: one process would not have run this"
 
 
 class Effects:
@@ -54,11 +54,11 @@ class Effects:
         self.overlay = Overlay(self.scratch)  # what this rank finds, if it is not rank 0
         self.journal: Journal | None = None  # of what rank 0 does where ranks do not meet
         self.begun = False  # whether it was decided who keeps one
-        self.client: Client | None = None  # where this node is not rank 0's
-        self.server: Server | None = None  # on rank 0, where there are several nodes
+        self.client: FileClient | None = None  # where this node is not rank 0's
+        self.server: FileServer | None = None  # on rank 0, where there are several nodes
         self.placed: list[int] | None = None  # what `nodes` has found out
         self.before_save: list[Callable[[], None]] = []  # before a checkpoint, where all ranks are
-        self.losses = Losses()  # what failed on rank 0 and is to be raised on all
+        self.losses = DeferredErrors()  # what failed on rank 0 and is to be raised on all
         self.aside = 0  # above 0 inside an effect, and inside a data set's fetch
         self.fetching = 0  # above 0 inside the latter
         self.trials = 0
@@ -67,18 +67,18 @@ class Effects:
         self._pid, self._thread = os.getpid(), threading.get_ident()
         self._apart = threading.local()  # `aside` is the script's thread's
         self._child = 0  # this process, where it was forked from the rank
-        self.collector = Collector()
-        self.handles: dict[int, Handle] = {}  # descriptors that stand for one file on all ranks
+        self.collector = GcWatch()
+        self.handles: dict[int, OpenDescriptor] = {}  # descriptors that stand for one file on all ranks
 
-    def at_home(self) -> bool:
+    def in_rank_process(self) -> bool:
         """Whether this is the rank itself, not a process forked from it, and the job goes on."""
         return not self.over and os.getpid() == self._pid
 
-    def here(self) -> bool:
-        """As `at_home`, and not in the midst of an effect or of a fetch."""
-        return not self.aside and self.at_home()
+    def accepts_effects(self) -> bool:
+        """As `in_rank_process`, and not in the midst of an effect or of a fetch."""
+        return not self.aside and self.in_rank_process()
 
-    def abroad(self) -> bool:
+    def in_forked_child(self) -> bool:
         """Whether this process was forked from the rank, as its equals were, and not to load data."""
         here = os.getpid()
         if here == self._pid:
@@ -89,37 +89,37 @@ class Effects:
 
     def mode(self) -> Mode:
         """What becomes of an effect at this point."""
-        if self.abroad() and self.rank:
-            return Mode.PLAIN if self.aside else Mode.ALONE
+        if self.in_forked_child() and self.rank:
+            return Mode.PASS_THROUGH if self.aside else Mode.UNSYNCED
         if getattr(self._apart, "aside", False) and threading.get_ident() != self._thread:
-            return Mode.PLAIN
+            return Mode.PASS_THROUGH
         if self.ending or self.collector.running or threading.get_ident() != self._thread:
-            return Mode.ALONE if self.at_home() else Mode.PLAIN
-        if not self.here():
-            return Mode.PLAIN
+            return Mode.UNSYNCED if self.in_rank_process() else Mode.PASS_THROUGH
+        if not self.accepts_effects():
+            return Mode.PASS_THROUGH
         if self.trials:
-            return Mode.TRIAL
-        return Mode.AGREED if self.exchange else Mode.ALONE
+            return Mode.SUPPRESSED
+        return Mode.SYNCED if self.exchange else Mode.UNSYNCED
 
     def users(self, through: tuple[str, ...] = ()) -> Mode:
-        """As `mode`, but PLAIN where a library does it for itself; files of `through` are none."""
+        """As `mode`, but PASS_THROUGH where a library does it for itself; files of `through` are none."""
         mode = self.mode()
-        return mode if mode is Mode.PLAIN or users_call(2, through) else Mode.PLAIN
+        return mode if mode is Mode.PASS_THROUGH or users_call(2, through) else Mode.PASS_THROUGH
 
     def touch(self, *given: Any, through: tuple[str, ...] = ()) -> Mode:
         """What becomes of a change of these paths: nobody waits for what a library does for itself.
 
-        What it keeps for itself, see `caches`, is PLAIN.
+        What it keeps for itself, see `caches`, is PASS_THROUGH.
         """
         mode = self.mode()
-        if mode is Mode.PLAIN:
+        if mode is Mode.PASS_THROUGH:
             return mode
         file = caller(2, through)
         if is_users(file):
             return mode
         if is_ours(file) or any(self.keeps(path) for path in given):
-            return Mode.PLAIN
-        return Mode.ALONE if mode is Mode.AGREED else mode
+            return Mode.PASS_THROUGH
+        return Mode.UNSYNCED if mode is Mode.SYNCED else mode
 
     def keeps(self, path: Any) -> bool:
         """Whether a path is among what libraries keep, or is this rank's own."""
@@ -130,20 +130,20 @@ class Effects:
 
     def note(self, path: Any, how: str = GONE, follow: bool = False) -> None:
         """Rank 0 is about to change something where ranks do not meet."""
-        if self.journal is not None and self.at_home():
+        if self.journal is not None and self.in_rank_process():
             apart = threading.get_ident() != self._thread
             self.journal.note(self.group.passed, paths.real(path, follow), how, apart)
 
     def moving(self, source: Any, target: Any) -> AbstractContextManager[None]:
         """Rank 0 renames something inside, where ranks do not meet."""
-        if self.journal is None or not self.at_home():
+        if self.journal is None or not self.in_rank_process():
             return nullcontext()
         names = paths.real(source, False), paths.real(target, False)
         return self.journal.moving(self.group.passed, *names, threading.get_ident() != self._thread)
 
     def agreed(self, path: Any) -> None:
         """Rank 0 is about to change `path` for all: what threads make there later is not what was there."""
-        if self.journal is not None and self.at_home():
+        if self.journal is not None and self.in_rank_process():
             self.journal.agreed(paths.real(path, follow=False))
 
     def reads(self) -> bool:
@@ -210,7 +210,7 @@ class Effects:
         finally:
             self.trials -= 1
 
-    def answer(self, what: str, act: Callable[[], Any]) -> Any:
+    def ask_rank0(self, what: str, act: Callable[[], Any]) -> Any:
         """Rank 0's answer to a question to the outside world."""
         self.aside += 1  # as `own` does; a clock is read in a few microseconds
         try:
@@ -220,7 +220,7 @@ class Effects:
             if self.overlay.before is not None:
                 self.overlay.before.come(self.group.passed)
 
-    def change(self, what: str, act: Callable[[], Any], told: Callable[[Any], Any] | None = None) -> Any:
+    def do_on_rank0(self, what: str, act: Callable[[], Any], told: Callable[[Any], Any] | None = None) -> Any:
         """Rank 0 changes the outside world once all ranks are here; all raise what it raised.
 
         Returns:
@@ -289,7 +289,7 @@ class Outward(Feature):
         self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Mapping[str, Any]
     ) -> Any:
         """Inside, reads and writes are as if we were not there."""
-        if not self.effects.here():
+        if not self.effects.accepts_effects():
             return wrapped(*args, **kwargs)
         self.effects.fetching += 1
         try:

@@ -44,7 +44,7 @@ _TICK = 0.02
 Facts = list[int]  # size and time of change: by what two ranks see that they see one file
 
 
-class Server:
+class FileServer:
     """Rank 0 answers, on a thread that the script does not see."""
 
     def __init__(self, effects: Effects) -> None:
@@ -100,12 +100,12 @@ class Server:
         return below or there.st_ctime_ns >= self._since or path in self.told
 
 
-class Client:
+class FileClient:
     """A rank of another node asks; in its worker processes, too."""
 
     def __init__(self, effects: Effects, folder: str, node: int) -> None:
         self._effects, self._folder, self._node = effects, folder, node
-        self.made = Made()
+        self.made = MirroredFolders()
         self._pid = -1
         self._connect()
 
@@ -213,7 +213,7 @@ class Client:
         return Outcome.from_data(json.loads(line)).unwrap(), body
 
 
-class Made:
+class MirroredFolders:
     """The folders that this rank made on its node, since rank 0 made them on its own."""
 
     def __init__(self) -> None:

@@ -8,10 +8,10 @@ from contextlib import ExitStack, suppress
 from typing import Any, ClassVar
 
 from autoddp.effects.engine import Call, Mode, Outward, stands_for
-from autoddp.effects.open_files import Opened
+from autoddp.effects.open_files import OpenFiles
 from autoddp.effects.readers import READERS, read
 from autoddp.effects.sight import named
-from autoddp.effects.write_calls import Written
+from autoddp.effects.write_calls import WriteCalls
 from autoddp.effects.writers import CHECKPOINT, WRITERS
 from autoddp.patching import patch
 
@@ -28,7 +28,7 @@ class Files(Outward):
     def setup(self, undo: ExitStack) -> None:
         """Files that are open are muted in a trial, as those opened in it are."""
         super().setup(undo)
-        self.opened, self.written = Opened(self.effects), Written(self.effects)
+        self.opened, self.written = OpenFiles(self.effects), WriteCalls(self.effects)
         trials = self.run.view.trials
         undo.callback(self.opened.end)
         trials.append(self.opened.muted)
@@ -84,7 +84,7 @@ class Files(Outward):
                 return effects.look(call.plain, lambda: self._read(call))
             what = effects.touch(file)
             # tempfile opens a folder so, and by its opener a file in it
-            if what is Mode.PLAIN or (what is Mode.ALONE and call.named.get("opener") is not None):
+            if what is Mode.PASS_THROUGH or (what is Mode.UNSYNCED and call.named.get("opener") is not None):
                 return original(file, mode, *args, **kwargs)
             return self.opened.open(what, call)
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from autoddp.effects import paths
 from autoddp.effects.engine import Call, Mode, Outward
 from autoddp.effects.entries import Entry, Listing, facts
-from autoddp.effects.file_server import Made
-from autoddp.effects.unsynced import Alone
+from autoddp.effects.file_server import MirroredFolders
+from autoddp.effects.unsynced import UnsyncedChange
 from autoddp.patching import patch
 
 REMOVES = {"remove", "unlink", "rmdir", "removedirs", "rmtree"}
@@ -33,7 +33,7 @@ class Folders(Outward):
     def setup(self, undo: ExitStack) -> None:
         """What is done without the others goes its own way."""
         super().setup(undo)
-        self.alone = Alone(self.effects)
+        self.alone = UnsyncedChange(self.effects)
 
     @patch(
         "os:mkdir",
@@ -69,21 +69,21 @@ class Folders(Outward):
     )
     def change_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """All ranks wait for it, and raise what it raised; scratch follows."""
-        if self.effects.mode() is Mode.PLAIN:
+        if self.effects.mode() is Mode.PASS_THROUGH:
             return wrapped(*args, **kwargs)
         call = Call(wrapped, args, kwargs)
         source, target = _first(FROM, call.named), _first(TO, call.named)
         if source is None:
             return call.plain()
         mode = self.effects.touch(paths.whole(source if target is None else target, _folder(call, target)))
-        if mode is Mode.ALONE:
+        if mode is Mode.UNSYNCED:
             return self.alone.change(call)
-        if mode is Mode.PLAIN and call.name.endswith("makedirs"):
+        if mode is Mode.PASS_THROUGH and call.name.endswith("makedirs"):
             with self.effects.own():  # a cache's, and what it lies in
                 return call.plain()
-        if mode is Mode.PLAIN or _by_handle(call):
+        if mode is Mode.PASS_THROUGH or _by_handle(call):
             return call.plain()
-        return self._agreed(call, source, target) if mode is Mode.AGREED else target
+        return self._agreed(call, source, target) if mode is Mode.SYNCED else target
 
     @patch(
         "os:stat",
@@ -97,7 +97,7 @@ class Folders(Outward):
         call = self._asked(wrapped, args, kwargs)
         if call is None:
             return self._found(wrapped, args, kwargs)
-        told = self.effects.answer(call.name, lambda: list(call.plain().__reduce__()[1]))
+        told = self.effects.ask_rank0(call.name, lambda: list(call.plain().__reduce__()[1]))
         if self.effects.server is not None:
             self.effects.server.told.add(os.path.abspath(call.named["path"]))
         return os.stat_result(tuple(told[0]), told[1])
@@ -114,7 +114,7 @@ class Folders(Outward):
         call = self._asked(wrapped, args, kwargs)
         if call is None or call.name.endswith("xattr"):
             return self._found(wrapped, args, kwargs)
-        return self.effects.answer(call.name, call.plain)
+        return self.effects.ask_rank0(call.name, call.plain)
 
     @patch("os:listdir", why="what is in a folder, and in which order, the script asks once: rank 0 answers")
     def list_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -122,7 +122,7 @@ class Folders(Outward):
         call = self._asked(wrapped, args, kwargs)
         if call is None:
             return self._found(wrapped, args, kwargs, self.alone.names)
-        return self.effects.answer(call.name, call.plain)
+        return self.effects.ask_rank0(call.name, call.plain)
 
     @patch("os:chdir", why="a folder that a library made is rank 0's: others enter it when it is there")
     def enter(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -136,7 +136,7 @@ class Folders(Outward):
         call = self._asked(wrapped, args, kwargs)
         if call is None:
             return wrapped(*args, **kwargs)
-        return os.statvfs_result(tuple(self.effects.answer(call.name, lambda: list(call.plain()))))
+        return os.statvfs_result(tuple(self.effects.ask_rank0(call.name, lambda: list(call.plain()))))
 
     @patch(
         "os:scandir",
@@ -157,7 +157,7 @@ class Folders(Outward):
             with call.plain() as entries:
                 return [facts(entry) for entry in entries]
 
-        return Listing(Entry(path, *facts) for facts in self.effects.answer(call.name, scan))
+        return Listing(Entry(path, *facts) for facts in self.effects.ask_rank0(call.name, scan))
 
     def _found(
         self, wrapped: Callable[..., Any], args: Any, kwargs: Any, ask: Callable[[Call], Any] | None = None
@@ -170,7 +170,7 @@ class Folders(Outward):
 
     def _asked(self, wrapped: Callable[..., Any], args: Any, kwargs: Any) -> Call | None:
         """The call, if it is the user who asks, by a path as text."""
-        if self.effects.users() is not Mode.AGREED:
+        if self.effects.users() is not Mode.SYNCED:
             return None
         call = Call(wrapped, args, kwargs)
         path = call.named.get("path", ".")
@@ -182,12 +182,12 @@ class Folders(Outward):
         if self.rank == 0:
             for path in filter(None, (source, target)):
                 effects.agreed(path)
-            return effects.change(call.name, call.plain, told=_told)
+            return effects.do_on_rank0(call.name, call.plain, told=_told)
         before = None
         if effects.scratch.overlay or effects.scratch.changed is not None:
             with effects.own():
                 before = effects.scratch.entry(source)  # by names as they are before the change
-        told = effects.change(call.name, call.plain)
+        told = effects.do_on_rank0(call.name, call.plain)
         if before is not None:
             self._follow(call, before, told or target)
         return target if target is not None and told == os.fspath(target) else told
@@ -215,7 +215,7 @@ def _first(names: tuple[str, ...], values: dict[str, Any]) -> Any:
     return next(found, None)
 
 
-def _follow_folders(made: Made, kind: str, was: str, becomes: str | None) -> None:
+def _follow_folders(made: MirroredFolders, kind: str, was: str, becomes: str | None) -> None:
     """The folders of this node, where it does not share rank 0's."""
     if kind in MAKES:
         made.make(was)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 
 
-class Collector:
+class GcWatch:
     """Watches it on the thread that made this."""
 
     def __init__(self) -> None:

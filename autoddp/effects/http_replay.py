@@ -21,7 +21,7 @@ CHUNK = 1 << 20
 UNKNOWN = -1
 
 
-class Body(io.BytesIO):
+class ReplayedBody(io.BytesIO):
     """What came of a body; whoever reads to its end meets what rank 0 met there."""
 
     def __init__(self, body: bytes, missing: int, error: BaseException | None) -> None:
@@ -57,10 +57,12 @@ class Body(io.BytesIO):
             raise self._error
 
 
-class Answer(addinfourl):
+class ReplayedResponse(addinfourl):
     """A response of `urlopen` that was read already."""
 
-    def __init__(self, body: Body, headers: HTTPMessage, url: str, code: int | None, reason: str) -> None:
+    def __init__(
+        self, body: ReplayedBody, headers: HTTPMessage, url: str, code: int | None, reason: str
+    ) -> None:
         super().__init__(body, headers, url, code)
         self.reason = self.msg = reason
         self.length = len(body.getbuffer())
@@ -117,11 +119,11 @@ def complete(response: Any) -> Any:
     return response
 
 
-def answer(packed: bytes) -> Answer:
+def answer(packed: bytes) -> ReplayedResponse:
     """The inverse."""
     (url, code, headers, reason, missing, end), body = unpack(packed)
-    kept = Body(body, missing, Outcome.from_data(end).error)
-    return Answer(kept, email.message_from_string(headers, _class=HTTPMessage), url, code, reason)
+    kept = ReplayedBody(body, missing, Outcome.from_data(end).error)
+    return ReplayedResponse(kept, email.message_from_string(headers, _class=HTTPMessage), url, code, reason)
 
 
 def read_requests(response: Any) -> bytes:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from autoddp.effects.engine import Call, Outward
-from autoddp.effects.mirrored import ENDS, MAKERS, Held
+from autoddp.effects.mirrored import ENDS, MAKERS, LibraryFiles
 from autoddp.patching import patch
 
 # What `sqlite3.connect`, which is written in C, calls its arguments.
@@ -26,7 +26,7 @@ class Holders(Outward):
     def setup(self, undo: ExitStack) -> None:
         """Nothing is held yet."""
         super().setup(undo)
-        self.held = Held(self.effects)
+        self.held = LibraryFiles(self.effects)
 
     @patch(
         *MAKERS, why="what it holds open is rank 0's file; others work on copies", optional=True, told=True

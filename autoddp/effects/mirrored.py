@@ -13,13 +13,13 @@ from urllib.parse import quote, unquote
 from autoddp.comm.outcome import Outcome
 from autoddp.effects.engine import Call, Effects, Mode
 from autoddp.effects.journal import EMPTIED, FILLED
-from autoddp.effects.mirrored_io import Handle
-from autoddp.effects.open_files import Opened
+from autoddp.effects.mirrored_io import OpenDescriptor
+from autoddp.effects.open_files import OpenFiles
 from autoddp.effects.write_calls import path_of
 
 
 @dataclass(frozen=True)
-class Holder:
+class FileHolder:
     """A class, or a function, whose object holds the file that an argument names.
 
     Attributes:
@@ -36,36 +36,36 @@ class Holder:
 
 
 CLASSES = (
-    Holder("h5py:File", "name", "r", ("flush", "close")),
-    Holder("pandas:HDFStore", "path", "a", ("flush", "close")),
-    Holder("pandas:ExcelWriter", "path", "w", ("close",)),
-    Holder("pyarrow.parquet:ParquetWriter", "where", "w", ("close",)),
-    Holder("soundfile:SoundFile", "file", "r", ("flush", "close")),
-    Holder("torch.package:PackageExporter", "f", "w", ("close",)),
-    Holder("matplotlib.backends.backend_pdf:PdfPages", "filename", "w", ("close",)),
+    FileHolder("h5py:File", "name", "r", ("flush", "close")),
+    FileHolder("pandas:HDFStore", "path", "a", ("flush", "close")),
+    FileHolder("pandas:ExcelWriter", "path", "w", ("close",)),
+    FileHolder("pyarrow.parquet:ParquetWriter", "where", "w", ("close",)),
+    FileHolder("soundfile:SoundFile", "file", "r", ("flush", "close")),
+    FileHolder("torch.package:PackageExporter", "f", "w", ("close",)),
+    FileHolder("matplotlib.backends.backend_pdf:PdfPages", "filename", "w", ("close",)),
 )
 MAPS = (
-    Holder("numpy:memmap.__new__", "filename", "r+"),
-    Holder("numpy.lib.format:open_memmap", "filename", "r+"),
+    FileHolder("numpy:memmap.__new__", "filename", "r+"),
+    FileHolder("numpy.lib.format:open_memmap", "filename", "r+"),
 )
 BESIDE = ("", "-wal", "-journal")  # what SQLite has not yet written into a database lies beside it
 MAKERS = {f"{row.target}.__init__": row for row in CLASSES} | {row.target: row for row in MAPS}
 ENDS = tuple(f"{row.target}.{end}" for row in CLASSES for end in row.ends)
 
 
-class Held:
+class LibraryFiles:
     """Opens such files for all ranks, and brings ranks together when one is flushed or closed."""
 
     def __init__(self, effects: Effects) -> None:
-        self._effects, self._opened = effects, Opened(effects)
-        self._handles: dict[int, tuple[Any, Handle]] = {}
+        self._effects, self._opened = effects, OpenFiles(effects)
+        self._handles: dict[int, tuple[Any, OpenDescriptor]] = {}
         self._connections: Counter[str] = Counter()  # that are open, by the database's path
 
-    def open(self, call: Call, row: Holder, site: str, holder: Any = None) -> Any:
+    def open(self, call: Call, row: FileHolder, site: str, holder: Any = None) -> Any:
         """The call that opens; it is the holder's own, or returns what holds the file."""
         effects, path = self._effects, path_of(call.named.get(row.argument))
         what = effects.touch(path)
-        if path is None or what is Mode.PLAIN:
+        if path is None or what is Mode.PASS_THROUGH:
             return call.plain()
         mode = str(call.named.get("mode", row.mode))
 
@@ -76,24 +76,24 @@ class Held:
         if not {"w", "a", "x", "+"} & set(mode):
             with effects.own():
                 return at(effects.found(path)) if effects.rank else call.plain()
-        if what is Mode.TRIAL:
+        if what is Mode.SUPPRESSED:
             return at(effects.scratch.new(path))
         made = self._make(site, path, call.plain, at, what, keep=not {"w", "x"} & set(mode), anew=mode == "w")
         if holder is not None:
             self._handles[id(holder)] = (
                 weakref.ref(holder),
-                Handle(os.path.abspath(path), what is Mode.AGREED),
+                OpenDescriptor(os.path.abspath(path), what is Mode.SYNCED),
             )
         return made
 
     def end(self, call: Call, site: str, holder: Any) -> Any:
         """A call after which the file is complete, for all ranks."""
         there, handle = self._handles.get(id(holder), (lambda: None, None))
-        if handle is None or there() is not holder or not self._effects.at_home():
+        if handle is None or there() is not holder or not self._effects.in_rank_process():
             return call.plain()
         if site.endswith("close"):
             del self._handles[id(holder)]
-        if self._effects.mode() is Mode.AGREED and handle.agreed:
+        if self._effects.mode() is Mode.SYNCED and handle.agreed:
             return self._opened.meet(site, handle, call.plain)
         with self._effects.own():
             return call.plain()
@@ -103,7 +103,7 @@ class Held:
         effects, given = self._effects, named.get("database")
         path, query = _database(given, named.get("uri", False))
         what = effects.touch(path)
-        if path is None or what is Mode.PLAIN:
+        if path is None or what is Mode.PASS_THROUGH:
             return connect(**named)
 
         def at(where: str) -> Any:
@@ -114,9 +114,9 @@ class Held:
         if "mode=ro" in (query or ""):
             with effects.own():
                 return at(effects.found(path)) if effects.rank else connect(**named)
-        if what is Mode.TRIAL:
+        if what is Mode.SUPPRESSED:
             return at(effects.scratch.new(path))
-        named["factory"] = self._closing(named.get("factory"), os.path.realpath(path), what is Mode.AGREED)
+        named["factory"] = self._closing(named.get("factory"), os.path.realpath(path), what is Mode.SYNCED)
         return self._make("sqlite3.connect", path, lambda: connect(**named), at, what, keep=True)
 
     def _closing(self, factory: Any, path: str, agreed: bool) -> Any:
@@ -149,14 +149,14 @@ class Held:
         """While another is open, what it works on stays."""
         effects, first = self._effects, not connection.gone
         self._leave(connection, path)
-        if not (first and agreed and effects.mode() is Mode.AGREED):
+        if not (first and agreed and effects.mode() is Mode.SYNCED):
             close()
         elif self._connections[path]:
             if effects.rank:
                 close()
-            effects.answer("sqlite3.close", close)
+            effects.ask_rank0("sqlite3.close", close)
         else:
-            self._opened.meet("sqlite3.close", Handle(path, True), close)
+            self._opened.meet("sqlite3.close", OpenDescriptor(path, True), close)
 
     def _leave(self, connection: Any, path: str) -> None:
         if not connection.gone:
@@ -177,17 +177,17 @@ class Held:
 
         Only of a file that is certain to begin `anew` may the old one be put aside: "x" refuses it.
         """
-        effects, agreed = self._effects, what is Mode.AGREED
+        effects, agreed = self._effects, what is Mode.SYNCED
         if effects.rank == 0:
             if agreed:
-                return effects.change(site, act, told=lambda made: None)
+                return effects.do_on_rank0(site, act, told=lambda made: None)
             for more in BESIDE:
                 effects.note(path + more, EMPTIED if anew else FILLED, follow=True)
             with effects.own():
                 return act()
         prepared = Outcome.of(lambda: self._prepared(path, keep))
         if agreed:
-            effects.change(site, act)
+            effects.do_on_rank0(site, act)
         real, copy = prepared.unwrap()
         with effects.own():
             made = at(copy)

@@ -12,22 +12,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from autoddp.effects.deferred_errors import Loss
+    from autoddp.effects.deferred_errors import DeferredError
 
 
 @dataclass
-class Handle:
+class OpenDescriptor:
     """What stands behind a descriptor that the script has opened by `os.open`."""
 
     path: str
     agreed: bool = False
-    loss: Loss | None = None
+    loss: DeferredError | None = None
 
 
-class Keeper(Protocol):
+class FileObserver(Protocol):
     """Who decides what becomes of a file's failures and meetings."""
 
-    def failed(self, raw: Raw, error: OSError) -> None:
+    def failed(self, raw: MirroredFileIO, error: OSError) -> None:
         """A write failed; raise the error, or go on without what was to be written."""
 
     def flush(self, file: Any, flush: Callable[[], None]) -> None:
@@ -37,14 +37,14 @@ class Keeper(Protocol):
         """Somebody closes."""
 
 
-class Raw(io.FileIO):
+class MirroredFileIO(io.FileIO):
     """What writes to the disk; C code that holds on to a file's methods comes by here, too."""
 
-    keeper: Keeper
+    keeper: FileObserver
     path = ""  # the user's
     agreed = False  # whether all ranks have opened it together
     muted = False
-    loss: Loss | None = None
+    loss: DeferredError | None = None
 
     def write(self, data: Any, /) -> int:
         """All of it, or to nothing: on a disk that fills up ranks would write different parts."""
@@ -68,10 +68,10 @@ def whole(write: Callable[[Any], int], data: Any) -> int:
     return done
 
 
-class Held:
+class MirroredFile:
     """The outermost layer, the one that the script holds."""
 
-    bottom: Raw
+    bottom: MirroredFileIO
     _name = ""
 
     def flush(self) -> None:
@@ -94,32 +94,32 @@ class Held:
         return super().__repr__().replace(f"<{type(self).__name__} ", f"<{self._name} ")
 
 
-class Text(Held, io.TextIOWrapper):
+class Text(MirroredFile, io.TextIOWrapper):
     """A text file."""
 
 
-class Writer(Held, io.BufferedWriter):
+class MirroredWriter(MirroredFile, io.BufferedWriter):
     """A binary file."""
 
     _name = "_io.BufferedWriter"
 
 
-class Random(Held, io.BufferedRandom):
+class Random(MirroredFile, io.BufferedRandom):
     """A binary file that is read, too."""
 
     _name = "_io.BufferedRandom"
 
 
-class Bare(Held, Raw):
+class Unbuffered(MirroredFile, MirroredFileIO):
     """A binary file without a buffer."""
 
     @property
-    def bottom(self) -> Raw:  # type: ignore[override]
+    def bottom(self) -> MirroredFileIO:  # type: ignore[override]
         """Itself: one that held itself would not be closed by its end."""
         return self
 
 
-def rebuilt(plain: Any, named: dict[str, Any], keeper: Keeper, agreed: bool) -> Any:
+def rebuilt(plain: Any, named: dict[str, Any], keeper: FileObserver, agreed: bool) -> Any:
     """The open file `plain` again, in our layers; `named` are the arguments of its `open`."""
     mode, size = named["mode"], named.get("buffering", -1)
     letters = "".join(sorted(set(mode) & set("rwxa+"), reverse=True))
@@ -127,7 +127,9 @@ def rebuilt(plain: Any, named: dict[str, Any], keeper: Keeper, agreed: bool) -> 
     bottom = getattr(bottom, "raw", bottom)
     given = isinstance(named["file"], int)  # its number is known to the script
     number = named["file"] if given else os.dup(bottom.fileno())
-    raw = (Bare if size == 0 else Raw)(number, letters, not given or named.get("closefd", True))
+    raw = (Unbuffered if size == 0 else MirroredFileIO)(
+        number, letters, not given or named.get("closefd", True)
+    )
     plain_text = plain if isinstance(plain, io.TextIOWrapper) else None
     name = named["file"] if given else os.fspath(named["file"])
     raw.name, raw.keeper, raw.agreed = name, keeper, agreed
@@ -138,8 +140,8 @@ def rebuilt(plain: Any, named: dict[str, Any], keeper: Keeper, agreed: bool) -> 
         buffer = (io.BufferedRandom if "+" in mode else io.BufferedWriter)(raw, size)
         file = Text(buffer, plain.encoding, plain.errors, named.get("newline"), plain.line_buffering)
         file.mode = mode
-    elif not isinstance(raw, Bare):
-        file = (Random if "+" in mode else Writer)(raw, size)
+    elif not isinstance(raw, Unbuffered):
+        file = (Random if "+" in mode else MirroredWriter)(raw, size)
     if file is not raw:
         file.bottom = raw
     plain.close()

@@ -16,13 +16,13 @@ from autoddp.comm.outcome import Outcome
 from autoddp.effects import paths
 from autoddp.effects.engine import Call, Effects, Mode
 from autoddp.effects.journal import EMPTIED, FILLED, GROWN
-from autoddp.effects.mirrored_io import Handle, Raw, rebuilt
+from autoddp.effects.mirrored_io import MirroredFileIO, OpenDescriptor, rebuilt
 from autoddp.effects.sight import error as absent
 from autoddp.effects.sight import named
 from autoddp.errors import ScratchFailed
 
 
-class Opened:
+class OpenFiles:
     """Opens such files, and brings ranks together when one is flushed or closed.
 
     After a file was closed by the script, it is complete for every rank and whatever reads it; what
@@ -35,23 +35,23 @@ class Opened:
 
     def open(self, mode: Mode, call: Call) -> Any:
         """The file for a call of `open` that writes."""
-        effects, agreed = self._effects, mode is Mode.AGREED
+        effects, agreed = self._effects, mode is Mode.SYNCED
         if not (agreed or call.named):
             return call.plain()  # words what is wrong with its arguments
-        if mode is Mode.TRIAL:
+        if mode is Mode.SUPPRESSED:
             return call.changed(file=os.devnull, mode=call.named["mode"].replace("x", "w"))
         if effects.rank == 0:
             if not agreed:
                 letters = set(call.named["mode"])
                 self.noted(call.named["file"], letters, safe="w" not in letters or self._opens(call))
-            plain = effects.change("open", call.plain) if agreed else call.plain()
+            plain = effects.do_on_rank0("open", call.plain) if agreed else call.plain()
             with effects.own():
                 return self._kept(plain, call, agreed)
         if not agreed:
             return self._open_alone(call)
         letters = set(call.named.get("mode", "w"))
         prepared = Outcome.of(lambda: self.prepared(call.named["file"], not letters & set("wx")))
-        effects.change("open", call.plain)
+        effects.do_on_rank0("open", call.plain)
         path, at = prepared.unwrap()
         effects.scratch.show(path)
         with effects.own():
@@ -103,7 +103,7 @@ class Opened:
     def adopt(self, call: Call) -> Any:
         """The file for an `open` of a descriptor that ranks have opened together, and now is the file's."""
         effects, number = self._effects, call.named["file"]
-        if not effects.at_home():
+        if not effects.in_rank_process():
             return call.plain()
         plain = call.changed(closefd=False)  # words what is wrong with its arguments
         if not plain.writable():
@@ -136,10 +136,10 @@ class Opened:
 
     # ---- a keeper's part
 
-    def failed(self, raw: Raw | Handle, error: OSError) -> None:
+    def failed(self, raw: MirroredFileIO | OpenDescriptor, error: OSError) -> None:
         """Rank 0 goes on, since the others do; there is no way on without scratch."""
         effects = self._effects
-        if not effects.at_home():
+        if not effects.in_rank_process():
             raise error
         if effects.rank:
             raise ScratchFailed(
@@ -153,12 +153,12 @@ class Opened:
     def flush(self, file: Any, flush: Callable[[], None]) -> None:
         """The script's own flush tells all ranks how it went."""
         raw, mode = file.bottom, self._effects.users()
-        if mode is Mode.AGREED and raw.agreed and not _by_logging():
+        if mode is Mode.SYNCED and raw.agreed and not _by_logging():
             self.meet("flush", raw, flush)
             return
         with self._effects.own():
             flush()
-        if mode in (Mode.AGREED, Mode.ALONE):
+        if mode in (Mode.SYNCED, Mode.UNSYNCED):
             self.settle(raw)  # logging prints errors and goes on; a thread ends by itself
 
     def close(self, file: Any, close: Callable[[], None]) -> None:
@@ -167,12 +167,12 @@ class Opened:
         if file._finalizing:
             with self._effects.own():
                 self._quietly(raw, close)
-        elif mode is Mode.AGREED and raw.agreed:
+        elif mode is Mode.SYNCED and raw.agreed:
             self.meet("close", raw, close)
         else:
             with self._effects.own():
                 close()
-            if mode is Mode.ALONE:
+            if mode is Mode.UNSYNCED:
                 self.settle(raw)
 
     # ----
@@ -198,7 +198,7 @@ class Opened:
             effects.overlay.bring(found.name, at)
         return found.name, at
 
-    def meet(self, what: str, raw: Raw | Handle, act: Callable[[], None]) -> None:
+    def meet(self, what: str, raw: MirroredFileIO | OpenDescriptor, act: Callable[[], None]) -> None:
         """All ranks do it to their files; they learn what became of rank 0's."""
         effects = self._effects
         if effects.rank:
@@ -210,18 +210,18 @@ class Opened:
             self.settle(raw)
             return _facts(raw.path)
 
-        facts = effects.answer(what, real)
+        facts = effects.ask_rank0(what, real)
         if what.endswith("close"):
             with effects.own():
                 self._compare(raw.path, facts)
 
-    def settle(self, raw: Raw | Handle) -> None:
+    def settle(self, raw: MirroredFileIO | OpenDescriptor) -> None:
         """Raise what a write of this file failed with."""
         loss, raw.loss = raw.loss, None
         if loss is not None:
             self._effects.losses.settle(loss)
 
-    def _quietly(self, raw: Raw, act: Callable[[], None]) -> None:
+    def _quietly(self, raw: MirroredFileIO, act: Callable[[], None]) -> None:
         """Python would drop what this raises; here it is owed to the script."""
         try:
             act()

@@ -17,7 +17,7 @@ from typing import Any
 
 from autoddp.effects import paths
 from autoddp.effects.scratch import GONE, Scratch
-from autoddp.effects.sight import Found, Path, Sight, error
+from autoddp.effects.sight import FoundPath, Path, Sight, error
 
 
 class Overlay(Sight):
@@ -156,7 +156,7 @@ class Overlay(Sight):
         posix.rename(source, at)
         self.lay(other.name, at)
 
-    def _moved(self, found: Found, folder: bool, place: str) -> str:
+    def _moved(self, found: FoundPath, folder: bool, place: str) -> str:
         """Where the content of what is renamed lies from now on."""
         if self.own(found):
             posix.rename(found.at, place)
@@ -179,7 +179,7 @@ class Overlay(Sight):
                     return at
                 self.scratch.let_go(at)  # rank 0 has just changed it
 
-    def clear(self, found: Found, moved: bool = False) -> None:
+    def clear(self, found: FoundPath, moved: bool = False) -> None:
         """Nothing is there any more."""
         name = found.name
         for at in [*self.scratch.taken(name + "/").values(), self.scratch.overlay.pop(name, GONE)]:
@@ -211,7 +211,7 @@ class Overlay(Sight):
             raise error(errno.EEXIST, path)
         return found.name, self._place(found, path, new=True)
 
-    def _place(self, found: Found, path: Path, new: bool = False) -> str:
+    def _place(self, found: FoundPath, path: Path, new: bool = False) -> str:
         """Where something new is put; its folder must be there, and let rank 0 write, or its file must."""
         name = found.name
         folder = self.find(os.path.dirname(name))
@@ -225,7 +225,7 @@ class Overlay(Sight):
             raise error(errno.EACCES, path)
         return self.scratch.new(name)
 
-    def _there(self, path: Path) -> Found | None:
+    def _there(self, path: Path) -> FoundPath | None:
         """What is to be removed or renamed; None where rank 0 may have done so already."""
         found = self.find(path, follow=False)
         if found.there:
@@ -243,7 +243,7 @@ class Overlay(Sight):
         thread = threading.get_ident() != self._main
         return thread and self.before is not None and self.before.taken(name)
 
-    def _known(self, found: Found) -> bool:
+    def _known(self, found: FoundPath) -> bool:
         """Whether it was there before; without a journal, rank 0 may just have made it."""
         return self.before is not None or self.own(found)
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 TICK = 1e-4  # seconds
 
 
-class Before:
+class Past:
     """The world as it was for one process at the point to which this rank has come."""
 
     def __init__(self, board: Board, rank: int, room: Callable[[str], str]) -> None:
@@ -224,5 +224,5 @@ def share(effects: Effects) -> None:
         if group.rank and placed[group.rank] == 0:
             with suppress(FileNotFoundError):  # rank 0 has come to its end already
                 board = Board(folder, group.size, make=False)
-                effects.overlay.before = Before(board, group.rank, effects.scratch.new)
+                effects.overlay.before = Past(board, group.rank, effects.scratch.new)
                 effects.overlay.before.come(group.passed)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from autoddp.effects.engine import Mode
-from autoddp.effects.unhurried import Told, carried, taken
+from autoddp.effects.unhurried import Unhurried, carried, taken
 
 ALONE = "a program's pipe has its descriptor on rank 0 alone; read and write it by its methods"
 
@@ -15,7 +15,7 @@ ALONE = "a program's pipe has its descriptor on rank 0 alone; read and write it 
 class End:
     """One end of a pipe; `own` is the real one, on rank 0."""
 
-    def __init__(self, own: Any, told: Told, name: str, writes: bool) -> None:
+    def __init__(self, own: Any, told: Unhurried, name: str, writes: bool) -> None:
         self._own, self._told, self._name, self._writes = own, told, name, writes
         self._closing = False
 
@@ -23,7 +23,7 @@ class End:
         if self._closing and what != "close":
             raise ValueError("I/O operation on closed file.")
         mode = self._told.mode()
-        if mode is Mode.PLAIN and self._own is not None:
+        if mode is Mode.PASS_THROUGH and self._own is not None:
             return act(self._own)
         told = self._told.tell(mode, f"pipe.{what}", self._name, lambda: carried(act(self._own)))
         return taken(told)
@@ -38,7 +38,7 @@ class End:
 
     def fileno(self) -> int:
         """Rank 0's, for what it does for all: another program may read from it."""
-        if self._own is None or self._told.mode() is not Mode.PLAIN:
+        if self._own is None or self._told.mode() is not Mode.PASS_THROUGH:
             raise io.UnsupportedOperation(ALONE)
         return int(self._own.fileno())
 
@@ -116,7 +116,9 @@ class BytesEnd(End, io.BufferedIOBase):
 class TextEnd(End, io.TextIOBase):
     """A pipe of text."""
 
-    def __init__(self, own: Any, told: Told, name: str, writes: bool, encoding: str, errors: Any) -> None:
+    def __init__(
+        self, own: Any, told: Unhurried, name: str, writes: bool, encoding: str, errors: Any
+    ) -> None:
         super().__init__(own, told, name, writes)
         self._encoding, self._errors = encoding, errors or "strict"
 

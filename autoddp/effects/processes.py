@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from autoddp.comm.outcome import Outcome
 from autoddp.effects.engine import Mode, Outward, stands_for
 from autoddp.effects.running_programs import for_asyncio, plain_world, see
-from autoddp.effects.unhurried import Told
+from autoddp.effects.unhurried import Unhurried
 from autoddp.patching import patch
 from autoddp.report import is_users, users_line
 
@@ -33,14 +33,14 @@ class Processes(Outward):
     def setup(self, undo: ExitStack) -> None:
         """Rank 0 tells its number once."""
         super().setup(undo)
-        self.told = Told(self.effects, self.name)
+        self.told = Unhurried(self.effects, self.name)
         self.numbers = self.run.group.effect("the process", lambda: [os.getpid(), os.getppid()])
         self._kept = ExitStack()
 
     @patch("os:getpid", "os:getppid", why="the script's process has one number: rank 0's", hot=True)
     def number(self, original: Callable[[], int]) -> Callable[[], int]:
         """No rank is asked; in a forked child, its own."""
-        here, users, frame = self.effects.at_home, is_users, sys._getframe
+        here, users, frame = self.effects.in_rank_process, is_users, sys._getframe
         told = self.numbers[original.__name__ == "getppid"]
 
         @stands_for(original)
@@ -53,12 +53,12 @@ class Processes(Outward):
     def fork_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """Others are told its number, and never are the child. `os.spawn*` are made of this."""
         mode = self._mode()
-        if mode is Mode.PLAIN:
+        if mode is Mode.PASS_THROUGH:
             return wrapped(*args, **kwargs)
-        if mode is Mode.AGREED:
-            self.effects.change("os.fork", _nothing)
+        if mode is Mode.SYNCED:
+            self.effects.do_on_rank0("os.fork", _nothing)
         forked = Outcome(value=0)
-        if self.rank == 0 and mode is not Mode.TRIAL:
+        if self.rank == 0 and mode is not Mode.SUPPRESSED:
             forked = Outcome.of(wrapped)
             if forked.value == 0:
                 self._be_a_child()
@@ -68,7 +68,7 @@ class Processes(Outward):
     @patch("os:forkpty", why="a child with a terminal of its own is each rank's, which is said")
     def fork_on_each(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """Its terminal is read by a descriptor; `pty.spawn` is made of this."""
-        if self._mode() is not Mode.PLAIN:
+        if self._mode() is not Mode.PASS_THROUGH:
             what = "a child with a terminal of its own is forked by every rank (os.fork forks one for all)"
             self.run.report.doubt("processes", users_line(), what)
         return wrapped(*args, **kwargs)
@@ -84,7 +84,7 @@ class Processes(Outward):
     def wait_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """Of children that multiprocessing started, each rank has its own."""
         mode = self._mode()
-        if mode is Mode.PLAIN or _own_child(args):
+        if mode is Mode.PASS_THROUGH or _own_child(args):
             return wrapped(*args, **kwargs)
         name = f"os.{wrapped.__name__}"
         told = self.told.tell(mode, name, f"{name}{args}", lambda: _listed(wrapped(*args, **kwargs)))
@@ -95,34 +95,40 @@ class Processes(Outward):
     def signal_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """To children that multiprocessing started, each rank sends its own."""
         mode = self._mode()
-        if mode is Mode.PLAIN or _own_child(args):
+        if mode is Mode.PASS_THROUGH or _own_child(args):
             return wrapped(*args, **kwargs)
-        if mode is Mode.AGREED:
-            return self.effects.change(f"os.{wrapped.__name__}", lambda: wrapped(*args, **kwargs))
-        return wrapped(*args, **kwargs) if self.rank == 0 and mode is Mode.ALONE else None
+        if mode is Mode.SYNCED:
+            return self.effects.do_on_rank0(f"os.{wrapped.__name__}", lambda: wrapped(*args, **kwargs))
+        return wrapped(*args, **kwargs) if self.rank == 0 and mode is Mode.UNSYNCED else None
 
     @patch("os:getpgid", "os:getsid", why="about a process that is rank 0's, rank 0 tells")
     def ask_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """Its group, to signal it."""
-        if self._mode() is not Mode.AGREED or _own_child(args):
+        if self._mode() is not Mode.SYNCED or _own_child(args):
             return wrapped(*args, **kwargs)
-        return self.effects.answer(f"os.{wrapped.__name__}", lambda: wrapped(*args, **kwargs))
+        return self.effects.ask_rank0(f"os.{wrapped.__name__}", lambda: wrapped(*args, **kwargs))
 
     @patch("os:execv", "os:execve", why="rank 0 becomes the other program; the other ranks end")
     def become(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """Rank 0 stays to hand its exit code to the launcher; nothing of the script happens any more."""
         mode = self._mode()
-        if mode is not Mode.AGREED:
+        if mode is not Mode.SYNCED:
             with plain_world():
                 return wrapped(*args, **kwargs)
-        process = self.effects.change(f"os.{wrapped.__name__}", lambda: _started(*args, **kwargs), told=bool)
+        process = self.effects.do_on_rank0(
+            f"os.{wrapped.__name__}", lambda: _started(*args, **kwargs), told=bool
+        )
         for enter in self.run.view.trials:  # neither `finally` nor `atexit` would see it in one process
             self._kept.enter_context(enter())
         raise SystemExit(_code(process) if self.rank == 0 else 0)
 
     def _mode(self) -> Mode:
-        """PLAIN in a forked child, whose children are its own, and for asyncio, whose are each rank's."""
-        return self.effects.users() if self.effects.at_home() and not for_asyncio() else Mode.PLAIN
+        """PASS_THROUGH in a forked child, whose children are its own, and for asyncio on every rank."""
+        return (
+            self.effects.users()
+            if self.effects.in_rank_process() and not for_asyncio()
+            else Mode.PASS_THROUGH
+        )
 
     def _be_a_child(self) -> None:
         """As one process's child: all it does is plain, and so is its environment."""

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from autoddp.effects.engine import Call, Mode, Outward
-from autoddp.effects.running_programs import Programs as Running
+from autoddp.effects.running_programs import RunningPrograms as Running
 from autoddp.effects.running_programs import for_asyncio
 from autoddp.patching import patch
 from autoddp.report import users_line
@@ -33,7 +33,7 @@ class Programs(Outward):
         """Others hold an object of the same type that asks rank 0."""
         mode = self.running.told.users(THROUGH)
         call = Call(wrapped, args, kwargs)
-        if mode is Mode.PLAIN or not call.named:
+        if mode is Mode.PASS_THROUGH or not call.named:
             return wrapped(*args, **kwargs)
         if for_asyncio():
             self.run.report.doubt(
@@ -54,7 +54,9 @@ class Programs(Outward):
     )
     def ask_once(self, wrapped: Callable[..., Any], process: Any, args: Any, kwargs: Any) -> Any:
         """`terminate`, `kill` and leaving a `with` are made of these."""
-        if not self.running.has(process) or (self.rank == 0 and self.running.told.mode() is Mode.PLAIN):
+        if not self.running.has(process) or (
+            self.rank == 0 and self.running.told.mode() is Mode.PASS_THROUGH
+        ):
             return wrapped(*args, **kwargs)
         return self.running.ask(process, wrapped.__name__, lambda: wrapped(*args, **kwargs))
 
@@ -67,7 +69,7 @@ class Programs(Outward):
     def run_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """Its exit status, or its process, is everybody's."""
         mode = self.running.told.users()
-        if mode is Mode.PLAIN:
+        if mode is Mode.PASS_THROUGH:
             return wrapped(*args, **kwargs)
         name = f"os.{wrapped.__name__}"
         return self.running.run(mode, name, repr(args[:2]), lambda: wrapped(*args, **kwargs))

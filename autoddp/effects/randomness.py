@@ -69,7 +69,7 @@ class Randomness(Outward):
     )
     def seed_alike(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """Numbers and texts travel; where none is given, ranks draw the same."""
-        if self.effects.mode() is not Mode.AGREED or caller().startswith(_NOT):
+        if self.effects.mode() is not Mode.SYNCED or caller().startswith(_NOT):
             return wrapped(*args, **kwargs)
         call = Call(wrapped, args, kwargs)
         name = next((n for n in ("seed", "a") if n in call.named), None)
@@ -80,7 +80,7 @@ class Randomness(Outward):
         if not isinstance(value, (Integral, float, str)):
             return call.plain()
         value = int(value) if isinstance(value, Integral) else value
-        return call.changed(**{str(name): self.effects.answer(call.name, lambda: value)})
+        return call.changed(**{str(name): self.effects.ask_rank0(call.name, lambda: value)})
 
     @patch("torch:seed", "torch.random:seed", why="a seed that nobody chose is the same on all ranks")
     def choose_seed(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -122,14 +122,14 @@ class Randomness(Outward):
 
     def drawn(self, size: int) -> bytes | None:
         """What all ranks draw here; None where each draws its own."""
-        return self.entropy.draw(size) if self.effects.mode() is Mode.AGREED else None
+        return self.entropy.draw(size) if self.effects.mode() is Mode.SYNCED else None
 
     @patch("uuid:uuid1", why="a name that is made of the machine and the time is rank 0's")
     def name_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """`uuid4` draws from the system, above."""
-        if self.effects.users() is not Mode.AGREED:
+        if self.effects.users() is not Mode.SYNCED:
             return wrapped(*args, **kwargs)
-        made = self.effects.answer("uuid.uuid1", lambda: wrapped(*args, **kwargs).hex)
+        made = self.effects.ask_rank0("uuid.uuid1", lambda: wrapped(*args, **kwargs).hex)
         return sys.modules["uuid"].UUID(hex=made)
 
 

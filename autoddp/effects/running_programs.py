@@ -18,18 +18,18 @@ from autoddp.comm.place import HERE
 from autoddp.comm.world import as_found, without
 from autoddp.effects.engine import Call, Effects, Mode
 from autoddp.effects.pipes import BytesEnd, End, TextEnd
-from autoddp.effects.unhurried import Told, carried, taken
+from autoddp.effects.unhurried import Unhurried, carried, taken
 from autoddp.report import is_users, users_line
 
 ASYNCIO = os.path.dirname(asyncio.__file__) + "/"
 STREAMS = ("stdin", "stdout", "stderr")
 
 
-class Programs:
+class RunningPrograms:
     """What rank 0 started, and what it said."""
 
     def __init__(self, effects: Effects) -> None:
-        self.effects, self.told = effects, Told(effects, "programs")
+        self.effects, self.told = effects, Unhurried(effects, "programs")
         self._known: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._count = 0
 
@@ -47,8 +47,8 @@ class Programs:
                 call.plain() if env is None else call.changed(env=without(env, HERE.given))
             return [process.pid, process.encoding, bool(process.text_mode)]
 
-        if mode is Mode.AGREED:
-            told = self.effects.change("subprocess.Popen", act, told=list)
+        if mode is Mode.SYNCED:
+            told = self.effects.do_on_rank0("subprocess.Popen", act, told=list)
         else:
             told = self.told.tell(mode, "subprocess.Popen", name, act, wait=False)
         if self.effects.rank:
@@ -59,7 +59,7 @@ class Programs:
     def ask(self, process: Any, what: str, act: Callable[[], Any]) -> Any:
         """What rank 0's process answers; whether it has ended, all learn at once."""
         mode = self.told.mode()
-        if mode is Mode.PLAIN and self.effects.rank and what in ("poll", "wait"):
+        if mode is Mode.PASS_THROUGH and self.effects.rank and what in ("poll", "wait"):
             return process.returncode
 
         def asked() -> list[Any]:
@@ -97,7 +97,7 @@ class Programs:
 
     def _name(self, mode: Mode, asked: str) -> str:
         """Threads come in any order: the line and what is asked for tell which is which."""
-        if mode is Mode.ALONE:
+        if mode is Mode.UNSYNCED:
             return f"{users_line(2)}/{hashlib.sha1(asked.encode(errors='replace')).hexdigest()}"
         self._count += 1
         return f"program {self._count}"
@@ -133,7 +133,7 @@ def for_asyncio() -> bool:
 def see(effects: Effects) -> None:
     """A program has run: what is on the disk is newer than what this rank wrote, unless it still does."""
     scratch = effects.scratch
-    if not effects.rank or not scratch.overlay or not effects.at_home():
+    if not effects.rank or not scratch.overlay or not effects.in_rank_process():
         return
     with effects.own():
         held = {os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()}

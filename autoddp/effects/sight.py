@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autoddp.effects import paths
-from autoddp.effects.past import Before
+from autoddp.effects.past import Past
 from autoddp.effects.scratch import GONE, Scratch
 
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundPath:
     """Where an entry is.
 
     Attributes:
@@ -56,13 +56,13 @@ class Sight:
 
     def __init__(self, scratch: Scratch) -> None:
         self.scratch = scratch
-        self.before: Before | None = None
+        self.before: Past | None = None
 
     def idle(self) -> bool:
         """Whether everything is where its name says."""
         return not self.scratch.overlay and (self.before is None or self.before.idle())
 
-    def own(self, found: Found) -> bool:
+    def own(self, found: FoundPath) -> bool:
         """Whether it is this rank's own, and may be changed."""
         return found.base is None and self.scratch.holds(found.at)
 
@@ -70,10 +70,10 @@ class Sight:
         """Another number whenever rank 0 has gone further ahead."""
         return 0 if self.before is None else self.before.turn()
 
-    def find(self, path: Path, follow: bool = True) -> Found:
+    def find(self, path: Path, follow: bool = True) -> FoundPath:
         """Where `path` is; a link at its end is followed if asked."""
 
-        def look() -> Found:
+        def look() -> FoundPath:
             found = self._find(path, follow)
             return replace(found, seen=paths.seen(found.at, follow=False) if found.at else None)
 
@@ -90,11 +90,11 @@ class Sight:
                 if self.before.turn() == turn:
                     return found
 
-    def _find(self, path: Path, follow: bool) -> Found:
+    def _find(self, path: Path, follow: bool) -> FoundPath:
         if not os.fspath(path):
             raise error(errno.ENOENT, path)
         parts = os.path.join(paths.here(), os.fsdecode(path)).split("/")[::-1]
-        found, links, plain = Found("", "/", ""), 0, True
+        found, links, plain = FoundPath("", "/", ""), 0, True
         while parts:
             part = parts.pop()
             if part in ("", "."):
@@ -113,20 +113,20 @@ class Sight:
             if links > paths.LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path))
             parts += said.split("/")[::-1]
-            found = Found("", "/", "") if said.startswith("/") else found
-        return replace(found if found.name else Found("/", "/", "/"), plain=plain)
+            found = FoundPath("", "/", "") if said.startswith("/") else found
+        return replace(found if found.name else FoundPath("/", "/", "/"), plain=plain)
 
-    def _below(self, folder: Found, part: str) -> Found:
+    def _below(self, folder: FoundPath, part: str) -> FoundPath:
         name = f"{folder.name}/{part}"
         base = None if folder.base is None else f"{folder.base}/{part}"
         at = self.scratch.overlay.get(name)
         if at is None:
             if base is None:
-                return Found(name, folder.at and f"{folder.at}/{part}", None)
-            return Found(name, base if self.before is None else self.before.resolve(base), base)
+                return FoundPath(name, folder.at and f"{folder.at}/{part}", None)
+            return FoundPath(name, base if self.before is None else self.before.resolve(base), base)
         if at == GONE or self.scratch.holds(at) or at.startswith("/proc/"):
-            return Found(name, at, None)
-        return Found(name, at if self.before is None else self.before.resolve(at), at)
+            return FoundPath(name, at, None)
+        return FoundPath(name, at if self.before is None else self.before.resolve(at), at)
 
     def where(self, path: Path, follow: bool = True) -> Any:
         """What to give to the operating system for `path`.

@@ -86,12 +86,12 @@ class Signals(Feature):
         given: tuple[Any, ...] = (*args, *kwargs.values())
         number = given[-1] if given and given[:-1] in ((), (os.getpid(),)) else None
         mine = isinstance(number, int) and number in self.handlers
-        if mine and self.effects.at_home() and self.points.here():
+        if mine and self.effects.in_rank_process() and self.points.here():
             return self._act(int(given[-1]))
         return wrapped(*args, **kwargs)
 
     def _ours(self) -> bool:
-        return self.points.act is not None and self.effects.at_home() and users_call(2)
+        return self.points.act is not None and self.effects.in_rank_process() and users_call(2)
 
     def _received(self, number: int, frame: FrameType | None) -> None:
         self.points.received(number)
@@ -109,7 +109,7 @@ class Signals(Feature):
             self.effects.aside = aside
         told = signal.set_wakeup_fd(-1)
         signal.set_wakeup_fd(told, warn_on_full_buffer=False)
-        if told >= 0 and self.effects.at_home():
+        if told >= 0 and self.effects.in_rank_process():
             os.write(told, bytes([RETURNED + number]))
 
     def _give_back(self) -> None:

@@ -11,7 +11,7 @@ from autoddp.effects.engine import Effects, Mode
 from autoddp.report import users_line
 
 
-class Input(io.TextIOBase):
+class SharedStdin(io.TextIOBase):
     """Its text."""
 
     def __init__(self, own: Any, effects: Effects, terminal: bool) -> None:
@@ -60,9 +60,9 @@ class Input(io.TextIOBase):
         self._own.close()
 
     def _read(self, what: str, act: Callable[[], str]) -> str:
-        if self._effects.mode() is not Mode.AGREED:
+        if self._effects.mode() is not Mode.SYNCED:
             return act()
-        return self._effects.answer(f"stdin.{what}", act)
+        return self._effects.ask_rank0(f"stdin.{what}", act)
 
 
 class Bytes(io.BufferedIOBase):
@@ -106,7 +106,7 @@ class Bytes(io.BufferedIOBase):
         """It is Python's, which keeps it."""
 
     def _read(self, what: str, act: Callable[[], bytes]) -> bytes:
-        if self._effects.mode() is not Mode.AGREED:
+        if self._effects.mode() is not Mode.SYNCED:
             return act()
         with self._effects.own():
             return self._effects.group.hand(f"stdin.buffer.{what} at {users_line()}", act)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from autoddp.effects import paths
 from autoddp.effects.engine import Call, Mode, Outward
-from autoddp.effects.mirrored_io import Handle
+from autoddp.effects.mirrored_io import OpenDescriptor
 from autoddp.patching import patch
 
 
@@ -33,9 +33,9 @@ class Temporary(Outward):
     def name_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """Its name is rank 0's."""
         call = Call(wrapped, args, kwargs)
-        if self._mode(call) is not Mode.AGREED:
+        if self._mode(call) is not Mode.SYNCED:
             return self._own(call)
-        path = self.effects.answer(call.name, call.plain)
+        path = self.effects.ask_rank0(call.name, call.plain)
         if self.rank:
             self._lent.add(path)
             if self.effects.client is not None and call.name.endswith("mkdtemp"):
@@ -48,17 +48,17 @@ class Temporary(Outward):
         """Others write to their scratch under that name."""
         call = Call(wrapped, args, kwargs)
         effects = self.effects
-        if self._mode(call) is not Mode.AGREED:
+        if self._mode(call) is not Mode.SYNCED:
             return self._own(call)
         if self.rank == 0:
-            number, path = effects.change(call.name, call.plain, told=lambda made: made[1])
+            number, path = effects.do_on_rank0(call.name, call.plain, told=lambda made: made[1])
         else:
-            path = effects.change(call.name, call.plain)
+            path = effects.do_on_rank0(call.name, call.plain)
             with effects.own():
                 at = effects.scratch.new(path)
                 effects.scratch.lay(effects.scratch.key(path), at)
                 number = os.open(at, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        effects.handles[number] = Handle(path, agreed=True)
+        effects.handles[number] = OpenDescriptor(path, agreed=True)
         return number, path
 
     @patch("tempfile:NamedTemporaryFile", why="a temporary file has the name that rank 0 gave it")
@@ -67,13 +67,13 @@ class Temporary(Outward):
         call = Call(wrapped, args, kwargs)
         effects = self.effects
         mode = self._mode(call)
-        if mode is Mode.ALONE and self.rank:
+        if mode is Mode.UNSYNCED and self.rank:
             return self._named_alone(call)
-        if mode is not Mode.AGREED:
+        if mode is not Mode.SYNCED:
             return self._own(call)
         if self.rank == 0:
-            return effects.change(call.name, call.plain, told=lambda made: made.name)
-        path = effects.change(call.name, call.plain)
+            return effects.do_on_rank0(call.name, call.plain, told=lambda made: made.name)
+        path = effects.do_on_rank0(call.name, call.plain)
         with effects.own():
             file = call.changed(dir=os.path.dirname(effects.scratch.new(path)))
             effects.scratch.lay(effects.scratch.key(path), file.name)
@@ -88,11 +88,11 @@ class Temporary(Outward):
     @patch("tempfile:TemporaryDirectory.cleanup", why="rank 0 removes the temporary folder, for all")
     def remove_once(self, wrapped: Callable[..., Any], folder: Any, args: Any, kwargs: Any) -> Any:
         """Once all ranks are through with it."""
-        if self.effects.users() is not Mode.AGREED:
+        if self.effects.users() is not Mode.SYNCED:
             return wrapped(*args, **kwargs)
         if self.rank and folder.name in self._lent:
             folder._finalizer.detach()
-        self.effects.change("TemporaryDirectory.cleanup", lambda: wrapped(*args, **kwargs))
+        self.effects.do_on_rank0("TemporaryDirectory.cleanup", lambda: wrapped(*args, **kwargs))
         self._remove(folder.name)
         return None
 
@@ -124,7 +124,7 @@ class Temporary(Outward):
                 self.effects.client.made.remove(path)
 
     def _mode(self, call: Call) -> Mode:
-        """ALONE where a library makes it beside the job's files; PLAIN where it is temporary indeed."""
+        """UNSYNCED if a library makes it beside the job's files; PASS_THROUGH if it is temporary indeed."""
         folder = call.named.get("dir")
         return self.effects.touch(os.devnull if folder is None else folder)
 
@@ -141,7 +141,7 @@ class Temporary(Outward):
         return file
 
     def _own(self, call: Call) -> Any:
-        if self._mode(call) is Mode.ALONE and call.named.get("dir") is not None:
+        if self._mode(call) is Mode.UNSYNCED and call.named.get("dir") is not None:
             return call.plain()
         with self.effects.own():
             made = call.plain()

@@ -39,12 +39,14 @@ class Trackers(Outward):
     def name_once(self, target: str, wrapped: Callable[..., Any], writer: Any, args: Any, kwargs: Any) -> Any:
         """Whoever calls: `add_hparams` makes a writer of its own."""
         call, argument = Call(wrapped, args, kwargs), TENSORBOARD[target.partition(":")[0]]
-        if self.effects.mode() is not Mode.AGREED or not call.named:
+        if self.effects.mode() is not Mode.SYNCED or not call.named:
             return call.plain()
         if self.rank == 0:
-            self.effects.change("SummaryWriter", call.plain, told=lambda _: str(getattr(writer, argument)))
+            self.effects.do_on_rank0(
+                "SummaryWriter", call.plain, told=lambda _: str(getattr(writer, argument))
+            )
             return None
-        theirs = self.effects.change("SummaryWriter", call.plain)
+        theirs = self.effects.do_on_rank0("SummaryWriter", call.plain)
         given = call.named.get("logdir") or call.named.get("log_dir")
         return call.plain() if given and str(given) == theirs else call.changed(**{argument: theirs})
 
@@ -59,8 +61,8 @@ class Trackers(Outward):
     ) -> Any:
         """Also where rank 0 is not waited for."""
         call, argument = Call(wrapped, args, kwargs), TENSORBOARD[target.partition(":")[0]]
-        trial = self.effects.mode() is Mode.TRIAL
-        if not call.named or not self.effects.at_home() or not (self.rank or trial):
+        trial = self.effects.mode() is Mode.SUPPRESSED
+        if not call.named or not self.effects.in_rank_process() or not (self.rank or trial):
             return call.plain()
         return call.changed(**{argument: self.effects.scratch.new(str(call.named[argument]))})
 
@@ -71,7 +73,7 @@ class Trackers(Outward):
     )
     def log_no_trial(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """All else that is logged comes by here, on every rank."""
-        return None if self.effects.mode() is Mode.TRIAL else wrapped(*args, **kwargs)
+        return None if self.effects.mode() is Mode.SUPPRESSED else wrapped(*args, **kwargs)
 
     @patch(
         *(f"{module}:SummaryWriter.{end}" for module in TENSORBOARD for end in ("flush", "close")),
@@ -84,12 +86,12 @@ class Trackers(Outward):
     ) -> Any:
         """All ranks wait for rank 0's."""
         call = Call(wrapped, args, kwargs)
-        if self.effects.mode() is not Mode.AGREED:
+        if self.effects.mode() is not Mode.SYNCED:
             return call.plain()
         if self.rank:
             with self.effects.own():
                 call.plain()
-        return self.effects.answer(target.partition(":")[2], call.plain)
+        return self.effects.ask_rank0(target.partition(":")[2], call.plain)
 
     @patch(
         "wandb:init",
@@ -103,14 +105,14 @@ class Trackers(Outward):
         call, mode = Call(wrapped, args, kwargs), self.effects.mode()
         if not call.named and (args or kwargs):
             return call.plain()  # words what is wrong with its arguments
-        if mode is Mode.PLAIN or (self.rank == 0 and mode is Mode.ALONE):
+        if mode is Mode.PASS_THROUGH or (self.rank == 0 and mode is Mode.UNSYNCED):
             return call.plain()
-        if mode is not Mode.AGREED:
+        if mode is not Mode.SYNCED:
             with self.effects.own():
                 return call.changed(mode="disabled")
         if self.rank == 0:
-            return self.effects.change("wandb.init", call.plain, told=_facts)
-        facts = self.effects.change("wandb.init", call.plain)
+            return self.effects.do_on_rank0("wandb.init", call.plain, told=_facts)
+        facts = self.effects.do_on_rank0("wandb.init", call.plain)
         with self.effects.own():
             return _seconded(call, facts, self.effects)
 
@@ -123,9 +125,9 @@ class Trackers(Outward):
     def log_whole(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """A loss is summed over ranks when it is read: by all of them."""
         mode = self.effects.mode()
-        if mode is Mode.TRIAL:
+        if mode is Mode.SUPPRESSED:
             return None
-        if mode is Mode.AGREED:
+        if mode is Mode.SYNCED:
             args, kwargs = whole((args, kwargs))
         return wrapped(*args, **kwargs)
 
@@ -138,9 +140,9 @@ class Trackers(Outward):
     def keep_numbers(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """What the others log comes by here."""
         mode = self.effects.mode()
-        if mode is Mode.TRIAL:
+        if mode is Mode.SUPPRESSED:
             return None
-        if mode is Mode.AGREED:
+        if mode is Mode.SYNCED:
             args, kwargs = tree_map(_number, whole((args, kwargs)))
         return wrapped(*args, **kwargs)
 
@@ -172,7 +174,7 @@ def _seconded(call: Call, facts: dict[str, Any], effects: Effects) -> Any:
     answers = {name: property(partial(_told, facts, name)) for name in TOLD}
 
     def log(self: Any, data: Any, step: int | None = None, commit: bool | None = None, **_: Any) -> None:
-        if effects.mode() is Mode.TRIAL:
+        if effects.mode() is Mode.SUPPRESSED:
             return
         plain.log(self, data)
         if step is not None:

@@ -29,7 +29,7 @@ TICK = 0.005
 PATIENCE = 1800.0  # seconds until a thread of rank 0 must have come to where another rank's is
 
 
-class Told:
+class Unhurried:
     """Rank 0 acts; the others are told what became of it."""
 
     def __init__(self, effects: Effects, who: str) -> None:
@@ -42,13 +42,13 @@ class Told:
     def mode(self) -> Mode:
         """As of effects; what rank 0 does for all is plain inside, in threads and worker processes, too."""
         if getattr(self._within, "acts", False):
-            return Mode.PLAIN
-        return Mode.ALONE if self.effects.abroad() else self.effects.mode()
+            return Mode.PASS_THROUGH
+        return Mode.UNSYNCED if self.effects.in_forked_child() else self.effects.mode()
 
     def users(self, through: tuple[str, ...] = ()) -> Mode:
-        """As `mode`, but PLAIN where a library does it for itself; files of `through` are none."""
+        """As `mode`, but PASS_THROUGH where a library does it for itself; files of `through` are none."""
         mode = self.mode()
-        return mode if mode is Mode.PLAIN or users_call(2, through) else Mode.PLAIN
+        return mode if mode is Mode.PASS_THROUGH or users_call(2, through) else Mode.PASS_THROUGH
 
     def tell(
         self,
@@ -73,11 +73,11 @@ class Told:
         Raises:
             OutOfReach: Rank 0 cannot be asked here.
         """
-        if mode is Mode.TRIAL:
+        if mode is Mode.SUPPRESSED:
             raise OutOfReach(f"{what} in a trial: it would have been done once more than the script does it")
-        if mode is Mode.PLAIN:
+        if mode is Mode.PASS_THROUGH:
             return self._plain(what, act)
-        if mode is Mode.AGREED:
+        if mode is Mode.SYNCED:
             with self.effects.own():
                 return self._in_order(what, act, meet)
         name = f"{self._who}/{name}"
@@ -97,7 +97,7 @@ class Told:
     def _in_order(self, what: str, act: Callable[[], Any], meet: bool) -> Any:
         turn, self._turn = self._turn, self._turn + 1
         sweep = turn > 0 and turn % KEPT == 0  # at a meeting: then all have what was told before
-        step = self.effects.change if meet or sweep else self.effects.answer
+        step = self.effects.do_on_rank0 if meet or sweep else self.effects.ask_rank0
         step(what, self._sweep if sweep else _nothing)
         key, position = f"{self._who}/{turn}", self.effects.group.position
         if self.effects.rank == 0:

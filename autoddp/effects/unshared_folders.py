@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from autoddp.effects.engine import Call, Mode, Outward, stands_for
-from autoddp.effects.file_server import Client, Server
+from autoddp.effects.file_server import FileClient, FileServer
 from autoddp.effects.readers import READERS, read
 from autoddp.effects.topology import leaders, nodes
 from autoddp.patching import patch
@@ -17,7 +17,7 @@ from autoddp.patching import patch
 _WRITES = frozenset("wax+")
 
 
-class Nodes(Outward):
+class UnsharedFolders(Outward):
     """The truth about a file that the job changed is on node 0."""
 
     name: ClassVar[str] = "nodes"
@@ -38,12 +38,12 @@ class Nodes(Outward):
                 for leader in leaders(effects)[1:]
             }
         if self.rank == 0:
-            effects.server = Server(effects)
+            effects.server = FileServer(effects)
             others = [rank for rank, node in enumerate(placed) if node]
             undo.callback(effects.server.end, others)
         elif placed[self.rank]:
             effects.scratch.changed = set()
-            effects.client = Client(effects, folders[placed[self.rank]], placed[self.rank])
+            effects.client = FileClient(effects, folders[placed[self.rank]], placed[self.rank])
             undo.callback(effects.client.end)
 
     @patch(
@@ -87,9 +87,9 @@ class Nodes(Outward):
         """Rank 0 enters it first; what that raises, all raise."""
         call = Call(wrapped, args, kwargs)
         path = call.named.get("path")
-        if not isinstance(path, (str, bytes, os.PathLike)) or self.effects.users() is not Mode.AGREED:
+        if not isinstance(path, (str, bytes, os.PathLike)) or self.effects.users() is not Mode.SYNCED:
             return wrapped(*args, **kwargs)
-        self.effects.answer("os.chdir", lambda: wrapped(*args, **kwargs))
+        self.effects.ask_rank0("os.chdir", lambda: wrapped(*args, **kwargs))
         if self.rank == 0:
             return None
         with self.effects.own():

@@ -14,7 +14,7 @@ from autoddp.effects import paths
 from autoddp.effects.engine import Call, Effects
 from autoddp.effects.entries import Entry, Listing
 from autoddp.effects.journal import FILLED, GONE
-from autoddp.effects.sight import Found, named
+from autoddp.effects.sight import FoundPath, named
 
 # What is made of the others: Python does it by calling them.
 MADE = frozenset(
@@ -37,7 +37,7 @@ PATIENCE, TICK = 5.0, 0.005  # seconds that rank 0 may take to make a folder whi
 SMALL = 1 << 20  # bytes of a file of rank 0's that is copied for another mode, owner or time
 
 
-class Alone:
+class UnsyncedChange:
     """One call of a function of `os` or `shutil`."""
 
     def __init__(self, effects: Effects) -> None:
@@ -83,7 +83,7 @@ class Alone:
         follow = call.named.get("follow_symlinks", True) and not call.name.endswith(("lstat", "readlink"))
         whole = paths.whole(path, _folder(call, "dir_fd"))
         if call.name.endswith("access"):
-            found = self._overlay.find(whole, follow) if os.fspath(path) else Found("", "", None)
+            found = self._overlay.find(whole, follow) if os.fspath(path) else FoundPath("", "", None)
             return bool(_elsewhere(call, found.at)) if found.there else False
         at = self._overlay.where(whole, follow)
         if at is whole:

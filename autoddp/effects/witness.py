@@ -60,7 +60,7 @@ class Witness(Outward):
 
     def _look(self, event: str, args: tuple[Any, ...]) -> None:
         """On the script's own thread, outside of effects, trials and fetches."""
-        if self.effects.mode() is not Mode.AGREED:
+        if self.effects.mode() is not Mode.SYNCED:
             return
         with self.effects.own():
             path = self._changed(event, args)

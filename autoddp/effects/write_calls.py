@@ -17,7 +17,7 @@ from autoddp.effects.writers import CHECKPOINT, Writer
 from autoddp.view.rows import Partial, Rows, full
 
 
-class Writing:
+class WriteCall:
     """A call of a function of the table, which can be made with another path."""
 
     def __init__(self, call: Call, row: Writer) -> None:
@@ -62,7 +62,7 @@ class Writing:
         return result
 
 
-class Written:
+class WriteCalls:
     """All ranks make such a call at the same time, since it may need them all, to gather rows.
 
     Then rank 0 puts the file in place, once nobody can still be reading the old one.
@@ -73,27 +73,27 @@ class Written:
 
     def write(self, call: Call, row: Writer) -> Any:
         """The call, once for all ranks; what it raises on rank 0, it raises on all."""
-        writing = Writing(call, row)
+        writing = WriteCall(call, row)
         path = writing.path
         mode = self._effects.touch(path)
-        if mode is Mode.ALONE and row.large:
+        if mode is Mode.UNSYNCED and row.large:
             mode = self._effects.mode()
-        if mode is Mode.PLAIN or path is None:
+        if mode is Mode.PASS_THROUGH or path is None:
             return call.plain()
-        if mode is Mode.TRIAL:
+        if mode is Mode.SUPPRESSED:
             return None
-        if mode is Mode.AGREED and row is CHECKPOINT:
+        if mode is Mode.SYNCED and row is CHECKPOINT:
             for check in self._effects.before_save:
                 check()
-        if self._effects.mode() is Mode.AGREED and not row.blind:  # what pickles gathers by itself
-            writing = Writing(Call(call.wrapped, *whole((call.args, call.kwargs))), row)
-        if row.folder and mode is Mode.AGREED:
-            self._effects.change(writing.site, lambda: None)  # nobody reads the old one any more
+        if self._effects.mode() is Mode.SYNCED and not row.blind:  # what pickles gathers by itself
+            writing = WriteCall(Call(call.wrapped, *whole((call.args, call.kwargs))), row)
+        if row.folder and mode is Mode.SYNCED:
+            self._effects.do_on_rank0(writing.site, lambda: None)  # nobody reads the old one any more
         if self._effects.rank:
             return self._go_along(writing, path, mode)
         return self._fill(writing, mode) if row.folder else self._put(writing, path, mode)
 
-    def _put(self, writing: Writing, path: str, mode: Mode) -> Any:
+    def _put(self, writing: WriteCall, path: str, mode: Mode) -> Any:
         """Rank 0 writes, and puts the file in place."""
         with self._effects.own():
             draft = Draft(path, keep=writing.keeps)
@@ -113,9 +113,9 @@ class Written:
                 draft.discard()
         return outcome.value
 
-    def _fill(self, writing: Writing, mode: Mode) -> Any:
+    def _fill(self, writing: WriteCall, mode: Mode) -> Any:
         """Rank 0 fills the folder."""
-        if mode is Mode.ALONE:
+        if mode is Mode.UNSYNCED:
             self._effects.note(writing.path)
         with self._effects.own():
             outcome = Outcome.of(writing.plain)
@@ -129,37 +129,37 @@ class Written:
 
     def _tell(
         self,
-        writing: Writing,
+        writing: WriteCall,
         outcome: Outcome,
         finish: Callable[[], Any],
         mode: Mode,
         made: Sequence[str] = (),
     ) -> None:
         """Rank 0 finishes once all have written; `made` is what it then puts in place."""
-        if mode is Mode.AGREED:
+        if mode is Mode.SYNCED:
             if outcome.error is not None:
                 self._throw_away(writing)  # others still gather: they need us
-            self._effects.change(writing.site, finish, told=list)
+            self._effects.do_on_rank0(writing.site, finish, told=list)
         else:
             with self._effects.own():
                 for name in [writing.path or "", *made]:
                     self._effects.note(name, follow=True)
                 finish()
 
-    def _go_along(self, writing: Writing, path: str, mode: Mode) -> Any:
+    def _go_along(self, writing: WriteCall, path: str, mode: Mode) -> Any:
         """Another rank writes to nothing, and learns what became of rank 0's file."""
-        if writing.row.folder and mode is Mode.ALONE:
+        if writing.row.folder and mode is Mode.UNSYNCED:
             return self._fill_own(writing, path)
-        outcome = self._throw_away(writing, keep=mode is Mode.ALONE)
-        if mode is Mode.AGREED:
-            theirs, made, value = self._effects.change(writing.site, writing.plain)
+        outcome = self._throw_away(writing, keep=mode is Mode.UNSYNCED)
+        if mode is Mode.SYNCED:
+            theirs, made, value = self._effects.do_on_rank0(writing.site, writing.plain)
             self._follow(os.path.abspath(path), theirs, made)
             if value:
                 outcome.unwrap()
                 return value[0]
         return outcome.unwrap()
 
-    def _fill_own(self, writing: Writing, path: str) -> Any:
+    def _fill_own(self, writing: WriteCall, path: str) -> Any:
         """The folder, for this rank alone."""
         overlay = self._effects.overlay
         if not overlay.find(path).there:
@@ -180,7 +180,7 @@ class Written:
             for name in made if path != theirs else ():
                 scratch.lay(scratch.key(path + name.removeprefix(theirs)), name)  # numpy adds a suffix
 
-    def _throw_away(self, writing: Writing, keep: bool = False) -> Outcome:
+    def _throw_away(self, writing: WriteCall, keep: bool = False) -> Outcome:
         """Make the call, and leave no file, unless this rank may read it before rank 0 has written."""
         there = self._effects.found(writing.path or "") if writing.keeps else ""
         there = there if paths.is_file(there) else ""

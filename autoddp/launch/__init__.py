@@ -15,9 +15,9 @@ from autoddp.errors import BadInput
 from autoddp.launch import schedulers
 from autoddp.options import Options
 from autoddp.process import devices, network, own_ddp
-from autoddp.process.job_folder import Private
+from autoddp.process.job_folder import JobFolder
 from autoddp.process.script import Script
-from autoddp.process.source import Found
+from autoddp.process.source import SourceFacts
 from autoddp.process.streams import Logs
 from autoddp.report import PREFIX
 
@@ -38,7 +38,7 @@ def run(script: Script, options: Options) -> int:
     script.find()
     check_places(options)
     check_disabled(options)
-    own = own_ddp.of(Found() if options.own_ddp == "no" else script.read(), options.own_ddp)
+    own = own_ddp.of(SourceFacts() if options.own_ddp == "no" else script.read(), options.own_ddp)
     if launched(os.environ):
         world = World.read(os.environ)
         import_torch(several=world.local_world_size < world.world_size)
@@ -146,7 +146,7 @@ def alone(script: Script, options: Options, why: str) -> int:
     return script.run(whole_traceback=options.verbose)
 
 
-def own_ranks(script: Script, options: Options, own: own_ddp.Form) -> int:
+def own_ranks(script: Script, options: Options, own: own_ddp.LaunchForm) -> int:
     """The script as `alone`, which starts its ranks itself."""
     code = alone(script, options, own_ddp.once(script.name, own.line))
     if code and not options.quiet and "torch" in sys.modules:
@@ -156,20 +156,20 @@ def own_ranks(script: Script, options: Options, own: own_ddp.Form) -> int:
     return code
 
 
-def start(script: Script, options: Options, own: own_ddp.Form) -> int:
+def start(script: Script, options: Options, own: own_ddp.LaunchForm) -> int:
     """Fork the ranks from this process and wait for them."""
     assert options.nproc is not None
     if "OMP_NUM_THREADS" not in os.environ:  # before torch and numpy make their pools
         give(HERE.given, "OMP_NUM_THREADS", threads(options.nproc))
     import_torch(several=options.nnodes > 1)
     from autoddp.launch import agent
-    from autoddp.process.launcher_signals import Signals
+    from autoddp.process.launcher_signals import LauncherSignals
     from autoddp.process.worker import Job, find_devices
 
     given = find_devices(options.nproc, options)
     logs = Logs(options.log_dir)
-    job = Job(script, options, given, own, logs, Private(), random.getstate())
-    signals = Signals(options.nproc, options.grace)
+    job = Job(script, options, given, own, logs, JobFolder(), random.getstate())
+    signals = LauncherSignals(options.nproc, options.grace)
     if options.nnodes > 1:
         say(
             options,

@@ -28,7 +28,7 @@ from autoddp.launch.elastic import Agent
 from autoddp.launch.failure import Failure
 from autoddp.options import Options
 from autoddp.process import streams, worker
-from autoddp.process.launcher_signals import Signalled, Signals
+from autoddp.process.launcher_signals import LauncherSignals, Signalled
 from autoddp.process.script import INTERRUPTED
 from autoddp.process.worker import Job
 from autoddp.report import PREFIX
@@ -39,11 +39,11 @@ INTERVAL = 0.02  # seconds between two looks at the ranks
 
 
 @dataclass
-class Parent:
+class ParentState:
     """What a forked rank must put back to be as one process that python started."""
 
     job: Job
-    signals: Signals
+    signals: LauncherSignals
     process: BaseProcess
     stdin: TextIO | None
     logging: int
@@ -64,11 +64,11 @@ class Starting(DefaultLogsSpecs):
         return super().reify(envs)
 
 
-def start(job: Job, signals: Signals) -> Failure | None:
+def start(job: Job, signals: LauncherSignals) -> Failure | None:
     """Run the ranks of this node to their end; the first failure, if any."""
     process, gate = multiprocessing.current_process(), get_context("fork").Barrier(signals.ranks)
     faults = faulthandler.is_enabled()
-    parent = Parent(job, signals, process, sys.stdin, logging.root.manager.disable, gate, faults)
+    parent = ParentState(job, signals, process, sys.stdin, logging.root.manager.disable, gate, faults)
 
     def ready() -> None:
         if agent.attempt:
@@ -100,7 +100,7 @@ def start(job: Job, signals: Signals) -> Failure | None:
     return agent.failure
 
 
-def again(job: Job, signals: Signals, agent: Agent) -> None:
+def again(job: Job, signals: LauncherSignals, agent: Agent) -> None:
     """All ranks have ended since one failed, and start once more from the beginning of the script.
 
     Raises:
@@ -124,7 +124,7 @@ def words(failure: Failure, logs: streams.Logs) -> str:
     return logs.failure(failure.rank, failure.what)
 
 
-def spec(parent: Parent) -> WorkerSpec:
+def spec(parent: ParentState) -> WorkerSpec:
     """What the agent runs; one node meets by itself, several at the master's address, as with torchrun."""
     options, ranks = parent.job.options, parent.signals.ranks
     several = options.nnodes > 1
@@ -141,7 +141,7 @@ def spec(parent: Parent) -> WorkerSpec:
     )
 
 
-def meeting(options: Options, signals: Signals) -> RendezvousHandler:
+def meeting(options: Options, signals: LauncherSignals) -> RendezvousHandler:
     """How the launchers of the job's nodes find each other."""
     if options.changes:
         return membership.create(options, signals.check)
@@ -158,7 +158,7 @@ def meeting(options: Options, signals: Signals) -> RendezvousHandler:
     )
 
 
-def enter(parent: Parent) -> None:
+def enter(parent: ParentState) -> None:
     """In the fork: be a rank; what torch would see of it is its exit code."""
     local_rank = int(os.environ["LOCAL_RANK"])
     try:
@@ -176,7 +176,7 @@ def enter(parent: Parent) -> None:
         worker.leave(code)
 
 
-def be(parent: Parent, local_rank: int) -> int:
+def be(parent: ParentState, local_rank: int) -> int:
     """As a process of its own, a rank; its exit code."""
     parent.signals.arrive(local_rank)
     # None may ask the store for anything before all are forked: its server, a thread of the

@@ -18,7 +18,7 @@ from autoddp.errors import AutoDDPError
 from autoddp.launch.elastic import Agent
 from autoddp.launch.failure import Failure, lost
 from autoddp.launch.membership import JOIN, Membership
-from autoddp.launch.node_links import Nodes
+from autoddp.launch.node_links import NodeLinks
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import WorkerGroup
@@ -96,7 +96,7 @@ class Changing(Agent):
             store.set(LEFT, str(self._remaining_restarts))
         self._remaining_restarts = int(store.get(LEFT))
         count = worker_group.group_world_size
-        self.nodes = Nodes(node, count, o.master_addr, store, o.hang_timeout, changes=True)
+        self.nodes = NodeLinks(node, count, o.master_addr, store, o.hang_timeout, changes=True)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         pids = super()._start_workers(worker_group)

@@ -15,8 +15,8 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from autoddp.launch.failure import Failure
-from autoddp.launch.node_links import Nodes
-from autoddp.process.launcher_signals import ALONE, Signals
+from autoddp.launch.node_links import NodeLinks
+from autoddp.process.launcher_signals import ALONE, LauncherSignals
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -30,11 +30,11 @@ PATIENCE = 2.0  # seconds that ranks here have to fail by themselves, once one e
 class Agent(LocalElasticAgent):
     """One node's."""
 
-    def __init__(self, spec: WorkerSpec, logs: LogsSpecs, options: Options, signals: Signals) -> None:
+    def __init__(self, spec: WorkerSpec, logs: LogsSpecs, options: Options, signals: LauncherSignals) -> None:
         super().__init__(spec, logs, start_method="fork")
         self.options, self.signals = options, signals
         self.failure: Failure | None = None  # of this attempt, or of the one before while ranks start
-        self.nodes: Nodes | None = None
+        self.nodes: NodeLinks | None = None
         self.attempt = -1
 
     @property
@@ -66,7 +66,7 @@ class Agent(LocalElasticAgent):
         o = self.options
         apart = PrefixStore("launchers", worker_group.store)
         assert o.master_addr is not None
-        self.nodes = Nodes(o.node_rank, o.nnodes, o.master_addr, apart, o.hang_timeout)
+        self.nodes = NodeLinks(o.node_rank, o.nnodes, o.master_addr, apart, o.hang_timeout)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         own, elsewhere = self._first(worker_group), self.nodes.heard(PATIENCE) if self.nodes else None

@@ -31,7 +31,7 @@ SHARE = 0.8  # of --hang-timeout: a lost node is named before the ranks seem to 
 STUCK = 10.0  # seconds that this launcher may ask a store in vain that was lost with its node
 
 
-class Nodes:
+class NodeLinks:
     """One launcher's lines."""
 
     def __init__(

@@ -15,7 +15,7 @@ IMAGE = "my-image:latest"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RecipeOptions:
     """A job.
 
     Attributes:
@@ -42,7 +42,7 @@ class Wanted:
         return shlex.join(["autoddp", "run", "--nproc", str(self.nproc), *self.command])
 
 
-def slurm(wanted: Wanted) -> str:
+def slurm(wanted: RecipeOptions) -> str:
     """A batch script: `autoddp launch-script --slurm train.py > job.sh; sbatch job.sh`."""
     return f"""\
 #!/bin/bash
@@ -61,7 +61,7 @@ srun --kill-on-bad-exit=1 {wanted.run}
 """
 
 
-def kubernetes(wanted: Wanted) -> str:
+def kubernetes(wanted: RecipeOptions) -> str:
     """A manifest: `autoddp launch-script --k8s train.py | kubectl apply -f -`."""
     roles = [("Master", 1)] + [("Worker", wanted.nnodes - 1)] * (wanted.nnodes > 1)
     replicas = "".join(_replicas(role, count, wanted) for role, count in roles)
@@ -78,7 +78,7 @@ spec:
 {replicas}"""
 
 
-def _replicas(role: str, count: int, wanted: Wanted) -> str:
+def _replicas(role: str, count: int, wanted: RecipeOptions) -> str:
     words = json.dumps(shlex.split(wanted.run))  # JSON is YAML
     return f"""\
     {role}:
@@ -99,7 +99,7 @@ def _replicas(role: str, count: int, wanted: Wanted) -> str:
 """
 
 
-def mpi(wanted: Wanted) -> str:
+def mpi(wanted: RecipeOptions) -> str:
     """A command line: `autoddp launch-script --mpi train.py > job.sh; bash job.sh`."""
     hosts = ",".join(f"node{number}:{wanted.nproc}" for number in range(wanted.nnodes))
     where = f" \\\n    --host {hosts}" if wanted.nnodes > 1 else ""
@@ -121,7 +121,7 @@ def mpi(wanted: Wanted) -> str:
 RECIPES = {"slurm": slurm, "k8s": kubernetes, "mpi": mpi}
 
 
-def written(kinds: list[str], wanted: Wanted) -> str:
+def written(kinds: list[str], wanted: RecipeOptions) -> str:
     """The one that is asked for.
 
     Raises:

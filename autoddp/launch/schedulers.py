@@ -25,7 +25,7 @@ LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 
 @dataclass(frozen=True)
-class Task:
+class SchedulerTask:
     """This process among those that a scheduler started for one job.
 
     Attributes:
@@ -85,7 +85,7 @@ def settle(environ: MutableMapping[str, str], options: Options) -> Options:
     return options
 
 
-def find(environ: Mapping[str, str]) -> Task | None:
+def find(environ: Mapping[str, str]) -> SchedulerTask | None:
     """What the innermost scheduler says; None where none started this process.
 
     Raises:
@@ -106,7 +106,7 @@ def _starts_ranks(options: Options, environ: Mapping[str, str]) -> bool:
     return len(devices.there(environ).names) > 1
 
 
-def _node(task: Task, options: Options) -> Options:
+def _node(task: SchedulerTask, options: Options) -> Options:
     """This process is the launcher of a node."""
     given = options.nnodes, options.node_rank
     if given not in ((1, 0), (task.nodes, task.node)):
@@ -123,7 +123,7 @@ def _node(task: Task, options: Options) -> Options:
     )
 
 
-def _as_torchrun(task: Task) -> dict[str, str]:
+def _as_torchrun(task: SchedulerTask) -> dict[str, str]:
     return {
         "RANK": str(task.rank),
         "WORLD_SIZE": str(task.size),
@@ -136,7 +136,7 @@ def _as_torchrun(task: Task) -> dict[str, str]:
     }
 
 
-def _agree(task: Task, world: World, environ: Mapping[str, str]) -> None:
+def _agree(task: SchedulerTask, world: World, environ: Mapping[str, str]) -> None:
     """A launcher within this task, or variables that the user made of the scheduler's.
 
     Raises:
@@ -158,7 +158,7 @@ def _agree(task: Task, world: World, environ: Mapping[str, str]) -> None:
 # ---- SLURM
 
 
-def _slurm(environ: Mapping[str, str]) -> Task | None:
+def _slurm(environ: Mapping[str, str]) -> SchedulerTask | None:
     """Of a step, started by `srun`: the script of a batch job is one process, with nobody to join."""
     if "SLURM_STEP_NUM_TASKS" not in environ or "SLURM_PROCID" not in environ:
         return None
@@ -178,7 +178,7 @@ def _slurm(environ: Mapping[str, str]) -> Task | None:
     job, step = (
         int(re.sub(r"\D", "", environ.get(name, "")) or 0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")
     )
-    return Task(
+    return SchedulerTask(
         "srun",
         f"SLURM_PROCID {rank} of SLURM_STEP_NUM_TASKS {size}",
         rank,
@@ -210,7 +210,7 @@ def tasks_per_node(text: str) -> list[int]:
 # ---- Open MPI
 
 
-def _mpi(environ: Mapping[str, str]) -> Task | None:
+def _mpi(environ: Mapping[str, str]) -> SchedulerTask | None:
     if "OMPI_COMM_WORLD_RANK" not in environ:
         return None
     names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
@@ -229,7 +229,7 @@ def _mpi(environ: Mapping[str, str]) -> Task | None:
         )
     job = re.sub(r"\D", "", environ.get("PMIX_NAMESPACE", ""))
     port = _port(environ, int(job or 0))
-    return Task("mpirun", said, rank, size, local_rank, (local_size,), node, nodes, address, port)
+    return SchedulerTask("mpirun", said, rank, size, local_rank, (local_size,), node, nodes, address, port)
 
 
 def _daemon(environ: Mapping[str, str], otherwise: int) -> int:
@@ -247,7 +247,7 @@ def _head(environ: Mapping[str, str]) -> str | None:
 # ---- Kubernetes
 
 
-def _pod(environ: Mapping[str, str]) -> Task | None:
+def _pod(environ: Mapping[str, str]) -> SchedulerTask | None:
     """A PyTorchJob's: RANK is the pod's, and says nothing of ranks within it."""
     there = set(POD) <= set(environ)
     if not there or {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} & set(environ):
@@ -258,7 +258,7 @@ def _pod(environ: Mapping[str, str]) -> Task | None:
         raise BadInput(f"RANK is {rank} with WORLD_SIZE {size}; ranks go from 0 to {size - 1}")
     said = f"RANK {rank} of WORLD_SIZE {size}"
     port = _port(environ, 0)
-    return Task(CLUSTER, said, rank, size, 0, (1,), rank, size, environ["MASTER_ADDR"], port)
+    return SchedulerTask(CLUSTER, said, rank, size, 0, (1,), rank, size, environ["MASTER_ADDR"], port)
 
 
 # ---- all

@@ -21,7 +21,7 @@ REFUSED = "!"
 
 
 @dataclass(frozen=True)
-class Told:
+class RankDevice:
     """What one rank says of itself; `device` names it among all there are, empty: it has none."""
 
     host: str
@@ -42,7 +42,7 @@ class Choice:
     part: float = 1.0
 
 
-def decide(told: Sequence[Told]) -> Choice:
+def decide(told: Sequence[RankDevice]) -> Choice:
     """By all ranks' words, in their order.
 
     Raises:
@@ -67,7 +67,7 @@ def decide(told: Sequence[Told]) -> Choice:
     return Choice(first.backend, f"{one} for each rank")
 
 
-def _against(told: Sequence[Told]) -> str:
+def _against(told: Sequence[RankDevice]) -> str:
     """Why the accelerator's own backend will not do; empty if it will."""
     places = Counter((t.host, t.device) for t in told)
     have = [t for t in told if t.device]
@@ -96,12 +96,12 @@ def choose(world: World, store: Store, devices: Devices, device: str) -> Choice:
         BadInput: On all ranks alike.
     """
     each = devices.visible[world.local_rank].count(",") + 1 if devices.visible else 1
-    mine = Told(
+    mine = RankDevice(
         socket.gethostname(), device, devices.kind, devices.backend, devices.wanted, each, devices.why
     )
     store.set(f"computes/{world.rank}", json.dumps(asdict(mine)))
     if world.rank == 0:
-        told = [Told(**json.loads(store.get(f"computes/{rank}"))) for rank in range(world.world_size)]
+        told = [RankDevice(**json.loads(store.get(f"computes/{rank}"))) for rank in range(world.world_size)]
         try:
             said = json.dumps(asdict(decide(told)))
         except BadInput as error:

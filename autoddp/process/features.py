@@ -15,7 +15,7 @@ from autoddp.effects.randomness import Randomness
 from autoddp.effects.signals import Signals
 from autoddp.effects.temporary import Temporary
 from autoddp.effects.trackers import Trackers
-from autoddp.effects.unshared_folders import Nodes
+from autoddp.effects.unshared_folders import UnsharedFolders
 from autoddp.effects.witness import Witness
 from autoddp.patching import Feature
 from autoddp.process.own_groups import Groups
@@ -35,7 +35,7 @@ FEATURES: tuple[type[Feature], ...] = (
     Randomness,
     Clocks,
     Signals,
-    Nodes,  # what it opens, Files looks for on scratch first
+    UnsharedFolders,  # what it opens, Files looks for on scratch first
     Files,
     Descriptors,
     Holders,

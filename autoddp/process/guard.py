@@ -14,13 +14,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autoddp.comm.world import World
 from autoddp.errors import BadInput
-from autoddp.process.own_ddp import Form
+from autoddp.process.own_ddp import LaunchForm
 from autoddp.report import PREFIX
 
 DEVICES = re.compile("nccl|cuda|gpu|nvidia", re.IGNORECASE)  # in the words of an error that asks for one
 
 
-class Guard(ExitStack):
+class InitGuard(ExitStack):
     """Inside, the first optimizer step of one of several ranks finds them in one process group."""
 
     def __init__(self, line: str, size: int) -> None:
@@ -39,7 +39,7 @@ class Guard(ExitStack):
             )
 
 
-def tell_lacking(own: Form, name: str, world: World, folder: str | None) -> None:
+def tell_lacking(own: LaunchForm, name: str, world: World, folder: str | None) -> None:
     """After an error that asks for GPUs that are not here: what the other way would give.
 
     The rank of this node that fails first says it, since its launcher ends the others; `folder` is theirs.

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 
 
-class Private:
+class JobFolder:
     """Ranks keep their scratch in it, and a link to each folder that they make elsewhere for a moment."""
 
     def __init__(self) -> None:

@@ -37,7 +37,7 @@ class Signalled(Exception):
     """A signal has ended the ranks: they are not started again."""
 
 
-class Signals:
+class LauncherSignals:
     """Made before the fork; the launcher and the ranks each use their half."""
 
     def __init__(self, ranks: int, grace: float) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from autoddp.process.source import FLAGS, Found
+from autoddp.process.source import FLAGS, SourceFacts
 
 
 class Kind(Enum):
@@ -22,7 +22,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
-class Form:
+class LaunchForm:
     """What was decided, and by which line of the script."""
 
     kind: Kind
@@ -59,17 +59,17 @@ class Form:
         return (f"{self.flag}={local_rank}", *given)
 
 
-def of(found: Found, own_ddp: str) -> Form:
+def of(found: SourceFacts, own_ddp: str) -> LaunchForm:
     """The form for what a script's source says, and for the option."""
     if own_ddp == "no":
-        return Form(Kind.VIEW)
+        return LaunchForm(Kind.VIEW)
     forced = own_ddp == "yes"
     if found.starts and (found.always or forced):
-        return Form(Kind.ONCE, found.starts, found.always)
+        return LaunchForm(Kind.ONCE, found.starts, found.always)
     joins = "" if found.starts else found.joins
     if forced or (joins and (found.always or (found.flag and not found.asks))):
-        return Form(Kind.RANKS, found.joins, found.always, found.flag)
-    return Form(Kind.VIEW, joins if found.asks else "")
+        return LaunchForm(Kind.RANKS, found.joins, found.always, found.flag)
+    return LaunchForm(Kind.VIEW, joins if found.asks else "")
 
 
 def once(name: str, line: str) -> str:

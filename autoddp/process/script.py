@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType, TracebackType
 
 from autoddp.errors import BadInput
-from autoddp.process.source import Found, read
+from autoddp.process.source import SourceFacts, read
 
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 GLANCE = 1 << 16  # bytes of a file
@@ -50,7 +50,7 @@ class Script:
         _check_source(self.name, path)
         return path
 
-    def read(self) -> Found:
+    def read(self) -> SourceFacts:
         """What its source says of ranks; nothing is run to find that out.
 
         Raises:

@@ -42,7 +42,7 @@ class Scope:
 
 
 @dataclass(frozen=True)
-class Found:
+class SourceFacts:
     """What a script's source says of ranks; lines are empty where there is none."""
 
     joins: str = ""  # where a process of it joins a process group
@@ -52,7 +52,7 @@ class Found:
     flag: str = ""  # --local_rank or --local-rank, where its parser knows that
 
 
-def read(path: str, folder: str) -> Found:
+def read(path: str, folder: str) -> SourceFacts:
     """Read a script and what it imports from `folder`, the first on its path."""
     scopes, roots = _scopes(path, folder)
     return _found(scopes, [(root, False) for root in roots])
@@ -110,7 +110,7 @@ def _find(parts: list[str], folder: str) -> Iterator[str]:
         places = list(spec.submodule_search_locations or ())
 
 
-def _found(scopes: dict[str, list[Scope]], roots: list[tuple[str, bool]]) -> Found:
+def _found(scopes: dict[str, list[Scope]], roots: list[tuple[str, bool]]) -> SourceFacts:
     seen = _reached(scopes, roots)
     inside = [(scope, maybe) for name, maybe in seen.items() for scope in scopes.get(name, ())]
     joins = [(line, maybe or some) for scope, maybe in inside for line, some in scope.joins]
@@ -120,7 +120,7 @@ def _found(scopes: dict[str, list[Scope]], roots: list[tuple[str, bool]]) -> Fou
         for line, started, some in scope.starts
         if _lead_to_joins(scopes, started.given) or (joins and not started.target & set(scopes))
     ]
-    return Found(
+    return SourceFacts(
         joins=_surest(joins)[0],
         starts=_surest(starts)[0],
         always=not _surest(starts or joins)[1],

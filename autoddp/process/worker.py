@@ -27,9 +27,9 @@ from autoddp.options import Options
 from autoddp.process import devices, launcher_signals, network, own_ddp, streams
 from autoddp.process.backend import Choice, choose
 from autoddp.process.devices import Devices
-from autoddp.process.guard import Guard, tell_lacking
-from autoddp.process.job_folder import Private
-from autoddp.process.own_ddp import Form, Kind
+from autoddp.process.guard import InitGuard, tell_lacking
+from autoddp.process.job_folder import JobFolder
+from autoddp.process.own_ddp import Kind, LaunchForm
 from autoddp.process.script import Script, finish, forget
 from autoddp.process.session import session
 from autoddp.process.streams import Logs
@@ -48,9 +48,9 @@ class Job:
     script: Script
     options: Options
     devices: Devices
-    own: Form
+    own: LaunchForm
     logs: Logs
-    private: Private
+    private: JobFolder
     random_state: Any  # Python's generator: a forked child would reseed it
 
 
@@ -105,14 +105,14 @@ def by_itself(job: Job, world: World) -> int:
     report = Report(world.rank == 0 and not job.options.quiet)
     report.say(job.own.said(job.script.name))
     script = replace(job.script, args=job.own.arguments(job.script.args, world.local_rank))
-    with Guard(job.own.line, world.world_size if job.options.own_ddp == "auto" else 1):
+    with InitGuard(job.own.line, world.world_size if job.options.own_ddp == "auto" else 1):
         code = finish(script.run())
     if code and not job.options.quiet:
         tell_lacking(job.own, script.name, world, job.private.folder)
     return code
 
 
-def joined(script: Script, options: Options, own: Form) -> int:
+def joined(script: Script, options: Options, own: LaunchForm) -> int:
     """Be a rank that another launcher has started.
 
     Raises:
@@ -124,7 +124,7 @@ def joined(script: Script, options: Options, own: Form) -> int:
     found = find_devices(world.local_world_size, options)
     logs = Logs(options.log_dir)
     logs.make()
-    job = Job(script, options, found, own, logs, Private(), random.getstate())
+    job = Job(script, options, found, own, logs, JobFolder(), random.getstate())
     terminal = os.dup(2)
     code = run(job)
     if code and logs.of(world.rank).exists():

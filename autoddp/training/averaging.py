@@ -115,7 +115,7 @@ class Averaging(Feature):
         """If gradients were taken meanwhile."""
         if not self.view.here() or get_worker_info() is not None:
             return wrapped()
-        return Watched(self, wrapped())
+        return EpochIterator(self, wrapped())
 
     @patch("torch.nn:Module.train", why="evaluation sees averaged weights")
     def before_eval(self, wrapped: Any, module: Any, args: Any, kwargs: Any) -> Any:
@@ -182,7 +182,7 @@ class Averaging(Feature):
             self.stale, self.trained = False, set()
 
 
-class Watched(LoaderIterator):
+class EpochIterator(LoaderIterator):
     """A loader's iterator, at the end of which an epoch may be over."""
 
     def __init__(self, feature: Averaging, inner: Any) -> None:

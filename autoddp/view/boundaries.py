@@ -105,7 +105,7 @@ class Scatter(Function):
         return Gather.apply(g, ctx.cuts, ctx.dim), None, None
 
 
-class Lend(Function):
+class MeanGradient(Function):
     """A whole tensor, used by rows: back comes the mean over ranks, which is the true gradient."""
 
     @staticmethod
@@ -156,7 +156,7 @@ class Mean(Function):
         return grads[0], None
 
 
-BOUNDARIES = (Gather, Scatter, Lend, SumOverRanks, SumWithin, Mean, Boundary)
+BOUNDARIES = (Gather, Scatter, MeanGradient, SumOverRanks, SumWithin, Mean, Boundary)
 
 NEARBY = 24  # nodes of the graph that are looked at before a tensor is lent to be safe
 
@@ -201,7 +201,7 @@ def lend(x: Any, group: Any) -> Any:
     """
     if not isinstance(x, Tensor) or not x.requires_grad or x.is_leaf or not torch.is_grad_enabled():
         return x
-    return x if _from_leaves_alone(x.grad_fn) else Lend.apply(x, group)
+    return x if _from_leaves_alone(x.grad_fn) else MeanGradient.apply(x, group)
 
 
 def _from_leaves_alone(node: Any) -> bool:

@@ -22,7 +22,7 @@ from autoddp.view.draws import Draws
 from autoddp.view.family import version
 from autoddp.view.proof.proofs import Verdict
 from autoddp.view.proof.reach import Reach, reach_of
-from autoddp.view.proof.trial import Given
+from autoddp.view.proof.trial import TrialCall
 from autoddp.view.proof.verdicts import Verdicts, mine
 from autoddp.view.rows import Partial, Rows, full, split
 from autoddp.view.state import Region, View
@@ -61,7 +61,7 @@ class Calls:
             return run(*args, **kwargs)
         if any(x.layout is not torch.strided for x in tensors):
             return self.whole(run, reach)
-        handed: Given | None = None
+        handed: TrialCall | None = None
         for given in self._readings(lead, reach):
             verdict = self.verdicts.of(module, given)
             if not verdict.reason:
@@ -83,7 +83,7 @@ class Calls:
         with self._deeper(), reach.filled([full(x) for x in reach.leaves]) as values:
             return reach.call(run, values)
 
-    def _hand_on(self, run: Run, given: Given, lead: Rows | None) -> Any:
+    def _hand_on(self, run: Run, given: TrialCall, lead: Rows | None) -> Any:
         """Not row-wise as one: its parts may be.
 
         What an object holds is its class's own affair, and a whole tensor beside rows is taken for a batch
@@ -101,7 +101,7 @@ class Calls:
         with self._deeper(), reach.filled(made) as values, written_back(reach.leaves, made, ats, cuts):
             return reach.call(run, values)
 
-    def _split(self, module: nn.Module, run: Run, given: Given, verdict: Verdict) -> Any:
+    def _split(self, module: nn.Module, run: Run, given: TrialCall, verdict: Verdict) -> Any:
         """On this rank's rows, as plain tensors; what comes back, and what it leaves, is held by rows."""
         reach, ats, cuts = given.reach, given.ats, given.cuts
         leaves = reach.leaves
@@ -145,7 +145,7 @@ class Calls:
             self.view.work.turn(work)
             self.depth -= 1
 
-    def _readings(self, lead: Rows | None, reach: Reach) -> Iterator[Given]:
+    def _readings(self, lead: Rows | None, reach: Reach) -> Iterator[TrialCall]:
         """What may be the batch, where each rank has a row of it.
 
         Beside rows, whole tensors of their size are taken for batches, too, or else for none. Of a batch
@@ -161,10 +161,10 @@ class Calls:
         for cuts in guesses:
             if cuts.smallest:
                 ats = [batch_dim(x, cuts) for x in reach.leaves]
-                yield Given(reach, ats, cuts)
+                yield TrialCall(reach, ats, cuts)
                 known = [at if split(x) else None for x, at in zip(reach.leaves, ats, strict=True)]
                 if lead is not None and known != ats:
-                    yield Given(reach, known, cuts)
+                    yield TrialCall(reach, known, cuts)
 
 
 def _uncompiled(module: nn.Module, run: Run) -> Run:

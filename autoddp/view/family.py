@@ -23,7 +23,7 @@ RAW = {
 }  # fmt: skip
 
 
-class Lent:
+class ExportedBuffer:
     """A gathered whole of which the script holds the memory: an array, a plain view, an address."""
 
     def __init__(self, whole: Tensor, rows: Tensor, cuts: Cuts, at: int) -> None:
@@ -65,7 +65,7 @@ class Lent:
             self.keep()
 
 
-class Family:
+class WholeFamily:
     """Rows that share memory, because one is a view of the other.
 
     This rank's rows are the truth. A gathered whole is a copy, until somebody writes into it: then
@@ -77,7 +77,7 @@ class Family:
 
     def __init__(self) -> None:
         self.gathered: list[weakref.ref[Rows]] = []
-        self.lent: dict[Any, Lent] = {}  # kept as long as a member lives: ranks must agree on them
+        self.lent: dict[Any, ExportedBuffer] = {}  # kept as long as a member lives: ranks must agree on them
 
     def take_over(self) -> None:
         """Bring the rows up to date with what was written into a gathered whole."""
@@ -98,7 +98,7 @@ class Family:
         """Note that the script holds memory of `whole`; with `raw`, in a way that torch does not see."""
         key = place(rows)
         if key not in self.lent:
-            self.lent[key] = Lent(whole, rows, cuts, at)
+            self.lent[key] = ExportedBuffer(whole, rows, cuts, at)
         self.lent[key].raw |= raw
         if len(self.lent) > 1:
             for lent in self.lent.values():

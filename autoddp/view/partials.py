@@ -29,7 +29,7 @@ def stream_of(x: Tensor) -> torch.Stream | None:
     return None if x.device.type in ("cpu", "meta", "mps") else torch.accelerator.current_stream(x.device)
 
 
-class Pending:
+class PendingSums:
     """The unread sums, in the order in which the script made them: the same on every rank.
 
     They are held strongly: what the garbage collector frees first is each rank's own affair.

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from autoddp.errors import BadInput, LostGradient
 from autoddp.view.boundaries import Gather, SumOverRanks, named, node_of, part, strides_of
 from autoddp.view.cuts import Cuts
-from autoddp.view.family import RAW, Family, as_made, same, shows, version
+from autoddp.view.family import RAW, WholeFamily, as_made, same, shows, version
 from autoddp.view.partials import Part
 from autoddp.view.state import View
 from autoddp.view.table import is_mutable, rule_for
@@ -37,7 +37,7 @@ class Rows(Tensor, metaclass=Like):
 
     cuts: Cuts
     at: int
-    family: Family
+    family: WholeFamily
     tally: Any  # how many targets are ignored, if counted when the batch was fetched
 
     @property  # type: ignore[misc]
@@ -46,7 +46,7 @@ class Rows(Tensor, metaclass=Like):
 
     @staticmethod
     def __new__(  # noqa: D102
-        cls: type[Rows], local: Tensor, cuts: Cuts, at: int = 0, family: Family | None = None
+        cls: type[Rows], local: Tensor, cuts: Cuts, at: int = 0, family: WholeFamily | None = None
     ) -> Rows:
         shape = list(local.shape)
         assert shape[at] == cuts.mine, f"{shape} along {at} is not {cuts}"
@@ -55,9 +55,9 @@ class Rows(Tensor, metaclass=Like):
             cls, shape, strides=strides_of(local, shape), dtype=local.dtype, device=local.device
         )
 
-    def __init__(self, local: Tensor, cuts: Cuts, at: int = 0, family: Family | None = None) -> None:
+    def __init__(self, local: Tensor, cuts: Cuts, at: int = 0, family: WholeFamily | None = None) -> None:
         self._local, self.cuts, self.at = local, cuts, at
-        self.family = family or Family()
+        self.family = family or WholeFamily()
         self.tally = None
         self._whole: Tensor | None = None
         self._versions = (0, 0)

@@ -14,7 +14,7 @@ from torch import Tensor
 from autoddp.report import Report, users_line
 from autoddp.view.cuts import Cuts, even_sizes
 from autoddp.view.order import Order
-from autoddp.view.partials import Pending
+from autoddp.view.partials import PendingSums
 from autoddp.view.work import TRIAL, Work
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class View:
         self.noted: Callable[[Tensor], object] = id
         self.region: Region | None = None
         self.trials: list[Callable[[], AbstractContextManager[object]]] = []
-        self.pending = Pending(group)
+        self.pending = PendingSums(group)
         self.work = Work(group)
         self.order = Order()
         # each rank's own generators, where draws are own: for a device's, or one that the script names

@@ -55,7 +55,7 @@ def test_an_interrupted_question_is_interrupted_everywhere(on):
         def interrupted(prompt=""):
             raise KeyboardInterrupt
 
-        return raised(lambda: run.effects.answer("input", interrupted))[0]
+        return raised(lambda: run.effects.ask_rank0("input", interrupted))[0]
 
     assert on(script) == ["KeyboardInterrupt"] * 2
 

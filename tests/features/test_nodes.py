@@ -29,7 +29,7 @@ from autoddp.effects import file_server
 from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
 from autoddp.effects.temporary import Temporary
-from autoddp.effects.unshared_folders import Nodes
+from autoddp.effects.unshared_folders import UnsharedFolders
 from tests.features.outward import installed, raised
 from tests.ranks import run_ranks
 
@@ -63,7 +63,7 @@ def on(tmp_path):
             group.store = PrefixStore("x", store or dist.TCPStore("localhost", port, is_master=False))
             many = nproc - 1 if node else 1
             group.world = World(group.rank, nproc, max(group.rank - 1, 0), many, node_rank=node)
-            with installed(group, Nodes, Files, Folders, Temporary) as run:
+            with installed(group, UnsharedFolders, Files, Folders, Temporary) as run:
                 return script(run)
 
         return run_ranks(rank, nproc, timeout=60)
@@ -161,14 +161,14 @@ def test_what_was_there_before_is_the_nodes_own_unless_it_is_missing_there(on):
 def test_once_each_node(on, monkeypatch):
     """Whoever asks: several ranks, their worker processes, those that were there before the file."""
     parts = Value("i", 0)
-    plain = file_server.Server._answer
+    plain = file_server.FileServer._answer
 
     def counted(self, path, facts, offset, body):
         told = plain(self, path, facts, offset, body)
         parts.value += bool(body)
         return told
 
-    monkeypatch.setattr(file_server.Server, "_answer", counted)
+    monkeypatch.setattr(file_server.FileServer, "_answer", counted)
     size = 3 * file_server.PART + 1
 
     def script(run):

@@ -550,9 +550,9 @@ def test_a_forked_child_raises_by_itself(on, small):
 
 
 def test_the_error_at_the_end_is_ours():
-    from autoddp.effects.deferred_errors import Losses
+    from autoddp.effects.deferred_errors import DeferredErrors
 
-    losses = Losses()
+    losses = DeferredErrors()
     losses.note("a", OSError(28, "No space left on device"))
     with pytest.raises(AutoDDPError, match="not all there: a: No space left on device; close files"):
         losses.end()

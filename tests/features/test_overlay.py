@@ -95,7 +95,7 @@ def compared(act, tmp_path, late, nproc):
                 os.path.exists("x")
                 time.sleep(LATE * run.world.rank)
             if late == "with meetings":
-                run.effects.change("a meeting", lambda: None)
+                run.effects.do_on_rank0("a meeting", lambda: None)
                 time.sleep(LATE * (run.world.rank == 0))
 
         found = act(pause)

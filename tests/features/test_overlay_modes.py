@@ -39,11 +39,11 @@ def test_a_thread_that_is_behind_finds_what_it_has_made_itself(installed, tmp_pa
             go.set()
             worker.join()
         for _ in range(3):
-            run.effects.change("a meeting", lambda: None)
+            run.effects.do_on_rank0("a meeting", lambda: None)
         go.set()
         worker.join()
         again = installed.entries("new"), installed.entries("old")
-        run.effects.change("a meeting", lambda: None)
+        run.effects.do_on_rank0("a meeting", lambda: None)
         return found, again, installed.entries("new")
 
     want = [["a", "b"], ["kept"], "renamed", "FileNotFoundError"]

@@ -12,7 +12,7 @@ WAITS = (COLLECTIVE, EFFECT, MEETING)  # a backward also computes
 
 
 @dataclass(frozen=True)
-class Standing:
+class RankStatus:
     """Where one rank stands; `for_` and `idle` in seconds.
 
     Attributes:
@@ -47,7 +47,7 @@ class Standing:
         return max(self.heard, self.waits if self.kind in WAITS else self.idle)
 
 
-class Case(Enum):
+class Diagnosis(Enum):
     """What is to be done."""
 
     FINE = "nothing"
@@ -55,19 +55,19 @@ class Case(Enum):
     STUCK = "say where each rank stands, and end"
 
 
-def judge(ranks: Sequence[Standing], timeout: float) -> tuple[Case, list[Standing]]:
+def judge(ranks: Sequence[RankStatus], timeout: float) -> tuple[Diagnosis, list[RankStatus]]:
     """The case, and the ranks that are waited for: none where all wait, each for another."""
     waiting = [r for r in ranks if r.waits >= timeout]
     if not waiting:
-        return Case.FINE, []
+        return Diagnosis.FINE, []
     gone = [r for r in ranks if r.heard >= timeout]
     if gone:
-        return Case.STUCK, gone
+        return Diagnosis.STUCK, gone
     acting = [r for r in ranks if r.kind == ACTING]
     awaited = {r.words for r in acting}  # of a batch, the first rank of each node has its own
     if acting and all(r.kind == EFFECT and r.words in awaited for r in waiting):
-        return Case.SLOW, acting  # all have agreed to wait for just this, however long it takes
+        return Diagnosis.SLOW, acting  # all have agreed to wait for just this, however long it takes
     missing = [r for r in ranks if r.kind not in (*WAITS, BACKWARD)]
     if all(r.still >= timeout for r in ranks):
-        return Case.STUCK, missing
-    return Case.SLOW, missing or [r for r in ranks if r.still < timeout]
+        return Diagnosis.STUCK, missing
+    return Diagnosis.SLOW, missing or [r for r in ranks if r.still < timeout]

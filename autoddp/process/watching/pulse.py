@@ -19,7 +19,7 @@ DEPTH = 32  # frames of a stack that are told
 
 
 @dataclass(frozen=True)
-class Look:
+class PulseReading:
     """What one look at the process has found."""
 
     at: float
@@ -29,7 +29,7 @@ class Look:
     stack: tuple[tuple[int, int], ...]  # each frame's code and line
 
 
-class Pulse:
+class ProgressProbe:
     """Looks at this process from another thread than the one that runs the script."""
 
     def __init__(self, ident: int, native: int) -> None:
@@ -47,10 +47,10 @@ class Pulse:
         self._last = now
         return now.at - self.since
 
-    def _look(self) -> Look:
+    def _look(self) -> PulseReading:
         children = sum(_seconds(pid) for pid in _descendants(os.getpid()))
         own = time.process_time() - time.thread_time()  # without what looking takes
-        return Look(time.monotonic(), own + children, _wakes(self.native), _moved(), self.places())
+        return PulseReading(time.monotonic(), own + children, _wakes(self.native), _moved(), self.places())
 
     def places(self) -> tuple[tuple[int, int], ...]:
         """Where the script's thread is: the code and line of each frame."""

@@ -20,8 +20,8 @@ from autoddp.comm.position import COLLECTIVE
 from autoddp.errors import Disagreement, RankEnded
 from autoddp.process import streams
 from autoddp.process.watching.device import Behind
-from autoddp.process.watching.judge import Case, Standing, judge
-from autoddp.process.watching.pulse import Pulse
+from autoddp.process.watching.judge import Diagnosis, RankStatus, judge
+from autoddp.process.watching.pulse import ProgressProbe
 from autoddp.report import PREFIX
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Watch:
     def __init__(self, group: Group, report: Report, timeout: float) -> None:
         self.group, self.report, self.timeout = group, report, timeout
         self.rank, self.lines = group.rank, dict(group.channel.beats)
-        self.pulse = Pulse(threading.get_ident(), threading.get_native_id())
+        self.pulse = ProgressProbe(threading.get_ident(), threading.get_native_id())
         self.behind = Behind()
         self.where = f"{socket.gethostname()}, process {os.getpid()}"
         self.said = timeout  # how long a wait was when it was last spoken of
@@ -89,7 +89,7 @@ class Watch:
         elif standing.waits >= self.timeout and self._age(0) >= self.timeout + ANSWER:
             self._end(self._report([standing], [self.known[0]]))
 
-    def _standing(self) -> Standing:
+    def _standing(self) -> RankStatus:
         kind, words, since = self.group.position.now
         waited, idle = time.monotonic() - since if kind else 0.0, self.pulse.idle()
         behind = self.behind.waits(self.pulse.places()) if self.group.native else 0.0
@@ -97,7 +97,7 @@ class Watch:
             idle = max(idle, behind)
             if not kind:  # it waits for the device, and that for other ranks
                 kind, words, waited = COLLECTIVE, self.group.exchange.passed.newest(), behind
-        return Standing(self.rank, kind, words, waited, idle, self.pulse.line(), os.getpid())
+        return RankStatus(self.rank, kind, words, waited, idle, self.pulse.line(), os.getpid())
 
     def _age(self, rank: int) -> float:
         return time.monotonic() - self.heard[rank]
@@ -116,7 +116,7 @@ class Watch:
 
     def _note(self, rank: int, what: str, told: Any) -> None:
         if what == "at":
-            self.known[rank] = Standing(**told)
+            self.known[rank] = RankStatus(**told)
         elif what == "passed":
             self.group.exchange.hear(rank, told)
         elif what == "stack":
@@ -128,15 +128,15 @@ class Watch:
 
     # ---- rank 0
 
-    def _judge(self, own: Standing) -> None:
+    def _judge(self, own: RankStatus) -> None:
         others = [self.known[rank] for rank in self.lines]
-        ranks = [own, *(Standing(**vars(r) | {"heard": self._age(r.rank)}) for r in others)]
+        ranks = [own, *(RankStatus(**vars(r) | {"heard": self._age(r.rank)}) for r in others)]
         case, missing = judge(ranks, self.timeout)
         waited = max((r.waits for r in ranks), default=0.0)
-        if case is Case.STUCK:
+        if case is Diagnosis.STUCK:
             self._ask()
             self._end(self._report(ranks, missing))
-        elif case is Case.FINE:
+        elif case is Diagnosis.FINE:
             self.said = self.timeout
         elif waited >= self.said:
             self.said = 2 * waited  # again when it is twice as long
@@ -151,7 +151,7 @@ class Watch:
             self._hear()
             time.sleep(0.02)
 
-    def _report(self, ranks: list[Standing], missing: list[Standing]) -> list[str]:
+    def _report(self, ranks: list[RankStatus], missing: list[RankStatus]) -> list[str]:
         self.stacks[self.rank] = [self.where, *self.pulse.stack()]
         since = min(r.still for r in ranks)
         lines = [
@@ -164,7 +164,7 @@ class Watch:
             lines += [f"    {frame}" for frame in frames]
         return lines
 
-    def _why(self, missing: list[Standing]) -> str:
+    def _why(self, missing: list[RankStatus]) -> str:
         if missing:
             return "missing: " + ", ".join(f"rank {r.rank}" for r in missing)
         if self.ended:
@@ -188,18 +188,18 @@ class Watch:
         os._exit(CODE)
 
 
-def _unheard(rank: int) -> Standing:
-    return Standing(rank, "", "", 0.0, 0.0, "?")
+def _unheard(rank: int) -> RankStatus:
+    return RankStatus(rank, "", "", 0.0, 0.0, "?")
 
 
-def _does(r: Standing) -> str:
+def _does(r: RankStatus) -> str:
     if r.waits:
         return f"has waited for {r.waits:.0f} s in «{r.words}»"
     busy = f", idle for {r.idle:.0f} s" if r.idle >= 1 else ""
     return f"is at {r.line}{busy}"
 
 
-def _slow(ranks: list[Standing], missing: list[Standing]) -> str:
+def _slow(ranks: list[RankStatus], missing: list[RankStatus]) -> str:
     waiting = max(ranks, key=lambda r: r.waits)
     whom = ", ".join(f"rank {r.rank}, at {r.line}" for r in missing)
     return f"rank {waiting.rank} has waited for {waiting.waits:.0f} s in «{waiting.words}» for {whom}"

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autoddp.tools.bench.figures import Row
-from autoddp.tools.bench.parts import GATHERING, GRADIENTS, LOADING
-from autoddp.tools.bench.ways import GLOBAL, LOCAL, PLAIN, SCALED
+from autoddp.tools.bench.phases import GATHERING, GRADIENTS, LOADING
+from autoddp.tools.bench.variants import GLOBAL, LOCAL, PLAIN, SCALED
 
 MUCH = 0.3  # of a step, for loading
 SOME = 0.2  # of a step, for what ranks say to each other
@@ -19,7 +19,7 @@ SAME = 0.05  # of a loss that one process has, too: a chaotic training drifts ap
 
 
 @dataclass(frozen=True)
-class Case:
+class RowEvidence:
     """What is known of a row when it is judged."""
 
     title: str
@@ -61,7 +61,7 @@ class Case:
 class Rule:
     """Weighs nothing where it does not apply; of several rows the heaviest is spoken of."""
 
-    weight: Callable[[Case], float]
+    weight: Callable[[RowEvidence], float]
     words: str
 
 
@@ -148,9 +148,9 @@ def advice(rows: Sequence[Row], cores: int, gpus: int, ended: bool) -> list[str]
     return sentences(found)
 
 
-def case_of(row: Row, plain: Row, cores: int, gpus: int, ended: bool) -> Case:
+def case_of(row: Row, plain: Row, cores: int, gpus: int, ended: bool) -> RowEvidence:
     """What the rules look at."""
-    return Case(
+    return RowEvidence(
         title=row.way.title,
         kind=row.way.kind,
         ranks=row.way.devices,
@@ -170,7 +170,7 @@ def case_of(row: Row, plain: Row, cores: int, gpus: int, ended: bool) -> Case:
     )
 
 
-def sentences(cases: Sequence[Case]) -> list[str]:
+def sentences(cases: Sequence[RowEvidence]) -> list[str]:
     """The fastest row, and those of all rules."""
     ranks = [case for case in cases if case.split]
     found = [fastest(ranks)] if ranks and len(cases) > 1 else []
@@ -181,7 +181,7 @@ def sentences(cases: Sequence[Case]) -> list[str]:
     return found or [NOTHING]
 
 
-def fastest(ranks: Sequence[Case]) -> str:
+def fastest(ranks: Sequence[RowEvidence]) -> str:
     """Of the rows that have the numbers of one process, and of all."""
     ordered = sorted(ranks, key=lambda case: -case.speed_up)
     best = ordered[0]

@@ -14,14 +14,14 @@ from autoddp.options import Options
 from autoddp.process import devices
 from autoddp.process.script import Script
 from autoddp.report import PREFIX
-from autoddp.tools.bench import guest, nodes, plot
+from autoddp.tools.bench import guest, plot, remote
 from autoddp.tools.bench.advice import advice
 from autoddp.tools.bench.figures import Row, figures
-from autoddp.tools.bench.nodes import Host, Others
+from autoddp.tools.bench.remote import Host, Others
 from autoddp.tools.bench.show import tell
-from autoddp.tools.bench.ways import LOCAL, SCALED, Way, ways
+from autoddp.tools.bench.variants import LOCAL, SCALED, Way, ways
 from autoddp.tools.rehearse import picture, runs
-from autoddp.tools.rehearse.ending import tail
+from autoddp.tools.rehearse.log_tail import tail
 from autoddp.tools.rehearse.parents import Parents
 from autoddp.tools.rehearse.progress import Progress
 from autoddp.tools.rehearse.runs import Left, Runner
@@ -36,7 +36,7 @@ SHARE = "per-rank rows are of the local view: what they print is of rank 0's sha
 
 
 @dataclass(frozen=True)
-class Wanted:
+class BenchOptions:
     """The options of `autoddp bench` that `autoddp run` has not."""
 
     nproc: tuple[int, ...] = ()
@@ -66,7 +66,7 @@ class NotRun(Exception):
         self.lines = list(lines)
 
 
-def run(script: Script, options: Options, wanted: Wanted, parents: Parents | None = None) -> int:
+def run(script: Script, options: Options, wanted: BenchOptions, parents: Parents | None = None) -> int:
     """Measure, and tell; 0, or 1 if a row failed, 2 if one process cannot run it.
 
     Every run is in a private copy of the folder. Rows alternate: each round runs all of them once, so that
@@ -86,13 +86,13 @@ def run(script: Script, options: Options, wanted: Wanted, parents: Parents | Non
     check(script, options, wanted)
     if options.node_rank:
         return guest.take_part(script, RECORDER, options)
-    with Others(options, nodes.command(script)) as others:
+    with Others(options, remote.command(script)) as others:
         others.code = measured(script, options, wanted, parents, others)
     return others.code
 
 
 def measured(
-    script: Script, options: Options, wanted: Wanted, parents: Parents | None, others: Others
+    script: Script, options: Options, wanted: BenchOptions, parents: Parents | None, others: Others
 ) -> int:
     """What `run` does on node 0, which is the only one as a rule."""
     names = devices.there(os.environ).names
@@ -124,14 +124,14 @@ def counts(given: Sequence[int], gpus: int) -> list[int]:
     return [2**k for k in range(1, max(2, gpus).bit_length())]
 
 
-def check(script: Script, options: Options, wanted: Wanted) -> None:
+def check(script: Script, options: Options, wanted: BenchOptions) -> None:
     """Check that all that is asked for can be done.
 
     Raises:
         BadInput: It cannot.
     """
     runs.check(script, options, "bench")
-    nodes.check(options, wanted.nnodes)
+    remote.check(options, wanted.nnodes)
     if wanted.plot is not None:
         picture.check(wanted.plot)
 
@@ -139,7 +139,7 @@ def check(script: Script, options: Options, wanted: Wanted) -> None:
 class Bench:
     """The rows, round by round."""
 
-    def __init__(self, runner: Runner, found: Sequence[Way], wanted: Wanted) -> None:
+    def __init__(self, runner: Runner, found: Sequence[Way], wanted: BenchOptions) -> None:
         self.runner, self.wanted = runner, wanted
         self.rows = [Row(way) for way in found]
         self.by_hand: int | None = None  # rows of a batch, where no loader makes it
@@ -193,7 +193,7 @@ class Bench:
             self.notes = [NO_LOADER] if left.ends[0].get("by hand") else [NO_LOADER, NO_BATCH]
 
 
-def finish(bench: Bench, notes: list[str], wanted: Wanted, quiet: bool, devices: int) -> int:
+def finish(bench: Bench, notes: list[str], wanted: BenchOptions, quiet: bool, devices: int) -> int:
     """Tables, advice, picture and JSON; the exit code."""
     rows, cores = bench.rows, len(os.sched_getaffinity(0))
     notes = [*notes, *bench.notes, *said_of(rows, wanted)]
@@ -218,7 +218,7 @@ def finish(bench: Bench, notes: list[str], wanted: Wanted, quiet: bool, devices:
     return SOME_FAILED if any(row.failed for row in rows) else 0
 
 
-def said_of(rows: Sequence[Row], wanted: Wanted) -> list[str]:
+def said_of(rows: Sequence[Row], wanted: BenchOptions) -> list[str]:
     """What a reader of the tables has to know."""
     first = rows[0].rounds[0]
     lines = [

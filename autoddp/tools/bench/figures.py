@@ -8,8 +8,8 @@ import statistics
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from autoddp.tools.bench.parts import PARTS
-from autoddp.tools.bench.ways import Way
+from autoddp.tools.bench.phases import PARTS
+from autoddp.tools.bench.variants import Way
 from autoddp.tools.rehearse.runs import Left
 
 COMPUTING = "computing"

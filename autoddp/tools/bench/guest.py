@@ -17,15 +17,15 @@ from autoddp.launch import PORT, say
 from autoddp.options import Options
 from autoddp.process.script import Script
 from autoddp.report import PREFIX
-from autoddp.tools.bench.nodes import HELLO, MEET, Line, command
+from autoddp.tools.bench.remote import HELLO, MEET, NodeLine, command
 from autoddp.tools.rehearse import runs
-from autoddp.tools.rehearse.ending import tail
+from autoddp.tools.rehearse.log_tail import tail
 from autoddp.tools.rehearse.runs import Runner
 
 AGAIN = 0.2  # seconds until a node looks for node 0 once more
 
 
-class Over(Exception):
+class RunOverrun(Exception):
     """Node 0 has more to say, or has ended, while a run goes on."""
 
 
@@ -34,7 +34,7 @@ class Guest(Runner):
     """Another node's runs."""
 
     node: int = 0
-    line: Line | None = None
+    line: NodeLine | None = None
 
     def __post_init__(self) -> None:
         self.shared = self.root.exists()  # node 0's folder is seen from here
@@ -54,7 +54,7 @@ class Guest(Runner):
     def _look(self, name: str, steps: int) -> None:
         assert self.line is not None
         if self.line.has_news():
-            raise Over
+            raise RunOverrun
 
     def close(self) -> None:
         """Leave nothing behind of its own."""
@@ -80,7 +80,7 @@ def take_part(script: Script, recorder: str, options: Options) -> int:
         try:
             with runs.enough_room(guest.root):
                 while "end" not in (order := line.receive()):
-                    with contextlib.suppress(Over):
+                    with contextlib.suppress(RunOverrun):
                         line.send(recorded(guest, options, order["name"], **order["how"]))
         finally:
             line.close()
@@ -89,7 +89,7 @@ def take_part(script: Script, recorder: str, options: Options) -> int:
     return int(order["end"])
 
 
-def find(options: Options) -> Line:
+def find(options: Options) -> NodeLine:
     """Node 0, as soon as it is there.
 
     Raises:
@@ -99,7 +99,7 @@ def find(options: Options) -> Line:
     say(options, f"waiting for node 0 at {where[0]}:{where[1]}")
     while time.monotonic() < deadline:
         try:
-            return Line(0, socket.create_connection(where, HELLO))
+            return NodeLine(0, socket.create_connection(where, HELLO))
         except OSError:
             time.sleep(AGAIN)
     raise AutoDDPError(

@@ -38,25 +38,25 @@ from autoddp.comm import accelerator
 from autoddp.comm.group import Group
 from autoddp.comm.world import World
 from autoddp.tools.bench import replicate
-from autoddp.tools.bench.parts import GATHERING, GRADIENTS, LOADING, Parts
+from autoddp.tools.bench.phases import GATHERING, GRADIENTS, LOADING, Parts
 from autoddp.tools.rehearse.recording import Enough, value
-from autoddp.tools.rehearse.task import Task
+from autoddp.tools.rehearse.task import RunTask
 from autoddp.training.iterator import LoaderIterator
 from autoddp.training.replica import Replicas
 
 MOST = 10_000  # losses that are kept, the last ones
 
 
-def record(task: Task, world: World, undo: ExitStack) -> Recorder:
+def record(task: RunTask, world: World, undo: ExitStack) -> TimeRecorder:
     """The recorder of a run, which records from here on."""
     if task.settings.get("data_parallel"):
         replicate.setup(undo)
-    recorder = Recorder(Path(task.records), world, task.steps)
+    recorder = TimeRecorder(Path(task.records), world, task.steps)
     recorder.setup(undo)
     return recorder
 
 
-class Recorder:
+class TimeRecorder:
     """One process's."""
 
     def __init__(self, folder: Path, world: World, steps: int | None) -> None:
@@ -247,7 +247,7 @@ class Recorder:
 class Timed(LoaderIterator):
     """A loader's iterator, of which every `next` is timed."""
 
-    def __init__(self, recorder: Recorder, inner: Any) -> None:
+    def __init__(self, recorder: TimeRecorder, inner: Any) -> None:
         super().__init__(inner)
         self.recorder = recorder
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import data_parallel
 
 
-class Replicas:
+class ModuleReplicas:
     """What a script calls is replicated at each call, as `nn.DataParallel` does."""
 
     def __init__(self, devices: list[int]) -> None:
@@ -31,7 +31,7 @@ class Replicas:
 
 def setup(undo: ExitStack) -> None:
     """From here on, on all GPUs that this process sees."""
-    replicas, plain = Replicas(list(range(torch.cuda.device_count()))), nn.Module.__call__
+    replicas, plain = ModuleReplicas(list(range(torch.cuda.device_count()))), nn.Module.__call__
 
     def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return replicas.call(plain, module, args, kwargs)

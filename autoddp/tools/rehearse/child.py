@@ -20,26 +20,26 @@ from autoddp.process import streams
 from autoddp.process.script import Script, finish, forget
 from autoddp.report import PREFIX
 from autoddp.tools.rehearse.parents import serve
-from autoddp.tools.rehearse.task import Task
+from autoddp.tools.rehearse.task import RunTask
 
 SEED = 20250131  # of every generator, before the script seeds its own
 
 
 @dataclass(frozen=True)
-class Watched(Script):
+class RecordedScript(Script):
     """A script that is recorded while it runs."""
 
-    task: Task | None = None
+    task: RunTask | None = None
 
     def run(self, whole_traceback: bool = False, ended: Sequence[Callable[[], None]] = ()) -> int:
         """As any script, within the recorder and the guard."""
         from autoddp.patching import Installation
-        from autoddp.tools.rehearse.guard import Backups, Guard
+        from autoddp.tools.rehearse.guard import Backups, OutsideGuard
 
         task, world = self.task, HERE.find()
         assert task is not None
         seed()
-        guard = Guard(Path(task.root), Path(task.kept))
+        guard = OutsideGuard(Path(task.root), Path(task.kept))
         guard.setup(ExitStack())  # to the very end of the process: files are written at exit, too
         with ExitStack() as undo:
             if world.world_size == 1:
@@ -63,8 +63,8 @@ def seed() -> None:
 
 def main(fd: str, ranks: str) -> NoReturn:
     """Be a parent of runs, and in each fork run its task and end as `autoddp run` does."""
-    task = Task.read(serve(int(fd), ranks == "1"))
-    script = Watched(task.script, task.args, task.module, task)
+    task = RunTask.read(serve(int(fd), ranks == "1"))
+    script = RecordedScript(task.script, task.args, task.module, task)
     options = Options.from_json(task.options)
     try:
         code = launch.run(script, options)

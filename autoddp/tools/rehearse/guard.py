@@ -16,7 +16,7 @@ from autoddp.effects.caches import NAMED, NOBODYS, PARTS
 from autoddp.effects.witness import CHANGES, WRITES
 from autoddp.effects.writers import CHECKPOINT, WRITERS, Writer
 from autoddp.patching import Feature, patch
-from autoddp.tools.rehearse.kept import JOURNAL, copy
+from autoddp.tools.rehearse.backup import JOURNAL, copy
 
 # Python's own events beyond those that the witness knows, and how many of their arguments are names.
 MORE = {"os.mkdir": 1, "shutil.rmtree": 1, "os.chmod": 1, "os.utime": 1, "tempfile.mkdtemp": 1}
@@ -24,7 +24,7 @@ EVENTS = CHANGES | MORE
 FOLLOW = frozenset(["open", "sqlite3.connect", "os.truncate", "os.chmod", "os.utime"])  # a link's target
 
 
-class Guard:
+class OutsideGuard:
     """Sees what this process, or one forked from it, is about to change outside of `free`.
 
     Args:
@@ -104,7 +104,7 @@ class Backups(Feature):
 
     name: ClassVar[str] = "backups"
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: OutsideGuard) -> None:
         super().__init__()
         self.guard = guard
 

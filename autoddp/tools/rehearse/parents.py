@@ -50,7 +50,7 @@ class Forked:
             os.kill(self.pid, number)
 
 
-class Parent:
+class WarmParent:
     """A process that has imported torch and forks a run whenever it is asked to."""
 
     def __init__(self, environ: Mapping[str, str], ranks: bool) -> None:
@@ -86,15 +86,15 @@ class Parents:
     """Those that were needed so far, by the variables that they were started with."""
 
     def __init__(self) -> None:
-        self.known: dict[tuple[Any, ...], Parent] = {}
+        self.known: dict[tuple[Any, ...], WarmParent] = {}
         self.temporary = tempfile.mkdtemp(prefix="autoddp-")  # what torch's compiler makes when imported
 
-    def of(self, ranks: bool, environ: Mapping[str, str]) -> Parent:
+    def of(self, ranks: bool, environ: Mapping[str, str]) -> WarmParent:
         """The one for such runs, started if there is none yet."""
         asked = settled(environ) | FIXED
         key = ranks, *sorted(item for item in asked.items() if item[0] not in PASSING)
         if key not in self.known:
-            self.known[key] = Parent(asked | {"TMPDIR": self.temporary}, ranks)
+            self.known[key] = WarmParent(asked | {"TMPDIR": self.temporary}, ranks)
         return self.known[key]
 
     def close(self) -> None:

@@ -22,11 +22,11 @@ from autoddp.errors import BadInput
 from autoddp.options import Options
 from autoddp.process import own_ddp
 from autoddp.process.script import Script
-from autoddp.process.source import Found
-from autoddp.tools.rehearse.kept import put_back
-from autoddp.tools.rehearse.parents import FIXED, Forked, Parent, Parents, settled
+from autoddp.process.source import SourceFacts
+from autoddp.tools.rehearse.backup import put_back
+from autoddp.tools.rehearse.parents import FIXED, Forked, Parents, WarmParent, settled
 from autoddp.tools.rehearse.sandbox import copy_folder
-from autoddp.tools.rehearse.task import Task
+from autoddp.tools.rehearse.task import RunTask
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 TICK = 0.1  # seconds between two looks at a run
@@ -67,7 +67,7 @@ class Runner:
     """
 
     script: Script
-    recorder: str  # see `Task`
+    recorder: str  # see `RunTask`
     follow: Callable[[str, int], None] = lambda name, steps: None
     root: Path = field(default_factory=lambda: Path(os.path.realpath(tempfile.mkdtemp(prefix="autoddp-"))))
     parents: Parents = field(default_factory=Parents)
@@ -95,7 +95,7 @@ class Runner:
         for folder in (results, results / "records", results / "kept"):
             folder.mkdir()
         report = str(results / "report.json") if options.nproc * options.nnodes > 1 else None
-        task = Task(
+        task = RunTask(
             self._script(work),
             self.script.args,
             self.script.module,
@@ -146,12 +146,12 @@ class Runner:
             return path
         return str(work / path.removeprefix(here)) if os.path.isabs(self.script.name) else self.script.name
 
-    def _follow(self, name: str, results: Path, work: Path, task: Task, more: Mapping[str, str]) -> int:
+    def _follow(self, name: str, results: Path, work: Path, task: RunTask, more: Mapping[str, str]) -> int:
         """Its exit code, as the shell knows it."""
         options = Options.from_json(task.options)
         assert options.nproc is not None
         environ = settled(os.environ) | FIXED | dict(more) | {"TMPDIR": str(self.root / "tmp")}
-        seen = Lines(results / "records" / "0.jsonl")
+        seen = LineCount(results / "records" / "0.jsonl")
         forked = self.parent(options.nproc, options.nnodes).fork(
             str(results / "task.json"), work, environ, (results / "out", results / "err")
         )
@@ -167,7 +167,7 @@ class Runner:
         """At a run that goes on."""
         self.follow(name, steps)
 
-    def parent(self, nproc: int, nnodes: int = 1) -> Parent:
+    def parent(self, nproc: int, nnodes: int = 1) -> WarmParent:
         """The process that such a run is forked from; started now if it is not there yet."""
         ranks = nproc * nnodes > 1
         threads = {"OMP_NUM_THREADS": launch.threads(nproc)} if ranks else {}
@@ -184,7 +184,7 @@ def end(forked: Forked) -> None:
         forked.wait(GRACE)
 
 
-class Lines:
+class LineCount:
     """How many lines a file that grows has by now."""
 
     def __init__(self, path: Path) -> None:
@@ -210,7 +210,7 @@ def check(script: Script, options: Options, command: str) -> None:
     script.find()
     launch.check_disabled(options)
     outside_of_a_job(command)
-    own = own_ddp.of(Found() if options.own_ddp == "no" else script.read(), options.own_ddp)
+    own = own_ddp.of(SourceFacts() if options.own_ddp == "no" else script.read(), options.own_ddp)
     if own.kind is not own_ddp.Kind.VIEW:
         raise BadInput(
             f"{script.name} is distributed by itself ({own.line or '--own-ddp yes'}): autoddp run is its "

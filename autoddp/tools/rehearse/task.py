@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Task:
+class RunTask:
     """What a run is told."""
 
     script: str
@@ -28,7 +28,7 @@ class Task:
         return json.dumps(asdict(self))
 
     @classmethod
-    def read(cls, path: str) -> Task:
+    def read(cls, path: str) -> RunTask:
         """The inverse."""
         values = json.loads(Path(path).read_text())
         return cls(**values | {"args": tuple(values["args"])})

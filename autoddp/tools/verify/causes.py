@@ -31,7 +31,7 @@ class Cause:
 
 
 @dataclass(frozen=True)
-class Case:
+class CauseEvidence:
     """All that is known of a difference.
 
     Attributes:
@@ -51,7 +51,7 @@ class Case:
     wide: Findings | None = None
 
 
-def cause_of(case: Case) -> Cause | None:
+def cause_of(case: CauseEvidence) -> Cause | None:
     """The first that is so, as far as these runs tell."""
     rules = (decides, unrepeated, stops, augments, own_draws, own_statistics, left_out, tipped)
     return next((found for rule in rules for found in rule(case)), None)
@@ -67,7 +67,7 @@ def unknown(tried: Iterable[tuple[str, ...]]) -> Cause:
     )
 
 
-def unrepeated(case: Case) -> Iterator[Cause]:
+def unrepeated(case: CauseEvidence) -> Iterator[Cause]:
     """One process alone gives other numbers each time."""
     yield from repeats(case.control)
 
@@ -86,7 +86,7 @@ def repeats(control: Findings) -> Iterator[Cause]:
             return
 
 
-def decides(case: Case) -> Iterator[Cause]:
+def decides(case: CauseEvidence) -> Iterator[Cause]:
     """The script does one thing on one rank, and another elsewhere."""
     ended = case.ranks.code != 0  # then who came how far is chance
     first = next((d for d in case.among.differences if not (ended and d.aspect == STEPS)), None)
@@ -101,7 +101,7 @@ def decides(case: Case) -> Iterator[Cause]:
     )
 
 
-def stops(case: Case) -> Iterator[Cause]:
+def stops(case: CauseEvidence) -> Iterator[Cause]:
     """The ranks ended in an error that one process does not have."""
     if case.ranks.code == 0 or not case.findings.of("ending"):
         return
@@ -124,7 +124,7 @@ def stops(case: Case) -> Iterator[Cause]:
     )
 
 
-def augments(case: Case) -> Iterator[Cause]:
+def augments(case: CauseEvidence) -> Iterator[Cause]:
     """A data set draws, and each rank fetches its rows of it alone."""
     drawn = [d for d in case.ranks.decisions if "its data set draws random numbers: each" in d["what"]]
     if drawn and case.findings.steps:
@@ -136,7 +136,7 @@ def augments(case: Case) -> Iterator[Cause]:
         )
 
 
-def own_draws(case: Case) -> Iterator[Cause]:
+def own_draws(case: CauseEvidence) -> Iterator[Cause]:
     """Draws inside a model that are each rank's own."""
     drawn = [d for d in case.ranks.decisions if d["kind"] == "draws"]
     if case.findings.steps and (drawn or case.options.draws == "own"):
@@ -144,7 +144,7 @@ def own_draws(case: Case) -> Iterator[Cause]:
         yield Cause("draws", f"random draws inside a model: {what}", "--draws whole")
 
 
-def own_statistics(case: Case) -> Iterator[Cause]:
+def own_statistics(case: CauseEvidence) -> Iterator[Cause]:
     """BatchNorm over the rows of each rank."""
     if case.options.batchnorm == "local":
         yield Cause(
@@ -152,7 +152,7 @@ def own_statistics(case: Case) -> Iterator[Cause]:
         )
 
 
-def left_out(case: Case) -> Iterator[Cause]:
+def left_out(case: CauseEvidence) -> Iterator[Cause]:
     """What the user has turned off."""
     if case.options.disable:
         names = ",".join(case.options.disable)
@@ -163,7 +163,7 @@ def left_out(case: Case) -> Iterator[Cause]:
         )
 
 
-def tipped(case: Case) -> Iterator[Cause]:
+def tipped(case: CauseEvidence) -> Iterator[Cause]:
     """Rounding made the script go another way: in float64 it does not."""
     if case.wide is not None and case.wide.equal:
         yield Cause(

@@ -12,16 +12,16 @@ from autoddp.errors import BadInput
 from autoddp.options import Options
 from autoddp.process.script import Script
 from autoddp.tools.rehearse import picture, runs
-from autoddp.tools.rehearse.ending import tail
+from autoddp.tools.rehearse.log_tail import tail
 from autoddp.tools.rehearse.parents import Parents
 from autoddp.tools.rehearse.progress import Progress
 from autoddp.tools.rehearse.runs import NOTHING, Left, Runner
 from autoddp.tools.verify import plot
-from autoddp.tools.verify.causes import Case, Cause, cause_of, repeats, rounding, unknown
+from autoddp.tools.verify.bisection import Trials
+from autoddp.tools.verify.causes import Cause, CauseEvidence, cause_of, repeats, rounding, unknown
 from autoddp.tools.verify.findings import OTHER, Difference, Findings
 from autoddp.tools.verify.show import tell
-from autoddp.tools.verify.trials import Trials
-from autoddp.tools.verify.verdict import DIFFERENT, EQUAL, NOT_RUN, Verdict
+from autoddp.tools.verify.verdict import DIFFERENT, EQUAL, NOT_RUN, Conclusion
 
 RECORDER = "autoddp.tools.verify.recorder:record"
 # One process that sums in another order: how far rounding alone carries this training. Torch and its
@@ -32,7 +32,7 @@ OTHER_ORDER = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Wanted:
+class VerifyOptions:
     """The options of `autoddp verify` that `autoddp run` has not."""
 
     steps: int | None = None
@@ -48,7 +48,7 @@ class Wanted:
             raise BadInput(f"--json is {self.json}, but there is no folder {folder}; make it first")
 
 
-def run(script: Script, options: Options, wanted: Wanted, parents: Parents | None = None) -> int:
+def run(script: Script, options: Options, wanted: VerifyOptions, parents: Parents | None = None) -> int:
     """Compare; 0 if equal, 1 if different, 2 if one process cannot run it.
 
     Args:
@@ -79,7 +79,7 @@ def run(script: Script, options: Options, wanted: Wanted, parents: Parents | Non
     return verdict.code
 
 
-def check(script: Script, options: Options, wanted: Wanted) -> int:
+def check(script: Script, options: Options, wanted: VerifyOptions) -> int:
     """How many ranks, if all that is asked for can be done.
 
     Raises:
@@ -97,13 +97,13 @@ def check(script: Script, options: Options, wanted: Wanted) -> int:
 class Verification:
     """The runs that it takes, each only if it is needed."""
 
-    def __init__(self, runner: Runner, options: Options, nproc: int, wanted: Wanted) -> None:
+    def __init__(self, runner: Runner, options: Options, nproc: int, wanted: VerifyOptions) -> None:
         self.runner, self.options, self.nproc, self.wanted = runner, options, nproc, wanted
         self.seconds: dict[str, float] = {}
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Conclusion:
         """What comes of it."""
-        verdict = Verdict(self.runner.script.name, self.nproc, seconds=self.seconds)
+        verdict = Conclusion(self.runner.script.name, self.nproc, seconds=self.seconds)
         for nproc in (1, self.nproc):  # both import torch at once
             self.runner.parent(nproc)
         one = self._run("one process", 1)
@@ -160,7 +160,7 @@ class Verification:
             found.excuse(control)
         return found, control
 
-    def _notes(self, verdict: Verdict, one: Left, ranks: Left) -> None:
+    def _notes(self, verdict: Conclusion, one: Left, ranks: Left) -> None:
         verdict.notes += verdict.findings.notes
         came = min(len(left.steps.get(0, [])) for left in (one, ranks))
         if self.wanted.steps is not None and came >= self.wanted.steps:
@@ -179,7 +179,7 @@ class Verification:
                 f"that sums in another order; the largest: {worst.told()}"
             )
 
-    def _widen(self, verdict: Verdict) -> None:
+    def _widen(self, verdict: Conclusion) -> None:
         """The same in float64, where rounding is too small to be taken for an error."""
         if not self.wanted.float64:
             return
@@ -197,7 +197,7 @@ class Verification:
             "is what was printed and written then; half precision stayed"
         )
 
-    def _judge(self, verdict: Verdict, one: Left, ranks: Left) -> None:
+    def _judge(self, verdict: Conclusion, one: Left, ranks: Left) -> None:
         findings, wide = verdict.findings, verdict.wide
         exact = wide is None or wide.equal
         only_rounding = wide is not None and rounding(findings)
@@ -208,7 +208,7 @@ class Verification:
         verdict.why = f"{self.nproc} ranks do not give the numbers of one process"
         if ranks.code:
             verdict.tail = tail(ranks.err)
-        case = Case(findings, verdict.among, verdict.control, ranks, self.options, wide)
+        case = CauseEvidence(findings, verdict.among, verdict.control, ranks, self.options, wide)
         verdict.cause = cause_of(case) or self._search(one, findings, verdict.control)
 
     def _search(self, one: Left, findings: Findings, control: Findings) -> Cause:
@@ -260,7 +260,7 @@ def among(ranks: Left) -> Findings:
     return compare_ranks(ranks.steps)
 
 
-def explain(verdict: Verdict) -> str:
+def explain(verdict: Conclusion) -> str:
     """Why it counts as equal."""
     if verdict.wide is not None:
         return f"in float64 no number is off by more than {verdict.wide.largest:.1e}" + (

@@ -24,14 +24,14 @@ from autoddp.comm import accelerator
 from autoddp.comm.world import World
 from autoddp.report import users_line
 from autoddp.tools.rehearse.recording import Enough, value
-from autoddp.tools.rehearse.task import Task
-from autoddp.tools.verify import wider
+from autoddp.tools.rehearse.task import RunTask
+from autoddp.tools.verify import float64_mode
 from autoddp.view.names import named_modules
 
 SIGNS = 4096  # length of the fixed row of signs that numbers are summed with
 
 
-class Recorder:
+class StepRecorder:
     """One line of JSON after every step of any optimizer, and one at the end.
 
     All ranks read every loss, so that those who sum it over the ranks meet.
@@ -136,13 +136,13 @@ class Recorder:
         os.write(self.file, json.dumps(record).encode() + b"\n")
 
 
-def record(task: Task, world: World, undo: ExitStack) -> Recorder:
+def record(task: RunTask, world: World, undo: ExitStack) -> StepRecorder:
     """The recorder of a run, which records from here on."""
     if task.settings.get("other_order"):
         torch.set_num_threads(1 if torch.get_num_threads() > 1 else 2)
     if task.settings.get("float64"):
-        wider.setup(undo)
-    recorder = Recorder(Path(task.records), world.rank, task.steps)
+        float64_mode.setup(undo)
+    recorder = StepRecorder(Path(task.records), world.rank, task.steps)
     recorder.setup(undo)
     return recorder
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autoddp.report import PREFIX
 from autoddp.tools.verify.findings import ASPECTS, Difference, Findings
-from autoddp.tools.verify.verdict import DIFFERENT, NOT_RUN, WORDS, Verdict
+from autoddp.tools.verify.verdict import DIFFERENT, NOT_RUN, WORDS, Conclusion
 
 PLURALS = {
     "steps": "steps",
@@ -22,12 +22,12 @@ TOGETHER = 4  # differences of the first step that differs that are shown
 GAP = "  "
 
 
-def tell(verdict: Verdict) -> None:
+def tell(verdict: Conclusion) -> None:
     """All of it on stdout."""
     print("\n".join(lines(verdict)))
 
 
-def lines(verdict: Verdict) -> list[str]:
+def lines(verdict: Conclusion) -> list[str]:
     """The answer first; then what led to it."""
     found = [f"{PREFIX} {WORDS[verdict.code]}: {verdict.why}"]
     if verdict.cause is not None:
@@ -54,7 +54,7 @@ def first(one: str, other: str, differences: list[Difference], title: str = "fir
     return ["", *aligned(rows)]
 
 
-def table(verdict: Verdict) -> list[list[str]]:
+def table(verdict: Conclusion) -> list[list[str]]:
     """One row for each thing that was compared."""
     control = verdict.control if verdict.control.counts else None
     made = [

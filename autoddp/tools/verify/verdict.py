@@ -13,7 +13,7 @@ WORDS = {EQUAL: "equal", DIFFERENT: "different", NOT_RUN: "could not run"}
 
 
 @dataclass
-class Verdict:
+class Conclusion:
     """Of one script on some number of ranks."""
 
     script: str

@@ -20,7 +20,7 @@ from autoddp.training.sharing.lines import BATCH, ENDED, RAISED, STEP, YOURSELF,
 from autoddp.training.sharing.memory import Memory
 from autoddp.training.sharing.moves import Moves, follow, moves, raised, told
 from autoddp.training.sharing.parcel import Parcel, Unfit, pack
-from autoddp.training.sharing.stamp import Look
+from autoddp.training.sharing.stamp import DatasetWatch
 from autoddp.view.generators import Generators
 
 if TYPE_CHECKING:
@@ -141,10 +141,10 @@ class Course:
             yield
 
 
-class Given:
+class FirstRankFetch:
     """The fetch of a loader without workers, on the first rank."""
 
-    def __init__(self, course: Course, real: Any, look: Look, part: Callable[[str], bool]) -> None:
+    def __init__(self, course: Course, real: Any, look: DatasetWatch, part: Callable[[str], bool]) -> None:
         self.course, self.real, self.look = course, real, look
         self.part = part  # told why all have to load; returns whether they do from then on
         self.each = False

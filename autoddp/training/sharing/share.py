@@ -17,8 +17,8 @@ from autoddp.training.iterator import LoaderIterator
 from autoddp.training.sampling import Fetching
 from autoddp.training.sharing.lines import MADE, RAISED, STEP, Lines, meet
 from autoddp.training.sharing.moves import moves, told
-from autoddp.training.sharing.passes import STRIKES, Course, Given, Taken
-from autoddp.training.sharing.stamp import Look
+from autoddp.training.sharing.passes import STRIKES, Course, FirstRankFetch, Taken
+from autoddp.training.sharing.stamp import DatasetWatch
 from autoddp.training.sharing.workers import Follower, Leading, Steps
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Pass(LoaderIterator):
             return next(self.inner)
         except StopIteration:
             fetcher = getattr(self.inner, "_dataset_fetcher", None)
-            if isinstance(fetcher, (Given, Taken)):
+            if isinstance(fetcher, (FirstRankFetch, Taken)):
                 fetcher.end()
             raise
 
@@ -119,8 +119,8 @@ class Sharing:
         if course.first:
             if course.batched:
                 real.collate_fn = course.memory.collate
-            look = Look(loader.dataset, loader.collate_fn)
-            inner._dataset_fetcher = Given(course, real, look, parted)
+            look = DatasetWatch(loader.dataset, loader.collate_fn)
+            inner._dataset_fetcher = FirstRankFetch(course, real, look, parted)
         else:
             inner._dataset_fetcher = Taken(course, real, parted, once)
 

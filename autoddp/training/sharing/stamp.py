@@ -161,7 +161,7 @@ class Stamp:
         self._todo.append((where, space().get(name)))
 
 
-class Look:
+class DatasetWatch:
     """At the data set, before and after a fetch: at each as long as that is cheap, else now and then.
 
     Attributes:

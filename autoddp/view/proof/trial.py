@@ -20,7 +20,7 @@ from autoddp.view.state import View
 
 
 @dataclass(frozen=True)
-class Given:
+class TrialCall:
     """What a call is given: its arguments, where the batch lies in each leaf of them, how it is cut."""
 
     reach: Reach
@@ -39,7 +39,7 @@ class Trial:
 
     view: View
     run: Callable[..., Any]
-    given: Given
+    given: TrialCall
     leaves: list[Any]
     size: int  # rows that are tried, of those of the whole batch
     parts: list[tuple[int, int]] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Trial:
         normalized: list[Tensor] = []
         self.view.noted = lambda x: normalized.append(x.detach().clone())
         with ExitStack() as modes:
-            watch = modes.enter_context(Watch(cut))
+            watch = modes.enter_context(TrialWatch(cut))
             draws = modes.enter_context(Draws(count, start, self.size, at))
             with self.called(made) as left:
                 modes.close()
@@ -158,7 +158,7 @@ class Refused(BaseException):
     """A trial need not go on: past whatever the script catches."""
 
 
-class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+class TrialWatch(torch.utils._python_dispatch.TorchDispatchMode):
     """Ends a trial where Python reads a value that came of the rows, or a tensor of another graph enters."""
 
     def __init__(self, inputs: list[Tensor]) -> None:

@@ -15,7 +15,7 @@ from autoddp.view.cuts import Cuts
 from autoddp.view.names import LeftOut
 from autoddp.view.proof.proofs import NO_MEMORY, Verdict, prove
 from autoddp.view.proof.settings import Settings
-from autoddp.view.proof.trial import Given, Trial
+from autoddp.view.proof.trial import Trial, TrialCall
 from autoddp.view.rows import full, split
 from autoddp.view.state import View
 
@@ -89,7 +89,7 @@ class Verdicts:
             self.proven[module] = Proofs()
             self.view.order.note(module.parameters())
 
-    def of(self, module: nn.Module, given: Given) -> Verdict:
+    def of(self, module: nn.Module, given: TrialCall) -> Verdict:
         """What is known of this call, proven now if it is the first of its kind."""
         if self._is_hooked(module):
             return Verdict(reason="hooks on it see the batch")
@@ -115,7 +115,7 @@ class Verdicts:
         self.view.report.add("whole" if verdict.reason else "split", f"{name} at {users_line()}", what)
         return verdict
 
-    def _prove(self, module: nn.Module, given: Given) -> Verdict:
+    def _prove(self, module: nn.Module, given: TrialCall) -> Verdict:
         """On this rank's rows; where a rank has one row only, that proves nothing: on all of them."""
         cuts = given.cuts
         alone = cuts.smallest == 1
@@ -137,7 +137,7 @@ class Verdicts:
         return verdict
 
     def _tried(
-        self, module: nn.Module, given: Given, leaves: list[Any], rows: tuple[int, int], start: int
+        self, module: nn.Module, given: TrialCall, leaves: list[Any], rows: tuple[int, int], start: int
     ) -> Verdict:
         """On so many rows of these from the first on; a rank's only one starts at `start` in them."""
         first, size = rows
@@ -189,7 +189,7 @@ def _has_hooks(m: nn.Module) -> bool:
     return bool(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks)
 
 
-def _key(module: nn.Module, given: Given) -> Key:
+def _key(module: nn.Module, given: TrialCall) -> Key:
     """What a proof holds for: the mode, the layout of the arguments, plain settings among them."""
     settings = tuple(
         (x.dim(), x.dtype) if isinstance(x, Tensor) else x if isinstance(x, (bool, int, float, str)) else None

@@ -25,7 +25,7 @@ from autoddp.options import Options
 from autoddp.process import network
 from autoddp.process.script import Script
 from autoddp.tools.rehearse.runs import NOTHING, Left, Runner
-from autoddp.tools.rehearse.task import Task
+from autoddp.tools.rehearse.task import RunTask
 
 MEET = 900.0  # seconds in which all nodes come
 HELLO = 5.0  # seconds that whoever connects has to say who it is
@@ -54,7 +54,7 @@ def command(script: Script) -> list[Any]:
     return ["-m", script.name, *script.args] if script.module else [script.name, *script.args]
 
 
-class Line:
+class NodeLine:
     """Messages to and from another node."""
 
     def __init__(self, node: int, connected: socket.socket) -> None:
@@ -103,7 +103,7 @@ class Others:
 
     def __init__(self, options: Options, wanted: list[Any]) -> None:
         self.options, self.command, self.code = options, wanted, 1
-        self.lines: dict[int, Line] = {}
+        self.lines: dict[int, NodeLine] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -145,7 +145,7 @@ class Others:
         except (OSError, ValueError, TypeError):
             connected.close()  # no node's
             return
-        line = Line(node, connected)
+        line = NodeLine(node, connected)
         if wanted != self.command:
             line.send({"refused": f"node 0 measures {' '.join(self.command)}; give the same script here"})
             line.close()
@@ -193,7 +193,7 @@ class Host(Runner):
             left.ends.update({int(rank): found for rank, found in ends_of.items()})
         return left
 
-    def _follow(self, name: str, results: Path, work: Path, task: Task, more: Mapping[str, str]) -> int:
+    def _follow(self, name: str, results: Path, work: Path, task: RunTask, more: Mapping[str, str]) -> int:
         nodes = Options.from_json(task.options).nnodes
         if nodes == 1:
             return super()._follow(name, results, work, task, more)
