@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -137,6 +138,31 @@ def test_a_class_name_is_unique():
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(f"{name_of(path)}:{node.lineno}")
     assert not {name: found for name, found in places.items() if len(found) > 1}
+
+
+PRIVATE = re.compile(r"^torch(\.\w+)*\._(?!dynamo|inductor|_)\w+|distributed_c10d$")
+KNOWN = {
+    "torch.Tensor._make_wrapper_subclass": "how a subclass is written",
+    "torch.utils._pytree": "read by the whole world",
+    "torch.utils.data": "parts of a loader, which are patched by these names, too",
+    "torch.distributed.elastic.rendezvous.dynamic_rendezvous": "nodes that come and go",
+}
+
+
+def private(path: Path):
+    """The private names of torch's that a file stands on."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute):
+            yield ast.unparse(node)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_private_names_of_torch_have_one_place(path):
+    found = {name for name in private(path) if PRIVATE.match(name)}
+    known = {name for name in found if any(name.startswith(part) for part in KNOWN)}
+    assert name_of(path) == "torch_internals" or found == known
 
 
 CONSTRUCTORS = {f.__name__ for f in _device_constructors()} - {"from_file"}

@@ -27,7 +27,7 @@ from autoddp.comm.sockets import address, far, near, prompt
 from autoddp.errors import AutoDDPError, RankEnded, Unreachable
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from torch.distributed import Store
 
     from autoddp.comm.world import World
 

@@ -26,12 +26,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from autoddp import torch_internals
 from autoddp.comm.passed import Passed, Recent
 from autoddp.errors import Disagreement, RankEnded
 from autoddp.report import users_frame
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from torch.distributed import Store
 
     from autoddp.comm.channel import Line
 
@@ -156,7 +157,7 @@ class CollectiveCheck:
         theirs, mine = json.loads(self._read(line, stamp)), self.passed.recent()
         self._compare(rank, theirs, mine)
         alike = [tuple(each) for each in theirs[1]] == mine[1]  # else files have other names
-        if torch._C._current_graph_task_id() == -1 and (count != self.passed.count or alike):
+        if not torch_internals.in_backward() and (count != self.passed.count or alike):
             self._part(rank, "another collective, some time before " + said.decode().split(" ", 1)[1], stamp)
         return body
 

@@ -12,8 +12,10 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import Store, _create_work_from_future
+from torch.distributed import Store
 from torch.futures import Future
+
+from autoddp.torch_internals import work_of
 
 NAME = "autoddp_copies"
 
@@ -73,7 +75,7 @@ def _by_copies(act: Any, tensors: list[Tensor]) -> Any:
 def _done(value: Any) -> Any:
     future: Future[Any] = Future()
     future.set_result(value)
-    return _create_work_from_future(future)
+    return work_of(future)
 
 
 @contextmanager

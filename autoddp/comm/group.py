@@ -15,8 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed import PrefixStore, Store, TCPStore
 
+from autoddp import torch_internals
 from autoddp.comm import accelerator, copies
 from autoddp.comm.accelerator import CPU
 from autoddp.comm.channel import Channel
@@ -147,7 +148,7 @@ class Group(Rpc):
         whole, and not where only a GPU waits.
         """
         words = self.exchange.words(what, x)
-        point = self.points.here() and torch._C._current_graph_task_id() == -1 and self._waits(x)
+        point = self.points.here() and not torch_internals.in_backward() and self._waits(x)
         if point:
             self.points.enter()
         with self.position.at(kind, words):

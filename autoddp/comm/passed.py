@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections import deque
 
-import torch
+from autoddp import torch_internals
 
 Recent = tuple[int, list[tuple[int, str]]]
 Stamps = deque[tuple[int, bytes]]
@@ -38,7 +38,7 @@ class Passed:
     def met(self) -> None:
         """All ranks were at one place, and had passed by the same; inside a backward other threads go on."""
         meetings, stamps, _ = self._now
-        if torch._C._current_graph_task_id() == -1:
+        if not torch_internals.in_backward():
             self.count = self._total = 0
             stamps = deque(maxlen=KEPT)
         self._now = (meetings + 1, stamps, None)

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from torch._C._distributed_c10d import Store
+from torch.distributed import Store
 
 from autoddp.comm.channel import Channel
 from autoddp.comm.collective_check import LEFT, WAITS

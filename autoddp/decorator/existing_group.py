@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
-from torch.distributed.distributed_c10d import _get_default_store
+from torch.distributed import PrefixStore, Store
 
 from autoddp.comm.world import World
 from autoddp.errors import BadInput
 from autoddp.process import streams
 from autoddp.process.streams import Logs
+from autoddp.torch_internals import default_store
 
 LAST = timedelta(minutes=2)  # in which all ranks leave the call, once one has
 
@@ -49,7 +49,7 @@ def set_aside(world: World, logs: Logs) -> Iterator[Meeting]:
             f"RANK is {world.rank} of WORLD_SIZE {world.world_size}, but the script has initialised a "
             f"process group in which this is rank {dist.get_rank()} of {size}; make it of all ranks"
         )
-    store = _get_default_store().clone()
+    store = default_store().clone()
     call = store.add(f"autoddp/calls/{world.rank}", 1)
     dist.group.WORLD = None  # the setter is on the metaclass
     try:

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch.distributed import Store
 from torch.utils._pytree import tree_leaves, tree_map
 
 from autoddp import launch

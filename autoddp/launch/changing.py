@@ -10,7 +10,7 @@ import signal
 from typing import TYPE_CHECKING, Any, cast
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import PrefixStore
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousTimeoutError
 

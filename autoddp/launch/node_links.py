@@ -22,7 +22,7 @@ from autoddp.launch.failure import Failure, lost
 from autoddp.report import PREFIX
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from torch.distributed import Store
 
 MEET = 30.0  # seconds in which all launchers that came have a line
 BEAT = 0.5  # seconds between two words at most, so that the kernel has something to be answered

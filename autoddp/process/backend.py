@@ -13,7 +13,7 @@ from autoddp.errors import BadInput
 from autoddp.process.devices import PLAIN, Devices, words
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from torch.distributed import Store
 
     from autoddp.comm.world import World
 

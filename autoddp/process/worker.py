@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch.distributed import Store
 
 from autoddp.comm import accelerator
 from autoddp.comm.collective_check import WAITS

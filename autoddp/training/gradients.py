@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo  # where a compiled step breaks its graph, we run as we are
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from autoddp import torch_internals
 from autoddp.comm import accelerator
 from autoddp.comm.accelerator import CPU
 from autoddp.comm.group import MIN
 from autoddp.comm.position import BACKWARD
 from autoddp.patching import Feature, patch
 from autoddp.report import users_line
+from autoddp.torch_internals import disable_dynamo  # where a compiled step breaks its graph, we run as we are
 from autoddp.training.compression import announce
 from autoddp.training.fingerprint import Fingerprint
 from autoddp.training.replica import Leaves, Replicas, leaves_of
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 # Steps of an optimizer whose gradients are compared: the first ones, and now and then.
 CHECKED, EVERY = 3, 100
-PROXY = torch._C._TorchDispatchModeKey.PROXY  # there while a compiler traces a backward
 RECENT = 8  # optimizers whose weights are compared before a checkpoint
 
 
@@ -68,14 +68,14 @@ class Gradients(Feature):
         return (
             not self.view.here()
             or self.view.inside
-            or torch._C._functorch.peek_interpreter_stack() is not None
+            or torch_internals.transform() is not None
             or torch.compiler.is_compiling()
-            or torch._C._get_dispatch_mode(PROXY) is not None
+            or torch_internals.compiler_traces()
             or accelerator.capturing()
         )
 
     @patch("torch.autograd:backward", why="gradients are averaged over ranks before it returns")
-    @_disable_dynamo
+    @disable_dynamo
     def backward(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
         """Arm the reducer of the leaves it leads to; what none covers is averaged at its end."""
         names = (
@@ -137,7 +137,7 @@ class Gradients(Feature):
         "torch.autograd:grad",
         why="the script gets true gradients: by rows of a batch, else averaged",
     )
-    @_disable_dynamo
+    @disable_dynamo
     def grad(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         """Inside a backward, a split call or a transform it is torch's own."""
         names = ["outputs", "inputs", "grad_outputs", "retain_graph", "create_graph", "only_inputs"]
@@ -174,7 +174,7 @@ class Gradients(Feature):
 
         return wrapped(after)
 
-    @_disable_dynamo
+    @disable_dynamo
     def compare_before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """What differs between ranks would make the replicas drift apart in silence.
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import wrapt
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
+from autoddp import torch_internals
 from autoddp.comm.accelerator import capturing
 from autoddp.patching import Feature, patch
 from autoddp.view import Partial, Rows, full
@@ -266,13 +267,11 @@ def whole_inputs(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _gathered(args: Any) -> Any:
     with PLAIN():
-        return torch.utils._pytree.tree_map_only((Rows, Partial), full, args)
+        return tree_map_only((Rows, Partial), full, args)
 
 
 def _traced() -> bool:
-    return (
-        torch._C._get_tracing_state() is not None or torch._C._functorch.peek_interpreter_stack() is not None
-    )
+    return torch_internals.traced() or torch_internals.transform() is not None
 
 
 def _as_seen(cls: type) -> type:

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._library.effects import EffectType
 
+from autoddp import torch_internals
 from autoddp.view.boundaries import Boundary, SumWithin
 
 LOW = (torch.float16, torch.bfloat16)
@@ -31,8 +31,7 @@ Running = tuple[Tensor | None, Tensor | None, float]  # the module's mean and va
 @cache
 def has_kernels(device: str) -> bool:
     """Whether a type of device has SyncBatchNorm's own."""
-    key = torch._C._dispatch_key_for_device(device)
-    return all(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key) for name in KERNELS)
+    return all(torch_internals.has_kernel(name, device) for name in KERNELS)
 
 
 # ---- forward and backward of this rank's rows
@@ -263,4 +262,4 @@ def _(x: Tensor) -> Tensor:
 # Ranks wait for each other in these: a compiler that puts them into another order on one rank, as it may
 # by the sizes of tensors, would make ranks exchange what does not belong together.
 for _operator in (normalize, normalize_backward, add_up):
-    _operator.register_effect(EffectType.ORDERED)
+    _operator.register_effect(torch_internals.ORDERED)

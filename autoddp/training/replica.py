@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from autoddp import torch_internals
 from autoddp.comm.accelerator import CPU
 from autoddp.comm.group import Group
 from autoddp.training import compression
@@ -204,7 +205,7 @@ class Replicas:
         cut_i = torch.cat([i[:, :n] for i, n in zip(gathered_i, counts, strict=True)], 1)
         cut_v = torch.cat([v[:n] for v, n in zip(gathered_v, counts, strict=True)])
         # as torch's kernels do: `torch.sparse_coo_tensor` of torch 2.11 warns, whatever one says of checks
-        make = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors
+        make = torch_internals.sparse_of_parts
         kind = {"dtype": grad.dtype, "layout": grad.layout, "device": grad.device}
         dims = grad.sparse_dim(), grad.dense_dim()
         mean: Tensor = make(*dims, grad.shape, cut_i, cut_v / self.group.size, **kind)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, optim
-from torch._compile import _disable_dynamo
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -23,6 +22,7 @@ from autoddp.comm.group import MIN, Group
 from autoddp.options import Options
 from autoddp.patching import Feature, patch
 from autoddp.report import users_line
+from autoddp.torch_internals import disable_dynamo
 from autoddp.training.replica import flattened
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Sharding(Feature):
         self.run.group.at_end.append(self.complete)
         undo.callback(self.run.group.at_end.remove, self.complete)
 
-    @_disable_dynamo
+    @disable_dynamo
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """Hide the gradients that are another rank's to apply; a closure makes them first."""
         if not self.view.here() or not self._shards(optimizer):
@@ -97,7 +97,7 @@ class Sharding(Feature):
         )
         return False
 
-    @_disable_dynamo
+    @disable_dynamo
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Every rank gets what the others have stepped."""
         share = self.shares.get(optimizer) if self.view.here() else None

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoddp.comm import accelerator
+from autoddp.torch_internals import DispatchMode
 from autoddp.view.boundaries import laid_out, order_of
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def is_random(func: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags
 
 
-class Draws(TorchDispatchMode):
+class Draws(DispatchMode):
     """While it is on, draws of `here` rows along the batch are made for `total` and cut at `start`."""
 
     def __init__(self, here: int, start: int, total: int, at: int = 0, cuts: Cuts | None = None) -> None:

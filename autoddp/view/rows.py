@@ -8,10 +8,10 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._pytree import tree_flatten, tree_map
 
 from autoddp.errors import BadInput, LostGradient
+from autoddp.torch_internals import outside_transforms, transform
 from autoddp.view.boundaries import Gather, SumOverRanks, named, node_of, part, strides_of
 from autoddp.view.cuts import Cuts
 from autoddp.view.family import RAW, WholeFamily, as_made, same, shows, version
@@ -77,7 +77,7 @@ class Rows(Tensor, metaclass=Like):
         if whole is not None and self._versions[0] == version(local) and (whole.requires_grad or not needs):
             return whole
         borrowed = self.family.borrowed(local) if self.family.lent and not needs else None
-        with temporarily_clear_interpreter_stack() if _transformed() else nullcontext(), as_made(local):
+        with outside_transforms() if transform() else nullcontext(), as_made(local):
             gather = named(Gather, node_of(local)) if needs else Gather
             whole = gather.apply(local, self.cuts, self.at) if borrowed is None else borrowed
         if self._whole is None and not whole.is_inference():
@@ -110,7 +110,7 @@ class Rows(Tensor, metaclass=Like):
     def lend(self, out: Any, func: Any) -> None:
         """Note it if `out`, computed of the whole, lets the script see its memory."""
         whole, name = self._whole, getattr(func, "__name__", "")
-        if whole is not None and not _transformed() and shows(out, whole, name):
+        if whole is not None and not transform() and shows(out, whole, name):
             raw = whole.device.type == "cpu" or name in RAW  # a plain view may be read as an array
             self.family.lend(whole, self._local, self.cuts, self.at, raw)
 
@@ -223,7 +223,7 @@ def view_of(args: Any) -> View:
 
 def answer(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """By rule, or on the whole; under a transform of torch.func always on the whole."""
-    rule = None if _transformed() else rule_for(func)
+    rule = None if transform() else rule_for(func)
     out = NotImplemented if rule is None else rule(func, args, kwargs)
     if out is NotImplemented:
         out = on_the_whole(func, args, kwargs)
@@ -241,7 +241,6 @@ def in_place(func: Any) -> bool:
 
 
 SCALARS = {Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.__complex__}
-_transformed = torch._C._functorch.peek_interpreter_stack
 
 
 def on_the_whole(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # the field's name for it
 
+from autoddp import torch_internals
+
 OWNERS = (torch.Tensor, torch, F, torch.special, torch.linalg)
 Rule = Callable[[Any, Any, dict[str, Any]], Any]
 
@@ -66,7 +68,7 @@ def rule_for(func: Any) -> Rule | None:
         return found
 
 
-KNOWN = {f for owner in (*OWNERS, torch._C.TensorBase) for f in vars(owner).values() if callable(f)}
+KNOWN = {f for owner in (*OWNERS, torch_internals.TensorBase) for f in vars(owner).values() if callable(f)}
 NOT_POINTWISE = {"equal", "where"}  # where() with one argument lists indices
 UNTAGGED = {
     "__and__",
@@ -103,7 +105,7 @@ def is_pointwise(func: Any) -> bool:
     if name.startswith(("__r", "__i")) and name.endswith("__"):
         names.append(bare[1:])  # `__rtruediv__` is truediv
     packets = [getattr(torch.ops.aten, n, None) for n in dict.fromkeys(names)]
-    return any(isinstance(p, torch._ops.OpOverloadPacket) and _tagged(p) for p in packets)
+    return any(isinstance(p, torch_internals.OpOverloadPacket) and _tagged(p) for p in packets)
 
 
 def _tagged(packet: Any) -> bool:
@@ -115,6 +117,6 @@ def _tagged(packet: Any) -> bool:
 
 def is_mutable(func: Any) -> bool:
     """Whether a kernel, which may be the script's own, says that it writes into what it is given."""
-    if isinstance(func, torch._ops.OpOverloadPacket):
-        return any(getattr(func, name)._schema.is_mutable for name in func.overloads())
-    return isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable
+    if isinstance(func, torch_internals.OpOverloadPacket):
+        return any(torch_internals.is_mutable(getattr(func, name)) for name in func.overloads())
+    return isinstance(func, torch_internals.OpOverload) and torch_internals.is_mutable(func)

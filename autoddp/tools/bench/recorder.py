@@ -41,6 +41,7 @@ from autoddp.tools.bench import replicate
 from autoddp.tools.bench.phases import GATHERING, GRADIENTS, LOADING, Parts
 from autoddp.tools.rehearse.recording import Enough, value
 from autoddp.tools.rehearse.task import RunTask
+from autoddp.torch_internals import after_backward
 from autoddp.training.iterator import LoaderIterator
 from autoddp.training.replica import Replicas
 
@@ -181,7 +182,7 @@ class TimeRecorder:
 
         def first(gradient: Tensor) -> None:
             handle.remove()
-            torch.autograd.Variable._execution_engine.queue_callback(wait)
+            after_backward(wait)
 
         def wait() -> None:
             self.parts.begin(GRADIENTS)

@@ -30,7 +30,7 @@ from autoddp.errors import AutoDDPError, RankEnded
 from autoddp.training.sharing.memory import nameless, read, write
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from torch.distributed import Store
 
 AHEAD = 4  # batches of one pass that a rank may have before it
 SAID = 1 << 14  # bytes of a message; what is longer goes by memory

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing import get_sharing_strategy
 
+from autoddp import torch_internals
 from autoddp.comm.accelerator import CPU
 from autoddp.training.sharing.memory import Memory, bytes_of, nameless, read, write
 
@@ -277,7 +278,7 @@ def _refuse_shared(storage: torch.UntypedStorage, tensors: list[Tensor]) -> None
     bases = {id(x._base): x for x in tensors if x._base is not None and id(x._base) not in given}
     alone = _holders(torch.empty(2, device=CPU)[:1])
     held = any(_holders(x) > alone for x in bases.values())
-    users = torch._C._storage_Use_Count(storage._cdata)
+    users = torch_internals.storage_users(storage)
     if held or users > len(tensors) + len(bases) + 1:
         raise Unfit("its batches hold tensors that it keeps")
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from autoddp.torch_internals import DispatchMode
 
 if TYPE_CHECKING:
     from autoddp.view.proof.trial import Trial
@@ -43,7 +44,7 @@ def _sizes(trial: Trial) -> list[int]:
         return sizes
 
 
-class Eager(TorchDispatchMode):
+class Eager(DispatchMode):
     """Under it nothing is compiled: what is compiled tells nobody what it normalizes."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from autoddp.torch_internals import DispatchMode, plain_tensors
 from autoddp.view.cuts import Cuts
 from autoddp.view.draws import Draws
 from autoddp.view.generators import Generators
@@ -143,7 +144,7 @@ PLAIN_KINDS = (Tensor, nn.Parameter)
 
 
 def _memory(x: Tensor) -> int:
-    with torch._C.DisableTorchFunctionSubclass():
+    with plain_tensors():
         return x.untyped_storage()._cdata if x.layout is torch.strided else 0
 
 
@@ -158,7 +159,7 @@ class Refused(BaseException):
     """A trial need not go on: past whatever the script catches."""
 
 
-class TrialWatch(torch.utils._python_dispatch.TorchDispatchMode):
+class TrialWatch(DispatchMode):
     """Ends a trial where Python reads a value that came of the rows, or a tensor of another graph enters."""
 
     def __init__(self, inputs: list[Tensor]) -> None:

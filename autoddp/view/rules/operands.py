@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from autoddp.torch_internals import plain_tensors
 from autoddp.view.boundaries import lend, part
 from autoddp.view.cuts import Cuts
 from autoddp.view.rows import Rows, full, split
 
-PLAIN = torch._C.DisableTorchFunctionSubclass
+PLAIN = plain_tensors
 UNCLEAR = object()
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._mode_utils import no_dispatch
 
 from autoddp.errors import BadInput
+from autoddp.torch_internals import no_dispatch
 from autoddp.view.rows import Rows, refused, split
 from autoddp.view.rules import shapes
 from autoddp.view.rules.operands import PLAIN

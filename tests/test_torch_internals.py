@@ -1,0 +1,157 @@
+"""Each private name of torch that we stand on, by itself: which one a new torch has moved."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from autoddp import torch_internals
+
+
+class Plain(torch.Tensor):
+    """A subclass whose operations are seen."""
+
+    seen = 0
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        cls.seen += 1
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Seen(torch_internals.DispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.found.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_sees_operators_and_no_dispatch_passes_it_by():
+    x = torch.ones(2)
+    with Seen() as mode:
+        x + x
+        with torch_internals.no_dispatch():
+            x * x
+    (found,) = mode.found
+    assert isinstance(found, torch_internals.OpOverload)
+    assert isinstance(torch.ops.aten.add, torch_internals.OpOverloadPacket)
+    assert not torch_internals.is_mutable(found)
+    assert torch_internals.is_mutable(torch.ops.aten.add_.Tensor)
+
+
+def test_inside_plain_tensors_no_subclass_is_asked():
+    x = torch.ones(2).as_subclass(Plain)
+    Plain.seen = 0
+    with torch_internals.plain_tensors():
+        x + x
+    assert Plain.seen == 0
+    x + x
+    assert Plain.seen == 1
+
+
+def test_a_tensor_is_a_tensor_base():
+    assert issubclass(torch.Tensor, torch_internals.TensorBase)
+
+
+def test_the_engine_is_told_from_the_script_and_calls_at_its_end():
+    found = []
+
+    def hook(gradient):
+        found.append(torch_internals.in_backward())
+        torch_internals.after_backward(lambda: found.append("end"))
+        return gradient
+
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(hook)
+    assert not torch_internals.in_backward()
+    (x * 2).sum().backward()
+    assert found == [True, "end"]
+
+
+def test_transforms_tracing_and_a_compilers_proxies_are_told():
+    found = []
+
+    def look(x):
+        found.append(
+            (
+                torch_internals.transform() is not None,
+                torch_internals.traced(),
+                torch_internals.compiler_traces(),
+            )
+        )
+        return x * 2
+
+    x = torch.ones(2)
+    look(x)
+    torch.func.vmap(look)(x)
+    make_fx(look)(x)
+    assert found == [(False, False, False), (True, False, False), (False, False, True)]
+
+
+def test_outside_transforms_there_is_none():
+    found = []
+
+    def look(x):
+        with torch_internals.outside_transforms():
+            found.append(torch_internals.transform())
+        return x * 2
+
+    torch.func.vmap(look)(torch.ones(2))
+    assert found == [None]
+
+
+def test_a_function_that_dynamo_leaves_alone_is_still_one():
+    assert torch_internals.disable_dynamo(lambda x: x + 1)(1) == 2
+
+
+def test_kernels_are_found_by_device():
+    assert torch_internals.has_kernel("add.Tensor", "cpu")
+    assert not torch_internals.has_kernel("batch_norm_stats", "cpu")
+
+
+def test_tensors_of_one_storage_are_counted():
+    x = torch.ones(4)
+    one = torch_internals.storage_users(x.untyped_storage())
+    y = x[:2]
+    assert torch_internals.storage_users(x.untyped_storage()) == one + 1
+    assert y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+
+
+def test_a_sparse_tensor_is_made_of_its_parts():
+    made = torch_internals.sparse_of_parts(
+        1,
+        0,
+        (3,),
+        torch.tensor([[2]]),
+        torch.tensor([5.0]),
+        dtype=torch.float32,
+        layout=torch.sparse_coo,
+        device=torch.device("cpu"),
+    )
+    assert made.to_dense().tolist() == [0, 0, 5]
+
+
+def test_a_work_is_made_of_a_future():
+    future = Future()
+    future.set_result([torch.ones(1)])
+    work = torch_internals.work_of(future)
+    assert isinstance(work, dist.Work)
+    assert work.wait()
+
+
+def test_the_store_of_a_process_group_is_found(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        torch_internals.default_store().set("a", "b")
+        assert torch_internals.default_store().get("a") == b"b"
+    finally:
+        dist.destroy_process_group()
+
+
+def test_an_operator_with_an_effect_in_order_can_be_said():
+    assert torch_internals.ORDERED is not None
