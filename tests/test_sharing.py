@@ -477,19 +477,6 @@ def test_a_parcel_holds_what_was_packed():
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_batches_are_collated_into_the_memory_that_is_handed_over():
-    memory = Memory()
-    batch = memory.collate([(torch.rand(3, 90, 90), n, "name") for n in range(4)])
-    want = batch[0].clone()
-    found = handed(batch, memory=memory)
-    batch[0].zero_()  # of this rank alone
-    again = memory.collate([(torch.rand(3, 90, 90), n, "name") for n in range(4)])
-    assert again[0].data_ptr() != batch[0].data_ptr()  # somebody may still read what was there
-    assert torch.equal(found[0], want)
-    assert found[1].tolist() == [0, 1, 2, 3]
-    assert found[2] == ("name",) * 4
-
-
 def test_what_the_data_set_keeps_is_not_handed_over():
     data = torch.rand(5, 5)
     kept = {"x": 1}
