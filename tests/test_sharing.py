@@ -17,7 +17,7 @@ from autoddp.sharing.lines import AHEAD, BATCH, ENDED, meet
 from autoddp.sharing.memory import Memory
 from autoddp.sharing.moves import follow, moves, raised, told
 from autoddp.sharing.parcel import Parcel, Unfit, pack
-from autoddp.sharing.stamp import Stamp
+from autoddp.sharing.stamp import Look, Stamp
 from autoddp.view import split
 from autoddp.view.generators import Generators
 from tests.ranks import run_ranks
@@ -593,3 +593,20 @@ def test_a_stamp_refuses_what_advances():
     assert "list_iterator" in Stamp(Sampled(iter([1]).__next__)).refused
     with open(__file__) as file:
         assert "TextIOWrapper" in Stamp(Sampled(file.readline)).refused
+
+
+class Interrupted(random.Random):
+    """The processor is another's while this is looked at."""
+
+    def getstate(self):
+        time.sleep(0.02)
+        return super().getstate()
+
+
+def test_a_look_costs_what_the_processor_does_for_it():
+    look = Look(Sampled([Interrupted(1)]))
+    for _ in range(2):
+        look.before()
+        look.after(False)
+        time.sleep(0.1)
+    assert look.clean
