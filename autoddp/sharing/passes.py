@@ -18,7 +18,7 @@ from autoddp.errors import Disagreement
 from autoddp.outside.position import ACTING, EFFECT, MEETING
 from autoddp.run import Run
 from autoddp.sharing.lines import BATCH, ENDED, RAISED, STEP, YOURSELF, Lines, close
-from autoddp.sharing.memory import Memory
+from autoddp.sharing.memory import Maps, Memory
 from autoddp.sharing.moves import Moves, follow, moves, raised, told
 from autoddp.sharing.parcel import Parcel, Unfit, pack
 from autoddp.sharing.stamp import Look
@@ -42,7 +42,7 @@ class Course:
         self.batched = batched
         self.first = run.world.rank == lines.first
         self.asked = 0  # how often the script has asked for a batch
-        self.memory = Memory(lambda: lines.room(number, 1))
+        self.memory, self.maps = Memory(lambda: lines.behind(number)), Maps()
         self._owes = False  # word that a batch was taken
         self._home = os.getpid(), threading.get_ident()
 
@@ -68,6 +68,7 @@ class Course:
             self.lines.say(self.number, BATCH, self.asked, said, parcel.descriptors)
         finally:
             parcel.close()
+        self.memory.given()
 
     def fail(self, error: BaseException, before: Generators | None) -> None:
         """What was raised, to all others."""
@@ -98,7 +99,7 @@ class Course:
 
     def open(self, said: Any, descriptors: list[int]) -> tuple[Any, Moves, bool]:
         """A batch that was given, what its fetch did to generators, and whether nothing else changed."""
-        batch, changed, clean = Parcel.heard(said, descriptors).open(self.batched)
+        batch, changed, clean = Parcel.heard(said, descriptors).open(self.maps if self.batched else None)
         self._owes = True
         if not self.batched:
             self.took()
@@ -109,8 +110,6 @@ class Course:
         if self._owes:
             self._owes = False
             self.lines.took(self.number)
-
-    # ---- both
 
     def states(self) -> Generators | None:
         """Of the generators; none in a thread of the script's, beside which another one may draw."""
