@@ -200,7 +200,7 @@ def wrong(case: Case, ended: Ended) -> list[str]:
     demand(not ended.left, f"left processes: {ended.left}")
     for words in told_of(case):
         demand(ended.err.count(words) == 1, f"{words!r} stands there {ended.err.count(words)} times")
-    for frames in ("torch/distributed/elastic", "autoddp/launching", "/gloo/", "RankEnded"):
+    for frames in ("torch/distributed/elastic", "autoddp/launch/", "/gloo/", "RankEnded"):
         demand(frames not in ended.err, f"{frames} is shown")
     named = [file for file in ended.files if f"{file}:" in ended.err]
     folders = {str(Path(file).parent) for file in named}  # with the logs of all ranks of the node

@@ -330,7 +330,7 @@ def test_rank_0_may_take_longer(python):
 def test_ranks_that_cannot_meet_end_with_the_reason(python):
     source = FAILS.replace("WHAT", "return 1").replace("nproc=3", "nproc=2")
     broken = "import autoddp.process.session\ndef refuse(*_): raise ConnectionError('no way')\n"
-    done = python(broken + "import autoddp.comm.group\nautoddp.group.Group.join = refuse\n" + source)
+    done = python(broken + "import autoddp.comm.group\nautoddp.comm.group.Group.join = refuse\n" + source)
     assert done.code == 1
     assert done.err.endswith("ConnectionError: no way\n")
 

@@ -17,7 +17,7 @@ from autoddp.training.sharing.lines import AHEAD, BATCH, ENDED, meet
 from autoddp.training.sharing.memory import Memory
 from autoddp.training.sharing.moves import follow, moves, raised, told
 from autoddp.training.sharing.parcel import Parcel, Unfit, pack
-from autoddp.training.sharing.stamp import Stamp
+from autoddp.training.sharing.stamp import DatasetWatch, Stamp
 from autoddp.view import split
 from autoddp.view.generators import Generators
 from tests.ranks import run_ranks
@@ -479,19 +479,6 @@ def test_a_parcel_holds_what_was_packed():
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_batches_are_collated_into_the_memory_that_is_handed_over():
-    memory = Memory()
-    batch = memory.collate([(torch.rand(3, 90, 90), n, "name") for n in range(4)])
-    want = batch[0].clone()
-    found = handed(batch, memory=memory)
-    batch[0].zero_()  # of this rank alone
-    again = memory.collate([(torch.rand(3, 90, 90), n, "name") for n in range(4)])
-    assert again[0].data_ptr() != batch[0].data_ptr()  # somebody may still read what was there
-    assert torch.equal(found[0], want)
-    assert found[1].tolist() == [0, 1, 2, 3]
-    assert found[2] == ("name",) * 4
-
-
 def test_what_the_data_set_keeps_is_not_handed_over():
     data = torch.rand(5, 5)
     kept = {"x": 1}
@@ -608,3 +595,20 @@ def test_a_stamp_refuses_what_advances():
     assert "list_iterator" in Stamp(Sampled(iter([1]).__next__)).refused
     with open(__file__) as file:
         assert "TextIOWrapper" in Stamp(Sampled(file.readline)).refused
+
+
+class Interrupted(random.Random):
+    """The processor is another's while this is looked at."""
+
+    def getstate(self):
+        time.sleep(0.02)
+        return super().getstate()
+
+
+def test_a_look_costs_what_the_processor_does_for_it():
+    look = DatasetWatch(Sampled([Interrupted(1)]))
+    for _ in range(2):
+        look.before()
+        look.after(False)
+        time.sleep(0.1)
+    assert look.clean

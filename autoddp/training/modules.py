@@ -34,7 +34,11 @@ CHECKPOINT = (
     "early_stop",
 )
 # `__call__` below is traced, and plain then
-UNTRACED = ("autoddp.view", "autoddp.report", "autoddp.outside", "autoddp.comm.accelerator")
+UNTRACED = (
+    *("autoddp.view", "autoddp.report", "autoddp.effects"),
+    *("autoddp.comm.accelerator", "autoddp.comm.channel", "autoddp.comm.collective_check"),
+    *("autoddp.comm.passed", "autoddp.comm.position", "autoddp.comm.rpc", "autoddp.comm.signal_sync"),
+)
 TRANSFORMS = ("vmap", "grad", "grad_and_value", "jacrev", "jacfwd", "hessian", "functionalize")
 
 

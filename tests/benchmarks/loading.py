@@ -4,13 +4,20 @@
 
 Each job only loads and sums: rounds alternate between one process, DDP by hand (each rank its own rows, its
 own draws) and ranks with --loading auto and each. It prints samples/s, processor time per sample over all
-processes with that of one process, and whether each rank's rows are those of one process, bit for bit.
+processes and its ratio to that of one process in the same round, and whether each rank's rows are those of
+one process, bit for bit.
+
+Measured is one whole pass, its worker processes from their start to their end among it. A pass that is left
+after `WARM` batches goes before, alike for all ways: what a process pays once (torch's first calls; of a job
+its connections, its probe of the data set) is no share of a sample's time, since it would be the larger the
+fewer batches are measured. It is printed beside, as milliseconds of all processes.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import os
 import resource
 import statistics
@@ -28,7 +35,7 @@ from autoddp.report import Report
 from autoddp.view import full
 from tests.ranks import run_ranks
 
-BATCH = 32
+BATCH, WARM = 32, 3
 
 
 class Images(Dataset):
@@ -91,38 +98,43 @@ def loader(kind: str, workers: int, count: int, by_hand: bool, ranks: int, rank:
     return DataLoader(data, BATCH // ranks, sampler=DistributedSampler(data, ranks, rank), **given)
 
 
-def work(group: Any, way: str, kind: str, workers: int, count: int) -> tuple[float, float, list[str], float]:
-    """Seconds, processor seconds, a digest of each rank's rows of the job, and a sum."""
+def work(group: Any, way: str, kind: str, workers: int, count: int) -> Any:
+    """Seconds, processor seconds, those of the pass before, and a digest of each rank's rows of the job."""
     ranks, rank = group.size, group.rank
     torch.set_num_threads(1)
     torch.manual_seed(0)
     made = loader(kind, workers, count, way == "by hand", ranks, rank)
+    job = int(os.environ["BENCH_RANKS"])
     if way in ("by hand", "one process"):
-        return measured(group, made, int(os.environ["BENCH_RANKS"]))
+        return measured(group, made, job, (0, 1))  # a batch is this rank's, all of it
     with session(group.world, Options(loading=way), group, Report()):
-        return measured(group, made, int(os.environ["BENCH_RANKS"]))
+        return measured(group, made, job, (rank, ranks))
 
 
-def measured(group: Any, made: Any, ranks: int) -> Any:
-    """One pass."""
-    digests = [hashlib.sha256() for _ in range(ranks)]
+def measured(group: Any, made: Any, ranks: int, part: tuple[int, int]) -> Any:
+    """One pass, after one that is left soon."""
+    used = processors()
+    consumed(itertools.islice(made, WARM), part, [])
     group.pg.barrier().wait()
-    began, used, total = time.perf_counter(), processors(), 0.0
-    for x, _ in made:
-        local = getattr(x, "local", None)
-        cut = [(len(x) * r // ranks, len(x) * (r + 1) // ranks) for r in range(ranks)]
-        mine = (
-            x[slice(*cut[group.rank])] if local is None and group.size > 1 else x if local is None else local
-        )
-        total += float(mine.sum())
-        if os.environ.get("BENCH_EXACT"):
-            whole = full(x)
-            for digest, (a, b) in zip(digests, cut, strict=True):
-                digest.update(whole[a:b].contiguous().numpy())
+    began, warm = time.perf_counter(), processors()
+    digests = [hashlib.sha256() for _ in range(ranks)] if os.environ.get("BENCH_EXACT") else []
+    consumed(made, part, digests)
     seconds = time.perf_counter() - began
-    del made
     group.pg.barrier().wait()
-    return seconds, processors() - used, [digest.hexdigest() for digest in digests], total
+    return seconds, processors() - warm, warm - used, [digest.hexdigest() for digest in digests]
+
+
+def consumed(batches: Any, part: tuple[int, int], digests: list[Any]) -> None:
+    """Each rank sums its rows of every batch: this part of so many."""
+    number, parts = part
+    for x, _ in batches:
+        local = getattr(x, "local", None)
+        if local is None:
+            local = x[len(x) * number // parts : len(x) * (number + 1) // parts]
+        local.sum().item()
+        for rank, digest in enumerate(digests):
+            rows = slice(len(x) * rank // len(digests), len(x) * (rank + 1) // len(digests))
+            digest.update(full(x)[rows].contiguous().numpy())
 
 
 def processors() -> float:
@@ -152,14 +164,21 @@ def main() -> None:
             os.environ["BENCH_EXACT"] = "1"
             same = [run_ranks(work, ways[way], way, kind, workers, count) for way in ("one process", "auto")]
             del os.environ["BENCH_EXACT"]
-            exact = all(seen[2] == same[0][0][2] for seen in same[1])
+            exact = all(seen[3] == same[0][0][3] for seen in same[1])
             print(f"{kind}, {workers} workers, {asked.ranks} ranks; auto is exact: {exact}", flush=True)
-            one = 0.0
-            for way, rounds in found.items():
-                rate = statistics.median(count / max(r[0] for r in ranks) for ranks in rounds)
-                cost = statistics.median(1e3 * sum(r[1] for r in ranks) / count for ranks in rounds)
-                one = one or cost
-                print(f"  {way:>12}: {rate:7.0f} samples/s, {cost:6.3f} ms a sample, {cost / one:5.2f}")
+            show(found, count)
+
+
+def show(found: dict[str, list[Any]], count: int) -> None:
+    """A line for every way: medians over the rounds, ratios within each."""
+    costs = {way: [1e3 * sum(r[1] for r in ranks) / count for ranks in found[way]] for way in found}
+    for way, rounds in found.items():
+        rate = statistics.median(count / max(r[0] for r in ranks) for ranks in rounds)
+        start = statistics.median(1e3 * sum(r[2] for r in ranks) for ranks in rounds)
+        ratio = statistics.median(a / b for a, b in zip(costs[way], costs["one process"], strict=True))
+        cost = statistics.median(costs[way])
+        said = f"{rate:7.0f} samples/s, {cost:6.3f} ms a sample, {ratio:5.2f}; start {start:.0f} ms"
+        print(f"  {way:>12}: {said}")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from autoddp.errors import Disagreement
 from autoddp.training.iterator import LoaderIterator
 from autoddp.training.sampling import Drawn, Fetching
+from autoddp.training.sharing.memory import WORTH, Lent
+from autoddp.training.sharing.parcel import ALIGNED
 from autoddp.training.sharing.share import Pass
 from autoddp.view import Rows
 from autoddp.view.cuts import Cuts
@@ -71,7 +73,7 @@ class Handed(Whole):
 
     def __init__(self, view: View, inner: Pass, waiting: Waiting) -> None:
         super().__init__(view, inner, waiting)
-        self.batched, self.pins, self.took = inner.batched, inner.pins, inner.took
+        self.batched, self.pins, self.took, self.memory = inner.batched, inner.pins, inner.took, inner.memory
 
     def _batch(self) -> Any:
         batch = super()._batch()
@@ -80,20 +82,35 @@ class Handed(Whole):
         leaves, spec = tree_flatten(batch)
         total = _rows_of(leaves)
         if total < self.view.group.size:
+            self.memory.cut = None
             whole = tree_unflatten([_copied(x) for x in leaves], spec)
             made = pin_memory(whole, self.pins) if self.pins else whole
         else:
+            self.memory.cut = self.view.cut  # the next one will be alike
             cuts = self.view.cut(total)
-            made = tree_unflatten([counted(Rows(self._mine(x, cuts), cuts), x) for x in leaves], spec)
+            made = tree_unflatten([self._rows(x, cuts) for x in leaves], spec)
         self.took()
         return made
 
+    def _rows(self, x: Tensor | Lent, cuts: Cuts) -> Rows:
+        if isinstance(x, Lent):
+            return counted(Rows(self._pinned(x.rows(cuts, self.memory.again)), cuts), x.laid)
+        return counted(Rows(self._mine(x, cuts), cuts), x)
+
     def _mine(self, x: Tensor, cuts: Cuts) -> Tensor:
-        """A copy of this rank's rows, so that the memory that ranks share is free again."""
+        """This rank's rows, where no other rank looks or writes.
+
+        What a worker collated is shared with this process as with one process, and not used again, so that
+        each rank's rows can stay where they are; but all ranks count what is ignored among all targets.
+        """
         rows = cuts.take(x, 0)
-        if not self.pins:
-            return rows.clone()
-        return torch.empty_like(rows, pin_memory=True).copy_(rows)
+        if self.pins:
+            return self._pinned(rows)
+        large = x.nbytes >= WORTH and x.dtype is not torch.int64
+        return rows if large and rows.data_ptr() % ALIGNED == 0 and x.is_contiguous() else rows.clone()
+
+    def _pinned(self, rows: Tensor) -> Tensor:
+        return torch.empty_like(rows, pin_memory=True).copy_(rows) if self.pins else rows
 
 
 @dataclass(frozen=True)
@@ -135,14 +152,20 @@ class Shared(Whole):
 
 def _copied(x: Any) -> Any:
     """What pytree takes for a leaf may hold tensors, too: a dictionary of a user's own kind."""
+    if type(x) is Lent:
+        return x.whole()
     return x.clone() if isinstance(x, Tensor) else copy.deepcopy(x)
 
 
 def _rows_of(leaves: list[Any]) -> int:
     """How many rows all of these tensors have; 0 where that cannot be said."""
-    plain = all(type(x) is Tensor and x.dim() and x.layout is torch.strided for x in leaves)
+    plain = all(type(x) is Lent or _is_strided(x) for x in leaves)
     sizes = {x.shape[0] for x in leaves} if plain else set()
     return int(sizes.pop()) if len(sizes) == 1 else 0
+
+
+def _is_strided(x: Any) -> bool:
+    return type(x) is Tensor and bool(x.dim()) and x.layout is torch.strided
 
 
 def _unlike(x: Any) -> str:

@@ -79,9 +79,13 @@ class Lines:
 
     def room(self, course: int, ahead: int = AHEAD) -> bool:
         """Whether nobody has so many batches of this pass before him."""
+        return self.behind(course) < ahead
+
+    def behind(self, course: int) -> int:
+        """How many batches of this pass he has before him who has most."""
         with self._lock:
             self._take_note()
-            return all(theirs[course] < ahead for theirs in self._ahead.values())
+            return max((theirs[course] for theirs in self._ahead.values()), default=0)
 
     def wait(self) -> None:
         """Until something was taken, or for a moment: another thread may have noted it."""

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+import math
 import mmap
 import os
-from collections.abc import Callable
-from typing import Any
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils.data._utils import collate
 
+from autoddp.comm.accelerator import CPU
+
+if TYPE_CHECKING:
+    from autoddp.view.cuts import Cuts
+
 WORTH = 1 << 16  # bytes of a batch below which one copy costs less than memory of its own
+MOST = 8  # pieces of private memory whose end is waited for
+FRESH, COPIED = 0, -1  # numbers of memory that is no piece: it holds one batch; a copy of parts of it
 
 
 def nameless(size: int) -> int:
@@ -22,15 +33,74 @@ def nameless(size: int) -> int:
     return descriptor
 
 
+ALONE = [mmap.mmap(-1, 1)]
+KEPT = sys.getrefcount(ALONE[0])  # by a list and who asks
+
+
 class Piece:
-    """Of such memory, mapped; its pages are there once they were written."""
+    """Of such memory, mapped; its pages are there once they were written.
+
+    Attributes:
+        number: One of this process's own, by which the others know it again.
+    """
+
+    _numbers = itertools.count(1)
 
     def __init__(self, size: int) -> None:
-        self.size, self.descriptor = size, nameless(size)
+        self.number, self.size, self.descriptor = next(self._numbers), size, nameless(size)
         self.flat = torch.frombuffer(mmap.mmap(self.descriptor, size), dtype=torch.uint8)
 
     def __del__(self) -> None:
         os.close(self.descriptor)
+
+
+class Lent:
+    """A tensor of a batch, in a piece that is used again: whoever gets the batch copies what he needs.
+
+    The first rank has its own rows where one process would have them, and the piece is without them.
+    """
+
+    def __init__(self, laid: Tensor, own: Tensor | None = None, start: int = 0) -> None:
+        self.laid, self.own, self.start = laid, own, start
+        self.shape, self.dtype = laid.shape, laid.dtype
+
+    def rows(self, cuts: Cuts, again: Again) -> Tensor:
+        """Those of this rank, which are the script's."""
+        if self.own is not None:
+            return self.own
+        rows = cuts.take(self.laid, 0)
+        return again.empty(rows.shape, rows.dtype).copy_(rows)
+
+    def whole(self) -> Tensor:
+        """All of it, a copy."""
+        if self.own is not None:
+            self.laid.narrow(0, self.start, len(self.own)).copy_(self.own)
+        return self.laid.clone()
+
+
+class Again:
+    """Private memory for a rank's rows, used again when no tensor lies there any more.
+
+    A batch is as large as the last one, and comes when that is gone: pages that the C library gives back to
+    the kernel, and asks for again, cost more than the copy.
+    """
+
+    def __init__(self) -> None:
+        self._maps: list[mmap.mmap] = []
+
+    def empty(self, shape: Any, dtype: torch.dtype) -> Tensor:
+        """As torch's function."""
+        size = math.prod(shape) * dtype.itemsize
+        if size < WORTH:
+            return torch.empty(shape, dtype=dtype, device=CPU)
+        fits = (n for n in range(len(self._maps)) if len(self._maps[n]) == size and _is_free(self._maps, n))
+        number = next(fits, None)
+        if number is None:
+            busy = [n for n in range(len(self._maps)) if not _is_free(self._maps, n)]
+            self._maps = [self._maps[n] for n in busy[-MOST:]]
+            self._maps.append(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+            number = -1
+        return torch.frombuffer(self._maps[number], dtype=torch.uint8).view(dtype).view(shape)
 
 
 class Memory:
@@ -38,40 +108,113 @@ class Memory:
 
     Pages that were written once are used again when nobody reads what was there: new ones cost more than
     the copy.
+
+    Attributes:
+        cut: How batches were cut over the ranks last, if they were: this rank's rows are kept apart then.
+        again: Where these are.
     """
 
-    def __init__(self, idle: Callable[[], bool] = lambda: False) -> None:
-        self._idle = idle  # whether all others have taken what they were given
-        self._given: dict[int, Piece] = {}
+    def __init__(self, behind: Callable[[], int] = lambda: sys.maxsize) -> None:
+        self.cut: Callable[[int], Cuts] | None = None
+        self.again = Again()
+        self._begun = False
+        self._behind = behind  # how many batches that were given some rank has not taken yet
+        self._made: dict[int, Piece] = {}  # for the batch that is given next
+        self._given: deque[list[Piece]] = deque()
         self._free: list[Piece] = []
 
     def collate(self, samples: Any) -> Any:
-        """What torch's default function gives."""
-        if self._given and self._idle():
-            self._free += self._given.values()
-            self._given.clear()
+        """What torch's default function gives; large tensors are `Lent`, but those of the first batch.
+
+        How it was cut is not known yet; and the C library keeps as much memory for later as was freed at
+        once, which is to be as much as in one process.
+        """
+        self._free += self._made.values()  # that batch was not given
+        self._made.clear()
+        behind = self._behind() if self._given else 0
+        while len(self._given) > behind:
+            self._free += self._given.popleft()
+        begun, self._begun = self._begun, True
+        if not begun or not _plainly_held(samples[0]):
+            return collate.default_collate(samples)
         kinds = {**collate.default_collate_fn_map, Tensor: self._stacked}
         return collate.collate(samples, collate_fn_map=kinds)
 
-    def found(self, storage: torch.UntypedStorage) -> tuple[int, int] | None:
-        """A descriptor of what was collated there, which the caller is to close, and its size."""
-        piece = self._given.get(storage.data_ptr())
-        return None if piece is None else (os.dup(piece.descriptor), piece.size)
+    def given(self) -> None:
+        """A batch was, to all others."""
+        self._given.append(list(self._made.values()))
+        self._made.clear()
 
-    def _stacked(self, samples: Any, *, collate_fn_map: Any = None) -> Tensor:
+    def live(self) -> list[int]:
+        """The numbers of all pieces that may come again."""
+        return [piece.number for piece in itertools.chain(self._free, self._made.values(), *self._given)]
+
+    def found(self, storage: torch.UntypedStorage) -> tuple[int, int, int] | None:
+        """A descriptor of what was collated there, which the caller is to close, its size and number."""
+        piece = self._made.get(storage.data_ptr())
+        return None if piece is None else (os.dup(piece.descriptor), piece.size, piece.number)
+
+    def _stacked(self, samples: Any, *, collate_fn_map: Any = None) -> Any:
         first, plain = samples[0], collate.collate_tensor_fn
         if not all(_is_plain(x) and x.shape == first.shape and x.dtype is first.dtype for x in samples):
             return plain(samples, collate_fn_map=collate_fn_map)
         size = len(samples) * first.numel() * first.element_size()
         if size < WORTH:
             return plain(samples, collate_fn_map=collate_fn_map)
+        laid = self._piece(size).view(first.dtype).view(len(samples), *first.shape)
+        cuts = self.cut(len(samples)) if self.cut else None
+        if cuts is None or not cuts.smallest or first.dtype is torch.int64:  # of that, targets are counted
+            return Lent(torch.stack(samples, 0, out=laid))
+        start, end = cuts.start, cuts.start + cuts.mine
+        for here in (slice(start), slice(end, None)):
+            if samples[here]:
+                torch.stack(samples[here], 0, out=laid[here])
+        own = self.again.empty((cuts.mine, *first.shape), first.dtype)
+        return Lent(laid, torch.stack(samples[start:end], 0, out=own), start)
+
+    def _piece(self, size: int) -> Tensor:
         piece = next((piece for piece in self._free if piece.size == size), None)
         if piece is None:
             piece, self._free = Piece(size), []  # batches of another size need none of the old ones
         else:
             self._free.remove(piece)
-        self._given[piece.flat.data_ptr()] = piece
-        return torch.stack(samples, 0, out=piece.flat.view(first.dtype).view(len(samples), *first.shape))
+        self._made[piece.flat.data_ptr()] = piece
+        return piece.flat
+
+
+class Maps:
+    """Of the first rank's pieces, on another one: mapping pages costs more than copying from them."""
+
+    def __init__(self) -> None:
+        self._maps: dict[int, mmap.mmap] = {}
+
+    def of(self, descriptor: int, size: int, number: int) -> mmap.mmap | None:
+        """The pages that all share, a piece's mapped once; None where the batch was copied for the others."""
+        if number == COPIED:
+            return None
+        found = self._maps.get(number) or mmap.mmap(descriptor, size)
+        if number != FRESH:
+            self._maps[number] = found
+        return found
+
+    def keep(self, live: list[int]) -> None:
+        """These alone."""
+        for number in self._maps.keys() - set(live):
+            del self._maps[number]
+
+
+def _is_free(maps: list[mmap.mmap], number: int) -> bool:
+    """Whether no tensor keeps it."""
+    return sys.getrefcount(maps[number]) <= KEPT
+
+
+def _plainly_held(sample: Any) -> bool:
+    """Whether no container of a user's own kind sees what it is to hold."""
+    if type(sample) is dict:
+        return all(map(_plainly_held, sample.values()))
+    if type(sample) in (list, tuple):
+        return all(map(_plainly_held, sample))
+    return type(sample) in (Tensor, str, bytes) or not isinstance(sample, (Mapping, Sequence))
 
 
 def _is_plain(x: Any) -> bool:

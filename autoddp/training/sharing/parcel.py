@@ -22,7 +22,7 @@ from torch.multiprocessing import get_sharing_strategy
 
 from autoddp import torch_internals
 from autoddp.comm.accelerator import CPU
-from autoddp.training.sharing.memory import Memory, bytes_of, nameless, read, write
+from autoddp.training.sharing.memory import COPIED, FRESH, Lent, Maps, Memory, bytes_of, nameless, read, write
 
 SMALL = 1 << 12  # bytes of a tensor, or an array, that travel in the message
 INLINE = 1 << 13  # bytes of all that do
@@ -47,31 +47,39 @@ class Parcel:
         default_factory=list
     )  # of arrays, and whether they are readonly
     inline: bytes = b""
-    sizes: list[int] = field(default_factory=list)  # of what the descriptors stand for
+    sizes: list[tuple[int, int]] = field(default_factory=list)  # of what descriptors stand for; its number
     descriptors: list[int] = field(default_factory=list)
+    live: list[int] = field(default_factory=list)  # the numbers that may come again
 
     def said(self) -> tuple[Any, ...]:
         """What travels beside the descriptors."""
-        return self.body, self.extents, self.buffers, self.inline, self.sizes
+        return self.body, self.extents, self.buffers, self.inline, self.sizes, self.live
 
     @classmethod
     def heard(cls, said: tuple[Any, ...], descriptors: list[int]) -> Parcel:
         """The inverse."""
-        body, extents, buffers, inline, sizes = said
-        return cls(body, extents, buffers, inline, sizes, descriptors)
+        body, extents, buffers, inline, sizes, live = said
+        return cls(body, extents, buffers, inline, sizes, descriptors, live)
 
-    def open(self, mapped: bool = False) -> Any:
+    def open(self, known: Maps | None = None) -> Any:
         """The batch, which is this rank's own; the descriptors are closed.
 
         Args:
-            mapped: It lies in the pages that all share, to be copied before the script has it.
+            known: It lies in the pages that all share, those of a piece in what is `Lent`, and the script
+                is to have of it what no other rank has.
         """
         try:
-            found = list(zip(self.descriptors, self.sizes, strict=True))
-            pages = mmap.MAP_SHARED | mmap.MAP_POPULATE
-            maps = [mmap.mmap(*one, flags=pages) for one in found] if mapped else []
+            maps: list[mmap.mmap | None] = [None] * len(self.descriptors)
+            if known is not None:
+                found = zip(self.descriptors, self.sizes, strict=True)
+                maps = [known.of(descriptor, *said) for descriptor, said in found]
+                known.keep(self.live)
             views = (self._view(extent, maps, readonly) for extent, readonly in self.buffers)
-            return _Unpickler(io.BytesIO(self.body), views, lambda n: self._storage(n, maps)).load()
+            reader = _Unpickler(io.BytesIO(self.body), views, lambda n: self._storage(n, maps))
+            reader.lent = {
+                n for n, (at, *_) in enumerate(self.extents) if at >= 0 and self.sizes[at][1] > FRESH
+            }
+            return reader.load()
         finally:
             self.close()
 
@@ -81,23 +89,23 @@ class Parcel:
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def _view(self, extent: Extent, maps: list[mmap.mmap], readonly: bool) -> memoryview:
+    def _view(self, extent: Extent, maps: list[mmap.mmap | None], readonly: bool) -> memoryview:
         number, at, length, _ = extent
         if number == NOWHERE:
             view = memoryview(bytearray(self.inline[at : at + length]))
-        elif maps:
-            view = memoryview(maps[number])[at : at + length]
+        elif (shared := maps[number]) is not None:
+            view = memoryview(shared)[at : at + length]
         else:
             view = memoryview(bytearray(length))
             read(self.descriptors[number], view, at)
         return view.toreadonly() if readonly else view
 
-    def _storage(self, number: int, maps: list[mmap.mmap]) -> tuple[torch.UntypedStorage, int]:
+    def _storage(self, number: int, maps: list[mmap.mmap | None]) -> tuple[torch.UntypedStorage, int]:
         """And what was left out before it."""
         extent = self.extents[number]
         if not extent[2]:
             return torch.UntypedStorage(0), extent[3]
-        if maps or extent[0] == NOWHERE:
+        if extent[0] == NOWHERE or maps[extent[0]] is not None:
             view = self._view(extent, maps, False)
             return torch.frombuffer(view, dtype=torch.uint8).untyped_storage(), extent[3]
         storage = torch.UntypedStorage(extent[2])
@@ -133,29 +141,30 @@ def pack(
 
 class _Pickler(pickle.Pickler):
     def __init__(self, body: io.BytesIO, keeps: Callable[[Any], bool], apart: bool, copied: bool) -> None:
-        super().__init__(body, protocol=5, buffer_callback=self._aside)
+        self.buffers: list[pickle.PickleBuffer] = []
+        super().__init__(body, protocol=5, buffer_callback=self.buffers.append)  # no cycle, or batches stay
         self.keeps, self.apart, self.copied = keeps, apart, copied
         self.storages: dict[int, list[Any]] = {}  # number, storage, its tensors; kept alive by this
         self.known: dict[int, Any] = {}
-        self.buffers: list[pickle.PickleBuffer] = []
-
-    def _aside(self, buffer: pickle.PickleBuffer) -> None:
-        self.buffers.append(buffer)
 
     def persistent_id(self, x: Any) -> Any:
         if self.keeps(x):
             raise Unfit(f"its batches hold a {type(x).__name__} that it keeps")
+        if type(x) is Lent:
+            return self._placed(x, x.laid)
         if type(x) is not Tensor or x.layout is not torch.strided or x.is_meta or x.is_quantized:
             return None
         if x.grad_fn is not None or (x.requires_grad and not self.apart):
             raise Unfit("its batches hold tensors that need a gradient")
         if x.device.type != "cpu":
             return "device", str(x.device), x.cpu()
-        plain = x.resolve_conj().resolve_neg()
+        return self._placed(x, x.resolve_conj().resolve_neg(), x.requires_grad, vars(x) or None)
+
+    def _placed(self, x: Any, plain: Tensor, needs: bool = False, named: Any = None) -> Any:
         number = self._number(plain)
         self.known[id(x)] = x, plain
         place = plain.dtype, tuple(plain.shape), plain.stride(), plain.storage_offset()
-        return "cpu", id(x), number, *place, x.requires_grad, vars(x) or None
+        return "cpu", id(x), number, *place, needs, named
 
     def _number(self, x: Tensor) -> int:
         storage = x.untyped_storage()
@@ -168,10 +177,11 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, body: io.BytesIO, views: Any, storage: Callable[[int], Any]) -> None:
         super().__init__(body, buffers=views)
         self.storage = storage
+        self.lent: set[int] = set()  # storages in pieces
         self.storages: dict[int, Any] = {}
-        self.tensors: dict[int, Tensor] = {}
+        self.tensors: dict[int, Any] = {}
 
-    def persistent_load(self, said: Any) -> Tensor:
+    def persistent_load(self, said: Any) -> Any:
         if said[0] == "device":
             return said[2].to(said[1])
         _, key, number, dtype, shape, stride, offset, needs, named = said
@@ -184,8 +194,8 @@ class _Unpickler(pickle.Unpickler):
         x.set_(storage, offset - before // x.element_size(), shape, stride)
         x.requires_grad_(needs)
         vars(x).update(named or {})
-        self.tensors[key] = x
-        return x
+        self.tensors[key] = Lent(x) if number in self.lent else x
+        return self.tensors[key]
 
 
 class _Packing:
@@ -195,7 +205,7 @@ class _Packing:
         self.memory, self.pickler = memory, pickler
         self.parts: list[tuple[int, memoryview]] = []  # what is copied, and where to
         self.small, self.size = bytearray(), 0
-        self.sizes: list[int] = []
+        self.sizes: list[tuple[int, int]] = []
         self.descriptors: list[int] = []
         self.lent: list[tuple[int, int, list[Tensor]]] = []
 
@@ -214,16 +224,17 @@ class _Packing:
         known = len(self.descriptors) - bool(self.parts)
         extents = [(known if e[0] == LAID else e[0], *e[1:]) for e in extents]
         buffers = [((known if e[0] == LAID else e[0], *e[1:]), readonly) for e, readonly in buffers]
-        return Parcel(body, extents, buffers, bytes(self.small), self.sizes, self.descriptors)
+        live = self.memory.live() if any(number > FRESH for _, number in self.sizes) else []
+        return Parcel(body, extents, buffers, bytes(self.small), self.sizes, self.descriptors, live)
 
     def _storage(self, storage: torch.UntypedStorage, tensors: list[Tensor]) -> Extent:
         found = self.memory.found(storage)
         if found is None and storage.is_shared() and storage.nbytes() > SMALL and self._room():
-            found = os.dup(storage._share_fd_cpu_()[0]), storage.nbytes()
+            found = os.dup(storage._share_fd_cpu_()[0]), storage.nbytes(), FRESH
         if found is not None:
             self.descriptors.append(found[0])
-            self.sizes.append(found[1])
-            self.lent.append((*found, tensors))
+            self.sizes.append(found[1:])
+            self.lent.append((*found[:2], tensors))
             return len(self.descriptors) - 1, 0, found[1], 0
         if not self.pickler.apart:
             _refuse_shared(storage, tensors)
@@ -246,7 +257,7 @@ class _Packing:
         """One copy, into one piece of memory."""
         descriptor = nameless(self.size)
         self.descriptors.append(descriptor)
-        self.sizes.append(self.size)
+        self.sizes.append((self.size, COPIED))
         for at, raw in self.parts:
             write(descriptor, raw, at)
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from autoddp.comm.position import ACTING, EFFECT, MEETING
 from autoddp.errors import Disagreement
+from autoddp.process.run import Run
 from autoddp.training.sharing.lines import BATCH, ENDED, RAISED, STEP, YOURSELF, Lines, close
-from autoddp.training.sharing.memory import Memory
+from autoddp.training.sharing.memory import Maps, Memory
 from autoddp.training.sharing.moves import Moves, follow, moves, raised, told
 from autoddp.training.sharing.parcel import Parcel, Unfit, pack
 from autoddp.training.sharing.stamp import DatasetWatch
@@ -44,7 +45,7 @@ class Course:
         self.batched = batched
         self.first = run.world.rank == lines.first
         self.asked = 0  # how often the script has asked for a batch
-        self.memory = Memory(lambda: lines.room(number, 1))
+        self.memory, self.maps = Memory(lambda: lines.behind(number)), Maps()
         self._owes = False  # word that a batch was taken
         self._home = os.getpid(), threading.get_ident()
 
@@ -70,6 +71,7 @@ class Course:
             self.lines.say(self.number, BATCH, self.asked, said, parcel.descriptors)
         finally:
             parcel.close()
+        self.memory.given()
 
     def fail(self, error: BaseException, before: Generators | None) -> None:
         """What was raised, to all others."""
@@ -100,7 +102,7 @@ class Course:
 
     def open(self, said: Any, descriptors: list[int]) -> tuple[Any, Moves, bool]:
         """A batch that was given, what its fetch did to generators, and whether nothing else changed."""
-        batch, changed, clean = Parcel.heard(said, descriptors).open(self.batched)
+        batch, changed, clean = Parcel.heard(said, descriptors).open(self.maps if self.batched else None)
         self._owes = True
         if not self.batched:
             self.took()
@@ -111,8 +113,6 @@ class Course:
         if self._owes:
             self._owes = False
             self.lines.took(self.number)
-
-    # ---- both
 
     def states(self) -> Generators | None:
         """Of the generators; none in a thread of the script's, beside which another one may draw."""

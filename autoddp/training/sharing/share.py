@@ -30,7 +30,7 @@ class Pass(LoaderIterator):
 
     def __init__(self, inner: Any, course: Course, pins: str) -> None:
         super().__init__(inner)
-        self.batched, self.took = course.batched, course.took
+        self.batched, self.took, self.memory = course.batched, course.took, course.memory
         self.pins = pins  # the device that batches are pinned for; empty: none
         end = course.lines.end if course.first else course.lines.forget
         weakref.finalize(self, end, course.number).atexit = False
