@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from autoddp.comm.position import ACTING, EFFECT, MEETING
 from autoddp.errors import Disagreement
-from autoddp.process.run import Run
 from autoddp.training.sharing.lines import BATCH, ENDED, RAISED, STEP, YOURSELF, Lines, close
 from autoddp.training.sharing.memory import Maps, Memory
 from autoddp.training.sharing.moves import Moves, follow, moves, raised, told

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from autoddp.report import is_users
-from autoddp.view.proof.code import EMPTY, called_by, content_of, functions_of, names_of
 from autoddp.view.proof import opaque
+from autoddp.view.proof.code import EMPTY, called_by, content_of, functions_of, names_of
 
 DEPTH = 5
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
