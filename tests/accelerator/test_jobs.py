@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from tests.accelerator import jobs
@@ -196,50 +194,6 @@ def test_what_is_recorded_on_a_stream_is_the_rows_memory(tmp_path):
     got = jobs.ranks(jobs.script(HEAD + RECORDED, tmp_path), tmp_path)
     assert got.out == "True True\n", got.err
     assert "gathers: record_stream" not in got.err
-
-
-COUNTED = """
-import sys
-from autoddp.place import HERE
-
-kind = sys.argv[1]
-if kind == "mlp":
-    net = mlp()
-elif kind == "batchnorm":
-    net = nn.Sequential(*[m for _ in range(10) for m in (nn.Linear(20, 20), nn.BatchNorm1d(20))])
-else:
-    layer = nn.TransformerEncoderLayer(20, 2, 40, dropout=0.1, batch_first=True)
-    net = nn.Sequential(nn.Unflatten(1, (2, 10)), nn.Linear(10, 20), layer, nn.Flatten())
-net = net.to(D)
-optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
-native, before = torch.simulated.native, None
-batches = [(a.to(D), b.to(D)) for a, b in DataLoader(data, 24)]
-for number in range(20):
-    a, b = batches[number % 3]
-    loss = F.cross_entropy(net(a), b)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    if number == 9:
-        before = native.counts()
-after = native.counts()
-print([(after[name] - before[name]) / 10 for name in ("reads", "to_host", "kernels")])
-"""
-
-
-def counted(run):
-    assert run.code == 0, run.err
-    return [float(n) for n in re.findall(r"[\d.]+", run.out.splitlines()[-1])]
-
-
-@pytest.mark.parametrize(("kind", "more"), [("mlp", 3.0), ("batchnorm", 12.0), ("transformer", 4.0)])
-def test_a_steady_step_reads_nothing_that_one_process_does_not(kind, more, tmp_path):
-    """The host runs ahead of the device: no reads, no copies; `more` times the kernels of one process."""
-    path = jobs.script(HEAD + COUNTED, tmp_path)
-    reads, copies, kernels = counted(jobs.alone(path, tmp_path, kind))
-    our_reads, our_copies, our_kernels = counted(jobs.ranks(path, tmp_path, arguments=(kind,)))
-    assert (our_reads, our_copies) == (reads, copies) == (0, 0)
-    assert our_kernels <= more * kernels, (our_kernels, kernels)
 
 
 MANY = """
