@@ -196,6 +196,24 @@ def test_what_is_recorded_on_a_stream_is_the_rows_memory(tmp_path):
     assert "gathers: record_stream" not in got.err
 
 
+RAW = """
+import ctypes
+a = next(iter(DataLoader(data, 16)))[0].to(D)
+where = a.data_ptr()
+torch.accelerator.synchronize()
+ctypes.memset(where, 0, 8 * 20)  # its first row, by an extension say
+for _ in range(3):
+    print(f"{(a * 2).sum().item():.12f}", (a[:3] == 0).all(1).tolist())
+"""
+
+
+def test_what_is_written_unseen_is_found_and_its_price_is_said(tmp_path):
+    path = jobs.script(HEAD + RAW, tmp_path)
+    got = jobs.ranks(path, tmp_path)
+    same_run(jobs.alone(path, tmp_path), got, 1e-9)
+    assert got.err.count(": a batch's memory is let out, where it may be written unseen") == 1
+
+
 MANY = """
 layers = [m for _ in range(20) for m in (nn.Linear(20, 20), nn.BatchNorm1d(20), nn.ReLU())]
 net = nn.Sequential(*layers, nn.Linear(20, 4)).to(D)
