@@ -49,6 +49,7 @@ class Group(Ledger):
         self.world, self.pg, self.store, self.channel = world, pg, store, channel
         self.native = native  # an accelerator's own backend, by which the accelerator waits, not the script
         self.rank, self.size = world.rank, world.world_size
+        self.kind = ""  # torch's word for the accelerators of all ranks
         self.gathered = 0  # bytes that came from other ranks
         self.exchange = Exchange(world.rank, channel.meetings, store)
         self.at_end: list[Callable[[], None]] = []  # what ranks do together once the script has ended well

@@ -194,6 +194,7 @@ def join(world: World, given: Devices, attempt: str, store: Store | None = None)
         group = Group.join(hosted(world), attempt, backend)
     else:
         group = Group.over(world, store, backend(store))
+    group.kind = chosen.kind
     sys.excepthook = hook  # torch's would put the rank before every line of a traceback
     if not known:
         os.environ.pop("GLOO_SOCKET_IFNAME", None)  # NCCL reads its own later, at first use
@@ -245,7 +246,7 @@ def greeting(world: World, options: Options, chosen: Choice, environ: Mapping[st
     return (
         f"{world.world_size} ranks on {nodes} node{'s' * (nodes != 1)}, "
         f"{chosen.backend} ({chosen.why}), {options.view} view"
-    )
+    ) + (chosen.unlike and f"; {chosen.unlike}")
 
 
 def end(group: Group, code: int) -> None:
