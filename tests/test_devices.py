@@ -68,9 +68,9 @@ def test_each_rank_is_given_its_own(names, ranks, wanted, given):
     ("ranks", "choice"),
     [
         ([Told("a", "", "", "", "auto", why="no GPU here")], Choice("gloo", "no GPU here")),
-        (told("x", "y"), Choice("nccl", "a GPU for each rank", kind="cuda")),
+        (told("x", "y"), Choice("nccl", "a GPU for each rank", kind="cuda", alone=True)),
         (told("x", "y", each=2), Choice("nccl", "2 GPUs for each rank", kind="cuda")),
-        (told("x") + told("x", host="b"), Choice("nccl", "a GPU for each rank", kind="cuda")),
+        (told("x") + told("x", host="b"), Choice("nccl", "a GPU for each rank", kind="cuda", alone=True)),
         (told("x", "y", wanted="gloo"), Choice("gloo", "asked for", kind="cuda")),
         (told("x", "x"), Choice("gloo", f"2 ranks share 1 GPU{HALF}", 0.5, "cuda")),
         (told("x", "y", "x"), Choice("gloo", f"3 ranks share 2 GPUs{HALF}", 0.5, "cuda")),

@@ -43,6 +43,7 @@ class Choice:
         why: It is that one.
         part: Of its device's memory that a rank may take.
         kind: Torch's word for what they compute on; empty: CPUs, all or some.
+        alone: Whether each rank talks from one device.
         unlike: What is to be said where they compute on devices of several makes.
     """
 
@@ -51,6 +52,7 @@ class Choice:
     part: float = 1.0
     kind: str = ""
     unlike: str = ""
+    alone: bool = False
 
 
 def decide(told: Sequence[Told]) -> Choice:
@@ -76,7 +78,8 @@ def decide(told: Sequence[Told]) -> Choice:
         why = "asked for" if wanted == "gloo" and first.device else against or first.why
         return Choice("gloo", f"{why}{_part(most)}", 1 / most, kind, _unlike(told))
     one = f"a {words(first.kind, 1)[2:]}" if first.each == 1 else words(first.kind, first.each)
-    return Choice(first.backend, f"{one} for each rank", kind=kind, unlike=_unlike(told))
+    alone = all(t.each == 1 for t in told)
+    return Choice(first.backend, f"{one} for each rank", 1.0, kind, _unlike(told), alone)
 
 
 def _unlike(told: Sequence[Told]) -> str:
