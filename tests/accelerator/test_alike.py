@@ -52,3 +52,24 @@ def test_devices_of_several_makes_are_named(makes, said, tmp_path):
     got = jobs.ranks(path, tmp_path, SIMULATED_MAKES=makes)
     assert (got.code, got.out) == (0, "One\n")
     assert got.err.count("rank 1 computes on Other, rank 0 on One: each rounds in its own way") == said
+
+
+MADE = """
+import sys
+import autoddp
+if sys.argv[2] == "exact":
+    torch.use_deterministic_algorithms(True)
+image = (torch.ones(5, 20, device=D) * (1 + float(sys.argv[1]) * autoddp.rank())).requires_grad_()
+net = mlp().to(D)
+net(image).sum().backward()
+print("done")
+"""
+
+
+@pytest.mark.parametrize(
+    ("off", "how", "said"), [("1e-12", "", False), ("1e-12", "exact", True), ("1e-3", "", True)]
+)
+def test_leaves_that_were_computed_may_differ_in_their_last_bits(off, how, said, tmp_path):
+    """Unless what is computed is to be the same bit for bit."""
+    got = jobs.ranks(jobs.script(HEAD + MADE, tmp_path), tmp_path, arguments=(off, how))
+    assert (got.code, "is not the same on all ranks" in got.err) == (int(said), said), got.err

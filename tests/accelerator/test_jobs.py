@@ -176,26 +176,6 @@ def test_ranks_that_share_a_device_talk_by_copies(tmp_path):
     same_run(want, got, 1e-9)
 
 
-RECORDED = """
-side = torch.Stream(device=D)
-first = next(iter(DataLoader(data, 16)))[0]
-with side:
-    a = first.to(D)
-a.record_stream(torch.accelerator.current_stream())
-import autoddp
-from autoddp.view.rows import Rows
-held = a._local.data_ptr() if type(a) is Rows else a.data_ptr()
-print(type(a) is Rows, [where for where, _ in torch.simulated.native.recorded_streams()] == [held])
-"""
-
-
-def test_what_is_recorded_on_a_stream_is_the_rows_memory(tmp_path):
-    """Else its block is handed out again while the stream still reads it."""
-    got = jobs.ranks(jobs.script(HEAD + RECORDED, tmp_path), tmp_path)
-    assert got.out == "True True\n", got.err
-    assert "gathers: record_stream" not in got.err
-
-
 RAW = """
 import ctypes
 a = next(iter(DataLoader(data, 16)))[0].to(D)

@@ -122,5 +122,6 @@ def module(native: Any) -> types.ModuleType:
     made.initial_seed = lambda: of().initial_seed()
     made.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
     made.empty_cache = lambda: None
-    made.is_current_stream_capturing = lambda: False
+    made.recording = False  # a test sets it where a CUDA graph would be recorded
+    made.is_current_stream_capturing = lambda: made.recording
     return made

@@ -239,6 +239,7 @@ PYBIND11_MODULE(_simulated, m) {
     std::lock_guard<std::mutex> held(log_lock);
     return log();
   });
+  m.def("waiting_streams", [] { return waiting_streams(); });
   m.def("recorded_streams", [] { return recorded_streams(); });
 }
 }  // namespace
