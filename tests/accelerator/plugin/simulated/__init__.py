@@ -2,7 +2,7 @@
 
 `SIMULATED_DEVICES` of it are there (4), `SIMULATED_VISIBLE_DEVICES` narrows them. `SIMULATED_ALGORITHMS`
 sums in another order where there are few rows, and `SIMULATED_SPINS` keeps a processor busy while the host
-waits for the device, as CUDA does.
+waits for the device, as CUDA does; a collective takes `SIMULATED_LAG` milliseconds.
 """
 
 from __future__ import annotations

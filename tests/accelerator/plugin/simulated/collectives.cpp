@@ -82,6 +82,7 @@ struct Communicator {
   }
 
   void run() {
+    const char* lag = std::getenv("SIMULATED_LAG");
     while (true) {
       std::unique_lock<std::mutex> held(lock);
       came.wait(held, [this] { return !jobs.empty(); });
@@ -89,6 +90,7 @@ struct Communicator {
       jobs.pop_front();
       held.unlock();
       wait_on_the_host(job.after);
+      if (lag) std::this_thread::sleep_for(std::chrono::milliseconds(std::atoi(lag)));
       try {
         agree(job.what);
         job.act();
