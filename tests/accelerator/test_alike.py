@@ -73,3 +73,21 @@ def test_leaves_that_were_computed_may_differ_in_their_last_bits(off, how, said,
     """Unless what is computed is to be the same bit for bit."""
     got = jobs.ranks(jobs.script(HEAD + MADE, tmp_path), tmp_path, arguments=(off, how))
     assert (got.code, "is not the same on all ranks" in got.err) == (int(said), said), got.err
+
+
+UNSEEDED = """
+torch.simulated.init()
+net = mlp(0.4).to(D)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for a, b in DataLoader(data, 16):
+    step(net, optimizer, a.to(D), b.to(D))
+print(torch.rand(3, device=D).tolist())
+"""
+
+
+def test_ranks_draw_alike_on_devices_that_nobody_seeded(tmp_path):
+    """Their generators begin with numbers of the system's: rank 0's are all ranks'."""
+    path = jobs.script(HEAD.replace("torch.manual_seed(0)", "") + UNSEEDED, tmp_path)
+    got = jobs.ranks(path, tmp_path)
+    assert got.code == 0, got.err
+    assert len(got.out.splitlines()) == 6
