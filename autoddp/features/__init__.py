@@ -2,6 +2,7 @@
 
 from autoddp.features.averaging import Averaging
 from autoddp.features.batchnorm import BatchNorm
+from autoddp.features.buffers import Buffers
 from autoddp.features.children import Children
 from autoddp.features.clocks import Clocks
 from autoddp.features.console import Console
@@ -55,6 +56,7 @@ FEATURES: tuple[type[Feature], ...] = (
     Modules,
     BatchNorm,
     Gradients,
+    Buffers,
     Sharding,  # hides gradients after they were compared
     Explanation,
     Identity,
