@@ -27,6 +27,7 @@ from autoddp.comm.group import Group
 from autoddp.comm.world import World
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.options import Options
+from autoddp.process.devices import There
 from autoddp.process.script import Script
 from autoddp.tools.bench import command, guest, plot, remote, replicate
 from autoddp.tools.bench.advice import RULES, RowEvidence, sentences
@@ -514,7 +515,7 @@ def test_the_heaviest_row_is_spoken_of_and_the_fastest_named():
 
 
 def test_ways():
-    found, left_out = ways(Options(), [1, 2], [])
+    found, left_out = ways(Options(), [1, 2], There())
     assert [(way.kind, way.ranks) for way in found] == [
         (PLAIN, 1),
         (GLOBAL, 1),
@@ -523,10 +524,14 @@ def test_ways():
         (SCALED, 2),
     ]
     assert left_out == ["DataParallel is left out: it takes several GPUs, and there is none"]
-    found, left_out = ways(Options(), [2], ["4", "5", "6"])
+    found, left_out = ways(Options(), [2], There("cuda", ("4", "5", "6"), "nccl"))
     assert [(way.kind, way.devices) for way in found[:2]] == [(PLAIN, 1), (DATA_PARALLEL, 3)]
     assert found[0].environ == {"CUDA_VISIBLE_DEVICES": "4"}, "one process has one GPU"
     assert not left_out
+    found, left_out = ways(Options(), [2], There("npu", ("4", "5", "6"), "hccl"))
+    assert [way.kind for way in found[:2]] == [PLAIN, GLOBAL]
+    assert found[0].environ == {"ASCEND_RT_VISIBLE_DEVICES": "4"}
+    assert left_out == ["DataParallel is left out: torch scatters to CUDA alone, and here is npu"]
     assert command.counts((), 0) == [2]
     assert command.counts((), 8) == [2, 4, 8]
     assert command.counts((4, 1, 4), 8) == [1, 4]
@@ -534,7 +539,7 @@ def test_ways():
 
 def test_ways_of_several_nodes():
     there = Options(nnodes=3, master_addr="10.0.0.1", master_port=29500)
-    found, _ = ways(there, [1, 2], [], [1, 3])
+    found, _ = ways(there, [1, 2], There(), [1, 3])
     assert [(way.kind, way.count, way.devices) for way in found if way.kind in (PLAIN, GLOBAL)] == [
         (PLAIN, "1", 1),
         (GLOBAL, "1", 1),

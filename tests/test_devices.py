@@ -68,19 +68,28 @@ def test_each_rank_is_given_its_own(names, ranks, wanted, given):
     ("ranks", "choice"),
     [
         ([RankDevice("a", "", "", "", "auto", why="no GPU here")], Choice("gloo", "no GPU here")),
-        (told("x", "y"), Choice("nccl", "a GPU for each rank")),
-        (told("x", "y", each=2), Choice("nccl", "2 GPUs for each rank")),
-        (told("x") + told("x", host="b"), Choice("nccl", "a GPU for each rank")),
-        (told("x", "y", wanted="gloo"), Choice("gloo", "asked for")),
-        (told("x", "x"), Choice("gloo", f"2 ranks share 1 GPU{HALF}", 0.5)),
-        (told("x", "y", "x"), Choice("gloo", f"3 ranks share 2 GPUs{HALF}", 0.5)),
+        (told("x", "y"), Choice("nccl", "a GPU for each rank", kind="cuda", alone=True)),
+        (told("x", "y", each=2), Choice("nccl", "2 GPUs for each rank", kind="cuda")),
+        (told("x") + told("x", host="b"), Choice("nccl", "a GPU for each rank", kind="cuda", alone=True)),
+        (told("x", "y", wanted="gloo"), Choice("gloo", "asked for", kind="cuda")),
+        (told("x", "x"), Choice("gloo", f"2 ranks share 1 GPU{HALF}", 0.5, "cuda")),
+        (told("x", "y", "x"), Choice("gloo", f"3 ranks share 2 GPUs{HALF}", 0.5, "cuda")),
         (told("x", ""), Choice("gloo", "rank 1 on a has no GPU, where others have")),
-        ([RankDevice("a", "x", "mps", "", "auto")] * 1, Choice("gloo", "mps has no backend of its own")),
+        (
+            [RankDevice("a", "x", "mps", "", "auto")] * 1,
+            Choice("gloo", "mps has no backend of its own", kind="mps"),
+        ),
     ],
 )
 def test_rank_0_decides_by_what_all_compute_on(ranks, choice):
     """As four tasks of SLURM do, each of which is shown a GPU of its own under the same name."""
     assert decide(ranks) == choice
+
+
+def test_devices_that_round_in_ways_of_their_own_are_named():
+    found = decide(told("x", name="A100") + told("y", name="H100", host="b"))
+    assert found.unlike.startswith("rank 1 computes on H100, rank 0 on A100: each rounds in its own way")
+    assert decide(told("x", "y", name="A100")).unlike == ""
 
 
 @pytest.mark.parametrize(

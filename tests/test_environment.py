@@ -58,3 +58,5 @@ def test_hide_takes_a_launchers_variables_out_and_returns_them():
     assert hide(environ) == dict.fromkeys(ADDED, "1")
     assert environ == {"PATH": "/bin", "OMP_NUM_THREADS": "1"}
     assert hide(environ) == {}
+    kept = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
+    assert hide(environ | kept | FULL) == FULL, "what the user has set, the backend is to find"

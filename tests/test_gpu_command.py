@@ -56,6 +56,9 @@ def test_the_page_has_every_check_and_every_way(tmp_path, monkeypatch):
     text = page(NONE, [Result("exact", "in float64", "passed", "1e-15", 2.0)], rows, "1.0")
     assert "| in float64 | passed | 1e-15 | 2.0 |" in text
     assert all(f"| {row.way} |" in text for row in rows)
+    assert all(line.endswith("|  |") for line in text.splitlines() if " python | " in line), "no GPU counted"
+    assert "no figure here means anything" in page(NONE, [], rows, "1.0", tiny=True)
+    assert "no figure here means anything" not in text
 
 
 def test_without_a_gpu_it_says_so():

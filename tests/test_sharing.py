@@ -322,24 +322,25 @@ def test_draws_in_the_only_pass_are_said_at_the_end():
     assert on_ranks(script, 2) == [True, True]
 
 
-def test_what_was_missed_is_fetched_from_where_the_generators_were(monkeypatch):
-    monkeypatch.setattr(
-        "autoddp.training.sharing.stamp.SHARE", 0.0
-    )  # the data set is looked at now and then only
+def test_a_data_set_that_takes_long_to_look_at_is_loaded_by_all_as_exactly(monkeypatch):
+    monkeypatch.setattr("autoddp.training.sharing.stamp.SHARE", 0.0)
 
-    def script():
+    def script(run):
         seen = []
 
         def sample(n):
             drawn = torch.rand(2).sum().item(), np.random.randn()
-            if n >= 3:
+            if n >= 20:
                 seen.append((n, drawn))
             return n, f"{drawn}"
 
-        return [words for _, words in DataLoader(Sampled(sample, 80), 1)], seen, torch.rand(1).item()
+        found = [(words, len(seen)) for _, words in DataLoader(Sampled(sample, 40), 1)]
+        return found, torch.rand(1).item(), [d.what for d in run.report.of("loaders")]
 
-    (alone,) = on_ranks(script, 1)
-    assert on_ranks(script, 2) == [alone] * 2
+    ((*alone, _),) = on_ranks(script, 1)
+    for *found, said in on_ranks(script, 2):
+        assert found == alone
+        assert any("takes as long as the fetch" in what for what in said)
 
 
 def test_the_first_rank_does_not_run_ahead_without_bounds():
@@ -601,14 +602,25 @@ class Interrupted(random.Random):
     """The processor is another's while this is looked at."""
 
     def getstate(self):
-        time.sleep(0.02)
+        time.sleep(0.005)
         return super().getstate()
 
 
 def test_a_look_costs_what_the_processor_does_for_it():
     look = DatasetWatch(Sampled([Interrupted(1)]))
-    for _ in range(2):
+    for _ in range(10):
         look.before()
-        look.after(False)
-        time.sleep(0.1)
-    assert look.clean
+        time.sleep(0.002)
+        look.after()
+    assert not look.refused
+
+
+def test_a_change_is_the_fetchs_if_it_comes_between_the_two_looks():
+    data = Sampled([])
+    look = DatasetWatch(data)
+    data.script = 1
+    look.before()
+    data.fetch = 2
+    assert "Sampled" in look.after()
+    look.before()
+    assert not look.after()

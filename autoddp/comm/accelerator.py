@@ -89,6 +89,12 @@ def identity(given: str) -> str:
     return str(uuid) if uuid else f"{name} {given or number}"
 
 
+def name() -> str:
+    """What its maker calls the current device; empty where torch does not say."""
+    asked = getattr(torch.get_device_module(kind()), "get_device_name", None) if kind() else None
+    return str(asked()) if asked is not None else ""
+
+
 def most_memory() -> int | None:
     """Bytes of the current device that were in use at once; None where nobody counts."""
     try:

@@ -31,11 +31,12 @@ TIMEOUT = timedelta(minutes=30)
 NATIVE_TIMEOUT = timedelta(minutes=10)  # of a wait that the accelerator's backend ends, by its own words
 
 SMALL = 1 << 14  # bytes of a tensor that travels with its stamp
+Backend = Callable[[Store], tuple[str, torch.device | None]]
 SUM, MIN, MAX = dist.ReduceOp.SUM, dist.ReduceOp.MIN, dist.ReduceOp.MAX
 
 
-def _gloo(store: Store) -> str:
-    return "gloo"
+def _gloo(store: Store) -> tuple[str, None]:
+    return "gloo", None
 
 
 class Group(Rpc):
@@ -50,13 +51,14 @@ class Group(Rpc):
         self.world, self.pg, self.store, self.channel = world, pg, store, channel
         self.native = native  # an accelerator's own backend, by which the accelerator waits, not the script
         self.rank, self.size = world.rank, world.world_size
+        self.kind = ""  # torch's word for the accelerators of all ranks
         self.gathered = 0  # bytes that came from other ranks
         self.exchange = CollectiveCheck(world.rank, channel.meetings, store)
         self.at_end: list[Callable[[], None]] = []  # what ranks do together once the script has ended well
         super().__init__()
 
     @classmethod
-    def join(cls, world: World, attempt: str = "0", backend: Callable[[Store], str] = _gloo) -> Group:
+    def join(cls, world: World, attempt: str = "0", backend: Backend = _gloo) -> Group:
         """Meet the other ranks.
 
         Several jobs of these ranks, one after the other, may meet at one store of their launcher's.
@@ -64,7 +66,8 @@ class Group(Rpc):
         Args:
             world: This rank's.
             attempt: Which start of the job it is.
-            backend: Says by what tensors of the accelerator travel, once there is a store to agree over.
+            backend: Says by what tensors of the accelerator travel, and this rank's device if each has one,
+                once there is a store to agree over.
         """
         master = world.rank == 0 and not world.agent_store
         tcp = TCPStore(
@@ -77,11 +80,13 @@ class Group(Rpc):
         )
         job = tcp.add(f"autoddp/{attempt}/jobs/{world.rank}", 1)
         store = PrefixStore(f"autoddp/{attempt}/{job}", tcp)
-        return cls.over(world, store, backend(store))
+        return cls.over(world, store, *backend(store))
 
     @classmethod
-    def over(cls, world: World, store: Store, backend: str = "gloo") -> Group:
-        """Meet over a store that is already there."""
+    def over(
+        cls, world: World, store: Store, backend: str = "gloo", device: torch.device | None = None
+    ) -> Group:
+        """Meet over a store that is already there; a device that is each rank's only one connects at once."""
         kind = accelerator.kind()
         native = backend != "gloo"
         with contextlib.ExitStack() as undo:
@@ -93,6 +98,7 @@ class Group(Rpc):
                 rank=world.rank,
                 world_size=world.world_size,
                 timeout=TIMEOUT,
+                device_id=device,
             )
         pg = dist.group.WORLD
         assert pg is not None

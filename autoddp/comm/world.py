@@ -20,6 +20,7 @@ NAMES = {
 }
 REQUIRED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 LARGEST = 2**31 - 1  # what torch takes for a rank
+ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 # What torchrun (and our launcher) sets for a rank, and one plain process would not have.
 ADDED = (
     *NAMES.values(),
@@ -35,7 +36,7 @@ ADDED = (
     "TORCHELASTIC_USE_AGENT_STORE",
     "TORCHELASTIC_ERROR_FILE",
     "TORCHELASTIC_SIGNALS_TO_HANDLE",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    ERRORS,
 )
 OF_A_TASK = re.compile(
     r"SLURM_(PROCID|LOCALID|NODEID|GTIDS|TASK_PID|NTASKS|NPROCS|(N?TASKS|CPUS)_(PER|ON)_NODE|STEP_\w+|STEPID)"
@@ -150,6 +151,8 @@ def hide(environ: MutableMapping[str, str]) -> dict[str, str]:
     Of a scheduler's those that tell its processes apart; what is common to them, as the job's number, stays.
     """
     names = [name for name in environ if name in ADDED or OF_A_TASK.fullmatch(name)]
+    if environ.get(ERRORS, "1") != "1":
+        names.remove(ERRORS)  # the user's: torchrun sets it to that where it is not set
     return {name: environ.pop(name) for name in names}
 
 

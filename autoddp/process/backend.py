@@ -31,15 +31,28 @@ class RankDevice:
     wanted: str
     each: int = 1
     why: str = ""
+    name: str = ""  # of the kind of device, as its maker sells it
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The backend of all ranks, why it is that one, and the part of its device's memory a rank may take."""
+    """What rank 0 decides for all.
+
+    Attributes:
+        backend: By what they talk.
+        why: It is that one.
+        part: Of its device's memory that a rank may take.
+        kind: Torch's word for what they compute on; empty: CPUs, all or some.
+        alone: Whether each rank talks from one device.
+        unlike: What is to be said where they compute on devices of several makes.
+    """
 
     backend: str = "gloo"
     why: str = ""
     part: float = 1.0
+    kind: str = ""
+    unlike: str = ""
+    alone: bool = False
 
 
 def decide(told: Sequence[RankDevice]) -> Choice:
@@ -60,11 +73,24 @@ def decide(told: Sequence[RankDevice]) -> Choice:
     if wanted not in PLAIN and against:
         raise BadInput(f"--backend is {wanted}, but {against}; use --backend gloo")
     most = max(Counter((t.host, t.device) for t in told if t.device).values(), default=1)
+    kind = first.kind if all(t.device and t.kind == first.kind for t in told) else ""
     if wanted == "gloo" or against or not first.device:
         why = "asked for" if wanted == "gloo" and first.device else against or first.why
-        return Choice("gloo", f"{why}{_part(most)}", 1 / most)
+        return Choice("gloo", f"{why}{_part(most)}", 1 / most, kind, _unlike(told))
     one = f"a {words(first.kind, 1)[2:]}" if first.each == 1 else words(first.kind, first.each)
-    return Choice(first.backend, f"{one} for each rank")
+    alone = all(t.each == 1 for t in told)
+    return Choice(first.backend, f"{one} for each rank", 1.0, kind, _unlike(told), alone)
+
+
+def _unlike(told: Sequence[RankDevice]) -> str:
+    first = told[0]
+    rank = next((k for k, t in enumerate(told) if t.device and first.device and t.name != first.name), None)
+    if rank is None:
+        return ""
+    return (
+        f"rank {rank} computes on {told[rank].name}, rank 0 on {first.name}: each rounds in its own way, so "
+        "decisions may differ that hang on the last digits of what ranks compute alike; give all the same"
+    )
 
 
 def _against(told: Sequence[RankDevice]) -> str:
@@ -89,6 +115,13 @@ def _part(most: int) -> str:
     return f", each at most 1/{most} of the memory" if most > 1 else ""
 
 
+def accelerator_name() -> str:
+    """Of the current device; empty where nobody says."""
+    from autoddp.comm import accelerator
+
+    return accelerator.name()
+
+
 def choose(world: World, store: Store, devices: Devices, device: str) -> Choice:
     """What rank 0 decides for all.
 
@@ -97,7 +130,8 @@ def choose(world: World, store: Store, devices: Devices, device: str) -> Choice:
     """
     each = devices.visible[world.local_rank].count(",") + 1 if devices.visible else 1
     mine = RankDevice(
-        socket.gethostname(), device, devices.kind, devices.backend, devices.wanted, each, devices.why
+        *(socket.gethostname(), device, devices.kind, devices.backend, devices.wanted, each, devices.why),
+        accelerator_name() if device else "",
     )
     store.set(f"computes/{world.rank}", json.dumps(asdict(mine)))
     if world.rank == 0:

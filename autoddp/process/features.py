@@ -21,6 +21,7 @@ from autoddp.patching import Feature
 from autoddp.process.own_groups import Groups
 from autoddp.training.averaging import Averaging
 from autoddp.training.batchnorm import BatchNorm
+from autoddp.training.buffers import Buffers
 from autoddp.training.explanation import Explanation
 from autoddp.training.gradients import Gradients
 from autoddp.training.loaders import Loaders
@@ -55,6 +56,7 @@ FEATURES: tuple[type[Feature], ...] = (
     Modules,
     BatchNorm,
     Gradients,
+    Buffers,
     Sharding,  # hides gradients after they were compared
     Explanation,
     Identity,

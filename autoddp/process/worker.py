@@ -184,16 +184,17 @@ def join(world: World, given: Devices, attempt: str, store: Store | None = None)
     set_interface(world)
     chosen = Choice()
 
-    def backend(over: Store) -> str:
+    def backend(over: Store) -> tuple[str, torch.device | None]:
         nonlocal chosen
         mine = given.visible[world.local_rank] if given.visible else ""
         chosen = choose(world, over, given, accelerator.identity(mine) if mine else "")
-        return chosen.backend
+        return chosen.backend, accelerator.at(torch.device(chosen.kind)) if chosen.alone else None
 
     if store is None:
         group = Group.join(hosted(world), attempt, backend)
     else:
-        group = Group.over(world, store, backend(store))
+        group = Group.over(world, store, *backend(store))
+    group.kind = chosen.kind
     sys.excepthook = hook  # torch's would put the rank before every line of a traceback
     if not known:
         os.environ.pop("GLOO_SOCKET_IFNAME", None)  # NCCL reads its own later, at first use
@@ -236,7 +237,7 @@ def set_interface(world: World) -> None:
         return
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     if world.world_size > world.local_world_size and "NCCL_SOCKET_IFNAME" not in os.environ:
-        give(HERE.given, "NCCL_SOCKET_IFNAME", interface)
+        give(HERE.given, "NCCL_SOCKET_IFNAME", f"={interface}")  # else it takes eth0 for eth01, too
 
 
 def greeting(world: World, options: Options, chosen: Choice, environ: Mapping[str, str]) -> str:
@@ -245,7 +246,7 @@ def greeting(world: World, options: Options, chosen: Choice, environ: Mapping[st
     return (
         f"{world.world_size} ranks on {nodes} node{'s' * (nodes != 1)}, "
         f"{chosen.backend} ({chosen.why}), {options.view} view"
-    )
+    ) + (chosen.unlike and f"; {chosen.unlike}")
 
 
 def end(group: Group, code: int) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 
 from autoddp.comm import accelerator
 from autoddp.torch_internals import DispatchMode
@@ -39,6 +40,7 @@ LIKE = {"randn_like", "rand_like", "randint_like"}
 FILLED = {name.rstrip("_") for name in FILL} | {"normal_functional"}  # what a compiler makes of FILL
 SEEDS = (torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max)  # what inductor draws its seeds from
 APART = 7919  # seeds of one kernel on two ranks
+IN_ORDER = "with_effects"  # around an operator in a compiled graph that stays in its place
 DROPOUT = ("dropout_p", "dropout", "p")  # its probability, by name, in operators that drop inside
 
 
@@ -66,8 +68,14 @@ class Draws(DispatchMode):
         """For this rank's rows of a batch."""
         return cls(cuts.mine, cuts.start, cuts.total, at, cuts)
 
+    supports_higher_order_operators = True  # it passes on the one in which compiled graphs keep an order
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            if func.name() != IN_ORDER:
+                raise NotImplementedError(f"{func.name()} in a compiled model: what draws there is unseen")
+            return func(*args, **kwargs)  # the operators of ours, which draw nothing
         if not is_random(func):
             return func(*args, **kwargs)
         drawn = self._draw(func, func.overloadpacket.__name__, args, kwargs)

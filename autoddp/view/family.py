@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from autoddp.report import users_line
 from autoddp.view.boundaries import all_rows, part
 
 if TYPE_CHECKING:
@@ -21,6 +22,10 @@ RAW = {
     "storage", "_typed_storage", "untyped_storage", "__get__", "__reduce_ex__",
     "_to_dlpack",
 }  # fmt: skip
+COMPARED = (
+    "a batch's memory is let out, where it may be written unseen: each later use of the batch compares all "
+    "of it, and the host waits for the device; let out batch.clone() instead"
+)
 
 
 class ExportedBuffer:
@@ -97,6 +102,8 @@ class WholeFamily:
     def lend(self, whole: Tensor, rows: Tensor, cuts: Cuts, at: int, raw: bool) -> None:
         """Note that the script holds memory of `whole`; with `raw`, in a way that torch does not see."""
         key = place(rows)
+        if raw and whole.device.type != "cpu":
+            cuts.view.report.say_once("raw memory", users_line(), COMPARED)
         if key not in self.lent:
             self.lent[key] = ExportedBuffer(whole, rows, cuts, at)
         self.lent[key].raw |= raw

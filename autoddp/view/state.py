@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from autoddp.report import Report, users_line
 from autoddp.view.cuts import Cuts, even_sizes
@@ -19,6 +21,8 @@ from autoddp.view.work import TRIAL, Work
 
 if TYPE_CHECKING:
     from autoddp.comm.group import Group
+
+MET = 256  # modules whose first calls are remembered
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,8 @@ class View:
         self.pending = PendingSums(group)
         self.work = Work(group)
         self.order = Order()
+        # modules that were called, the latest: dead ones stay, as each rank frees its own when it likes
+        self.met: deque[weakref.ref[nn.Module]] = deque(maxlen=MET)
         # each rank's own generators, where draws are own: for a device's, or one that the script names
         self.streams: dict[torch.device | torch.Generator, Tensor] = {}
         self._cuts: dict[tuple[tuple[int, ...], int], Cuts] = {}

@@ -44,6 +44,16 @@ class Renamed(ast.NodeTransformer):
         return node
 
 
+class Compiled(ast.NodeTransformer):
+    """No compiler has code for the accelerator; what stands before its code is torch's own."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if ast.unparse(node.func) == "torch.compile" and not any(k.arg == "backend" for k in node.keywords):
+            node.keywords.append(ast.keyword("backend", ast.Constant("aot_eager")))
+        return node
+
+
 def called(name: str, *given: ast.expr) -> ast.Call:
     return ast.Call(ast.Name(name, ast.Load()), list(given), [])
 
@@ -75,6 +85,10 @@ class Placed(ast.NodeTransformer):
             node.value = called("_place" if everything else "_place_model", value)
         return node
 
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        return called("_place_model", node) if ast.unparse(node.func) == "torch.compile" else node
+
     def visit_comprehension(self, node: ast.comprehension) -> ast.AST:
         self.generic_visit(node)
         node.iter = called("map", ast.Name("_place", ast.Load()), node.iter)
@@ -90,7 +104,7 @@ class Placed(ast.NodeTransformer):
 
 def rewritten(source: str, device: str, tensors: bool = False) -> str:
     """The script, on this device."""
-    tree: ast.AST = ast.parse(source)
+    tree: ast.AST = Compiled().visit(ast.parse(source))
     if "cuda" in source:
         return ast.unparse(ast.fix_missing_locations(Renamed(device).visit(tree)))
     body = ast.unparse(ast.fix_missing_locations(Placed(tensors).visit(tree)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.accelerator import jobs
 from tests.accelerator.test_jobs import HEAD
 
@@ -93,3 +95,11 @@ def test_ranks_that_part_where_nobody_waits_are_told_where(tmp_path):
     assert re.search(
         r"rank 1 is in «backward of .* on simulated at job.py:\d+» where rank 0 is in «backward of", run.err
     )
+
+
+@pytest.mark.parametrize(("each", "connected"), [("1", 1), ("2", 0)])
+def test_a_rank_with_one_device_connects_it_before_the_script(each, connected, tmp_path):
+    """What cannot be connected is an error at the start, not one of the first backward."""
+    path = jobs.script("import torch\nprint(torch.simulated.native.connected())\n", tmp_path)
+    run = jobs.ranks(path, tmp_path, "--gpus-per-rank", each)
+    assert run.out == f"{connected}\n", run.err

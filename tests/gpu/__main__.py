@@ -35,7 +35,7 @@ def main() -> int:
         place = Path(folder)
         results = [] if told.only == "fast" else checks.all_of(machine, told.tiny, place, _say)
         rows = [] if told.only == "right" else speed.all_of(machine, told.tiny, told.rounds, place, _say)
-    told.out.write_text(page(machine, results, rows, _version()))
+    told.out.write_text(page(machine, results, rows, _version(), told.tiny))
     print(f"written: {told.out}")
     failed = any(result.state == "failed" for result in results) or any(row.failed for row in rows)
     return int(failed)

@@ -14,7 +14,11 @@ NAMES = {
 }
 
 
-def page(machine: Machine, results: list[Result], rows: list[Row], version: str) -> str:
+OF_GPUS = ("peak_mb", "syncs_per_step")  # without one nothing was there to be counted
+TINY = "**Tried at its smallest sizes, whatever the rows below are called: no figure here means anything.**"
+
+
+def page(machine: Machine, results: list[Result], rows: list[Row], version: str, tiny: bool = False) -> str:
     """Markdown."""
     gpus = ", ".join(sorted({f"{machine.gpus.count(name)} x {name}" for name in machine.gpus})) or "no GPU"
     lines = [
@@ -23,6 +27,7 @@ def page(machine: Machine, results: list[Result], rows: list[Row], version: str)
         f"autoddp {version}; {gpus}; torch {machine.torch}, CUDA {machine.cuda}, NCCL {machine.nccl}; "
         f"jobs of {machine.ranks} ranks.",
         "",
+        *([TINY, ""] if tiny else []),
         "## Right",
         "",
         "Each script in one process and in ranks; the largest relative difference of what they print.",
@@ -38,13 +43,14 @@ def page(machine: Machine, results: list[Result], rows: list[Row], version: str)
         "",
         "| | | steps/s | against | peak MB of rank 0 | s from launch to first step | host syncs a step |",
         "|---|---|---|---|---|---|---|",
-        *map(_line, rows),
+        *(_line(row, bool(machine.gpus)) for row in rows),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _line(row: Row) -> str:
-    told = [form.format(row.figures[name]) if name in row.figures else "" for name, form in NAMES.items()]
+def _line(row: Row, on_gpus: bool) -> str:
+    known = {name for name in row.figures if on_gpus or name not in OF_GPUS}
+    told = [form.format(row.figures[name]) if name in known else "" for name, form in NAMES.items()]
     against = "" if row.against is None else f"{row.against:.2f}"
     if row.failed and not row.figures:
         return f"| {KINDS[row.kind]} | {row.way} | failed: {row.failed.replace('|', '/')} | | | | |"

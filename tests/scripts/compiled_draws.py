@@ -51,5 +51,6 @@ def train(name, model):
 train("counted", torch.compile(Noisy(), backend=backend, fullgraph=True))
 print("compiled code ran", ran, "times")
 train("eager", torch.compile(Noisy(), backend="aot_eager", fullgraph=True))
-drops = nn.Sequential(nn.Linear(20, 16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 4))
+drops = nn.Sequential(nn.Linear(20, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 4))
+train("normed", torch.compile(drops, backend="aot_eager", fullgraph=True))
 train("inductor", torch.compile(drops, fullgraph=True))

@@ -95,9 +95,9 @@ def measured(
     script: Script, options: Options, wanted: BenchOptions, parents: Parents | None, others: Others
 ) -> int:
     """What `run` does on node 0, which is the only one as a rule."""
-    names = devices.there(os.environ).names
+    there = devices.there(os.environ)
     several = sorted(set(wanted.nnodes))
-    found, notes = ways(options, counts(wanted.nproc, len(names)), names, several)
+    found, notes = ways(options, counts(wanted.nproc, len(there.names)), there, several)
     progress = Progress(options.quiet, wanted.steps)
     with runs.stoppable():
         runner = Host(script, RECORDER, progress, parents=parents or Parents(), others=others)
@@ -114,7 +114,7 @@ def measured(
             if parents is None:
                 runner.parents.close()
             runner.close()
-    return finish(bench, notes, wanted, options.quiet, len(names))
+    return finish(bench, notes, wanted, options.quiet, len(there.names))
 
 
 def counts(given: Sequence[int], gpus: int) -> list[int]:

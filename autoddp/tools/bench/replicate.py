@@ -13,14 +13,15 @@ from torch.nn.parallel import data_parallel
 class ModuleReplicas:
     """What a script calls is replicated at each call, as `nn.DataParallel` does."""
 
-    def __init__(self, devices: list[int]) -> None:
-        self.devices, self.inside = devices, False
+    def __init__(self, kind: str, devices: list[int]) -> None:
+        self.kind, self.devices, self.inside = kind, devices, False
 
     def call(self, plain: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """A module on a GPU that is called with tensors; what it calls in turn is its own affair."""
         first = next(module.parameters(), None)
         known = self.inside or isinstance(module, nn.DataParallel) or torch.compiler.is_compiling()
-        if known or first is None or not first.is_cuda or not any(isinstance(x, Tensor) for x in args):
+        there = first is not None and first.device.type == self.kind
+        if known or not there or not any(isinstance(x, Tensor) for x in args):
             return plain(module, *args, **kwargs)
         self.inside = True
         try:
@@ -31,7 +32,9 @@ class ModuleReplicas:
 
 def setup(undo: ExitStack) -> None:
     """From here on, on all GPUs that this process sees."""
-    replicas, plain = ModuleReplicas(list(range(torch.cuda.device_count()))), nn.Module.__call__
+    there = torch.accelerator.current_accelerator()
+    devices = list(range(torch.accelerator.device_count()))
+    replicas, plain = ModuleReplicas(there.type if there is not None else "", devices), nn.Module.__call__
 
     def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return replicas.call(plain, module, args, kwargs)

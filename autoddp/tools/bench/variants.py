@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autoddp.options import Options
+from autoddp.process import devices
+from autoddp.process.devices import There
 
 PLAIN, DATA_PARALLEL, GLOBAL, LOCAL, SCALED = (
     "plain",
@@ -16,6 +19,7 @@ PLAIN, DATA_PARALLEL, GLOBAL, LOCAL, SCALED = (
     "per-rank, scaled lr",
 )
 NO_GPUS = "DataParallel is left out: it takes several GPUs, and there {gpus}"
+CUDAS = "DataParallel is left out: torch scatters to CUDA alone, and here is {kind}"
 
 
 @dataclass(frozen=True)
@@ -58,31 +62,34 @@ class Way:
 
 
 def ways(
-    options: Options, counts: Sequence[int], gpus: Sequence[str], nnodes: Sequence[int] = (1,)
+    options: Options, counts: Sequence[int], found: There, nnodes: Sequence[int] = (1,)
 ) -> tuple[list[Way], list[str]]:
     """All of them, one process first, and what is left out.
 
     Args:
         options: Those that all ways share.
         counts: Of ranks on each node.
-        gpus: The names of those that are visible: one process sees the first.
+        found: The accelerators that are visible: one process sees the first.
         nnodes: Of nodes.
     """
-    first = {"CUDA_VISIBLE_DEVICES": gpus[0]} if len(gpus) > 1 else {}
+    gpus = found.names
+    first = {devices.variable(found.kind, os.environ): gpus[0]} if len(gpus) > 1 else {}
     here = replace(options, nnodes=1, master_addr=None, master_port=None)
     alone = replace(here, nproc=1)
-    found, left_out = [Way(PLAIN, alone, 1, environ=first)], []
-    if len(gpus) > 1:
-        found.append(Way(DATA_PARALLEL, alone, len(gpus), {"data_parallel": True}))
+    rows, left_out = [Way(PLAIN, alone, 1, environ=first)], []
+    if len(gpus) > 1 and found.kind != "cuda":
+        left_out.append(CUDAS.format(kind=found.kind))
+    elif len(gpus) > 1:
+        rows.append(Way(DATA_PARALLEL, alone, len(gpus), {"data_parallel": True}))
     else:
         left_out.append(NO_GPUS.format(gpus="is one" if gpus else "is none"))
     for nodes in nnodes:
         for count in counts:
             ranks = replace(options if nodes > 1 else here, nproc=count, nnodes=nodes)
             size = count * nodes
-            found.append(Way(GLOBAL, ranks, size, environ=first if size == 1 else {}))
+            rows.append(Way(GLOBAL, ranks, size, environ=first if size == 1 else {}))
             if size > 1:
                 local = replace(ranks, view="local", batch="per-rank")
-                found.append(Way(LOCAL, local, size))
-                found.append(Way(SCALED, replace(local, scale_lr="linear"), size))
-    return found, left_out
+                rows.append(Way(LOCAL, local, size))
+                rows.append(Way(SCALED, replace(local, scale_lr="linear"), size))
+    return rows, left_out

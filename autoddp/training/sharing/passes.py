@@ -54,16 +54,14 @@ class Course:
         """What became of what was asked for last."""
         self.lines.say(self.number, kind, self.asked, said)
 
-    def give(
-        self, batch: Any, before: Generators | None, keeps: Callable[[Any], bool], apart: bool, clean: bool
-    ) -> None:
+    def give(self, batch: Any, before: Generators | None, keeps: Callable[[Any], bool], apart: bool) -> None:
         """A batch, to all others.
 
         Raises:
             Unfit: It cannot be handed over.
         """
         changed = moves(before)
-        parcel = pack((batch, changed, clean), self.memory, keeps, apart, self.batched)
+        parcel = pack((batch, changed), self.memory, keeps, apart, self.batched)
         try:
             said = parcel.said()
             self._wait_for_room()
@@ -99,13 +97,13 @@ class Course:
                 else:
                     close(descriptors)  # an interrupt has kept the script from taking it
 
-    def open(self, said: Any, descriptors: list[int]) -> tuple[Any, Moves, bool]:
-        """A batch that was given, what its fetch did to generators, and whether nothing else changed."""
-        batch, changed, clean = Parcel.heard(said, descriptors).open(self.maps if self.batched else None)
+    def open(self, said: Any, descriptors: list[int]) -> tuple[Any, Moves]:
+        """A batch that was given, and what its fetch did to generators."""
+        batch, changed = Parcel.heard(said, descriptors).open(self.maps if self.batched else None)
         self._owes = True
         if not self.batched:
             self.took()
-        return batch, changed, clean
+        return batch, changed
 
     def took(self) -> None:
         """Nothing of the memory of the batch that was given last is needed any more."""
@@ -165,20 +163,21 @@ class FirstRankFetch:
 
     def _fetch(self, index: Any) -> Any:
         course, batch, error = self.course, None, None
-        before, changed = course.states(), self.look.before()
+        before = course.states()
+        self.look.before()
         try:
             with course.own():
                 batch = self.real.fetch(index)
         except (Exception, SystemExit) as found:
             error = found
-        changed = self.look.after(error is not None) or changed
+        changed = self.look.after()
         changed = self.look.refused or (changed and f"its fetch changes {changed}")
         if not changed:
             try:
                 if error is not None:
                     course.fail(error, before)
                 else:
-                    course.give(batch, before, self.look.stamp.keeps, False, self.look.clean)
+                    course.give(batch, before, self.look.stamp.keeps, False)
             except Unfit as unfit:
                 changed = str(unfit)
         if changed:
@@ -188,16 +187,6 @@ class FirstRankFetch:
             raise error
         return batch
 
-    def end(self) -> None:
-        """No batch is left: what was not looked at is, and the others are told."""
-        if self.each or self.look.clean:
-            return
-        self.course.asked += 1
-        changed = self.look.after(True)
-        if changed:
-            self.each = self.part(f"its fetch changes {changed}")
-        self.course.say(YOURSELF, (changed, self.each))
-
 
 class Taken:
     """The same on the other ranks."""
@@ -205,7 +194,7 @@ class Taken:
     def __init__(self, course: Course, real: Any, part: Callable[[str], bool], once: bool) -> None:
         self.course, self.real, self.part = course, real, part
         self.once = once  # it can be read from its beginning only: an iterable
-        self.each, self._clean = False, True
+        self.each = False
         self.missed: deque[tuple[Any, Generators | None]] = deque()
         self._after: Generators | None = None  # what was missed last, by then
 
@@ -230,38 +219,22 @@ class Taken:
         if kind == RAISED:
             error, changed = said
             follow(changed)
-            self._done(True)
+            self._done()
             raise raised(error)
         if kind == ENDED:  # in a thread of the script's: the first rank asks for no more
             self.each = True
             return self._catch_up()
         reason, self.each = said
         self.part(reason)
-        self._clean = True
         return self._catch_up()
 
     def _opened(self, index: Any, said: Any, descriptors: list[int]) -> Any:
-        batch, changed, clean = self.course.open(said, descriptors)
-        if self.once or not clean:
+        batch, changed = self.course.open(said, descriptors)
+        if self.once:
             self._note(index)  # nothing has moved a generator since it was asked for
         follow(changed)
-        self._done(clean)
+        self._done()
         return batch
-
-    def end(self) -> None:
-        """No batch is left: what was missed is fetched if that changed anything."""
-        if self.each or self._clean:
-            return
-        self._clean = True
-        self.course.asked += 1
-        kind, said, _ = self.course.hear()
-        if kind == YOURSELF and said[0]:
-            reason, self.each = said
-            now = self.course.states()
-            self.part(reason)
-            self._catch_up()
-            if now is not None:
-                now.put_back()
 
     def _own(self, index: Any) -> Any:
         with self.course.own():
@@ -274,9 +247,8 @@ class Taken:
         if len(self.missed) > MOST:
             self.missed.popleft()
 
-    def _done(self, clean: bool) -> None:
-        self._clean = clean
-        if clean and not self.once:
+    def _done(self) -> None:
+        if not self.once:
             self.missed.clear()
         self._after = self.course.states() if self.once else None
 

@@ -35,15 +35,6 @@ class Pass(LoaderIterator):
         end = course.lines.end if course.first else course.lines.forget
         weakref.finalize(self, end, course.number).atexit = False
 
-    def __next__(self) -> Any:
-        try:
-            return next(self.inner)
-        except StopIteration:
-            fetcher = getattr(self.inner, "_dataset_fetcher", None)
-            if isinstance(fetcher, (FirstRankFetch, Taken)):
-                fetcher.end()
-            raise
-
 
 class Sharing:
     """What the ranks of this node share: lines, made when they are first needed, and a count of passes."""

@@ -36,8 +36,8 @@ SHARING = ("multiprocessing.queues", "multiprocessing.connection", "multiprocess
 SHARED = (SynchronizedBase, SharedMemory, mmap.mmap, ctypes.Array, ctypes._SimpleCData)
 MOST = 300_000  # objects that are looked at; of more it cannot be told in time
 ATOMS = {int, float, bool, str, bytes, complex, type(None), type(Ellipsis), range, slice}
-SHARE = 0.05  # of the time, for looking
-OFTEN = 64  # fetches between two looks, at most
+SHARE = 0.5  # of the time of fetching, for looking
+ENOUGH = 8  # fetches until that is known
 
 Change = Callable[[], bool]
 
@@ -162,46 +162,39 @@ class Stamp:
 
 
 class DatasetWatch:
-    """At the data set, before and after a fetch: at each as long as that is cheap, else now and then.
+    """At the data set, before and after each fetch, so that no change is seen late.
 
     Attributes:
-        refused: As of `Stamp`.
+        refused: As of `Stamp`; or that to look takes too much of the time: then all ranks load, as exactly.
     """
 
     def __init__(self, *roots: Any) -> None:
         self._roots = roots
-        self._cost = self._last = 0.0
-        self._missed, self._due = 0, True
+        self._fetches = 0
+        self._looked = self._fetched = self._began = 0.0
         self._take()
         self.refused = self.stamp.refused
 
-    @property
-    def clean(self) -> bool:
-        """Whether the fetch was looked at, and nothing is left that was not."""
-        return not self._missed
+    def before(self) -> None:
+        """What the script has changed meanwhile is not the fetch's."""
+        self._moved()
+        self._began = time.perf_counter()
 
-    def before(self) -> str:
-        """What changed since the last look: by the script, or by a fetch that was not looked at."""
-        now = time.perf_counter()
-        self._due = self._missed >= OFTEN or (now - self._last) * SHARE >= self._cost
-        if not self._due:
-            self._missed += 1
-            return ""
-        moved, missed = self.stamp.moved(), self._missed
-        if moved:
-            self._take()
-        return moved if missed else ""
-
-    def after(self, last: bool) -> str:
+    def after(self) -> str:
         """What the fetch changed."""
-        if not self._due and not last:
-            return ""
-        began = time.thread_time()  # a busy machine makes no look dearer, or one would come too late
+        self._fetched += time.perf_counter() - self._began
+        self._fetches += 1
+        moved = self._moved()
+        if self._fetches >= ENOUGH and self._looked > SHARE * self._fetched:
+            self.refused = self.refused or "to look whether a fetch changes it takes as long as the fetch"
+        return moved
+
+    def _moved(self) -> str:
+        began = time.thread_time()  # a busy machine makes no look dearer
         moved = self.stamp.moved()
-        self._missed, self._last = 0, time.perf_counter()
-        self._cost = 2 * (time.thread_time() - began)
         if moved:
             self._take()
+        self._looked += time.thread_time() - began
         return moved
 
     def _take(self) -> None:

@@ -68,7 +68,7 @@ class Follower(_BaseDataLoaderIter):
     def _heard(self) -> Any:
         kind, said, descriptors = self._course.hear(self._step)
         if kind == BATCH:
-            batch, changed, _ = self._course.open(said, descriptors)
+            batch, changed = self._course.open(said, descriptors)
             follow(changed)
             return batch
         if kind == RAISED:
@@ -108,7 +108,7 @@ class Leading(LoaderIterator):
                 course.fail(error, before)
                 raise
             try:
-                course.give(batch, before, _nothing, True, True)
+                course.give(batch, before, _nothing, True)
             except Unfit as unfit:
                 refused = Disagreement(f"{course.where}: {unfit}; run with --loading each")
                 course.fail(refused, before)

@@ -88,6 +88,7 @@ class Verdicts:
         if module not in self.proven:
             self.proven[module] = Proofs()
             self.view.order.note(module.parameters())
+            self.view.met.append(weakref.ref(module))
 
     def of(self, module: nn.Module, given: TrialCall) -> Verdict:
         """What is known of this call, proven now if it is the first of its kind."""

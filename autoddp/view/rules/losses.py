@@ -2,7 +2,7 @@
 
 The denominator must be known to all ranks without talking: rows and elements are. For targets that
 may hold ignored ones, each rank counts when it fetches the batch (`Tally`), and the sum travels while
-the forward runs.
+the forward runs; where ranks talk from device to device the count is reduced there, with the sum.
 """
 
 from __future__ import annotations
@@ -61,8 +61,11 @@ def counted(rows: Rows, whole: Tensor | None = None, none_ignored: bool = False)
     if rows.local.dtype is torch.int64 and not rows.local.is_inference():
         if none_ignored:
             rows.tally = Known(rows, 0)
+        elif whole is None:
+            # where an accelerator has a backend the loss is reduced there: for a count the host would wait
+            rows.tally = None if rows.cuts.view.group.native else Tally(rows)
         else:
-            rows.tally = Tally(rows) if whole is None else Known(rows, int((whole == IGNORED).sum()))
+            rows.tally = Known(rows, int((whole == IGNORED).sum()))
     return rows
 
 

@@ -2,7 +2,7 @@
 
 `SIMULATED_DEVICES` of it are there (4), `SIMULATED_VISIBLE_DEVICES` narrows them. `SIMULATED_ALGORITHMS`
 sums in another order where there are few rows, and `SIMULATED_SPINS` keeps a processor busy while the host
-waits for the device, as CUDA does.
+waits for the device, as CUDA does; a collective takes `SIMULATED_LAG` milliseconds.
 """
 
 from __future__ import annotations
@@ -47,6 +47,12 @@ class Properties:
 
     def __init__(self, native: Any, index: int) -> None:
         self.name, self.uuid, self.total_memory = "Simulated", native.identity(index), 1 << 34
+
+
+def _make(identity: str) -> str:
+    """By `SIMULATED_MAKES`, a list, they are of several."""
+    makes = os.environ.get("SIMULATED_MAKES", "Simulated").split(",")
+    return makes[int(identity.rpartition("-")[2]) % len(makes)]
 
 
 class _Current:
@@ -104,7 +110,7 @@ def module(native: Any) -> types.ModuleType:
     made.Stream, made.Event = torch.Stream, torch.Event
     made._is_in_bad_fork = native.is_in_bad_fork
     made.get_device_properties = lambda device=None: Properties(native, index(device))
-    made.get_device_name = lambda device=None: "Simulated"
+    made.get_device_name = lambda device=None: _make(native.identity(index(device)))
     made.manual_seed = lambda seed: of().manual_seed(int(seed)) and None
     made.manual_seed_all = lambda seed: native.seed_all(int(seed) % 2**64)
     made.get_rng_state = lambda device=NAME: of(device).get_state()
@@ -116,5 +122,6 @@ def module(native: Any) -> types.ModuleType:
     made.initial_seed = lambda: of().initial_seed()
     made.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
     made.empty_cache = lambda: None
-    made.is_current_stream_capturing = lambda: False
+    made.recording = False  # a test sets it where a CUDA graph would be recorded
+    made.is_current_stream_capturing = lambda: made.recording
     return made

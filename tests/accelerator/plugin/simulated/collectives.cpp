@@ -82,6 +82,7 @@ struct Communicator {
   }
 
   void run() {
+    const char* lag = std::getenv("SIMULATED_LAG");
     while (true) {
       std::unique_lock<std::mutex> held(lock);
       came.wait(held, [this] { return !jobs.empty(); });
@@ -89,6 +90,7 @@ struct Communicator {
       jobs.pop_front();
       held.unlock();
       wait_on_the_host(job.after);
+      if (lag) std::this_thread::sleep_for(std::chrono::milliseconds(std::atoi(lag)));
       try {
         agree(job.what);
         job.act();
@@ -118,6 +120,11 @@ struct Communicator {
   std::deque<Job> jobs;
 };
 
+std::atomic<int>& connected() {
+  static std::atomic<int> devices{0};
+  return devices;
+}
+
 std::mutex log_lock;
 std::vector<std::string>& log() {
   static std::vector<std::string> made;
@@ -134,6 +141,10 @@ struct Collectives final : Backend {
     TORCH_CHECK(x.layout() == at::kStrided && x.is_non_overlapping_and_dense(), "Tensors must be contiguous");
     TORCH_CHECK(!x.is_complex(), "simccl has no complex numbers");
   }
+
+  // told of its only device it connects at once, as NCCL does
+  bool supportsSplitting() const override { return true; }
+  void eagerConnectSingleDevice(at::Device device) override { at(device.index()); }
 
   c10::intrusive_ptr<Work> start(const std::string& name, const Tensors& tensors, Tensors outputs, std::function<void(Backend&)> act) {
     for (const auto& x : tensors) check(x);
@@ -157,6 +168,7 @@ struct Collectives final : Backend {
   Communicator& at(c10::DeviceIndex d) {
     std::lock_guard<std::mutex> held(lock);
     auto& made = communicators[d];
+    if (!made) ++connected();
     if (!made) made = new Communicator(ways.at(count++), getRank(), getSize(), d);  // ranks make theirs in one order
     return *made;
   }
@@ -224,10 +236,12 @@ PYBIND11_MODULE(_simulated, m) {
   m.def("counts", [] {
     return std::map<std::string, int64_t>{{"reads", counts().reads}, {"to_host", counts().to_host}, {"kernels", counts().kernels}};
   });
+  m.def("connected", [] { return connected().load(); });
   m.def("collectives", [] {
     std::lock_guard<std::mutex> held(log_lock);
     return log();
   });
+  m.def("waiting_streams", [] { return waiting_streams(); });
   m.def("recorded_streams", [] { return recorded_streams(); });
 }
 }  // namespace

@@ -74,6 +74,11 @@ std::vector<std::pair<uintptr_t, int64_t>>& recorded_streams() {
   return made;
 }
 
+std::vector<int64_t>& waiting_streams() {
+  static std::vector<int64_t> made;
+  return made;
+}
+
 Tickets waited_for(const c10::Stream& stream) {
   std::lock_guard<std::mutex> held(lock);
   auto& tickets = lanes[lane(stream)];
@@ -187,7 +192,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     *static_cast<Tickets*>(*event) = waited_for(s);
   }
   void block(void* event, const c10::Stream& s) const override {
-    if (event) wait_for(s, *static_cast<Tickets*>(event));
+    if (!event) return;
+    wait_for(s, *static_cast<Tickets*>(event));
+    std::lock_guard<std::mutex> held(lock);
+    waiting_streams().push_back(s.id());
   }
   bool queryEvent(void* event) const override {
     if (!event) return true;

@@ -44,5 +44,6 @@ struct Counts {
 };
 Counts& counts();
 std::vector<std::pair<uintptr_t, int64_t>>& recorded_streams();
+std::vector<int64_t>& waiting_streams();  // the streams that were told to wait for an event
 
 }  // namespace simulated

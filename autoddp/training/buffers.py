@@ -1,0 +1,87 @@
+"""What modules keep on accelerators beside their weights is rank 0's now and then."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from autoddp.comm import accelerator
+from autoddp.comm.accelerator import CPU
+from autoddp.comm.group import MIN
+from autoddp.errors import Disagreement
+from autoddp.patching import Feature
+from autoddp.torch_internals import disable_dynamo
+from autoddp.training.fingerprint import Fingerprint
+from autoddp.training.replica import flattened
+
+if TYPE_CHECKING:
+    from autoddp.process.run import Run
+
+OFTEN, EVERY = 3, 100  # the first steps of an optimizer, and one in so many
+
+
+class Buffers(Feature):
+    """Accelerators add up in an order of their own: what ranks compute alike differs in its last bits.
+
+    Gradients are averaged, so weights stay alike. Buffers that are updated outside of autograd (a codebook's
+    moving average, the statistics of a BatchNorm that runs whole) would drift apart.
+    """
+
+    name = "buffers"
+    without = "on accelerators, buffers that are updated outside of autograd may drift apart by rounding"
+    views = ("global",)
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.view, self.group = run, run.view, run.group
+        self.steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of each optimizer
+
+    def setup(self, undo: ExitStack) -> None:
+        """Only where ranks compute on accelerators, and mean the same by a buffer."""
+        if self.group.kind and self.run.options.batchnorm == "exact":
+            undo.callback(register_optimizer_step_pre_hook(self.before_step).remove)
+
+    @disable_dynamo
+    def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """At the steps at which gradients are compared, too: the host waits for the device there."""
+        if not self.view.here() or self.view.inside or accelerator.capturing():
+            return
+        count = self.steps[optimizer] = self.steps.get(optimizer, 0) + 1
+        if (count <= OFTEN or count % EVERY == 0) and self.view.met:
+            with self.view.set_aside(), torch.no_grad():
+                self._share(list(self._floats()))
+
+    def _floats(self) -> Iterator[tuple[str, Tensor]]:
+        """The buffers of the modules that were called, on all ranks the same."""
+        modules = [reference() for reference in self.view.met]
+        # what the garbage collector has freed is each rank's own affair
+        there = torch.tensor([module is not None for module in modules], device=CPU).long()
+        alive = self.group.all_reduce(there, MIN).tolist()
+        seen: set[int] = set()
+        for module in (m for m, here in zip(modules, alive, strict=True) if m is not None and here):
+            for name, x in module.named_buffers():
+                dense = x.layout is torch.strided and x.is_floating_point()
+                if dense and x.device.type == self.group.kind and id(x) not in seen:
+                    seen.add(id(x))
+                    yield f"buffer {name} of {type(module).__name__}", x
+
+    def _share(self, found: list[tuple[str, Tensor]]) -> None:
+        if not found:
+            return
+        prints = Fingerprint()
+        for name, x in found:
+            prints.add(name, [x])
+        try:
+            prints.compare(self.group)
+        except Disagreement as error:  # by more than rounding: a buffer that nothing was written into, maybe
+            self.run.report.doubt("buffers", "", f"{error}; rank 0's is taken")
+        kinds = list(flattened([x for _, x in found]))
+        self.group.broadcast([[flat for _, flat in kinds], *([] for _ in range(1, self.group.size))])
+        for some, flat in kinds if self.group.rank else ():
+            for x, new in zip(some, flat.split([x.numel() for x in some]), strict=True):
+                x.data.copy_(new.view_as(x))  # for autograd it is what it was

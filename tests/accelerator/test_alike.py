@@ -1,0 +1,93 @@
+"""What ranks compute alike, each for itself, stays alike where devices round in ways of their own."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.accelerator import jobs
+from tests.accelerator.test_jobs import HEAD
+
+DRIFT = """
+import sys
+import autoddp
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = mlp()
+        self.register_buffer("codes", torch.ones(5))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x):
+        return self.body(x) * self.codes.mean()
+
+
+net, off = Net().to(D), float(sys.argv[1])
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for number, (a, b) in enumerate(DataLoader(data, 24)):
+    net.codes.add_(off * autoddp.rank())  # as sums in an order of their own would
+    step(net, optimizer, a.to(D), b.to(D))
+    assert (net.codes == 1).all(), f"step {number} of rank {autoddp.rank()}: {net.codes}"
+"""
+
+
+def test_buffers_do_not_drift_apart(tmp_path):
+    path = jobs.script(HEAD + DRIFT, tmp_path)
+    got = jobs.ranks(path, tmp_path, arguments=("1e-12",))
+    assert got.code == 0, got.err
+    assert "is taken" not in got.err
+
+
+def test_a_buffer_that_is_far_off_is_named(tmp_path):
+    path = jobs.script(HEAD + DRIFT, tmp_path)
+    got = jobs.ranks(path, tmp_path, arguments=("1e-3",))
+    assert got.code == 0, got.err
+    assert got.err.count("buffer codes of Net is not the same on all ranks (rank 0 has 5, 5 without") == 1
+    assert "rank 0's is taken" in got.err
+
+
+@pytest.mark.parametrize(("makes", "said"), [("One", 0), ("One,Other", 1)])
+def test_devices_of_several_makes_are_named(makes, said, tmp_path):
+    path = jobs.script("import torch\nprint(torch.simulated.get_device_name())\n", tmp_path)
+    got = jobs.ranks(path, tmp_path, SIMULATED_MAKES=makes)
+    assert (got.code, got.out) == (0, "One\n")
+    assert got.err.count("rank 1 computes on Other, rank 0 on One: each rounds in its own way") == said
+
+
+MADE = """
+import sys
+import autoddp
+if sys.argv[2] == "exact":
+    torch.use_deterministic_algorithms(True)
+image = (torch.ones(5, 20, device=D) * (1 + float(sys.argv[1]) * autoddp.rank())).requires_grad_()
+net = mlp().to(D)
+net(image).sum().backward()
+print("done")
+"""
+
+
+@pytest.mark.parametrize(
+    ("off", "how", "said"), [("1e-12", "", False), ("1e-12", "exact", True), ("1e-3", "", True)]
+)
+def test_leaves_that_were_computed_may_differ_in_their_last_bits(off, how, said, tmp_path):
+    """Unless what is computed is to be the same bit for bit."""
+    got = jobs.ranks(jobs.script(HEAD + MADE, tmp_path), tmp_path, arguments=(off, how))
+    assert (got.code, "is not the same on all ranks" in got.err) == (int(said), said), got.err
+
+
+UNSEEDED = """
+torch.simulated.init()
+net = mlp(0.4).to(D)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for a, b in DataLoader(data, 16):
+    step(net, optimizer, a.to(D), b.to(D))
+print(torch.rand(3, device=D).tolist())
+"""
+
+
+def test_ranks_draw_alike_on_devices_that_nobody_seeded(tmp_path):
+    """Their generators begin with numbers of the system's: rank 0's are all ranks'."""
+    path = jobs.script(HEAD.replace("torch.manual_seed(0)", "") + UNSEEDED, tmp_path)
+    got = jobs.ranks(path, tmp_path)
+    assert got.code == 0, got.err
+    assert len(got.out.splitlines()) == 6

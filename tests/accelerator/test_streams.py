@@ -1,0 +1,152 @@
+"""Streams, recorded graphs, several devices and the end of a job: what only accelerators have."""
+
+from __future__ import annotations
+
+from tests.accelerator import jobs
+from tests.accelerator.test_jobs import HEAD
+from tests.same import same_run
+
+RECORDED = """
+side = torch.Stream(device=D)
+a, b = next(iter(DataLoader(data, 16)))
+with side:
+    a, b = a.to(D), b.to(D)
+whole = a.clone() if len(sys.argv) == 1 else a.data_ptr()  # with an argument, the batch is gathered and lent
+a.record_stream(torch.accelerator.current_stream())
+from autoddp.view.rows import Rows
+held = [a._local] + ([a._whole] if a._whole is not None else [])
+said = [where for where, _ in torch.simulated.native.recorded_streams()]
+print(type(a) is Rows, len(held), {x.data_ptr() for x in held} == set(said))
+"""
+
+
+def test_what_is_recorded_on_a_stream_is_all_memory_of_the_batch(tmp_path):
+    """Else a block is handed out again while the stream still reads it: that of the rows, or the gathered."""
+    path = jobs.script("import sys\n" + HEAD + RECORDED, tmp_path)
+    rows = jobs.ranks(path, tmp_path)
+    assert rows.out == "True 1 True\n", rows.err
+    assert "gathers: record_stream" not in rows.err
+    both = jobs.ranks(path, tmp_path, arguments=("gathered",))
+    assert both.out == "True 2 True\n", both.err
+
+
+READ_ASIDE = """
+net = mlp().to(D)
+side = torch.Stream(device=D)
+for a, b in DataLoader(data, 16):
+    loss = F.cross_entropy(net(a.to(D)), b.to(D))
+    before = len(torch.simulated.native.waiting_streams())
+    with side:
+        print(f"{loss.item():.12f}")
+    print(side.stream_id in torch.simulated.native.waiting_streams()[before:])
+"""
+
+
+def test_a_loss_that_is_read_on_another_stream_is_waited_for(tmp_path):
+    path = jobs.script(HEAD + READ_ASIDE, tmp_path)
+    got = jobs.ranks(path, tmp_path)
+    lines = got.out.splitlines()
+    assert lines[1::2] == ["True"] * 5, got.out + got.err
+    assert lines[::2] == jobs.alone(path, tmp_path).out.splitlines()[::2]
+
+
+GRAPH = """
+net = nn.Sequential(mlp(0.3), nn.BatchNorm1d(4)).to(D)
+a, b = x[:16].to(D), data.tensors[1][:16].to(D)  # static inputs, as graphs want them
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+step(net, optimizer, a, b)
+step(net, optimizer, a, b)
+native, module = torch.simulated.native, torch.simulated
+before, sent = native.counts(), len(native.collectives())
+module.recording = True
+loss = F.cross_entropy(net(a), b)
+optimizer.zero_grad()
+loss.backward()
+optimizer.step()
+module.recording = False
+after = native.counts()
+print([after[name] - before[name] for name in ("reads", "to_host")], len(native.collectives()) - sent)
+print(f"{loss.item():.12f}", torch.rand(1, device=D).item())
+"""
+
+
+def test_what_is_recorded_for_a_graph_runs_whole_and_plain(tmp_path):
+    """What reads a value, draws by another generator or meets other ranks would spoil the recording."""
+    path = jobs.script(HEAD + GRAPH, tmp_path)
+    got = jobs.ranks(path, tmp_path)
+    same_run(jobs.alone(path, tmp_path), got, 1e-9)
+    assert "[0, 0] 0" in got.out
+
+
+CURRENT = """
+net = nn.Sequential(nn.Linear(20, 16), nn.Dropout(0.4), nn.Linear(16, 4)).to("simulated:0")
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+torch.accelerator.set_device_index(1)
+for a, b in DataLoader(data, 16):
+    step(net, optimizer, a.to("simulated:0"), b.to("simulated:0"))
+print(torch.rand(2, device="simulated:0").tolist(), torch.rand(2, device=D).tolist())
+"""
+
+
+def test_another_device_is_the_current_one(tmp_path):
+    """What is drawn on the first is of its generator, and that of the current one stays as it was."""
+    path = jobs.script(HEAD + CURRENT, tmp_path)
+    want = jobs.alone(path, tmp_path)
+    same_run(want, jobs.ranks(path, tmp_path, "--gpus-per-rank", "2"), 1e-9)
+
+
+PARALLEL = """
+import ast, sys
+net = nn.DataParallel(mlp().to(D), device_ids=ast.literal_eval(sys.argv[1]))
+print(net.device_ids)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for a, b in DataLoader(data, 16):
+    step(net, optimizer, a.to(D), b.to(D))
+"""
+
+
+def test_data_parallel_over_devices_that_are_other_ranks(tmp_path):
+    path = jobs.script(HEAD + PARALLEL, tmp_path)
+    want = jobs.alone(path, tmp_path, "[0]")
+    assert want.code == 0, want.err
+    same_run(want, jobs.ranks(path, tmp_path, arguments=("[0, 1]",)), 1e-9)
+
+
+SEVERAL = """
+import gc, sys
+import autoddp.training.replica
+from torch.nn.parallel import DistributedDataParallel
+autoddp.training.replica.ROOM = int(sys.argv[1])
+nets = [mlp().to(D) for _ in range(3)]
+for a, b in DataLoader(data, 16):
+    for net in nets:
+        F.cross_entropy(net(a.to(D)), b.to(D)).backward()
+gc.collect()
+print(sum(type(each) is DistributedDataParallel for each in gc.get_objects()))
+"""
+
+
+def test_reducers_are_kept_as_long_as_there_is_room_on_the_device(tmp_path):
+    """Each holds a copy of its gradients there."""
+    path = jobs.script(HEAD + SEVERAL, tmp_path)
+    kept = [jobs.ranks(path, tmp_path, arguments=(room,)).out for room in ("1000000", "5000", "100")]
+    assert kept == ["3\n", "2\n", "1\n"]
+
+
+LAST = """
+import atexit, gc
+from autoddp.comm.group import Group
+group = next(each for each in gc.get_objects() if type(each) is Group)
+group.all_reduce(torch.ones(3, device=D))
+mark = torch.Event(D)
+mark.record()
+print(mark.query())
+atexit.register(lambda: print(mark.query()))
+"""
+
+
+def test_a_rank_stays_until_its_device_has_done_all(tmp_path):
+    """Another rank's device may still read what is there."""
+    path = jobs.script(HEAD + LAST, tmp_path)
+    got = jobs.ranks(path, tmp_path, SIMULATED_LAG="1000")
+    assert (got.code, got.out) == (0, "False\nTrue\n"), got.err
