@@ -19,6 +19,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 DispatchMode = torch.utils._python_dispatch.TorchDispatchMode
 OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket
+HigherOrderOperator = torch._ops.HigherOrderOperator
 TensorBase: type = torch._C.TensorBase
 ORDERED = EffectType.ORDERED  # of an operator that a compiler must leave where it is
 plain_tensors = torch._C.DisableTorchFunctionSubclass  # inside, subclasses are plain tensors

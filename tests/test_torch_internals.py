@@ -155,3 +155,7 @@ def test_the_store_of_a_process_group_is_found(tmp_path):
 
 def test_an_operator_with_an_effect_in_order_can_be_said():
     assert torch_internals.ORDERED is not None
+
+
+def test_what_takes_functions_is_a_higher_order_operator():
+    assert isinstance(torch.ops.higher_order.with_effects, torch_internals.HigherOrderOperator)

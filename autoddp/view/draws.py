@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._ops import HigherOrderOperator
 
 from autoddp.comm import accelerator
-from autoddp.torch_internals import DispatchMode
+from autoddp.torch_internals import DispatchMode, HigherOrderOperator
 from autoddp.view.boundaries import laid_out, order_of
 
 if TYPE_CHECKING:
