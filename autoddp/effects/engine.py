@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from enum import Enum
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from autoddp.effects import caches, paths
 from autoddp.effects.call import Call as Call
@@ -66,12 +67,12 @@ class Effects:
         self.over = False
         self._pid, self._thread = os.getpid(), threading.get_ident()
         self._apart = threading.local()  # `aside` is the script's thread's
-        self._child = 0  # this process, where it was forked from the rank
-        self.collector = GcWatch()
+        self.threads: WeakSet[threading.Thread] = WeakSet()  # those that every rank has started, too
+        self._child, self.collector = 0, GcWatch()  # this process, where it was forked from the rank
         self.handles: dict[int, OpenDescriptor] = {}  # descriptors that stand for one file on all ranks
 
     def in_rank_process(self) -> bool:
-        """Whether this is the rank itself, not a process forked from it, and the job goes on."""
+        """Tell whether this is the rank itself, not a process forked from it, and the job goes on."""
         return not self.over and os.getpid() == self._pid
 
     def accepts_effects(self) -> bool:
@@ -131,15 +132,14 @@ class Effects:
     def note(self, path: Any, how: str = GONE, follow: bool = False) -> None:
         """Rank 0 is about to change something where ranks do not meet."""
         if self.journal is not None and self.in_rank_process():
-            apart = threading.get_ident() != self._thread
-            self.journal.note(self.group.passed, paths.real(path, follow), how, apart)
+            self.journal.note(self.group.passed, paths.real(path, follow), how)
 
     def moving(self, source: Any, target: Any) -> AbstractContextManager[None]:
         """Rank 0 renames something inside, where ranks do not meet."""
         if self.journal is None or not self.in_rank_process():
             return nullcontext()
         names = paths.real(source, False), paths.real(target, False)
-        return self.journal.moving(self.group.passed, *names, threading.get_ident() != self._thread)
+        return self.journal.moving(self.group.passed, *names)
 
     def agreed(self, path: Any) -> None:
         """Rank 0 is about to change `path` for all: what threads make there later is not what was there."""
@@ -147,7 +147,7 @@ class Effects:
             self.journal.agreed(paths.real(path, follow=False))
 
     def reads(self) -> bool:
-        """Whether what this process reads may lie elsewhere than its name says; where, is up to date."""
+        """Tell whether what is read may lie elsewhere than its name says; where, is up to date."""
         if self.overlay.idle() or not self._looks():
             return False
         if self.exchange and threading.get_ident() == self._thread and os.getpid() == self._pid:

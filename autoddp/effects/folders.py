@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, ClassVar
@@ -123,6 +124,14 @@ class Folders(Outward):
         if call is None:
             return self._found(wrapped, args, kwargs, self.alone.names)
         return self.effects.ask_rank0(call.name, call.plain)
+
+    @patch("threading:Thread.start", why="what a thread of every rank's makes, each has for itself")
+    def know(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """One that is started inside an effect is rank 0's alone: a tracker's."""
+        effects = self.effects
+        if threading.current_thread() in effects.threads or effects.mode() is Mode.SYNCED:
+            effects.threads.add(instance)
+        return wrapped(*args, **kwargs)
 
     @patch("os:chdir", why="a folder that a library made is rank 0's: others enter it when it is there")
     def enter(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:

@@ -18,7 +18,7 @@ import posix
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,6 +32,7 @@ SMALL = 1 << 20  # bytes of a file that is copied before it is emptied
 MOST = 256  # old files that are kept alive at once
 PRUNE = 64  # records after which what no rank can need any more is forgotten
 APART = 1 << 62  # the number of effects after which others may see what a thread made
+BUSY = -1  # as a number: a new file begins
 TURN, LIVE, NUMBER, LENGTH, LASTING, MOVING, FIRST = range(7)  # words of the board; then one for each rank
 
 
@@ -57,18 +58,19 @@ class Board:
 class Journal:
     """Rank 0's part: what it is about to change."""
 
-    def __init__(self, board: Board, ranks: int) -> None:
+    def __init__(self, board: Board, ranks: int, threads: Container[threading.Thread] = ()) -> None:
         self._board, self._ranks = board, ranks
+        self._threads = threads  # that every rank has, too
         self._lock = threading.RLock()  # of any thread; a file may be closed by the garbage collector
         self._records: list[list[Any]] = []
         self._known: dict[str, tuple[int, str]] = {}  # by path: the number of its newest record, and its kind
         self._apart: set[str] = set()  # what threads have made
         self._handles: dict[str, int] = {}
-        self._copies = self._serial = 0
+        self._copies = self._serial = self._number = 0
         self._lasting = self._open(0)
         self._file = self._begin()
 
-    def note(self, number: int, path: str, how: str = GONE, thread: bool = False) -> None:
+    def note(self, number: int, path: str, how: str = GONE) -> None:
         """`path` is about to be changed.
 
         Args:
@@ -76,12 +78,11 @@ class Journal:
             path: The full name of the entry.
             how: GONE: it is removed or replaced; GROWN: something is added at its end; EMPTIED, FILLED: it is
                 changed in place, and what holds it open sees that.
-            thread: Another thread than the script's does it.
         """
         with self._lock:
             if self._is_known(number, path, how):
                 return
-            if thread:
+            if threading.current_thread() in self._threads:
                 new = paths.seen(path, follow=False) is None
                 if new or how == GONE:
                     self._add(APART, path, ABSENT if new else TAKEN, None)
@@ -94,14 +95,14 @@ class Journal:
                 posix.rename(fresh, path)  # so that the old one is left as it is
 
     @contextmanager
-    def moving(self, number: int, source: str, target: str, thread: bool = False) -> Iterator[None]:
+    def moving(self, number: int, source: str, target: str) -> Iterator[None]:
         """Inside, `source` comes to be called `target`; what others would see meanwhile they wait for."""
         words = self._board.words
         with self._lock:
             words[MOVING] = 1
             try:
-                self.note(number, target, thread=thread)
-                if thread and not self._is_known(number, source):
+                self.note(number, target)
+                if threading.current_thread() in self._threads and not self._is_known(number, source):
                     self._add(APART, source, TAKEN, None)
                 self._move(number, source, target)
                 yield
@@ -137,7 +138,7 @@ class Journal:
                 if self._known.get(path, (number,))[0] < number:
                     del self._known[path]
             posix.close(self._file)
-            old = self._board.words[NUMBER]
+            old = self._number
             self._file = self._begin()
             paths.remove(self._board.path(old))
 
@@ -155,11 +156,13 @@ class Journal:
     def _begin(self) -> int:
         """A new file, with what other ranks may still need."""
         words = self._board.words
-        number = words[NUMBER] + 1
-        file = self._open(number)
+        self._number += 1
+        file = self._open(self._number)
         data = b"".join(map(_line, self._records))
         os.write(file, data)
-        words[LENGTH], words[NUMBER] = len(data), number
+        words[NUMBER] = BUSY  # nobody reads the old one by the length of the new
+        words[LENGTH] = len(data)
+        words[NUMBER] = self._number
         words[LIVE] = len(self._records) + words[LASTING]
         words[TURN] += 1
         return file

@@ -17,6 +17,7 @@ from autoddp.effects import paths
 from autoddp.effects.journal import (
     ABSENT,
     APART,
+    BUSY,
     CUT,
     FIRST,
     LASTING,
@@ -74,13 +75,19 @@ class Past:
         return self._lock
 
     def refresh(self) -> int:
-        """Read what is new; the number of this turn."""
+        """Read what is new, one thread at a time; the number of this turn."""
+        with self.mine():
+            return self._refresh()
+
+    def _refresh(self) -> int:
         words = self._board.words
         while words[TURN] != self._turn or words[MOVING]:
             if words[MOVING]:  # rank 0 renames something: a few microseconds
                 time.sleep(TICK)
                 continue
             turn, number, length = words[TURN], words[NUMBER], words[LENGTH]
+            if number == BUSY or words[NUMBER] != number:
+                continue
             try:
                 if number != self._file:
                     self._begin(number)
@@ -216,7 +223,7 @@ def share(effects: Effects) -> None:
 
     def make() -> str:
         folder = paths.fresh(HERE.private or tempfile.gettempdir())
-        effects.journal = Journal(Board(folder, group.size, make=True), placed.count(0))
+        effects.journal = Journal(Board(folder, group.size, make=True), placed.count(0), effects.threads)
         return folder
 
     with effects.own():
