@@ -136,6 +136,16 @@ def test_modules_say_what_they_are(path):
     assert text or not path.read_text(), "a module has a docstring"
 
 
+def test_the_spine_that_the_docs_name_is_there_and_short():
+    text = Path(ROOT, "docs", "architecture.md").read_text()
+    spine = re.findall(r"^\d+\. `(.*?)`", text, flags=re.M)
+    assert len(spine) == 10
+    assert sum(len(Path(ROOT, name).read_text().splitlines()) for name in spine) < 2400
+    (layers,) = re.findall(r"^Folders are layers, from the top: (.*?);", text, flags=re.M)
+    folders = [next(iter(layer)) for layer in LAYERS if len(layer) == 1 and layer != {"__main__"}]
+    assert re.findall(r"`(\w+)`", layers) == folders
+
+
 def test_a_class_name_is_unique():
     """Whoever searches for it finds one thing."""
     places = defaultdict(list)
