@@ -7,6 +7,7 @@ import os
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from types import FrameType, ModuleType
@@ -91,9 +92,19 @@ class Report:
         return json.dumps([vars(d) for d in self.decisions.values()], indent=2)
 
 
-def is_users(filename: str) -> bool:
-    """Whether a code object's file is the user's: not Python's, not installed, not ours, not generated."""
-    return is_own(filename) and (not filename.startswith(_TEMPORARY) or _is_imported(filename))
+class _Users(dict[str, bool]):
+    """Answers that are kept; wrappers ask some twenty times a step, and a Python function costs."""
+
+    def __missing__(self, filename: str) -> bool:
+        temporary = filename.startswith(_TEMPORARY)
+        found = is_own(filename) and (not temporary or _is_imported(filename))
+        if found or not temporary:  # else it may be imported later
+            self[filename] = found
+        return found
+
+
+# Whether a code object's file is the user's: not Python's, not installed, not ours, not generated.
+is_users: Callable[[str], bool] = _Users().__getitem__
 
 
 @cache
