@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 import pytest
 
+from autoddp.comm.place import HERE
+from autoddp.comm.world import World
 from autoddp.errors import BadInput
 from autoddp.process.network import check_free, interface_to, resolve
+from autoddp.process.worker import set_interface
 
 
 def test_the_loopback_routes_to_itself():
@@ -35,3 +39,22 @@ def test_ports_are_checked():
     check_free(port)
     with pytest.raises(BadInput, match=r"^--master-port is 0; a port is from 1 to 65535$"):
         check_free(0)
+
+
+@pytest.mark.parametrize(
+    ("local", "mine", "want"),
+    [(2, None, None), (1, None, "=lo"), (1, "ib0", "ib0")],
+    ids=["one node", "two nodes", "the user's own"],
+)
+def test_nccl_is_given_the_one_interface_by_its_whole_name(monkeypatch, local, mine, want):
+    """Without the sign it would take each whose name begins so."""
+    with monkeypatch.context() as patched:
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            patched.setenv(name, "")  # put back whatever comes
+            patched.delenv(name)
+        if mine is not None:
+            patched.setenv("NCCL_SOCKET_IFNAME", mine)
+        patched.setattr(HERE, "given", {})
+        set_interface(World(0, 2, 0, local, master_addr="127.0.0.1"))
+        assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+        assert os.environ.get("NCCL_SOCKET_IFNAME") == want
