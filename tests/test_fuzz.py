@@ -20,6 +20,7 @@ from autoddp.process.own_ddp import Kind, LaunchForm
 from autoddp.process.script import Script
 from autoddp.process.source import FLAGS
 from autoddp.report import PREFIX, Report
+from autoddp.tools.verify import command as verification
 from autoddp.training.sampling import RowSampler
 from autoddp.view.names import LeftOut
 from tests.fuzz import NUMBERS, NUMERALS, WORDS, examples, number, refusal
@@ -114,7 +115,7 @@ def test_a_command_line_is_what_it_says_or_refused(asked, script, rest):
     told = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "run", lambda *given: told.append(given) or 0)
-        patch.setattr(command, "run", lambda *given: told.append(given) or 0)
+        patch.setattr(verification, "run", lambda *given: told.append(given) or 0)
         act, said = refusal(lambda: cli.parse([command, *line, *apart, script, *rest]))
         if said is not None:
             assert not is_right(wants), said

@@ -182,8 +182,8 @@ def test_a_rank_that_computes_is_waited_for(job):
     done, _ = job(
         """
         if step == 4 and this == 0:
-            for _ in range(40):
-                sum(range(10**7))
+            for _ in range(400):
+                sum(range(10**6))  # a slow machine's other threads wait for the end of each
         """,
         timeout=2,
     )

@@ -149,7 +149,9 @@ def test_a_library_writes_to_its_own_temporary_folder(on, tmp_path):
     def script(run):
         rank = run.world.rank
         made["keep"](rank)  # on the user's behalf: once; each rank finds what it wrote
-        return [made["cache"](rank) for _ in range(1 + rank)], int(np.load("kept.npy"))  # ranks differ
+        found = [made["cache"](rank) for _ in range(1 + rank)], int(np.load("kept.npy"))  # ranks differ
+        run.group.barrier()  # as at a job's end: until then rank 0 tells what was there before
+        return found
 
     assert on(script) == [([0], 0), ([1, 1], 1)]
     assert int(np.load(tmp_path / "kept.npy")) == 0
