@@ -186,3 +186,23 @@ def test_a_timer_that_was_acted_on_does_not_go_off_when_the_job_is_over():
         return seen
 
     assert run_ranks(rank, 2) == [["timer"]] * 2
+
+
+def test_a_signal_of_ones_own_inside_an_effect_comes_to_all_and_one_that_is_blocked_waits():
+    def script(run):
+        seen = []
+        signal.signal(signal.SIGUSR1, lambda *_: seen.append(where))
+        where = "inside"
+        run.effects.do_on_rank0("an effect", lambda: os.kill(os.getpid(), signal.SIGUSR1))
+        for _ in range(3):
+            run.group.effect("a", lambda: 1)
+        inside, where = len(seen), "blocked"
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        signal.raise_signal(signal.SIGUSR1)
+        blocked = len(seen)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+        for _ in range(3):
+            run.group.effect("a", lambda: 1)
+        return inside, blocked, len(seen)
+
+    assert on_ranks(script, 2, Signals) == [(1, 1, 2)] * 2

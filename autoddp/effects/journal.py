@@ -123,8 +123,7 @@ class Journal:
     def agreed(self, path: str) -> None:
         """The script itself has changed `path`, on all ranks: what threads make there from now on is new."""
         with self._lock:
-            above = set(paths.above(path))
-            self._apart -= {n for n in self._apart if n == path or n in above or n.startswith(path + "/")}
+            self._apart -= {name for name in self._apart if name == path or name.startswith(path + "/")}
 
     def forget(self, number: int) -> None:
         """All ranks have come through so many effects: older records are of no use."""
@@ -187,11 +186,12 @@ class Journal:
 
     def _is_known(self, number: int, path: str, how: str = GONE) -> bool:
         """Whether what was there at this point is written down; a new folder stands for all in it."""
+        thread = threading.current_thread() in self._threads
+        if thread and not self._apart.isdisjoint((path, *paths.above(path))):
+            return True
         since, kind = self._known.get(path, (-1, ""))
         if since == number:
             return kind != CUT or how == GROWN  # its first bytes were left as they are
-        if path in self._apart or any(top in self._apart for top in paths.above(path)):
-            return True
         return any(self._known.get(top) == (number, ABSENT) for top in paths.above(path))
 
     def _was(self, path: str, how: str = GONE) -> tuple[str, Any]:

@@ -239,10 +239,6 @@ class Overlay(Sight):
         self.lay(found.name, GONE)
         return None
 
-    def _taken(self, name: str) -> bool:
-        thread = threading.get_ident() != self._main
-        return thread and self.before is not None and self.before.taken(name)
-
     def _known(self, found: FoundPath) -> bool:
         """Whether it was there before; without a journal, rank 0 may just have made it."""
         return self.before is not None or self.own(found)

@@ -51,6 +51,8 @@ class Past:
         self._read = {False: 0, True: 0}  # bytes: of what is forgotten some day, and of what never is
         self._records: dict[int, Any] = {}  # by their serial numbers
         self._index: dict[str, list[int]] = {}
+        self._agreed: dict[str, int] = {}  # the newest record when the script itself changed something,
+        self._above: dict[str, int] = {}  # and by the folders that it lies in
         self._made: dict[str, str] = {}
         self.number = 0
         self._lock, self._pid = threading.RLock(), posix.getpid()  # threads read, too
@@ -87,6 +89,7 @@ class Past:
                 continue
             turn, number, length = words[TURN], words[NUMBER], words[LENGTH]
             if number == BUSY or words[NUMBER] != number:
+                time.sleep(TICK)
                 continue
             try:
                 if number != self._file:
@@ -126,15 +129,12 @@ class Past:
 
     def agreed(self, path: str) -> None:
         """The script itself has changed `path`, on all ranks: what rank 0's threads made there is for all."""
-        if self.idle():
+        if self._board.words[LASTING] == 0:
             return
         with self.mine():
             self.refresh()
-            above = set(paths.above(path))
-            for serial, (number, name, *_) in list(self._records.items()):
-                if number == APART and (name == path or name in above or name.startswith(path + "/")):
-                    del self._records[serial]
-                    self._index[name].remove(serial)
+            self._agreed[path] = newest = max(self._records, default=0)
+            self._above.update(dict.fromkeys(paths.above(path), newest))
 
     def resolve(self, path: str, since: int = 0) -> str:
         """Where what was at `path` is: there, elsewhere, or nowhere."""
@@ -160,20 +160,38 @@ class Past:
         for path in list(self._index):
             if os.path.dirname(path) == folder and self._first(path, 0) is not None:
                 yield os.path.basename(path), bool(self.resolve(path))
+        if self._in_a_threads(folder):
+            for name in paths.names(folder):
+                if self._first(f"{folder}/{name}", 0) is not None:
+                    yield name, bool(self.resolve(f"{folder}/{name}"))
 
     def taken(self, path: str) -> bool:
         """Whether a thread of rank 0's has removed or renamed it."""
-        names = (path, *paths.above(path))
-        return any(self._records[at][2] == TAKEN for name in names for at in self._index.get(name, ()))
+        return any(self._records[at][2] == TAKEN and not self._is_agreed(path, at) for at in self._of(path))
 
     def _first(self, path: str, since: int) -> int | None:
-        found = (
-            at
-            for top in (path, *paths.above(path))
-            for at in self._index.get(top, ())
-            if at >= since and self._records[at][0] >= self.number and self._records[at][2] != TAKEN
-        )
+        found = (at for at in self._of(path) if at >= since and self._hides(path, *self._records[at]))
         return min(found, default=None)
+
+    def _of(self, path: str) -> Iterator[int]:
+        """The records of a path, and of the folders that it lies in."""
+        return (at for top in (path, *paths.above(path)) for at in self._index.get(top, ()))
+
+    def _hides(self, path: str, number: int, _: str, kind: str, __: Any, serial: int) -> bool:
+        if kind == TAKEN or number < self.number:
+            return False
+        return number != APART or not self._is_agreed(path, serial)
+
+    def _is_agreed(self, path: str, serial: int) -> bool:
+        """Whether the script itself has changed a path since then: it is for all, with what it lies in."""
+        if self._above.get(path, 0) >= serial:
+            return True
+        return any(self._agreed.get(top, 0) >= serial for top in (path, *paths.above(path)))
+
+    def _in_a_threads(self, folder: str) -> bool:
+        return any(
+            self._records[at][0] == APART and self._records[at][2] == ABSENT for at in self._of(folder)
+        )
 
     def _in_tree(self, record: int, tree: dict[str, Any], rest: str) -> str:
         kind: str = TREE

@@ -85,10 +85,12 @@ class Signals(Feature):
         """Its handler runs there at once, as in one process; no rank waits for another."""
         given: tuple[Any, ...] = (*args, *kwargs.values())
         number = given[-1] if given and given[:-1] in ((), (os.getpid(),)) else None
-        mine = isinstance(number, int) and number in self.handlers
-        if mine and self.effects.in_rank_process() and self.points.here():
-            return self._act(int(given[-1]))
-        return wrapped(*args, **kwargs)
+        if not isinstance(number, int) or number not in self.handlers:
+            return wrapped(*args, **kwargs)
+        blocked = number in signal.pthread_sigmask(signal.SIG_BLOCK, ())  # it is to wait
+        if blocked or not (self.effects.accepts_effects() and self.points.here()):
+            return wrapped(*args, **kwargs)
+        return self._act(int(number))
 
     def _ours(self) -> bool:
         return self.points.act is not None and self.effects.in_rank_process() and users_call(2)

@@ -248,6 +248,16 @@ def entries(top):
     return sorted(os.listdir(top))
 
 
+def there(path):
+    """Whether anything has that name."""
+    return os.path.exists(path)
+
+
+def remove(path):
+    """A file."""
+    os.remove(path)
+
+
 def text(path):
     """A file's content."""
     with open(path) as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,77 @@ def test_what_the_script_has_changed_is_no_longer_a_threads(installed, tmp_path)
 
     want = [["a", "b", "more"], "of the script", [], ["a"], "again"]
     assert on_ranks(script, 2, *FEATURES, folder=tmp_path) == [want] * 2
+
+
+def test_what_a_thread_makes_beside_the_scripts_own_stays_its_ranks(installed, tmp_path):
+    """In a folder that a thread has made, the script saves; rank 0's thread goes on, and is ahead."""
+
+    def script(run):
+        go, seen = threading.Event(), []
+
+        def work():
+            installed.by_a_thread("new", old=False)
+            go.wait()
+            seen.append(installed.by_a_thread("new/late", old=False))
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        while len(installed.entries("new") if installed.there("new") else ()) < 2:
+            time.sleep(0.01)
+        Path("new/mine").write_text("of the script")
+        if run.world.rank == 0:
+            go.set()
+            worker.join()
+        run.effects.do_on_rank0("a meeting", lambda: None)
+        early = installed.entries("new")
+        os.remove("new/mine")
+        found = installed.there("new/mine")
+        go.set()
+        worker.join()
+        return early, found, seen, installed.entries("new")
+
+    zero, one = on_ranks(script, 2, *FEATURES, folder=tmp_path)
+    assert zero == (["a", "b", "late", "mine"], False, [[]], ["a", "b", "late"])
+    assert one == (["a", "b", "mine"], False, [[]], ["a", "b", "late"])
+
+
+def test_what_a_library_removes_after_a_thread_and_the_script_had_it_was_there_before(installed, tmp_path):
+    """Rank 0 has removed it already where rank 1 still reads it."""
+
+    def script(run):
+        worker = threading.Thread(target=lambda: installed.by_a_thread("new", old=False))
+        worker.start()
+        worker.join()
+        Path("new/a").write_text("of the script")
+        run.effects.do_on_rank0("a meeting", lambda: None)
+        assert installed.text("new/a") == "of the script"  # by now it is rank 0's
+        run.group.barrier()
+        if run.world.rank == 0:
+            installed.remove("new/a")
+        run.group.barrier()
+        found = installed.text("new/a") if run.world.rank else "of the script"
+        run.group.barrier()  # until then rank 0 keeps what was there
+        return found
+
+    assert on_ranks(script, 2, *FEATURES, folder=tmp_path) == ["of the script"] * 2
+
+
+def test_what_a_thread_makes_anew_where_the_script_has_removed_it_stays_its_ranks_too(installed, tmp_path):
+    def script(run):
+        found = []
+        for _ in range(2):
+            go = threading.Event()
+            worker = threading.Thread(
+                target=lambda go: (go.wait(), found.append(installed.by_a_thread("new", False))), args=(go,)
+            )
+            worker.start()
+            if run.world.rank == 0:
+                go.set()
+                worker.join()
+            run.effects.do_on_rank0("a meeting", lambda: None)
+            go.set()
+            worker.join()
+            shutil.rmtree("new")
+        return found
+
+    assert on_ranks(script, 2, *FEATURES, folder=tmp_path) == [[[], []]] * 2

@@ -37,7 +37,7 @@ SHARED = (SynchronizedBase, SharedMemory, mmap.mmap, ctypes.Array, ctypes._Simpl
 MOST = 300_000  # objects that are looked at; of more it cannot be told in time
 ATOMS = {int, float, bool, str, bytes, complex, type(None), type(Ellipsis), range, slice}
 SHARE = 0.5  # of the time of fetching, for looking
-ENOUGH = 8  # fetches until that is known
+ENOUGH, SURE = 8, 64  # fetches in which that is found out; later, what all have missed would be much
 
 Change = Callable[[], bool]
 
@@ -185,7 +185,7 @@ class DatasetWatch:
         self._fetched += time.perf_counter() - self._began
         self._fetches += 1
         moved = self._moved()
-        if self._fetches >= ENOUGH and self._looked > SHARE * self._fetched:
+        if ENOUGH <= self._fetches <= SURE and self._looked > SHARE * self._fetched:
             self.refused = self.refused or "to look whether a fetch changes it takes as long as the fetch"
         return moved
 
