@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+
+import pytest
 import torch
 import torch.distributed as dist
 from torch.futures import Future
@@ -91,6 +94,11 @@ def test_transforms_tracing_and_a_compilers_proxies_are_told():
     torch.func.vmap(look)(x)
     make_fx(look)(x)
     assert found == [(False, False, False), (True, False, False), (False, False, True)]
+    found.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that tracing is old
+        torch.jit.trace(look, x, check_trace=False)
+    assert found == [(False, True, False)]
 
 
 def test_outside_transforms_there_is_none():
@@ -106,7 +114,13 @@ def test_outside_transforms_there_is_none():
 
 
 def test_a_function_that_dynamo_leaves_alone_is_still_one():
-    assert torch_internals.disable_dynamo(lambda x: x + 1)(1) == 2
+    def traced(x):
+        return x + torch.compiler.is_compiling()
+
+    x = torch.ones(1)
+    compiled = torch.compile(lambda x: traced(x), backend="eager")
+    left = torch.compile(lambda x: torch_internals.disable_dynamo(traced)(x), backend="eager")
+    assert (compiled(x).item(), left(x).item()) == (2, 1)
 
 
 def test_kernels_are_found_by_device():
@@ -153,8 +167,25 @@ def test_the_store_of_a_process_group_is_found(tmp_path):
         dist.destroy_process_group()
 
 
-def test_an_operator_with_an_effect_in_order_can_be_said():
-    assert torch_internals.ORDERED is not None
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_compiler_keeps_an_operator_that_is_ordered(ordered):
+    ran = []
+
+    @torch.library.custom_op(f"autoddp_tests::ordered_{ordered}", mutates_args=())
+    def operator(x: torch.Tensor) -> torch.Tensor:
+        ran.append(float(x))
+        return x.clone()
+
+    operator.register_fake(torch.clone)
+    if ordered:
+        operator.register_effect(torch_internals.ORDERED)
+
+    def asks_for_nothing(x):
+        operator(x)
+        return x + 1
+
+    torch.compile(asks_for_nothing, backend="aot_eager", fullgraph=True)(torch.ones(()))
+    assert ran == [1.0] * ordered
 
 
 def test_what_takes_functions_is_a_higher_order_operator():

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from autoddp.comm import accelerator
-from autoddp.torch_internals import DispatchMode, HigherOrderOperator
+from autoddp.torch_internals import DispatchMode, HigherOrderOperator, OpOverload
 from autoddp.view.boundaries import laid_out, order_of
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ LIKE = {"randn_like", "rand_like", "randint_like"}
 FILLED = {name.rstrip("_") for name in FILL} | {"normal_functional"}  # what a compiler makes of FILL
 SEEDS = (torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max)  # what inductor draws its seeds from
 APART = 7919  # seeds of one kernel on two ranks
-IN_ORDER = "with_effects"  # around an operator in a compiled graph that stays in its place
 DROPOUT = ("dropout_p", "dropout", "p")  # its probability, by name, in operators that drop inside
 
 
@@ -67,14 +67,12 @@ class Draws(DispatchMode):
         """For this rank's rows of a batch."""
         return cls(cuts.mine, cuts.start, cuts.total, at, cuts)
 
-    supports_higher_order_operators = True  # it passes on the one in which compiled graphs keep an order
+    supports_higher_order_operators = True  # those of compiled code, which take operators and graphs
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
-            if func.name() != IN_ORDER:
-                raise NotImplementedError(f"{func.name()} in a compiled model: what draws there is unseen")
-            return func(*args, **kwargs)  # the operators of ours, which draw nothing
+            return self._of_graphs(func, args, kwargs)
         if not is_random(func):
             return func(*args, **kwargs)
         drawn = self._draw(func, func.overloadpacket.__name__, args, kwargs)
@@ -154,6 +152,24 @@ class Draws(DispatchMode):
         with own_stream(self.view, inputs[0].device):
             return func(*args, **kwargs)
 
+    def _of_graphs(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run what takes operators or graphs; what these draw is not seen here, nor in a backward."""
+        leaves = tree_leaves((args, kwargs))
+        devices = [
+            x.device if isinstance(x, Tensor) else x for x in leaves if isinstance(x, Tensor | torch.device)
+        ]
+        # in a trial, masks by the place in a part say that it is not row-wise, and it runs whole
+        if self.view is None or not devices or not any(map(_may_draw, leaves)):
+            return func(*args, **kwargs)
+        self.view.report.doubt(
+            "draws",
+            "",
+            f"{func.name()} draws inside compiled code: each rank draws its own rows (statistically the same "
+            "numbers, not those of one process)",
+        )
+        with own_stream(self.view, devices[0]):
+            return func(*args, **kwargs)
+
     def _seeds(self, drawn: Tensor) -> Tensor:
         """Those of a kernel that inductor made: the generator goes on as in one process."""
         assert self.view is not None
@@ -164,6 +180,18 @@ class Draws(DispatchMode):
             "not those of one process; torch._inductor.config.fallback_random = True keeps to these)",
         )
         return drawn.add_(APART * self.view.group.rank)
+
+
+def _may_draw(given: Any) -> bool:
+    """Whether an operator, or a graph, may draw; of another function nobody knows."""
+    if isinstance(given, torch.fx.GraphModule):
+        graphs = [module for module in given.modules() if isinstance(module, torch.fx.GraphModule)]
+        return any(
+            isinstance(n.target, OpOverload) and _may_draw(n.target) for g in graphs for n in g.graph.nodes
+        )
+    if isinstance(given, OpOverload):
+        return is_random(given)
+    return callable(given) and not isinstance(given, Tensor)
 
 
 def _dropping(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from tests.training import on_ranks, rows
 
@@ -42,3 +44,25 @@ def test_kernels_that_draw_inside_draw_for_each_rank_and_say_so():
         assert 0.4 < first.double().mean() < 0.6
         for a, b in ((first[:20], first[20:]), (first, second)):
             assert 0.35 < (a == b).double().mean() < 0.65
+
+
+class Checkpointed(Dropped):
+    """What drops runs once more in the backward, where a compiled graph hands the generator's state on."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+def checkpoints_masks(run, backend):
+    model = Checkpointed()
+    out = torch.compile(model, backend=backend, fullgraph=True)(torch.stack([x for x, _ in rows(40, 16)]))
+    out.sum().backward()
+    return out.detach() != 0, model.weight.grad, float(out.sum()), [d.what for d in run.report.of("draws")]
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_checkpoint_that_drops_has_the_same_mask_in_its_backward_and_says_so(backend):
+    for mask, gradient, total, said in on_ranks(partial(checkpoints_masks, backend=backend), 2):
+        assert float(gradient) == pytest.approx(total), "the weight is 1"
+        assert any("run_and_save_rng_state draws inside compiled code" in line for line in said), said
+        assert 0.35 < (mask[:20] == mask[20:]).double().mean() < 0.65
