@@ -24,7 +24,7 @@ class Copies(dist.ProcessGroup):
     """Tensors of CPUs go by gloo as they are."""
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
-        super().__init__(rank, size)  # type: ignore[call-arg]  # the older of its two ways
+        super().__init__(rank, size)  # type: ignore[call-arg, unused-ignore]  # the older of its two ways
         self.gloo: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
 
     def getBackendName(self) -> str:
