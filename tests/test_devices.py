@@ -74,7 +74,10 @@ def test_each_rank_is_given_its_own(names, ranks, wanted, given):
         (told("x", "y", wanted="gloo"), Choice("gloo", "asked for", kind="cuda")),
         (told("x", "x"), Choice("gloo", f"2 ranks share 1 GPU{HALF}", 0.5, "cuda")),
         (told("x", "y", "x"), Choice("gloo", f"3 ranks share 2 GPUs{HALF}", 0.5, "cuda")),
-        (told("x", ""), Choice("gloo", "rank 1 on a has no GPU, where others have")),
+        (
+            [*told("x"), RankDevice("b", "x", "cuda", "", "auto")],
+            Choice("gloo", "rank 1 on b can talk by gloo, rank 0 by nccl", kind="cuda"),
+        ),
         (
             [RankDevice("a", "x", "mps", "", "auto")] * 1,
             Choice("gloo", "mps has no backend of its own", kind="mps"),
@@ -98,6 +101,16 @@ def test_devices_that_round_in_ways_of_their_own_are_named():
         (
             told("x") + told("y", host="b", wanted="gloo"),
             "--backend is auto on a, but gloo on b; give all nodes the same",
+        ),
+        (
+            [*told("x"), RankDevice("b", "", "", "", "auto", why="its driver does not answer")],
+            "rank 1 on b computes on CPUs (its driver does not answer), rank 0 on a on cuda; give all nodes "
+            "the same, or have all compute on CPUs: CUDA_VISIBLE_DEVICES= before the command",
+        ),
+        (
+            [RankDevice("b", "0", "xpu", "xccl", "auto"), *told("x")],
+            "rank 1 on a computes on cuda, rank 0 on b on xpu; give all nodes the same, or have all compute "
+            "on CPUs: CUDA_VISIBLE_DEVICES= ZE_AFFINITY_MASK= before the command",
         ),
         (told("x", "x", wanted="nccl"), "--backend is nccl, but 2 ranks share 1 GPU; use --backend gloo"),
         (told("", "", wanted="nccl"), "--backend is nccl, but no GPU here; use --backend gloo"),

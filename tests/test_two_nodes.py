@@ -130,6 +130,20 @@ def test_an_exit_code_is_that_of_both(nodes, tmp_path):
     assert err == ""
 
 
+def test_a_rank_0_that_fails_alone_does_not_stay_for_the_other_node(nodes, tmp_path):
+    """It serves its files to that node until its end: not while others wait for what it would have done."""
+    script = tmp_path / "s.py"
+    script.write_text(
+        "import autoddp, getpass\n"
+        "if autoddp.rank() == 0: raise RuntimeError('alone')\n"
+        "print(getpass.getuser())\n"
+    )
+    (first, _, err), (second, _, err2) = Job(nodes, script, "--hang-timeout 0", nprocs=(1, 1)).end()
+    assert (first.returncode, second.returncode) == (1, 1)
+    assert "RuntimeError: alone" in err
+    assert "rank 0 has ended, and this rank goes on" in err2
+
+
 def test_a_death_on_the_other_node_ends_both(nodes, tmp_path):
     script = tmp_path / "s.py"
     script.write_text(

@@ -57,8 +57,10 @@ class FileServer:
     def end(self, others: list[int]) -> None:
         """Stay until the others have read what they want, for a while.
 
-        A rank 0 that hosts the store stays for them by itself, and the thread answers to its end.
+        A rank 0 that hosts the store stays for them by itself, and the thread answers to its end. Whoever
+        waits for what rank 0 would have done, had it not ended here, learns that it will not.
         """
+        self._effects.group.channel.close()
         store, keys = self._effects.group.store, [f"handover/left/{rank}" for rank in others]
         deadline = time.monotonic() + LAST
         while self._effects.group.world.agent_store and not store.check(keys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections import Counter
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from autoddp.errors import BadInput
-from autoddp.process.devices import PLAIN, Devices, words
+from autoddp.process.devices import PLAIN, Devices, variable, words
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -42,7 +43,7 @@ class Choice:
         backend: By what they talk.
         why: It is that one.
         part: Of its device's memory that a rank may take.
-        kind: Torch's word for what they compute on; empty: CPUs, all or some.
+        kind: Torch's word for what they compute on; empty: CPUs.
         alone: Whether each rank talks from one device.
         unlike: What is to be said where they compute on devices of several makes.
     """
@@ -59,7 +60,8 @@ def decide(told: Sequence[RankDevice]) -> Choice:
     """By all ranks' words, in their order.
 
     Raises:
-        BadInput: A backend is asked for that they cannot use, or nodes ask for different ones.
+        BadInput: They compute on different kinds of devices, a backend is asked for that they cannot use,
+            or nodes ask for different ones.
     """
     first = told[0]
     other = next((t for t in told if t.wanted != first.wanted), None)
@@ -68,18 +70,34 @@ def decide(told: Sequence[RankDevice]) -> Choice:
             f"--backend is {first.wanted} on {first.host}, but {other.wanted} on {other.host}; give all "
             "nodes the same"
         )
+    _one_kind(told)
     against = _against(told)
     wanted = first.wanted
     if wanted not in PLAIN and against:
         raise BadInput(f"--backend is {wanted}, but {against}; use --backend gloo")
     most = max(Counter((t.host, t.device) for t in told if t.device).values(), default=1)
-    kind = first.kind if all(t.device and t.kind == first.kind for t in told) else ""
+    kind = first.kind if first.device else ""
     if wanted == "gloo" or against or not first.device:
         why = "asked for" if wanted == "gloo" and first.device else against or first.why
         return Choice("gloo", f"{why}{_part(most)}", 1 / most, kind, _unlike(told))
     one = f"a {words(first.kind, 1)[2:]}" if first.each == 1 else words(first.kind, first.each)
     alone = all(t.each == 1 for t in told)
     return Choice(first.backend, f"{one} for each rank", 1.0, kind, _unlike(told), alone)
+
+
+def _one_kind(told: Sequence[RankDevice]) -> None:
+    """Whether the script gets one answer on all ranks when it asks what there is to compute on."""
+    first = told[0]
+    for rank, t in enumerate(told):
+        if bool(t.device) == bool(first.device) and t.kind == first.kind:
+            continue
+        lacks = next((each.why for each in (t, first) if not each.device), "") or "no GPU here"
+        here, there = (f"on {each.kind}" if each.device else f"on CPUs ({lacks})" for each in (t, first))
+        names = sorted({variable(each.kind, os.environ) for each in (t, first) if each.device})
+        raise BadInput(
+            f"rank {rank} on {t.host} computes {here}, rank 0 on {first.host} {there}; give all nodes the "
+            f"same, or have all compute on CPUs: {' '.join(f'{name}=' for name in names)} before the command"
+        )
 
 
 def _unlike(told: Sequence[RankDevice]) -> str:
@@ -100,10 +118,9 @@ def _against(told: Sequence[RankDevice]) -> str:
     if not have:
         return told[0].why or "no GPU here"
     for rank, t in enumerate(told):
-        if not t.device:
-            return f"rank {rank} on {t.host} has no GPU, where others have"
-        if (t.kind, t.backend) != (told[0].kind, told[0].backend):
-            return f"rank {rank} on {t.host} computes on {t.kind}, rank 0 on {told[0].kind}"
+        if t.backend != told[0].backend:
+            here, there = t.backend or "gloo", told[0].backend or "gloo"
+            return f"rank {rank} on {t.host} can talk by {here}, rank 0 by {there}"
         if not t.backend:
             return f"{t.kind} has no backend of its own"
     if len(places) < len(told):

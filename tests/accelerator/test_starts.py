@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -103,3 +106,61 @@ def test_a_rank_with_one_device_connects_it_before_the_script(each, connected, t
     path = jobs.script("import torch\nprint(torch.simulated.native.connected())\n", tmp_path)
     run = jobs.ranks(path, tmp_path, "--gpus-per-rank", each)
     assert run.out == f"{connected}\n", run.err
+
+
+ANY = """
+D = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
+net = mlp().to(D)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for a, b in DataLoader(data, 16):
+    step(net, optimizer, a.to(D), b.to(D))
+"""
+HIDDEN = {"SIMULATED_VISIBLE_DEVICES": ""}
+
+
+def two_nodes(path, folder, *settings):
+    """What launchers of two nodes, of one rank each, say and end with, each with settings of its own."""
+    if jobs.lacking():
+        pytest.skip(jobs.lacking())
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = f"-m autoddp run -n 1 --nnodes 2 --master-addr 127.0.0.1 --master-port {port} --node-rank"
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, *command.split(), str(node), path],
+            env=jobs.environ(own),
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node, own in enumerate(settings)
+    ]
+    try:
+        return [(*node.communicate(timeout=90), node.returncode) for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+
+
+@pytest.mark.parametrize("without", [0, 1])
+def test_nodes_of_which_one_has_no_device_are_refused(without, tmp_path):
+    """A script that asks what there is would get two answers."""
+    path = jobs.script(HEAD + ANY, tmp_path)
+    ends = two_nodes(path, tmp_path, *(HIDDEN if node == without else {} for node in range(2)))
+    on = ["on simulated", "on CPUs (no GPU here)"]
+    here, there = reversed(on) if without else on
+    for out, err, code in ends:
+        assert (out, code) == ("", 2), err
+        assert re.search(rf"rank 1 on \S+ computes {re.escape(here)}, rank 0 on \S+ {re.escape(there)};", err)
+        assert "have all compute on CPUs: SIMULATED_VISIBLE_DEVICES= before the command" in err
+
+
+def test_devices_that_are_hidden_on_all_nodes_leave_cpus(tmp_path):
+    """What is said where they are refused."""
+    path = jobs.script(HEAD + ANY, tmp_path)
+    (out, err, code), (_, err2, code2) = two_nodes(path, tmp_path, HIDDEN, HIDDEN)
+    assert (code, code2) == (0, 0), err + err2
+    one = jobs.alone(path, tmp_path, **HIDDEN)
+    assert [float(x) for x in out.split()] == pytest.approx([float(x) for x in one.out.split()], abs=1e-9)
+    assert "gloo (no GPU here)" in err
