@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 import signal
 import textwrap
+from collections.abc import Iterable
+from os import PathLike
+from typing import get_type_hints
 
 import pytest
 
 from autoddp import distributed
 from autoddp.decorator import NAMES, choose, count
+from autoddp.decorator.keywords import Keywords
 from autoddp.errors import BadInput
 from autoddp.options import Options
 from tests.cli import run_python
@@ -535,6 +539,14 @@ def test_the_options_are_the_command_lines():
     assert choose({"nproc": 4, "view": "local"}) == Options(nproc=4, view="local")
     assert choose({"disable": "clocks,files"}).disable == ("clocks", "files")
     assert "module" not in NAMES
+
+
+def test_the_typed_keywords_are_the_tables():
+    kinds = {**get_type_hints(Keywords)}
+    more = {"average_every": int, "report": PathLike[str], "log_dir": PathLike[str]}  # turned into text
+    assert kinds.pop("disable") == str | Iterable[str]
+    of = get_type_hints(Options)
+    assert kinds == {n: of[n] | more[n] if n in more else of[n] for n in NAMES if n != "disable"}
 
 
 @pytest.mark.parametrize(

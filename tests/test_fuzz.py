@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from autoddp import cli, launch
 from autoddp.decorator import NAMES, choose, count
-from autoddp.options import CHOICES, VARIABLE, Options
+from autoddp.options import ROWS, VARIABLE, Options
 from autoddp.process import features
 from autoddp.process.own_ddp import Kind, LaunchForm
 from autoddp.process.script import Script
@@ -37,6 +37,7 @@ COUNTS = {
     "verify": ("nproc", "steps", "hang_timeout"),
 }
 TEXTS = {"run": ("master_addr", "report", "log_dir"), "verify": ("plot", "json")}
+CHOICES = {name: row.words for name, row in ROWS.items() if row.words}
 CHOSEN = {"run": tuple(CHOICES), "verify": ("backend", "batchnorm", "loading", "draws", "own_ddp")}
 SWITCHES = {
     "run": {"-m": "module", "--strict": "strict", "-v": "verbose", "--quiet": "quiet"},

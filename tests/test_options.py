@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from autoddp.errors import BadInput
-from autoddp.options import CHOICES, VARIABLE, Options
+from autoddp.options import ROWS, VARIABLE, Options
+
+CHOICES = {name: row.words for name, row in ROWS.items() if row.words}
 
 
 def test_round_trip():

@@ -16,9 +16,9 @@ import pytest
 import typer
 
 from autoddp import cli
-from autoddp.options import CHOICES
+from autoddp.options import ROWS
 from autoddp.process.features import FEATURES
-from tests import test_two_nodes
+from tests import option_table, test_two_nodes
 from tests.cli import ROOT, environ
 from tests.same import NUMBER, same_text
 
@@ -245,15 +245,9 @@ def test_ci_tells_how_the_tests_ended(closing, code, wanted, tmp_path):
     assert not list(tmp_path.glob("tmp.*")), "its environment is left behind"
 
 
-def test_every_option_is_in_the_table():
-    (table,) = re.findall(r"^## Options.*?(?=^## )", README, flags=re.M | re.S)
-    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `-")]
-    shown = {name: values.strip() for names, values in rows for name in re.findall(r"`(-[\w-]+)`", names)}
-    command = typer.main.get_command(cli.app).commands["run"]
-    options = [parameter for parameter in command.params if parameter.param_type_name == "option"]
-    assert set(shown) == {name for option in options for name in option.opts}
-    for name, values in CHOICES.items():
-        assert shown[f"--{name.replace('_', '-')}"] == ", ".join(values)
+def test_the_table_of_options_is_made_from_the_packages():
+    """`python -m tests.option_table` writes it."""
+    assert option_table.lines() in README
 
 
 def test_every_option_that_is_named_exists():
@@ -266,8 +260,8 @@ def test_every_option_that_is_named_exists():
         assert option in known
         if option == "--disable" and value:
             assert set(value.split(",")) <= features
-        elif value and option[2:].replace("-", "_") in CHOICES:
-            assert value in CHOICES[option[2:].replace("-", "_")]
+        elif value and (row := ROWS.get(option[2:].replace("-", "_"))) and row.words:
+            assert value in row.words
 
 
 def test_what_is_so_without_a_feature_is_in_the_table():

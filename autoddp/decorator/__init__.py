@@ -7,14 +7,15 @@ import multiprocessing
 import os
 import re
 from collections.abc import Callable
-from dataclasses import fields
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, Unpack, overload
 
 from autoddp.comm.place import HERE
+from autoddp.decorator.keywords import Keywords
 from autoddp.decorator.start import Origin
 from autoddp.errors import BadInput
 from autoddp.launch import launched, schedulers
-from autoddp.options import LIMITS, Options
+from autoddp.options import ROWS, Options, table
+from autoddp.options.row import DECORATOR
 from autoddp.process import devices
 from autoddp.process.script import strip
 
@@ -24,14 +25,13 @@ OVERRIDE = "AUTODDP_NPROC"
 # else `torch.cuda.is_available()` begins CUDA, and the ranks can be no forks of this process any more
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 ORIGIN = Origin.now()
-LAUNCHERS = ("module", "own_ddp", "grace", "max_restarts", "min_nodes")  # of `autoddp run` alone
-NAMES = tuple(field.name for field in fields(Options) if field.name not in LAUNCHERS)
+NAMES = tuple(field.name for field, _ in table(DECORATOR))
 
 
 @overload
 def distributed(function: F, /) -> F: ...
 @overload
-def distributed(**options: Any) -> Callable[[F], F]: ...
+def distributed(**options: Unpack[Keywords]) -> Callable[[F], F]: ...
 
 
 def distributed(function: Any = None, /, **options: Any) -> Any:
@@ -103,9 +103,9 @@ def choose(options: dict[str, Any]) -> Options:
     unknown = sorted(set(options) - set(NAMES))
     if unknown:
         raise BadInput(f"@distributed has no option {', '.join(unknown)}; it takes {', '.join(NAMES)}")
-    for name in ("nproc", "nnodes", "node_rank", "master_port", "gpus_per_rank", "hang_timeout"):
+    for name in (field.name for field, _ in table(DECORATOR) if str(field.type).startswith("int")):
         value = options.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        if value is not None and type(value) is not int:
             raise BadInput(f"{name} of @distributed is {value!r}; it takes a whole number")
     if type(options.get("average_every")) is int:  # a number of steps, or a word
         options = options | {"average_every": str(options["average_every"])}
@@ -124,7 +124,7 @@ def count(options: Options, override: str | None) -> int:
     Raises:
         BadInput: AUTODDP_NPROC is no number of ranks, or several nodes are asked for.
     """
-    _, most, _ = LIMITS["nproc"]
+    most = ROWS["nproc"].most
     if override is not None and not (re.fullmatch("[0-9]{1,9}", override) and 1 <= int(override) <= most):
         raise BadInput(f"{OVERRIDE} is {override!r}; it takes a whole number of ranks, from 1 to {most}")
     if options.nnodes > 1:

@@ -1,0 +1,36 @@
+"""The keywords of `@distributed` with their types, for editors and type checkers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TypedDict
+
+
+class Keywords(TypedDict, total=False):
+    """The options that `@distributed` takes: a test holds them to the table of `autoddp.options`."""
+
+    nproc: int | None
+    nnodes: int
+    node_rank: int
+    master_addr: str | None
+    master_port: int | None
+    gpus_per_rank: int
+    backend: str
+    view: str
+    batch: str
+    scale_lr: str
+    batchnorm: str
+    loading: str
+    draws: str
+    average_every: int | str | None
+    average_momentum: bool
+    compress: str
+    shard_optimizer: bool
+    disable: str | Iterable[str]
+    strict: bool
+    report: str | os.PathLike[str] | None
+    log_dir: str | os.PathLike[str] | None
+    hang_timeout: int
+    verbose: bool
+    quiet: bool

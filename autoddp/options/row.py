@@ -1,0 +1,82 @@
+"""One option's row: what every place that takes or shows it is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from autoddp.errors import BadInput
+
+RUN, VERIFY, BENCH, DECORATOR = "run", "verify", "bench", "@distributed"
+KEY = "row"  # of a dataclass field's metadata
+
+# by the annotations of `Options`; a number is no bool, though Python's is
+KINDS: dict[str, Callable[[Any], bool]] = {
+    "int": lambda value: type(value) is int,
+    "bool": lambda value: type(value) is bool,
+    "str": lambda value: isinstance(value, str),
+    "None": lambda value: value is None,
+    "tuple[str, ...]": lambda value: (
+        type(value) is tuple and all(isinstance(name, str) for name in value)
+    ),
+}
+WORDS = {
+    "int": "a whole number",
+    "bool": "yes or no",
+    "str": "text",
+    "tuple[str, ...]": "names",
+}
+
+
+@dataclass(frozen=True)
+class OptionRow:
+    """What is said of an option, and where it is taken.
+
+    Attributes:
+        says: The command line's help and README's explanation.
+        takers: The commands that take it, and `@distributed`.
+        flags: On the command line, where that is not its name.
+        words: The words among which its value is, the default first; empty: any.
+        least: The smallest number that it takes.
+        most: The largest: what is larger is a slip, and fails in clocks and sockets later.
+        rule: What is said of a number below `least`.
+        shown: Its values in README, where default and words do not say them.
+    """
+
+    says: str
+    takers: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    least: int = 0
+    most: int = 0
+    rule: str = ""
+    shown: str = ""
+
+    def check(self, name: str, value: Any, annotation: str) -> None:
+        """Refuse a value of another kind, word or size.
+
+        Raises:
+            BadInput: It is one.
+        """
+        kinds = annotation.split(" | ")
+        if not any(KINDS[kind](value) for kind in kinds):
+            raise BadInput(f"{flag(name)} is {value!r}; it takes {WORDS[kinds[0]]}")
+        if self.words and value not in self.words:
+            raise BadInput(f"{flag(name)} is {value!r}; it takes {', '.join(self.words)}")
+        if self.most and value is not None and not self.least <= value <= self.most:
+            said = self.rule if value < self.least else f"{self.most} at most"
+            raise BadInput(f"{flag(name)} is {value}; {said}")
+
+
+NUMBER = OptionRow("a part of another option", ())
+
+
+def option(default: Any, says: str, *takers: str, **more: Any) -> Any:
+    """Declare a field of `Options` with its row; `autoddp run` takes every option."""
+    return field(default=default, metadata={KEY: OptionRow(says, (RUN, *takers), **more)})
+
+
+def flag(name: str) -> str:
+    """Spell an option as the command line has it."""
+    return f"--{name.replace('_', '-')}"
