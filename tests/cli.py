@@ -60,12 +60,14 @@ def fork_python(
     stdin: str = "",
     timeout: float = 60,
 ) -> Completed:
-    """`python SCRIPT ARGS` by such a fork. What an interpreter reads when it starts cannot be in `env`."""
+    """`python SCRIPT ARGS` by such a fork. What python reads when it starts cannot be in `env`."""
     argv = [*([] if args[0] == "autoddp" else ["python"]), *map(str, args)]
     with tempfile.TemporaryDirectory() as folder:
         given, *logs = (Path(folder, name) for name in ("in", "out", "err"))
         given.write_text(stdin)
-        fork = warm.shared().start(*argv, folder=cwd or Path.cwd(), logs=logs, env=environ(env), stdin=given)
+        fork = warm.shared().start(
+            *argv, folder=cwd or Path.cwd(), logs=logs, env=environ(env), stdin=given
+        )
         try:
             out, err = fork.communicate(timeout)
         except subprocess.TimeoutExpired:

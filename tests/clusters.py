@@ -1,4 +1,4 @@
-"""A real SLURM of two nodes on this machine, for tests: munged, slurmctld and two slurmd of our own."""
+"""A real SLURM of two nodes on this machine, for tests: our munged, slurmctld and two slurmd."""
 
 from __future__ import annotations
 
@@ -15,7 +15,17 @@ import pytest
 
 from tests.cli import environ
 
-NEEDS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "squeue", "sinfo")
+NEEDS = (
+    "munged",
+    "slurmctld",
+    "slurmd",
+    "sbatch",
+    "srun",
+    "scontrol",
+    "scancel",
+    "squeue",
+    "sinfo",
+)
 CONFIGURATION = """
 ClusterName=autoddp
 SlurmctldHost={host}(127.0.0.1)
@@ -52,7 +62,8 @@ class Slurm:
         missing = [name for name in NEEDS if shutil.which(name) is None]
         if missing or os.geteuid():
             pytest.skip(
-                f"no SLURM ({', '.join(missing) or 'it takes root'}): apt-get install slurm-wlm munge"
+                f"no SLURM ({', '.join(missing) or 'it takes root'}): "
+                f"apt-get install slurm-wlm munge"
             )
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-"))
         self.folder.chmod(0o755)  # munge insists
@@ -61,14 +72,19 @@ class Slurm:
         try:
             self._up()
         except AssertionError as error:  # none of our code has run yet
-            logs = [path.read_text(errors="replace").splitlines()[-1:] for path in self.folder.glob("*.log")]
+            logs = [
+                path.read_text(errors="replace").splitlines()[-1:]
+                for path in self.folder.glob("*.log")
+            ]
             self.down()
             pytest.skip(f"SLURM cannot be had here: {error}; {logs}")
         except BaseException:
             self.down()
             raise
 
-    def call(self, *words: object, check: bool = True, timeout: float = PATIENCE, **more: str) -> str:
+    def call(
+        self, *words: object, check: bool = True, timeout: float = PATIENCE, **more: str
+    ) -> str:
         """What a command says."""
         done = subprocess.run(
             [str(word) for word in words],
@@ -95,7 +111,9 @@ class Slurm:
 
     def ended(self, job: str) -> str:
         """Its state, once it has ended."""
-        self.until(lambda: self.state(job) not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"))
+        self.until(
+            lambda: self.state(job) not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING")
+        )
         return self.state(job)
 
     def until(self, holds, what: str = "a job does not come to its end") -> None:
@@ -155,7 +173,9 @@ class Slurm:
     def _start(self, *command: str) -> None:
         with open(self.folder / f"{Path(command[0]).name}-{len(self._processes)}.log", "wb") as log:
             self._processes.append(
-                subprocess.Popen(command, env=self.environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+                subprocess.Popen(
+                    command, env=self.environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+                )
             )
 
 

@@ -1,4 +1,4 @@
-"""The faults that a job may meet, the phases that it may meet them in, and one process that tries them.
+"""The faults that a job may meet, the phases it may meet them in, and a process that tries them.
 
 Jobs are forks of a process that has imported torch (see warm.py), each in a session, a folder and a
 temporary folder of its own, so that what it leaves is found.
@@ -24,10 +24,21 @@ from pathlib import Path
 from tests import warm
 
 SCRIPT = Path(__file__).with_name("faulty.py")
-GROUPS = Path("/sys/fs/cgroup/memory")  # where a real limit of memory can be set, in containers of cgroup v1
+# where a real limit of memory can be set, in containers of cgroup v1
+GROUPS = Path("/sys/fs/cgroup/memory")
 LIMIT = 96 << 20
 STARTS = "start"  # struck from outside, while the ranks meet
-PHASES = (STARTS, "proof", "loading", "worker", "collective", "save", "evaluation", "teardown", "end")
+PHASES = (
+    STARTS,
+    "proof",
+    "loading",
+    "worker",
+    "collective",
+    "save",
+    "evaluation",
+    "teardown",
+    "end",
+)
 SIGNALS = ("int-launcher", "int-group", "term-launcher", "term-group")
 DEATHS = ("kill-first", "kill-last", "kill-launcher", "segv", "oom", "exit")
 RAISES = ("raise-first", "raise-last")
@@ -46,7 +57,9 @@ class Case:
     options: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return "-".join([self.phase, self.fault, *(["3"] if self.ranks == 3 else []), *self.options])
+        return "-".join(
+            [self.phase, self.fault, *(["3"] if self.ranks == 3 else []), *self.options]
+        )
 
     @property
     def victim(self) -> int:
@@ -87,7 +100,9 @@ class Ended:
     def first(self) -> str:
         """The first line that tells of the fault."""
         lines = [line for line in self.err.splitlines() if line.strip()]
-        said = [line for line in lines if re.match(r"(?!\[autoddp\])|\[autoddp\] (rank|node) \d", line)]
+        said = [
+            line for line in lines if re.match(r"(?!\[autoddp\])|\[autoddp\] (rank|node) \d", line)
+        ]
         return said[0] if said else ""
 
 
@@ -111,13 +126,32 @@ class Laboratory:
         folder.mkdir()
         tmp = Path(tempfile.mkdtemp(prefix="autoddp-"))  # a short path: sockets lie in it
         with memory(LIMIT) as group:
-            command = ["run", "-n", str(case.ranks), *case.options, str(SCRIPT), case.phase, case.fault]
+            command = [
+                "run",
+                "-n",
+                str(case.ranks),
+                *case.options,
+                str(SCRIPT),
+                case.phase,
+                case.fault,
+            ]
             assert self.server.stdin is not None
             assert self.server.stdout is not None
-            order = {"argv": [*command, group], "folder": str(folder), "tmp": str(tmp), "fault": case.fault}
-            print(json.dumps(order | {"starts": case.phase == STARTS}), file=self.server.stdin, flush=True)
+            order = {
+                "argv": [*command, group],
+                "folder": str(folder),
+                "tmp": str(tmp),
+                "fault": case.fault,
+            }
+            print(
+                json.dumps(order | {"starts": case.phase == STARTS}),
+                file=self.server.stdin,
+                flush=True,
+            )
             code, end, left = json.loads(self.server.stdout.readline())
-        out, err = (folder.with_name(f"{folder.name}.{name}").read_text() for name in ("out", "err"))
+        out, err = (
+            folder.with_name(f"{folder.name}.{name}").read_text() for name in ("out", "err")
+        )
         mark = folder / "fault"
         seconds = end - mark.stat().st_ctime if mark.exists() else None
         files = tuple(str(path) for path in tmp.rglob("*") if path.name != CACHE)
@@ -159,10 +193,12 @@ def codes_of(case: Case) -> tuple[int, ...]:
         return (-signal.SIGKILL,)
     if case.fault in DEATHS and case.phase == "worker":
         return (1,)  # the loader tells of its process's end
-    number = {"int": 2, "term": 15, "kill": 9, "oom": 9, "segv": 11}.get(case.fault.partition("-")[0])
+    number = {"int": 2, "term": 15, "kill": 9, "oom": 9, "segv": 11}.get(
+        case.fault.partition("-")[0]
+    )
     code = 7 if number is None else 128 + number
-    # python goes on after what an atexit function raises, be it a KeyboardInterrupt; and a script that ends
-    # within a second may do so before its ranks have agreed on where to act on it
+    # python goes on after what an atexit function raises, be it a KeyboardInterrupt; and a script
+    # that ends within a second may do so before its ranks have agreed on where to act on it
     return (0, code) if case.phase in ("teardown", "end") and number == signal.SIGINT else (code,)
 
 
@@ -178,7 +214,8 @@ def told_of(case: Case) -> list[str]:
     if case.phase == "teardown" and case.victim:
         return []  # the job went well, and this rank's log with it
     shown = ["ValueError: the fault\n"]
-    alone = case.victim and case.fault != "sample"  # a data set that draws is loaded for all, and fails so
+    # a data set that draws is loaded for all, and fails so
+    alone = case.victim and case.fault != "sample"
     return [rank + "ended with exit code 1; the end of its log", *shown] if alone else shown
 
 
@@ -199,7 +236,9 @@ def wrong(case: Case, ended: Ended) -> list[str]:
     demand((ended.seconds or 0) < SOON, f"it ended after {ended.seconds} s")
     demand(not ended.left, f"left processes: {ended.left}")
     for words in told_of(case):
-        demand(ended.err.count(words) == 1, f"{words!r} stands there {ended.err.count(words)} times")
+        demand(
+            ended.err.count(words) == 1, f"{words!r} stands there {ended.err.count(words)} times"
+        )
     for frames in ("torch/distributed/elastic", "autoddp/launch/", "/gloo/", "RankEnded"):
         demand(frames not in ended.err, f"{frames} is shown")
     named = [file for file in ended.files if f"{file}:" in ended.err]
@@ -210,7 +249,10 @@ def wrong(case: Case, ended: Ended) -> list[str]:
         there = {path.name for path in ended.folder.iterdir()}
         demand(there <= {"fault", "ckpt.pt"}, f"beside the checkpoint: {there}")
     if case.phase != STARTS:
-        demand(version(ended.folder / "ckpt.pt") in (0, 1), "the checkpoint is neither the old nor the new")
+        demand(
+            version(ended.folder / "ckpt.pt") in (0, 1),
+            "the checkpoint is neither the old nor the new",
+        )
     return found
 
 
@@ -234,7 +276,9 @@ def strike(pid: int, fault: str, folder: Path) -> None:
         assert time.monotonic() < deadline, "the ranks do not start"
         ranks = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     (folder / "fault").mkdir()
-    number = {"int": signal.SIGINT, "term": signal.SIGTERM}.get(fault.partition("-")[0], signal.SIGKILL)
+    number = {"int": signal.SIGINT, "term": signal.SIGTERM}.get(
+        fault.partition("-")[0], signal.SIGKILL
+    )
     if fault.endswith("group"):
         os.killpg(pid, number)
     else:
@@ -242,7 +286,7 @@ def strike(pid: int, fault: str, folder: Path) -> None:
 
 
 def serve() -> None:
-    """Read orders from stdin, one JSON line each; answer with exit code, time of the end, and leftovers."""
+    """Read orders from stdin, a JSON line each; answer with exit code, time of end, leftovers."""
 
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:

@@ -1,8 +1,8 @@
 """A job that comes to a fault in one of its phases: as a script, what stands in it is real.
 
-`python faulty.py PHASE FAULT [CGROUP]` trains, evaluates, saves and ends; where it comes to the phase, the
-victim of the fault notes the time by making a folder `fault` (through the C library: nothing of autoddp's
-sees it) and meets its end.
+`python faulty.py PHASE FAULT [CGROUP]` trains, evaluates, saves and ends; where it comes to the
+phase, the victim of the fault notes the time by making a folder `fault` (through the C library:
+nothing of autoddp's sees it) and meets its end.
 """
 
 import atexit
@@ -46,7 +46,9 @@ def fault():
     if FAULT[:3] == "int" or FAULT[:4] == "term":
         if rank == 0:
             note()
-            libc.kill(-launcher if FAULT.endswith("group") else launcher, SIGNALS[FAULT.partition("-")[0]])
+            libc.kill(
+                -launcher if FAULT.endswith("group") else launcher, SIGNALS[FAULT.partition("-")[0]]
+            )
         time.sleep(0.4)
     elif rank != victim:
         return

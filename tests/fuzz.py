@@ -1,6 +1,8 @@
-"""What the properties share: how many examples, what a word of a user's may be, what an error of ours is.
+"""What the properties share: the number of examples, what a user's word may be, what our error is.
 
-Each night, 10,000 of each, some 40 minutes: HYPOTHESIS_PROFILE=nightly pytest --timeout 3600 tests -k fuzz
+Each night, 10,000 of each, some 40 minutes:
+
+    HYPOTHESIS_PROFILE=nightly pytest --timeout 3600 tests -k fuzz
 """
 
 from __future__ import annotations

@@ -24,7 +24,9 @@ def lines() -> str:
 def line(field: Field[Any], row: OptionRow) -> str:
     """Its flags, its values and what it does."""
     flags = ", ".join(f"`{name}`" for name in row.flags or (flag(field.name),))
-    plain = "" if field.default is None or type(field.default) in (bool, tuple) else str(field.default)
+    plain = (
+        "" if field.default is None or type(field.default) in (bool, tuple) else str(field.default)
+    )
     values = ", ".join(row.words) or row.shown or plain
     return f"| {flags} |{f' {values} ' if values else ' '}| {row.says} |\n"
 

@@ -47,12 +47,12 @@ def _store(rank: int, path: str) -> dist.Store:
 
 
 def run_ranks(fn: Callable[..., Any], nproc: int, *args: Any, timeout: float = 120) -> list[Any]:
-    """What `fn(group, *args)` returns on each rank, in rank order; a rank's traceback is the failure."""
+    """What `fn(group, *args)` returns on each rank, in order; a rank's traceback is the failure."""
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder, "store"))
         pipes, workers = [], []
-        gc.freeze()  # what is there now would be copied, page by page, whenever a rank looks for garbage
+        gc.freeze()  # else what is there is copied, page by page, when a rank looks for garbage
         for rank in range(nproc):
             mine, theirs = context.Pipe(duplex=False)
             worker = context.Process(target=_rank, args=(fn, rank, nproc, path, args, theirs))

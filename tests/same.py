@@ -1,7 +1,7 @@
-"""Is what N ranks printed and wrote what one process printed and wrote? See autoddp/tools/verify/same.py.
+"""Is what N ranks printed and wrote what one process did? See autoddp/tools/verify/same.py.
 
-Every comparison returns the largest difference it met and fails with the place and both values where
-that is above `rtol`. An `rtol` of 0 asks for the same bytes.
+Every comparison returns the largest difference it met and fails with the place and both values
+where that is above `rtol`. An `rtol` of 0 asks for the same bytes.
 """
 
 from __future__ import annotations

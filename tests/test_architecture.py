@@ -17,7 +17,7 @@ from tests.cli import ROOT, run_python
 PACKAGE = Path(ROOT) / "autoddp"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-# Folders and files below `autoddp`, from the top: a module imports from its own layer or those below.
+# Folders and files below `autoddp`, from the top: a module imports from its layer or those below.
 LAYERS = [
     {"__main__"},
     {"cli", "listing"},
@@ -51,7 +51,9 @@ def name_of(path: Path) -> str:
 def layer_of(name: str) -> int:
     """How far down; the package itself is at the top, since it only points to others."""
     root = name.partition(".")[0]
-    return -1 if root == "__init__" else next(at for at, layer in enumerate(LAYERS) if root in layer)
+    return (
+        -1 if root == "__init__" else next(at for at, layer in enumerate(LAYERS) if root in layer)
+    )
 
 
 def nodes(tree: ast.AST, at_run_time: bool):

@@ -1,4 +1,4 @@
-"""`autoddp bench` counts what a script trains on, tells where its time goes, and what to do about it."""
+"""`autoddp bench` counts what a script trains on, tells where its time goes, and what to do."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from autoddp.training.replica import Replicas
 from tests.cli import environ
 from tests.warm import leftover
 
-# 42 rows by 8: five full batches an epoch, and a short one; with 2 ranks' batches two and a short one.
+# 42 rows by 8: five full batches an epoch, and a short one; with 2 ranks' batches two and one.
 TRAIN = """
     import time
     import autoddp
@@ -65,7 +65,8 @@ TRAIN = """
             loss.item()
         net.eval()
         with torch.no_grad():
-            right = sum((net(a).argmax(1) == b).sum().item() for a, b in DataLoader(data, batch_size=20))
+            right = sum((net(a).argmax(1) == b).sum().item() \
+for a, b in DataLoader(data, batch_size=20))
     open("made.txt", "w").write("here")
     print(f"epoch {epoch}: val acc {right / 42:.4f} [of 1]")
 """
@@ -171,7 +172,9 @@ def test_shares_are_parts_of_one_step(seen):
     plain, ranks = seen.row(PLAIN)["shares"], seen.row(GLOBAL)["shares"]
     assert plain["gathering"] == plain["gradients"] == 0
     assert plain["loading"] > 0
-    assert ranks["gathering"] > max(0.2, ranks["gradients"]), "rank 0 waits for rank 1's part of the loss"
+    assert ranks["gathering"] > max(0.2, ranks["gradients"]), (
+        "rank 0 waits for rank 1's part of the loss"
+    )
     assert seen.row(LOCAL)["shares"]["gradients"] > 0.2, "there it waits for its gradients alone"
 
 
@@ -209,7 +212,9 @@ def test_a_script_without_a_loader(benched):
     for row in seen.data["rows"]:
         assert (row["steps"], row["samples"], row["batch"]) == (7, 42, 6)
     shares = seen.row(GLOBAL)["shares"]
-    assert shares["gradients"] > max(0.2, shares["gathering"]), "rank 0 waits for rank 1 in DDP's buckets"
+    assert shares["gradients"] > max(0.2, shares["gathering"]), (
+        "rank 0 waits for rank 1 in DDP's buckets"
+    )
     plain, ranks = ([run["metric"] for run in seen.row(kind)["rounds"]] for kind in (PLAIN, GLOBAL))
     assert plain[0] < ranks[0] < plain[1] < ranks[1], "rows alternate"
     assert any("no DataLoader makes this script's batches" in note for note in seen.data["notes"])
@@ -358,12 +363,19 @@ def test_an_evaluation_is_in_no_step(recorded):
 
 
 def test_what_is_looked_at_on_ranks_is_put_back(tmp_path):
-    owners = ((Group, "all_reduce"), (Group, "all_gather"), (Replicas, "average"), (Replicas, "armed"))
+    owners = (
+        (Group, "all_reduce"),
+        (Group, "all_gather"),
+        (Replicas, "average"),
+        (Replicas, "armed"),
+    )
     before = [vars(owner)[name] for owner, name in owners]
     with ExitStack() as undo:
         recorder = TimeRecorder(tmp_path, World(0, 2, 0, 2), None)
         recorder.setup(undo)
-        assert all(vars(owner)[name] is not old for (owner, name), old in zip(owners, before, strict=True))
+        assert all(
+            vars(owner)[name] is not old for (owner, name), old in zip(owners, before, strict=True)
+        )
     recorder.close()
     assert [vars(owner)[name] for owner, name in owners] == before
 
@@ -380,7 +392,7 @@ def test_nested_parts_count_as_the_outermost():
 
 
 def test_what_a_step_is(recorded):
-    """Gradients accumulated; two optimizers after one backward; a subclass that calls its parent."""
+    """Gradients accumulated; two optimizers after one backward; a subclass calling its parent."""
 
     class Own(torch.optim.SGD):
         def step(self, closure=None):
@@ -422,7 +434,9 @@ def test_enough_steps_end_the_script(recorded):
 
 WAY = Way(GLOBAL, Options(nproc=2), 2)
 PARTS = {"loading": 0.1, "gathering": 0.2, "gradients": 0.1, "computing": 0.6}
-RUN = Figures(9, 2, 72, 8.0, 100.0, 0.01, 0.02, PARTS, [5, 7], False, 1, 0.5, [0.5], "acc 0.9", 0.9, 1.0)
+RUN = Figures(
+    9, 2, 72, 8.0, 100.0, 0.01, 0.02, PARTS, [5, 7], False, 1, 0.5, [0.5], "acc 0.9", 0.9, 1.0
+)
 
 
 def row_of(way: Way, *rates: float) -> Row:
@@ -471,21 +485,39 @@ CASE = RowEvidence(
 )
 ONE = {"title": PLAIN, "kind": PLAIN, "ranks": 1, "speed_up": 1.0}
 ADVICE = {
-    "loading": ({"loading": 0.61}, "data loading takes 61% of the step (global view, 4 ranks): more workers"),
+    "loading": (
+        {"loading": 0.61},
+        "data loading takes 61% of the step (global view, 4 ranks): more workers",
+    ),
     "loading, one": (
         ONE | {"loading": 0.4},
         "data loading takes 40% of the step (plain): more workers help",
     ),
     "few rows": ({"batch": 2}, "the global batch of 2 has fewer rows than ranks"),
-    "small batch": ({"batch": 16, "speed_up": 0.5}, "a batch of 16 rows leaves few of them to each rank"),
-    "gathering": ({"gathering": 0.3}, "gathering takes 30% of the step (global view, 4 ranks): see what"),
+    "small batch": (
+        {"batch": 16, "speed_up": 0.5},
+        "a batch of 16 rows leaves few of them to each rank",
+    ),
+    "gathering": (
+        {"gathering": 0.3},
+        "gathering takes 30% of the step (global view, 4 ranks): see what",
+    ),
     "gradients": ({"gradients": 0.3}, "waiting for gradients takes 30% of the step"),
     "cores": ({"cores": 2}, "4 ranks share 2 cores"),
     "GPUs": ({"gpus": 1}, "4 ranks share fewer GPUs (1)"),
-    "small model": ({"speed_up": 0.5, "plain_median": 0.001}, "a step of one process takes 0.001 s"),
+    "small model": (
+        {"speed_up": 0.5, "plain_median": 0.001},
+        "a step of one process takes 0.001 s",
+    ),
     "threads": (ONE | {"threads": 8}, "one process computes by 8 threads already"),
-    "grown": ({"kind": LOCAL, "loss": 0.8}, "batches of 64 rows end at a loss of 0.8 instead of 0.5"),
-    "wrong": ({"loss": 0.6}, "the loss of global view, 4 ranks is not that of one process (0.6, 0.5)"),
+    "grown": (
+        {"kind": LOCAL, "loss": 0.8},
+        "batches of 64 rows end at a loss of 0.8 instead of 0.5",
+    ),
+    "wrong": (
+        {"loss": 0.6},
+        "the loss of global view, 4 ranks is not that of one process (0.6, 0.5)",
+    ),
     "noise": ({"spread": 0.2}, "rounds of one row differ by ±20%"),
 }
 

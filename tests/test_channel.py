@@ -1,4 +1,4 @@
-"""The lines between ranks: who may come, what arrives, and what becomes of them when a process ends."""
+"""The lines between ranks: who may come, what arrives, what becomes of them when a process ends."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_full_buffer_ends_at_the_deadline(pair):
 
 
 def test_news_are_the_main_threads(pair):
-    """Another thread that the kernel woke for them would take what else waits for the main one, too."""
+    """Another thread that the kernel woke for them would take what waits for the main one, too."""
     number, before = signal.SIGURG, signal.signal(signal.SIGURG, lambda *_: None)
     ready, over = threading.Event(), threading.Event()
 
@@ -154,7 +154,9 @@ def test_a_node_that_cannot_be_reached_is_told(tmp_path):
 
 def test_a_node_that_does_not_call_is_told(tmp_path):
     store = dist.FileStore(str(tmp_path / "store"), 3)
-    with pytest.raises(AutoDDPError, match=r"^node 1, node 2 came, but did not call node 0 within 0 s; lost"):
+    with pytest.raises(
+        AutoDDPError, match=r"^node 1, node 2 came, but did not call node 0 within 0 s; lost"
+    ):
         Channel.between(World(0, 3, 0, 1), store, 0.2, lines=1, who="node")
 
 
@@ -170,7 +172,10 @@ def test_children_have_no_lines():
     def rank(group):
         reader, writer = os.pipe()
         if os.fork() == 0:
-            os.write(writer, repr([line.socket.fileno() for line in group.channel.effects.values()]).encode())
+            os.write(
+                writer,
+                repr([line.socket.fileno() for line in group.channel.effects.values()]).encode(),
+            )
             os._exit(0)
         inside = os.read(reader, 100)
         return inside, group.effect("a", lambda: 1)

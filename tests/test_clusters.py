@@ -1,4 +1,4 @@
-"""Jobs under real schedulers: SLURM's srun on two nodes, Open MPI's mpirun, and what Kubernetes sets."""
+"""Jobs under real schedulers: SLURM's srun on 2 nodes, Open MPI's mpirun, what Kubernetes sets."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ for step, (a, b) in enumerate(DataLoader(TensorDataset(x, x[:, :3].argmax(1)), b
     while "wait" in sys.argv and step == 2 and not os.path.exists("go"):
         time.sleep(0.02)
 of_a_task = ("SLURM_PROCID", "SLURM_STEP", "OMPI", "PMIX")
-print(f"{loss.item():.12f}", [name for name in os.environ if name.startswith(of_a_task)], flush=True)
+print(f"{loss.item():.12f}", \
+[name for name in os.environ if name.startswith(of_a_task)], flush=True)
 """
 
 
@@ -97,7 +98,9 @@ def test_srun(slurm, script, want, command, tasks, said):
     assert state == "COMPLETED", out
     assert said in out
     assert UNLIKE not in out
-    assert [line for line in out.splitlines() if not line.startswith("[autoddp]")] == want.splitlines(), out
+    assert [
+        line for line in out.splitlines() if not line.startswith("[autoddp]")
+    ] == want.splitlines(), out
 
 
 def test_a_requeued_job_resumes_and_a_cancelled_one_leaves_nothing(slurm, script, want):
@@ -166,7 +169,9 @@ def test_scontrol_reads_a_list_of_hosts_as_we_do(slurm, text):
 
 def test_a_batch_script_is_taken_by_sbatch(slurm, tmp_path):
     (tmp_path / "job.sh").write_text(
-        run_cli("launch-script", "--slurm", "--nnodes", "2", "--nproc", "4", "train it.py", "$HOME").out
+        run_cli(
+            "launch-script", "--slurm", "--nnodes", "2", "--nproc", "4", "train it.py", "$HOME"
+        ).out
     )
     said = slurm.call("sbatch", "--test-only", tmp_path / "job.sh", check=False)
     assert "to start at" in said, said
@@ -181,7 +186,9 @@ def test_a_batch_script_is_taken_by_sbatch(slurm, tmp_path):
 def mpirun():
     if shutil.which("mpirun") is None:
         pytest.skip("Open MPI is not here: apt-get install openmpi-bin")
-    options = ("--oversubscribe", "--allow-run-as-root") if os.geteuid() == 0 else ("--oversubscribe",)
+    options = (
+        ("--oversubscribe", "--allow-run-as-root") if os.geteuid() == 0 else ("--oversubscribe",)
+    )
     return lambda count, *more, cwd, before=(), how=(): subprocess.run(
         [*before, "mpirun", *options, "-n", str(count), *how, *AUTODDP.split(), *more],
         cwd=cwd,
@@ -208,7 +215,16 @@ def test_mpirun_on_two_hosts(mpirun, nodes, script, want):  # noqa: F811
     agent.write_text(AGENT.format(nodes=nodes, addresses=ADDRESSES))
     agent.chmod(0o755)
     network = f"{ADDRESSES[0]}/24"
-    how = ["--mca", "plm_rsh_agent", agent, "--mca", "oob_tcp_if_include", network, "--bind-to", "none"]
+    how = [
+        "--mca",
+        "plm_rsh_agent",
+        agent,
+        "--mca",
+        "oob_tcp_if_include",
+        network,
+        "--bind-to",
+        "none",
+    ]
     hosts = ["--host", f"{ADDRESSES[0]}:2,{ADDRESSES[1]}:1"]
     before = ["ip", "netns", "exec", nodes[0]]
     done = mpirun(3, "train.py", cwd=script.parent, before=before, how=(*how, *hosts))
@@ -221,7 +237,9 @@ def test_mpirun_on_two_hosts(mpirun, nodes, script, want):  # noqa: F811
 def test_mpirun_whose_count_is_not_that_of_nproc(mpirun, script):
     done = mpirun(2, "--nproc", "4", "train.py", cwd=script.parent)
     assert done.returncode == 2
-    assert "--nproc is 4, but mpirun started 2 processes a node (OMPI_COMM_WORLD_RANK" in done.stderr
+    assert (
+        "--nproc is 4, but mpirun started 2 processes a node (OMPI_COMM_WORLD_RANK" in done.stderr
+    )
 
 
 @pytest.mark.parametrize("nproc", [1, 2])

@@ -18,7 +18,10 @@ from autoddp.errors import BadInput
 from autoddp.options import Options
 from tests.cli import run_python
 
-THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
+THREAD = (
+    "import threading, time\n"
+    "threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
+)
 POOL = (
     "import os, torch\nos.environ['OMP_NUM_THREADS'] = '2'\ntorch.set_num_threads(2)\n"
     "a = torch.ones(600, 600)\n"
@@ -36,7 +39,8 @@ torch.set_default_dtype(torch.float64)
 x = torch.randn(37, 6)
 data = TensorDataset(x, (x.sum(1) > 0).long())
 loader = DataLoader(data, batch_size=8, shuffle=True)
-model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
+model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), \
+nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
 optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
 open("setup.txt", "a").write("made\\n")
 
@@ -60,7 +64,9 @@ def show(got):
     print(f"got {got['loss'].item():.9f} {got['rows'].sum().item():.9f}")
     print(f"weights {weights():.9f}")
 """
-ONCE = "show(main(2))\nmodel(x).sum().backward()\noptimizer.step()\nprint(f'later {weights():.9f}')\n"
+ONCE = (
+    "show(main(2))\nmodel(x).sum().backward()\noptimizer.step()\nprint(f'later {weights():.9f}')\n"
+)
 TWICE = "show(main(1))\nprint('between')\nopen('between.txt', 'a').write('once')\nshow(main(1))\n"
 WAYS = {"forked": "", "after a pool": POOL, "afresh": THREAD}
 
@@ -110,7 +116,9 @@ def test_one_process_before_inside_and_after(python, nproc, tmp_path):
 @pytest.mark.parametrize("way", WAYS)
 def test_twice_by_every_way_of_starting(python, way, tmp_path):
     source = (
-        WAYS[way] + TRAINS.replace("INSIDE", "(torch.ones(600, 600) @ torch.ones(600, 600)).exp()") + TWICE
+        WAYS[way]
+        + TRAINS.replace("INSIDE", "(torch.ones(600, 600) @ torch.ones(600, 600)).exp()")
+        + TWICE
     )
     plain = python(source, 1, name="plain")
     many = python(source, 2, name="many")
@@ -123,7 +131,10 @@ def test_twice_by_every_way_of_starting(python, way, tmp_path):
 
 
 def test_forked_ranks_go_on_to_a_second_call_where_no_fork_is_safe_any_more(python, tmp_path):
-    inside = "import threading, time; threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()"
+    inside = (
+        "import threading, time; "
+        "threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()"
+    )
     source = TRAINS.replace("INSIDE", inside) + TWICE
     plain = python(source, 1, name="plain")
     many = python(source, 2, name="many")
@@ -154,7 +165,8 @@ WHAT
 @distributed(nproc=2)
 def main(*args):
     from autoddp.comm.place import HERE
-    number = posix.open(f"rank{HERE.world.rank}", os.O_WRONLY | os.O_CREAT)  # by itself, on each rank
+    number = posix.open(f"rank{HERE.world.rank}", os.O_WRONLY | os.O_CREAT)  \
+# by itself, on each rank
     drawn = os.urandom(8), numpy.random.default_rng().random()
     posix.write(number, f"{first} {began} {drawn} {time.time() > began}".encode())
 main(ARGS)
@@ -164,7 +176,9 @@ main(ARGS)
 
 def test_fresh_ranks_have_rank_0s_states_times_and_draws(python):
     done = python(
-        TELLS.replace("WHAT", "words = {'a', 'b'}; empty = torch.ones(2).bool()").replace("ARGS", "1, [2]")
+        TELLS.replace("WHAT", "words = {'a', 'b'}; empty = torch.ones(2).bool()").replace(
+            "ARGS", "1, [2]"
+        )
     )
     assert done.code == 0, done.err
     told = (done.folder / "rank0").read_text()
@@ -221,7 +235,8 @@ def test_after_the_call_the_process_is_as_before(python):
         assert os.environ.pop("MINE") == "kept"
         after = slots(), dict(os.environ), sys.excepthook, torch.get_num_threads()
         print([k for k in before[0] if before[0][k] is not after[0][k]], before[1:] == after[1:])
-        print(autoddp.world_size(), torch.distributed.is_initialized(), torch.distributed.group.WORLD)
+        print(autoddp.world_size(), torch.distributed.is_initialized(), \
+torch.distributed.group.WORLD)
         """
     )
     assert done.code == 0, done.err
@@ -237,7 +252,8 @@ def test_nested_calls_are_plain_and_methods_too(python):
         def inner(): return autoddp.world_size()
         class Trainer:
             @distributed(nproc=2)
-            def fit(self): return inner(), self.fit() if not hasattr(self, "seen") and self.see() else 0
+            def fit(self): return inner(), \
+self.fit() if not hasattr(self, "seen") and self.see() else 0
             def see(self): self.seen = True; return True
         print(Trainer().fit())
         """
@@ -254,7 +270,8 @@ def test_batches_that_outlive_their_job_say_so(python):
         kept = []
         @distributed(nproc=2)
         def main():
-            for x, in DataLoader(TensorDataset(torch.arange(8.0)), 8): kept.append(x); kept.append(x.sum())
+            for x, in DataLoader(TensorDataset(torch.arange(8.0)), 8): \
+kept.append(x); kept.append(x.sum())
         main()
         print(kept[1].item())
         print(kept[0].tolist())
@@ -303,7 +320,9 @@ def test_a_traceback_is_the_scripts(tmp_path):
 @pytest.mark.parametrize("way", ["forked", "afresh"])
 @pytest.mark.parametrize("moment", ["", "time.sleep(0.5); "], ids=["at once", "later"])
 def test_a_killed_rank_is_named_and_ends_the_program(python, moment, way):
-    source = WAYS[way] + FAILS.replace("WHAT", f"if rank == 1: {moment}signal.raise_signal(signal.SIGKILL)")
+    source = WAYS[way] + FAILS.replace(
+        "WHAT", f"if rank == 1: {moment}signal.raise_signal(signal.SIGKILL)"
+    )
     done = python(source)
     assert done.code == 128 + 9
     assert "[autoddp] rank 1 was killed by SIGKILL (signal 9)" in done.err
@@ -312,9 +331,14 @@ def test_a_killed_rank_is_named_and_ends_the_program(python, moment, way):
 
 
 def test_a_rank_that_raises_alone_is_named_with_its_log(python):
-    done = python(FAILS.replace("WHAT", "if rank == 2: raise ValueError('only me')\n    time.sleep(100)"))
+    done = python(
+        FAILS.replace("WHAT", "if rank == 2: raise ValueError('only me')\n    time.sleep(100)")
+    )
     assert done.code == 1
-    assert "[autoddp] rank 2 raised an exception in main(), rank 0 did not; the end of its log" in done.err
+    assert (
+        "[autoddp] rank 2 raised an exception in main(), rank 0 did not; the end of its log"
+        in done.err
+    )
     assert done.err.endswith("ValueError: only me\n")
 
 
@@ -334,7 +358,9 @@ def test_rank_0_may_take_longer(python):
 def test_ranks_that_cannot_meet_end_with_the_reason(python):
     source = FAILS.replace("WHAT", "return 1").replace("nproc=3", "nproc=2")
     broken = "import autoddp.process.session\ndef refuse(*_): raise ConnectionError('no way')\n"
-    done = python(broken + "import autoddp.comm.group\nautoddp.comm.group.Group.join = refuse\n" + source)
+    done = python(
+        broken + "import autoddp.comm.group\nautoddp.comm.group.Group.join = refuse\n" + source
+    )
     assert done.code == 1
     assert done.err.endswith("ConnectionError: no way\n")
 
@@ -347,7 +373,9 @@ def test_rank_0_that_raises_alone_ends_the_others(python):
 
 def test_a_fresh_rank_that_does_not_come_to_the_call_is_named(python):
     source = (
-        THREAD + "import autoddp.comm.place\nif autoddp.comm.place.HERE.post: raise SystemExit(4)\n" + FAILS
+        THREAD
+        + "import autoddp.comm.place\nif autoddp.comm.place.HERE.post: raise SystemExit(4)\n"
+        + FAILS
     )
     done = python(source.replace("WHAT", "pass"))
     assert done.code == 1
@@ -363,7 +391,9 @@ def test_an_interrupt_ends_all(tmp_path):
 
 
 def test_no_rank_outlives_rank_0(python):
-    done = python(FAILS.replace("WHAT", "if rank == 0: time.sleep(0.5); signal.raise_signal(signal.SIGKILL)"))
+    done = python(
+        FAILS.replace("WHAT", "if rank == 0: time.sleep(0.5); signal.raise_signal(signal.SIGKILL)")
+    )
     assert done.code == -signal.SIGKILL
     assert "after" not in done.out
 
@@ -436,18 +466,25 @@ def test_importing_it_starts_nothing_also_in_spawned_workers(tmp_path):
     assert done.rc == 0, done.err
     assert done.out.splitlines()[-1] == "[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]"
     assert [line for line in done.ours if " ranks on " in line] == done.ours[:1], done.err
-    done = run_python("-c", "import sys, train; print('torch.distributed' in sys.modules)", cwd=tmp_path)
+    done = run_python(
+        "-c", "import sys, train; print('torch.distributed' in sys.modules)", cwd=tmp_path
+    )
     assert done.rc == 0, done.err
     assert "[autoddp]" not in done.err
 
 
 def test_neither_importing_nor_decorating_imports_torch():
-    source = "import sys\nfrom autoddp import distributed\n@distributed(nproc=4)\ndef main(): pass\n"
+    source = (
+        "import sys\nfrom autoddp import distributed\n@distributed(nproc=4)\ndef main(): pass\n"
+    )
     done = run_python("-c", source + "print([n for n in ('torch', 'numpy') if n in sys.modules])")
     assert (done.rc, done.out) == (0, "[]\n"), done.err
 
 
-JOINS = TRAINS.replace("INSIDE", "") + "show(main(1))\nopen('after.txt', 'a').write('once')\nshow(main(1))\n"
+JOINS = (
+    TRAINS.replace("INSIDE", "")
+    + "show(main(1))\nopen('after.txt', 'a').write('once')\nshow(main(1))\n"
+)
 
 
 BESIDE = """
@@ -493,11 +530,19 @@ def test_under_torchrun_the_ranks_join_at_the_call(python, tmp_path):
     folder.mkdir()
     (tmp_path / "train.py").write_text(JOINS)
     done = run_python(
-        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, tmp_path / "train.py"),
+        *(
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            2,
+            tmp_path / "train.py",
+        ),
         cwd=folder,
     )
     assert done.rc == 0, done.err
-    assert done.out.replace("before\n", "", 1) == plain.out  # what comes before the call, both print
+    # what comes before the call, both print
+    assert done.out.replace("before\n", "", 1) == plain.out
     assert (folder / "after.txt").read_text() == "once"
 
 
@@ -506,7 +551,9 @@ def test_beside_a_process_group_that_is_up_ranks_join_for_the_time_of_the_call(p
     inside = "assert not dist.is_initialized() and 'RANK' not in os.environ and rank == '0'"
     done = python(BESIDE.replace("TRAINS", TRAINS.replace("INSIDE", inside)))
     assert done.code == 0, done.err
-    assert sorted(done.out.replace("before\n", "", 1).splitlines()) == sorted(plain.out.splitlines())
+    assert sorted(done.out.replace("before\n", "", 1).splitlines()) == sorted(
+        plain.out.splitlines()
+    )
     assert [path.name for path in leftovers(tmp_path)] in ([], ["store"])
 
 
@@ -543,7 +590,11 @@ def test_the_options_are_the_command_lines():
 
 def test_the_typed_keywords_are_the_tables():
     kinds = {**get_type_hints(Keywords)}
-    more = {"average_every": int, "report": PathLike[str], "log_dir": PathLike[str]}  # turned into text
+    more = {
+        "average_every": int,
+        "report": PathLike[str],
+        "log_dir": PathLike[str],
+    }  # turned into text
     assert kinds.pop("disable") == str | Iterable[str]
     of = get_type_hints(Options)
     assert kinds == {n: of[n] | more[n] if n in more else of[n] for n in NAMES if n != "disable"}
@@ -567,7 +618,9 @@ def test_bad_options_are_refused_at_the_decoration(options, message):
 
 @pytest.mark.parametrize("text", ["many", "0", "-1", ""])
 def test_a_bad_override_is_refused(text):
-    with pytest.raises(BadInput, match=f"AUTODDP_NPROC is '{text}'; it takes a whole number of ranks"):
+    with pytest.raises(
+        BadInput, match=f"AUTODDP_NPROC is '{text}'; it takes a whole number of ranks"
+    ):
         count(Options(), text)
 
 
@@ -595,7 +648,8 @@ def test_names_imported_before_the_call_are_ours_in_it(python, start):
         "    makedirs(f'run-{time()}')\n"
         "    for (x,) in DataLoader(data, 8):\n"
         "        for reentrant in (False, True):\n"
-        "            loss = checkpoint(net, x.requires_grad_(), use_reentrant=reentrant).square().mean()\n"
+        "            loss = checkpoint(net, x.requires_grad_(), "
+        "use_reentrant=reentrant).square().mean()\n"
         "            loss.backward()\n"
         "            print(f'{loss.item():.9f} {net[0].weight.grad.norm().item():.9f}')\n"
         "main()\n"

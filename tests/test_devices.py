@@ -7,7 +7,16 @@ import torch
 
 from autoddp.errors import BadInput
 from autoddp.process.backend import Choice, RankDevice, decide
-from autoddp.process.devices import Devices, There, count, share, there, variable, visible, without_cuda
+from autoddp.process.devices import (
+    Devices,
+    There,
+    count,
+    share,
+    there,
+    variable,
+    visible,
+    without_cuda,
+)
 from autoddp.training.visible_devices import among
 
 HALF = ", each at most 1/2 of the memory"
@@ -20,7 +29,12 @@ def gpus(*names):
 def told(*devices, host="a", **given):
     """What ranks say that compute on these, empty for none."""
     return [
-        RankDevice(host, device, *(("cuda", "nccl") if device else ("", "")), **({"wanted": "auto"} | given))
+        RankDevice(
+            host,
+            device,
+            *(("cuda", "nccl") if device else ("", "")),
+            **({"wanted": "auto"} | given),
+        )
         for device in devices
     ]
 
@@ -70,7 +84,10 @@ def test_each_rank_is_given_its_own(names, ranks, wanted, given):
         ([RankDevice("a", "", "", "", "auto", why="no GPU here")], Choice("gloo", "no GPU here")),
         (told("x", "y"), Choice("nccl", "a GPU for each rank", kind="cuda", alone=True)),
         (told("x", "y", each=2), Choice("nccl", "2 GPUs for each rank", kind="cuda")),
-        (told("x") + told("x", host="b"), Choice("nccl", "a GPU for each rank", kind="cuda", alone=True)),
+        (
+            told("x") + told("x", host="b"),
+            Choice("nccl", "a GPU for each rank", kind="cuda", alone=True),
+        ),
         (told("x", "y", wanted="gloo"), Choice("gloo", "asked for", kind="cuda")),
         (told("x", "x"), Choice("gloo", f"2 ranks share 1 GPU{HALF}", 0.5, "cuda")),
         (told("x", "y", "x"), Choice("gloo", f"3 ranks share 2 GPUs{HALF}", 0.5, "cuda")),
@@ -91,7 +108,9 @@ def test_rank_0_decides_by_what_all_compute_on(ranks, choice):
 
 def test_devices_that_round_in_ways_of_their_own_are_named():
     found = decide(told("x", name="A100") + told("y", name="H100", host="b"))
-    assert found.unlike.startswith("rank 1 computes on H100, rank 0 on A100: each rounds in its own way")
+    assert found.unlike.startswith(
+        "rank 1 computes on H100, rank 0 on A100: each rounds in its own way"
+    )
     assert decide(told("x", "y", name="A100")).unlike == ""
 
 
@@ -104,15 +123,19 @@ def test_devices_that_round_in_ways_of_their_own_are_named():
         ),
         (
             [*told("x"), RankDevice("b", "", "", "", "auto", why="its driver does not answer")],
-            "rank 1 on b computes on CPUs (its driver does not answer), rank 0 on a on cuda; give all nodes "
-            "the same, or have all compute on CPUs: CUDA_VISIBLE_DEVICES= before the command",
+            "rank 1 on b computes on CPUs (its driver does not answer), rank 0 on a on cuda; "
+            "give all nodes the same, or have all compute on CPUs: "
+            "CUDA_VISIBLE_DEVICES= before the command",
         ),
         (
             [RankDevice("b", "0", "xpu", "xccl", "auto"), *told("x")],
-            "rank 1 on a computes on cuda, rank 0 on b on xpu; give all nodes the same, or have all compute "
-            "on CPUs: CUDA_VISIBLE_DEVICES= ZE_AFFINITY_MASK= before the command",
+            "rank 1 on a computes on cuda, rank 0 on b on xpu; give all nodes the same, or have "
+            "all compute on CPUs: CUDA_VISIBLE_DEVICES= ZE_AFFINITY_MASK= before the command",
         ),
-        (told("x", "x", wanted="nccl"), "--backend is nccl, but 2 ranks share 1 GPU; use --backend gloo"),
+        (
+            told("x", "x", wanted="nccl"),
+            "--backend is nccl, but 2 ranks share 1 GPU; use --backend gloo",
+        ),
         (told("", "", wanted="nccl"), "--backend is nccl, but no GPU here; use --backend gloo"),
     ],
 )
@@ -147,8 +170,8 @@ def test_nccl_needs_a_gpu_for_each():
 def test_a_backend_is_the_accelerators():
     with pytest.raises(
         BadInput,
-        match=r"^--backend is nccl, but this machine shows 2 npu devices, which talk by hccl; use --backend "
-        r"native or gloo$",
+        match=r"^--backend is nccl, but this machine shows 2 npu devices, which talk by hccl; "
+        r"use --backend native or gloo$",
     ):
         share(There("npu", ("0", "1"), "hccl"), 2, "nccl")
     assert share(There("npu", ("0", "1"), "hccl"), 2, "native").backend == "hccl"

@@ -89,7 +89,10 @@ def test_where_ranks_agree():
 
     expected = [Mode.SYNCED, Mode.PASS_THROUGH, Mode.SUPPRESSED, Mode.UNSYNCED]
     # what a child of rank 0 writes is written; the children of its equals do the same once more
-    assert on_ranks(script, 2, Files) == [[*expected, Mode.PASS_THROUGH], [*expected, Mode.UNSYNCED]]
+    assert on_ranks(script, 2, Files) == [
+        [*expected, Mode.PASS_THROUGH],
+        [*expected, Mode.UNSYNCED],
+    ]
     assert on_ranks(lambda run: run.effects.mode(), 2, Files, view="local") == [Mode.UNSYNCED] * 2
 
 
@@ -164,7 +167,7 @@ def test_every_feature_of_the_outside_world_undoes_exactly():
 
 @pytest.mark.parametrize("package", ["effects", "training"])
 def test_a_new_file_of_a_feature_is_ours_and_no_library(package):
-    """Whose call it is, is asked of whoever called the feature: no list of its files is to be kept."""
+    """Whoever called the feature tells whose call it is: no list of its files is to be kept."""
     from autoddp.tools.verify import command
 
     folder = os.path.join(os.path.dirname(autoddp.__file__), package)

@@ -1,4 +1,4 @@
-"""Nodes that come and go: the job starts again with those that are there, and ends as one process does."""
+"""Nodes that come and go: the job starts again with those there, and ends as one process does."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ import autoddp
 os.chdir(sys.argv[1])
 libc = ctypes.CDLL(None)
 torch.manual_seed(0)
-net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Dropout(0.5), torch.nn.Linear(3, 1)).double()
+net = torch.nn.Sequential(\
+torch.nn.Linear(4, 3), torch.nn.Dropout(0.5), torch.nn.Linear(3, 1)).double()
 optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
 data = torch.utils.data.TensorDataset(torch.randn(12, 4).double(), torch.randn(12, 1).double())
 first, steps = 0, 12
@@ -68,7 +69,8 @@ class Node:
         command = f"run -n 1 {options} {AT} {script}"
         self.process = subprocess.Popen(
             ["ip", "netns", "exec", names[node], sys.executable, "-c", START, *command.split()],
-            env=environ({"PYTHONHASHSEED": "0", "TORCH_CPP_LOG_LEVEL": "ERROR"}),  # as `autoddp run` has them
+            # as `autoddp run` has them
+            env=environ({"PYTHONHASHSEED": "0", "TORCH_CPP_LOG_LEVEL": "ERROR"}),
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -124,15 +126,22 @@ def test_a_node_comes_has_a_rank_killed_and_is_lost(nodes, train, tmp_path, warm
         code, out, err = one.end()
     assert (code, out, plain.out) == (0, "through\n", "through\n"), err
     for name, value in torch.load(want / "final.pt").items():
-        assert torch.allclose(value, torch.load(got / "final.pt")[name], rtol=1e-12, atol=1e-12), name
+        assert torch.allclose(value, torch.load(got / "final.pt")[name], rtol=1e-12, atol=1e-12), (
+            name
+        )
     lost = f"node 1 ({ADDRESSES[1]}, {HOST}) is lost: its launcher has ended without a word"
-    told = [line for line in err.splitlines() if "DataLoader" not in line and "Sequential" not in line]
+    told = [
+        line for line in err.splitlines() if "DataLoader" not in line and "Sequential" not in line
+    ]
     assert [line.removeprefix("[autoddp] ") for line in told] == [
         f"waiting for 1:2 nodes at {ADDRESSES[0]}:{PORT}",
         "1 ranks on 1 node, gloo (no GPU here), global view",
         "other nodes are there: the job starts again on 2 nodes",
         "2 ranks on 2 nodes, gloo (no GPU here), global view",
-        f"rank 1 on node 1 ({ADDRESSES[1]}, {HOST}) was killed by SIGKILL (signal 9); its log is there",
+        (
+            f"rank 1 on node 1 ({ADDRESSES[1]}, {HOST}) was killed by SIGKILL (signal 9); "
+            "its log is there"
+        ),
         "the job is run again (1 of 1)",
         "2 ranks on 2 nodes, gloo (no GPU here), global view",
         lost,
@@ -150,7 +159,10 @@ def test_a_node_comes_has_a_rank_killed_and_is_lost(nodes, train, tmp_path, warm
         ("--nnodes 1:", "--nnodes is '1:'; it takes a whole number, or two as MIN:MAX"),
         ("--nnodes a:b", "--nnodes is 'a:b'; it takes a whole number, or two as MIN:MAX"),
         ("--nnodes 1:2:3", "--nnodes is '1:2:3'; it takes a whole number, or two as MIN:MAX"),
-        ("--nnodes 1:2 --node-rank 1", "where nodes get their numbers as they come; leave --node-rank out"),
+        (
+            "--nnodes 1:2 --node-rank 1",
+            "where nodes get their numbers as they come; leave --node-rank out",
+        ),
         ("--nnodes 1:2", "--nnodes is 1:2 without --master-addr; give the address of node 0"),
     ],
 )
@@ -163,5 +175,7 @@ def test_what_is_no_range_is_said(line, says, train):
 
 def test_a_scheduler_knows_all_nodes():
     pods = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1"}
-    with pytest.raises(BadInput, match="--nnodes is 1:2, but the cluster says RANK 0 of WORLD_SIZE 2"):
+    with pytest.raises(
+        BadInput, match="--nnodes is 1:2, but the cluster says RANK 0 of WORLD_SIZE 2"
+    ):
         schedulers.settle(pods, Options(nnodes=2, min_nodes=1))

@@ -58,10 +58,14 @@ def references(warm, tmp_path_factory):
     def reference(name: str) -> Run:
         if name not in known:
             folder = tmp_path_factory.mktemp(name) / "python"
-            want = known[name] = warm.run("python", *command(name), folder=folder, timeout=patience(name))
+            want = known[name] = warm.run(
+                "python", *command(name), folder=folder, timeout=patience(name)
+            )
             assert want.code == (3 if name == "exit_code" else 0), want.err
             assert "Traceback" not in want.err
-            assert len(want.out.splitlines()) >= 1 or any(want.folder.iterdir()), "nothing to compare"
+            assert len(want.out.splitlines()) >= 1 or any(want.folder.iterdir()), (
+                "nothing to compare"
+            )
         return known[name]
 
     return reference
@@ -79,11 +83,16 @@ def differences():
 @pytest.mark.parametrize("nproc", [1, 2, 3])
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_ranks_give_what_one_process_gives(name, nproc, warm, references, differences, tmp_path):
-    """On 1 rank to the bit: else a script does not repeat itself, and a comparison would say nothing."""
+    """On 1 rank to the bit: else a script does not repeat itself, and comparing says nothing."""
     want = references(name)
     options = ["--nproc", str(nproc), *OPTIONS.get(name, [])]
     got = warm.run(
-        "autoddp", "run", *options, *command(name), folder=tmp_path / "ranks", timeout=patience(name)
+        "autoddp",
+        "run",
+        *options,
+        *command(name),
+        folder=tmp_path / "ranks",
+        timeout=patience(name),
     )
     rtol = 0 if nproc == 1 else LOOSER.get(name, RTOL)
     differences.setdefault(name, {})[nproc] = same_run(want, got, rtol)

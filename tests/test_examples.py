@@ -94,7 +94,9 @@ def recipes(*starts: str) -> list[list[str]]:
 
 NODES = [words for words in recipes("autoddp") if "--node-rank" in words]
 LINES = [words for words in recipes("autoddp") if words not in NODES]
-PLAIN = [words for words in LINES if len(words) == 5 and (words[-1].removesuffix(".py"), 2) in RANKS]
+PLAIN = [
+    words for words in LINES if len(words) == 5 and (words[-1].removesuffix(".py"), 2) in RANKS
+]
 TASKS = recipes("srun")
 
 

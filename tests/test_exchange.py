@@ -120,7 +120,9 @@ def call_from(path):
     space = {}
     exec(
         compile(
-            "def call(act, x):\n    return act(x)\n\n\ndef again(act, x):\n    return act(x)\n", path, "exec"
+            "def call(act, x):\n    return act(x)\n\n\ndef again(act, x):\n    return act(x)\n",
+            path,
+            "exec",
         ),
         space,
     )

@@ -1,4 +1,4 @@
-"""Whatever happens to a job, in whatever it is doing: it ends soon, says whom it happened to, leaves nothing.
+"""Whatever happens to a job, in whatever it does: it ends soon, names its victim, leaves nothing.
 
 A set of faults and phases in which each comes up; all of them together are tried by
 `python -m tests.benchmarks.faults`.
@@ -12,7 +12,7 @@ import pytest
 
 from tests.faults import DEATHS, PHASES, RAISES, SIGNALS, SOON, Case, Laboratory, cases, wrong
 
-# Each fault and each phase once at least, among them each kind of wait that a rank can be lost from.
+# Each fault and each phase once at least, and each kind of wait that a rank can be lost from.
 CHOSEN = (
     Case("start", "int-launcher"),
     Case("proof", "segv"),

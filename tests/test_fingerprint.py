@@ -97,7 +97,7 @@ def test_a_rank_that_drifts_is_named_at_a_step_and_before_a_checkpoint(what, siz
 
 
 def test_optimizers_that_one_rank_has_freed_are_no_disagreement(tmp_path):
-    """k-fold: those of earlier folds lie in reference cycles, and are collected whenever a rank likes."""
+    """k-fold: earlier folds' optimizers lie in reference cycles, collected when a rank likes."""
 
     def script(rank):
         gc.disable()

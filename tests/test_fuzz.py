@@ -1,4 +1,4 @@
-"""Whatever a user or a launcher hands over: it is understood, or refused in one line that names it."""
+"""Whatever a user or a launcher hands over is understood, or refused in one line that names it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,31 @@ from tests.fuzz import NUMBERS, NUMERALS, WORDS, examples, number, refusal
 # ---- the command line
 
 STRAY = [
-    *("run", "verify", "patches", "env", "--nproc", "-n", "-nq", "--view", "--help=", "--", "-", "-m"),
-    *("--disable", "--steps", "--json", "--no-strict", "--strict=1", "--nproc=", "=", "--=", "-vqm-"),
+    *(
+        "run",
+        "verify",
+        "patches",
+        "env",
+        "--nproc",
+        "-n",
+        "-nq",
+        "--view",
+        "--help=",
+        "--",
+        "-",
+        "-m",
+    ),
+    *(
+        "--disable",
+        "--steps",
+        "--json",
+        "--no-strict",
+        "--strict=1",
+        "--nproc=",
+        "=",
+        "--=",
+        "-vqm-",
+    ),
 ]
 
 COUNTS = {
@@ -64,7 +87,10 @@ def command_lines(draw):
             wants[SWITCHES[command][name]] = True
             continue
         if kind == "disable":
-            name, value = "disable", draw(st.sampled_from(["loaders,files", ",", "modules:Net.*"]) | WORDS)
+            name, value = (
+                "disable",
+                draw(st.sampled_from(["loaders,files", ",", "modules:Net.*"]) | WORDS),
+            )
             disabled += [word for word in value.split(",") if word]
         elif kind == "choice":
             name = draw(st.sampled_from(CHOSEN[command]))
@@ -76,7 +102,11 @@ def command_lines(draw):
             name = draw(st.sampled_from(COUNTS[command]))
             value = draw(NUMERALS | st.sampled_from(["--strict", "-m", "--"]))
             wants[name] = number(value)
-        flag = draw(st.sampled_from(["-n", "--nproc"])) if name == "nproc" else f"--{name.replace('_', '-')}"
+        flag = (
+            draw(st.sampled_from(["-n", "--nproc"]))
+            if name == "nproc"
+            else f"--{name.replace('_', '-')}"
+        )
         suspects |= {flag, f"--{name.replace('_', '-')}"}
         line += [f"{flag}={value}"] if flag != "-n" and draw(st.booleans()) else [flag, value]
         if kind == "count" and wants[name] is None:
@@ -152,16 +182,25 @@ def test_any_words_are_an_act_or_refused(arguments):
 
 
 def options_of(values):
-    return st.fixed_dictionaries({}, optional=dict.fromkeys((f.name for f in fields(Options)), values))
+    return st.fixed_dictionaries(
+        {}, optional=dict.fromkeys((f.name for f in fields(Options)), values)
+    )
 
 
 SCALAR = (
-    st.none() | st.booleans() | NUMBERS | st.floats() | WORDS | st.sampled_from(["auto", "local", "whole"])
+    st.none()
+    | st.booleans()
+    | NUMBERS
+    | st.floats()
+    | WORDS
+    | st.sampled_from(["auto", "local", "whole"])
 )
 LISTED = st.lists(SCALAR, max_size=3)
 ANYTHING = st.one_of(SCALAR, LISTED, st.dictionaries(WORDS, SCALAR | LISTED, max_size=3))
 RIGHT = st.builds(
-    lambda rank, more, **given: Options(node_rank=rank, nnodes=rank + more, batch="per-rank", **given),
+    lambda rank, more, **given: Options(
+        node_rank=rank, nnodes=rank + more, batch="per-rank", **given
+    ),
     st.integers(0, 99),
     st.integers(1, 99),
     nproc=st.none() | st.integers(1, 4096),
@@ -254,7 +293,9 @@ def test_ranks_fetch_each_row_once_in_order(lengths, ranks):
 )
 def test_a_local_rank_is_given_where_it_is_wanted_and_once(given, flag, local_rank):
     got = LaunchForm(Kind.RANKS, flag=flag).arguments(tuple(given), local_rank)
-    own = [word for word in given if word in FLAGS or word.startswith(tuple(f"{f}=" for f in FLAGS))]
+    own = [
+        word for word in given if word in FLAGS or word.startswith(tuple(f"{f}=" for f in FLAGS))
+    ]
     added = [f"{flag}={local_rank}"] if flag and not own else []
     assert list(got) == added + given
 
@@ -274,7 +315,11 @@ def test_any_pattern_of_a_module_can_be_asked_for(patterns, name):
     assert left_out._matches(name) in (True, False)
     assert LeftOut((*patterns, "*"))._matches(name)
     known = {feature.name for feature in features.FEATURES}
-    right = all(word in known or (word.startswith("modules:") and word != "modules:") for word in patterns)
+    right = all(
+        word in known or (word.startswith("modules:") and word != "modules:") for word in patterns
+    )
     _, said = refusal(lambda: launch.check_disabled(SimpleNamespace(disable=tuple(patterns))))
     assert said is None if right else said.startswith("--disable is ")
-    launch.check_disabled(SimpleNamespace(disable=tuple(f"modules:{word}" for word in patterns if word)))
+    launch.check_disabled(
+        SimpleNamespace(disable=tuple(f"modules:{word}" for word in patterns if word))
+    )

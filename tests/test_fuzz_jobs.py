@@ -11,12 +11,27 @@ from autoddp.comm.world import World, hide
 from autoddp.process import network
 from tests.fuzz import NUMERALS, WORDS, examples, number, refusal
 
-TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+TORCHRUN = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+)
 OTHERS = (
     *("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_TASKS"),
-    *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK", "PMI_SIZE"),
+    *(
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "PMI_RANK",
+        "PMI_SIZE",
+    ),
 )
-HOSTS = st.sampled_from(["localhost", "10.0.0.1", "::1", "node-0.cluster", "a..b", ".", "x" * 64, "a b", ""])
+HOSTS = st.sampled_from(
+    ["localhost", "10.0.0.1", "::1", "node-0.cluster", "a..b", ".", "x" * 64, "a b", ""]
+)
 
 
 @st.composite
@@ -27,7 +42,10 @@ def jobs(draw):
     local = draw(st.integers(0, sizes[node] - 1))
     numbers = (sum(sizes[:node]) + local, sum(sizes), local, sizes[node], node, len(sizes))
     port = str(draw(st.integers(1, 65535)))
-    return dict(zip(TORCHRUN, map(str, numbers), strict=True)) | {"MASTER_ADDR": "node0", "MASTER_PORT": port}
+    return dict(zip(TORCHRUN, map(str, numbers), strict=True)) | {
+        "MASTER_ADDR": "node0",
+        "MASTER_PORT": port,
+    }
 
 
 @examples(100)
@@ -50,9 +68,13 @@ def test_a_job_is_read_whatever_else_is_set(job, others, bare):
 @given(
     jobs(),
     st.dictionaries(
-        st.sampled_from(TORCHRUN), st.none() | NUMERALS | st.integers(0, 9).map(str), min_size=1, max_size=3
+        st.sampled_from(TORCHRUN),
+        st.none() | NUMERALS | st.integers(0, 9).map(str),
+        min_size=1,
+        max_size=3,
     ),
-    st.none() | st.fixed_dictionaries({}, optional={"MASTER_ADDR": HOSTS | WORDS, "MASTER_PORT": NUMERALS}),
+    st.none()
+    | st.fixed_dictionaries({}, optional={"MASTER_ADDR": HOSTS | WORDS, "MASTER_PORT": NUMERALS}),
 )
 def test_variables_that_contradict_are_refused(job, changes, master):
     environ = {k: v for k, v in (job | changes | (master or {})).items() if v is not None}
@@ -62,7 +84,9 @@ def test_variables_that_contradict_are_refused(job, changes, master):
     if said is not None:
         named = [name for name in (*TORCHRUN, "MASTER_ADDR", "MASTER_PORT") if name in said]
         assert named, said
-        told = [n for n in named if n not in environ or environ[n] in said or repr(environ[n]) in said]
+        told = [
+            n for n in named if n not in environ or environ[n] in said or repr(environ[n]) in said
+        ]
         assert told or any(str(read.get(name)) in said for name in named), f"no value in {said}"
         assert needed - set(environ) or not _can_be(read, environ["MASTER_ADDR"]), said
         return

@@ -51,12 +51,16 @@ def test_the_page_has_every_check_and_every_way(tmp_path, monkeypatch):
         "DDP by hand, 2 ranks",
         "autoddp, 2 ranks",
     ]
-    assert all(row.figures["steps_per_s"] > 0 and row.figures["first_step_s"] > 0 for row in rows), rows
+    assert all(
+        row.figures["steps_per_s"] > 0 and row.figures["first_step_s"] > 0 for row in rows
+    ), rows
     assert [row.against is None for row in rows] == [True, False, True, False]
     text = page(NONE, [Result("exact", "in float64", "passed", "1e-15", 2.0)], rows, "1.0")
     assert "| in float64 | passed | 1e-15 | 2.0 |" in text
     assert all(f"| {row.way} |" in text for row in rows)
-    assert all(line.endswith("|  |") for line in text.splitlines() if " python | " in line), "no GPU counted"
+    assert all(line.endswith("|  |") for line in text.splitlines() if " python | " in line), (
+        "no GPU counted"
+    )
     assert "no figure here means anything" in page(NONE, [], rows, "1.0", tiny=True)
     assert "no figure here means anything" not in text
 
@@ -67,4 +71,7 @@ def test_without_a_gpu_it_says_so():
     done = subprocess.run(
         [sys.executable, "-m", "tests.gpu"], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr) == (2, "no GPU here; --tiny tries the command itself on the CPU\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "no GPU here; --tiny tries the command itself on the CPU\n",
+    )

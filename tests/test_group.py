@@ -21,7 +21,9 @@ def reduces(group):
     for dtype in DTYPES:
         x = torch.arange(6).to(dtype) + group.rank
         group.all_reduce(x)
-        answers.append(torch.equal(x, sum(torch.arange(6).to(dtype) + r for r in range(group.size))))
+        answers.append(
+            torch.equal(x, sum(torch.arange(6).to(dtype) + r for r in range(group.size)))
+        )
     return answers
 
 

@@ -1,4 +1,4 @@
-"""Ranks that part: an error that names both places, or a report of who waits for whom, and an end."""
+"""Ranks that part: an error naming both places, or a report of who waits for whom, and an end."""
 
 from __future__ import annotations
 
@@ -45,10 +45,14 @@ MARK = "#MARK"
 
 @pytest.fixture
 def job(warm, tmp_path):
-    """What becomes of `body` in the loop, on 2 ranks; a line that ends in #MARK is found again in words."""
+    """What becomes of `body` in the loop, on 2 ranks, and the places of lines that hold #MARK."""
 
     def run(body, *options, timeout=2, **settings):
-        text = TRAIN + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ") + '\nprint("through")\n'
+        text = (
+            TRAIN
+            + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ")
+            + '\nprint("through")\n'
+        )
         path = tmp_path / "job.py"
         path.write_text(text)
         marks = [f"job.py:{n}" for n, line in enumerate(text.splitlines(), 1) if MARK in line]
@@ -95,7 +99,10 @@ def test_a_rank_that_leaves_the_loop_early(job):
         "-q",
     )
     assert done.code == 1
-    assert "rank 1 has ended with exit code 0, and this rank waits for it in «all-reduce of" in done.err
+    assert (
+        "rank 1 has ended with exit code 0, and this rank waits for it in «all-reduce of"
+        in done.err
+    )
     assert f"at {gone}»" in done.err
 
 
@@ -119,7 +126,8 @@ def test_an_exception_that_one_rank_catches(job):
     )
     assert done.code == 1
     assert (
-        "rank 1 is in «backward of float32[1, 3] at job.py:27» where rank 0 is in «all-reduce of" in done.err
+        "rank 1 is in «backward of float32[1, 3] at job.py:27» where rank 0 is in «all-reduce of"
+        in done.err
     )
 
 

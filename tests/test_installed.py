@@ -19,7 +19,8 @@ with open("log.csv", "a") as log:
     log.write("more\\n")
 torch.save({"a": torch.ones(2)}, "runs/one/net.pt")
 numpy.save("runs/one/a.npy", numpy.arange(2))
-print(os.path.exists("runs/one/net.pt"), Path("log.csv").read_text().count("\\n"), sorted(os.listdir(".")))
+print(os.path.exists("runs/one/net.pt"), Path("log.csv").read_text().count("\\n"), \
+sorted(os.listdir(".")))
 """
 
 

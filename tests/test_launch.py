@@ -94,7 +94,8 @@ class Started:
         return self.process.returncode, out, err
 
 
-ARRIVED = "os.mkdir(os.path.join(os.path.dirname(__file__), 'arrived'))\n"  # rank 0 does it when all are here
+# rank 0 does it when all are here
+ARRIVED = "os.mkdir(os.path.join(os.path.dirname(__file__), 'arrived'))\n"
 FOREVER = "while True: time.sleep(0.01)\n"
 
 
@@ -121,7 +122,9 @@ def test_a_rank_that_fails_alone_is_named_with_the_end_of_its_log(script):
     done = fork_cli("run", "-n", 2, path)
     assert done.rc == 1
     (line,) = done.ours[1:]
-    match = re.fullmatch(r"\[autoddp\] rank 1 ended with exit code 1; the end of its log (.*):", line)
+    match = re.fullmatch(
+        r"\[autoddp\] rank 1 ended with exit code 1; the end of its log (.*):", line
+    )
     assert match, line
     assert done.err.endswith("ValueError: only me\n")
     assert "x\nTraceback" in done.err
@@ -209,7 +212,9 @@ def test_the_launcher_never_touches_cuda(script, tmp_path):
         "maps = open('/proc/self/maps').read()\n"
         "print('libcuda.so' in maps, sys.stdin is sys.__stdin__)\n"
     )
-    done = subprocess.run([sys.executable, check], env=environ(), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, check], env=environ(), capture_output=True, text=True, timeout=60
+    )
     assert done.stdout == "False False\nFalse True\n", done.stderr
 
 
@@ -337,7 +342,9 @@ def test_a_script_may_outlive_a_signal(script):
 
 
 def test_a_rank_that_hangs_after_a_signal_does_not_keep_the_others(script, monkeypatch):
-    path = script("signal.signal(signal.SIGTERM, lambda *_: rank or sys.exit(0))\n" + ARRIVED + FOREVER)
+    path = script(
+        "signal.signal(signal.SIGTERM, lambda *_: rank or sys.exit(0))\n" + ARRIVED + FOREVER
+    )
     job = Started(path)
     os.kill(job.process.pid, signal.SIGTERM)
     assert job.end(timeout=30)[0] == 0

@@ -17,7 +17,10 @@ def test_an_effect_has_rank_0s_result_on_all_ranks():
 
 
 def test_an_effect_may_be_another_ranks():
-    assert run_ranks(lambda g: [g.effect("a", lambda: g.rank, by=n) for n in range(3)], 3) == [[0, 1, 2]] * 3
+    assert (
+        run_ranks(lambda g: [g.effect("a", lambda: g.rank, by=n) for n in range(3)], 3)
+        == [[0, 1, 2]] * 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,7 +111,13 @@ def test_what_is_published_is_found_whenever_it_is_asked_for():
             return [*seen, *(key * 2 for key in "cab"), ("ValueError", "no")]
         last = group.published("c")
         seen += [group.effect(key, lambda: "?") for key in "abc"]
-        return [*seen, last, group.published("a"), group.published("b"), raised(lambda: group.published("d"))]
+        return [
+            *seen,
+            last,
+            group.published("a"),
+            group.published("b"),
+            raised(lambda: group.published("d")),
+        ]
 
     assert len({repr(seen) for seen in run_ranks(rank, 3)}) == 1
 

@@ -77,7 +77,9 @@ def lose_power(names, node):
     ids=["network", "power-of-node-0"],
 )
 def test_a_lost_node_is_named_by_the_one_that_is_left(nodes, train, lose, node, why):  # noqa: F811
-    job = Job(nodes, f"{train} 1000000", "--hang-timeout", "4", "--max-restarts", "2", nprocs=(1, 1))
+    job = Job(
+        nodes, f"{train} 1000000", "--hang-timeout", "4", "--max-restarts", "2", nprocs=(1, 1)
+    )
     mend = None
     try:
         assert job.processes[0].stdout.readline() == "ready\n"

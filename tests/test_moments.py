@@ -52,7 +52,16 @@ print("through")
 def test_the_old_or_the_new_one(warm, tmp_path, nproc):
     script = tmp_path / "job.py"
     script.write_text(SCRIPT)
-    command = ["autoddp", "run", "-n", str(nproc), "--max-restarts", str(MOMENTS), str(script), str(MOMENTS)]
+    command = [
+        "autoddp",
+        "run",
+        "-n",
+        str(nproc),
+        "--max-restarts",
+        str(MOMENTS),
+        str(script),
+        str(MOMENTS),
+    ]
     done = warm.run(*command, folder=tmp_path / "ranks", timeout=60 + 5 * MOMENTS)
     assert (done.code, done.out) == (0, "through\n"), done.err
     assert not done.left

@@ -1,7 +1,7 @@
-"""BatchNorm over ranks: what it keeps and launches, beside torch's SyncBatchNorm, by whose kernels it may go.
+"""BatchNorm over ranks: what it keeps and launches, beside SyncBatchNorm, whose kernels it may use.
 
-These kernels are CUDA's. Here they are written down once more for the CPU, as torch's documentation of
-SyncBatchNorm defines them, so that both run; on other paths no kernel is replaced.
+These kernels are CUDA's. Here they are written down once more for the CPU, as torch's documentation
+of SyncBatchNorm defines them, so that both run; on other paths no kernel is replaced.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def backward_elemt(g, x, mean, invstd, weight, sum_g, sum_gx, counts):
 def add_kernels() -> Any:
     """A device that has SyncBatchNorm's own kernels: this one."""
     library = torch.library.Library("aten", "IMPL")
-    kernels = zip(normalization.KERNELS, (stats, gather, elemt, backward_reduce, backward_elemt), strict=True)
+    kernels = zip(
+        normalization.KERNELS, (stats, gather, elemt, backward_reduce, backward_elemt), strict=True
+    )
     for name, kernel in kernels:
         library.impl(name, kernel, "CPU")
     normalization.has_kernels.cache_clear()
@@ -126,10 +128,13 @@ WAYS = {
 def test_no_more_is_kept_and_twice_as_much_launched_at_most(way):
     dtype, kernels = WAYS[way]
     for ours, theirs, size in run_ranks(_costs, 2, dtype, kernels):
-        print(f"operators forward, backward; bytes kept: {ours}, SyncBatchNorm {theirs}, input {size}")
+        print(
+            f"operators forward, backward; bytes kept: {ours}, SyncBatchNorm {theirs}, input {size}"
+        )
         assert ours[0] <= 2 * theirs[0]
         assert ours[1] <= 2 * theirs[1]
-        besides = theirs[2] - size * (4 // dtype.itemsize)  # what it keeps but the input, in float32
+        # what it keeps but the input, in float32
+        besides = theirs[2] - size * (4 // dtype.itemsize)
         assert size <= ours[2] <= size + besides
 
 
@@ -141,7 +146,9 @@ def _by_kernels(group: Any) -> list[str | None]:
         for layout in (torch.contiguous_format, torch.channels_last):
             whole = (torch.randn(total, 3, 4, 5) * 3 + 2).to(memory_format=layout)
             start, stop = (group.rank * total // group.size, (group.rank + 1) * total // group.size)
-            want = _one(whole, lambda x, w, b, kept: F.batch_norm(x, *kept, w, b, True, MOMENTUM, EPS))
+            want = _one(
+                whole, lambda x, w, b, kept: F.batch_norm(x, *kept, w, b, True, MOMENTUM, EPS)
+            )
             got = _one(
                 whole[start:stop],
                 lambda x, w, b, kept: Normalize.apply(x, w, b, (*kept, MOMENTUM), EPS, group),

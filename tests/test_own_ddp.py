@@ -1,4 +1,4 @@
-"""Scripts that are distributed by themselves: launched as their author meant, or seen as one process."""
+"""Scripts that distribute themselves: launched as their author meant, or seen as one process."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ RANKS = {
 STARTERS = {
     "spawn tcp": """
         def main(rank, port):
-            dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+            dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", \
+rank=rank, world_size=2)
             train(rank)
 
         if __name__ == "__main__":
@@ -96,11 +97,13 @@ STARTERS = {
     """,
     "process file": """
         def main(rank, run):
-            dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/met", rank=rank, world_size=2)
+            dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/met", \
+rank=rank, world_size=2)
             run(rank)
 
         def start(target):
-            ranks = [mp.get_context("fork").Process(target=target, args=(r, train)) for r in range(2)]
+            ranks = [mp.get_context("fork").Process(target=target, args=(r, train)) \
+for r in range(2)]
             for rank in ranks: rank.start()
             for rank in ranks: rank.join()
 
@@ -162,7 +165,8 @@ train(0, args.distributed)
 BY_SPAWN = """
 def main(rank, size):
     if size > 1:
-        dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/met", rank=rank, world_size=size)
+        dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/met", \
+rank=rank, world_size=size)
     train(rank, size > 1)
 
 if __name__ == "__main__":
@@ -319,7 +323,10 @@ def test_its_other_way_is_not_spoken_of_where_the_user_chose(script, warm, tmp_p
 
 
 LACKING = {
-    "always": ('dist.init_process_group("nccl")', "would not help: job.py:N runs whatever the environment"),
+    "always": (
+        'dist.init_process_group("nccl")',
+        "would not help: job.py:N runs whatever the environment",
+    ),
     "flag": (
         """
         argparse.ArgumentParser().add_argument("--local_rank")
@@ -348,7 +355,9 @@ LACKING = {
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what is lacking is there")
 @pytest.mark.parametrize("how", LACKING)
-def test_what_asks_for_a_device_that_is_not_here_is_told_of_the_other_way(how, script, warm, tmp_path):
+def test_what_asks_for_a_device_that_is_not_here_is_told_of_the_other_way(
+    how, script, warm, tmp_path
+):
     source, want = LACKING[how]
     done = warm.run("autoddp", "run", "-n", "2", script(source), folder=tmp_path / "run")
     assert done.code == 1
@@ -369,14 +378,17 @@ def test_by_its_arguments_it_is_distributed_after_all(script, warm, tmp_path):
     command = ["autoddp", "run", "-n", "2"]
     done = warm.run(*command, path, "--distributed", folder=tmp_path / "env")
     assert done.code == 1
-    assert "job.py:39: init_process_group, where ranks see one process; autoddp run --own-ddp yes" in done.err
+    assert (
+        "job.py:39: init_process_group, where ranks see one process; autoddp run --own-ddp yes"
+        in done.err
+    )
     assert "environment variable RANK expected, but not set" in done.err  # python's own
     address = f"file://{tmp_path}/met?rank=0&world_size=1"
     done = warm.run(*command, path, "--distributed", "--address", address, folder=tmp_path / "file")
     assert done.code == 1
     assert (
-        "job.py:39 makes a process group itself, where ranks see one process; autoddp run --own-ddp yes"
-        in done.err
+        "job.py:39 makes a process group itself, where ranks see one process; "
+        "autoddp run --own-ddp yes" in done.err
     )
 
 
@@ -384,7 +396,9 @@ def test_by_its_arguments_it_starts_ranks_after_all(script, warm, by_torchrun, t
     path = script(BY_SPAWN)
     done = warm.run("autoddp", "run", "-n", "2", path, "--size", "2", folder=tmp_path / "auto")
     assert (done.code, done.out) == (1, "")
-    assert "starts processes of main(), which makes a process group, and every rank would" in done.err
+    assert (
+        "starts processes of main(), which makes a process group, and every rank would" in done.err
+    )
     command = ["autoddp", "run", "-n", "2", "--own-ddp", "yes", path, "--size", "2"]
     done = warm.run(*command, folder=tmp_path / "yes")
     assert lines(done.out) == by_torchrun, done.err
@@ -394,7 +408,10 @@ def test_ranks_that_would_each_train_by_themselves_do_not(script, warm, tmp_path
     path = script(BY_ARGUMENT.replace("--address", "--local_rank"))
     done = warm.run("autoddp", "run", "-n", "2", path, folder=tmp_path / "auto")
     assert (done.code, done.out) == (1, "")
-    assert "was not called before the first step: each of 2 processes would train by itself" in done.err
+    assert (
+        "was not called before the first step: each of 2 processes would train by itself"
+        in done.err
+    )
 
 
 @pytest.mark.parametrize("source", ["DistributedSampler(range(3))", "DDP(torch.nn.Linear(1, 1))"])
@@ -426,18 +443,30 @@ FLAG = "parser.add_argument('--local_rank')"
         ("import helpers.ranks", Kind.VIEW),
         ("import helpers\nhelpers.Trainer()", Kind.RANKS),
         ("from helpers import ranks\nif args.distributed:\n    ranks.set_up()", Kind.VIEW),
-        ("def main():\n    if not args.ranks:\n        return\n    init_process_group()\nmain()", Kind.VIEW),
+        (
+            "def main():\n    if not args.ranks:\n        return\n    init_process_group()\nmain()",
+            Kind.VIEW,
+        ),
         ("@app.command()\ndef main():\n    init_process_group()\napp()", Kind.RANKS),
         ("if 'LOCAL_RANK' in os.environ:\n    init_process_group()", Kind.VIEW),
         ("'LOCAL_RANK' in os.environ and init_process_group()", Kind.VIEW),
         ("if dist.is_available() and 'RANK' in os.environ:\n    init_process_group()", Kind.VIEW),
         ("if dist.is_torchelastic_launched():\n    init_process_group()", Kind.VIEW),
-        ("def main():\n    try: os.environ['RANK']\n    except KeyError: return\n    " + JOINS, Kind.VIEW),
-        ("def main():\n    with x:\n        if 'RANK' not in os.environ: return\n    " + JOINS, Kind.VIEW),
+        (
+            "def main():\n    try: os.environ['RANK']\n    except KeyError: return\n    " + JOINS,
+            Kind.VIEW,
+        ),
+        (
+            "def main():\n    with x:\n        if 'RANK' not in os.environ: return\n    " + JOINS,
+            Kind.VIEW,
+        ),
         ("def main():\n    if 'RANK' not in os.environ: raise KeyError\n    " + JOINS, Kind.RANKS),
         ("if 'RANK' in os.environ:\n    def f(): return 1\n" + "init_process_group()", Kind.RANKS),
         ("if not dist.is_initialized():\n    init_process_group()", Kind.RANKS),
-        ("if dist.is_available() and not dist.is_initialized():\n    init_process_group()", Kind.RANKS),
+        (
+            "if dist.is_available() and not dist.is_initialized():\n    init_process_group()",
+            Kind.RANKS,
+        ),
         ("if win:\n    init_process_group(1)\nelse:\n    init_process_group()", Kind.RANKS),
         ("dist.is_initialized() or init_process_group()", Kind.RANKS),
         ("if args.local_rank >= 0:\n    init_process_group()\n" + FLAG, Kind.RANKS),
@@ -445,10 +474,16 @@ FLAG = "parser.add_argument('--local_rank')"
         ("os.environ['RANK'] = '0'\nif args.ranks:\n    init_process_group()", Kind.VIEW),
         ("init_process_group()\npsutil.Process(os.getpid())", Kind.RANKS),
         ("init_process_group()\ngenerator.spawn(3)", Kind.RANKS),
-        ("def run(f): mp.spawn(f, nprocs=2)\ndef main(): init_process_group()\nrun(main)", Kind.ONCE),
+        (
+            "def run(f): mp.spawn(f, nprocs=2)\ndef main(): init_process_group()\nrun(main)",
+            Kind.ONCE,
+        ),
         ("mp.spawn(work, nprocs=2)\ndef work(): pass", Kind.VIEW),
         ("def main(): init_process_group()\nmp.spawn(main, (), 2)", Kind.ONCE),
-        ("def main(): init_process_group()\nif several: mp.spawn(main, nprocs=2)\nelse: main()", Kind.VIEW),
+        (
+            "def main(): init_process_group()\nif several: mp.spawn(main, nprocs=2)\nelse: main()",
+            Kind.VIEW,
+        ),
         ("import torch", Kind.VIEW),
         ("init_process_group(", Kind.VIEW),
         ("init_process_group()\nx = 0" + " + 1" * 2000, Kind.RANKS),

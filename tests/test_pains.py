@@ -43,7 +43,13 @@ def p02_every_rank_splits_the_data_set_its_own_way():
     picked = random.sample(range(17), 5), np.random.permutation(17).tolist()
     model = mlp()
     losses = train(model, DataLoader(train_set, 4, shuffle=True))
-    return train_set.indices, valid_set.indices, picked, losses, score(model, DataLoader(valid_set, 4))
+    return (
+        train_set.indices,
+        valid_set.indices,
+        picked,
+        losses,
+        score(model, DataLoader(valid_set, 4)),
+    )
 
 
 @script
@@ -73,7 +79,9 @@ def p04_the_learning_rate_decays_too_fast():
 
 @script
 def p05_many_gpus_do_not_reproduce_one():
-    model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 3))
+    model = nn.Sequential(
+        nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 3)
+    )
     return train(model, batches(22, 8), 2), weights(model), torch.rand(())
 
 
@@ -87,7 +95,8 @@ def p06_the_mean_over_masked_tokens_is_a_mean_of_means():
         optimizer.zero_grad()
         out = model(tokens)
         by_mask = (
-            F.cross_entropy(out.transpose(1, 2), tokens, reduction="none").mul(valid).sum() / valid.sum()
+            F.cross_entropy(out.transpose(1, 2), tokens, reduction="none").mul(valid).sum()
+            / valid.sum()
         )
         target = tokens.masked_fill(valid == 0, -100)
         ignored = F.cross_entropy(out.flatten(0, 1), target.flatten())
@@ -117,7 +126,9 @@ def p07_a_forward_by_another_method_skips_the_averaging():
     wrapped = nn.DataParallel(model)
     for x, y in batches():
         optimizer.zero_grad()
-        loss = F.cross_entropy(model.head(model.encode(x)), y) + F.cross_entropy(wrapped.module(x), y)
+        loss = F.cross_entropy(model.head(model.encode(x)), y) + F.cross_entropy(
+            wrapped.module(x), y
+        )
         (loss + model.forward(x).mean()).backward()
         optimizer.step()
     return weights(model)
@@ -258,7 +269,9 @@ def p18_lbfgs_calls_its_closure_a_different_number_of_times():
 
 @script
 def p19_unused_parameters_and_an_extra_forward_are_an_error():
-    model = nn.ModuleDict({"used": mlp(), "never": nn.Linear(2, 2), "now_and_then": nn.Linear(3, 3)})
+    model = nn.ModuleDict(
+        {"used": mlp(), "never": nn.Linear(2, 2), "now_and_then": nn.Linear(3, 3)}
+    )
     optimizer, losses = sgd(model), []
     for step, (x, y) in enumerate(batches(22, 4)):
         optimizer.zero_grad()
@@ -351,7 +364,9 @@ def test_not_here(seen, name, nproc):
 
 def test_p10_augmentation_is_the_same_on_every_rank():
     def augmented():
-        return torch.cat([x for workers in (0, 1) for x in DataLoader(Noisy(), 6, num_workers=workers)])
+        return torch.cat(
+            [x for workers in (0, 1) for x in DataLoader(Noisy(), 6, num_workers=workers)]
+        )
 
     (zero, one) = Scripts(augmented=augmented).run(2)["augmented"]
     assert not zero.error, zero.error

@@ -44,7 +44,10 @@ def test_a_library_that_trains_finds_one_process(name, warm, tmp_path):
 @needs("lightning")
 @pytest.mark.parametrize(
     ("strategy", "said"),
-    [("ddp", "has Lightning start 2 ranks"), ("ddp_spawn", "starts processes of _wrapping_function()")],
+    [
+        ("ddp", "has Lightning start 2 ranks"),
+        ("ddp_spawn", "starts processes of _wrapping_function()"),
+    ],
 )
 def test_a_trainer_of_several_devices_is_told_of_the_option(strategy, said, warm, tmp_path):
     """Before it has started other ranks, which would outlive this one."""
@@ -60,11 +63,16 @@ def test_a_trainer_of_several_devices_is_told_of_the_option(strategy, said, warm
 def test_by_option_it_finds_its_ranks_as_under_torchrun(warm, tmp_path):
     path = str(SCRIPTS / "accelerated.py")
     (tmp_path / "torchrun").mkdir()
-    want = run_python("-m", "torch.distributed.run", "--nproc-per-node", 2, path, cwd=tmp_path / "torchrun")
+    want = run_python(
+        "-m", "torch.distributed.run", "--nproc-per-node", 2, path, cwd=tmp_path / "torchrun"
+    )
     assert want.rc == 0, want.err
     command = ["autoddp", "run", "-n", "2", "--own-ddp", "yes", path]
     got = warm.run(*command, folder=tmp_path / "ranks", timeout=120)
     assert got.code == 0, got.err
     same_text(want.out, got.out, RTOL, "stdout")
     (said,) = [line for line in got.err.splitlines() if line.startswith("[autoddp]")]
-    assert said == f"[autoddp] --own-ddp yes: {path} is launched as torchrun would, nothing else is done"
+    assert (
+        said
+        == f"[autoddp] --own-ddp yes: {path} is launched as torchrun would, nothing else is done"
+    )

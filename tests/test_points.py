@@ -1,4 +1,4 @@
-"""Signals wait for a point of the program that all ranks come to: real ranks, real signals, no job."""
+"""Signals wait for a point of the program that all ranks come to: real ranks, signals, no job."""
 
 from __future__ import annotations
 
@@ -137,7 +137,8 @@ def test_what_the_script_sends_to_itself_comes_once_where_it_is_sent_however_lat
         signal.signal(signal.SIGUSR1, lambda *_: seen.append(where))
         where = "before"
         if run.world.rank == late:
-            time.sleep(2.5)  # longer than rank 0 waits until it asks, and than a signal is on its way
+            # longer than rank 0 waits until it asks, and than a signal is on its way
+            time.sleep(2.5)
         where = "there"
         signal.raise_signal(signal.SIGUSR1)
         where = "then"

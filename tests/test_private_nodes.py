@@ -1,4 +1,4 @@
-"""Two nodes that share no folder: node 0 is left as by one process, and node 1 reads what is there."""
+"""Two nodes that share no folder: node 0 is left as by one process, node 1 reads what is there."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ start = 0
 if os.path.exists("runs/last.pt"):
     state = torch.load("runs/last.pt")
     start = state["epoch"] + 1
-    print("resumed", start, state["net"]["weight"].sum().item(), json.load(open("runs/config.json")))
+    print("resumed", start, state["net"]["weight"].sum().item(), \
+json.load(open("runs/config.json")))
 os.makedirs("runs/figures", exist_ok=True)
 net = torch.nn.Linear(4, 1)
 opt = torch.optim.SGD(net.parameters(), 0.1)
@@ -111,7 +112,8 @@ class Pair:
             line = (
                 f"mount --make-rprivate / && mount --bind {self.homes[node]} {self.at} && "
                 f"mount --bind {self.tmp}{node} {self.tmp} && cd {self.at} && "
-                f"exec {sys.executable} -m autoddp run -n {nprocs[node]} --nnodes 2 --node-rank {node} "
+                f"exec {sys.executable} -m autoddp run -n {nprocs[node]} "
+                f"--nnodes 2 --node-rank {node} "
                 f"--master-addr {ADDRESSES[0]} --master-port {PORT} {script} {' '.join(args)}"
             )
             processes.append(
@@ -181,7 +183,9 @@ def alone(server, tmp_path_factory):
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {
+        str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()
+    }
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["private", "shared"])

@@ -1,6 +1,7 @@
-"""Real workers of Ray Train: a script that they run, and a decorated function, give one process's numbers.
+"""Real workers of Ray Train: a script they run and a decorated function give one process's numbers.
 
-One fit does it all, since Ray takes half a minute to start one. Ray listens on the loopback alone here.
+One fit does it all, since Ray takes half a minute to start one. Ray listens on the loopback alone
+here.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def test_the_workers_of_ray_train(tmp_path):
     for name in ("plain", "run1", "run2", "call1", "call2"):
         (tmp_path / name).mkdir()
     plain = run_python(tmp_path / "train.py", cwd=tmp_path / "plain")
-    with tempfile.TemporaryDirectory(prefix="ray") as short:  # sockets lie in there, with long names
+    # sockets lie in there, with long names
+    with tempfile.TemporaryDirectory(prefix="ray") as short:
         told = json.dumps(command(tmp_path / "train.py"))
         more = LOOPBACK | {"HOME": short, "RAY_TMPDIR": short}
         done = run_python(DRIVER, tmp_path, told, cwd=tmp_path, env=more, timeout=280)

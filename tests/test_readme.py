@@ -36,7 +36,9 @@ def commands() -> list[str]:
     """All that README has a reader type, in its order; its set-up lines in their parts."""
     shell = [text for kind, text in BLOCKS if kind == "sh"]
     first = next(text for kind, text in BLOCKS if not kind)
-    lines = [line.partition("#")[0].strip() for text in (first, *shell) for line in text.splitlines()]
+    lines = [
+        line.partition("#")[0].strip() for text in (first, *shell) for line in text.splitlines()
+    ]
     return [part.strip() for line in lines for part in line.split("&&")]
 
 
@@ -54,7 +56,7 @@ def short(line: str) -> str:
 
 @pytest.fixture(scope="module")
 def console(tmp_path_factory) -> dict[str, str]:
-    """The environment of a shell in which `autoddp` is found: the installed one where there is one."""
+    """The environment of a shell that finds `autoddp`: the installed one where there is one."""
     folder = Path(sys.executable).parent
     found, variables = [str(folder)], environ()
     if (folder / "autoddp").exists():
@@ -208,8 +210,12 @@ def test_set_up_is_what_ci_runs():
     assert install.startswith(
         "python3 -m venv .venv && . .venv/bin/activate && pip install -q '.[examples]' && "
     )
-    extras = tomllib.loads((Path(ROOT) / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert set(extras["examples"]) <= set(extras["test"]), "what .ci/run installs would not do for it"
+    extras = tomllib.loads((Path(ROOT) / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert set(extras["examples"]) <= set(extras["test"]), (
+        "what .ci/run installs would not do for it"
+    )
 
 
 ENDINGS = {
@@ -224,7 +230,12 @@ ENDINGS = {
 @pytest.mark.parametrize(("closing", "code", "wanted"), ENDINGS.values(), ids=ENDINGS)
 def test_ci_tells_how_the_tests_ended(closing, code, wanted, tmp_path):
     """With stand-ins for what it calls, as the real things take minutes: they are run by itself."""
-    tools = {"python3": 'mkdir -p "$3/bin"; touch "$3/bin/activate"', "pip": "", "ruff": "", "mypy": ""}
+    tools = {
+        "python3": 'mkdir -p "$3/bin"; touch "$3/bin/activate"',
+        "pip": "",
+        "ruff": "",
+        "mypy": "",
+    }
     tools |= {"sbatch": "", "mpirun": ""}  # nothing is to be installed
     tools["pytest"] = f"echo ....; echo '{closing}'; echo a warning >&2; exit {code}"
     for name, text in tools.items():

@@ -36,9 +36,12 @@ def test_a_manifest_is_yaml():
 def test_mpiruns_command_line_runs(tmp_path):
     if shutil.which("mpirun") is None:
         pytest.skip("Open MPI is not here: apt-get install openmpi-bin")
-    (tmp_path / "train.py").write_text("import sys, autoddp\nprint(autoddp.world_size(), sys.argv[1:])\n")
+    (tmp_path / "train.py").write_text(
+        "import sys, autoddp\nprint(autoddp.world_size(), sys.argv[1:])\n"
+    )
     (tmp_path / "job.sh").write_text(printed("--mpi", "--nproc", "2", "train.py", "a b"))
-    (tmp_path / "autoddp").write_text('#!/bin/sh\nexec python -m autoddp "$@"\n')  # as pip would install it
+    # as pip would install it
+    (tmp_path / "autoddp").write_text('#!/bin/sh\nexec python -m autoddp "$@"\n')
     (tmp_path / "autoddp").chmod(0o755)
     of_mpi = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     path = f"{tmp_path}:{Path(shutil.which('python') or '').parent}:{environ()['PATH']}"
@@ -68,7 +71,10 @@ def test_several_nodes_of_mpi_are_named():
         (("train.py",), "launch-script takes one of --slurm, --k8s and --mpi; given is none"),
         (("--slurm", "--mpi", "train.py"), "given is --slurm and --mpi"),
         (("--slurm",), "no script given"),
-        (("--slurm", "--nnodes", "0", "train.py"), "--nnodes is 0; it takes a whole number from 1 on"),
+        (
+            ("--slurm", "--nnodes", "0", "train.py"),
+            "--nnodes is 0; it takes a whole number from 1 on",
+        ),
         (("--slurm", "--nproc", "x", "train.py"), "--nproc is 'x'; it takes a whole number"),
         (("--slurm", "train.py", "a\nb"), "an argument holds the end of a line"),
     ],

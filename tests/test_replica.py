@@ -67,7 +67,11 @@ def backward(group, replicas, model, scale=None):
 
 def test_one_reducer_for_each_set_the_last_few_kept():
     def rank(group):
-        replicas, models, made = Replicas(group), [nn.Linear(2, 1, bias=False) for _ in range(6)], []
+        replicas, models, made = (
+            Replicas(group),
+            [nn.Linear(2, 1, bias=False) for _ in range(6)],
+            [],
+        )
         with torch.no_grad():
             for model in models:
                 model.weight.fill_(0.5)
@@ -76,7 +80,12 @@ def test_one_reducer_for_each_set_the_last_few_kept():
             backward(group, replicas, model)
             made.append(len({id(r) for r, _ in replicas._kept.values()} - before))
         kinds = {type(r) for r, _ in replicas._kept.values()}
-        return made, len(replicas._kept), kinds == {DistributedDataParallel}, models[1].weight.grad.tolist()
+        return (
+            made,
+            len(replicas._kept),
+            kinds == {DistributedDataParallel},
+            models[1].weight.grad.tolist(),
+        )
 
     for made, kept, kinds, grad in run_ranks(rank, 2):
         assert made == [1, 1, 1, 1, 1, 1, 0, 0, 1]
@@ -130,10 +139,16 @@ def test_parameters_that_differ_are_named_by_number_and_shape():
         assert said.startswith("parameter 1 of 2, of shape (3, 4), is not the same on all ranks")
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch 2.11, whatever one says of them
+# torch 2.11, whatever one says of them
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 def test_what_no_reducer_covers_is_averaged_at_once():
     def rank(group):
-        leaves = [torch.zeros(2), torch.zeros(3, dtype=torch.float64), torch.zeros(4, 2), torch.zeros(1)]
+        leaves = [
+            torch.zeros(2),
+            torch.zeros(3, dtype=torch.float64),
+            torch.zeros(4, 2),
+            torch.zeros(1),
+        ]
         leaves += [torch.zeros(2, dtype=torch.complex64)]
         leaves[0].grad = torch.full((2,), float(group.rank))
         leaves[1].grad = torch.full((3,), 2.0 * group.rank, dtype=torch.float64)

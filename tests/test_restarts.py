@@ -24,7 +24,8 @@ import autoddp
 torch.manual_seed(0)
 x = torch.randn(4 * STEPS, 3, dtype=torch.float64)
 loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4)
-model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1)).double()
+model = torch.nn.Sequential(\
+torch.nn.Linear(3, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1)).double()
 optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
 start, kills = 0, [int(step) for step in sys.argv[1:]]
 if os.path.exists("last.pt"):
@@ -73,7 +74,9 @@ def test_nothing_is_lost(job, nproc):
     ]
     killed = [f"rank {int(step) % nproc} was killed by SIGKILL (signal 9)" for step in kills]
     assert [
-        line.partition("] ")[2].partition(";")[0] for line in got.err.splitlines() if " was killed " in line
+        line.partition("] ")[2].partition(";")[0]
+        for line in got.err.splitlines()
+        if " was killed " in line
     ] == killed
     weights(want, got)
 

@@ -28,7 +28,11 @@ EACH_NODE = SLURM | {
     "SLURM_LOCALID": "0",
     "SLURM_NODEID": "2",
 }
-ONE = SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+ONE = SLURM | {
+    "SLURM_STEP_NUM_TASKS": "1",
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "1",
+}
 ONE |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
 MPI = {
     "OMPI_COMM_WORLD_RANK": "3",
@@ -43,7 +47,12 @@ MPI = {
 ALONE = MPI | {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
 POD = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-TORCHRUN |= {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+TORCHRUN |= {
+    "GROUP_RANK": "0",
+    "GROUP_WORLD_SIZE": "2",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "1",
+}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +99,8 @@ def test_a_process_for_each_node_starts_its_ranks(given, node):
     "given",
     [
         {},
-        {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "n[1-2]"},  # a batch job's script
+        # a batch job's script
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "n[1-2]"},
         ONE,
         TORCHRUN,
         # torchrun on each of two nodes
@@ -113,9 +123,17 @@ def test_nothing_to_do(given):
     [
         (SLURM | {"SLURM_PROCID": "x"}, {}, "SLURM_PROCID is 'x', which is no whole number"),
         (SLURM | {"SLURM_NODEID": "3"}, {}, "SLURM_NODEID 3; these contradict each other"),
-        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x"}, {}, "'2(x', which is no list such as 2(x3),1"),
+        (
+            SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x"},
+            {},
+            "'2(x', which is no list such as 2(x3),1",
+        ),
         (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2"}, {}, "SLURM_STEP_TASKS_PER_NODE is '2' with"),
-        (SLURM, {"nproc": 3}, "--nproc is 3, but srun started 1 and 2 processes a node (SLURM_PROCID 3 of"),
+        (
+            SLURM,
+            {"nproc": 3},
+            "--nproc is 3, but srun started 1 and 2 processes a node (SLURM_PROCID 3 of",
+        ),
         (
             EACH_NODE,
             {"nproc": 2, "nnodes": 2},
@@ -124,12 +142,20 @@ def test_nothing_to_do(given):
         (
             SLURM | TORCHRUN,
             {},
-            "two launchers contradict each other: srun says SLURM_PROCID 3 of SLURM_STEP_NUM_TASKS 5, and "
-            "another one RANK 1, WORLD_SIZE 4",
+            "two launchers contradict each other: srun says SLURM_PROCID 3 of "
+            "SLURM_STEP_NUM_TASKS 5, and another one RANK 1, WORLD_SIZE 4",
         ),
         (SLURM | {"SLURM_STEP_NODELIST": "n[1"}, {}, "its brackets do not match"),
-        (SLURM | {"SLURM_STEP_NODELIST": "no.such.host.invalid"}, {}, "set MASTER_ADDR to an address"),
-        ({k: v for k, v in MPI.items() if "hnp" not in k}, {}, "add -x MASTER_ADDR=<rank 0's node>"),
+        (
+            SLURM | {"SLURM_STEP_NODELIST": "no.such.host.invalid"},
+            {},
+            "set MASTER_ADDR to an address",
+        ),
+        (
+            {k: v for k, v in MPI.items() if "hnp" not in k},
+            {},
+            "add -x MASTER_ADDR=<rank 0's node>",
+        ),
         (MPI | {"OMPI_COMM_WORLD_SIZE": "-4"}, {}, "OMPI_COMM_WORLD_SIZE is '-4'"),
         (
             SLURM | ALONE,
@@ -147,7 +173,9 @@ def test_what_contradicts_itself_is_said(given, options, says):
 
 
 def test_the_script_does_not_see_which_task_it_is():
-    environ = SLURM | MPI | {"SLURMD_NODENAME": "n2", "SLURM_JOB_NODELIST": "n[1-3]", "HOME": "/root"}
+    environ = (
+        SLURM | MPI | {"SLURMD_NODENAME": "n2", "SLURM_JOB_NODELIST": "n[1-3]", "HOME": "/root"}
+    )
     hide(environ)
     assert sorted(environ) == ["HOME", "SLURM_JOB_ID", "SLURM_JOB_NODELIST"]
 

@@ -192,7 +192,11 @@ def test_how_it_went_is_said_before_the_traceback(tmp_path):
     done = run_cli("run", "-n", 2, "train.py", cwd=tmp_path)
     _, account, first, *rest = done.err.splitlines()
     assert account.startswith("[autoddp] in 5 s, no module was called with a batch")
-    assert (done.rc, first, rest[-1]) == (1, "Traceback (most recent call last):", "ValueError: why")
+    assert (done.rc, first, rest[-1]) == (
+        1,
+        "Traceback (most recent call last):",
+        "ValueError: why",
+    )
     done = run_cli("run", "-q", "-n", 2, "train.py", cwd=tmp_path)
     assert "[autoddp]" not in done.err
 

@@ -1,4 +1,4 @@
-"""The memory of batches that one rank loads for all: what is shared, used again, and whose rows lie where."""
+"""Memory of batches that one rank loads for all: what is shared, reused, whose rows lie where."""
 
 import gc
 import types
@@ -122,7 +122,8 @@ def test_the_first_rank_has_its_own_rows_apart_from_the_others():
     assert not found[0].laid[:2].any()  # nobody but the first rank needs them
     assert torch.equal(batch[0].whole(), want)
     own.zero_()
-    assert torch.equal(found[0].laid, want)  # what was written into a rank's own rows is that rank's
+    # what was written into a rank's own rows is that rank's
+    assert torch.equal(found[0].laid, want)
 
 
 def test_pages_are_used_again_when_all_have_taken_what_was_there():

@@ -1,4 +1,4 @@
-"""A batch that one rank of a node loads for all: what travels, what is noticed, who waits for whom."""
+"""A batch that one rank of a node loads for all: what travels, is noticed, who waits for whom."""
 
 import collections
 import os
@@ -61,7 +61,10 @@ def values(batches):
 
 @script
 def drawn_in_process_and_in_workers():
-    found = [values(DataLoader(Sampled(noisy), 4, shuffle=True, num_workers=workers)) for workers in (0, 2)]
+    found = [
+        values(DataLoader(Sampled(noisy), 4, shuffle=True, num_workers=workers))
+        for workers in (0, 2)
+    ]
     return found, torch.rand(3), random.random(), float(np.random.rand())
 
 
@@ -107,7 +110,9 @@ def batches_that_cannot_be_pickled():
 @script
 def batches_with_a_gradient():
     net = nn.Linear(3, 2)
-    loader = DataLoader(Sampled(lambda n: torch.rand(3)), 4, collate_fn=lambda xs: net(torch.stack(xs)))
+    loader = DataLoader(
+        Sampled(lambda n: torch.rand(3)), 4, collate_fn=lambda xs: net(torch.stack(xs))
+    )
     for out in loader:
         out.sum().backward()
     return net.weight.grad
@@ -171,10 +176,16 @@ def a_stream_of_a_generator_that_the_script_reads_too():
 
 @script
 def many_tensors_and_long_words():
-    sample = lambda n: ([torch.rand(2000) for _ in range(90)], "word " * 9000, [torch.rand(1)] * 300)  # noqa: E731
+    sample = lambda n: (  # noqa: E731
+        [torch.rand(2000) for _ in range(90)],
+        "word " * 9000,
+        [torch.rand(1)] * 300,
+    )
     found = []
     for workers in (0, 1):
-        for x, words, _ in DataLoader(Sampled(sample, 3), 1, num_workers=workers, collate_fn=lambda b: b[0]):
+        for x, words, _ in DataLoader(
+            Sampled(sample, 3), 1, num_workers=workers, collate_fn=lambda b: b[0]
+        ):
             found.append((sum(t.sum().item() for t in x), len(words)))
     return found
 
@@ -194,7 +205,12 @@ def persistent_workers_with_a_sampler_that_draws():
 
     sampler = Draws()
     kept = DataLoader(
-        Sampled(noisy), 2, sampler=sampler, num_workers=1, persistent_workers=True, prefetch_factor=2
+        Sampled(noisy),
+        2,
+        sampler=sampler,
+        num_workers=1,
+        persistent_workers=True,
+        prefetch_factor=2,
     )
     found = [values(kept)]
     for _ in kept:
@@ -278,14 +294,17 @@ def test_a_batch_of_tensors_comes_out_as_rows_of_which_one_rank_loaded_all():
     def script(run):
         data = Sampled(lambda n: torch.rand(40, 50))
         found = [
-            (split(x), x.shape, x.local.shape) for x in DataLoader(data, 5, num_workers=1, drop_last=True)
+            (split(x), x.shape, x.local.shape)
+            for x in DataLoader(data, 5, num_workers=1, drop_last=True)
         ]
         return found, run.report.of("loaders")[0].what
 
     (zero, said), (one, _) = on_ranks(script, 2)
     assert zero[0] == (True, (5, 40, 50), (3, 40, 50))
     assert one[0] == (True, (5, 40, 50), (2, 40, 50))
-    assert said == "loaded once on each node, for all of its ranks: its data set draws random numbers"
+    assert (
+        said == "loaded once on each node, for all of its ranks: its data set draws random numbers"
+    )
 
 
 def test_only_the_first_rank_has_workers():
@@ -370,7 +389,11 @@ def test_a_loader_that_keeps_ranks_waiting_is_named(monkeypatch):
             list(DataLoader(data, 4))
         (loaders,) = [f for f in run.group.at_end if hasattr(f, "__self__")]
         waited = list(loaders.__self__.waited.values())
-        return [d.what for d in run.report.of("waiting")], waited[0].seconds > 0.2, waited[0].share > 0.5
+        return (
+            [d.what for d in run.report.of("waiting")],
+            waited[0].seconds > 0.2,
+            waited[0].share > 0.5,
+        )
 
     (said,), slow, much = on_ranks(script, 2)[0]
     assert "with 0 workers; num_workers=" in said
@@ -463,7 +486,11 @@ def test_a_parcel_holds_what_was_packed():
     batch = {
         "views": [same[:, :3].clone(), torch.rand(9, 9).t()],
         "one": [same, same],
-        "kinds": [torch.zeros(3, dtype=torch.bfloat16), torch.tensor([1 + 2j]).conj(), torch.zeros(0, 4)],
+        "kinds": [
+            torch.zeros(3, dtype=torch.bfloat16),
+            torch.tensor([1 + 2j]).conj(),
+            torch.zeros(0, 4),
+        ],
         "arrays": [np.arange(3000), np.arange(4)],
         "rest": Pair("x", {1, 2}),
     }
@@ -498,7 +525,13 @@ class TwoWords(Exception):
 
 @pytest.mark.parametrize(
     "error",
-    [ValueError("x", 3), KeyError("k"), StopIteration(), FileNotFoundError(2, "no", "f"), TwoWords(1, 2)],
+    [
+        ValueError("x", 3),
+        KeyError("k"),
+        StopIteration(),
+        FileNotFoundError(2, "no", "f"),
+        TwoWords(1, 2),
+    ],
     ids=lambda e: type(e).__name__,
 )
 def test_exceptions_are_those_that_were_raised(error):

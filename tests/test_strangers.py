@@ -71,9 +71,13 @@ for batch in x:
 """
 
 
-def test_garbage_at_all_ports_of_a_job_ends_nothing_and_its_folders_are_private(warm, tmp_path, monkeypatch):
+def test_garbage_at_all_ports_of_a_job_ends_nothing_and_its_folders_are_private(
+    warm, tmp_path, monkeypatch
+):
     (tmp_path / "job.py").write_text(SCRIPT)
-    done = warm.run("autoddp", "run", "-n", "2", str(tmp_path / "job.py"), "/tmp", folder=tmp_path / "run")
+    done = warm.run(
+        "autoddp", "run", "-n", "2", str(tmp_path / "job.py"), "/tmp", folder=tmp_path / "run"
+    )
     assert done.code == 0, done.err
     assert done.out == "6.0 True\n22.0 True\n"
 
@@ -84,7 +88,15 @@ def test_a_log_is_not_written_through_a_link(warm, tmp_path):
     (tmp_path / "precious").write_text("kept")
     (tmp_path / "logs" / "rank1.log").symlink_to(tmp_path / "precious")
     done = warm.run(
-        *("autoddp", "run", "-n", "2", "--log-dir", str(tmp_path / "logs"), str(tmp_path / "job.py")),
+        *(
+            "autoddp",
+            "run",
+            "-n",
+            "2",
+            "--log-dir",
+            str(tmp_path / "logs"),
+            str(tmp_path / "job.py"),
+        ),
         folder=tmp_path / "run",
     )
     assert done.code == 2

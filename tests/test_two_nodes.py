@@ -55,11 +55,13 @@ def nodes() -> Iterator[tuple[str, str]]:
 class Job:
     """`autoddp run` on each of the nodes."""
 
-    def __init__(self, names, script, *options, nprocs=(2, 1), only=(0, 1), command="run", folder=ROOT):
+    def __init__(
+        self, names, script, *options, nprocs=(2, 1), only=(0, 1), command="run", folder=ROOT
+    ):
         self.processes = [
             subprocess.Popen(
-                f"ip netns exec {names[node]} {sys.executable} -m autoddp {command} -n {nprocs[node]} "
-                f"--nnodes 2 --node-rank {node} --master-addr {ADDRESSES[0]} "
+                f"ip netns exec {names[node]} {sys.executable} -m autoddp {command} "
+                f"-n {nprocs[node]} --nnodes 2 --node-rank {node} --master-addr {ADDRESSES[0]} "
                 f"--master-port {PORT} {' '.join(options)} {script}".split(),
                 env=environ(),
                 cwd=folder,
@@ -100,7 +102,9 @@ def test_sets_have_one_order_on_both_nodes(nodes, tmp_path):
         "import os\nprint({'name%d' % i for i in range(9)}, os.environ.get('PYTHONHASHSEED'))\n"
     )
     logs = tmp_path / "logs"
-    (first, out, err), (second, _, err2) = Job(nodes, script, "--log-dir", str(logs), nprocs=(1, 1)).end()
+    (first, out, err), (second, _, err2) = Job(
+        nodes, script, "--log-dir", str(logs), nprocs=(1, 1)
+    ).end()
     assert (first.returncode, second.returncode) == (0, 0), err + err2
     assert out.endswith("} None\n")
     assert (logs / "rank1.log").read_text() == out
@@ -131,7 +135,7 @@ def test_an_exit_code_is_that_of_both(nodes, tmp_path):
 
 
 def test_a_rank_0_that_fails_alone_does_not_stay_for_the_other_node(nodes, tmp_path):
-    """It serves its files to that node until its end: not while others wait for what it would have done."""
+    """It serves files to that node until its end: not while others wait for what it would do."""
     script = tmp_path / "s.py"
     script.write_text(
         "import autoddp, getpass\n"
@@ -154,7 +158,10 @@ def test_a_death_on_the_other_node_ends_both(nodes, tmp_path):
     )
     (first, _, err), (second, _, err2) = Job(nodes, script).end()
     assert (first.returncode, second.returncode) == (137, 137), err + err2
-    assert f"[autoddp] rank 2 on node 1 ({ADDRESSES[1]}, {socket.gethostname()}) was killed by SIGKILL" in err
+    assert (
+        f"[autoddp] rank 2 on node 1 ({ADDRESSES[1]}, {socket.gethostname()}) was killed by SIGKILL"
+        in err
+    )
     assert "[autoddp] rank 2 was killed by SIGKILL (signal 9)\n" in err2
 
 
@@ -238,7 +245,9 @@ def test_bench_has_rows_that_both_nodes_run(nodes, tmp_path):
         (2, 10.5, 21),
         (2, 10.5, 21),
     ]
-    assert all(len(row["rounds"][0]["memory"]) == 2 and min(row["rounds"][0]["memory"]) for row in rows)
+    assert all(
+        len(row["rounds"][0]["memory"]) == 2 and min(row["rounds"][0]["memory"]) for row in rows
+    )
     assert " 2x1 " in out
     where = f"{ADDRESSES[0]}:{PORT}"
     assert err == f"[autoddp] waiting for 2 nodes at {where}\n"

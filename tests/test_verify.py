@@ -1,4 +1,4 @@
-"""`autoddp verify` finds a right script right, and of a wrong one the step, the number and the cause."""
+"""`autoddp verify` finds a right script right, and of a wrong one the step, number and cause."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ WAITS = """
         print("after", end="", file=open(sys.argv[1], "w"), flush=True)
         time.sleep(60)
 """
-# Bugs in our own proof and rules: whatever is tried of one kind of module, or of one operator, is right.
+# Bugs in our own proof and rules: all that is tried of one kind of module, or operator, is right.
 WRONG_PROOF = """
     import autoddp.view.proof.verdicts as verdicts
     plain = verdicts.prove
@@ -150,7 +150,10 @@ STRICTLY = {"nproc": 2, "loading": "auto", "draws": "whole", "quiet": True}
 def written(path: Path, **parts: str) -> Path:
     """A script in `path`'s folder, made of parts."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    filled = {k: textwrap.indent(textwrap.dedent(v), "        ").strip() for k, v in (PLAIN | parts).items()}
+    filled = {
+        k: textwrap.indent(textwrap.dedent(v), "        ").strip()
+        for k, v in (PLAIN | parts).items()
+    }
     lines = textwrap.dedent(TRAIN).strip().splitlines()
     made = []
     for line in lines:
@@ -163,7 +166,10 @@ def written(path: Path, **parts: str) -> Path:
 
 def snapshot(folder: Path) -> dict[str, bytes | None]:
     """All that is in a folder."""
-    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in folder.rglob("*")}
+    return {
+        str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None
+        for p in folder.rglob("*")
+    }
 
 
 @dataclass(frozen=True)
@@ -178,7 +184,7 @@ class Seen:
 
 @pytest.fixture(scope="module")
 def verified():
-    """Verify a script from this process: all runs of these tests are forked from the same parents."""
+    """Verify a script from this process: all runs in this file are forked from the same parents."""
     parents = Parents()
 
     def verified(script: Path, *args: str, wanted: dict | None = None, **options: object) -> Seen:
@@ -187,9 +193,13 @@ def verified():
         before = os.getcwd()
         os.chdir(top.parent)
         try:
-            what = Script("pkg.train" if options.get("module") else script.name, args, "module" in options)
+            what = Script(
+                "pkg.train" if options.get("module") else script.name, args, "module" in options
+            )
             chosen = Options(**STRICTLY | options)
-            code = command.run(what, chosen, command.VerifyOptions(json=str(found), **wanted or {}), parents)
+            code = command.run(
+                what, chosen, command.VerifyOptions(json=str(found), **wanted or {}), parents
+            )
         finally:
             os.chdir(before)
         return Seen(code, json.loads(found.read_text()))
@@ -200,7 +210,7 @@ def verified():
 
 @pytest.fixture(scope="module")
 def right(tmp_path_factory, verified):
-    """A right script that writes in its folder and outside, verified with all that can be asked for."""
+    """A right script that writes in its folder and outside, verified with all one can ask for."""
     top = tmp_path_factory.mktemp("right")
     script = written(top / "here" / "train.py", after=WRITES)
     (top / "here" / "data.txt").write_text("some data")
@@ -251,7 +261,9 @@ def test_what_it_shows(right):
     seen, *_ = right
     assert seen.out.startswith("[autoddp] equal: in float64 no number is off by more than")
     assert "losses" in seen.out
-    assert max(len(line) for line in seen.out.splitlines() if not line.startswith("[autoddp]")) <= 80
+    assert (
+        max(len(line) for line in seen.out.splitlines() if not line.startswith("[autoddp]")) <= 80
+    )
     assert seen.err == ""
 
 
@@ -280,7 +292,8 @@ def test_the_module_that_was_wrongly_taken_for_row_wise_is_named(verified, tmp_p
     script = written(
         tmp_path / "here" / "center.py",
         before=WRONG_PROOF,
-        net="nn.Sequential(nn.Linear(6, 8), nn.Sequential(nn.ReLU(), Centered(8, 8)), nn.Linear(8, 3))",
+        net="nn.Sequential(nn.Linear(6, 8), nn.Sequential(nn.ReLU(), Centered(8, 8)), "
+        "nn.Linear(8, 3))",
         optimizer="torch.optim.SGD(net.parameters(), lr=0.3)",
         inside="print('at', time.time() % 1)",
     )
@@ -316,7 +329,9 @@ def test_a_gather_that_changed_a_layout_is_named(verified, tmp_path):
     seen = verified(script, wanted={"steps": 2})
     assert seen.code == 1
     assert seen.data["cause"]["name"] == "layout"
-    assert "size is not compatible with input tensor's size and stride" in seen.data["cause"]["what"]
+    assert (
+        "size is not compatible with input tensor's size and stride" in seen.data["cause"]["what"]
+    )
 
 
 def test_a_decision_of_one_rank_of_three_is_found(verified, tmp_path):
@@ -327,12 +342,17 @@ def test_a_decision_of_one_rank_of_three_is_found(verified, tmp_path):
     assert any("--steps 4" in note for note in seen.data["notes"])
     assert seen.data["cause"]["name"] == "a decision of each rank"
     assert "step 3, decides.py:" in seen.data["cause"]["what"]
-    assert "learning rate of group 0 on rank 2, against rank 0: 0.02 instead" in seen.data["cause"]["what"]
+    assert (
+        "learning rate of group 0 on rank 2, against rank 0: 0.02 instead"
+        in seen.data["cause"]["what"]
+    )
     assert {d["rank"] for d in seen.data["among ranks"]["differences"]} == {2}
 
 
 def test_a_seed_that_is_another_each_time_is_found(verified, tmp_path):
-    script = written(tmp_path / "here" / "seeds.py", before="import os; torch.manual_seed(os.getpid())")
+    script = written(
+        tmp_path / "here" / "seeds.py", before="import os; torch.manual_seed(os.getpid())"
+    )
     seen = verified(script, wanted={"steps": 1})
     assert seen.code == 1
     assert seen.data["cause"]["name"] == "not repeatable"
@@ -360,7 +380,9 @@ def test_ranks_that_hang_differ(verified, tmp_path):
     assert seen.code == 1
     assert seen.data["cause"]["name"] == "a hang"
     said = seen.data["cause"]["what"]
-    assert said.startswith("the ranks hang: for 2 s no rank has got anywhere (missing: rank 1); rank 1 ")
+    assert said.startswith(
+        "the ranks hang: for 2 s no rank has got anywhere (missing: rank 1); rank 1 "
+    )
     assert "is at hangs.py:" in said
 
 
@@ -380,7 +402,9 @@ def test_a_script_without_an_optimizer(verified, tmp_path):
     script.write_text(textwrap.dedent(BY_HAND))
     seen = verified(script)
     assert seen.code == 0, seen.data
-    assert seen.data["compared"]["loss"]["compared"] == seen.data["compared"]["print"]["compared"] == 2
+    assert (
+        seen.data["compared"]["loss"]["compared"] == seen.data["compared"]["print"]["compared"] == 2
+    )
     assert any("no optimizer step was seen" in note for note in seen.data["notes"])
 
 
@@ -391,8 +415,12 @@ def test_a_module_that_writes_into_a_large_folder_of_data(verified, tmp_path):
         file.truncate(65 * 2**20)  # no room on the disk, and too much to be copied
     (data / "index.txt").write_text("before")
     (data.parent / "pkg").mkdir()
-    writes = "import os; assert os.path.islink('data'); print('after', file=open('data/index.txt', 'w'))"
-    script = written(data.parent / "pkg" / "train.py", before=writes + "; open('data/new', 'w').close()")
+    writes = (
+        "import os; assert os.path.islink('data'); print('after', file=open('data/index.txt', 'w'))"
+    )
+    script = written(
+        data.parent / "pkg" / "train.py", before=writes + "; open('data/new', 'w').close()"
+    )
     seen = verified(script, wanted={"steps": 1}, module=True)
     assert seen.code == 0, seen.data
     assert seen.data["compared"]["steps"]["compared"] == 1
@@ -425,7 +453,8 @@ def test_numbers_in_lines():
     assert line_off("loss 0.5", "loss 0.5", 1e-9) == 0
     assert line_off("loss 0.5", "lost 0.5", 1e-9) == OTHER
     assert line_off("loss 0.50", "loss 0.51", 1e-9) > 1e-3
-    assert line_off("loss 0.5012", "loss 0.5013", 1e-9) <= 1e-9  # the last digit, rounded the other way
+    # the last digit, rounded the other way
+    assert line_off("loss 0.5012", "loss 0.5013", 1e-9) <= 1e-9
     assert line_off("right 7 of 9", "right 8 of 9", 0.5) > 0.5
     assert line_off("loss nan", "loss 1.0", 1e-9) == OTHER
     assert line_off("loss nan", "loss nan", 1e-9) == 0
@@ -469,7 +498,9 @@ def test_ctrl_c_on_a_terminal_ends_all_and_puts_everything_back(tmp_path):
     if not pid:
         os.chdir(script.parent)
         command = [sys.executable, "-m", "autoddp", "verify", script.name, str(there)]
-        os.execve(sys.executable, command, environ({"TMPDIR": str(tmp_path / "tmp"), "TERM": "xterm"}))
+        os.execve(
+            sys.executable, command, environ({"TMPDIR": str(tmp_path / "tmp"), "TERM": "xterm"})
+        )
     shown = bytearray()
     reading = threading.Thread(target=read_all, args=(terminal, shown))
     reading.start()
@@ -519,7 +550,14 @@ def test_a_checkpoint_of_unknown_classes_is_loaded(tmp_path):
     assert one["net"]["state"] == {"w": 1.5}
 
 
-NAMES = ["Net", "Net.inner", *(f"Net.inner.{k}" for k in range(5)), "Net.head", "Critic", "Critic.0"]
+NAMES = [
+    "Net",
+    "Net.inner",
+    *(f"Net.inner.{k}" for k in range(5)),
+    "Net.head",
+    "Critic",
+    "Critic.0",
+]
 
 
 def search(*wrong: str, apart: bool = False) -> tuple[str, str, int]:
@@ -546,7 +584,10 @@ def test_the_search_finds_each_module(name):
 
 
 def test_the_search_finds_a_module_though_what_holds_it_is_wrong_too():
-    assert search("Net", "Net.inner", "Net.inner.3")[:2] == ("Net.inner.3", "--disable modules:Net.inner.3")
+    assert search("Net", "Net.inner", "Net.inner.3")[:2] == (
+        "Net.inner.3",
+        "--disable modules:Net.inner.3",
+    )
 
 
 def test_the_search_says_where_several_are_wrong():
@@ -556,7 +597,9 @@ def test_the_search_says_where_several_are_wrong():
 
 
 def test_the_search_ends():
-    trials = Trials(lambda left_out: left_out == ("modules",), {f"Net{k}": "Net" for k in range(10**6)})
+    trials = Trials(
+        lambda left_out: left_out == ("modules",), {f"Net{k}": "Net" for k in range(10**6)}
+    )
     assert next(trials.cause()).mend.startswith("--disable modules,")
     assert len(trials.known) <= MOST
 
@@ -565,12 +608,17 @@ def test_the_answer_comes_first_and_the_table_is_narrow():
     findings = Findings()
     at = {"step": 3, "line": "train.py:12"}
     for place in "abcde":
-        found = Difference("gradient", f"Net.{place}.weight", "0.123456789", "0.2", 0.4, **at, part="norm")
+        found = Difference(
+            "gradient", f"Net.{place}.weight", "0.123456789", "0.2", 0.4, **at, part="norm"
+        )
         findings.differs(found)
     shown = lines(Conclusion("train.py", 2, DIFFERENT, "2 ranks differ", findings))
     assert shown[0] == "[autoddp] different: 2 ranks differ"
     assert " ".join(shown[2].split()) == "first divergence, step 3 one process 2 ranks off by"
-    assert " ".join(shown[3].split()) == "train.py:12 gradient Net.a.weight, norm 0.123456789 0.2 4.0e-01"
+    assert (
+        " ".join(shown[3].split())
+        == "train.py:12 gradient Net.a.weight, norm 0.123456789 0.2 4.0e-01"
+    )
     assert len([line for line in shown if "Net." in line]) == 4
     assert max(map(len, shown)) <= 80
 

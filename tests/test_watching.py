@@ -35,7 +35,10 @@ def at(rank, kind="", for_=0.0, idle=0.0, words="", heard=0.0):
         ([at(0, ACTING, 99, 99, "3 x"), at(1, EFFECT, 99, 99, "3 x")], Diagnosis.SLOW, [0]),
         ([at(0, ACTING, 99, 99, "3 x"), at(1, EFFECT, 99, 99, "2 y")], Diagnosis.STUCK, [0]),
         (
-            [at(r, (ACTING, EFFECT)[r % 2], 99, 99, f"batch of rank {r // 2 * 2}") for r in range(4)],
+            [
+                at(r, (ACTING, EFFECT)[r % 2], 99, 99, f"batch of rank {r // 2 * 2}")
+                for r in range(4)
+            ],
             Diagnosis.SLOW,
             [0, 2],
         ),

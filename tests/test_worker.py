@@ -129,7 +129,8 @@ def test_a_joined_rank_that_fails_alone_is_named(tmp_path):
     ],
 )
 def test_an_incomplete_job_is_said(script, job, message):
-    done = run_cli("run", "-n", 2, script, env=job)  # a rank of a launcher's starts anew, to hash text alike
+    # a rank of a launcher's starts anew, to hash text alike
+    done = run_cli("run", "-n", 2, script, env=job)
     assert (done.rc, done.out) == (2, "")
     assert message in done.err
     assert done.err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, for what needs collectives on tensors alone: 64 in milliseconds."""
+"""Ranks as threads of one process, for what needs only tensor collectives: 64 in milliseconds."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Together:
 
 
 def run_threads(fn: Callable[..., Any], size: int, *args: Any) -> list[Any]:
-    """What `fn(group, *args)` returns on each rank, in rank order; the first error is the failure."""
+    """What `fn(group, *args)` returns on each rank, in order; the first error is the failure."""
     meeting, answers, errors = Meeting(size), [None] * size, []
 
     def be(rank: int) -> None:

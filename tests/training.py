@@ -27,7 +27,8 @@ from autoddp.report import Report
 from autoddp.view import full
 from tests.ranks import run_ranks
 
-FORKS = "is multi-threaded, use of fork() may"  # Python 3.12: gloo has threads, as OpenMP in one process
+# Python 3.12: gloo has threads, as OpenMP in one process
+FORKS = "is multi-threaded, use of fork() may"
 HANGS = 120  # seconds after which every rank tells where it is
 
 
@@ -55,7 +56,10 @@ class Scripts(dict[str, Callable[..., Any]]):
     def run(self, nproc: int, **options: Any) -> dict[str, list[Seen]]:
         """Each in a session of its own, in the same ranks; by name, in rank order."""
         ranks = list(
-            map(pickle.loads, run_ranks(_each, nproc, dict(self), Options(**options), timeout=HANGS + 5))
+            map(
+                pickle.loads,
+                run_ranks(_each, nproc, dict(self), Options(**options), timeout=HANGS + 5),
+            )
         )
         return {name: [seen[name] for seen in ranks] for name in self}
 
@@ -71,7 +75,9 @@ def on_ranks(function: Callable[..., Any], nproc: int = 2, **options: Any) -> li
 def _each(group: Any, scripts: dict[str, Any], options: Options) -> bytes:
     """Pickled here: tensors in a pipe would be shared with a process that is gone."""
     faulthandler.dump_traceback_later(HANGS, file=sys.__stderr__)
-    return pickle.dumps({name: _seen(group, function, options) for name, function in scripts.items()})
+    return pickle.dumps(
+        {name: _seen(group, function, options) for name, function in scripts.items()}
+    )
 
 
 def _seen(group: Any, function: Any, options: Options) -> Seen:
@@ -81,7 +87,10 @@ def _seen(group: Any, function: Any, options: Options) -> Seen:
     np.random.seed(0)
     report, seen = Report(), Seen()
     warnings.simplefilter("always")
-    with warnings.catch_warnings(record=True) as caught, session(group.world, options, group, report) as run:
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        session(group.world, options, group, report) as run,
+    ):
         try:
             value = function(run) if inspect.signature(function).parameters else function()
             seen.value = tree_map(_plain, value)
@@ -104,7 +113,12 @@ def assert_same(want: Any, got: Any, close: float = 1e-9) -> None:
     for place, (a, b) in enumerate(zip(ours[0], theirs[0], strict=True)):
         if isinstance(a, Tensor):
             torch.testing.assert_close(
-                b, a, rtol=close, atol=close / 100, equal_nan=True, msg=lambda m, p=place: f"value {p}: {m}"
+                b,
+                a,
+                rtol=close,
+                atol=close / 100,
+                equal_nan=True,
+                msg=lambda m, p=place: f"value {p}: {m}",
             )
         elif isinstance(a, float):
             same = math.isclose(a, b, rel_tol=close, abs_tol=close / 100) or (a != a and b != b)
@@ -147,7 +161,11 @@ def sgd(model: nn.Module, rate: float = 0.1, **given: Any) -> torch.optim.Optimi
 
 
 def train(
-    model: nn.Module, loader: Any, epochs: int = 1, optimizer: Any = None, loss: Any = F.cross_entropy
+    model: nn.Module,
+    loader: Any,
+    epochs: int = 1,
+    optimizer: Any = None,
+    loss: Any = F.cross_entropy,
 ) -> list[float]:
     """The loop that everybody writes; the losses."""
     optimizer = optimizer or sgd(model)
@@ -169,4 +187,6 @@ def weights(*models: nn.Module) -> list[Tensor]:
 
 def grads(*models: nn.Module) -> list[Tensor | None]:
     """What `.grad` holds."""
-    return [None if p.grad is None else p.grad.detach().clone() for m in models for p in m.parameters()]
+    return [
+        None if p.grad is None else p.grad.detach().clone() for m in models for p in m.parameters()
+    ]

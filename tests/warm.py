@@ -102,11 +102,13 @@ class Warm:
     ) -> Fork:
         """Start `python SCRIPT ...` or `autoddp run ...` with `folder` as its working directory.
 
-        It writes to two `logs`. With `env` these are all its variables, with `mirror` torchvision downloads
-        from there (see archives.py).
+        It writes to two `logs`. With `env` these are all its variables, with `mirror` torchvision
+        downloads from there (see archives.py).
         """
         streams = [str(stdin or os.devnull), *map(str, logs)]
-        return Fork(self, self.ask("start", argv, str(folder), streams, env and dict(env), mirror), logs)
+        return Fork(
+            self, self.ask("start", argv, str(folder), streams, env and dict(env), mirror), logs
+        )
 
     def run(
         self,
@@ -187,7 +189,9 @@ def _autoddp(argv: list[str]) -> None:
     main()
 
 
-def _child(argv: list[str], folder: str, streams: list[str], env: dict[str, str] | None, mirror: str) -> None:
+def _child(
+    argv: list[str], folder: str, streams: list[str], env: dict[str, str] | None, mirror: str
+) -> None:
     """Be the command, and end as an interpreter ends."""
     import torch
 
@@ -258,7 +262,7 @@ def leftover(sid: int) -> list[str]:
 
 
 def serve() -> None:
-    """Read what to start and whom to wait for, a line of JSON each; answer with its number, its exit code."""
+    """Read JSON lines, what to start and whom to wait for; answer with a number or exit code."""
     for name in (
         *LIBRARIES,
         "autoddp.cli",
@@ -269,7 +273,7 @@ def serve() -> None:
         importlib.import_module(name)
 
     gc.collect()
-    gc.freeze()  # what is there now would be copied, page by page, whenever a fork looks for garbage
+    gc.freeze()  # else what is there is copied, page by page, whenever a fork looks for garbage
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         what, *told = json.loads(line)

@@ -22,7 +22,7 @@ from autoddp.process.script import strip
 F = TypeVar("F", bound=Callable[..., Any])
 
 OVERRIDE = "AUTODDP_NPROC"
-# else `torch.cuda.is_available()` begins CUDA, and the ranks can be no forks of this process any more
+# else `torch.cuda.is_available()` begins CUDA, and the ranks can no more be forks of this process
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 ORIGIN = Origin.now()
 NAMES = tuple(field.name for field, _ in table(DECORATOR))
@@ -37,11 +37,12 @@ def distributed(**options: Unpack[Keywords]) -> Callable[[F], F]: ...
 def distributed(function: Any = None, /, **options: Any) -> Any:
     """Run the decorated function on N ranks, with the result of one; the rest of the script once.
 
-    Run by plain `python`, this process becomes rank 0 and the other ranks are forked at the call, or,
-    where that is not safe, are fresh processes that run the script up to it with all effects muted.
-    With `nproc` unset there is one rank for each GPU; AUTODDP_NPROC overrides it. With one rank, in a
-    child process and inside a job the call is a plain one. A rank that dies ends this process at once,
-    and is named. A signal that is sent to this process alone reaches rank 0 alone; Ctrl-C reaches all.
+    Run by plain `python`, this process becomes rank 0 and the other ranks are forked at the call,
+    or, where that is not safe, are fresh processes that run the script up to it with all effects
+    muted. With `nproc` unset there is one rank for each GPU; AUTODDP_NPROC overrides it. With one
+    rank, in a child process and inside a job the call is a plain one. A rank that dies ends this
+    process at once, and is named. A signal that is sent to this process alone reaches rank 0 alone;
+    Ctrl-C reaches all.
 
     Run by `autoddp run` the script is in a job from its first line. Run by torchrun it is from the
     first call on, to its end: what is printed before that, all ranks print.
@@ -62,7 +63,11 @@ def distributed(function: Any = None, /, **options: Any) -> Any:
 
 
 def decorate(options: Options, function: Any) -> Any:
-    """A plain function: what sends it to other processes, as Ray does, would lose a wrapper that is none."""
+    """Wrap the function in a plain function, whose calls are jobs with these options.
+
+    Any other kind of wrapper would be lost by libraries that send functions to other processes,
+    like Ray.
+    """
     if isinstance(function, (classmethod, staticmethod)):
         return type(function)(decorate(options, function.__func__))
 
@@ -78,7 +83,7 @@ def decorate(options: Options, function: Any) -> Any:
 
 
 def run(wrapped: Callable[..., Any], args: Any, kwargs: Any, options: Options) -> Any:
-    """Call it in whatever way is right for this process."""
+    """Call the decorated function in the way that is right for this process."""
     if HERE.world is not None or multiprocessing.parent_process() is not None:
         return wrapped(*args, **kwargs)
     options = schedulers.settle(os.environ, options)
@@ -95,14 +100,16 @@ def run(wrapped: Callable[..., Any], args: Any, kwargs: Any, options: Options) -
 
 
 def choose(options: dict[str, Any]) -> Options:
-    """The options by their names.
+    """Check the options given to `distributed`, and make `Options` of them.
 
     Raises:
-        BadInput: One does not exist, or does not take that value.
+        BadInput: An option does not exist, or does not take that value.
     """
     unknown = sorted(set(options) - set(NAMES))
     if unknown:
-        raise BadInput(f"@distributed has no option {', '.join(unknown)}; it takes {', '.join(NAMES)}")
+        raise BadInput(
+            f"@distributed has no option {', '.join(unknown)}; it takes {', '.join(NAMES)}"
+        )
     for name in (field.name for field, _ in table(DECORATOR) if str(field.type).startswith("int")):
         value = options.get(name)
         if value is not None and type(value) is not int:
@@ -111,26 +118,38 @@ def choose(options: dict[str, Any]) -> Options:
         options = options | {"average_every": str(options["average_every"])}
     disable = options.get("disable", ())
     listed = isinstance(disable, (list, tuple, set, frozenset))
-    given = tuple(disable.split(",")) if isinstance(disable, str) else tuple(disable) if listed else disable
+    given = (
+        tuple(disable.split(","))
+        if isinstance(disable, str)
+        else tuple(disable)
+        if listed
+        else disable
+    )
     paths = {
-        n: os.fspath(options[n]) for n in ("report", "log_dir") if isinstance(options.get(n), os.PathLike)
+        n: os.fspath(options[n])
+        for n in ("report", "log_dir")
+        if isinstance(options.get(n), os.PathLike)
     }
     return Options(**options | paths | {"disable": given})
 
 
 def count(options: Options, override: str | None) -> int:
-    """How many ranks a plain `python` shall become.
+    """Return the number of ranks that a plain `python` shall become.
 
     Raises:
         BadInput: AUTODDP_NPROC is no number of ranks, or several nodes are asked for.
     """
     most = ROWS["nproc"].most
-    if override is not None and not (re.fullmatch("[0-9]{1,9}", override) and 1 <= int(override) <= most):
-        raise BadInput(f"{OVERRIDE} is {override!r}; it takes a whole number of ranks, from 1 to {most}")
+    if override is not None and not (
+        re.fullmatch("[0-9]{1,9}", override) and 1 <= int(override) <= most
+    ):
+        raise BadInput(
+            f"{OVERRIDE} is {override!r}; it takes a whole number of ranks, from 1 to {most}"
+        )
     if options.nnodes > 1:
         raise BadInput(
-            f"nnodes of @distributed is {options.nnodes}, but plain python starts ranks on its own node "
-            "alone; start the script by autoddp run or torchrun on every node"
+            f"nnodes of @distributed is {options.nnodes}, but plain python starts ranks on its own "
+            "node alone; start the script by autoddp run or torchrun on every node"
         )
     if override is not None or options.nproc is not None:
         return int(override or options.nproc or 1)

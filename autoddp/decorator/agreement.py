@@ -1,7 +1,7 @@
-"""What a rank that ran the script by itself has made of it so far, compared with rank 0's.
+"""The comparison of a rank's variables with rank 0's, where each has run the script by itself.
 
-A fork has all that rank 0 has. A rank that ran the script again up to the call may have read another
-clock, drawn from a generator that nobody seeded, or ordered a set otherwise.
+A fork has all that rank 0 has. A rank that ran the script again up to the call may have read
+another clock, drawn from a generator that nobody seeded, or ordered a set otherwise.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ if TYPE_CHECKING:
     from autoddp.comm.group import Group
 
 PLAIN = (bool, int, float, str, type(None))
-MOST = 1 << 24  # bytes of an array that are looked at, from either end
+MOST = 1 << 24  # bytes at each end of an array that are looked at
 SKIPPED = "no numbers or texts"
 
 
-def agree(group: Group, site: str, variables: dict[str, Any], arguments: Any) -> dict[str, tuple[Any, Any]]:
+def agree(
+    group: Group, site: str, variables: dict[str, Any], arguments: Any
+) -> dict[str, tuple[Any, Any]]:
     """Take over rank 0's plain variables (times, names, counts), and compare all that hold more.
 
     Returns:
-        Of those taken over this rank's own value and rank 0's.
+        This rank's own value and rank 0's, by the name of each variable taken over.
 
     Raises:
-        Disagreement: A collection or an array differs, so that what is computed from it would.
+        Disagreement: A collection or an array differs, so that results computed from it would.
     """
 
     def told() -> list[Any]:
@@ -43,7 +45,9 @@ def agree(group: Group, site: str, variables: dict[str, Any], arguments: Any) ->
     if group.rank == 0:
         return {}
     mine = dict(_mine(variables))
-    differing = [name for name, value in more.items() if name in mine and digest(mine[name]) != value]
+    differing = [
+        name for name, value in more.items() if name in mine and digest(mine[name]) != value
+    ]
     taken: dict[str, tuple[Any, Any]] = {}
     for name, value in plain.items():
         if type(mine.get(name)) in PLAIN:
@@ -56,22 +60,25 @@ def agree(group: Group, site: str, variables: dict[str, Any], arguments: Any) ->
         differing.append("an argument of the call")
     if differing:
         raise Disagreement(
-            f"{', '.join(differing)} at {site} is not on rank {group.rank} what it is on rank 0: an unseeded "
-            "generator, a clock, a file or the order of a set went into it; make it inside the function, "
-            "seed it, or set PYTHONHASHSEED"
+            f"{', '.join(differing)} at {site} is not on rank {group.rank} what it is on rank 0: "
+            "an unseeded generator, a clock, a file or the order of a set went into it; make it "
+            "inside the function, seed it, or set PYTHONHASHSEED"
         )
     return taken
 
 
 def give_back(variables: dict[str, Any], taken: dict[str, tuple[Any, Any]]) -> None:
-    """What was taken over is this rank's own again, where nothing has changed it since."""
+    """Undo `agree`: variables that nothing has changed since have this rank's own values again."""
     for name, (own, theirs) in taken.items():
         if name in variables and variables[name] == theirs:
             variables[name] = own
 
 
 def digest(value: Any) -> str:
-    """The same text for equal numbers, texts, arrays, and collections of them; objects say nothing."""
+    """Hash numbers, texts, arrays and collections of them: equal values have equal digests.
+
+    Other objects all have the same digest.
+    """
     found = hashlib.blake2b(digest_size=16)
     for piece in _pieces(value, 0):
         found.update(piece)
@@ -79,7 +86,7 @@ def digest(value: Any) -> str:
 
 
 def _pieces(value: Any, depth: int) -> Iterator[bytes]:
-    numpy = sys.modules.get("numpy")  # only a script that has imported it has its arrays
+    numpy = sys.modules.get("numpy")  # a script that has not imported it has none of its arrays
     if isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
         yield repr(value).encode()
     elif isinstance(value, dict) and depth < 8:
@@ -91,7 +98,7 @@ def _pieces(value: Any, depth: int) -> Iterator[bytes]:
             yield from _pieces(item, depth + 1)
     elif isinstance(value, (set, frozenset)):
         yield from sorted(digest(item).encode() for item in value)
-    elif type(value) is Tensor and value.layout is torch.strided:  # not what is held by rows
+    elif type(value) is Tensor and value.layout is torch.strided:  # no batch held by rows
         yield f"{value.dtype} {value.shape}".encode()
         flat = value.detach().reshape(-1).resolve_conj().resolve_neg().view(torch.uint8)
         yield bytes(torch.cat([flat[:MOST], flat[MOST:][-MOST:]]).cpu().numpy())

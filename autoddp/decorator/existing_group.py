@@ -1,7 +1,7 @@
-"""A call where a process group is up already, as in a worker of Ray Train: ours meets over its store.
+"""A call where the script's process group exists already, like in a worker of Ray Train.
 
-That group is out of sight for the time of the call, since the function sees one process, and is there
-again after it.
+The ranks of the call meet over the store of that group. The group is out of sight for the time of
+the call, since the function sees one process, and is there again after it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,19 @@ LAST = timedelta(minutes=2)  # in which all ranks leave the call, once one has
 
 
 class Meeting:
-    """Where the ranks of one call meet and part."""
+    """The point where the ranks of one call meet and part, on a store."""
 
     def __init__(self, world: World, store: Store) -> None:
         self.world, self.store = world, store
 
     def tell(self, word: str) -> None:
-        """This rank leaves the call; it waits for the others, which may still need it."""
+        """Say that this rank leaves the call, and after a return wait until all others do.
+
+        The others may still need this rank until then.
+
+        Args:
+            word: "returned" or "raised".
+        """
         self.store.set(f"left/{self.world.rank}", word)
         if word == "returned":
             self.store.wait([f"left/{rank}" for rank in range(self.world.world_size)], LAST)
@@ -38,16 +44,17 @@ class Meeting:
 
 @contextmanager
 def set_aside(world: World, logs: Logs) -> Iterator[Meeting]:
-    """Inside, the script's process group is out of sight, and ranks above 0 print to their logs.
+    """Put the script's process group out of sight inside; ranks above 0 print to their logs there.
 
     Raises:
-        BadInput: That group is of other ranks.
+        BadInput: That group is of other ranks than the job.
     """
     theirs, size = dist.group.WORLD, dist.get_world_size()
     if (dist.get_rank(), size) != (world.rank, world.world_size):
         raise BadInput(
-            f"RANK is {world.rank} of WORLD_SIZE {world.world_size}, but the script has initialised a "
-            f"process group in which this is rank {dist.get_rank()} of {size}; make it of all ranks"
+            f"RANK is {world.rank} of WORLD_SIZE {world.world_size}, but the script has "
+            f"initialised a process group in which this is rank {dist.get_rank()} of {size}; "
+            "make it of all ranks"
         )
     store = default_store().clone()
     call = store.add(f"autoddp/calls/{world.rank}", 1)
@@ -61,7 +68,7 @@ def set_aside(world: World, logs: Logs) -> Iterator[Meeting]:
 
 @contextmanager
 def to_log(rank: int, logs: Logs) -> Iterator[None]:
-    """What a rank above 0 prints inside goes to its log."""
+    """Send all that a rank above 0 prints inside to its log."""
     if not rank:
         yield
         return

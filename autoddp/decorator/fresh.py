@@ -1,4 +1,4 @@
-"""A rank above 0 that was not forked: it runs the script from its first line up to the call."""
+"""The start of a rank above 0 that is no fork: it runs the script from its first line on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from autoddp.process.script import Script, finish
 
 
 def main(text: str) -> NoReturn:
-    """What the new interpreter calls, with what rank 0 told it."""
+    """Be such a rank in a new interpreter, by the instructions of rank 0, `text` in JSON."""
     told = json.loads(text)
     start.live_with(told["parent"])
     os.chdir(told["cwd"])
@@ -36,7 +36,7 @@ def main(text: str) -> NoReturn:
 
 
 def seed(told: dict[str, object]) -> None:
-    """The generators that are seeded by the system start where rank 0's did."""
+    """Set the generators that the system seeds, Python's and numpy's, to rank 0's first state."""
     version, words, gauss = told["random"]  # type: ignore[misc]
     random.setstate((version, tuple(words), gauss))  # type: ignore[has-type]
     if told["numpy"] is not None:

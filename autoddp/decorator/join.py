@@ -1,4 +1,4 @@
-"""A call of a decorated function as a job: rank 0's part, another rank's, and under torchrun."""
+"""A call of a decorated function as a job, on rank 0, on the others, and on torchrun's ranks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class DecoratedCall:
-    """What was called, and how it shall be run."""
+    """The call of a decorated function, and how it shall be run."""
 
     wrapped: Callable[..., Any]
     args: Any
@@ -56,34 +56,36 @@ class DecoratedCall:
 
     @property
     def site(self) -> str:
-        """The function, as the user knows it."""
+        """Return the name of the function, as the user knows it."""
         return f"{getattr(self.wrapped, '__qualname__', type(self.wrapped).__name__)}()"
 
     @property
     def variables(self) -> dict[str, Any]:
-        """Of the module that the function is in."""
+        """Return the variables of the module that the function is in."""
         found: dict[str, Any] = getattr(self.wrapped, "__globals__", {})
         return found
 
     def plain(self) -> Any:
-        """The call as it was made."""
+        """Call the function as the user did."""
         return self.wrapped(*self.args, **self.kwargs)
 
 
 class ClosedGroup:
-    """Stands where the process group was: what is still held by rows has lost its other rows."""
+    """The stand-in for a process group that is gone: a batch held by rows has lost other rows."""
 
     def __getattr__(self, name: str) -> Any:
         raise AutoDDPError(
-            "a batch that is held by rows is read after the job that it belongs to; return it from the "
-            "decorated function, or read it inside"
+            "a batch that is held by rows is read after the job that it belongs to; return it from "
+            "the decorated function, or read it inside"
         )
 
 
 def lead(call: DecoratedCall, ranks: int) -> Any:
-    """Be rank 0 for the time of the call, and have the others join."""
+    """Be rank 0 for the time of the call, have the others join, and return the call's result."""
     if dist.is_initialized():
-        raise BadInput("@distributed makes its own process group, but the script has initialised one already")
+        raise BadInput(
+            "@distributed makes its own process group, but the script has initialised one already"
+        )
     launch.check_places(call.options)
     launch.check_disabled(call.options)
     devices = worker.find_devices(ranks, call.options)
@@ -100,14 +102,14 @@ def lead(call: DecoratedCall, ranks: int) -> Any:
         return take_part(call, world, devices, lambda word: settle(crew, word), crew.copied)
     except BaseException:
         if not crew.through:
-            crew.close()  # an interrupt, or there is no way to meet: they wait for what will not come
+            crew.close()  # an interrupt, or ranks cannot meet: the others wait for what cannot come
         raise
     finally:
         crew.end()
 
 
 def follow(call: DecoratedCall, post: ParentLink) -> Any:
-    """Be a rank above 0 for the time of the call; go on after it only towards another one."""
+    """Be a rank above 0 for the time of the call; go on after it only towards another call."""
     HERE.post = post
     post.tell("arrived", call.site)
     order = post.wait()
@@ -139,7 +141,7 @@ def follow(call: DecoratedCall, post: ParentLink) -> Any:
 
 
 def attach(call: DecoratedCall) -> Any:
-    """Under torchrun: from here on this process is a rank, as under `autoddp run`, to its end."""
+    """Be a rank of torchrun from here on, to the end of the process, like under `autoddp run`."""
     world = World.read(os.environ)
     if world.world_size == 1:
         HERE.world = world
@@ -162,7 +164,8 @@ def attach(call: DecoratedCall) -> Any:
         code = int(hasattr(sys, "last_value"))
         if not code:
             group.conclude()
-        worker.end(group, code)  # still in the group: others shall not fail because this rank left it
+        # still in the group: others shall not fail because this rank left it
+        worker.end(group, code)
         streams.flush()
         if code and logs.of(world.rank).exists():
             os.write(terminal, f"{logs.failure(world.rank, 'raised an exception')}\n".encode())
@@ -175,10 +178,10 @@ def attach(call: DecoratedCall) -> Any:
 
 
 def check_own(world: World, devices: Devices, site: str) -> None:
-    """Whether what this rank has touched before the call is what it is given there.
+    """Check that the device this rank used before the call, if any, is the one it is given there.
 
     Raises:
-        BadInput: It is another rank's.
+        BadInput: The device is another rank's.
     """
     kind = accelerator.kind()
     shared = len(set(devices.visible)) < len(devices.visible) or devices.wanted == "gloo"
@@ -193,15 +196,20 @@ def check_own(world: World, devices: Devices, site: str) -> None:
 
 
 def beside(call: DecoratedCall, world: World, devices: Devices, logs: Logs) -> Any:
-    """Where a process group is up already, as in a worker of Ray Train: a rank for the time of the call."""
+    """Be a rank for the call, where the script has a process group, as in a worker of Ray Train."""
     with set_aside(world, logs) as meeting:
         return take_part(call, world, devices, meeting.tell, False, meeting.store)
 
 
 def take_part(
-    call: DecoratedCall, world: World, devices: Devices, tell: Tell, copied: bool, store: Store | None = None
+    call: DecoratedCall,
+    world: World,
+    devices: Devices,
+    tell: Tell,
+    copied: bool,
+    store: Store | None = None,
 ) -> Any:
-    """The call, inside a session that is gone after it; `copied`: all ranks are forks of rank 0."""
+    """Call the function in a session of its own; if `copied`, all ranks are forks of rank 0."""
     taken: dict[str, tuple[Any, Any]] = {}
     with joined(call, world, devices, store) as group:
         try:
@@ -221,7 +229,7 @@ def take_part(
 
 
 def whole(value: Any) -> Any:
-    """What of a returned value is held by rows is gathered, while the other ranks are here."""
+    """Gather the batches held by rows in a returned value, while the other ranks are here."""
     held = any(isinstance(leaf, (Rows, Partial)) for leaf in tree_leaves(value))
     return tree_map(full, value) if held else value
 
@@ -230,7 +238,7 @@ def whole(value: Any) -> Any:
 def joined(
     call: DecoratedCall, world: World, devices: Devices, store: Store | None = None
 ) -> Iterator[Group]:
-    """This process is a rank inside, and as it was after."""
+    """Make this process a rank inside, and leave it as it was after."""
     given = (*ADDED, variable(devices.kind, os.environ), "NCCL_SOCKET_IFNAME")
     threads, environ = torch.get_num_threads(), {name: os.environ.get(name) for name in given}
     report = Report(world.rank == 0 and not call.options.quiet, call.options.strict)
@@ -262,7 +270,7 @@ def joined(
 
 
 def leave(group: Group) -> None:
-    """No process group is left, and no reducer on the script's parameters."""
+    """Leave the job, with no process group left and no reducer on the script's parameters."""
     gc.collect()
     group.channel.close()
     pg, group.pg = group.pg, cast("dist.ProcessGroup", ClosedGroup())
@@ -271,12 +279,12 @@ def leave(group: Group) -> None:
 
 
 def place(rank: int, ranks: int, port: int) -> World:
-    """A rank of this node's only job."""
+    """Return the place of a rank of this node's only job."""
     return World(rank, ranks, rank, ranks, 0, HOST, port, agent_store=True)
 
 
 def variables(world: World) -> dict[str, str]:
-    """What torchrun would set for it."""
+    """Return the variables that torchrun would set for a rank."""
     return {
         "RANK": str(world.rank),
         "WORLD_SIZE": str(world.world_size),

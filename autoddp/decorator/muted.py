@@ -1,4 +1,4 @@
-"""A rank above 0 outside of a job: it runs the script towards one, and leaves no trace."""
+"""The muting of a rank above 0 outside a job: it runs the script towards a job without a trace."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Nobody:
-    """A group that cannot be spoken to yet."""
+    """The stand-in for the group of ranks while there is none to talk to yet."""
 
     rank: int
     size: int
@@ -31,9 +31,9 @@ class Nobody:
 
 @contextmanager
 def muted(rank: int, size: int, folder: str | None = None) -> Iterator[None]:
-    """What the script writes in here goes to private scratch; what it prints, to this rank's log.
+    """Send what the script writes inside to private scratch, and what it prints to this rank's log.
 
-    With `folder`, scratch lies in there, and is left to whose it is.
+    With `folder`, scratch lies in there, and is left for the folder's owner to remove.
     """
     world = World(rank, size, rank, size)
     nobody = cast("Group", Nobody(rank, size))
@@ -46,7 +46,7 @@ def muted(rank: int, size: int, folder: str | None = None) -> Iterator[None]:
 
 
 def mute(rank: int, size: int, folder: str) -> None:
-    """As long as this process lives: a worker process that multiprocessing started afresh for a rank."""
+    """Mute this process for its life, a worker process that multiprocessing started for a rank."""
     kept = ExitStack()
     kept.enter_context(muted(rank, size, folder))
     atexit.register(kept.close)

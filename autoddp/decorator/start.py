@@ -1,4 +1,4 @@
-"""How `@distributed` starts the other ranks: forked from this process, or as fresh ones."""
+"""The two ways in which `@distributed` starts the other ranks: forks, or fresh processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from autoddp.process.boot import BOOT
 from autoddp.process.devices import Devices, variable
 from autoddp.process.streams import Logs
 
-SETTLE = 2.0  # seconds in which the threads of native libraries go to sleep after their work
+SETTLE = 2.0  # seconds in which the threads of native libraries fall asleep after their work
 FRESH = "autoddp.decorator.fresh"
 KERNELS = ("ipykernel", "IPython", "zmq", "tornado", "jupyter_client")
 HARD = 2  # omp_pause_hard
@@ -33,7 +33,14 @@ HARD = 2  # omp_pause_hard
 
 @dataclass(frozen=True)
 class Origin:
-    """What this process was started with, as far as it can still be known when autoddp is imported."""
+    """The start of this process, as far as it can be known when autoddp is imported.
+
+    Attributes:
+        argv: Arguments of the script, its own name first.
+        cwd: Current folder.
+        random: State of Python's generator.
+        numpy: State of numpy's global generator; None where numpy.random is not imported.
+    """
 
     argv: tuple[str, ...]
     cwd: str
@@ -42,7 +49,7 @@ class Origin:
 
     @classmethod
     def now(cls) -> Origin:
-        """Before the script has done much."""
+        """Read the present state of this process, before the script has done much."""
         numpy = sys.modules.get("numpy.random")
         drawn = numpy.get_state() if numpy is not None else None
         if drawn is not None:
@@ -51,16 +58,16 @@ class Origin:
 
 
 def interactive() -> bool:
-    """Whether there is no script that a fresh process could run."""
+    """Return whether there is no script that a fresh process could run."""
     return getattr(sys.modules["__main__"], "__file__", None) is None
 
 
 def unforkable() -> str:
-    """Why a fork of this process could hang or crash; empty if nothing speaks against it.
+    """Return why a fork of this process could hang or crash; empty if nothing speaks against it.
 
     Threads of native pools do not: OpenBLAS sees to forks by itself, and OpenMP runtimes are asked
-    to give theirs back. A child of a parent that had used libgomp's pool with two threads hung in its
-    own first use with two; after `omp_pause_resource_all` it never did.
+    to give theirs back. A child of a parent that had used libgomp's pool with two threads hung in
+    its own first use with two; after `omp_pause_resource_all` it never did.
     """
     others = [thread.name for thread in threading.enumerate() if not _harmless(thread)]
     if others:
@@ -76,7 +83,10 @@ def unforkable() -> str:
 
 
 def _touched() -> str:
-    """The accelerator that a fork of this process could not use: a mere question may have begun it."""
+    """Return the kind of accelerator that a fork of this process could not use, empty if none.
+
+    A mere question for devices may have begun to use one.
+    """
     import torch
 
     from autoddp.comm import accelerator
@@ -94,7 +104,7 @@ def _touched() -> str:
 
 
 def fork(crew: Workers, size: int) -> ParentLink | None:
-    """Fork the ranks above 0; None in the parent, in each child its post."""
+    """Fork the ranks above 0; return None in the parent, and in each child its link to rank 0."""
     streams.flush()
     parent = os.getpid()
     for rank in range(1, size):
@@ -118,7 +128,8 @@ def fork(crew: Workers, size: int) -> ParentLink | None:
 def spawn(crew: Workers, size: int, origin: Origin, devices: Devices) -> None:
     """Start the ranks above 0 as fresh processes that run the script from its first line.
 
-    Each is shown its own device from its start: a driver reads once which there are, at the first question.
+    Each is shown its own device from its start, since a driver reads only once which devices there
+    are, at the first question.
     """
     name, module = _script(origin)
     for rank in range(1, size):
@@ -133,7 +144,9 @@ def spawn(crew: Workers, size: int, origin: Origin, devices: Devices) -> None:
             "random": origin.random,
             "numpy": origin.numpy,
         }
-        shown = {variable(devices.kind, os.environ): devices.visible[rank]} if devices.visible else {}
+        shown = (
+            {variable(devices.kind, os.environ): devices.visible[rank]} if devices.visible else {}
+        )
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         with open(crew.logs.of(rank), "wb") as log:
             process = subprocess.Popen(
@@ -149,14 +162,14 @@ def spawn(crew: Workers, size: int, origin: Origin, devices: Devices) -> None:
 
 
 def live_with(parent: int) -> None:
-    """The kernel ends this process with the one that started it, however that ends."""
+    """Have the kernel end this process together with `parent`, however that ends."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def _script(origin: Origin) -> tuple[str, bool]:
-    """What `python` was called with: a file, or the name of a module."""
+    """Return the file or module that `python` was called with, and whether it is a module."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None and spec.name != "__main__":
@@ -169,12 +182,15 @@ def _to_log(logs: Logs, rank: int) -> None:
     streams.redirect(logs.of(rank))
     for name, number in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
-        if stream is not getattr(sys, f"__{name}__"):  # a notebook's, or a capturing one
+        if stream is not getattr(sys, f"__{name}__"):  # a notebook's, or one that captures output
             setattr(sys, name, os.fdopen(number, "w", buffering=1, closefd=False))
 
 
 def _harmless(thread: threading.Thread) -> bool:
-    """This one, our own, and those of a notebook's kernel, which wait for messages."""
+    """Return whether a thread allows a fork: this one, autoddp's own, and a notebook kernel's.
+
+    Those of the kernel wait for messages.
+    """
     if thread is threading.current_thread() or (HERE.crew is not None and HERE.crew.owns(thread)):
         return True
     target = getattr(thread, "_target", None)
@@ -183,7 +199,10 @@ def _harmless(thread: threading.Thread) -> bool:
 
 
 def _give_back_pools() -> bool:
-    """End the idle threads of OpenMP runtimes; they come back when they are needed."""
+    """End the idle threads of OpenMP runtimes, and return whether all ended.
+
+    They come back when they are needed.
+    """
     loaded = set()
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = line.rpartition(" ")[2]
@@ -197,10 +216,12 @@ def _give_back_pools() -> bool:
 
 
 def _asleep() -> bool:
-    """Whether all threads that are not Python's wait for work."""
+    """Wait until all threads but Python's are idle, and return whether they were in time."""
     known = {thread.native_id for thread in threading.enumerate()} | {threading.get_native_id()}
     deadline = time.monotonic() + SETTLE
-    while any(_runs(task) for task in Path("/proc/self/task").iterdir() if int(task.name) not in known):
+    while any(
+        _runs(task) for task in Path("/proc/self/task").iterdir() if int(task.name) not in known
+    ):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.01)
@@ -211,4 +232,4 @@ def _runs(task: Path) -> bool:
     try:
         return (task / "stat").read_text().rpartition(")")[2].split()[0] == "R"
     except OSError:
-        return False  # it has ended
+        return False  # the thread has ended

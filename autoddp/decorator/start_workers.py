@@ -1,4 +1,4 @@
-"""Rank 0 has the other ranks come to the call, and sees them out of it."""
+"""The part of rank 0 that brings the other ranks to the call and sees them out of it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,20 @@ from autoddp.process.streams import Logs
 from autoddp.report import Report
 
 
-def muster(site: str, ranks: int, options: Options, origin: Origin, devices: Devices) -> ParentLink | None:
-    """Have the ranks above 0 on their way to the call; in a forked one, its post.
+def muster(
+    site: str, ranks: int, options: Options, origin: Origin, devices: Devices
+) -> ParentLink | None:
+    """Start the ranks above 0, or send them on to the call.
 
-    They are forked where that is safe, for each call anew, since a fork has all that rank 0 has. Where
-    it is not, ranks that are there from an earlier call go on from its end; else they start afresh.
+    They are forked where that is safe, for each call anew, since a fork has all that rank 0 has.
+    Where it is not, ranks that are there from an earlier call go on from its end; else they start
+    afresh.
+
+    Returns:
+        None in rank 0; in a forked rank, its link to rank 0.
 
     Raises:
-        BadInput: None of this is possible.
+        BadInput: No way is possible.
     """
     against, crew = start.unforkable(), HERE.crew
     if against and (crew is not None or start.interactive()):
@@ -42,7 +48,8 @@ def muster(site: str, ranks: int, options: Options, origin: Origin, devices: Dev
     else:
         start.spawn(crew, ranks, origin, devices)
         Report(speaks=not options.quiet).say(
-            f"{against}: the other ranks are no forks, they run the script anew, muted, up to {site}"
+            f"{against}: the other ranks are no forks, they run the script anew, muted, "
+            f"up to {site}"
         )
     if post is not None:
         HERE.crew = None
@@ -56,7 +63,7 @@ def go_on(crew: Workers | None, site: str, ranks: int, against: str) -> None:
     """Send the ranks of an earlier call on to this one.
 
     Raises:
-        BadInput: There are none, or not as many, or no script in which they could go on.
+        BadInput: There are no such ranks, or not as many, or no script in which they could go on.
     """
     if crew is None or start.interactive():
         reason = "no script is there to start them with"
@@ -68,17 +75,24 @@ def go_on(crew: Workers | None, site: str, ranks: int, against: str) -> None:
         crew.order(go_on=True)
         return
     raise BadInput(
-        f"{site} needs {ranks} ranks, but this process cannot be forked ({against}), and {reason}; use "
-        "autoddp run, or call it earlier"
+        f"{site} needs {ranks} ranks, but this process cannot be forked ({against}), and {reason}; "
+        "use autoddp run, or call it earlier"
     )
 
 
 def settle(crew: Workers, word: str) -> None:
-    """Rank 0 has returned or raised: so must the others have."""
+    """Wait for the others to return or raise like rank 0, and end those that do not in time.
+
+    If rank 0 has returned, the whole program ends with them.
+
+    Args:
+        crew: The other ranks.
+        word: "returned" or "raised", what rank 0 has done.
+    """
     interrupted = isinstance(sys.exception(), KeyboardInterrupt)
     other = crew.settle(word, LAST if word == "returned" else 0 if interrupted else PATIENCE)
     if other and word == "returned":
         what = "raised an exception in" if other[0].word == "raised" else "did not return from"
         crew.fail(other[0], f"{what} {crew.site}, rank 0 returned", 1)
     if other:
-        crew.close()  # what rank 0 raised is the reason; they wait for what will not come
+        crew.close()  # rank 0's error is the reason; the others wait for what will not come

@@ -1,7 +1,7 @@
 """The ranks that this process started by itself: their orders, their watch, their end.
 
-Rank 0 watches in a thread, since its main thread may be inside a collective that a dead rank never
-answers: then nothing but the end of the process ends the wait.
+Rank 0 watches them in a thread, since its main thread may be inside a collective that a dead rank
+never answers: then nothing but the end of the process ends the wait.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TICK = 200  # milliseconds
 
 @dataclass
 class WorkerHandle:
-    """A rank above 0, as rank 0 sees it."""
+    """The handle by which rank 0 knows a rank above 0."""
 
     rank: int
     pid: int
@@ -45,12 +45,11 @@ class WorkerHandle:
         self.pidfd = os.pidfd_open(self.pid)
 
     def kill(self) -> None:
-        """At once."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def ending(self) -> str:
-        """How it ended, in words."""
+        """Return in words how the rank ended."""
         assert self.code is not None
         if self.code >= 0:
             return f"ended with exit code {self.code}"
@@ -58,11 +57,11 @@ class WorkerHandle:
         return f"was killed by {names.get(-self.code, 'a signal')} (signal {-self.code})"
 
     def reap(self) -> int:
-        """Its exit code, now that it has ended."""
+        """Wait for the process of the rank, and return its exit code, negative for a signal."""
         try:
             found = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED)
         except ChildProcessError:
-            found = None  # the script has waited for it
+            found = None  # the script has waited for the process itself
         os.close(self.pidfd)
         self.code = 1
         if found is not None:
@@ -73,14 +72,14 @@ class WorkerHandle:
 
 
 class ParentLink:
-    """A rank above 0, as it sees itself: where its orders come from."""
+    """The link of a rank above 0 to rank 0, which gives it orders."""
 
     def __init__(self, rank: int, size: int, channel: socket.socket) -> None:
         self.rank, self.size, self.channel = rank, size, channel
         self.guard: contextlib.ExitStack | None = None  # while the script runs outside a job
 
     def wait(self) -> dict[str, Any]:
-        """The next order; where none will come, because rank 0 has ended, the end."""
+        """Wait for the next order and return it; end this process if rank 0 has ended."""
         try:
             data = self.channel.recv(MESSAGE)
         except ConnectionError:
@@ -92,49 +91,49 @@ class ParentLink:
         return order
 
     def tell(self, word: str, what: str = "") -> None:
-        """Rank 0 hears it, if it is still there."""
+        """Send a word to rank 0, if it is still there."""
         with contextlib.suppress(ConnectionError):
             self.channel.send(json.dumps([word, what]).encode())
 
 
 class Workers:
-    """All ranks above 0."""
+    """All ranks above 0, as rank 0 starts, orders and watches them."""
 
     def __init__(self, logs: Logs, copied: bool) -> None:
         self.logs = logs
         self.copied = copied  # just forked: they have all that rank 0 has
         self.members: list[WorkerHandle] = []
-        self.site = ""  # of the job at present; none between two
+        self.site = ""  # name of the function of the present job; empty between two jobs
         self.pid = os.getpid()
         self._news = threading.Condition()
-        self._returned = False  # rank 0 has
+        self._returned = False  # whether rank 0 has left the call
         self._wake, self._woken = os.pipe()
         self._watcher = threading.Thread(target=self._watch, name="autoddp", daemon=True)
 
     @property
     def alive(self) -> bool:
-        """Whether all can still be given orders."""
+        """Return whether all ranks can still be given orders."""
         return bool(self.members) and all(m.code is None for m in self.members)
 
     @property
     def through(self) -> bool:
-        """Whether all have left the call."""
+        """Return whether all ranks have left the call."""
         return all(m.word in ("returned", "raised") for m in self.members)
 
     def owns(self, thread: threading.Thread) -> bool:
-        """Whether it is the watcher."""
+        """Return whether a thread is the watcher."""
         return thread is self._watcher
 
     def order(self, **what: Any) -> None:
-        """Tell all ranks."""
+        """Send an order to all ranks above 0."""
         with contextlib.suppress(ConnectionError):  # the watcher knows why
             for member in self.members:
                 member.channel.send(json.dumps(what).encode())
 
     def begin(self, site: str) -> None:
-        """From here to `end` a rank that ends ends the program."""
+        """Begin a job: from here to `end` a rank that ends takes the program with it."""
         with self._news:
-            if self._watcher.is_alive():  # else what they have said is still unheard
+            if self._watcher.is_alive():  # else nothing that they have said has been read yet
                 for member in self.members:
                     member.word = ""
             self.site, self._returned = site, False
@@ -142,13 +141,21 @@ class Workers:
             self._watcher.start()
 
     def gather(self) -> None:
-        """Wait for all to come to the call."""
+        """Wait until all ranks have come to the call."""
         with self._news:
             while not all(m.word for m in self.members):
                 self._news.wait()
 
     def settle(self, word: str, patience: float) -> list[WorkerHandle]:
-        """Rank 0 has returned or raised; wait for the others to do so; those who do otherwise."""
+        """Wait for the others to return or raise, once rank 0 has.
+
+        Args:
+            word: "returned" or "raised", what rank 0 has done.
+            patience: Seconds to wait.
+
+        Returns:
+            Ranks that have done otherwise, or nothing yet.
+        """
         deadline = time.monotonic() + patience
         with self._news:
             self._returned = True
@@ -160,11 +167,11 @@ class Workers:
         return [m for m in self.members if m.word != word]
 
     def end(self) -> None:
-        """The job is over; the ranks wait for another."""
+        """End the job, after which the ranks wait for another one."""
         self.site = ""
 
     def close(self) -> None:
-        """End all ranks; in a child of this process, which has none, nothing."""
+        """End all ranks; do nothing in a child of this process, which has no ranks."""
         if os.getpid() != self.pid or self._wake < 0:
             return
         self.site = ""
@@ -183,7 +190,7 @@ class Workers:
         self.logs.remove()
 
     def fail(self, member: WorkerHandle, what: str, code: int) -> NoReturn:
-        """Name the rank, show its log, and end the program: rank 0 may be waiting for it for ever."""
+        """Name the rank, show its log, and end the program: rank 0 might wait for it for ever."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
                 stream.flush()
@@ -222,7 +229,7 @@ class Workers:
                     self._news.notify_all()
 
     def _hear(self, member: WorkerHandle) -> bool:
-        """Whether more may come."""
+        """Read what a rank says, and return whether more may come."""
         try:
             data = member.channel.recv(MESSAGE)
         except OSError:
@@ -241,7 +248,9 @@ class Workers:
         for member in self.members:
             if member.code is not None:
                 before = "" if member.word else f" before it came to {self.site}"
-                self.fail(member, member.ending() + before, -member.code + 128 if member.code < 0 else 1)
+                self.fail(
+                    member, member.ending() + before, -member.code + 128 if member.code < 0 else 1
+                )
             alone = member.word == "raised" and not self._returned
             if alone and time.monotonic() - member.since > PATIENCE:
                 self.fail(member, f"raised an exception in {self.site}, rank 0 did not", 1)

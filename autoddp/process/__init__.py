@@ -1,1 +1,1 @@
-"""One process of the job: who it is, and how it runs the script."""
+"""One process of the job: its place among the ranks, its devices, and how it runs the script."""

@@ -1,4 +1,4 @@
-"""What all ranks talk by: decided once, on rank 0, by what each of them says that it computes on."""
+"""The choice of the backend that all ranks talk by, which rank 0 makes once, from their devices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,18 @@ REFUSED = "!"
 
 @dataclass(frozen=True)
 class RankDevice:
-    """What one rank says of itself; `device` names it among all there are, empty: it has none."""
+    """The device of one rank, as that rank describes it to rank 0.
+
+    Attributes:
+        host: Name of the rank's machine.
+        device: Name that no other device of that machine has; empty: the rank has no device.
+        kind: torch's word for the accelerator.
+        backend: Name of the accelerator's own backend; empty: it has none.
+        wanted: `--backend`.
+        each: Number of devices that the rank is shown.
+        why: Reason why there is no device, for the user.
+        name: Model of the device, as its maker sells it.
+    """
 
     host: str
     device: str
@@ -32,20 +43,20 @@ class RankDevice:
     wanted: str
     each: int = 1
     why: str = ""
-    name: str = ""  # of the kind of device, as its maker sells it
+    name: str = ""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What rank 0 decides for all.
+    """The backend that rank 0 has chosen for all ranks, and what follows from it.
 
     Attributes:
-        backend: By what they talk.
-        why: It is that one.
-        part: Of its device's memory that a rank may take.
-        kind: Torch's word for what they compute on; empty: CPUs.
+        backend: Name of the backend that the ranks talk by.
+        why: Reason for that backend, for the line at the start.
+        part: Fraction of its device's memory that a rank may take.
+        kind: torch's word for the accelerator that the ranks compute on; empty: CPUs.
+        unlike: Warning where the ranks compute on devices of several models; else empty.
         alone: Whether each rank talks from one device.
-        unlike: What is to be said where they compute on devices of several makes.
     """
 
     backend: str = "gloo"
@@ -57,18 +68,18 @@ class Choice:
 
 
 def decide(told: Sequence[RankDevice]) -> Choice:
-    """By all ranks' words, in their order.
+    """Choose the backend from what all ranks say of their devices, in the order of the ranks.
 
     Raises:
-        BadInput: They compute on different kinds of devices, a backend is asked for that they cannot use,
-            or nodes ask for different ones.
+        BadInput: The ranks compute on different kinds of devices, a backend is asked for that they
+            cannot use, or nodes ask for different ones.
     """
     first = told[0]
     other = next((t for t in told if t.wanted != first.wanted), None)
     if other is not None:
         raise BadInput(
-            f"--backend is {first.wanted} on {first.host}, but {other.wanted} on {other.host}; give all "
-            "nodes the same"
+            f"--backend is {first.wanted} on {first.host}, but {other.wanted} on {other.host}; "
+            "give all nodes the same"
         )
     _one_kind(told)
     against = _against(told)
@@ -86,33 +97,43 @@ def decide(told: Sequence[RankDevice]) -> Choice:
 
 
 def _one_kind(told: Sequence[RankDevice]) -> None:
-    """Whether the script gets one answer on all ranks when it asks what there is to compute on."""
+    """Check that the script gets one answer on all ranks when it asks for its devices.
+
+    Raises:
+        BadInput: Some ranks have a device and some none, or their kinds differ.
+    """
     first = told[0]
     for rank, t in enumerate(told):
         if bool(t.device) == bool(first.device) and t.kind == first.kind:
             continue
         lacks = next((each.why for each in (t, first) if not each.device), "") or "no GPU here"
-        here, there = (f"on {each.kind}" if each.device else f"on CPUs ({lacks})" for each in (t, first))
+        here, there = (
+            f"on {each.kind}" if each.device else f"on CPUs ({lacks})" for each in (t, first)
+        )
         names = sorted({variable(each.kind, os.environ) for each in (t, first) if each.device})
         raise BadInput(
-            f"rank {rank} on {t.host} computes {here}, rank 0 on {first.host} {there}; give all nodes the "
-            f"same, or have all compute on CPUs: {' '.join(f'{name}=' for name in names)} before the command"
+            f"rank {rank} on {t.host} computes {here}, rank 0 on {first.host} {there}; "
+            "give all nodes the same, or have all compute on CPUs: "
+            f"{' '.join(f'{name}=' for name in names)} before the command"
         )
 
 
 def _unlike(told: Sequence[RankDevice]) -> str:
     first = told[0]
-    rank = next((k for k, t in enumerate(told) if t.device and first.device and t.name != first.name), None)
+    rank = next(
+        (k for k, t in enumerate(told) if t.device and first.device and t.name != first.name), None
+    )
     if rank is None:
         return ""
     return (
-        f"rank {rank} computes on {told[rank].name}, rank 0 on {first.name}: each rounds in its own way, so "
-        "decisions may differ that hang on the last digits of what ranks compute alike; give all the same"
+        f"rank {rank} computes on {told[rank].name}, rank 0 on {first.name}: each rounds in its "
+        "own way, so decisions may differ that hang on the last digits of what ranks compute "
+        "alike; give all the same"
     )
 
 
 def _against(told: Sequence[RankDevice]) -> str:
-    """Why the accelerator's own backend will not do; empty if it will."""
+    """Return why the accelerator's own backend cannot be used; empty if it can."""
     places = Counter((t.host, t.device) for t in told)
     have = [t for t in told if t.device]
     if not have:
@@ -133,26 +154,43 @@ def _part(most: int) -> str:
 
 
 def accelerator_name() -> str:
-    """Of the current device; empty where nobody says."""
+    """Return the model of the current device; empty where torch does not say it."""
     from autoddp.comm import accelerator
 
     return accelerator.name()
 
 
 def choose(world: World, store: Store, devices: Devices, device: str) -> Choice:
-    """What rank 0 decides for all.
+    """Tell rank 0 this rank's device over `store`, and return the choice that rank 0 makes for all.
+
+    Args:
+        world: Place of this rank.
+        store: Store that all ranks have joined.
+        devices: Devices of this node's ranks.
+        device: Name of this rank's device; empty: it has none.
 
     Raises:
-        BadInput: On all ranks alike.
+        BadInput: No backend serves all ranks; it is raised on all of them alike.
     """
     each = devices.visible[world.local_rank].count(",") + 1 if devices.visible else 1
     mine = RankDevice(
-        *(socket.gethostname(), device, devices.kind, devices.backend, devices.wanted, each, devices.why),
+        *(
+            socket.gethostname(),
+            device,
+            devices.kind,
+            devices.backend,
+            devices.wanted,
+            each,
+            devices.why,
+        ),
         accelerator_name() if device else "",
     )
     store.set(f"computes/{world.rank}", json.dumps(asdict(mine)))
     if world.rank == 0:
-        told = [RankDevice(**json.loads(store.get(f"computes/{rank}"))) for rank in range(world.world_size)]
+        told = [
+            RankDevice(**json.loads(store.get(f"computes/{rank}")))
+            for rank in range(world.world_size)
+        ]
         try:
             said = json.dumps(asdict(decide(told)))
         except BadInput as error:

@@ -1,7 +1,8 @@
-"""A fresh interpreter's first lines: `python boot.py MODULE ARGUMENT ...` calls `main` of a module of ours.
+"""The start of a fresh interpreter: `python boot.py MODULE ARGUMENT ...` calls `MODULE.main`.
 
-Run by its path, so that the frame at the bottom of the stack is known as ours: that of `python -c` would
-pass for a line of the user's. The script finds `sys.path` as `python -c` would leave it.
+The file is run by its path, so that the frame at the bottom of the stack is known as autoddp's: the
+frame of `python -c` would pass for a line of the user's. The script finds `sys.path` as
+`python -c` leaves it.
 """
 
 import importlib
@@ -13,7 +14,10 @@ BOOT = os.path.abspath(__file__)
 
 
 def boot(module: str, *arguments: str) -> None:
-    """Be the package that this file is of, wherever it lies, and whichever other is installed."""
+    """Import the package that this file is in, wherever it lies, and call `main` of `module`.
+
+    The package is this one even if another autoddp is installed.
+    """
     folder = os.path.dirname(os.path.dirname(BOOT))
     spec = importlib.util.spec_from_file_location(
         "autoddp", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
@@ -27,5 +31,5 @@ def boot(module: str, *arguments: str) -> None:
 
 if __name__ == "__main__":
     if not sys.flags.safe_path:
-        sys.path[0] = ""  # this file's folder
+        sys.path[0] = ""  # in place of this file's folder
     boot(*sys.argv[1:])

@@ -1,7 +1,7 @@
-"""Which accelerators are there and who gets which, without touching one in this process.
+"""The accelerators of this machine, shared among ranks without touching one in this process.
 
-All that differs between kinds of accelerator stands here: the variable that shows a process some of them, and
-how they are counted. Everything else goes by what torch says of the one that it knows.
+All that differs between kinds of accelerator stands here: the variable that shows a process some
+of them, and how they are counted. Everything else goes by what torch says of its accelerator.
 """
 
 from __future__ import annotations
@@ -26,15 +26,22 @@ VARIABLES = {
     "npu": "ASCEND_RT_VISIBLE_DEVICES",
     "hpu": "HABANA_VISIBLE_MODULES",
 }
-NODES = ("/dev/kfd", "/dev/davinci_manager", "/dev/accel", "/dev/dri/renderD128")  # of drivers but NVIDIA's
+# device files of drivers other than NVIDIA's
+NODES = ("/dev/kfd", "/dev/davinci_manager", "/dev/accel", "/dev/dri/renderD128")
 SLOW = 120.0  # seconds that a process may take to import torch and count
-PLAIN = ("auto", "gloo")  # backends that ask for nothing
-OWN = "native"  # the accelerator's, by whatever name
+PLAIN = ("auto", "gloo")  # values of --backend that need no accelerator
+OWN = "native"  # value of --backend: the accelerator's own backend, by whatever name
 
 
 @dataclass(frozen=True)
 class There:
-    """What this process may compute on besides CPUs: torch's word for it, names, and its backend's name."""
+    """The accelerators that this process may compute on.
+
+    Attributes:
+        kind: torch's word for them; empty: there are none.
+        names: Names of the devices, as the variable that shows them takes them.
+        backend: Name of their own backend; empty: they have none.
+    """
 
     kind: str = ""
     names: tuple[str, ...] = ()
@@ -42,19 +49,19 @@ class There:
 
     @property
     def words(self) -> str:
-        """How many."""
         return words(self.kind, len(self.names))
 
 
 @dataclass(frozen=True)
 class Devices:
-    """What the ranks of this node compute on, and what they shall talk by, as far as the node knows.
+    """The devices of this node's ranks and their backend, as far as the node alone can know them.
 
     Attributes:
         kind: torch's word for the accelerator; empty: CPUs.
-        backend: What it talks by; empty: gloo, on copies.
-        why: What is to be said where there is none.
-        visible: The names of each local rank's, as the variable takes them; none: leave it alone.
+        backend: Name of the accelerator's own backend; empty: gloo, on copies.
+        why: Reason, for the user, where there is no accelerator.
+        visible: Names of each local rank's devices, as the variable that shows them takes them;
+            an empty tuple: leave that variable alone.
         wanted: `--backend`.
     """
 
@@ -66,20 +73,23 @@ class Devices:
 
 
 def words(kind: str, count: int) -> str:
-    """So many of a kind: `2 GPUs`, `1 npu device`."""
+    """Return a count of devices in words: `2 GPUs`, `1 npu device`."""
     one = "GPU" if kind in ("", "cuda", "xpu", "mps") else f"{kind} device"
     return f"{count} {one}{'s' * (count != 1)}"
 
 
 def variable(kind: str, environ: Mapping[str, str]) -> str:
-    """The one that shows a process its devices; who registers itself with torch has its own by custom."""
+    """Return the name of the environment variable that shows a process its devices.
+
+    A kind of device that registers itself with torch has a variable of its own name, by custom.
+    """
     if kind == "cuda" and "HIP_VISIBLE_DEVICES" in environ:
         return "HIP_VISIBLE_DEVICES"
     return VARIABLES.get(kind, f"{kind.upper()}_VISIBLE_DEVICES")
 
 
 def there(environ: Mapping[str, str]) -> There:
-    """What torch would find, asked of the driver, or else of a process that is thrown away."""
+    """Ask the driver, or else a short-lived child process, which accelerators torch would find."""
     if next(iter(entry_points(group="torch.backends")), None) is None:
         found = count()
         if found:
@@ -90,7 +100,7 @@ def there(environ: Mapping[str, str]) -> There:
 
 
 def count() -> int:
-    """The GPUs that NVIDIA's driver shows; NVML answers without making this process a CUDA process."""
+    """Count the GPUs of NVIDIA's driver, by NVML: it does not make this process a CUDA process."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -104,10 +114,10 @@ def count() -> int:
 
 
 def visible(environ: Mapping[str, str], there: int) -> list[str]:
-    """The names of the GPUs that CUDA will show, as CUDA_VISIBLE_DEVICES takes them.
+    """Return the names of the GPUs that CUDA will show, as CUDA_VISIBLE_DEVICES takes them.
 
-    As CUDA reads the variable: it ends at the first entry that names no device; and it shows none where one
-    is named twice.
+    CUDA stops reading the variable at the first entry that names no device, and shows no GPU where
+    one is named twice.
     """
     if "CUDA_VISIBLE_DEVICES" not in environ:
         return [str(index) for index in range(there)]
@@ -122,10 +132,14 @@ def visible(environ: Mapping[str, str], there: int) -> list[str]:
 
 
 def _asked(environ: Mapping[str, str]) -> There:
-    """By a child that may touch the devices: a fork, since torch may be imported here already."""
+    """Have a child count the devices: it may touch them.
+
+    The child is a fork, since torch may be imported here already.
+    """
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # it does nothing that a thread could hold
+        # Python warns of a fork beside threads: the child takes no lock that a thread could hold
+        warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
         with contextlib.suppress(BaseException):
@@ -160,32 +174,36 @@ def _count_in_torch() -> tuple[str, int, str]:
 
 
 def lacking(found: There, wanted: str) -> str:
-    """What speaks against a backend by its name; empty if nothing does.
+    """Return why the devices of `found` cannot talk by the backend `wanted`; empty if they can.
 
-    Where there is nothing at all it depends on the ranks: see `share`.
+    Where no device was found, the answer depends on the number of ranks: see `share`.
     """
     if wanted in PLAIN or not found.names:
         return ""
     if not found.backend:
-        return f"--backend is {wanted}, but {found.kind} devices have none of their own; use --backend gloo"
+        return (
+            f"--backend is {wanted}, but {found.kind} devices have none of their own; "
+            "use --backend gloo"
+        )
     if wanted not in (OWN, found.backend):
         return (
             f"--backend is {wanted}, but this machine shows {found.words}, which "
-            f"{'talks' if len(found.names) == 1 else 'talk'} by {found.backend}; use --backend {OWN} or gloo"
+            f"{'talks' if len(found.names) == 1 else 'talk'} by {found.backend}; "
+            f"use --backend {OWN} or gloo"
         )
     return ""
 
 
 def without_cuda(wanted: str) -> Devices:
-    """What is left where torch was built without CUDA.
+    """Return the devices of a node whose torch was built without CUDA: none.
 
     Raises:
-        BadInput: nccl is asked for.
+        BadInput: Another backend than gloo is asked for.
     """
     if wanted not in PLAIN:
         raise BadInput(
-            f"--backend is {wanted}, but this torch is built without it; install a torch with CUDA, or "
-            "use --backend gloo"
+            f"--backend is {wanted}, but this torch is built without it; "
+            "install a torch with CUDA, or use --backend gloo"
         )
     return Devices(why="this torch is built without CUDA", wanted=wanted)
 
@@ -194,36 +212,37 @@ def share(found: There, ranks: int, wanted: str, each: int = 1, own: bool = Fals
     """Give each of the node's ranks its device, or `each` of them.
 
     Args:
-        found: What this process may compute on.
-        ranks: Of this node.
+        found: Accelerators that this process may compute on.
+        ranks: Number of ranks on this node.
         wanted: `--backend`.
-        each: Devices of a rank.
-        own: Another launcher has started the ranks, and may have shown each other ones: what these are is
-            known once all have met.
+        each: Number of devices of each rank.
+        own: Whether another launcher has started the ranks. It may have shown each rank other
+            devices; which ones is known once all ranks have met.
 
     Raises:
-        BadInput: A backend is asked for that needs a device for each rank, and some rank has none; or each
-            shall have several.
+        BadInput: There are too few devices, where a backend needs one for each rank or each rank
+            shall have several; or the devices have no such backend.
     """
     names = found.names
     if each > 1 and len(names) < ranks * each and not (own and len(names) == each):
         raise BadInput(
-            f"--gpus-per-rank is {each}, which with {ranks} rank{'s' * (ranks != 1)} takes {ranks * each} "
-            f"GPUs, but this machine shows {found.words}"
+            f"--gpus-per-rank is {each}, which with {ranks} rank{'s' * (ranks != 1)} "
+            f"takes {ranks * each} GPUs, but this machine shows {found.words}"
             + ("; give fewer of either" if names else "; leave it out")
         )
     against = lacking(found, wanted)
     if not against and wanted not in PLAIN and len(names) < ranks and not (own and names):
         against = (
             f"--backend is {wanted} with {ranks} rank{'s' * (ranks != 1)}, but this machine shows "
-            f"{found.words}, and {found.backend.upper() or wanted.upper()} needs one for each rank; use "
-            "--backend gloo" + (f" or --nproc {len(names)}" if names else "")
+            f"{found.words}, and {found.backend.upper() or wanted.upper()} needs one for each "
+            "rank; use --backend gloo" + (f" or --nproc {len(names)}" if names else "")
         )
     if against:
         raise BadInput(against)
     if not names:
         return Devices(why="no GPU here", wanted=wanted)
     given = tuple(
-        ",".join(names[(rank * each + k) % len(names)] for k in range(each)) for rank in range(ranks)
+        ",".join(names[(rank * each + k) % len(names)] for k in range(each))
+        for rank in range(ranks)
     )
     return Devices(found.kind, found.backend, "", given, wanted)

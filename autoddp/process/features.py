@@ -1,4 +1,4 @@
-"""One file for each promise kept; each a small class of patches; none imports another."""
+"""The list of all features: each is a class of patches in its own file; none imports another."""
 
 from autoddp.effects.children import Children
 from autoddp.effects.clocks import Clocks
@@ -36,7 +36,7 @@ FEATURES: tuple[type[Feature], ...] = (
     Randomness,
     Clocks,
     Signals,
-    UnsharedFolders,  # what it opens, Files looks for on scratch first
+    UnsharedFolders,  # Files looks on scratch first for the files that it opens
     Files,
     Descriptors,
     Holders,

@@ -1,4 +1,4 @@
-"""A script's own DDP: its ranks shall not each train by themselves, and may ask for what is not here."""
+"""Checks for a script with its own DDP: it made no process group, or asked for missing devices."""
 
 from __future__ import annotations
 
@@ -17,11 +17,17 @@ from autoddp.errors import BadInput
 from autoddp.process.own_ddp import LaunchForm
 from autoddp.report import PREFIX
 
-DEVICES = re.compile("nccl|cuda|gpu|nvidia", re.IGNORECASE)  # in the words of an error that asks for one
+# words of an error that asks for a device
+DEVICES = re.compile("nccl|cuda|gpu|nvidia", re.IGNORECASE)
 
 
 class InitGuard(ExitStack):
-    """Inside, the first optimizer step of one of several ranks finds them in one process group."""
+    """A context whose first optimizer step raises BadInput if the ranks share no process group.
+
+    Args:
+        line: Line of the script that makes the process group, for the message.
+        size: Number of ranks; with one rank nothing is checked.
+    """
 
     def __init__(self, line: str, size: int) -> None:
         super().__init__()
@@ -33,16 +39,22 @@ class InitGuard(ExitStack):
         self.close()
         if not dist.is_initialized() or dist.get_world_size() == 1:
             raise BadInput(
-                f"init_process_group ({self.line}) was not called before the first step: each of {self.size} "
-                "processes would train by itself; give the script the arguments that it takes to be "
-                "distributed, or --own-ddp no for the numbers of one process"
+                f"init_process_group ({self.line}) was not called before the first step: each of "
+                f"{self.size} processes would train by itself; give the script the arguments that "
+                "it takes to be distributed, or --own-ddp no for the numbers of one process"
             )
 
 
 def tell_lacking(own: LaunchForm, name: str, world: World, folder: str | None) -> None:
-    """After an error that asks for GPUs that are not here: what the other way would give.
+    """Print what another --own-ddp would give, after an error that asks for GPUs that are not here.
 
-    The rank of this node that fails first says it, since its launcher ends the others; `folder` is theirs.
+    The rank of this node that fails first prints it, since its launcher ends the others.
+
+    Args:
+        own: Form in which the script was launched.
+        name: Name of the script.
+        world: Place of this rank.
+        folder: Folder that the ranks of this node share, if they have one.
     """
     there, error = torch.cuda.device_count(), getattr(sys, "last_value", None)
     if there >= world.local_world_size or not DEVICES.search(str(error)):

@@ -1,4 +1,4 @@
-"""This node's private folder for one job: what ranks leave in it when they are killed goes with it."""
+"""The private folder of one job on this node, removed with all that killed ranks leave in it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ import tempfile
 
 
 class JobFolder:
-    """Ranks keep their scratch in it, and a link to each folder that they make elsewhere for a moment."""
+    """The folder of the ranks' scratch, and of links to short-lived folders they make elsewhere."""
 
     def __init__(self) -> None:
         self.folder: str | None = None
 
     def make(self) -> None:
-        """Just before the ranks start, and anew when they start again."""
+        """Make the folder just before the ranks start, and a new one when they start again."""
         self.clear()
         self.folder = tempfile.mkdtemp(prefix="autoddp-")
 
     def clear(self) -> None:
-        """All ranks of this node have ended: a checkpoint that one was about to write goes, too."""
+        """Remove the folder once all ranks of this node have ended, and the folders linked in it.
+
+        A checkpoint that a rank was about to write goes, too.
+        """
         if self.folder is None:
             return
         for entry in os.scandir(self.folder):

@@ -1,9 +1,9 @@
-"""Every signal that reaches the launcher reaches each of its ranks, once.
+"""Signals of a job: each one that reaches the launcher reaches each of its ranks, once.
 
 A terminal's Ctrl-C goes to the whole foreground group, `kill` to the launcher alone. So each rank
 tells of the signals it has had, through the descriptor that Python's own handler writes to
-(`signal.set_wakeup_fd`), and the launcher passes on only what is missing. A second Ctrl-C while the first
-is still being handled ends the job at once.
+(`signal.set_wakeup_fd`), and the launcher passes on only what is missing. A second Ctrl-C while
+the first is still being handled ends the job at once.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from typing import Any
 from autoddp.comm.signal_sync import RETURNED
 
 FORWARDED = tuple(
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 )
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 SETTLE = 0.1  # seconds in which a rank that had the signal by itself has told of it
-ALONE = 5.0  # seconds that the others have, at most, once it is rank 0 that has ended after a signal
+ALONE = 5.0  # seconds that the others have, at most, once rank 0 has ended after a signal
 STALE = 1.0  # seconds until a rank has told of a signal, unless two came as one
 TICK = 0.05
 RUNNING = -1
 
 
 class Signalled(Exception):
-    """A signal has ended the ranks: they are not started again."""
+    """The end of a job by a signal: its ranks are not started again."""
 
 
 class LauncherSignals:
-    """Made before the fork; the launcher and the ranks each use their half."""
+    """The memory and pipes between launcher and ranks, made before the fork; each uses its half."""
 
     def __init__(self, ranks: int, grace: float) -> None:
         self.launcher = os.getpid()
@@ -47,7 +48,8 @@ class LauncherSignals:
         self._interrupted = False
         self._found = {number: signal.getsignal(number) for number in FORWARDED}
         self._heard: list[Counter[int]] = [Counter() for _ in range(ranks)]
-        self._passed_on: list[Counter[int]] = [Counter() for _ in range(ranks)]  # not told of yet
+        # signals passed on to a rank that it has not told of yet
+        self._passed_on: list[Counter[int]] = [Counter() for _ in range(ranks)]
         self._last = 0.0
         self._pipes = [os.pipe() for _ in range(ranks)]
         for ends in self._pipes:
@@ -63,18 +65,21 @@ class LauncherSignals:
     # ---- the launcher's half
 
     def wait(self) -> None:
-        """Until then, torch may wait for other nodes where no handler of Python's can run."""
+        """Have SIGINT end the launcher at once, in place of Python's own handler, until `listen`.
+
+        Torch may wait for other nodes meanwhile, where no handler of Python's can run.
+        """
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def listen(self) -> None:
-        """From here on signals are passed on; what was ignored stays ignored (nohup)."""
+        """Pass signals on to the ranks from here on; ignored signals stay ignored (nohup)."""
         for number, handler in self._found.items():
             if handler not in (signal.SIG_IGN, None):
                 signal.signal(number, self._pass_on)
 
     def check(self) -> None:
-        """Called before ranks start again.
+        """Check, before the ranks start again, that they may.
 
         Raises:
             Signalled: A signal is to end the job.
@@ -89,23 +94,28 @@ class LauncherSignals:
                 signal.signal(number, handler)
 
     def code_of(self, local_rank: int) -> int | None:
-        """The exit code with which a rank's script ended by itself, if it did."""
+        """Return the exit code with which a rank's script ended by itself, None if it did not."""
         code = self._pids[self.ranks + local_rank]
         return None if code == RUNNING else code
 
     def restart(self) -> tuple[int, int] | None:
-        """The ranks start once more; the first that had ended by itself and failed, and its exit code."""
+        """Forget what the ranks have told, as they start once more.
+
+        Returns:
+            First local rank whose script had ended by itself and failed, with its exit code; None
+            if there is no such rank.
+        """
         codes = [self.code_of(rank) for rank in range(self.ranks)]
         for rank in range(self.ranks):
             self._pids[rank], self._pids[self.ranks + rank] = 0, RUNNING
-            self._has_had(rank, 0)  # what the old ranks have told
+            self._has_had(rank, 0)  # empties the pipe of what the old ranks have told
             self._heard[rank].clear()
             self._passed_on[rank].clear()
         return next(((rank, code) for rank, code in enumerate(codes) if code), None)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self.launcher:
-            os._exit(128 + number)  # a rank that has not arrived yet: nothing was started
+            os._exit(128 + number)  # a rank that has not called `arrive` yet: nothing was started
         if number == signal.SIGINT and self._interrupted and not self._is_through(number):
             self.ending = self.ending or number
             self._kill()
@@ -138,9 +148,9 @@ class LauncherSignals:
 
     def _has_had(self, rank: int, number: int) -> bool:
         heard, ours = self._heard[rank], self._passed_on[rank]
-        with contextlib.suppress(BlockingIOError):  # it has told of nothing new
+        with contextlib.suppress(BlockingIOError):  # the rank has told of nothing new
             heard.update(os.read(self._pipes[rank][0], 4096))
-        echo = heard & ours  # it tells of what it had from here, too
+        echo = heard & ours  # a rank also tells of the signals that it had from here
         heard -= echo
         ours -= echo
         if time.monotonic() - self._last > STALE:
@@ -148,12 +158,19 @@ class LauncherSignals:
         return heard.pop(number, 0) > 0
 
     def _is_through(self, number: int) -> bool:
-        """Whether the script's own handler has returned: it goes on, and may be signalled again."""
-        through = [self._has_had(rank, RETURNED + number) for rank in range(self.ranks)]  # all are asked
+        """Return whether the script's own handler has returned on some rank.
+
+        The script goes on then, and may be signalled again.
+        """
+        # a list, so that all ranks are asked
+        through = [self._has_had(rank, RETURNED + number) for rank in range(self.ranks)]
         return any(through)
 
     def _see_to_the_end(self) -> None:
-        """A script may outlive a signal, but not alone: one rank that ends takes all with it."""
+        """Kill the remaining ranks after the grace period, once one rank has ended after a signal.
+
+        A script may outlive a signal, but only on all ranks together.
+        """
         while all(self.code_of(rank) is None for rank in range(self.ranks)):
             time.sleep(TICK)
         deadline = time.monotonic() + self.grace
@@ -166,7 +183,7 @@ class LauncherSignals:
     # ---- a rank's half
 
     def arrive(self, local_rank: int) -> None:
-        """In the fork: the handlers that one process would have, and news to the launcher."""
+        """Set up a rank in its fork: the handlers of one process, and the pipe to the launcher."""
         # the kernel ends this rank with its launcher, however that ends
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
         if os.getppid() != self.launcher:
@@ -178,10 +195,10 @@ class LauncherSignals:
                 signal.signal(number, handler)
 
     def ended(self, local_rank: int, code: int) -> None:
-        """The script has ended by itself."""
+        """Tell the launcher that a rank's script has ended by itself, with this exit code."""
         self._pids[self.ranks + local_rank] = code
 
 
 def default() -> dict[int, Any]:
-    """Make this process end on every signal that ends one; what stood there before."""
+    """Make this process end on every signal in `ENDING`, and return the handlers it had before."""
     return {number: signal.signal(number, signal.SIG_DFL) for number in ENDING}

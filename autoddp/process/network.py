@@ -1,4 +1,4 @@
-"""Addresses and interfaces: where the master is, and by which interface it is reached."""
+"""Checks of the master's address and port, and the network interface that leads to it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from autoddp.comm.world import is_host
 from autoddp.errors import BadInput
 
 VALIDATE = struct.pack("<BI", 0, 0x3C85F7CE)  # what a client of TCPStore says first
-NONCE = b"\r\n\r\n"  # a store echoes it, what waits for lines has some
+NONCE = b"\r\n\r\n"  # a store echoes it, and a server that waits for lines gets some
 PING = bytes([13])
 ANSWER = 3.0  # seconds
 SIOCGIFADDR = 0x8915  # linux: the IPv4 address of an interface
 
 
 def resolve(host: str) -> None:
-    """Check that the master's name means something here.
+    """Check that this machine can resolve the master's name.
 
     Raises:
-        BadInput: It does not.
+        BadInput: The name is no address, or this machine cannot resolve it.
     """
     if not is_host(host):
-        raise BadInput(f"--master-addr is {host!r}, which is no address; give one that every node can reach")
+        raise BadInput(
+            f"--master-addr is {host!r}, which is no address; give one that every node can reach"
+        )
     try:
         socket.getaddrinfo(host, None)
     except OSError as error:
@@ -35,7 +37,7 @@ def resolve(host: str) -> None:
 
 
 def is_here(host: str) -> bool:
-    """Whether it is an address of this machine."""
+    """Return whether `host` is an address of this machine."""
     for family, kind, number, _, where in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
         with socket.socket(family, kind, number) as probe, contextlib.suppress(OSError):
             probe.bind(where)
@@ -44,7 +46,7 @@ def is_here(host: str) -> bool:
 
 
 def is_free(port: int) -> bool:
-    """Whether this node can listen there."""
+    """Return whether this node can listen on `port`."""
     try:
         check_free(port)
     except BadInput:
@@ -56,7 +58,7 @@ def check_free(port: int) -> None:
     """Check that this node can listen on `port`.
 
     Raises:
-        BadInput: It is no port, or another process listens there.
+        BadInput: The number is no port, or another process listens there.
     """
     if not 0 < port < 65536:
         raise BadInput(f"--master-port is {port}; a port is from 1 to 65535")
@@ -72,29 +74,29 @@ def check_free(port: int) -> None:
 
 
 def check_node_0(host: str, port: int) -> None:
-    """Check that what answers there, if anything does yet, is the store of node 0.
+    """Check that the server at this address, if any answers yet, is the store of node 0.
 
-    Torch's own client would wait for half an hour. The words are those of its protocol, which it keeps
-    since 2.1; silence proves nothing, so only an answer that no store gives is refused.
+    Torch's own client would wait for half an hour. The bytes sent are those of its protocol, which
+    it keeps since 2.1; silence proves nothing, so only an answer that no store gives is refused.
 
     Raises:
-        BadInput: It is something else, an HTTP server say.
+        BadInput: Something else answers, an HTTP server say.
     """
     said = _answer(host, port)
     if said and not NONCE.startswith(said[: len(NONCE)]):
         raise BadInput(
-            f"--master-port is {port}, where {host} answers {said.splitlines()[0]!r}, which is no node 0 of "
-            "a job; give the port that node 0 was started with"
+            f"--master-port is {port}, where {host} answers {said.splitlines()[0]!r}, which is no "
+            "node 0 of a job; give the port that node 0 was started with"
         )
 
 
 def has_store(host: str, port: int) -> bool:
-    """Whether a store listens there."""
+    """Return whether a TCPStore listens at this address."""
     return _answer(host, port).startswith(NONCE)
 
 
 def _answer(host: str, port: int) -> bytes:
-    """What is said there to the client of a store; nothing where nobody is, or takes its time."""
+    """Return the server's answer to the client of a TCPStore; empty where none comes in time."""
     try:
         with socket.create_connection((host, port), ANSWER) as probe:
             probe.sendall(VALIDATE + PING + NONCE)
@@ -104,7 +106,7 @@ def _answer(host: str, port: int) -> bytes:
 
 
 def interface_to(host: str) -> str | None:
-    """The interface that routes to `host`; None where it has no IPv4 route."""
+    """Return the name of the interface that routes to `host`, None where it has no IPv4 route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, 9))  # UDP: picks a route, sends nothing

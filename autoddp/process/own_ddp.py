@@ -1,8 +1,9 @@
-"""In what form a script is launched: it may be distributed by itself.
+"""The form in which a script is launched, as some scripts are distributed by themselves.
 
-It is so only if `python` would make it so, too: where it joins a process group whatever a launcher has set.
-Else ranks see one process: the script goes the way that it goes under `python`, and should that lead to a
-process group after all, the feature `groups` says what to do.
+A script is launched as distributed only if `python` would make it so, too: where it joins a process
+group whatever a launcher has set. Else each rank sees one process: the script goes the way that it
+goes under `python`, and should that lead to a process group after all, the feature `groups` says
+what to do.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from autoddp.process.source import FLAGS, SourceFacts
 
 
 class Kind(Enum):
-    """How the processes of a script come to be."""
+    """The ways in which the processes of a script come to be."""
 
     VIEW = "ranks, of which each sees one process"
     RANKS = "ranks as torchrun starts them"
@@ -23,19 +24,19 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class LaunchForm:
-    """What was decided, and by which line of the script."""
+    """The form that was decided on for a script, and the line of the script that decided it."""
 
     kind: Kind
     line: str = ""
     always: bool = False  # whether that line runs whatever the environment
-    flag: str = ""  # by which the script's parser takes its local rank
+    flag: str = ""  # option by which the script's parser takes its local rank
 
     def said(self, name: str) -> str:
-        """The line at the start that says which way the script goes, where there are two."""
+        """Return the line said at the start: the way that the script goes, where there are two."""
         if self.kind is Kind.VIEW:
             return (
-                f"{name} calls init_process_group where a launcher has set its variables ({self.line}): "
-                "run as python runs it, without; --own-ddp yes takes that branch"
+                f"{name} calls init_process_group where a launcher has set its variables "
+                f"({self.line}): run as python runs it, without; --own-ddp yes takes that branch"
             )
         passed = f" with {self.flag}" if self.flag else ""
         launched = f"launched as torchrun would{passed}, nothing else is done"
@@ -45,22 +46,30 @@ class LaunchForm:
         return f"{name} calls init_process_group itself ({self.line}): {launched}{other}"
 
     def lacking(self, name: str, devices: int) -> str:
-        """The line after an error of a script that asked for devices that are not here."""
+        """Return the line said after a script failed because it asked for devices not here.
+
+        Args:
+            name: Name of the script.
+            devices: Number of GPUs that are here.
+        """
         there = f"{devices or 'no'} GPU{'s' * (devices != 1)}"
         here = f"{name} is distributed by itself, and asked for more than is here ({there})"
         if self.always:
             return f"{here}; --own-ddp no would not help: {self.line} runs whatever the environment"
-        return f"{here}; --own-ddp no runs its one-process branch, on all ranks, with one process's numbers"
+        return (
+            f"{here}; --own-ddp no runs its one-process branch, on all ranks, "
+            "with one process's numbers"
+        )
 
     def arguments(self, given: tuple[str, ...], local_rank: int) -> tuple[str, ...]:
-        """The script's, with its local rank where it takes that as one and the user gave none."""
+        """Add the local rank to the script's arguments, if it takes one and the user gave none."""
         if not self.flag or any(argument.partition("=")[0] in FLAGS for argument in given):
             return given
         return (f"{self.flag}={local_rank}", *given)
 
 
 def of(found: SourceFacts, own_ddp: str) -> LaunchForm:
-    """The form for what a script's source says, and for the option."""
+    """Choose the form of launch by the script's source and the option `--own-ddp`."""
     if own_ddp == "no":
         return LaunchForm(Kind.VIEW)
     forced = own_ddp == "yes"
@@ -73,13 +82,15 @@ def of(found: SourceFacts, own_ddp: str) -> LaunchForm:
 
 
 def once(name: str, line: str) -> str:
-    """The line at the start of a script that starts its ranks itself."""
-    return f"{name} starts its ranks itself ({line}): run once, as python would; --nproc is left to it"
+    """Return the line said at the start of a script that starts its ranks itself."""
+    return (
+        f"{name} starts its ranks itself ({line}): run once, as python would; --nproc is left to it"
+    )
 
 
 def twice(name: str, line: str, size: int) -> str:
-    """Why such a script is no rank of a job."""
+    """Return why a script that starts its ranks itself cannot be a rank of another launcher."""
     return (
-        f"{name} starts its ranks itself ({line}), but another launcher has started {size} processes of it "
-        "already; start it by autoddp run or by python"
+        f"{name} starts its ranks itself ({line}), but another launcher has started {size} "
+        "processes of it already; start it by autoddp run or by python"
     )

@@ -1,4 +1,4 @@
-"""A script that turns out to be distributed by itself is told how to launch it."""
+"""The feature that refuses a script's own process groups and ranks, and says how to launch it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,22 @@ WAY_OUT = "autoddp run --own-ddp yes leaves that to the script"
 TRAINERS = ("lightning", "pytorch_lightning", "lightning_fabric", "accelerate")
 LIGHTNINGS = tuple(
     f"{package}.strategies.launchers.subprocess_script:_SubprocessScriptLauncher._call_children_scripts"
-    for package in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
+    for package in (
+        "lightning.pytorch",
+        "lightning.fabric",
+        "pytorch_lightning",
+        "lightning_fabric",
+    )
 )
 
 
 class Groups(Feature):
-    """Ranks that see one process make no process group besides."""
+    """The refusal of process groups that a script makes itself while each rank sees one process."""
 
     name: ClassVar[str] = "groups"
-    without: ClassVar[str] = "every rank makes the process groups, and starts the ranks, that the script does"
+    without: ClassVar[str] = (
+        "every rank makes the process groups, and starts the ranks, that the script does"
+    )
     views: ClassVar[tuple[str, ...]] = ("global",)
 
     @patch(
@@ -34,20 +41,29 @@ class Groups(Feature):
         why="ranks that each see one process would meet at one address as the same rank",
     )
     def refuse(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Where one process would fail for lack of a launcher's variables, so does each rank."""
+        """Refuse the script's process group, by BadInput.
+
+        A call that one process would see fail for lack of a launcher's variables fails by torch's
+        own error on each rank.
+        """
         named = Call(wrapped, args, kwargs).named
         if _from_variables(named) and "WORLD_SIZE" not in os.environ:
             what = f"init_process_group, where ranks see one process; {WAY_OUT}"
             self.run.report.say_once("groups", users_line(), what)
             return wrapped(*args, **kwargs)
-        raise BadInput(f"{users_line()} makes a process group itself, where ranks see one process; {WAY_OUT}")
+        raise BadInput(
+            f"{users_line()} makes a process group itself, where ranks see one process; {WAY_OUT}"
+        )
 
     @patch(
         "multiprocessing.process:BaseProcess.start",
         why="each rank would start the ranks of a script that starts its own",
     )
     def start(self, wrapped: Callable[..., Any], process: Any, args: Any, kwargs: Any) -> Any:
-        """`torch.multiprocessing.spawn` goes this way, too."""
+        """Refuse, by BadInput, to start processes that join a process group.
+
+        `torch.multiprocessing.spawn` goes this way, too.
+        """
         target = process._target
         if getattr(target, "__module__", None) == "torch.multiprocessing.spawn":
             target = process._args[0]
@@ -63,21 +79,27 @@ class Groups(Feature):
 
     @patch(
         *LIGHTNINGS,
-        why="Lightning would start its other ranks as programs, which wait for ranks that do not come",
+        why="Lightning would start its other ranks as programs, "
+        "which wait for ranks that do not come",
         optional=True,
     )
-    def start_programs(self, wrapped: Callable[..., Any], launcher: Any, args: Any, kwargs: Any) -> Any:
-        """Its trainer was asked for several devices."""
+    def start_programs(
+        self, wrapped: Callable[..., Any], launcher: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Refuse, by BadInput, the ranks of a Lightning trainer asked for several devices."""
         if launcher.num_processes < 2:
             return wrapped(*args, **kwargs)
         raise BadInput(
-            f"{users_line()} has Lightning start {launcher.num_processes} ranks, where ranks see one "
-            f"process; ask its trainer for 1 device, or {WAY_OUT}"
+            f"{users_line()} has Lightning start {launcher.num_processes} ranks, where ranks see "
+            f"one process; ask its trainer for 1 device, or {WAY_OUT}"
         )
 
 
 def _meets(target: Any) -> bool:
-    """Whether a process of this joins a process group: the user's function by its source, or a trainer's."""
+    """Return whether a process with this target joins a process group.
+
+    The source of the user's function tells; a function of a trainer's library always joins one.
+    """
     module = getattr(target, "__module__", None) or type(target).__module__
     code = getattr(target, "__code__", None)
     if code is not None and is_users(code.co_filename):
@@ -86,7 +108,7 @@ def _meets(target: Any) -> bool:
 
 
 def _from_variables(named: dict[str, Any]) -> bool:
-    """Whether the call leaves it to the environment who meets."""
+    """Return whether a call of init_process_group leaves it to the environment which ranks meet."""
     return (
         named.get("init_method") in (None, "env://")
         and named.get("store") is None

@@ -1,4 +1,4 @@
-"""What every feature is given: who we are, what the user wants, the other ranks, the report."""
+"""The object that every feature is given: this rank's place, the options, the group, the report."""
 
 from __future__ import annotations
 
@@ -18,20 +18,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class Run:
-    """One rank's share of a job."""
+    """One rank's share of a job, which all its features use."""
 
     world: World
     options: Options
     group: Group
     view: View
     report: Report = field(default_factory=Report)
-    draws_alike: bool = False  # all ranks began with one state of their generators
-    waited: dict[str, Any] = field(
-        default_factory=dict
-    )  # by loader: `seconds` that its batches were waited for
-    ended: list[Callable[[], None]] = field(
-        default_factory=list
-    )  # when the script has, before it is shown how
+    draws_alike: bool = False  # whether all ranks began with one state of their generators
+    # by loader: an object whose `seconds` say how long its batches were waited for
+    waited: dict[str, Any] = field(default_factory=dict)
+    # called when the script has ended, before what it raised is shown
+    ended: list[Callable[[], None]] = field(default_factory=list)
     effects: Effects = field(init=False)
 
     def __post_init__(self) -> None:

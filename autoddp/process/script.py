@@ -26,23 +26,25 @@ INTERRUPTED = 130  # 128 + SIGINT: what a shell makes of a Python that Ctrl-C en
 
 @dataclass(frozen=True)
 class Script:
-    """A file, or with `module` a module's name, and the arguments that are its own."""
+    """The script to run: a file, or with `module` the name of a module, and its arguments."""
 
     name: str
     args: tuple[str, ...] = ()
     module: bool = False
 
     def find(self) -> str:
-        """The file that will run; nothing is imported to find it.
+        """Find the file that will run, without importing anything.
 
         Raises:
-            BadInput: There is none.
+            BadInput: There is no such file, or it cannot be read or run.
         """
         if self.module:
             return _find_module(self.name)
         path = os.path.join(os.getcwd(), self.name)  # absolute but not normalised, as python does
         if os.path.isdir(path):
-            raise BadInput(f"{self.name} is a directory; give the script in it, or -m for a package")
+            raise BadInput(
+                f"{self.name} is a directory; give the script in it, or -m for a package"
+            )
         if not os.path.exists(path):
             raise BadInput(f"no script at {self.name} (in {os.getcwd()}); check the path")
         if not os.access(path, os.R_OK):
@@ -51,27 +53,32 @@ class Script:
         return path
 
     def read(self) -> SourceFacts:
-        """What its source says of ranks; nothing is run to find that out.
+        """Read what the script's source says of ranks, without running anything.
 
         Raises:
-            BadInput: There is no such script.
+            BadInput: There is no such script, or it cannot be read or run.
         """
         path = self.find()
         return read(path, os.getcwd() if self.module else os.path.dirname(os.path.realpath(path)))
 
     def run(self, whole_traceback: bool = False, ended: Sequence[Callable[[], None]] = ()) -> int:
-        """Run it in a fresh `__main__`; the exit code, after printing what python would print.
+        """Run the script in a fresh `__main__`, and print what python would print of its end.
 
         Args:
-            whole_traceback: Leave our own frames in tracebacks: for a bug of ours.
-            ended: Called when it has ended, before what it raised is shown.
+            whole_traceback: Leave autoddp's frames in tracebacks, to find a bug of autoddp.
+            ended: Functions called when the script has ended, before what it raised is shown.
+
+        Returns:
+            Exit code that python would end with.
         """
         main = ModuleType("__main__")
         main.__dict__.update(__builtins__=builtins)
         if sys.version_info < (3, 14):
             main.__dict__.update(__annotations__={})
         sys.modules["__main__"] = main
-        return exit_code(self._run_module if self.module else self._run_file, whole_traceback, ended)
+        return exit_code(
+            self._run_module if self.module else self._run_file, whole_traceback, ended
+        )
 
     def _run_file(self) -> None:
         path = self.find()
@@ -96,13 +103,19 @@ class Script:
 def exit_code(
     run: Callable[[], None], whole_traceback: bool = False, ended: Sequence[Callable[[], None]] = ()
 ) -> int:
-    """Call it as the interpreter's outermost code: print what it raises, and make it a code."""
+    """Call `run` like the interpreter's outermost code: print what it raises, return an exit code.
+
+    Args:
+        run: Function to call.
+        whole_traceback: Leave autoddp's frames in the traceback.
+        ended: Functions called when `run` has ended, before what it raised is shown.
+    """
     raised: BaseException | None = None
     try:
         run()
     except BaseException as error:
         raised = error
-    # from here on none is being handled: what a hook raises comes after it, not of it
+    # from here on no exception is being handled: one that a hook raises does not have it as context
     for act in ended:
         act()
     if raised is None:
@@ -115,7 +128,11 @@ def exit_code(
 
 
 def finish(code: int) -> int:
-    """What the interpreter does after the script: wait for threads, run `atexit`, flush."""
+    """Do what the interpreter does after the script: wait for threads, run `atexit`, flush.
+
+    Returns:
+        Exit code: `code`, or 120 in place of 0 where output could not be written.
+    """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -129,9 +146,10 @@ def finish(code: int) -> int:
 
 
 def forget() -> None:
-    """Let go of what the script can close, as the interpreter does at its end: `__del__` is called, too.
+    """Let go of the objects that the script could close, as the interpreter does at its end.
 
-    A daemon thread, which the interpreter would stop before, needs its globals: then files are but flushed.
+    Their `__del__` is called, too. A daemon thread, which the interpreter would stop before, needs
+    its globals: then files are only flushed.
     """
     sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
     sys.excepthook = sys.__excepthook__
@@ -145,9 +163,10 @@ def forget() -> None:
                 space[name] = None
         del value
         gc.collect()
-    for found in reversed(gc.get_objects()):  # a file is made after what lies beneath it
+    for found in reversed(gc.get_objects()):  # a file is made after the one that it writes to
         if issubclass(type(found), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)):
-            with contextlib.suppress(OSError, ValueError):  # closed, or as lost as at python's own end
+            # closed, or its data is lost as at python's own end
+            with contextlib.suppress(OSError, ValueError):
                 found.flush()
 
 
@@ -161,7 +180,7 @@ def _system_exit(ending: SystemExit) -> int:
 
 
 def _show(error: BaseException) -> int:
-    """Print it as the interpreter does at its outermost; the exit code."""
+    """Print an exception like the interpreter at its outermost level, and return the exit code."""
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     try:
         sys.excepthook(type(error), error, error.__traceback__)
@@ -177,7 +196,7 @@ def _show(error: BaseException) -> int:
 
 
 def strip(error: BaseException) -> None:
-    """Take our frames out of its traceback, and out of those of what it came from."""
+    """Take autoddp's frames out of the tracebacks of an exception, its causes and contexts."""
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]
     while pending:
@@ -203,18 +222,18 @@ def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def _check_source(name: str, path: str) -> None:
-    """Whether that may be Python's, as far as it can be told at a glance.
+    """Check by its first bytes that a file may be Python source.
 
     Raises:
-        BadInput: It is a notebook, or no text.
+        BadInput: The file is a notebook, or no text.
     """
     with open(path, "rb") as file:
         head = file.read(GLANCE)
     if name.endswith(".ipynb") or (head.lstrip()[:1] == b"{" and b'"cell_type"' in head):
         made = f"{name.removesuffix('.ipynb')}.py"
         raise BadInput(
-            f"{name} is a notebook, which python does not run; jupyter nbconvert --to script {name} makes "
-            f"{made} of it, or call what is under @distributed in the notebook itself"
+            f"{name} is a notebook, which python does not run; jupyter nbconvert --to script "
+            f"{name} makes {made} of it, or call what is under @distributed in the notebook itself"
         )
     if b"\0" in head:
         raise BadInput(

@@ -1,4 +1,4 @@
-"""World -> Group -> features -> install ... undo, in one place."""
+"""The session of one rank: it makes the features of a run, installs them, and undoes them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autoddp.view import View
 
 @contextmanager
 def session(world: World, options: Options, group: Group, report: Report) -> Iterator[Run]:
-    """Everything that makes this process a rank is in force inside, and undone after.
+    """Make this process a rank inside, by all features that the options leave on; undo it after.
 
     With one rank in the world nothing is patched.
     """
@@ -34,9 +34,17 @@ def session(world: World, options: Options, group: Group, report: Report) -> Ite
         and (several or not feature.apart)
     ]
     for feature in FEATURES:
-        if world.world_size > 1 and options.view in feature.views and feature.name in options.disable:
+        if (
+            world.world_size > 1
+            and options.view in feature.views
+            and feature.name in options.disable
+        ):
             report.say_once("disabled", f"--disable {feature.name}", feature.without)
-    watch = Watch(group, report, options.hang_timeout) if options.hang_timeout and group.size > 1 else None
+    watch = (
+        Watch(group, report, options.hang_timeout)
+        if options.hang_timeout and group.size > 1
+        else None
+    )
     with Installation(chosen, users_modules, library_modules):
         if watch is not None:
             watch.start()

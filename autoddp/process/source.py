@@ -1,7 +1,7 @@
-"""What the user's own source says of ranks: does it join a process group, and who starts its processes?
+"""A reader of the user's source: does it join a process group, and does it start its ranks itself?
 
-Files are read that the script imports from its own folder, and of these what the script's first line leads
-to: names stand for whatever function, method or class is called so. Nothing is run to find out.
+Of the script and the files that it imports from its own folder, it sees what the first line leads
+to: a name stands for every function, method or class so called. Nothing is run to find out.
 """
 
 from __future__ import annotations
@@ -16,25 +16,23 @@ from autoddp.report import is_own
 
 JOIN = "init_process_group"
 STARTERS = ("spawn", "start_processes", "Process", "elastic_launch")
-TOLD = {"nprocs", "target"}  # by which a starter is known from psutil's Process and numpy's spawn
-VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "is_torchelastic_launched")  # and who asks for them
+TOLD = {"nprocs", "target"}  # arguments that psutil's Process and numpy's spawn do not take
+VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "is_torchelastic_launched")  # of launchers
 FLAGS = ("--local_rank", "--local-rank")
-ALWAYS = ("is_available", "is_initialized")  # does not tell one process from several
+ALWAYS = ("is_available", "is_initialized")  # conditions that do not tell one process from several
 
 
 @dataclass(frozen=True)
 class Started:
-    """What a process is started with: the names that its target consists of, and all that it is given."""
-
-    target: frozenset[str]
-    given: frozenset[str]
+    target: frozenset[str]  # names in the target of the process
+    given: frozenset[str]  # names in the arguments that the process is given
 
 
 @dataclass
 class Scope:
-    """What stands in a function, a class or a file; each with whether a condition goes before it."""
+    """The facts of one function, class or file; a bool says whether it is so under a condition."""
 
-    names: list[tuple[str, bool]] = field(default_factory=list)  # what it leads to
+    names: list[tuple[str, bool]] = field(default_factory=list)  # of scopes that it leads to
     joins: list[tuple[str, bool]] = field(default_factory=list)  # lines: train.py:41
     starts: list[tuple[str, Started, bool]] = field(default_factory=list)
     asks: bool = False
@@ -43,29 +41,29 @@ class Scope:
 
 @dataclass(frozen=True)
 class SourceFacts:
-    """What a script's source says of ranks; lines are empty where there is none."""
+    """The facts on ranks in a script's source; a line is empty where there is none."""
 
-    joins: str = ""  # where a process of it joins a process group
-    starts: str = ""  # where it starts processes that do
+    joins: str = ""  # line where a process of the script joins a process group
+    starts: str = ""  # line where it starts processes that do
     always: bool = False  # whether it does so under no condition
     asks: bool = False  # whether it asks a launcher's variables for its rank
-    flag: str = ""  # --local_rank or --local-rank, where its parser knows that
+    flag: str = ""  # --local_rank or --local-rank, where its parser takes that
 
 
 def read(path: str, folder: str) -> SourceFacts:
-    """Read a script and what it imports from `folder`, the first on its path."""
+    """Read a script and the files that it imports from `folder`, the first on its path."""
     scopes, roots = _scopes(path, folder)
     return _found(scopes, [(root, False) for root in roots])
 
 
 def joins(path: str, name: str) -> bool:
-    """Whether the function that is called so in this file joins a process group, if all goes so."""
+    """Return whether the function `name` of a file may join a process group, on any condition."""
     scopes, roots = _scopes(path, os.path.dirname(path))
     return bool(_found(scopes, [(name, True), (roots[0], True)]).joins)
 
 
 def _scopes(path: str, folder: str) -> tuple[dict[str, list[Scope]], list[str]]:
-    """All scopes by their names; those of the files themselves are named by their paths."""
+    """Return all scopes by name, a file's own by its path, and the paths of the files, in order."""
     scopes: dict[str, list[Scope]] = {}
     roots: list[str] = []
     pending = [path]
@@ -79,13 +77,13 @@ def _scopes(path: str, folder: str) -> tuple[dict[str, list[Scope]], list[str]]:
                 tree = ast.parse(opened.read())
             _Reader(file, scopes).visit(tree)
         except (OSError, SyntaxError, ValueError, RecursionError):
-            continue  # running it says so, as python does; what is nested too deeply to read may run
+            continue  # python itself tells of the error; a file too deeply nested to parse may run
         pending += _imported(tree, file, folder)
     return scopes, roots
 
 
 def _imported(tree: ast.AST, file: str, folder: str) -> Iterator[str]:
-    """The files in the folder that a file imports."""
+    """Yield the files that a file imports from `folder`, or from its own by a relative import."""
     for node in ast.walk(tree):
         names, base = [], folder
         if isinstance(node, ast.Import):
@@ -99,7 +97,7 @@ def _imported(tree: ast.AST, file: str, folder: str) -> Iterator[str]:
 
 
 def _find(parts: list[str], folder: str) -> Iterator[str]:
-    """The files of a dotted name, packages' own included, as far as they are there."""
+    """Yield the files of a dotted name, with its packages' `__init__`, as far as they are there."""
     places = [folder]
     for part in parts:
         spec = PathFinder.find_spec(part, places)
@@ -139,7 +137,7 @@ def _lead_to_joins(scopes: dict[str, list[Scope]], names: frozenset[str]) -> boo
 
 
 def _reached(scopes: dict[str, list[Scope]], roots: list[tuple[str, bool]]) -> dict[str, bool]:
-    """The names that these lead to, each with whether that is so under a condition only."""
+    """Return the names that `roots` lead to, each with whether only a condition leads there."""
     seen: dict[str, bool] = {}
     pending = list(roots)
     while pending:
@@ -152,31 +150,30 @@ def _reached(scopes: dict[str, list[Scope]], roots: list[tuple[str, bool]]) -> d
 
 
 class _Reader(ast.NodeVisitor):
-    """Sorts what stands in a file into its scopes."""
+    """The visitor that sorts the code of a file into its scopes."""
 
     def __init__(self, file: str, scopes: dict[str, list[Scope]]) -> None:
         self.file, self.scopes = file, scopes
         self.here = self._open(file)
-        self.known = {JOIN}  # by what names the file calls it
+        self.known = {JOIN}  # names by which the file calls that function
         self.maybe, self.owner = False, ""
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        """A scope of its own, to which its name leads; a class leads to what Python calls by itself."""
+        """Open a scope for a function; a class leads to its special methods, which Python calls."""
         special = self.owner and node.name.startswith("__")
         self._under(False, [*node.decorator_list, node.args], [])
         name = f"{self.owner}.{node.name}" if special else node.name
         if special or node.decorator_list:
-            self.here.names.append((name, False))  # a decorator may have had it called
+            self.here.names.append((name, False))  # a decorator may call the function
         self._within(name, node.body, "")
 
     visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        """A scope, too."""
         self._within(node.name, [*map(ast.Expr, node.bases), *node.body], node.name)
 
     def visit_If(self, node: ast.If) -> None:
-        """What comes after a way out is under its condition, too."""
+        """Take code after an `if` that may return to be under its condition, like its branches."""
         ways = (ast.walk(ast.Module(way, [])) for way in (node.body, node.orelse))
         both = all(any(_name(inner) in self.known for inner in way) for way in ways)
         told = _decides(node.test) and not both
@@ -184,27 +181,23 @@ class _Reader(ast.NodeVisitor):
         self.maybe |= told and _leaves(node)
 
     def visit_Try(self, node: ast.Try) -> None:
-        """`except KeyError: return` makes all else a matter of what was tried."""
+        """Take all code as conditional where a handler returns: `except KeyError: return`."""
         self.maybe |= any(map(_leaves, node.handlers))
         self._under(True, [*node.body, *node.orelse, *node.finalbody], node.handlers)
 
     def visit_IfExp(self, node: ast.IfExp) -> None:
-        """As the statement."""
         self._under(_decides(node.test), [node.test], [node.body, node.orelse])
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
-        """`distributed and init_process_group()`."""
         self._under(any(map(_decides, node.values[:-1])), node.values[:1], node.values[1:])
 
     def visit_match_case(self, node: ast.match_case) -> None:
         self._under(True, [], node.body)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        """It may give the function another name."""
         self.known |= {alias.asname for alias in node.names if alias.name == JOIN and alias.asname}
 
     def visit_Call(self, node: ast.Call) -> None:
-        """Of a starter, an argument parser, or of anything."""
         called = _name(node.func)
         if called == "add_argument":
             given = [a.value for a in node.args if isinstance(a, ast.Constant)]
@@ -216,21 +209,19 @@ class _Reader(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_Name(self, node: ast.Name) -> None:
-        """Leads to what is called so."""
         self._lead(node, node.id)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        """Leads to what is called so, of whatever object."""
         self._lead(node, node.attr)
         self.visit(node.value)
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
-        """`os.environ["RANK"] = ...` asks for nothing."""
+        """Leave out `os.environ["RANK"] = ...`, which asks for nothing."""
         if isinstance(node.ctx, ast.Load):
             self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:
-        """A variable's name by itself is asked for."""
+        """Take the mere name of a launcher's variable as a question for it."""
         self.here.asks |= node.value in VARIABLES
 
     def _lead(self, node: ast.expr, name: str) -> None:
@@ -255,7 +246,7 @@ class _Reader(ast.NodeVisitor):
         self.here, self.maybe, self.owner = before
 
     def _under(self, told: bool, always: Sequence[ast.AST], nodes: Sequence[ast.AST]) -> None:
-        """Visit what comes in any case, and what does under a condition, if it is `told` to be one."""
+        """Visit the nodes that always run, and those that run under a condition, if `told` so."""
         for node in always:
             self.visit(node)
         before, self.maybe = self.maybe, self.maybe or told
@@ -265,7 +256,7 @@ class _Reader(ast.NodeVisitor):
 
 
 def _decides(test: ast.expr) -> bool:
-    """Whether a condition may tell one process from several; what it asks may be several things."""
+    """Return whether a condition, or any part of it, may tell one process from several."""
     if isinstance(test, ast.BoolOp):
         return any(map(_decides, test.values))
     if isinstance(test, ast.UnaryOp):
@@ -276,21 +267,30 @@ def _decides(test: ast.expr) -> bool:
 
 
 def _leaves(node: ast.AST) -> bool:
-    """Whether it holds a `return` of the function that it stands in."""
+    """Return whether a node holds a `return` of the function that it stands in."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
         return False
     return isinstance(node, ast.Return) or any(map(_leaves, ast.iter_child_nodes(node)))
 
 
 def _name(node: ast.AST) -> str:
-    """`spawn` of `mp.spawn` and of `spawn`."""
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    """Return `spawn` for both `mp.spawn` and `spawn`, empty for other nodes."""
+    return (
+        node.attr
+        if isinstance(node, ast.Attribute)
+        else node.id
+        if isinstance(node, ast.Name)
+        else ""
+    )
 
 
 def _started(node: ast.Call) -> Started:
     given = {keyword.arg: keyword.value for keyword in node.keywords}
     target = given.get("target") or given.get("fn") or (node.args[0] if node.args else node)
-    names = [frozenset(map(_name, ast.walk(part))) - {""} for part in (target, *node.args, *given.values())]
+    names = [
+        frozenset(map(_name, ast.walk(part))) - {""}
+        for part in (target, *node.args, *given.values())
+    ]
     return Started(names[0], frozenset().union(*names[1:]))
 
 

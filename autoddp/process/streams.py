@@ -1,4 +1,4 @@
-"""Who has the terminal: rank 0 of the job; what the others write goes to log files."""
+"""The output of ranks: rank 0 of the job has the terminal, the others write to log files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from autoddp.errors import BadInput
 
 TAIL = 20  # lines of a log that are shown after a failure
-MOST = 200  # for a traceback that is longer
+MOST = 200  # lines that are shown at most, where a traceback is longer than `TAIL`
 
 
 class Logs:
@@ -23,40 +23,45 @@ class Logs:
         self.folder = given
 
     def make(self) -> None:
-        """Just before the ranks start, so that a job that never does leaves nothing."""
+        """Make the folder only when the ranks start: a job that never starts any leaves nothing."""
         if self.folder is None:
             self.folder = tempfile.mkdtemp(prefix="autoddp-")
 
     def of(self, rank: int) -> Path:
-        """Where a rank above 0 writes."""
+        """Return the path of the log of a rank above 0."""
         return Path(self.folder or "", f"rank{rank}.log")
 
     def said(self, rank: int) -> bool:
-        """Whether there is anything in it."""
+        """Return whether the log of a rank holds anything."""
         return self.of(rank).is_file() and self.of(rank).stat().st_size > 0
 
     def remove(self) -> None:
-        """Unless they are where the user wants them."""
+        """Remove the logs, unless they are in the folder that the user gave."""
         if self.given is None and self.folder is not None:
             shutil.rmtree(self.folder)
 
     def failure(self, rank: int, what: str) -> str:
-        """The line that names the rank that failed, and the end of its log."""
+        """Return the line that names the rank that failed, with the end of its log."""
         line = f"[autoddp] rank {rank} {what}"
         text = tail(self.of(rank))
         return f"{line}; the end of its log {self.of(rank)}:\n{text}" if text else line
 
 
 def redirect(path: Path) -> None:
-    """From here on stdout and stderr of this process, and of its children, go to a file."""
+    """Send stdout and stderr of this process and its children to a file, and leave stdin empty.
+
+    Raises:
+        BadInput: The file cannot be written.
+    """
     flush()
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC | os.O_NOFOLLOW  # a link may lead anywhere
+    # no link is followed, as it may lead anywhere
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC | os.O_NOFOLLOW
     try:
         log = os.open(path, flags, 0o600)
     except OSError as error:
         raise BadInput(
-            f"--log-dir is {path.parent}, but {path.name} in it cannot be written ({error.strerror}); "
-            "remove it"
+            f"--log-dir is {path.parent}, but {path.name} in it cannot be written "
+            f"({error.strerror}); remove it"
         ) from None
     for number in (1, 2):
         os.dup2(log, number)
@@ -65,22 +70,28 @@ def redirect(path: Path) -> None:
     os.dup2(nothing, 0)
     os.close(nothing)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # the log keeps the order, and a killed rank's
+        # so the log keeps the order of lines, and those of a rank that is killed
+        sys.stdout.reconfigure(line_buffering=True)
 
 
 def flush() -> None:
-    """Write out what is buffered, before a fork would write it twice."""
+    """Flush stdout and stderr, before a fork would write their buffers twice."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
 
 
 def tail(path: Path) -> str:
-    """The last lines of a log, with their length made known; empty where nothing was written."""
+    """Return the last lines of a log, after the number of lines left out; empty for no log.
+
+    They are the last `TAIL` lines, or more where a traceback begins among the last `MOST` lines.
+    """
     if not path.is_file():
         return ""
     lines = path.read_text(errors="replace").splitlines()
     last = range(max(0, len(lines) - MOST), len(lines))
-    traceback = next((at for at in last if lines[at].startswith("Traceback (most recent")), len(lines))
+    traceback = next(
+        (at for at in last if lines[at].startswith("Traceback (most recent")), len(lines)
+    )
     start = max(0, min(traceback, len(lines) - TAIL))
     return "\n".join([f"... ({start} lines more)"] * bool(start) + lines[start:])

@@ -1,4 +1,4 @@
-"""One rank: join the others, open a session, hand over to the script, end together."""
+"""The life of one rank: it joins the others, opens a session, runs the script, ends with them."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ from autoddp.report import Report
 PATIENCE = 5.0  # seconds that a rank above 0 that failed leaves to rank 0 to fail, and say so, too
 LAST = 60.0  # seconds that a rank 0 that hosts the store waits for the others to leave it
 TICK = 0.02
-LACKING = re.compile("invalid device|device (ordinal|index|id)")  # what a driver says of a wrong one
+# words of a driver's error about a device that is not there
+LACKING = re.compile("invalid device|device (ordinal|index|id)")
 
 
 @dataclass(frozen=True)
 class Job:
-    """What each rank of this node is told."""
+    """The instructions that each rank of this node is given."""
 
     script: Script
     options: Options
@@ -51,11 +52,11 @@ class Job:
     own: LaunchForm
     logs: Logs
     private: JobFolder
-    random_state: Any  # Python's generator: a forked child would reseed it
+    random_state: Any  # of Python's generator, which a forked child would reseed
 
 
 def run(job: Job) -> int:
-    """Be a rank, from torchrun's variables on; the exit code, after the script's own ending."""
+    """Be the rank that torchrun's variables name; return the exit code after the script's end."""
     world = World.read(os.environ)
     set_threads(world)
     if job.own.kind is not Kind.VIEW:
@@ -96,11 +97,12 @@ def run(job: Job) -> int:
 
 
 def by_itself(job: Job, world: World) -> int:
-    """Be a rank of a script that does its own DDP: what torchrun would make of it."""
+    """Be a rank of a script that does its own DDP, as torchrun would start it."""
     if world.world_size > world.local_world_size:
         set_interface(world)
     if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()  # a fork has its parent's numbers; Python's reseeds itself
+        # a fork has its parent's generator; Python's reseeds itself
+        sys.modules["numpy.random"].seed()
     HERE.world = world
     report = Report(world.rank == 0 and not job.options.quiet)
     report.say(job.own.said(job.script.name))
@@ -113,10 +115,10 @@ def by_itself(job: Job, world: World) -> int:
 
 
 def joined(script: Script, options: Options, own: LaunchForm) -> int:
-    """Be a rank that another launcher has started.
+    """Be a rank that another launcher has started, and return its exit code.
 
     Raises:
-        BadInput: The script would start ranks of its own on each.
+        BadInput: The script would start ranks of its own on each rank.
     """
     world = World.read(os.environ)
     if own.kind is Kind.ONCE and world.world_size > 1:
@@ -136,7 +138,7 @@ def joined(script: Script, options: Options, own: LaunchForm) -> int:
 
 
 def find_devices(ranks: int, options: Options) -> Devices:
-    """What this node's ranks compute on."""
+    """Find the devices of this node's ranks."""
     if torch.accelerator.current_accelerator() is None:
         return devices.without_cuda(options.backend)
     found = devices.there(os.environ)
@@ -147,7 +149,7 @@ def find_devices(ranks: int, options: Options) -> Devices:
 
 
 def set_threads(world: World) -> None:
-    """Share the cores; the first thing in a fork, whose inherited thread pool has no threads."""
+    """Share the cores; a fork must do it first, as its inherited thread pool has no threads."""
     cores = len(os.sched_getaffinity(0))
     asked = os.environ.get("OMP_NUM_THREADS", "")
     torch.set_num_threads(
@@ -160,7 +162,7 @@ def set_threads(world: World) -> None:
 def take_device(world: World, given: Devices) -> None:
     """Show this rank its own device alone, whatever the script says about visible devices later.
 
-    Where the driver has been asked before, it shows all it did then: this rank's is the current one.
+    A driver that was asked before still shows all devices: this rank's becomes the current one.
     """
     if not given.visible:
         return
@@ -174,11 +176,13 @@ def take_device(world: World, given: Devices) -> None:
         torch.accelerator.set_device_index(world.local_rank % several)
 
 
-def join(world: World, given: Devices, attempt: str, store: Store | None = None) -> tuple[Group, Choice]:
-    """Meet the others of this attempt, leaving no trace of it for the script to see.
+def join(
+    world: World, given: Devices, attempt: str, store: Store | None = None
+) -> tuple[Group, Choice]:
+    """Meet the other ranks of this attempt, leaving no trace of it for the script to see.
 
     Raises:
-        BadInput: Something else is where rank 0 would have to listen, or the ranks cannot talk as is asked.
+        BadInput: Something else listens on rank 0's port, or the ranks cannot talk as is asked.
     """
     hook, known = sys.excepthook, "GLOO_SOCKET_IFNAME" in os.environ
     set_interface(world)
@@ -211,10 +215,10 @@ def take_part_of_memory(part: float) -> None:
 
 
 def hosted(world: World) -> World:
-    """Rank 0 of a program that a worker of Ray Train runs finds that worker's store where it would listen.
+    """Let rank 0 use the store of its Ray Train worker, if that store listens on rank 0's port.
 
     Raises:
-        BadInput: Something else is there.
+        BadInput: Something else listens there.
     """
     if world.rank or world.agent_store:
         return world
@@ -224,8 +228,8 @@ def hosted(world: World) -> World:
         if "RAY_JOB_ID" in os.environ and network.has_store(world.master_addr, world.master_port):
             return replace(world, agent_store=True)
         raise BadInput(
-            f"MASTER_PORT is {world.master_port}, where rank 0 cannot listen: another process does; "
-            "give the job a free port"
+            f"MASTER_PORT is {world.master_port}, where rank 0 cannot listen: another process "
+            "does; give the job a free port"
         ) from None
     return world
 
@@ -237,12 +241,14 @@ def set_interface(world: World) -> None:
         return
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     if world.world_size > world.local_world_size and "NCCL_SOCKET_IFNAME" not in os.environ:
-        give(HERE.given, "NCCL_SOCKET_IFNAME", f"={interface}")  # else it takes eth0 for eth01, too
+        give(HERE.given, "NCCL_SOCKET_IFNAME", f"={interface}")  # without `=`, eth0 fits eth01, too
 
 
 def greeting(world: World, options: Options, chosen: Choice, environ: Mapping[str, str]) -> str:
-    """The line at the start: how many ranks, which backend and why, which view."""
-    nodes = int(environ.get("GROUP_WORLD_SIZE", math.ceil(world.world_size / world.local_world_size)))
+    """Return the line said at the start: how many ranks, which backend and why, which view."""
+    nodes = int(
+        environ.get("GROUP_WORLD_SIZE", math.ceil(world.world_size / world.local_world_size))
+    )
     return (
         f"{world.world_size} ranks on {nodes} node{'s' * (nodes != 1)}, "
         f"{chosen.backend} ({chosen.why}), {options.view} view"
@@ -250,23 +256,23 @@ def greeting(world: World, options: Options, chosen: Choice, environ: Mapping[st
 
 
 def end(group: Group, code: int) -> None:
-    """Leave in an order in which the user sees one failure, rank 0's if it fails too."""
+    """Leave the job, in an order in which the user sees one failure: rank 0's, if it fails too."""
     world, store = group.world, group.store
-    group.channel.close()  # whoever waits for what this rank would have done learns that it will not
+    group.channel.close()  # ranks that wait for an effect of this one learn that it will not come
     try:
-        asks = bool(world.rank and code)  # before it says that it has ended: then the store may go
+        asks = bool(world.rank and code)  # before this rank says its end: then the store may go
         failed = asks and _fails_too(store)
         store.set(f"ended/{world.rank}", str(code))
         if world.rank == 0 and not world.agent_store:
             _wait(store, [f"ended/{rank}" for rank in range(world.world_size)], LAST)
         elif failed and world.rank == world.local_rank:
-            time.sleep(PATIENCE)  # rank 0's launcher ends this rank when it has seen its end
+            time.sleep(PATIENCE)  # rank 0's launcher sees rank 0 end, and then ends this rank
     except dist.DistError:
         pass  # the store went with its host: nobody is left to wait for
 
 
 def _fails_too(store: Any) -> bool:
-    """Whether rank 0 does, and has said so; not if all it does is to wait for another rank's launcher."""
+    """Return whether rank 0 says that it failed, too; not if it waits for another's launcher."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         if store.check(["ended/0"]):
@@ -287,6 +293,6 @@ def _wait(store: Any, keys: list[str], seconds: float) -> bool:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once: torch's own teardown with gloo aborts now and then."""
+    """End this process at once, as torch's own teardown with gloo aborts now and then."""
     streams.flush()
     os._exit(code)

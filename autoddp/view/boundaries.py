@@ -1,8 +1,8 @@
-"""Where "my rows" become "the whole" and back, as differentiable functions.
+"""Differentiable functions from this rank's rows to the whole batch, and back.
 
-Outside, every rank holds the true gradient. Inside, on rows, gradients are N times the true ones, so
-that the *mean* over ranks of a parameter's gradient is exact for split work and for replicated work
-alike, and taking it twice changes nothing.
+Outside, every rank holds the true gradient. Inside, on rows, gradients are N times the true ones,
+so that the *mean* over ranks of a parameter's gradient is exact for split work and for replicated
+work alike, and taking it twice changes nothing.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from autoddp.view.cuts import Cuts
 
 
 def order_of(x: Tensor) -> list[int]:
-    """The dimensions of `x` as they lie in memory, the outermost first."""
+    """Return the dimensions of `x` as they lie in memory, the outermost first."""
     strides, sizes = x.stride(), x.shape
     return sorted(range(x.dim()), key=lambda k: (-strides[k], sizes[k] < 2, k))
 
 
 def strides_of(local: Tensor, shape: list[int]) -> tuple[int, ...] | None:
-    """The strides that the whole has if it is laid out as `local`; None: contiguous."""
+    """Return the strides of a whole of `shape` that is laid out as `local`.
+
+    None stands for a contiguous whole, and for a layout without strides.
+    """
     if local.is_contiguous() or local.layout is not torch.strided:
         return None
     strides, step = [0] * len(shape), 1
@@ -36,7 +39,7 @@ def strides_of(local: Tensor, shape: list[int]) -> tuple[int, ...] | None:
 
 
 def laid_out(shape: tuple[int, ...], order: list[int], like: Tensor) -> Tensor:
-    """Uninitialised, with its dimensions in memory in `order`.
+    """Return an uninitialised tensor like `like` whose dimensions lie in memory in `order`.
 
     `view` works on it, and generators fill it, as on the tensor of one process.
     """
@@ -44,7 +47,10 @@ def laid_out(shape: tuple[int, ...], order: list[int], like: Tensor) -> Tensor:
 
 
 def agreed_order(local: Tensor, cuts: Cuts) -> list[int]:
-    """The order that the whole has; a dimension of size 1 hides it: then rank 0, with most rows, tells."""
+    """Return the order in memory that the whole has, the same on all ranks.
+
+    A dimension of size 1 hides the order: then rank 0, which has most rows, tells it.
+    """
     order = order_of(local)
     if cuts.smallest > 1 or local.dim() < 2:
         return order
@@ -52,7 +58,7 @@ def agreed_order(local: Tensor, cuts: Cuts) -> list[int]:
 
 
 def all_rows(local: Tensor, cuts: Cuts, dim: int) -> Tensor:
-    """The whole batch, from every rank's rows along `dim`, in the memory layout one process has."""
+    """Gather every rank's rows along `dim` into the whole batch, laid out as in one process."""
     if cuts.turns > 1:
         apart = local.unflatten(dim, (cuts.turns, cuts.mine // cuts.turns))
         return all_rows(apart, cuts.of_a_turn(), dim + 1).flatten(dim, dim + 1).data
@@ -66,24 +72,24 @@ def all_rows(local: Tensor, cuts: Cuts, dim: int) -> Tensor:
     parts = [g[:c] for g, c in zip(got, cuts.sizes, strict=True)]
     whole = (got.flatten(0, 1) if cuts.even else torch.cat(parts)).movedim(0, dim)
     if order == [dim, *(k for k in range(local.dim()) if k != dim)]:
-        return whole.data  # no view: one made here refuses to be written into
+        return whole.data  # no view: a view that is made here refuses to be written into
     return laid_out(tuple(whole.shape), order, local).copy_(whole)
 
 
 class Boundary(Function):
-    """One that is made elsewhere."""
+    """The base of boundaries that other files define."""
 
 
 class Gather(Function):
-    """This rank's rows -> the whole."""
+    """The boundary from this rank's rows to the whole."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, cuts: Cuts, dim: int) -> Tensor:  # noqa: D102
+    def forward(ctx: Any, rows: Tensor, cuts: Cuts, dim: int) -> Tensor:
         ctx.cuts, ctx.dim = cuts, dim
         return all_rows(rows.detach(), cuts, dim)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:  # noqa: D102
+    def backward(ctx: Any, *grads: Any) -> Any:
         (g,) = grads
         size = ctx.cuts.view.group.size
         if torch.is_grad_enabled() and g.requires_grad:  # a second derivative will follow
@@ -92,15 +98,15 @@ class Gather(Function):
 
 
 class Scatter(Function):
-    """A whole tensor that needs a gradient -> this rank's rows."""
+    """The boundary from a whole tensor that needs a gradient to this rank's rows."""
 
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, cuts: Cuts, dim: int) -> Tensor:  # noqa: D102
+    def forward(ctx: Any, whole: Tensor, cuts: Cuts, dim: int) -> Tensor:
         ctx.cuts, ctx.dim = cuts, dim
         return cuts.take(whole, dim).clone()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:  # noqa: D102
+    def backward(ctx: Any, *grads: Any) -> Any:
         g = grads[0] / ctx.cuts.view.group.size
         return Gather.apply(g, ctx.cuts, ctx.dim), None, None
 
@@ -109,25 +115,25 @@ class MeanGradient(Function):
     """A whole tensor, used by rows: back comes the mean over ranks, which is the true gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:  # noqa: D102
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
         ctx.group = group
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:  # noqa: D102
+    def backward(ctx: Any, *grads: Any) -> Any:
         return SumWithin.apply(grads[0], ctx.group) / ctx.group.size, None
 
 
 class SumOverRanks(Function):
-    """This rank's part of a sum -> the sum, outside."""
+    """The boundary from this rank's part of a sum, inside, to the sum, outside."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, group: Any, total: Tensor | None = None) -> Tensor:  # noqa: D102
+    def forward(ctx: Any, part: Tensor, group: Any, total: Tensor | None = None) -> Tensor:
         ctx.group = group
         return group.all_reduce(part.detach().clone()) if total is None else total.clone()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:  # noqa: D102
+    def backward(ctx: Any, *grads: Any) -> Any:
         return grads[0] * ctx.group.size, None, None
 
 
@@ -135,12 +141,12 @@ class SumWithin(Function):
     """A sum over ranks that each rank goes on to use for its rows, as BatchNorm's statistics."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:  # noqa: D102
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
         ctx.group = group
         return group.all_reduce(x.detach().clone(memory_format=torch.contiguous_format))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:  # noqa: D102
+    def backward(ctx: Any, *grads: Any) -> Any:
         return SumWithin.apply(grads[0], ctx.group), None
 
 
@@ -148,21 +154,23 @@ class Mean(Function):
     """The mean over ranks of gradients at a leaf; a gradient that passes on is the true one."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:  # noqa: D102
-        return group.all_reduce(x.detach().clone(memory_format=torch.contiguous_format)).div_(group.size)
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        return group.all_reduce(x.detach().clone(memory_format=torch.contiguous_format)).div_(
+            group.size
+        )
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:  # noqa: D102
+    def backward(ctx: Any, *grads: Any) -> Any:
         return grads[0], None
 
 
 BOUNDARIES = (Gather, Scatter, MeanGradient, SumOverRanks, SumWithin, Mean, Boundary)
 
-NEARBY = 24  # nodes of the graph that are looked at before a tensor is lent to be safe
+NEARBY = 24  # nodes of a graph that are searched for boundaries; a larger one may have some
 
 
 def node_of(x: Tensor) -> str:
-    """What the script reads as the kind of `x.grad_fn`; empty without a graph."""
+    """Return the name that the script reads for the kind of `x.grad_fn`, empty without a graph."""
     node = x.grad_fn
     if node is None:
         return ""
@@ -172,7 +180,7 @@ def node_of(x: Tensor) -> str:
 
 @cache
 def named(kind: Any, node: str) -> Any:
-    """`kind`, whose node in the graph has the name that one process has there: `NllLossBackward0`."""
+    """Return `kind` with its graph node named `node`, as one process has it: `NllLossBackward0`."""
     if not node:
         return kind
     made: Any = type(kind.__name__, (kind,), {})
@@ -181,21 +189,21 @@ def named(kind: Any, node: str) -> Any:
 
 
 class Renamed(Function):
-    """The same, behind a node of another name."""
+    """The identity, behind a graph node of another name."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: D102
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:  # noqa: D102
+    def backward(ctx: Any, *grads: Any) -> Any:
         return grads[0]
 
 
 def lend(x: Any, group: Any) -> Any:
-    """`x`, a whole tensor, ready to meet rows.
+    """Return `x`, if it is a whole tensor, ready to meet rows.
 
-    A leaf needs nothing: its gradient is averaged anyway. So it is with what is computed from leaves
+    A leaf needs nothing: its gradient is averaged anyway. Neither does what is computed from leaves
     alone: gradients travel linearly. Only where rows were summed or gathered on the way to `x` must
     the true gradient come back.
     """
@@ -219,7 +227,7 @@ def _from_leaves_alone(node: Any) -> bool:
 
 
 def part(x: Tensor, cuts: Cuts, dim: int) -> Tensor:
-    """This rank's rows of a whole tensor."""
+    """Cut this rank's rows along `dim` out of a whole tensor."""
     if x.requires_grad and torch.is_grad_enabled():
         return Scatter.apply(x, cuts, dim)
     return cuts.take(x, dim)

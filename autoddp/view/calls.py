@@ -1,4 +1,4 @@
-"""How one call of a module runs: on this rank's rows, by its parts, or whole.
+"""The calls of modules: each runs on this rank's rows, by its parts, or whole.
 
 Only a call that was proven row-wise is split. A call that was not hands its rows on to its parts,
 which are tried in turn; whatever is not proven in the end gathers. So it is exact in any case.
@@ -43,11 +43,13 @@ class Calls:
         self.depth = 0  # above 0 inside a call that runs by its parts, or whole
         self.verdicts = Verdicts(view, left_out)
 
-    def call(self, module: nn.Module, run: Run, args: Any, kwargs: dict[str, Any], parts: bool = True) -> Any:
-        """What `run(*args, **kwargs)` gives, where `run` calls `module`.
+    def call(
+        self, module: nn.Module, run: Run, args: Any, kwargs: dict[str, Any], parts: bool = True
+    ) -> Any:
+        """Return what `run(*args, **kwargs)` gives, where `run` calls `module`.
 
-        Without `parts` a call that is not row-wise runs whole: what is recomputed in backward must be
-        what was computed.
+        Without `parts` a call that is not row-wise runs whole: what is recomputed in backward must
+        be what was computed.
         """
         self.verdicts.meet(module)
         reach = reach_of(args, kwargs)
@@ -79,15 +81,15 @@ class Calls:
         return self._hand_on(_uncompiled(module, run), handed, lead)
 
     def whole(self, run: Run, reach: Reach) -> Any:
-        """Too few rows, or no batch in sight: on every rank; no guessing inside."""
+        """Run the call whole on every rank: few rows, or no batch in sight; no guessing inside."""
         with self._deeper(), reach.filled([full(x) for x in reach.leaves]) as values:
             return reach.call(run, values)
 
     def _hand_on(self, run: Run, given: TrialCall, lead: Rows | None) -> Any:
-        """Not row-wise as one: its parts may be.
+        """Run a call that is not row-wise as one by its parts, which may be.
 
-        What an object holds is its class's own affair, and a whole tensor beside rows is taken for a batch
-        only if it lies as they do.
+        What an object holds is left to its class, and a whole tensor beside rows is taken for a
+        batch only if it lies as they do.
         """
         reach, cuts = given.reach, given.cuts
         ats = [
@@ -98,15 +100,24 @@ class Calls:
             x if at is None or split(x) else Rows(counting(mine(x, at, cuts)), cuts, at)
             for x, at in zip(reach.leaves, ats, strict=True)
         ]
-        with self._deeper(), reach.filled(made) as values, written_back(reach.leaves, made, ats, cuts):
+        with (
+            self._deeper(),
+            reach.filled(made) as values,
+            written_back(reach.leaves, made, ats, cuts),
+        ):
             return reach.call(run, values)
 
     def _split(self, module: nn.Module, run: Run, given: TrialCall, verdict: Verdict) -> Any:
-        """On this rank's rows, as plain tensors; what comes back, and what it leaves, is held by rows."""
+        """Run the call on this rank's rows, as plain tensors.
+
+        What comes back, and what the call leaves in its arguments, is held by rows.
+        """
         reach, ats, cuts = given.reach, given.ats, given.cuts
         leaves = reach.leaves
         local = [mine(x, at, cuts) for x, at in zip(leaves, ats, strict=True)]
-        local = [m if m is x or split(x) else counting(m) for x, m in zip(leaves, local, strict=True)]
+        local = [
+            m if m is x or split(x) else counting(m) for x, m in zip(leaves, local, strict=True)
+        ]
         at = next(a for a in ats if a is not None)
         with reach.filled(local) as values, written_back(leaves, local, ats, cuts):
             with self.enter(Region(cuts, at, verdict.draws)):
@@ -125,7 +136,7 @@ class Calls:
 
     @contextmanager
     def enter(self, region: Region | None) -> Iterator[None]:
-        """A split call runs in here; also where a checkpoint recomputes a part of it."""
+        """Run a split call in here, also where a checkpoint recomputes a part of it."""
         before, self.view.region = self.view.region, region
         work = self.view.work.turn(SPLIT)
         try:
@@ -146,15 +157,20 @@ class Calls:
             self.depth -= 1
 
     def _readings(self, lead: Rows | None, reach: Reach) -> Iterator[TrialCall]:
-        """What may be the batch, where each rank has a row of it.
+        """Yield what may be the batch, where each rank has a row of it.
 
-        Beside rows, whole tensors of their size are taken for batches, too, or else for none. Of a batch
-        that was cut by hand it is a size of the first argument; a first size of 1 is a batch of one.
+        Beside rows, whole tensors of their size are taken for batches, too, or else for none. A
+        batch that was cut by hand is a size of the first argument, unless the first of these is
+        below the number of ranks, as for a batch of one.
         """
         if lead is not None:
             guesses = [lead.cuts]
         else:
-            shown = (x for k, x in enumerate(reach.leaves) if isinstance(x, Tensor) and k not in reach.inside)
+            shown = (
+                x
+                for k, x in enumerate(reach.leaves)
+                if isinstance(x, Tensor) and k not in reach.inside
+            )
             first = next((x for x in shown if x.dim()), None)
             sizes = () if first is None or first.shape[0] < self.view.group.size else first.shape
             guesses = [self.view.cut(size) for size in dict.fromkeys(sizes)][:GUESSES]
@@ -168,20 +184,26 @@ class Calls:
 
 
 def _uncompiled(module: nn.Module, run: Run) -> Run:
-    """Of a compiled module the original: its parts are asked one by one, and no compiler knows rows."""
+    """Return what calls a compiled module's original, `run` for a module that is not compiled.
+
+    So its parts are asked one by one, and no compiler knows rows.
+    """
     if isinstance(original := getattr(module, "_orig_mod", None), nn.Module):
         return original._call_impl
     return module._call_impl if module._compiled_call_impl is not None else run
 
 
 def _of_samples(args: Any) -> bool:
-    """Whether a call is given the samples one by one: the batch is what the module makes of them."""
+    """Return whether a call is given samples one by one, of which the module makes the batch."""
     first = args[0] if args else None
     return isinstance(first, LISTS) and sum(isinstance(x, Tensor) for x in first) >= SAMPLES
 
 
 def batch_dim(x: Any, cuts: Cuts) -> int | None:
-    """The dimension of an argument that holds the batch: known of rows, else the first of that size."""
+    """Return the dimension of an argument that holds the batch, None if none does.
+
+    It is known of rows, else the first of that size.
+    """
     if not isinstance(x, Tensor) or not x.dim():
         return None
     if split(x):
@@ -192,8 +214,10 @@ def batch_dim(x: Any, cuts: Cuts) -> int | None:
 
 
 @contextmanager
-def written_back(leaves: list[Any], made: list[Any], ats: list[int | None], cuts: Cuts) -> Iterator[None]:
-    """If the call writes into an input, of which it got `made`, by rows: bring them together."""
+def written_back(
+    leaves: list[Any], made: list[Any], ats: list[int | None], cuts: Cuts
+) -> Iterator[None]:
+    """Bring `leaves` up to date if the call in here writes into `made`, which it gets of them."""
     wholes = [
         (x, at, m._local if split(m) else m)
         for x, m, at in zip(leaves, made, ats, strict=True)
@@ -214,7 +238,7 @@ def written_back(leaves: list[Any], made: list[Any], ats: list[int | None], cuts
 
 
 def counting(x: Any) -> Any:
-    """A tensor made under inference_mode() does not count what is written into it; its copy does."""
+    """Copy what inference_mode() made, which counts no writes; return all else as it is."""
     if not isinstance(x, Tensor) or not x.is_inference():
         return x
     with torch.inference_mode(False):
@@ -222,7 +246,7 @@ def counting(x: Any) -> Any:
 
 
 def _rows(out: Any, cuts: Cuts, at: int, module: nn.Module) -> Tensor:
-    """What a split call gave, by rows; whole if it is of a class of its own."""
+    """Return what a split call gave, by rows, or whole if it is of a class of its own."""
     if not isinstance(out, Tensor) or out.dim() <= at or out.shape[at] != cuts.mine:
         raise LostGradient(_changed(module))
     kind = type(out)
@@ -235,6 +259,6 @@ def _rows(out: Any, cuts: Cuts, at: int, module: nn.Module) -> Tensor:
 
 def _changed(module: nn.Module) -> str:
     return (
-        f"{type(module).__name__} at {users_line()} returned other outputs than when it was proven row-wise; "
-        "run with --disable modules, which computes it whole on every rank"
+        f"{type(module).__name__} at {users_line()} returned other outputs than when it was proven "
+        "row-wise; run with --disable modules, which computes it whole on every rank"
     )

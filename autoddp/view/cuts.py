@@ -1,4 +1,4 @@
-"""How the rows of a batch are cut over the ranks."""
+"""The cuts of a batch: the rows of it that each rank holds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Cuts:
-    """How many rows each rank holds: contiguous, in rank order. One object for each distinct cut.
+    """The numbers of rows that ranks hold, contiguous, in rank order; one object for each cut.
 
     Time before batch, flattened, is a batch that comes in turns: in each, a rank holds its rows.
 
@@ -20,7 +20,7 @@ class Cuts:
         turns: How many turns there are: 1 but for what was flattened so.
         total: Rows of the batch.
         start: The first row of this rank, in each turn.
-        mine: Rows of this rank.
+        mine: Rows of this rank, in all turns.
     """
 
     __slots__ = ("even", "largest", "mine", "sizes", "smallest", "start", "total", "turns", "view")
@@ -28,16 +28,24 @@ class Cuts:
     def __init__(self, view: View, sizes: tuple[int, ...], turns: int = 1) -> None:
         rank = view.group.rank
         self.view, self.sizes, self.turns = view, sizes, turns
-        self.total, self.start, self.mine = sum(sizes) * turns, sum(sizes[:rank]), sizes[rank] * turns
+        self.total, self.start, self.mine = (
+            sum(sizes) * turns,
+            sum(sizes[:rank]),
+            sizes[rank] * turns,
+        )
         self.largest, self.smallest = max(sizes) * turns, min(sizes) * turns
         self.even = self.largest == self.smallest
 
     def times(self, factor: int) -> Cuts:
-        """The cuts of a batch in which each row became `factor` rows."""
-        return self if factor == 1 else self.view.cuts(tuple(s * factor for s in self.sizes), self.turns)
+        """Return the cuts of a batch in which each row became `factor` rows."""
+        return (
+            self
+            if factor == 1
+            else self.view.cuts(tuple(s * factor for s in self.sizes), self.turns)
+        )
 
     def over(self, factor: int) -> Cuts | None:
-        """The inverse of `times`, if every rank's rows come in groups of `factor`."""
+        """Undo `times`, if every rank's rows come in groups of `factor`; else return None."""
         if factor == 1:
             return self
         if factor < 1 or any(s % factor for s in self.sizes):
@@ -45,15 +53,15 @@ class Cuts:
         return self.view.cuts(tuple(s // factor for s in self.sizes), self.turns)
 
     def in_turns(self, turns: int) -> Cuts:
-        """The cuts of `turns` such batches, one behind the other."""
+        """Return the cuts of `turns` such batches, one behind the other."""
         return self.view.cuts(self.sizes, self.turns * turns)
 
     def of_a_turn(self) -> Cuts:
-        """The inverse, all turns at once."""
+        """Undo `in_turns`, all turns at once."""
         return self.view.cuts(self.sizes)
 
     def take(self, whole: Tensor, dim: int) -> Tensor:
-        """This rank's rows of a whole tensor; a view of it, but for several turns."""
+        """Cut this rank's rows out of a whole tensor: a view of it, but for several turns."""
         if self.turns == 1:
             return whole.narrow(dim, self.start, self.mine)
         apart = whole.unflatten(dim, (self.turns, self.total // self.turns))
@@ -64,6 +72,6 @@ class Cuts:
 
 
 def even_sizes(total: int, ranks: int) -> tuple[int, ...]:
-    """`total` rows over `ranks`, contiguous, sizes that differ by one at most."""
+    """Cut `total` rows over `ranks` into contiguous sizes that differ by one at most."""
     each, more = divmod(total, ranks)
     return tuple(each + (rank < more) for rank in range(ranks))

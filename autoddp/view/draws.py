@@ -37,21 +37,25 @@ FILL = {
 }
 SHAPED = {"randn": 0, "rand": 0}
 LIKE = {"randn_like", "rand_like", "randint_like"}
-FILLED = {name.rstrip("_") for name in FILL} | {"normal_functional"}  # what a compiler makes of FILL
-SEEDS = (torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max)  # what inductor draws its seeds from
-APART = 7919  # seeds of one kernel on two ranks
-DROPOUT = ("dropout_p", "dropout", "p")  # its probability, by name, in operators that drop inside
+# what a compiler makes of FILL
+FILLED = {name.rstrip("_") for name in FILL} | {"normal_functional"}
+# the range that inductor draws its seeds from
+SEEDS = (torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max)
+APART = 7919  # the distance between the seeds of one kernel on two ranks
+DROPOUT = ("dropout_p", "dropout", "p")  # names of the probability in operators that drop inside
 
 
 def is_random(func: Any) -> bool:
-    """Whether an operator draws from a generator."""
+    """Return whether an operator draws from a generator."""
     return torch.Tag.nondeterministic_seeded in func.tags
 
 
 class Draws(DispatchMode):
-    """While it is on, draws of `here` rows along the batch are made for `total` and cut at `start`."""
+    """A mode that draws for `total` rows along the batch, not for `here`, and cuts at `start`."""
 
-    def __init__(self, here: int, start: int, total: int, at: int = 0, cuts: Cuts | None = None) -> None:
+    def __init__(
+        self, here: int, start: int, total: int, at: int = 0, cuts: Cuts | None = None
+    ) -> None:
         super().__init__()
         self.here, self.start, self.total, self.at, self.cuts = here, start, total, at, cuts
         self.view = None if cuts is None else cuts.view
@@ -59,15 +63,16 @@ class Draws(DispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Compiled code runs compiled under this mode, which sees what it draws by operators."""
+        """Let compiled code run compiled under this mode, which sees what its operators draw."""
         return True
 
     @classmethod
     def of(cls, cuts: Cuts, at: int) -> Draws:
-        """For this rank's rows of a batch."""
+        """Return the mode for this rank's rows of a batch, which lies along dimension `at`."""
         return cls(cuts.mine, cuts.start, cuts.total, at, cuts)
 
-    supports_higher_order_operators = True  # those of compiled code, which take operators and graphs
+    # higher-order operators are those of compiled code, which take operators and graphs
+    supports_higher_order_operators = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -89,14 +94,16 @@ class Draws(DispatchMode):
             with own_stream(self.view, _device(args, kwargs), kwargs.get("generator")):
                 return func(*args, **kwargs)
         if name in FILL:
-            return args[0].copy_(self._mine(func(self._grow(args[0], dim), *args[1:], **kwargs), dim))
+            return args[0].copy_(
+                self._mine(func(self._grow(args[0], dim), *args[1:], **kwargs), dim)
+            )
         if name in FILLED:
             grown = func(self._grow(args[0], dim), *args[1:], **kwargs)
             return torch.empty_like(args[0]).copy_(self._mine(grown, dim))
         if name in LIKE:
             return self._mine(func(self._grow(args[0], dim), *args[1:], **kwargs), dim).contiguous()
         if name == "native_dropout":
-            # whatever is dropped there: its kernel alone tells what is dropped where
+            # the values there do not matter: this kernel alone tells what is dropped where
             mask = self._mine(func(self._grow(args[0], dim), *args[1:])[1], dim).contiguous()
             return args[0] * mask / (1 - args[1]), mask
         where = next(k for k, a in enumerate(args) if isinstance(a, (list, tuple)))
@@ -105,7 +112,10 @@ class Draws(DispatchMode):
         return self._mine(func(*grown, **kwargs), dim).contiguous()
 
     def _batch_dim(self, shape: Any) -> int | None:
-        """The dimension that holds the batch: where the input has it, else the first of that size."""
+        """Return the dimension that holds the batch, None if none has its size.
+
+        It is where the input has it, if of that size, else the first of that size.
+        """
         places = (self.at, *range(len(shape)))
         return next((d for d in places if d < len(shape) and shape[d] == self.here), None)
 
@@ -116,7 +126,11 @@ class Draws(DispatchMode):
         return laid_out(tuple(self._grown(x.shape, dim)), order_of(x), x)
 
     def _mine(self, whole: Tensor, dim: int) -> Tensor:
-        return whole.narrow(dim, self.start, self.here) if self.cuts is None else self.cuts.take(whole, dim)
+        return (
+            whole.narrow(dim, self.start, self.here)
+            if self.cuts is None
+            else self.cuts.take(whole, dim)
+        )
 
     def _own(self, shape: Any, args: Any) -> bool:
         view = self.view
@@ -130,13 +144,21 @@ class Draws(DispatchMode):
             view.report.doubt(
                 "draws",
                 "",
-                "draws above 64 MB: each rank draws its own rows (statistically the same numbers, not "
-                "those of one process; --draws whole draws them all)",
+                "draws above 64 MB: each rank draws its own rows (statistically the same numbers, "
+                "not those of one process; --draws whole draws them all)",
             )
         return large
 
     def _unknown(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-        """A kernel that draws inside, as attention with dropout on a GPU: never the same on all ranks."""
+        """Run a kernel that draws inside, as attention with dropout on a GPU.
+
+        Such draws are never the same on all ranks, so each rank draws its own rows. A trial runs
+        the kernel without dropping.
+
+        Returns:
+            What it gave; NotImplemented if it draws nothing for the batch, or if a trial cannot
+            keep it from dropping.
+        """
         inputs = [a for a in args if isinstance(a, Tensor) and a.dim()]
         if name in FILL | FILLED | LIKE or not inputs or self._batch_dim(inputs[0].shape) is None:
             return NotImplemented
@@ -144,50 +166,61 @@ class Draws(DispatchMode):
         if not probability:
             return NotImplemented
         if self.view is None and undropped:
-            self.inside = True  # masks by the place in a part would hide whether all else is row-wise
+            # masks by the place in a part would hide whether all else is row-wise
+            self.inside = True
             return func(**undropped)
         if self.view is None:
             return NotImplemented
-        self.view.report.doubt("draws", "", f"{name} draws inside its kernel: each rank draws its own rows")
+        self.view.report.doubt(
+            "draws", "", f"{name} draws inside its kernel: each rank draws its own rows"
+        )
         with own_stream(self.view, inputs[0].device):
             return func(*args, **kwargs)
 
     def _of_graphs(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run what takes operators or graphs; what these draw is not seen here, nor in a backward."""
+        """Run what takes operators or graphs; what these draw is not seen here or in backward."""
         leaves = tree_leaves((args, kwargs))
         devices = [
-            x.device if isinstance(x, Tensor) else x for x in leaves if isinstance(x, Tensor | torch.device)
+            x.device if isinstance(x, Tensor) else x
+            for x in leaves
+            if isinstance(x, Tensor | torch.device)
         ]
-        # in a trial, masks by the place in a part say that it is not row-wise, and it runs whole
+        # in a trial, masks by the place in a part show the call not row-wise, and it runs whole
         if self.view is None or not devices or not any(map(_may_draw, leaves)):
             return func(*args, **kwargs)
         self.view.report.doubt(
             "draws",
             "",
-            f"{func.name()} draws inside compiled code: each rank draws its own rows (statistically the same "
-            "numbers, not those of one process)",
+            f"{func.name()} draws inside compiled code: each rank draws its own rows "
+            "(statistically the same numbers, not those of one process)",
         )
         with own_stream(self.view, devices[0]):
             return func(*args, **kwargs)
 
     def _seeds(self, drawn: Tensor) -> Tensor:
-        """Those of a kernel that inductor made: the generator goes on as in one process."""
+        """Make the seeds of inductor's kernels this rank's own.
+
+        The generator goes on as in one process.
+        """
         assert self.view is not None
         self.view.report.doubt(
             "draws",
             "",
-            "inductor's kernels draw inside: each rank draws its own rows (statistically the same numbers, "
-            "not those of one process; torch._inductor.config.fallback_random = True keeps to these)",
+            "inductor's kernels draw inside: each rank draws its own rows (statistically the same "
+            "numbers, not those of one process; torch._inductor.config.fallback_random = True "
+            "keeps to these)",
         )
         return drawn.add_(APART * self.view.group.rank)
 
 
 def _may_draw(given: Any) -> bool:
-    """Whether an operator, or a graph, may draw; of another function nobody knows."""
+    """Return whether an operator or a graph may draw; any other function is assumed to."""
     if isinstance(given, torch.fx.GraphModule):
         graphs = [module for module in given.modules() if isinstance(module, torch.fx.GraphModule)]
         return any(
-            isinstance(n.target, OpOverload) and _may_draw(n.target) for g in graphs for n in g.graph.nodes
+            isinstance(n.target, OpOverload) and _may_draw(n.target)
+            for g in graphs
+            for n in g.graph.nodes
         )
     if isinstance(given, OpOverload):
         return is_random(given)
@@ -195,7 +228,10 @@ def _may_draw(given: Any) -> bool:
 
 
 def _dropping(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """With what probability a kernel drops, 1 if it does not say, and its arguments by name, with 0."""
+    """Return with what probability a kernel drops, and its arguments by name, with 0 for that.
+
+    A kernel that does not say counts as 1, without arguments.
+    """
     schema = func._schema.arguments
     given = {a.name: a.default_value for a in schema if a.has_default_value()}
     given |= dict(zip((a.name for a in schema), args, strict=False)) | kwargs
@@ -204,7 +240,7 @@ def _dropping(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[s
 
 
 def _shape_of(name: str, args: Any) -> Any:
-    """The shape of what is drawn, for the draws that can be made whole."""
+    """Return the shape of what is drawn, None for draws that cannot be made whole."""
     if name in FILL or (name in FILLED and len(args) > 1):
         by_tensor = any(isinstance(a, Tensor) and a.dim() for a in args[1:])
         return None if by_tensor else args[0].shape
@@ -227,11 +263,11 @@ def _device(args: Any, kwargs: dict[str, Any]) -> torch.device:
 def own_stream(
     view: View | None, device: torch.device, named: torch.Generator | None = None
 ) -> Iterator[None]:
-    """Draws come from this rank's own stream; the generator outside stays where it is.
+    """Draw from this rank's own stream in here; the generator outside stays where it is.
 
     Args:
-        view: This rank's.
-        device: On which is drawn.
+        view: The view of this rank; not None.
+        device: The device that draws.
         named: The generator that the script draws from, where it names one.
     """
     assert view is not None

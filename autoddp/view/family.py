@@ -1,4 +1,4 @@
-"""Rows that share memory, because one is a view of the other, and what of it got out of our hands."""
+"""Rows that share memory, as one is a view of the other, and what the script holds of it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ RAW = {
     "_to_dlpack",
 }  # fmt: skip
 COMPARED = (
-    "a batch's memory is let out, where it may be written unseen: each later use of the batch compares all "
-    "of it, and the host waits for the device; let out batch.clone() instead"
+    "a batch's memory is let out, where it may be written unseen: each later use of the batch "
+    "compares all of it, and the host waits for the device; let out batch.clone() instead"
 )
 
 
@@ -47,22 +47,24 @@ class ExportedBuffer:
             self.rows.copy_(mine)
 
     def keep(self) -> None:
-        """Remember the whole: on all ranks alike, as rows cannot tell."""
+        """Keep a copy of the whole: all ranks tell a later write alike by it, not by rows."""
         self.kept = self.whole.clone()
 
     def written(self) -> bool:
-        """Whether somebody wrote into the whole since it was kept: an answer that all ranks agree on."""
+        """Return whether somebody wrote into the whole since `keep`; all ranks agree on that."""
         return self.kept is not None and not same(self.whole, self.kept)
 
     def give(self) -> None:
-        """Bring what was written to the rows, and nothing else: another of the family may be newer there."""
+        """Bring what was written, and nothing else, to the rows, where others may be newer."""
         assert self.kept is not None
         new, old = (part(x, self.cuts, self.at) for x in (self.whole, self.kept))
         with torch.no_grad(), as_made(self.rows):
-            self.rows.copy_(torch.where((new == old) | ((new != new) & (old != old)), self.rows, new))
+            self.rows.copy_(
+                torch.where((new == old) | ((new != new) & (old != old)), self.rows, new)
+            )
 
     def refresh(self) -> None:
-        """Bring the whole up to date: all ranks wrote into their rows."""
+        """Bring the whole up to date, after all ranks wrote into their rows."""
         with torch.no_grad(), as_made(self.whole):
             self.whole.copy_(all_rows(self.rows, self.cuts, self.at))
         self.seen = version(self.whole)
@@ -74,15 +76,16 @@ class WholeFamily:
     """Rows that share memory, because one is a view of the other.
 
     This rank's rows are the truth. A gathered whole is a copy, until somebody writes into it: then
-    it is the newer truth, and is taken over before anyone reads a member again. A whole that is lent
-    to the script follows what is written into the rows, too.
+    it is the newer truth, and is taken over before anyone reads a member again. A whole that is
+    lent to the script follows what is written into the rows, too.
     """
 
     __slots__ = ("gathered", "lent")
 
     def __init__(self) -> None:
         self.gathered: list[weakref.ref[Rows]] = []
-        self.lent: dict[Any, ExportedBuffer] = {}  # kept as long as a member lives: ranks must agree on them
+        # kept as long as a member lives: ranks must agree on them
+        self.lent: dict[Any, ExportedBuffer] = {}
 
     def take_over(self) -> None:
         """Bring the rows up to date with what was written into a gathered whole."""
@@ -97,10 +100,10 @@ class WholeFamily:
         for lent in written:
             lent.give()
         if written:
-            self.refresh()  # they may hold the same elements
+            self.refresh()  # several may hold the same elements
 
     def lend(self, whole: Tensor, rows: Tensor, cuts: Cuts, at: int, raw: bool) -> None:
-        """Note that the script holds memory of `whole`; with `raw`, in a way that torch does not see."""
+        """Note that the script holds memory of `whole`; with `raw`, torch sees no writes there."""
         key = place(rows)
         if raw and whole.device.type != "cpu":
             cuts.view.report.say_once("raw memory", users_line(), COMPARED)
@@ -114,27 +117,30 @@ class WholeFamily:
 
     @property
     def raw(self) -> bool:
-        """Whether rows may be written into on some ranks only: then none can tell what is up to date."""
+        """Return whether rows may be written into on some ranks only.
+
+        Then no rank can tell what is up to date.
+        """
         return any(lent.raw for lent in self.lent.values())
 
     def borrowed(self, rows: Tensor) -> Tensor | None:
-        """The whole of these rows that the script holds already: there is one memory of them."""
+        """Return the whole of these rows that the script holds already, as it has one memory."""
         lent = self.lent.get(place(rows))
         return None if lent is None else lent.whole
 
     def refresh(self) -> None:
-        """Rows of the family were written into, by all ranks at the same point of the script."""
+        """Bring lent wholes up to date, after all ranks wrote into rows at the same point."""
         for lent in self.lent.values():
             lent.refresh()
 
 
 def place(rows: Tensor) -> Any:
-    """Which part of the memory of the family these rows are."""
+    """Return what part of the memory of the family these rows are."""
     return rows.data_ptr(), rows.dtype, tuple(rows.shape), rows.stride()
 
 
 def shows(out: Any, whole: Tensor, name: str) -> bool:
-    """Whether what a function returned lets the script see the memory of the whole."""
+    """Return whether `out`, returned by a function, lets the script see the memory of `whole`."""
     if name == "__reduce_ex__":
         return True  # copy.copy() and a queue to another process make tensors of the same memory
     if isinstance(out, (list, tuple)):
@@ -146,19 +152,25 @@ def shows(out: Any, whole: Tensor, name: str) -> bool:
 
 @contextmanager
 def as_made(x: Tensor) -> Iterator[None]:
-    """Under inference_mode() if `x` was made there, else outside."""
+    """Run under inference_mode() in here if `x` was made there, else outside."""
     if x.is_inference() == torch.is_inference_mode_enabled():
         yield
     else:
-        with torch.inference_mode(x.is_inference()), torch.set_grad_enabled(torch.is_grad_enabled()):
+        with (
+            torch.inference_mode(x.is_inference()),
+            torch.set_grad_enabled(torch.is_grad_enabled()),
+        ):
             yield
 
 
 def version(x: Tensor) -> int:
-    """How often torch saw `x` written; what is made under inference_mode() counts nothing."""
+    """Return how often torch saw `x` written.
+
+    What is made under inference_mode() counts nothing: -1.
+    """
     return -1 if x.is_inference() else x._version
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors hold the same values."""
-    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())  # NaN is equal to NaN
+    """Return whether two tensors hold the same values; NaN is equal to NaN."""
+    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())

@@ -13,7 +13,7 @@ from autoddp.view.mersenne import numpy_state, same_numpy
 
 
 class Generators:
-    """The states at one moment: of `random`, numpy, torch, and every device in use."""
+    """The states of `random`, numpy, torch and every device in use, at one moment."""
 
     def __init__(self) -> None:
         numpy = sys.modules.get("numpy")
@@ -22,7 +22,7 @@ class Generators:
         self.torch = [torch.get_rng_state(), *accelerator.states()]
 
     def put_back(self) -> None:
-        """Every generator as it was."""
+        """Set every generator back to its state at that moment."""
         random.setstate(self.python)
         if self.numpy is not None:
             sys.modules["numpy"].random.set_state(self.numpy)
@@ -30,16 +30,16 @@ class Generators:
         accelerator.set_states(self.torch[1:])
 
     def same_python(self, other: Generators) -> bool:
-        """Whether neither `random` nor numpy was drawn from."""
+        """Return whether neither `random` nor numpy was drawn from between the two moments."""
         if self.python != other.python:
             return False
         return self.numpy is None or other.numpy is None or same_numpy(self.numpy, other.numpy)
 
     def same_torch(self, other: Generators) -> bool:
-        """Whether torch was not drawn from."""
+        """Return whether torch was not drawn from between the two moments."""
         same = len(self.torch) == len(other.torch)
         return same and all(map(torch.equal, self.torch, other.torch))
 
     def same(self, other: Generators) -> bool:
-        """Whether nothing was drawn at all."""
+        """Return whether nothing was drawn at all between the two moments."""
         return self.same_python(other) and self.same_torch(other)

@@ -1,7 +1,7 @@
 """The state of numpy's own generator, read from its memory: its `get_state` takes 50 times as long.
 
-Where that memory lies is found out by a generator of ours with a known state; where that does not agree
-with what numpy says of it, or the user has chosen another kind, numpy is asked.
+A generator of ours with a known state shows where that memory lies; where that does not agree with
+what numpy says of it, or the user has chosen another kind, numpy is asked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MARK = -1.2345678901234567e-89
 
 
 def numpy_state(numpy: Any) -> Any:
-    """What `numpy.random.get_state()` gives; a dictionary of another kind of generator."""
+    """Return what `numpy.random.get_state()` gives; a dictionary for another kind of generator."""
     generator = getattr(getattr(numpy.random, "mtrand", None), "_rand", None)
     kind = getattr(numpy.random, "MT19937", None)
     if generator is None or kind is None or type(generator._bit_generator) is not kind:
@@ -28,7 +28,7 @@ def numpy_state(numpy: Any) -> Any:
 
 
 def same_numpy(a: Any, b: Any) -> bool:
-    """Whether two of them are one state."""
+    """Return whether two results of `numpy_state` are one state."""
     if type(a) is not tuple or type(b) is not tuple:
         return repr(a) == repr(b) if type(a) is type(b) else False
     return a[0] == b[0] and a[2:] == b[2:] and bool((a[1] == b[1]).all())
@@ -36,7 +36,7 @@ def same_numpy(a: Any, b: Any) -> bool:
 
 @functools.lru_cache(maxsize=1)
 def _place(numpy: Any) -> int | None:
-    """Where in a generator the second normal number lies."""
+    """Return where `GAUSS` lies in the memory of a generator, None if that is not sure."""
     ours = numpy.random.RandomState(5)
     known = ("MT19937", ours.get_state()[1], 321, 1, MARK)
     ours.set_state(known)
@@ -49,6 +49,8 @@ def _place(numpy: Any) -> int | None:
 
 
 def _read(numpy: Any, generator: Any, at: int) -> tuple[Any, ...]:
-    words, following = KEY.unpack(ctypes.string_at(generator._bit_generator.ctypes.state_address, KEY.size))
+    words, following = KEY.unpack(
+        ctypes.string_at(generator._bit_generator.ctypes.state_address, KEY.size)
+    )
     kept, number = GAUSS.unpack(ctypes.string_at(id(generator) + at, GAUSS.size))
     return "MT19937", numpy.frombuffer(words, numpy.uint32), following, kept, number

@@ -1,4 +1,4 @@
-"""Modules by the names that a user knows them by: `Net.encoder.0`."""
+"""The names of modules, as a user knows them: `Net.encoder.0`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ OURS = ("autoddp.", "torch.nn.parallel")
 
 
 def named_modules() -> dict[int, tuple[str, nn.Module]]:
-    """All that have parameters, by their id: the type of the outermost, then the way to them."""
+    """Return the name and the module of all that have parameters, by their id.
+
+    A name is the type of the outermost module, then the way to this one.
+    """
     users = [
         m
         for m in gc.get_objects()
@@ -29,14 +32,14 @@ def named_modules() -> dict[int, tuple[str, nn.Module]]:
 
 
 class LeftOut:
-    """Modules that are never run by rows as one, by their names' patterns, nor is what holds them."""
+    """The modules that never run by rows as one, by patterns of names; nor does what holds them."""
 
     def __init__(self, patterns: tuple[str, ...]) -> None:
         self.patterns = patterns
         self.known: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
 
     def covers(self, module: nn.Module) -> bool:
-        """Whether it, or a part of it, is one of them."""
+        """Return whether the module, or a part of it, is left out."""
         if not self.patterns:
             return False
         if module not in self.known:

@@ -1,8 +1,8 @@
 """One order of the parameters for all ranks.
 
-Graphs of split calls may differ between ranks: of one row torch computes some layers by other
-operators, in another order. The order of leaves in the graph is therefore no order to rely on; that of
-`module.parameters()` is.
+Graphs of split calls may differ between ranks: for one row torch computes some layers by other
+operators, in another order. The order of leaves in the graph is therefore no order to rely on; that
+of `module.parameters()` is.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from torch import Tensor
 
 
 class Order:
-    """Numbers parameters in the order in which modules that are called first show them."""
+    """The numbers of parameters, in the order in which modules show them at their first calls."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._next = 0
 
     def note(self, leaves: Iterable[Tensor]) -> None:
-        """Number those that are new."""
+        """Give a number to each new leaf."""
         for leaf in leaves:
             if self._number(leaf) is None:
                 self._numbers[id(leaf)] = weakref.ref(leaf), self._next
                 self._next += 1
 
     def sorted(self, leaves: Iterable[Tensor]) -> list[Tensor]:
-        """By number; what no module showed comes last, as the graph has it."""
+        """Sort leaves by number; those that no module showed come last, as the graph has them."""
         found = [(self._number(leaf), leaf) for leaf in leaves]
         known = sorted((n, k) for k, (n, _) in enumerate(found) if n is not None)
         return [found[k][1] for _, k in known] + [leaf for n, leaf in found if n is None]

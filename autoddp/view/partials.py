@@ -14,7 +14,7 @@ MOST = 1024  # unread sums that are kept; then all are settled
 
 
 class Part:
-    """This rank's part of one 0-dim sum, without its graph, and the sum once it is known."""
+    """One 0-dim sum over ranks: this rank's part, without its graph, and the sum once known."""
 
     __slots__ = ("local", "stream", "total")
 
@@ -25,14 +25,21 @@ class Part:
 
 
 def stream_of(x: Tensor) -> torch.Stream | None:
-    """On which an accelerator computes what is computed now; whoever reads it on another one waits for it."""
-    return None if x.device.type in ("cpu", "meta", "mps") else torch.accelerator.current_stream(x.device)
+    """Return the stream on which the accelerator of `x` computes now, None for cpu, meta and mps.
+
+    Whoever reads `x` on another stream has to wait for this one.
+    """
+    return (
+        None
+        if x.device.type in ("cpu", "meta", "mps")
+        else torch.accelerator.current_stream(x.device)
+    )
 
 
 class PendingSums:
     """The unread sums, in the order in which the script made them: the same on every rank.
 
-    They are held strongly: what the garbage collector frees first is each rank's own affair.
+    They are held strongly: each rank's garbage collector frees what it likes first.
     """
 
     def __init__(self, group: Group) -> None:
@@ -40,7 +47,7 @@ class PendingSums:
         self.parts: list[Part] = []
 
     def add(self, local: Tensor) -> Part:
-        """Remember a part until somebody reads any of them."""
+        """Keep `local`, this rank's part of a sum, until any sum is read or `MOST` are kept."""
         part = Part(local.detach())
         self.parts.append(part)
         if len(self.parts) >= MOST:
@@ -55,7 +62,9 @@ class PendingSums:
             by_device.setdefault(part.local.device, []).append(part)
         for device, some in by_device.items():
             now = stream_of(some[0].local)
-            for made in {part.stream for part in some if part.stream is not None and part.stream != now}:
+            for made in {
+                part.stream for part in some if part.stream is not None and part.stream != now
+            }:
                 torch.accelerator.current_stream(device).wait_stream(made)
             columns = [_encode(part.local) for part in some]
             total = self.group.all_reduce(torch.cat(columns))
@@ -68,7 +77,10 @@ HALF = 2**31
 
 
 def _encode(x: Tensor) -> Tensor:
-    """As float64 numbers whose sums over ranks are exact for integers and good for floats."""
+    """Encode `x` as float64 numbers, to be summed over ranks.
+
+    Sums are exact for integers and good for floats.
+    """
     if x.is_complex():
         return torch.view_as_real(x).double().reshape(2)
     if x.is_floating_point():

@@ -1,4 +1,4 @@
-"""`Rows`, a batch of which this rank holds a part, and `Partial`, a sum that nobody has read yet."""
+"""`Rows`, a batch of which this rank holds a part, and `Partial`, a sum that nobody has read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from autoddp.view.table import is_mutable, rule_for
 
 
 class Like(type(Tensor)):  # type: ignore[misc]  # torch's stub does not know it for a class
-    """To a script the type is torch.Tensor: by name and by `==`; by `is` no class can be."""
+    """A metaclass: to a script its types are torch.Tensor by name and `==`; by `is` none can be."""
 
     def __eq__(cls, other: object) -> bool:
         return other is Tensor or cls is other
@@ -45,7 +45,7 @@ class Rows(Tensor, metaclass=Like):
         return Tensor
 
     @staticmethod
-    def __new__(  # noqa: D102
+    def __new__(
         cls: type[Rows], local: Tensor, cuts: Cuts, at: int = 0, family: WholeFamily | None = None
     ) -> Rows:
         shape = list(local.shape)
@@ -55,7 +55,9 @@ class Rows(Tensor, metaclass=Like):
             cls, shape, strides=strides_of(local, shape), dtype=local.dtype, device=local.device
         )
 
-    def __init__(self, local: Tensor, cuts: Cuts, at: int = 0, family: WholeFamily | None = None) -> None:
+    def __init__(
+        self, local: Tensor, cuts: Cuts, at: int = 0, family: WholeFamily | None = None
+    ) -> None:
         self._local, self.cuts, self.at = local, cuts, at
         self.family = family or WholeFamily()
         self.tally = None
@@ -64,17 +66,21 @@ class Rows(Tensor, metaclass=Like):
 
     @property
     def local(self) -> Tensor:
-        """This rank's rows, up to date."""
+        """Return this rank's rows, up to date."""
         if self.family.gathered or self.family.lent:
             self.family.take_over()
         return self._local
 
     def full(self) -> Tensor:
-        """The whole batch, gathered once for all that read it before the next write."""
+        """Return the whole batch, gathered once for all that read it before the next write."""
         local = self.local
         whole = self._whole
         needs = local.requires_grad and torch.is_grad_enabled()
-        if whole is not None and self._versions[0] == version(local) and (whole.requires_grad or not needs):
+        if (
+            whole is not None
+            and self._versions[0] == version(local)
+            and (whole.requires_grad or not needs)
+        ):
             return whole
         borrowed = self.family.borrowed(local) if self.family.lent and not needs else None
         with outside_transforms() if transform() else nullcontext(), as_made(local):
@@ -86,7 +92,7 @@ class Rows(Tensor, metaclass=Like):
         return whole
 
     def take_over(self, unseen: bool = False) -> None:
-        """If somebody wrote into the gathered whole, write this rank's part of it into the rows."""
+        """Write this rank's part of the gathered whole into the rows, if somebody wrote there."""
         whole = self._whole
         if whole is None:
             return
@@ -94,28 +100,30 @@ class Rows(Tensor, metaclass=Like):
         if not unseen and whole._version == self._versions[1]:
             return
         self._versions = (self._versions[0], version(whole))
-        mine = part(whole.detach(), self.cuts, self.at) if unseen else part(whole, self.cuts, self.at)
+        mine = (
+            part(whole.detach(), self.cuts, self.at) if unseen else part(whole, self.cuts, self.at)
+        )
         if not unseen or not same(mine, self._local):
             with as_made(self._local):
                 self._local.copy_(mine)
         self._versions = (version(self._local), version(whole))
 
     def settle(self, out: Any, func: Any, unseen: bool = False) -> None:
-        """After `func` was given the whole: what it wrote there, and whether it let out its memory."""
+        """Take over what `func`, given the whole, wrote there; note if `out` shows its memory."""
         self.take_over(unseen)
         self.lend(out, func)
         if self._whole is not None and self._whole.is_inference():
             self._whole = None  # it counts no versions: nobody could tell whether it is up to date
 
     def lend(self, out: Any, func: Any) -> None:
-        """Note it if `out`, computed of the whole, lets the script see its memory."""
+        """Note if `out`, computed of the whole, lets the script see its memory."""
         whole, name = self._whole, getattr(func, "__name__", "")
         if whole is not None and not transform() and shows(out, whole, name):
             raw = whole.device.type == "cpu" or name in RAW  # a plain view may be read as an array
             self.family.lend(whole, self._local, self.cuts, self.at, raw)
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]  # torch's stub lacks the defaults that it uses
+    def __torch_dispatch__(  # type: ignore[override]  # torch's stub lacks these defaults
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         return below(func, args, kwargs or {})
@@ -126,7 +134,7 @@ class Rows(Tensor, metaclass=Like):
 
 
 class Partial(Tensor, metaclass=Like):
-    """A 0-dim sum over ranks of which this rank knows its part. Reading it reduces; backward() need not."""
+    """A 0-dim sum over ranks of which each knows its part; reading reduces, backward() need not."""
 
     owner: View
 
@@ -135,7 +143,7 @@ class Partial(Tensor, metaclass=Like):
         return Tensor
 
     @staticmethod
-    def __new__(  # noqa: D102
+    def __new__(
         cls: type[Partial],
         local: Tensor,
         view: View,
@@ -143,7 +151,9 @@ class Partial(Tensor, metaclass=Like):
         known: Part | None = None,
         node: str = "",
     ) -> Partial:
-        return Tensor._make_wrapper_subclass(cls, (), dtype=dtype or local.dtype, device=local.device)
+        return Tensor._make_wrapper_subclass(
+            cls, (), dtype=dtype or local.dtype, device=local.device
+        )
 
     def __init__(
         self,
@@ -161,16 +171,16 @@ class Partial(Tensor, metaclass=Like):
 
     @property
     def node(self) -> str:
-        """The kind of its `grad_fn` in one process."""
+        """Return the kind of `grad_fn` that the sum has in one process."""
         return self._node or node_of(self.local)
 
     @property
     def unread(self) -> bool:
-        """Whether `local` still stands for the sum: nobody has written into the value."""
+        """Return whether `local` still stands for the sum: nobody has written into the value."""
         return self._value is None or self._value._version == self._written
 
     def full(self) -> Tensor:
-        """The sum."""
+        """Return the sum, settling all that are unread."""
         needs = self.local.requires_grad and torch.is_grad_enabled()
         value = self._value
         if value is not None and (value.requires_grad or not needs or not self.unread):
@@ -187,7 +197,7 @@ class Partial(Tensor, metaclass=Like):
         return value
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]  # torch's stub lacks the defaults that it uses
+    def __torch_dispatch__(  # type: ignore[override]  # torch's stub lacks these defaults
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         return below(func, args, kwargs or {})
@@ -202,17 +212,17 @@ for _kind in (Rows, Partial):
 
 
 def split(x: object) -> TypeGuard[Rows]:
-    """Whether `x` is a batch held by rows."""
+    """Return whether `x` is a batch held by rows."""
     return type(x) is Rows
 
 
 def full(x: Any) -> Any:
-    """`x` as one process has it: gathered if it is held by rows, summed if it is a part."""
+    """Return `x` as one process has it: gathered if held by rows, summed if it is a part."""
     return x.full() if isinstance(x, (Rows, Partial)) else x
 
 
 def view_of(args: Any) -> View:
-    """The view of the first `Rows` or `Partial` among the leaves of `args`."""
+    """Return the view of the first `Rows` or `Partial` among the leaves of `args`."""
     for leaf in tree_flatten(args)[0]:
         if isinstance(leaf, Rows):
             return leaf.cuts.view
@@ -222,7 +232,7 @@ def view_of(args: Any) -> View:
 
 
 def answer(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """By rule, or on the whole; under a transform of torch.func always on the whole."""
+    """Compute by rule, or on the whole; under a transform of torch.func always on the whole."""
     rule = None if transform() else rule_for(func)
     out = NotImplemented if rule is None else rule(func, args, kwargs)
     if out is NotImplemented:
@@ -233,7 +243,7 @@ def answer(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def in_place(func: Any) -> bool:
-    """Whether the function writes into its first argument."""
+    """Return whether the function writes into its first argument."""
     name: str = func.__name__
     if name.startswith("__i") and name.endswith("__"):
         return name != "__invert__"
@@ -254,7 +264,7 @@ def on_the_whole(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def of_the_whole(func: Any, args: Any, kwargs: dict[str, Any], unseen: bool = False) -> Any:
-    """What `func` gives, and writes, given the whole; `unseen`: it may write where torch does not see it."""
+    """Call `func` with wholes and take over its writes, also any `unseen` by torch."""
     leaves = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, (Rows, Partial))]
     wholes: dict[int, Tensor] = {}
     for x in leaves:
@@ -272,13 +282,14 @@ def of_the_whole(func: Any, args: Any, kwargs: dict[str, Any], unseen: bool = Fa
 
 
 def below(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The last guard: a batch held by rows arrived below autograd, past every rule."""
+    """Compute on the whole what arrived below autograd, past every rule, or refuse it."""
     if torch.is_grad_enabled() and any(
-        isinstance(x, (Rows, Partial)) and x.local.requires_grad for x in tree_flatten((args, kwargs))[0]
+        isinstance(x, (Rows, Partial)) and x.local.requires_grad
+        for x in tree_flatten((args, kwargs))[0]
     ):
         raise LostGradient(
-            f"{func} met a batch that is held by rows below autograd, where its gradient would be lost; "
-            "give it batch.clone().detach() if it needs no gradient, or run with --view local"
+            f"{func} met a batch that is held by rows below autograd, where its gradient would be "
+            "lost; give it batch.clone().detach() if it needs no gradient, or run with --view local"
         )
     if split(args[0]) and torch.Tag.inplace_view in func.tags:
         raise BadInput(refused(args[0], func._schema.name.rpartition(":")[2]))
@@ -286,7 +297,7 @@ def below(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def refused(me: Rows, name: str) -> str:
-    """Why an operation in place is not for a batch."""
+    """Return why an operation in place is not for a batch."""
     what, instead = "another shape", f"write x = x.{name[:-1]}(...)"
     if name == "set_":
         what, instead = "other memory", "use the other tensor itself"

@@ -35,14 +35,14 @@ class Region:
 
 
 class View:
-    """What `Rows`, the rules and the features of the view share on one rank.
+    """The state that `Rows`, the rules and the features of the view share on one rank.
 
     Attributes:
         aside: Above 0 inside a data set's fetch and inside backward: module calls are plain there.
         region: The split call that runs at present, if any.
         trials: Context managers entered while user code runs that one process would not have run.
-        noted: Told in a trial what BatchNorm is given: statistics over all ranks are those of one process
-            only where each rank gives it its rows, and all of them.
+        noted: Called in a trial with what BatchNorm is given: statistics over all ranks are those
+            of one process only where each rank gives it its rows, and all of them.
     """
 
     def __init__(self, group: Group, draws: str = "auto", report: Report | None = None) -> None:
@@ -56,9 +56,10 @@ class View:
         self.pending = PendingSums(group)
         self.work = Work(group)
         self.order = Order()
-        # modules that were called, the latest: dead ones stay, as each rank frees its own when it likes
+        # the latest modules that were called; dead ones stay: each rank frees its own at any time
         self.met: deque[weakref.ref[nn.Module]] = deque(maxlen=MET)
-        # each rank's own generators, where draws are own: for a device's, or one that the script names
+        # the states of this rank's own streams of draws, by the device, or by the generator that
+        # the script names
         self.streams: dict[torch.device | torch.Generator, Tensor] = {}
         self._cuts: dict[tuple[tuple[int, ...], int], Cuts] = {}
         self._even: dict[int, Cuts] = {}
@@ -66,22 +67,22 @@ class View:
 
     @property
     def inside(self) -> bool:
-        """Whether modules and functions see this rank's rows as plain tensors at present."""
+        """Return whether modules and functions see this rank's rows as plain tensors at present."""
         return self.region is not None or self.proving
 
     def here(self) -> bool:
-        """Whether this is the rank itself, not a process forked from it (a loader's worker)."""
+        """Return whether this is the rank itself, not a process forked from it, as a worker is."""
         return os.getpid() == self._pid
 
     def cut(self, total: int) -> Cuts:
-        """`total` rows cut evenly over the ranks."""
+        """Return the even cuts of `total` rows over the ranks."""
         found = self._even.get(total)
         if found is None:
             found = self._even[total] = self.cuts(even_sizes(total, self.group.size))
         return found
 
     def cuts(self, sizes: tuple[int, ...], turns: int = 1) -> Cuts:
-        """The one `Cuts` of these sizes."""
+        """Return the one `Cuts` of these sizes in so many turns."""
         found = self._cuts.get((sizes, turns))
         if found is None:
             found = self._cuts[sizes, turns] = Cuts(self, sizes, turns)
@@ -93,7 +94,7 @@ class View:
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Module calls in here are plain: a data set's fetch, or a backward."""
+        """Keep module calls in here plain: in a data set's fetch, or a backward."""
         self.aside += 1
         try:
             yield
@@ -102,11 +103,12 @@ class View:
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """User code runs in here that one process would not have run: no effects, no prints."""
+        """Run user code in here that one process would not have run: no effects, no prints."""
         with ExitStack() as stack:
             for enter in self.trials:
                 stack.enter_context(enter())
             stack.callback(self.work.turn, self.work.turn(TRIAL))
             stack.callback(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
-            torch.set_autocast_cache_enabled(False)  # weights cast in one run would be strangers to the next
+            # weights cast in one run would be strangers to the next
+            torch.set_autocast_cache_enabled(False)
             yield

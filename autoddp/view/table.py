@@ -1,4 +1,4 @@
-"""Which rule answers for which torch function, by the function itself, not by its name."""
+"""The table of rules for torch functions, by the function itself, not by its name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _POINTWISE: list[Rule] = []  # the rule for whatever torch tags as pointwise
 
 
 def functions(name: str) -> Iterator[Any]:
-    """Every public function that torch has under this name."""
+    """Yield every public function that torch has under this name."""
     for owner in OWNERS:
         found = getattr(owner, name, None)
         if callable(found):
@@ -26,7 +26,7 @@ def functions(name: str) -> Iterator[Any]:
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """The decorated function answers for these names: `(func, args, kwargs) -> result`.
+    """Register the decorated function for these names: `(func, args, kwargs) -> result`.
 
     It returns NotImplemented where it cannot prove that rows are enough.
     """
@@ -42,7 +42,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def attribute_rule(*names: str) -> Callable[[Rule], Rule]:
-    """The same for attributes, read and written."""
+    """Register the decorated function for these attributes, read and written."""
 
     def record(answer: Rule) -> Rule:
         for name in names:
@@ -54,13 +54,13 @@ def attribute_rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def pointwise_rule(answer: Rule) -> Rule:
-    """The decorated function answers for all that torch tags as pointwise."""
+    """Register the decorated function for all that torch tags as pointwise."""
     _POINTWISE.append(answer)
     return answer
 
 
 def rule_for(func: Any) -> Rule | None:
-    """The rule that answers for `func`, if any."""
+    """Return the rule that answers for `func`, if any."""
     try:
         return _RULES[func]
     except KeyError:
@@ -68,7 +68,12 @@ def rule_for(func: Any) -> Rule | None:
         return found
 
 
-KNOWN = {f for owner in (*OWNERS, torch_internals.TensorBase) for f in vars(owner).values() if callable(f)}
+KNOWN = {
+    f
+    for owner in (*OWNERS, torch_internals.TensorBase)
+    for f in vars(owner).values()
+    if callable(f)
+}
 NOT_POINTWISE = {"equal", "where"}  # where() with one argument lists indices
 UNTAGGED = {
     "__and__",
@@ -94,7 +99,7 @@ UNTAGGED |= {
 
 
 def is_pointwise(func: Any) -> bool:
-    """Whether torch tags the operator as pointwise; those that draw random numbers are not for us."""
+    """Return whether torch tags `func` as pointwise, and it draws no random numbers."""
     name = getattr(func, "__name__", "")
     if name in NOT_POINTWISE or func not in KNOWN:
         return False
@@ -116,7 +121,7 @@ def _tagged(packet: Any) -> bool:
 
 
 def is_mutable(func: Any) -> bool:
-    """Whether a kernel, which may be the script's own, says that it writes into what it is given."""
+    """Return whether a kernel, also the script's own, says that it writes into its arguments."""
     if isinstance(func, torch_internals.OpOverloadPacket):
         return any(torch_internals.is_mutable(getattr(func, name)) for name in func.overloads())
     return isinstance(func, torch_internals.OpOverload) and torch_internals.is_mutable(func)

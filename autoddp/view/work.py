@@ -1,4 +1,4 @@
-"""What a rank's time goes to in module calls: what is shared out, what every rank does, what is tried."""
+"""A clock of a rank's time in module calls: shared out, done by every rank, or tried."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ELSEWHERE, SPLIT, WHOLE, TRIAL = "elsewhere", "split", "whole", "trial"
 
 
 class Work:
-    """Seconds of each kind; a part of one kind inside another counts for itself alone."""
+    """The seconds of each kind; a part of one kind inside another counts for itself alone."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -20,17 +20,17 @@ class Work:
         self.seconds = dict.fromkeys((ELSEWHERE, SPLIT, WHOLE, TRIAL), 0.0)
 
     def turn(self, kind: str) -> str:
-        """From here on it is of this kind; returns of which it was, to be turned back to."""
+        """Count time as this kind from here on; return the kind before, to be turned back to."""
         now, before = self._now(), self._kind
         self.seconds[before] += now - self._since
         self._kind, self._since = kind, now
         return before
 
     def share(self) -> float | None:
-        """How much of one process's work in modules was shared out; None where none was called."""
+        """Return the share of one process's work in modules that was split, None without any."""
         split, whole = self.seconds[SPLIT] * self._group.size, self.seconds[WHOLE]
         return split / (split + whole) if split + whole else None
 
     def _now(self) -> float:
-        """A clock that stands while this rank waits for others."""
+        """Return the time of a clock that stands while this rank waits for others."""
         return perf_counter() - self._group.position.waited

@@ -77,11 +77,15 @@ def main():
     transform = transforms.Compose(
         [transforms.ToTensor(), transforms.Normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))]
     )
-    trainset = torchvision.datasets.CIFAR10(root=args.data, train=True, download=True, transform=transform)
+    trainset = torchvision.datasets.CIFAR10(
+        root=args.data, train=True, download=True, transform=transform
+    )
     trainloader = torch.utils.data.DataLoader(
         trainset, batch_size=args.batch_size, shuffle=True, num_workers=args.workers
     )
-    testset = torchvision.datasets.CIFAR10(root=args.data, train=False, download=True, transform=transform)
+    testset = torchvision.datasets.CIFAR10(
+        root=args.data, train=False, download=True, transform=transform
+    )
     testloader = torch.utils.data.DataLoader(
         testset, batch_size=args.batch_size, shuffle=False, num_workers=args.workers
     )

@@ -58,7 +58,8 @@ def train(args, model, loader, optimizer, epoch):
             seen = batch_idx * len(data)
             done = 100.0 * batch_idx / len(loader)
             print(
-                f"Train Epoch: {epoch} [{seen}/{len(loader.dataset)} ({done:.0f}%)]\tLoss: {loss.item():.6f}"
+                f"Train Epoch: {epoch} [{seen}/{len(loader.dataset)} ({done:.0f}%)]"
+                f"\tLoss: {loss.item():.6f}"
             )
             losses.append(loss.item())
     return losses
@@ -101,13 +102,17 @@ def main():
     device = torch.device("cuda" if use_cuda else "cpu")
     loader_args = {"num_workers": 1, "pin_memory": True} if use_cuda else {}
 
-    transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))])
+    transform = transforms.Compose(
+        [transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))]
+    )
     train_set = datasets.MNIST(args.data, train=True, download=True, transform=transform)
     test_set = datasets.MNIST(args.data, train=False, transform=transform)
     train_loader = torch.utils.data.DataLoader(
         train_set, batch_size=args.batch_size, shuffle=True, **loader_args
     )
-    test_loader = torch.utils.data.DataLoader(test_set, batch_size=args.test_batch_size, **loader_args)
+    test_loader = torch.utils.data.DataLoader(
+        test_set, batch_size=args.test_batch_size, **loader_args
+    )
 
     model = Net().to(device)
     optimizer = optim.Adadelta(model.parameters(), lr=args.lr)

@@ -56,7 +56,7 @@ def parent() -> Warm:
 
 
 def run(*command: str, folder: Path, **settings: str) -> Run:
-    """One command, with settings of the device; what the driver reads, it reads in each for itself."""
+    """One command, with settings of the device, which the driver reads in each process anew."""
     return parent().run(*command, folder=folder, timeout=120, env=environ(settings))
 
 

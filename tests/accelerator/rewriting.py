@@ -1,7 +1,8 @@
-"""A script of the tests as its author would have it on a GPU, and that GPU as the accelerator of these tests.
+"""A script of the tests as its author would have it on a GPU, which is these tests' accelerator.
 
-Scripts that say "cuda" get the accelerator's name in its place. In the others models are moved where they are
-made and batches where they come, as everybody writes it; in some whatever else is made, too.
+Scripts that say "cuda" get the accelerator's name in its place. In the others models are moved
+where they are made and batches where they come, as everybody writes it; in some whatever else is
+made, too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,17 @@ def _place(made):
 def _place_model(made):
     return made.to({device!r}) if isinstance(made, nn.Module) else made
 """
-STAYS = ("cpu", "numpy", "tolist", "item", "randperm", "get_rng_state", "load", "manual_seed", "Generator")
+STAYS = (
+    "cpu",
+    "numpy",
+    "tolist",
+    "item",
+    "randperm",
+    "get_rng_state",
+    "load",
+    "manual_seed",
+    "Generator",
+)
 
 
 class Renamed(ast.NodeTransformer):
@@ -49,7 +60,9 @@ class Compiled(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        if ast.unparse(node.func) == "torch.compile" and not any(k.arg == "backend" for k in node.keywords):
+        if ast.unparse(node.func) == "torch.compile" and not any(
+            k.arg == "backend" for k in node.keywords
+        ):
             node.keywords.append(ast.keyword("backend", ast.Constant("aot_eager")))
         return node
 

@@ -1,4 +1,4 @@
-"""What ranks compute alike, each for itself, stays alike where devices round in ways of their own."""
+"""What ranks compute alike, each for itself, stays alike where devices round in their own ways."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ def test_a_buffer_that_is_far_off_is_named(tmp_path):
     path = jobs.script(HEAD + DRIFT, tmp_path)
     got = jobs.ranks(path, tmp_path, arguments=("1e-3",))
     assert got.code == 0, got.err
-    assert got.err.count("buffer codes of Net is not the same on all ranks (rank 0 has 5, 5 without") == 1
+    assert (
+        got.err.count("buffer codes of Net is not the same on all ranks (rank 0 has 5, 5 without")
+        == 1
+    )
     assert "rank 0's is taken" in got.err
 
 
@@ -51,7 +54,9 @@ def test_devices_of_several_makes_are_named(makes, said, tmp_path):
     path = jobs.script("import torch\nprint(torch.simulated.get_device_name())\n", tmp_path)
     got = jobs.ranks(path, tmp_path, SIMULATED_MAKES=makes)
     assert (got.code, got.out) == (0, "One\n")
-    assert got.err.count("rank 1 computes on Other, rank 0 on One: each rounds in its own way") == said
+    assert (
+        got.err.count("rank 1 computes on Other, rank 0 on One: each rounds in its own way") == said
+    )
 
 
 MADE = """

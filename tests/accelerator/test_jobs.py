@@ -1,4 +1,4 @@
-"""What people do on a GPU, on the accelerator of these tests: N ranks give the numbers of one process."""
+"""What people do on a GPU, on these tests' accelerator: N ranks give the numbers of one process."""
 
 from __future__ import annotations
 
@@ -210,6 +210,6 @@ for number in range(40):
 
 
 def test_collectives_that_nobody_waits_for_send_nothing(tmp_path):
-    """120 steps with 40 of them each; a message for each would have filled the socket after a few."""
+    """120 steps of 40 collectives; a message for each would have filled the socket after a few."""
     path = jobs.script(HEAD + MANY, tmp_path)
     same_run(jobs.alone(path, tmp_path), jobs.ranks(path, tmp_path, "--hang-timeout", "0"), 1e-7)

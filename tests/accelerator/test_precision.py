@@ -1,4 +1,4 @@
-"""A compiled model on a device whose kernels sum in another order for few rows: proven and split."""
+"""A compiled model on a device whose kernels sum few rows in another order: proven and split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the backend of the simulated accelerator refuses, as NCCL does; and what of that a user is told."""
+"""What the simulated accelerator's backend refuses, as NCCL does; and what of it a user is told."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ CASES = {
         "pg._get_backend(torch.device(D)).allreduce([torch.ones(3)])",
         "must be on the accelerator",
     ),
-    "two": ("SHOWN; pg.allreduce([torch.ones(3, device=D)])", "Duplicate device detected: rank 0 and rank 1"),
+    "two": (
+        "SHOWN; pg.allreduce([torch.ones(3, device=D)])",
+        "Duplicate device detected: rank 0 and rank 1",
+    ),
 }
 
 
@@ -54,7 +57,10 @@ def test_what_is_refused(name, tmp_path):
 
 
 def test_sequences_that_differ_end_the_job(tmp_path):
-    act = "pg.allreduce([torch.ones(3 + number, device=D)]).wait()\n    torch.accelerator.synchronize()"
+    act = (
+        "pg.allreduce([torch.ones(3 + number, device=D)]).wait()\n"
+        "    torch.accelerator.synchronize()"
+    )
     text = PAIR + f"def act(pg, number, D):\n    {act}\n" + END
     run = jobs.alone(jobs.script(text, tmp_path), tmp_path)
     assert "-6" in run.out, run.out
@@ -94,20 +100,20 @@ x = torch.ones(2, device="simulated:1")
         (
             ("--backend", "nccl"),
             "4",
-            "--backend is nccl, but this machine shows 4 simulated devices, which talk by simccl; use "
-            "--backend native or gloo",
+            "--backend is nccl, but this machine shows 4 simulated devices, which talk by simccl; "
+            "use --backend native or gloo",
         ),
         (
             ("--backend", "native"),
             "1",
-            "--backend is native with 2 ranks, but this machine shows 1 simulated device, and SIMCCL needs "
-            "one for each rank; use --backend gloo or --nproc 1",
+            "--backend is native with 2 ranks, but this machine shows 1 simulated device, "
+            "and SIMCCL needs one for each rank; use --backend gloo or --nproc 1",
         ),
         (
             ("--gpus-per-rank", "3"),
             "4",
-            "--gpus-per-rank is 3, which with 2 ranks takes 6 GPUs, but this machine shows 4 simulated "
-            "devices; give fewer of either",
+            "--gpus-per-rank is 3, which with 2 ranks takes 6 GPUs, but this machine shows 4 "
+            "simulated devices; give fewer of either",
         ),
     ],
     ids=["another", "shared", "many"],

@@ -16,8 +16,21 @@ from tests.test_end_to_end import ARGUMENTS, LOOSER, NEEDS, OPTIONS, RTOL
 CHOSEN = ("batchnorm_cnn", "transformer_dropout", "vae_noise_inside", "early_stopping", "wgan_gp")
 ON_THREE = ("dropout_mlp",)
 EVERYTHING = (  # whatever they make is moved, not models and batches alone
-    *("accumulate_masked", "batch_types", "char_rnn_time_first", "detection", "gan", "gpt_returns_loss"),
-    *("gradient_penalty_on_default_device", "infonce", "layouts_and_modes", "lbfgs", "list_of_batches"),
+    *(
+        "accumulate_masked",
+        "batch_types",
+        "char_rnn_time_first",
+        "detection",
+        "gan",
+        "gpt_returns_loss",
+    ),
+    *(
+        "gradient_penalty_on_default_device",
+        "infonce",
+        "layouts_and_modes",
+        "lbfgs",
+        "list_of_batches",
+    ),
     "wgan_gp",
 )
 BY_HAND = "its author would have to say where each of its tensors is, by hand"
@@ -38,7 +51,9 @@ ALL = tuple(sorted(path.stem for path in jobs.SCRIPTS.glob("*.py")))
 WANTED = ALL if os.environ.get("AUTODDP_ALL_ON_DEVICE") else CHOSEN
 
 
-@pytest.mark.parametrize(("name", "nproc"), [*((n, 2) for n in WANTED), *((n, 3) for n in ON_THREE)])
+@pytest.mark.parametrize(
+    ("name", "nproc"), [*((n, 2) for n in WANTED), *((n, 3) for n in ON_THREE)]
+)
 def test_ranks_give_what_one_process_gives_there(name, nproc, tmp_path):
     if name in NOT_HERE:
         pytest.skip(NOT_HERE[name])

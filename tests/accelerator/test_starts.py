@@ -37,7 +37,7 @@ if __name__ == "__main__":
 
 
 def test_a_question_for_the_device_before_the_call(tmp_path):
-    """It begins the driver here: ranks are no forks then, and each is shown its own from its start."""
+    """It begins the driver: ranks are no forks then, and each is shown its own from its start."""
     path = jobs.script(DECORATED, tmp_path)
     run = jobs.alone(path, tmp_path, SIMULATED_ASKS="1")
     assert run.code == 0, run.err
@@ -96,7 +96,8 @@ def test_ranks_that_part_where_nobody_waits_are_told_where(tmp_path):
     run = jobs.ranks(path, tmp_path, "--hang-timeout", "0")
     assert run.code == 1
     assert re.search(
-        r"rank 1 is in «backward of .* on simulated at job.py:\d+» where rank 0 is in «backward of", run.err
+        r"rank 1 is in «backward of .* on simulated at job.py:\d+» where rank 0 is in «backward of",
+        run.err,
     )
 
 
@@ -119,12 +120,14 @@ HIDDEN = {"SIMULATED_VISIBLE_DEVICES": ""}
 
 
 def two_nodes(path, folder, *settings):
-    """What launchers of two nodes, of one rank each, say and end with, each with settings of its own."""
+    """What launchers of two nodes, of one rank each, say and end with, each by its own settings."""
     if jobs.lacking():
         pytest.skip(jobs.lacking())
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = f"-m autoddp run -n 1 --nnodes 2 --master-addr 127.0.0.1 --master-port {port} --node-rank"
+    command = (
+        f"-m autoddp run -n 1 --nnodes 2 --master-addr 127.0.0.1 --master-port {port} --node-rank"
+    )
     nodes = [
         subprocess.Popen(
             [sys.executable, *command.split(), str(node), path],
@@ -152,7 +155,9 @@ def test_nodes_of_which_one_has_no_device_are_refused(without, tmp_path):
     here, there = reversed(on) if without else on
     for out, err, code in ends:
         assert (out, code) == ("", 2), err
-        assert re.search(rf"rank 1 on \S+ computes {re.escape(here)}, rank 0 on \S+ {re.escape(there)};", err)
+        assert re.search(
+            rf"rank 1 on \S+ computes {re.escape(here)}, rank 0 on \S+ {re.escape(there)};", err
+        )
         assert "have all compute on CPUs: SIMULATED_VISIBLE_DEVICES= before the command" in err
 
 
@@ -162,5 +167,7 @@ def test_devices_that_are_hidden_on_all_nodes_leave_cpus(tmp_path):
     (out, err, code), (_, err2, code2) = two_nodes(path, tmp_path, HIDDEN, HIDDEN)
     assert (code, code2) == (0, 0), err + err2
     one = jobs.alone(path, tmp_path, **HIDDEN)
-    assert [float(x) for x in out.split()] == pytest.approx([float(x) for x in one.out.split()], abs=1e-9)
+    assert [float(x) for x in out.split()] == pytest.approx(
+        [float(x) for x in one.out.split()], abs=1e-9
+    )
     assert "gloo (no GPU here)" in err

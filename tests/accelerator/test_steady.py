@@ -1,4 +1,4 @@
-"""What a steady step costs besides its sums: the host runs ahead of the device, and of the other ranks."""
+"""What a steady step costs besides its sums: the host runs ahead of the device and other ranks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ kind = sys.argv[1]
 if kind == "mlp":
     net = mlp()
 elif kind == "batchnorm":
-    layers = [m for w in (1, 4, 4) for m in (nn.Conv2d(w, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())]
+    layers = [m for w in (1, 4, 4) \
+for m in (nn.Conv2d(w, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())]
     net = nn.Sequential(nn.Unflatten(1, (1, 4, 5)), *layers, nn.Flatten(), nn.Linear(80, 4))
 else:
     layer = nn.TransformerEncoderLayer(20, 2, 40, dropout=0.1, batch_first=True)
@@ -74,7 +75,7 @@ after = counts()
 found = {name: (after[name] - before[name]) / (steps - 9) for name in after}
 print(json.dumps(found | {"unread": waiting}))
 """
-# times the operators of one process; where a device has SyncBatchNorm's kernels, it has fewer with it
+# times the operators of one process; a device with SyncBatchNorm's kernels has fewer with it
 MORE = {"mlp": 2.5, "batchnorm": 4.5, "transformer": 2.0}
 
 

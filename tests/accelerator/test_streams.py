@@ -11,7 +11,8 @@ side = torch.Stream(device=D)
 a, b = next(iter(DataLoader(data, 16)))
 with side:
     a, b = a.to(D), b.to(D)
-whole = a.clone() if len(sys.argv) == 1 else a.data_ptr()  # with an argument, the batch is gathered and lent
+whole = a.clone() if len(sys.argv) == 1 else a.data_ptr()  \
+# with an argument, the batch is gathered and lent
 a.record_stream(torch.accelerator.current_stream())
 from autoddp.view.rows import Rows
 held = [a._local] + ([a._whole] if a._whole is not None else [])
@@ -21,7 +22,7 @@ print(type(a) is Rows, len(held), {x.data_ptr() for x in held} == set(said))
 
 
 def test_what_is_recorded_on_a_stream_is_all_memory_of_the_batch(tmp_path):
-    """Else a block is handed out again while the stream still reads it: that of the rows, or the gathered."""
+    """Else a block is handed out again while the stream reads it: the rows', or the gathered."""
     path = jobs.script("import sys\n" + HEAD + RECORDED, tmp_path)
     rows = jobs.ranks(path, tmp_path)
     assert rows.out == "True 1 True\n", rows.err
@@ -65,13 +66,14 @@ loss.backward()
 optimizer.step()
 module.recording = False
 after = native.counts()
-print([after[name] - before[name] for name in ("reads", "to_host")], len(native.collectives()) - sent)
+print([after[name] - before[name] for name in ("reads", "to_host")], \
+len(native.collectives()) - sent)
 print(f"{loss.item():.12f}", torch.rand(1, device=D).item())
 """
 
 
 def test_what_is_recorded_for_a_graph_runs_whole_and_plain(tmp_path):
-    """What reads a value, draws by another generator or meets other ranks would spoil the recording."""
+    """To read a value, draw by another generator or meet other ranks would spoil the recording."""
     path = jobs.script(HEAD + GRAPH, tmp_path)
     got = jobs.ranks(path, tmp_path)
     same_run(jobs.alone(path, tmp_path), got, 1e-9)
@@ -89,7 +91,7 @@ print(torch.rand(2, device="simulated:0").tolist(), torch.rand(2, device=D).toli
 
 
 def test_another_device_is_the_current_one(tmp_path):
-    """What is drawn on the first is of its generator, and that of the current one stays as it was."""
+    """What is drawn on the first is of its generator; that of the current one stays as it was."""
     path = jobs.script(HEAD + CURRENT, tmp_path)
     want = jobs.alone(path, tmp_path)
     same_run(want, jobs.ranks(path, tmp_path, "--gpus-per-rank", "2"), 1e-9)
@@ -129,7 +131,9 @@ print(sum(type(each) is DistributedDataParallel for each in gc.get_objects()))
 def test_reducers_are_kept_as_long_as_there_is_room_on_the_device(tmp_path):
     """Each holds a copy of its gradients there."""
     path = jobs.script(HEAD + SEVERAL, tmp_path)
-    kept = [jobs.ranks(path, tmp_path, arguments=(room,)).out for room in ("1000000", "5000", "100")]
+    kept = [
+        jobs.ranks(path, tmp_path, arguments=(room,)).out for room in ("1000000", "5000", "100")
+    ]
     assert kept == ["3\n", "2\n", "1\n"]
 
 

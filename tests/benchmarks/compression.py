@@ -1,10 +1,12 @@
-"""Compressed gradients next to plain ones: steps/s, bytes that a rank hands to the backend, and the loss.
+"""Compressed gradients next to plain ones: steps/s, bytes a rank hands to the backend, the loss.
 
-    python -m tests.benchmarks.compression [--rounds 3] [--steps 60] [plain fp16 bf16 powersgd:1 powersgd:4]
+    python -m tests.benchmarks.compression [--rounds 3] [--steps 60]
+        [plain fp16 bf16 powersgd:1 powersgd:4]
 
-All run in the same ranks (2, one thread each), in turn, on the same batches; the ratio is the median over
-rounds, the loss that of the last ten steps.
-On one machine gloo's bytes cost next to nothing: the ratio shows what compressing costs, not what it saves.
+All run in the same ranks (2, one thread each), in turn, on the same batches; the ratio is the
+median over rounds, the loss that of the last ten steps.
+On one machine gloo's bytes cost next to nothing: the ratio shows what compressing costs, not what
+it saves.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ def digits():
 def train(steps):
     """The script: steps/s after PowerSGD has begun, and the mean loss of the last ten steps."""
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+    net = nn.Sequential(
+        nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
+    )
     optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
     losses, start = [], 0.0
     while len(losses) < steps:
@@ -88,7 +92,7 @@ def each(group, kinds, rounds, steps):
 
 
 def bytes_per_step(group, kind):
-    """Of ten steps once it is under way; plain buckets are seen by the hook that torch has for them."""
+    """Of ten steps once it is under way; plain buckets are seen by torch's own hook for them."""
     counts, register = [], compression.register
     if kind == "plain":
         compression.register = lambda reducer, pg, _: reducer.register_comm_hook(pg, allreduce_hook)

@@ -1,10 +1,11 @@
-"""Microseconds that a touch of the outside world takes on several ranks, and their ratio to plain Python.
+"""Microseconds that a touch of the outside world takes on ranks, and their ratio to plain Python.
 
     python -m tests.benchmarks.effects [--ranks 2 3] [--rounds 5] [--nodes]
 
-The same lines run plainly and on ranks with all features of the outside world in force, alternating; each
-figure is the slowest rank's, the median over rounds. With --nodes the ranks are in two network namespaces
-(needs the right to make them), so that what one says to the other goes by TCP.
+The same lines run plainly and on several ranks with all features of the outside world in force,
+alternating; each figure is the slowest rank's, the median over rounds. With --nodes the ranks are
+in two network namespaces (needs the right to make them), so that what one says to the other goes by
+TCP.
 """
 
 from __future__ import annotations

@@ -17,7 +17,16 @@ from pathlib import Path
 
 from tests.faults import Case, Laboratory, cases, wrong
 
-COLUMNS = ("phase", "fault", "times", "median s", "worst s", "exit code", "said first", "not as promised")
+COLUMNS = (
+    "phase",
+    "fault",
+    "times",
+    "median s",
+    "worst s",
+    "exit code",
+    "said first",
+    "not as promised",
+)
 WIDTHS = (10, 26, 5, 8, 7, 9, 60, 0)
 
 
@@ -34,10 +43,20 @@ def row(laboratory: Laboratory, case: Case, times: int) -> tuple[list[str], floa
         seconds.append(ended.seconds or 0.0)
         codes.add(str(ended.code))
         firsts.append(re.sub(r"; the end of its log .*", "; the end of its log …", ended.first))
-    name = " ".join([case.fault, f"({case.ranks} ranks)" if case.ranks > 2 else "", *case.options]).strip()
+    name = " ".join(
+        [case.fault, f"({case.ranks} ranks)" if case.ranks > 2 else "", *case.options]
+    ).strip()
     said = firsts[0].replace("|", "/")[:100]
     middle, worst = statistics.median(seconds), max(seconds)
-    cells = [case.phase, name, str(times), f"{middle:.1f}", f"{worst:.1f}", ", ".join(sorted(codes)), said]
+    cells = [
+        case.phase,
+        name,
+        str(times),
+        f"{middle:.1f}",
+        f"{worst:.1f}",
+        ", ".join(sorted(codes)),
+        said,
+    ]
     return [*cells, "; ".join(sorted(faults))], worst, not faults
 
 
@@ -49,13 +68,20 @@ def main() -> int:
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("names", nargs="*")
     given = parser.parse_args()
-    chosen = [case for case in cases() if not given.names or any(name in str(case) for name in given.names)]
+    chosen = [
+        case
+        for case in cases()
+        if not given.names or any(name in str(case) for name in given.names)
+    ]
 
     def show(cells: list[str] | tuple[str, ...]) -> None:
         if given.markdown:
             print("| " + " | ".join(cells) + " |", flush=True)
         else:
-            print(" ".join(cell.ljust(width) for cell, width in zip(cells, WIDTHS, strict=True)), flush=True)
+            print(
+                " ".join(cell.ljust(width) for cell, width in zip(cells, WIDTHS, strict=True)),
+                flush=True,
+            )
 
     laboratory = Laboratory()
     show(COLUMNS)
@@ -69,7 +95,10 @@ def main() -> int:
     laboratory.close()
     runs = given.times * len(chosen)
     load = os.getloadavg()[1]
-    print(f"\n{runs} runs, {well} of {len(chosen)} cases as promised; worst {worst:.1f} s; load {load:.1f}")
+    print(
+        f"\n{runs} runs, {well} of {len(chosen)} cases as promised; "
+        f"worst {worst:.1f} s; load {load:.1f}"
+    )
     return int(well < len(chosen))
 
 

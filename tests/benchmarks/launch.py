@@ -59,7 +59,9 @@ def main() -> None:
     base = statistics.median(times["torchrun"])
     for name, values in times.items():
         median = statistics.median(values)
-        print(f"{name:24} {median:.2f} s  ratio {median / base:.2f}  {[round(v, 2) for v in values]}")
+        print(
+            f"{name:24} {median:.2f} s  ratio {median / base:.2f}  {[round(v, 2) for v in values]}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,16 +1,17 @@
-"""Loaders that cannot be fetched by rows: loaded once on a node, beside DDP by hand, and one process.
+"""Loaders that cannot be fetched by rows: loaded once on a node, beside DDP by hand, one process.
 
     python -m tests.benchmarks.loading [--ranks 2] [--workers 0,2,4] [--batches 30] [--rounds 3]
 
-Each job only loads and sums: rounds alternate between one process, DDP by hand (each rank its own rows, its
-own draws) and ranks with --loading auto and each. It prints samples/s, processor time per sample over all
-processes and its ratio to that of one process in the same round, and whether each rank's rows are those of
-one process, bit for bit.
+Each job only loads and sums: rounds alternate between one process, DDP by hand (each rank its own
+rows, its own draws) and ranks with --loading auto and each. It prints samples/s, processor time per
+sample over all processes and its ratio to that of one process in the same round, and whether each
+rank's rows are those of one process, bit for bit.
 
-Measured is one whole pass, its worker processes from their start to their end among it. A pass that is left
-after `WARM` batches goes before, alike for all ways: what a process pays once (torch's first calls; of a job
-its connections, its probe of the data set) is no share of a sample's time, since it would be the larger the
-fewer batches are measured. It is printed beside, as milliseconds of all processes.
+Measured is one whole pass, its worker processes from their start to their end among it. A pass that
+is left after `WARM` batches goes before, alike for all ways: what a process pays once (torch's
+first calls; of a job its connections, its probe of the data set) is no share of a sample's time,
+since it would be the larger the fewer batches are measured. It is printed beside, as milliseconds
+of all processes.
 """
 
 from __future__ import annotations
@@ -89,7 +90,10 @@ def to_ids(samples: list[tuple[str, int]]) -> tuple[Tensor, Tensor]:
 def loader(kind: str, workers: int, count: int, by_hand: bool, ranks: int, rank: int) -> Any:
     """The script's; by hand with a DistributedSampler and a rank's share of the batch."""
     data: Any = {"images": Images, "stream": Stream, "strings": Sentences}[kind](count)
-    given: dict[str, Any] = {"num_workers": workers, "collate_fn": to_ids if kind == "strings" else None}
+    given: dict[str, Any] = {
+        "num_workers": workers,
+        "collate_fn": to_ids if kind == "strings" else None,
+    }
     if not by_hand:
         return DataLoader(data, BATCH, shuffle=kind != "stream" or None, **given)
     if kind == "stream":
@@ -99,7 +103,7 @@ def loader(kind: str, workers: int, count: int, by_hand: bool, ranks: int, rank:
 
 
 def work(group: Any, way: str, kind: str, workers: int, count: int) -> Any:
-    """Seconds, processor seconds, those of the pass before, and a digest of each rank's rows of the job."""
+    """Seconds, processor seconds, those of the pass before, a digest of each job rank's rows."""
     ranks, rank = group.size, group.rank
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -162,10 +166,16 @@ def main() -> None:
                 for way, ranks in ways.items():
                     found[way].append(run_ranks(work, ranks, way, kind, workers, count))
             os.environ["BENCH_EXACT"] = "1"
-            same = [run_ranks(work, ways[way], way, kind, workers, count) for way in ("one process", "auto")]
+            same = [
+                run_ranks(work, ways[way], way, kind, workers, count)
+                for way in ("one process", "auto")
+            ]
             del os.environ["BENCH_EXACT"]
             exact = all(seen[3] == same[0][0][3] for seen in same[1])
-            print(f"{kind}, {workers} workers, {asked.ranks} ranks; auto is exact: {exact}", flush=True)
+            print(
+                f"{kind}, {workers} workers, {asked.ranks} ranks; auto is exact: {exact}",
+                flush=True,
+            )
             show(found, count)
 
 
@@ -175,7 +185,9 @@ def show(found: dict[str, list[Any]], count: int) -> None:
     for way, rounds in found.items():
         rate = statistics.median(count / max(r[0] for r in ranks) for ranks in rounds)
         start = statistics.median(1e3 * sum(r[2] for r in ranks) for ranks in rounds)
-        ratio = statistics.median(a / b for a, b in zip(costs[way], costs["one process"], strict=True))
+        ratio = statistics.median(
+            a / b for a, b in zip(costs[way], costs["one process"], strict=True)
+        )
         cost = statistics.median(costs[way])
         said = f"{rate:7.0f} samples/s, {cost:6.3f} ms a sample, {ratio:5.2f}; start {start:.0f} ms"
         print(f"  {way:>12}: {said}")

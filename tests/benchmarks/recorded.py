@@ -1,9 +1,9 @@
 """Commands of a warm parent that count what each rank computes, in a file that all of them map.
 
-Counted are the input elements of modules without parts, at each call: of those in training, of those in
-evaluation, and of either in a trial that proves a module row-wise. Of a batch held by rows it is this
-rank's rows, if what comes back is held so as well. What a loader's worker or another child of a rank
-computes is not the rank's.
+Counted are the input elements of modules without parts, at each call: of those in training, of
+those in evaluation, and of either in a trial that proves a module row-wise. Of a batch held by rows
+it is this rank's rows, if what comes back is held so as well. What a loader's worker or another
+child of a rank computes is not the rank's.
 """
 
 from __future__ import annotations

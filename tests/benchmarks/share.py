@@ -2,9 +2,9 @@
 
     python -m tests.benchmarks.share [--nproc 2] [--markdown] [--why] [NAME ...]
 
-Work is the input elements of modules without parts (see recorded.py): of all forwards in training; of
-these without the trials that prove a module row-wise, which a longer run makes no more of; and of
-forwards in evaluation. 1/N is the least; 1 says that every rank does all of it. `--why` adds the
+Work is the input elements of modules without parts (see recorded.py): of all forwards in training;
+of these without the trials that prove a module row-wise, which a longer run makes no more of; and
+of forwards in evaluation. 1/N is the least; 1 says that every rank does all of it. `--why` adds the
 reasons that the job's report gives.
 """
 

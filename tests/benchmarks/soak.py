@@ -1,12 +1,13 @@
 """Many short jobs in a row: does any hang, end otherwise than `python`, or leave something behind?
 
-    python -m tests.benchmarks.soak [--runs 1000] [--nproc 2] [--limit 120] [--fresh 20] [--only FORM]
+    python -m tests.benchmarks.soak [--runs 1000] [--nproc 2] [--limit 120] [--fresh 20]
+        [--only FORM]
 
-Each run is `autoddp run` on a short script, the forms taking turns: every 20th (--fresh) by an interpreter of
-its own, the others by forks of one that has imported torch, for that is most of the time and not what is
-looked at. What a script prints, its
-exit code and its files are compared with one process's. A run past its limit counts as a hang, and where each
-of its processes stands is printed. Exit code 0: nothing was found.
+Each run is `autoddp run` on a short script, the forms taking turns: every 20th (--fresh) by an
+interpreter of its own, the others by forks of one that has imported torch, for that is most of the
+time and not what is looked at. What a script prints, its exit code and its files are compared with
+one process's. A run past its limit counts as a hang, and where each of its processes stands is
+printed. Exit code 0: nothing was found.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ torch.manual_seed(0)
 torch.set_default_dtype(torch.float64)
 x = torch.randn(75, 8)
 data = TensorDataset(x, (x.sum(1) > 0).long())
-model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
+model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), \
+nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
 optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
 for epoch in range(2):
     for inputs, labels in DataLoader(data, batch_size=16, shuffle=True, num_workers=WORKERS):
@@ -121,7 +123,9 @@ def processes(session: int, mark: str) -> dict[int, str]:
             stat = (folder / "stat").read_text().rpartition(")")[2].split()
             mine = int(stat[3]) == session or mark.encode() in (folder / "environ").read_bytes()
             if mine and stat[0] not in "ZX":
-                words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                words = (
+                    (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
                 found[int(folder.name)] = words.strip()
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue  # it has just ended, or is another user's
@@ -140,16 +144,21 @@ def mapped() -> set[str]:
 
 
 def run(command: list[str], text: str, folder: Path, limit: float, parent: Warm | None) -> Done:
-    """Run a script in a new folder, in a session and with temporary files of its own; what became of it.
+    """Run a script in a new folder, with its own session and temporary files; what became of it.
 
-    `command` is `python SCRIPT ...` or `autoddp run ...`, by a fork of that parent or by a new interpreter.
+    `command` is `python SCRIPT ...` or `autoddp run ...`, by a fork of that parent or by a new
+    interpreter.
     """
     work, temporary = folder / "work", folder / "tmp"
     work.mkdir()
     temporary.mkdir()
     (work / "train.py").write_text(text)
     mark = f"{MARK}={folder.name}"
-    env = environ() | PLAIN_ENV | {"TMPDIR": str(temporary), MARK: folder.name, "PYTHONFAULTHANDLER": "1"}
+    env = (
+        environ()
+        | PLAIN_ENV
+        | {"TMPDIR": str(temporary), MARK: folder.name, "PYTHONFAULTHANDLER": "1"}
+    )
     env["PYTHONDONTWRITEBYTECODE"] = "1"
     shared, began = set(os.listdir("/dev/shm")), time.monotonic()
     job = start(command, work, env, [folder / "out", folder / "err"], parent)
@@ -199,11 +208,13 @@ def leftovers(session: int, mark: str, shared: set[str]) -> list[str]:
         time.sleep(0.05)
     for number in there:
         os.kill(number, signal.SIGKILL)
-    return [f"process {n}: {words}" for n, words in there.items()] + [f"/dev/shm/{name}" for name in memory]
+    return [f"process {n}: {words}" for n, words in there.items()] + [
+        f"/dev/shm/{name}" for name in memory
+    ]
 
 
 def where_they_stand(session: int, mark: str, folder: Path) -> str:
-    """Of every process: its state, where it is in the kernel, and in Python by thread; they are ended."""
+    """Of each process: its state, where it is in the kernel, by thread in Python; all are ended."""
     lines = []
     os.kill(session, signal.SIGSTOP)  # or the launcher would tidy up when its ranks end
     there = processes(session, mark)
@@ -244,7 +255,8 @@ def faults(want: Done, got: Done, asked: int | None) -> list[str]:
     """In what a run differs from one process's."""
     if got.code is None:
         return ["it hangs", got.standing]
-    found = [f"left {what}" for what in got.left if what not in want.left]  # torch makes a folder for itself
+    # torch makes a folder for itself
+    found = [f"left {what}" for what in got.left if what not in want.left]
     if "the job hangs" in got.err:
         found.append("it hung, and ended itself")
     for name in ("code", "out", "files"):
@@ -263,7 +275,9 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--nproc", type=int, default=2)
     parser.add_argument("--limit", type=float, default=120)
-    parser.add_argument("--fresh", type=int, default=20, help="of how many runs one is by a new interpreter")
+    parser.add_argument(
+        "--fresh", type=int, default=20, help="of how many runs one is by a new interpreter"
+    )
     parser.add_argument("--only", choices=FORMS, action="append")
     options = parser.parse_args()
     server, forms, total = Server(), options.only or list(FORMS), Counter()
@@ -286,7 +300,9 @@ def main() -> int:
             got = run([*ours, server.url(number)], FORMS[form], folder, options.limit, parent)
             got.err = got.err.replace(str(folder), "FOLDER")
             times[form].append(got.seconds)
-            found = faults(wanted[form], got, server.asked[f"/{number}"] if form == "downloads" else None)
+            found = faults(
+                wanted[form], got, server.asked[f"/{number}"] if form == "downloads" else None
+            )
             hung = got.code is None or "the job hangs" in got.err
             total += Counter(
                 hangs=hung,

@@ -1,10 +1,10 @@
-"""What it costs that ranks tell each other where they are: steps/s with stamps against steps/s without.
+"""What it costs that ranks tell each other where they are: steps/s with stamps against without.
 
     python -m tests.benchmarks.stamps [--metrics] [--rounds 9]
 
-Without them every collective goes straight to gloo. Both run in the same 2 ranks, alternating, on a small
-network whose step takes a few ms; the ratio is the median over rounds. With --metrics the script also reads
-an accuracy every step, which is a small collective more.
+Without them every collective goes straight to gloo. Both run in the same 2 ranks, alternating, on a
+small network whose step takes a few ms; the ratio is the median over rounds. With --metrics the
+script also reads an accuracy every step, which is a small collective more.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""steps/s of an unmodified script in the global view, against the same script with hand-written DDP.
+"""steps/s of an unmodified script in the global view, against the same with hand-written DDP.
 
     python -m tests.benchmarks.steps [--metrics] [--rounds 5] [mlp cnn norm lm]
 
-Both run in the same ranks (2, one thread each), at the same global batch, alternating; the ratio is the
-median over rounds. With --metrics the script also reads an accuracy every step.
+Both run in the same ranks (2, one thread each), at the same global batch, alternating; the ratio is
+the median over rounds. With --metrics the script also reads an accuracy every step.
 """
 
 from __future__ import annotations
@@ -39,21 +39,39 @@ class LanguageModel(nn.Module):
 
 def convolved(into, out):
     """A layer as in every CNN."""
-    return nn.Sequential(nn.Conv2d(into, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU())
+    return nn.Sequential(
+        nn.Conv2d(into, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU()
+    )
 
 
 def make(kind):
     """The model, its data and the global batch size."""
     torch.manual_seed(0)
     if kind == "mlp":
-        net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+        net = nn.Sequential(
+            nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
+        )
         return net, TensorDataset(torch.randn(6400, 64), torch.randint(10, (6400,))), 64
     if kind == "cnn":
-        parts = [nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3, padding=1)]
-        net = nn.Sequential(*parts, nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(1024, 10))
+        parts = [
+            nn.Conv2d(3, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 3, padding=1),
+        ]
+        net = nn.Sequential(
+            *parts, nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(1024, 10)
+        )
         return net, TensorDataset(torch.randn(1280, 3, 32, 32), torch.randint(10, (1280,))), 64
-    if kind == "norm":  # by hand each rank normalizes by its own rows: torch's SyncBatchNorm needs a GPU
-        parts = [convolved(3, 16), convolved(16, 16), nn.MaxPool2d(2), convolved(16, 32), convolved(32, 32)]
+    if kind == "norm":
+        # by hand each rank normalizes by its own rows: torch's SyncBatchNorm needs a GPU
+        parts = [
+            convolved(3, 16),
+            convolved(16, 16),
+            nn.MaxPool2d(2),
+            convolved(16, 32),
+            convolved(32, 32),
+        ]
         net = nn.Sequential(*parts, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(512, 10))
         return net, TensorDataset(torch.randn(1280, 3, 32, 32), torch.randint(10, (1280,))), 64
     return (

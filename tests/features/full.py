@@ -33,7 +33,11 @@ def rationed(folder: Path) -> Iterator[Path]:
     with _mounted(folder, "-o", "loop", image):
         inner = folder / "inner"
         limit = ["btrfs", "qgroup", "limit", "1M", inner]
-        for command in (["btrfs", "subvolume", "create", inner], ["btrfs", "quota", "enable", folder], limit):
+        for command in (
+            ["btrfs", "subvolume", "create", inner],
+            ["btrfs", "quota", "enable", folder],
+            limit,
+        ):
             subprocess.run(command, check=True, capture_output=True)
         yield inner
 

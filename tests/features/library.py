@@ -1,6 +1,6 @@
-"""What libraries do to the disk by themselves, each in a function; test_overlay.py installs it as a package.
+"""What libraries do to the disk by themselves; test_overlay.py installs the file as a package.
 
-`pause()` stands for whatever a rank may be early or late by.
+Each function is one library's way. `pause()` stands for whatever a rank may be early or late by.
 """
 
 import contextlib
@@ -102,7 +102,12 @@ def archives(pause):
             file.write(b"%d" % turn)
         pause()
     with zipfile.ZipFile("model.zip") as archive, tarfile.open("all.tar") as other:
-        return archive.namelist(), archive.read("more"), other.getnames(), gzip.open("log.gz").read()
+        return (
+            archive.namelist(),
+            archive.read("more"),
+            other.getnames(),
+            gzip.open("log.gz").read(),
+        )
 
 
 def _plain(info):
@@ -111,7 +116,7 @@ def _plain(info):
 
 
 def rotation(pause):
-    """loguru, logging.handlers: renamed when it is full; old ones found by their names, and removed."""
+    """loguru, logging.handlers: renamed when full; old ones found by their names, and removed."""
     for turn in range(4):
         for number in (2, 1):
             if os.path.exists(f"a.log.{number}"):
@@ -173,7 +178,7 @@ def folders(pause):
 
 
 def beside(pause):
-    """huggingface_hub, joblib, safetensors: a temporary name in the same folder, then the final one."""
+    """huggingface_hub, joblib, safetensors: a temporary name first, in the same folder."""
     os.makedirs("cache", exist_ok=True)
     for turn in range(2):
         with tempfile.NamedTemporaryFile("w", dir="cache", delete=False) as file:
@@ -234,7 +239,9 @@ def changes(pause):
     """Read, changed, written again; in place, truncated, made longer; also what is large."""
     seen = []
     for turn in range(3):
-        state = json.loads(Path("state.json").read_text()) if Path("state.json").exists() else {"n": 0}
+        state = (
+            json.loads(Path("state.json").read_text()) if Path("state.json").exists() else {"n": 0}
+        )
         pause()
         state["n"] += 1
         with open("state.json", "w") as file:
@@ -326,6 +333,17 @@ def moved_in_turn(pause):
 
 
 PATTERNS = (
-    *(append, next_folder, versions, checkpoints, archives, rotation, lock_files, folders, beside, links),
+    *(
+        append,
+        next_folder,
+        versions,
+        checkpoints,
+        archives,
+        rotation,
+        lock_files,
+        folders,
+        beside,
+        links,
+    ),
     *(changes, log, database, own_names, moved_in_turn, entered),
 )

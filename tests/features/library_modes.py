@@ -101,7 +101,9 @@ def failed_names(pause):
             ("full", "there"),
             ("full/below", "full"),
         ):
-            seen.append((_raised(os.rename, source, target), os.path.exists(source), os.path.exists(target)))
+            seen.append(
+                (_raised(os.rename, source, target), os.path.exists(source), os.path.exists(target))
+            )
             pause()
         seen.append(Path("there").read_text())
         pause()
@@ -150,7 +152,9 @@ def modes(pause):
         seen.append((os.listdir(b"."), sorted(os.listdir(f"fd{turn}")))[1])
         seen.append(sorted(entry.name for entry in os.scandir(b".")))
         seen.append(
-            sorted((e.name, e.path, e.is_file(), e.stat().st_size) for e in os.scandir() if e.is_file())
+            sorted(
+                (e.name, e.path, e.is_file(), e.stat().st_size) for e in os.scandir() if e.is_file()
+            )
         )
         with open("mapped", "w+b") as file:
             file.write(b"0123456789")
@@ -225,7 +229,7 @@ def threads(pause):
 
 
 def by_a_thread(top, old=True):
-    """What a thread finds of the files that it makes, renames and removes; not a pattern: ranks are apart."""
+    """What a thread finds of files it makes, renames and removes; no pattern: ranks are apart."""
     os.makedirs(top)
     for name in ("a", "b"):
         with open(f"{top}/{name}", "x") as file:
@@ -325,7 +329,12 @@ def nothing_lost(pause):
         for name, size in (("small", 10), ("large", 3 << 20)):
             Path(name).write_text(f"{turn}" * size)
             pause()
-            for mode, more in (("x", {}), ("wr", {}), ("w", {"what": 1}), ("wb", {"encoding": "utf-8"})):
+            for mode, more in (
+                ("x", {}),
+                ("wr", {}),
+                ("w", {"what": 1}),
+                ("wb", {"encoding": "utf-8"}),
+            ):
                 with contextlib.suppress(OSError, ValueError, TypeError):
                     Path(name).open(mode, **more).close()
                 seen.append((name, mode, os.path.getsize(name), Path(name).read_text()[:3]))

@@ -24,7 +24,9 @@ def local(every, **more):
 
 def equal(found):
     """Whether all ranks have the same."""
-    return all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+    return all(
+        torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True)
+    )
 
 
 def by_hand(every, momentum, epochs=2, ranks=2):
@@ -78,7 +80,10 @@ def alone():
 @pytest.fixture(scope="module")
 def every_second():
     """By name, what the functions below give on each rank."""
-    return {name: [rank.value for rank in ranks] for name, ranks in script.run(RANKS, **local("2")).items()}
+    return {
+        name: [rank.value for rank in ranks]
+        for name, ranks in script.run(RANKS, **local("2")).items()
+    }
 
 
 @script
@@ -207,7 +212,9 @@ def test_a_save_that_one_rank_makes_amid_an_epoch_is_an_error(tmp_path):
                 torch.save(model.state_dict(), tmp_path / "a.pt")
             return list(loader)
 
-        with pytest.raises(Disagreement, match=r"rank 0 at torch.save at .*, rank 1 at the end of the load"):
+        with pytest.raises(
+            Disagreement, match=r"rank 0 at torch.save at .*, rank 1 at the end of the load"
+        ):
             part()
 
     on_ranks(script, RANKS, **local("5"))
@@ -229,7 +236,9 @@ def two_optimizers():
 
 def test_two_optimizers_have_their_own_periods(every_second):
     zero, one = every_second["two_optimizers"]
-    same = [[equal(pair) for pair in zip(a, b, strict=True)] for a, b in zip(zero, one, strict=True)]
+    same = [
+        [equal(pair) for pair in zip(a, b, strict=True)] for a, b in zip(zero, one, strict=True)
+    ]
     assert same == [[False, True], [True, False], [False, False], [True, True], [False, True]]
 
 
@@ -248,7 +257,10 @@ def test_two_optimizers_have_their_own_periods(every_second):
             {"average_every": "often", "view": "local"},
             "^--average-every is 'often'; it takes a number of steps",
         ),
-        ({"average_momentum": True, "view": "local"}, "^--average-momentum is given, but weights are not"),
+        (
+            {"average_momentum": True, "view": "local"},
+            "^--average-momentum is given, but weights are not",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(given, message):
@@ -319,7 +331,10 @@ def test_the_command_averages_at_the_end_of_the_script(tmp_path):
     options = ("--view", "local", "--average-every", "50", "--log-dir", "logs")
     done = fork_cli("run", "--nproc", "2", *options, "train.py", cwd=tmp_path)
     assert done.rc == 0, done.err
-    assert "[autoddp] --average-every 50: each rank trains by itself on its share; weights are" in done.err
+    assert (
+        "[autoddp] --average-every 50: each rank trains by itself on its share; weights are"
+        in done.err
+    )
     (log,) = (path.read_text() for path in (tmp_path / "logs").iterdir())
     (before, end), (other_before, other_end) = done.out.splitlines(), log.splitlines()
     assert before != other_before

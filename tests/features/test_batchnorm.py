@@ -162,9 +162,12 @@ def one_row_for_each_rank():
 
 @script
 def instances_with_running_statistics():
-    model = nn.Sequential(nn.Conv2d(6, 4, 1), nn.InstanceNorm2d(4, affine=True, track_running_stats=True))
+    model = nn.Sequential(
+        nn.Conv2d(6, 4, 1), nn.InstanceNorm2d(4, affine=True, track_running_stats=True)
+    )
     found = steps(nn.Sequential(model, nn.Tanh(), nn.Conv2d(4, 2, 1)), data(2))
-    norm = nn.InstanceNorm1d(6, momentum=0.4, track_running_stats=True)  # no parameters: called with rows
+    # no parameters: called with rows
+    norm = nn.InstanceNorm1d(6, momentum=0.4, track_running_stats=True)
     for (x,) in DataLoader(TensorDataset(torch.randn(13, 6, 7)), 5):
         found += (norm(x).pow(3).mean(),)
     return found, weights(norm)
@@ -219,7 +222,9 @@ def test_half_precision_within_its_rounding(seen, name, nproc):
 
 def test_it_was_split(seen):
     for name in ("two_dimensions", "without_weights", "a_cumulative_average", "channels_last"):
-        assert seen[2][name][0].said("split", "Sequential", "3 of 5 rows here"), seen[2][name][0].decisions
+        assert seen[2][name][0].said("split", "Sequential", "3 of 5 rows here"), seen[2][name][
+            0
+        ].decisions
 
 
 def test_local_statistics_are_those_of_this_ranks_rows():

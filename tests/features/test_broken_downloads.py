@@ -1,4 +1,4 @@
-"""What goes wrong on the way from a server is one error, the same on every rank, and leaves no half file."""
+"""What goes wrong on the way from a server is one error on all ranks, and leaves no half file."""
 
 from __future__ import annotations
 
@@ -70,8 +70,12 @@ def _download_url(url: str) -> object:
 WAYS = {
     "urlretrieve": lambda url: urllib.request.urlretrieve(url, "data/mine"),
     "hub": lambda url: torch.hub.download_url_to_file(url, "data/mine", progress=False),
-    "hub's hash": lambda url: torch.hub.download_url_to_file(url, "data/mine", "0000", progress=False),
-    "weights": lambda url: torch.hub.load_state_dict_from_url(url, "data", file_name="mine", progress=False),
+    "hub's hash": lambda url: torch.hub.download_url_to_file(
+        url, "data/mine", "0000", progress=False
+    ),
+    "weights": lambda url: torch.hub.load_state_dict_from_url(
+        url, "data", file_name="mine", progress=False
+    ),
     "torchvision": _download_url,
 }
 NOWHERE = "no route"
@@ -98,7 +102,9 @@ def test_what_breaks_off_is_one_error_and_no_file(kind, old, server, tmp_path):
     def script(run):
         return [raised(lambda way=way: WAYS[way](address(kind, server))) for way in ways]
 
-    zero, *others = on_ranks(script, 3, Downloads, Files, Folders, folder=tmp_path, before=leave(kind))
+    zero, *others = on_ranks(
+        script, 3, Downloads, Files, Folders, folder=tmp_path, before=leave(kind)
+    )
     assert others == [zero] * 2
     name, text = ERRORS[kind]
     for way, (found, said) in zip(ways, zero, strict=True):

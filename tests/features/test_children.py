@@ -194,7 +194,8 @@ class Cached(Dataset):
 def test_a_loaders_workers_are_left_alone(tmp_path):
     def script(run):
         return [
-            batch.tolist() for batch in DataLoader(Cached(), 2, num_workers=1, multiprocessing_context=FORK)
+            batch.tolist()
+            for batch in DataLoader(Cached(), 2, num_workers=1, multiprocessing_context=FORK)
         ]
 
     alike(script, 2, tmp_path)

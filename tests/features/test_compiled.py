@@ -12,7 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.training import on_ranks, rows
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor builds kernels for CPUs by g++")
+pytestmark = pytest.mark.skipif(
+    shutil.which("g++") is None, reason="inductor builds kernels for CPUs by g++"
+)
 
 
 class Dropped(nn.Module):
@@ -47,7 +49,7 @@ def test_kernels_that_draw_inside_draw_for_each_rank_and_say_so():
 
 
 class Checkpointed(Dropped):
-    """What drops runs once more in the backward, where a compiled graph hands the generator's state on."""
+    """What drops runs again in the backward, where the graph hands on the generator's state."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return checkpoint(super().forward, x, use_reentrant=False)
@@ -55,14 +57,23 @@ class Checkpointed(Dropped):
 
 def checkpoints_masks(run, backend):
     model = Checkpointed()
-    out = torch.compile(model, backend=backend, fullgraph=True)(torch.stack([x for x, _ in rows(40, 16)]))
+    out = torch.compile(model, backend=backend, fullgraph=True)(
+        torch.stack([x for x, _ in rows(40, 16)])
+    )
     out.sum().backward()
-    return out.detach() != 0, model.weight.grad, float(out.sum()), [d.what for d in run.report.of("draws")]
+    return (
+        out.detach() != 0,
+        model.weight.grad,
+        float(out.sum()),
+        [d.what for d in run.report.of("draws")],
+    )
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_checkpoint_that_drops_has_the_same_mask_in_its_backward_and_says_so(backend):
     for mask, gradient, total, said in on_ranks(partial(checkpoints_masks, backend=backend), 2):
         assert float(gradient) == pytest.approx(total), "the weight is 1"
-        assert any("run_and_save_rng_state draws inside compiled code" in line for line in said), said
+        assert any("run_and_save_rng_state draws inside compiled code" in line for line in said), (
+            said
+        )
         assert 0.35 < (mask[:20] == mask[20:]).double().mean() < 0.65

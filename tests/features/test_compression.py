@@ -37,7 +37,10 @@ def parts():
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize(("how", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
 def test_gradients_are_the_sum_of_those_in_half_precision(parts, how, dtype, ranks, view):
-    wanted = [sum(g.to(dtype) / ranks for g in of_all).double() for of_all in zip(*parts[ranks], strict=True)]
+    wanted = [
+        sum(g.to(dtype) / ranks for g in of_all).double()
+        for of_all in zip(*parts[ranks], strict=True)
+    ]
     # of three, the order in which they are added counts
     close = 1e-12 if ranks == 2 else 4 * torch.finfo(dtype).eps
     for (found,), said in on_ranks(first_gradients, ranks, compress=how, view=view):
@@ -77,7 +80,10 @@ def test_low_ranks_begin_after_some_steps(view):
             "^--compress is 'int8'; it takes none, fp16, bf16, powersgd or",
         ),
         ({"compress": "powersgd:0"}, "^--compress is 'powersgd:0'; it takes"),
-        ({"compress": "fp16", "strict": True}, "^--compress is 'fp16' with --strict, but its gradients"),
+        (
+            {"compress": "fp16", "strict": True},
+            "^--compress is 'fp16' with --strict, but its gradients",
+        ),
         (
             {"compress": "bf16", "average_every": "2", "view": "local"},
             "^--compress is 'bf16' with --average-every, where none travel",

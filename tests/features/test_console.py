@@ -47,7 +47,9 @@ def test_what_is_typed_reaches_all_ranks(on):
 
 
 def test_the_whole_input_is_read_once(on):
-    assert on(lambda run: (sys.stdin.read(2), sys.stdin.read()), 2, "abcd\n") == [("ab", "cd\n")] * 2
+    assert (
+        on(lambda run: (sys.stdin.read(2), sys.stdin.read()), 2, "abcd\n") == [("ab", "cd\n")] * 2
+    )
 
 
 def test_an_interrupted_question_is_interrupted_everywhere(on):
@@ -168,7 +170,10 @@ def test_bytes_that_are_typed_reach_all_ranks(on):
 
 
 def test_a_descriptor_is_read_once(on):
-    assert on(lambda run: (os.read(0, 2), os.read(0, 9), os.read(0, 1)), 2, "abc") == [(b"ab", b"c", b"")] * 2
+    assert (
+        on(lambda run: (os.read(0, 2), os.read(0, 9), os.read(0, 1)), 2, "abc")
+        == [(b"ab", b"c", b"")] * 2
+    )
 
 
 def test_nothing_reaches_standard_output_in_a_trial_by_whatever_way(on, tmp_path):
@@ -244,7 +249,13 @@ except EOFError as error:
     print("EOF", error)
 """
 KEYS = [
-    *(("name? ", "me\n"), ("word? ", "secret\n"), ("line?", "one\n"), ("one", "two\n"), ("two", "three\n")),
+    *(
+        ("name? ", "me\n"),
+        ("word? ", "secret\n"),
+        ("line?", "one\n"),
+        ("one", "two\n"),
+        ("two", "three\n"),
+    ),
     *(("key?", "k"), ("end? ", "\4")),
 ]
 
@@ -272,12 +283,21 @@ print("after", x)
 
 @pytest.fixture
 def command(tmp_path):
-    """`command(how, source)`: the same by python, by 2 ranks, and what these wrote to their logs."""
+    """`command(how, source)`: the same by python, by 2 ranks, and what these wrote to logs."""
 
     def run(how, source, **more):
         script = tmp_path / "script.py"
         script.write_text(source)
-        ranks = ("autoddp", "run", "-q", "--nproc", "2", "--log-dir", str(tmp_path / "logs"), str(script))
+        ranks = (
+            "autoddp",
+            "run",
+            "-q",
+            "--nproc",
+            "2",
+            "--log-dir",
+            str(tmp_path / "logs"),
+            str(script),
+        )
         alone = how("python", str(script), folder=tmp_path / "alone", **more)
         got = how(*ranks, folder=tmp_path / "ranks", **more)
         return alone, got, (tmp_path / "logs" / "rank1.log").read_text()
@@ -291,13 +311,23 @@ def test_a_terminal_shows_what_python_shows(command):
     assert alone[0] == 0
     assert "from C" in alone[1]
     assert alone[1].endswith("True True True (80, 24)\n")
-    for line in ("written", "bytes", "by descriptor", "logged", "from C", "rich", "True True True (80, 24)"):
+    for line in (
+        "written",
+        "bytes",
+        "by descriptor",
+        "logged",
+        "from C",
+        "rich",
+        "True True True (80, 24)",
+    ):
         assert line in log
     assert "by a program" not in log
 
 
 def test_a_pipe_gets_what_python_gives_it_in_the_same_order(command):
-    alone, got, log = command(in_pipe, EVERY_WAY + "print('a')\nprint('b', file=sys.stderr)\nprint('c')\n")
+    alone, got, log = command(
+        in_pipe, EVERY_WAY + "print('a')\nprint('b', file=sys.stderr)\nprint('c')\n"
+    )
     assert got == alone
     assert alone[0] == 0
     assert log.endswith("a\nb\nc\n")

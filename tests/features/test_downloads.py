@@ -52,7 +52,9 @@ def cifar(run):
 
 @pytest.mark.filterwarnings("ignore:Python 3.14 will, by default, filter extracted tar archives")
 @pytest.mark.parametrize(("script", "nproc"), [(mnist, 3), (cifar, 2)], ids=["mnist", "cifar"])
-def test_a_data_set_of_torchvision_is_asked_for_as_one_process_asks(on, server, script, nproc, tmp_path):
+def test_a_data_set_of_torchvision_is_asked_for_as_one_process_asks(
+    on, server, script, nproc, tmp_path
+):
     def pointed(run):
         archives.point_torchvision(server.url)
         return script(run)
@@ -102,7 +104,9 @@ def test_a_body_of_several_parts(on, server):
     assert (seen, asked) == ([True, True], {"big": 1})
 
 
-def test_a_body_too_large_to_hand_on_is_asked_for_by_each_rank_and_that_is_said(on, server, monkeypatch):
+def test_a_body_too_large_to_hand_on_is_asked_for_by_each_rank_and_that_is_said(
+    on, server, monkeypatch
+):
     monkeypatch.setattr("autoddp.effects.http_replay.LIMIT", 1000)
     (server.folder / "big").write_bytes(bytes(5000))
 

@@ -24,7 +24,9 @@ def told(script, nproc=2, **options):
         torch.manual_seed(0)
         stream = io.StringIO()
         # the tests' own modules, all loaded in this process, are not the script's
-        identity.users_modules = lambda: [m for m in users_modules() if not m.__name__.startswith("tests.")]
+        identity.users_modules = lambda: [
+            m for m in users_modules() if not m.__name__.startswith("tests.")
+        ]
         report = Report(speaks=group.rank == 0, stream=stream)
         with session(group.world, Options(**options), group, report) as run:
             seen = script(stream, **({"run": run} if "run" in signature(script).parameters else {}))
@@ -52,9 +54,14 @@ def test_it_is_said_once_after_three_steps_by_rank_0():
     zero, one = told(steps)
     assert zero[0] == [0, 0, len(zero[1]), len(zero[1]), len(zero[1])]
     assert one[1] == []
-    assert [line.partition(": ")[0] for line in zero[1]] == ["[autoddp] fetching", "[autoddp] split"]
+    assert [line.partition(": ")[0] for line in zero[1]] == [
+        "[autoddp] fetching",
+        "[autoddp] split",
+    ]
     fetching, split = zero[1]
-    assert re.search(r"DataLoader at test_explanation.py:\d+: each rank fetches its rows$", fetching)
+    assert re.search(
+        r"DataLoader at test_explanation.py:\d+: each rank fetches its rows$", fetching
+    )
     assert re.search(r"Sequential at test_explanation.py:\d+: 4 of 8 rows here$", split)
 
 
@@ -88,7 +95,9 @@ def test_what_is_not_row_wise_is_said_with_its_reason():
             return x - x.roll(1, 0)
 
     zero, _ = told(lambda stream: train(Centred(), batches(40, 8)))
-    whole = [line for line in zero[1] if line.startswith("[autoddp] by its parts, or whole: Centred at ")]
+    whole = [
+        line for line in zero[1] if line.startswith("[autoddp] by its parts, or whole: Centred at ")
+    ]
     assert whole
     assert "part" in whole[0] or "rows" in whole[0]
     gathers = [line for line in zero[1] if line.startswith("[autoddp] gathers: roll at ")]
@@ -117,7 +126,9 @@ def test_the_most_frequent_are_shown_and_all_with_v():
     split = [line for line in zero[1] if line.startswith("[autoddp] split")]
     assert len(split) == 7
     assert split[-1].endswith("more (-v shows them)")
-    verbose = [line for line in told(many, verbose=True)[0][1] if line.startswith("[autoddp] split")]
+    verbose = [
+        line for line in told(many, verbose=True)[0][1] if line.startswith("[autoddp] split")
+    ]
     assert len(verbose) == 6 + int(split[-1].split()[2])
 
 
@@ -137,7 +148,8 @@ def test_how_the_work_went_is_said_at_the_end():
     line = account(lambda stream: train(mlp(), batches(40, 8)))
     found = re.fullmatch(
         r"(\d+)% of the work in modules was split over 2 ranks; "
-        r"waited \d+\.\d s for loaders and \d+\.\d s for other ranks, gathered \d+ (bytes|kB)(; .*)?",
+        r"waited \d+\.\d s for loaders and \d+\.\d s for other ranks, "
+        r"gathered \d+ (bytes|kB)(; .*)?",
         line,
     )
     assert found, line
@@ -163,7 +175,9 @@ def test_work_that_every_rank_does_counts_as_one_processes():
 
 def test_without_modules_that_is_said():
     line = account(lambda stream: None)
-    assert line.startswith("no module was called with a batch: every rank did all of the work; waited ")
+    assert line.startswith(
+        "no module was called with a batch: every rank did all of the work; waited "
+    )
     assert line.endswith("; one process is as fast")
 
 
@@ -198,6 +212,9 @@ def test_what_was_gathered_and_loaders_are_said():
 
 def test_in_the_local_view_each_rank_works_on_its_rows():
     zero, one = told(lambda stream: train(mlp(), batches(40, 8)), view="local")
-    said = "[autoddp] --view local: losses and metrics that are printed are those of rank 0's rows alone"
+    said = (
+        "[autoddp] --view local: losses and metrics that are printed "
+        "are those of rank 0's rows alone"
+    )
     assert (zero[1], one[1]) == ([said], [])
     assert account(lambda stream: None, view="local").startswith("each rank worked on its rows; ")

@@ -273,7 +273,9 @@ def test_worker_processes_and_the_fetch_of_a_data_set_are_left_alone(on, tmp_pat
 def test_what_a_library_writes_is_rank_0s_alone(on, tmp_path):
     library = tmp_path / "site-packages" / "lib.py"
     library.parent.mkdir()
-    library.write_text("def cache(name):\n    with open(name, 'w') as file:\n        file.write('x')\n")
+    library.write_text(
+        "def cache(name):\n    with open(name, 'w') as file:\n        file.write('x')\n"
+    )
 
     def script(run):
         space = {}

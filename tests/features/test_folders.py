@@ -32,7 +32,9 @@ def test_a_folder_that_must_not_exist_is_made_once(on, tmp_path, nproc):
         if not os.path.exists("c"):
             time.sleep(0.05 * run.world.rank)
             os.mkdir("c")
-        return [raised(act) for act in (lambda: os.makedirs("runs/1"), lambda: os.mkdir("no/where"))]
+        return [
+            raised(act) for act in (lambda: os.makedirs("runs/1"), lambda: os.mkdir("no/where"))
+        ]
 
     expected = [
         ("FileExistsError", "[Errno 17] File exists: 'runs/1'"),

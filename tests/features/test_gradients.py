@@ -6,7 +6,17 @@ from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 
 from autoddp.errors import Disagreement
-from tests.training import Scripts, assert_as_alone, batches, grads, mlp, on_ranks, sgd, train, weights
+from tests.training import (
+    Scripts,
+    assert_as_alone,
+    batches,
+    grads,
+    mlp,
+    on_ranks,
+    sgd,
+    train,
+    weights,
+)
 
 script = Scripts()
 
@@ -271,7 +281,9 @@ def a_penalty_on_the_gradient():
 def unused_are_none():
     model, unused = mlp(), nn.Linear(3, 3)
     loss = F.cross_entropy(*[f(v) for f, v in zip((model, lambda y: y), first(), strict=True)])
-    found = torch.autograd.grad(loss, [model[0].bias, unused.weight], allow_unused=True, retain_graph=True)
+    found = torch.autograd.grad(
+        loss, [model[0].bias, unused.weight], allow_unused=True, retain_graph=True
+    )
     loss.backward()
     return found, grads(model, unused)
 

@@ -1,4 +1,4 @@
-"""What a package holds open, on 2 and 3 ranks: one file, with what one process would have written."""
+"""What a package holds open, on 2 and 3 ranks: one file, with what one process would write."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ def hdf5(run):
     seen.append([list(file), float(file["x"][0]), os.path.basename(file.filename)])
     file.close()
     file.close()
-    seen += [raised(lambda: h5py.File("a.h5", "x"))[0], raised(lambda: h5py.File("nowhere/a.h5", "w"))[0]]
+    seen += [
+        raised(lambda: h5py.File("a.h5", "x"))[0],
+        raised(lambda: h5py.File("nowhere/a.h5", "w"))[0],
+    ]
     with h5py.File("b.h5", "x") as file:
         file["z"] = 1
     return seen
@@ -62,7 +65,12 @@ def maps(run):
     again[1] *= 2
     again.flush()
     wrong = raised(lambda: np.memmap("none.map", mode="r+"))[0]
-    return read.tolist(), np.load("b.npy").tolist(), np.fromfile("a.map", dtype="int32").tolist(), wrong
+    return (
+        read.tolist(),
+        np.load("b.npy").tolist(),
+        np.fromfile("a.map", dtype="int32").tolist(),
+        wrong,
+    )
 
 
 def database(run):
@@ -116,7 +124,11 @@ def archives(run):
         shelf["k"] = [1]
     with shelve.open("shelf") as shelf:
         shelf["j"] = shelf["k"] + [2]
-    with zipfile.ZipFile("a.zip") as read, tarfile.open("a.tar.gz") as tar, shelve.open("shelf") as shelf:
+    with (
+        zipfile.ZipFile("a.zip") as read,
+        tarfile.open("a.tar.gz") as tar,
+        shelve.open("shelf") as shelf,
+    ):
         return read.namelist(), read.read("y.txt"), tar.getnames(), sorted(shelf.items())
 
 
@@ -156,7 +168,9 @@ def excel(run):
         pd.DataFrame({"a": [1]}).to_excel(book, sheet_name="one")
     with pd.ExcelWriter("a.xlsx", mode="a", engine="openpyxl") as book:
         pd.DataFrame({"a": [2]}).to_excel(book, sheet_name="two")
-    return [sorted(sheet["a"].tolist()) for sheet in pd.read_excel("a.xlsx", sheet_name=None).values()]
+    return [
+        sorted(sheet["a"].tolist()) for sheet in pd.read_excel("a.xlsx", sheet_name=None).values()
+    ]
 
 
 def store(run):
@@ -200,7 +214,10 @@ def told(tmp_path_factory):
     for nproc in (1, 2, 3):
         at = tmp_path_factory.mktemp(f"on{nproc}")
         features = FEATURES if nproc > 1 else ()
-        done[nproc] = at, on_ranks(every, nproc, *features, folder=at, before=lambda rank, at=at: watch(at))
+        done[nproc] = (
+            at,
+            on_ranks(every, nproc, *features, folder=at, before=lambda rank, at=at: watch(at)),
+        )
     return done
 
 
@@ -214,7 +231,8 @@ def test_what_is_held_open_is_written_once_and_read_by_all(told, script):
     for nproc in (2, 3):
         answers = [rank[script.__name__] for rank in told[nproc][1]]
         if script is database:
-            assert all(answer[0][1] == answers[0][0][1] for answer in answers)  # rank 0's time stamps
+            # rank 0's time stamps
+            assert all(answer[0][1] == answers[0][0][1] for answer in answers)
             answers = [((seen[0]), changes) for seen, changes in answers]
         assert [answer for answer, _ in answers] == [result] * nproc
         assert [changes for _, changes in answers[1:]] == [[]] * (nproc - 1)

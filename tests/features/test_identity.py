@@ -26,7 +26,9 @@ fine = move is not None and type(fine) is bool and torch.Tensor is Tensor
 
 def test_it_is_said_with_its_line_before_the_first_batch(tmp_path):
     # a module of its own: what this one holds would be said to every test of this process
-    (tmp_path / "asks.py").write_text("import torch\n\ndef asks(x):\n    return type(x) is torch.Tensor\n")
+    (tmp_path / "asks.py").write_text(
+        "import torch\n\ndef asks(x):\n    return type(x) is torch.Tensor\n"
+    )
 
     def script(stream):
         sys.path.insert(0, str(tmp_path))
@@ -48,7 +50,12 @@ def test_to_a_script_a_batch_is_a_tensor():
         kinds = [type(v) for v in (x, out, nn.functional.cross_entropy(out, y))]
         shown = kinds[0] is not torch.Tensor and str(kinds[0])  # `is` cannot be answered rightly
         return [
-            (kind == torch.Tensor, kind != torch.Tensor, kind in (int, torch.Tensor), kind == nn.Parameter)
+            (
+                kind == torch.Tensor,
+                kind != torch.Tensor,
+                kind in (int, torch.Tensor),
+                kind == nn.Parameter,
+            )
             for kind in kinds
         ] + [str(kinds), x.__class__ is torch.Tensor, isinstance(x, torch.Tensor), bool(shown)]
 

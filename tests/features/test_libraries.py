@@ -55,7 +55,9 @@ def test_what_adds_to_a_file_keeps_what_was_there(on, tmp_path):
         rank = run.world.rank
         seen = []
         for step in (1, 2):
-            pd.DataFrame({"a": [step + rank]}).to_csv("log.csv", mode="a", header=False, index=False)
+            pd.DataFrame({"a": [step + rank]}).to_csv(
+                "log.csv", mode="a", header=False, index=False
+            )
             seen.append(Path("log.csv").read_text())
         pd.DataFrame({"a": [1]}).to_json("log.jsonl", orient="records", lines=True, mode="a")
         pd.DataFrame({"a": [2]}).to_json("log.jsonl", orient="records", lines=True, mode="a")
@@ -63,7 +65,8 @@ def test_what_adds_to_a_file_keeps_what_was_there(on, tmp_path):
         pages = Path("pages.pdf").read_bytes().count(b"/Type /Page\n")
         return seen, Path("log.jsonl").read_text(), pages
 
-    told = (["a\n0\n1\n", "a\n0\n1\n2\n"], '{"a":1}\n{"a":2}\n', 3)  # PDFs grow: the first is in it twice
+    # PDFs grow: the first is in it twice
+    told = (["a\n0\n1\n", "a\n0\n1\n2\n"], '{"a":1}\n{"a":2}\n', 3)
     assert on(script, 3) == [told] * 3
     assert (tmp_path / "log.csv").read_text() == "a\n0\n1\n2\n"
 
@@ -149,7 +152,8 @@ def test_a_library_writes_to_its_own_temporary_folder(on, tmp_path):
     def script(run):
         rank = run.world.rank
         made["keep"](rank)  # on the user's behalf: once; each rank finds what it wrote
-        found = [made["cache"](rank) for _ in range(1 + rank)], int(np.load("kept.npy"))  # ranks differ
+        # ranks differ
+        found = [made["cache"](rank) for _ in range(1 + rank)], int(np.load("kept.npy"))
         run.group.barrier()  # as at a job's end: until then rank 0 tells what was there before
         return found
 
@@ -188,7 +192,8 @@ def test_the_fetch_of_a_data_set_and_its_workers_keep_their_own_files(on, tmp_pa
 
     def script(run):
         return [
-            [int(x) for x in torch.utils.data.DataLoader(Cached(), num_workers=workers)] for workers in (0, 1)
+            [int(x) for x in torch.utils.data.DataLoader(Cached(), num_workers=workers)]
+            for workers in (0, 1)
         ]
 
     assert on(script) == [[[0, 1], [0, 1]]] * 2
@@ -225,4 +230,6 @@ def test_a_script_that_logs_by_what_packages_offer(warm, tmp_path):
     assert ranks.out == alone.out
     assert (tmp_path / "logs" / "rank1.log").read_text() == alone.out
     for name in ("batch.png", "log.csv"):
-        assert (tmp_path / "ranks/run" / name).read_bytes() == (tmp_path / "alone/run" / name).read_bytes()
+        assert (tmp_path / "ranks/run" / name).read_bytes() == (
+            tmp_path / "alone/run" / name
+        ).read_bytes()

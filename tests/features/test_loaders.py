@@ -200,8 +200,12 @@ def strings_in_a_batch():
 @script
 def dictionaries_tuples_and_numbers():
     Pair = collections.namedtuple("Pair", "x y")
-    data = Listed(sample=lambda n: {"x": np.arange(2.0) + n, "more": Pair(n, torch.tensor(float(n)))})
-    return [(b["x"].tolist(), b["more"].x.tolist(), b["more"].y.tolist()) for b in DataLoader(data, 4)]
+    data = Listed(
+        sample=lambda n: {"x": np.arange(2.0) + n, "more": Pair(n, torch.tensor(float(n)))}
+    )
+    return [
+        (b["x"].tolist(), b["more"].x.tolist(), b["more"].y.tolist()) for b in DataLoader(data, 4)
+    ]
 
 
 class Named(dict):
@@ -228,7 +232,9 @@ def numpys_strings():
 @script
 def own_collate():
     def padded(samples):
-        return nn.utils.rnn.pad_sequence([x for x, _ in samples], True), torch.tensor([y for _, y in samples])
+        return nn.utils.rnn.pad_sequence([x for x, _ in samples], True), torch.tensor(
+            [y for _, y in samples]
+        )
 
     data = Listed(sample=lambda n: (torch.arange(1.0 + n % 4), n % 3))
     return order(DataLoader(data, 4, shuffle=True, collate_fn=padded))
@@ -279,7 +285,9 @@ def a_data_set_that_counts_in_a_global():
 def a_module_in_the_data_set():
     blur = Blur()
     model = mlp(3)
-    loader = DataLoader(Listed(sample=lambda n: (blur(torch.arange(3.0) + n), n % 3)), 4, shuffle=True)
+    loader = DataLoader(
+        Listed(sample=lambda n: (blur(torch.arange(3.0) + n), n % 3)), 4, shuffle=True
+    )
     return train(model, loader), weights(model, blur)
 
 
@@ -289,7 +297,11 @@ def ignored_targets():
     y[::3] = -100
     model = mlp()
     losses = train(model, DataLoader(TensorDataset(x, y), 5))
-    return losses, train(model, DataLoader(Listed(sample=lambda n: (x[n], y[n])), 5)), weights(model)
+    return (
+        losses,
+        train(model, DataLoader(Listed(sample=lambda n: (x[n], y[n])), 5)),
+        weights(model),
+    )
 
 
 @script
@@ -323,7 +335,11 @@ def a_batch_changed_in_place_leaves_the_data_alone():
 @script
 def fewer_rows_than_ranks():
     model = mlp()
-    return train(model, DataLoader(rows(7), 1)), train(model, DataLoader(rows(7), 3)), weights(model)
+    return (
+        train(model, DataLoader(rows(7), 1)),
+        train(model, DataLoader(rows(7), 3)),
+        weights(model),
+    )
 
 
 @script
@@ -381,7 +397,9 @@ def test_why_a_loader_is_not_fetched_by_rows(seen, name):
 
 
 def test_tensors_in_memory_are_fetched_by_rows(seen):
-    assert seen[2]["two_shuffled_epochs_and_the_generators_after"][0].said("loaders", "fetches its rows")
+    assert seen[2]["two_shuffled_epochs_and_the_generators_after"][0].said(
+        "loaders", "fetches its rows"
+    )
     assert seen[2]["dictionaries_tuples_and_numbers"][0].said("loaders", "fetches its rows")
     assert seen[2]["two_views_in_a_list"][0].said("loaders", "fetches its rows")
 
@@ -398,7 +416,9 @@ def test_samples_that_are_not_alike_are_refused():
 def test_each_rank_fetches_its_rows_only():
     def script(run):
         fetched = []
-        loader = DataLoader(Listed(10, lambda n: fetched.append(n) or (torch.tensor([float(n)]), n)), 5)
+        loader = DataLoader(
+            Listed(10, lambda n: fetched.append(n) or (torch.tensor([float(n)]), n)), 5
+        )
         loader.dataset.sample = lambda n: (torch.tensor([float(n)]), n)
         iterator = iter(loader)  # proven on a sample that leaves nothing behind
         loader.dataset.sample = lambda n: fetched.append(n) or (torch.tensor([float(n)]), n)
@@ -464,7 +484,8 @@ def test_samples_drawn_by_rows_differ_by_rank_and_the_generators_stay_equal():
     zero, one = on_ranks(script, 2, loading="rows")
     assert zero[1:] == one[1:]
     drawn = torch.cat([zero[0], one[0]])
-    assert len(drawn.unique()) == len(drawn) == 24  # nothing is drawn twice, on no rank, in no worker
+    # nothing is drawn twice, on no rank, in no worker
+    assert len(drawn.unique()) == len(drawn) == 24
     again = on_ranks(script, 2, loading="rows")
     assert torch.equal(again[0][0], zero[0])  # a seeded script repeats itself
 
@@ -509,7 +530,10 @@ def test_a_data_set_that_prints_does_not_print_for_the_probe(tmp_path):
     def script(run):
         data = Listed(8, lambda n: (print("sample", n), (torch.arange(3.0), n))[1])
         path = tmp_path / f"{run.world.world_size} {run.world.rank}"
-        with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY), "w") as out, contextlib.redirect_stdout(out):
+        with (
+            os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY), "w") as out,
+            contextlib.redirect_stdout(out),
+        ):
             list(DataLoader(data, 4))
         with os.fdopen(os.open(path, os.O_RDONLY)) as written:
             return written.read().split("\n")[:-1]

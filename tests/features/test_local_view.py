@@ -89,7 +89,9 @@ def an_exception_in_mid_backward():
 
 @pytest.fixture(scope="module")
 def seen():
-    return {nproc: script.run(nproc, **({"view": "local"} if nproc > 1 else {})) for nproc in (1, 2, 3)}
+    return {
+        nproc: script.run(nproc, **({"view": "local"} if nproc > 1 else {})) for nproc in (1, 2, 3)
+    }
 
 
 @pytest.mark.parametrize("nproc", [2, 3])
@@ -105,12 +107,22 @@ def test_gradients_of_a_mean_are_those_of_the_whole_batch(seen, name, nproc):
 def test_each_rank_sees_plain_tensors_with_its_share():
     def script(run):
         shares = [(not isinstance(x, Rows), len(x)) for x, _ in batches(9, 4)]
-        order = [x.flatten().tolist() for (x,) in DataLoader(TensorDataset(torch.arange(9)), 4, shuffle=True)]
+        order = [
+            x.flatten().tolist()
+            for (x,) in DataLoader(TensorDataset(torch.arange(9)), 4, shuffle=True)
+        ]
         streamed = [len(x) for x, _ in DataLoader(Stream(), 4)]
-        return shares, order, streamed, len(batches(9, 4)), not any(isinstance(x, Rows) for x, _ in batches())
+        return (
+            shares,
+            order,
+            streamed,
+            len(batches(9, 4)),
+            not any(isinstance(x, Rows) for x, _ in batches()),
+        )
 
     zero, one = on_ranks(script, 2, view="local")
-    assert zero[0] == [*one[0][:2], (True, 1)] == [(True, 2), (True, 2), (True, 1)]  # one row goes to all
+    # one row goes to all
+    assert zero[0] == [*one[0][:2], (True, 1)] == [(True, 2), (True, 2), (True, 1)]
     whole = on_ranks(script, 1)[0]
     assert [a + b for a, b in zip(zero[1][:2], one[1][:2], strict=True)] == whole[1][:2]
     assert zero[2] == [2, 2, 2]
@@ -148,7 +160,10 @@ def test_the_job_is_the_scripts_to_see():
 
 
 def test_in_the_global_view_it_is_not():
-    assert on_ranks(lambda run: (dist.is_initialized(), "RANK" in os.environ), 2) == [(False, False)] * 2
+    assert (
+        on_ranks(lambda run: (dist.is_initialized(), "RANK" in os.environ), 2)
+        == [(False, False)] * 2
+    )
 
 
 def test_metrics_are_this_ranks_own():

@@ -147,7 +147,9 @@ def hooks_come_and_go():
     again = model.register_forward_pre_hook(lambda m, a: seen.append(a[0].mean().item()))
     found += train(model, loader)
     again.remove()
-    back = model[0].register_full_backward_hook(lambda m, g, out: seen.append(out[0].abs().sum().item()))
+    back = model[0].register_full_backward_hook(
+        lambda m, g, out: seen.append(out[0].abs().sum().item())
+    )
     found += train(model, loader)
     back.remove()
     return found, seen, weights(model)
@@ -163,7 +165,11 @@ def a_hook_that_changes_the_output():
 @script
 def proven_then_one_row_for_each_rank():
     model = mlp()
-    return train(model, DataLoader(rows(21), 9)), train(model, DataLoader(rows(7), 3)), weights(model)
+    return (
+        train(model, DataLoader(rows(21), 9)),
+        train(model, DataLoader(rows(7), 3)),
+        weights(model),
+    )
 
 
 @script
@@ -441,7 +447,9 @@ def outputs_of_many_kinds():
     for x, y in batches():
         out = model(x, scale=2.0, name="out")
         F.cross_entropy(out["out"], y).backward()
-        found.append((out["pair"][0].tolist(), out["pair"][1].sum().item(), out["none"], out["scale"]))
+        found.append(
+            (out["pair"][0].tolist(), out["pair"][1].sum().item(), out["none"], out["scale"])
+        )
         found.append(sorted(model(x)))
     return found, grads(model)
 
@@ -458,7 +466,11 @@ def a_compiled_module_and_function():
     def loss(out, y):
         return F.cross_entropy(out - out.mean(0), y)
 
-    return train(fast, batches(12, 6, False)), train(plain, batches(12, 6), loss=loss), weights(model, plain)
+    return (
+        train(fast, batches(12, 6, False)),
+        train(plain, batches(12, 6), loss=loss),
+        weights(model, plain),
+    )
 
 
 @pytest.fixture(scope="module")

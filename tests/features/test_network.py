@@ -1,4 +1,4 @@
-"""What a server sees of a job, and what the job sees of a server that fails: those of one process."""
+"""What a server sees of a job, and the job of a server that fails: those of one process."""
 
 from __future__ import annotations
 
@@ -145,7 +145,12 @@ def test_urllib(as_one, server, nproc):
         url, seen = server.url, []
         with urllib.request.urlopen(f"{url}/good") as response:
             seen.append(
-                [response.status, response.headers["Content-Length"], response.read(4), response.read()]
+                [
+                    response.status,
+                    response.headers["Content-Length"],
+                    response.read(4),
+                    response.read(),
+                ]
             )
         asked = urllib.request.Request(f"{url}/good", headers={"X-Ask": "yes"})
         response = urllib.request.urlopen(asked, timeout=5)
@@ -171,19 +176,28 @@ def test_what_fails_fails_on_all_ranks_as_in_one_process(as_one, server, nproc):
         def read(path, **more):
             return urllib.request.urlopen(f"{url}/{path}", **more).read()
 
-        seen += [failed(lambda path=path: read(path)) for path in ("none", "broken", "short", "reset")]
+        seen += [
+            failed(lambda path=path: read(path)) for path in ("none", "broken", "short", "reset")
+        ]
         seen += [failed(lambda path=path: read(path, timeout=0.2)) for path in ("silent", "stalls")]
         response = urllib.request.urlopen(f"{url}/stalls", timeout=0.2)
         seen.append([response.read(9), failed(response.read)])
         seen.append(failed(lambda: urllib.request.urlopen("http://127.0.0.1:1/")))
-        seen += [failed(lambda p=p: urllib.request.urlretrieve(f"{url}/{p}", p)) for p in ("none", "short")]
+        seen += [
+            failed(lambda p=p: urllib.request.urlretrieve(f"{url}/{p}", p))
+            for p in ("none", "short")
+        ]
         Path("short").unlink(missing_ok=True)  # half a file, of which ranks leave nothing
         sum = "0" * 8
         load = torch.hub.load_state_dict_from_url
-        seen.append(failed(lambda: load(f"{url}/good.x-{sum}.pt", ".", progress=False, check_hash=True)))
+        seen.append(
+            failed(lambda: load(f"{url}/good.x-{sum}.pt", ".", progress=False, check_hash=True))
+        )
         fetch = torch.hub.download_url_to_file
         for path, prefix in (("none", None), ("reset", None), ("good", sum)):
-            seen.append(failed(lambda p=path, x=prefix: fetch(f"{url}/{p}", f"hub-{p}", x, progress=False)))
+            seen.append(
+                failed(lambda p=path, x=prefix: fetch(f"{url}/{p}", f"hub-{p}", x, progress=False))
+            )
         right = hashlib.sha256(BODY).hexdigest()[:8]
         fetch(f"{url}/good", "hub", right, progress=False)
         return seen
@@ -211,7 +225,9 @@ def test_requests(as_one, server, nproc):
     def script():
         url, seen = server.url, []
         got = requests.get(f"{url}/good", headers={"X-Ask": "yes"}, timeout=5)
-        seen.append([got.text, got.ok, got.headers["X-Asked"], got.request.method, got.elapsed.days])
+        seen.append(
+            [got.text, got.ok, got.headers["X-Asked"], got.request.method, got.elapsed.days]
+        )
         seen += [
             requests.post(f"{url}/echo", data={"a": 1}).text,
             requests.put(f"{url}/echo", data=b"x").content,
@@ -233,7 +249,12 @@ def test_requests(as_one, server, nproc):
 
     seen, asked, left = as_one(script, nproc)
     assert seen[4:6] == [[f"{server.url}/good", [302], {"who": "you"}], "who=you"]
-    assert seen[7:11] == ["ChunkedEncodingError", "ChunkedEncodingError", "ReadTimeout", "ConnectionError"]
+    assert seen[7:11] == [
+        "ChunkedEncodingError",
+        "ChunkedEncodingError",
+        "ReadTimeout",
+        "ConnectionError",
+    ]
     assert asked["GET /good"] == 3
     assert left == {"copied": BODY}
 

@@ -43,7 +43,9 @@ def sh(*line: str) -> None:
 @pytest.fixture
 def on(tmp_path):
     """`on(script)`: what it returns on each rank; rank 0 is node 0, the others are node 1."""
-    if subprocess.run(["unshare", "-m", "true"], capture_output=True, timeout=20, check=False).returncode:
+    if subprocess.run(
+        ["unshare", "-m", "true"], capture_output=True, timeout=20, check=False
+    ).returncode:
         pytest.skip("no private mounts can be made here")
     for name in ("at", "tmp", "node0", "node1", "tmp0", "tmp1"):
         (tmp_path / name).mkdir()
@@ -53,14 +55,25 @@ def on(tmp_path):
             node = min(group.rank, 1)
             assert ctypes.CDLL(None).unshare(CLONE_NEWNS) == 0
             sh("mount", "--make-rprivate", "/")
-            sh("mount", "--bind", str(tmp_path / f"node{0 if shared else node}"), str(tmp_path / "at"))
+            sh(
+                "mount",
+                "--bind",
+                str(tmp_path / f"node{0 if shared else node}"),
+                str(tmp_path / "at"),
+            )
             sh("mount", "--bind", str(tmp_path / f"tmp{node}"), str(tmp_path / "tmp"))
             os.chdir(tmp_path / "at")
             tempfile.tempdir = str(tmp_path / "tmp")
             first = group.rank == 0
-            store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False) if first else None
+            store = (
+                dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+                if first
+                else None
+            )
             port = group.effect("the store", lambda: store.port)
-            group.store = PrefixStore("x", store or dist.TCPStore("localhost", port, is_master=False))
+            group.store = PrefixStore(
+                "x", store or dist.TCPStore("localhost", port, is_master=False)
+            )
             many = nproc - 1 if node else 1
             group.world = World(group.rank, nproc, max(group.rank - 1, 0), many, node_rank=node)
             with installed(group, UnsharedFolders, Files, Folders, Temporary) as run:
@@ -107,7 +120,10 @@ def test_readers_find_it(on, shared):
         shutil.move("a/log", "c/b")
         os.rename("c", "d")
         seen += [Path(name).read_text() for name in ("a/link", "d/b/log", "d/b/text")]
-        seen += [sorted(glob.glob("d/**", recursive=True)), raised(lambda: Path("a/log").read_text())]
+        seen += [
+            sorted(glob.glob("d/**", recursive=True)),
+            raised(lambda: Path("a/log").read_text()),
+        ]
         os.chdir("d/b")
         seen.append([os.getcwd(), Path("log").read_text(), raised(lambda: os.chdir("none"))])
         os.chdir("../..")
@@ -159,7 +175,7 @@ def test_what_was_there_before_is_the_nodes_own_unless_it_is_missing_there(on):
 
 
 def test_once_each_node(on, monkeypatch):
-    """Whoever asks: several ranks, their worker processes, those that were there before the file."""
+    """Whoever asks: several ranks, their worker processes, those there before the file."""
     parts = Value("i", 0)
     plain = file_server.FileServer._answer
 
@@ -201,8 +217,9 @@ def test_a_file_too_large_is_refused_with_the_way_out(on, monkeypatch):
         1000,
         (
             "TooLarge",
-            f"{on.folder}/at/large is on node 0 and, after 1 s, not on node 1: 1001 bytes, and up to 1000 "
-            "are handed over; put it in a folder that both nodes share, or copy it to node 1",
+            f"{on.folder}/at/large is on node 0 and, after 1 s, not on node 1: 1001 bytes, "
+            "and up to 1000 are handed over; put it in a folder that both nodes share, "
+            "or copy it to node 1",
         ),
     )
 
@@ -269,7 +286,9 @@ def test_temporary_folders_are_made_and_removed_on_each_node(on):
             del left
         run.group.barrier()  # the rank of a node that made a folder removes it
         with run.effects.own():
-            return there, [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("tmp")]
+            return there, [
+                name for name in os.listdir(tempfile.gettempdir()) if name.startswith("tmp")
+            ]
 
     assert on(script, 3) == [([True, True], [])] * 3
 
@@ -289,10 +308,23 @@ def test_what_the_script_asks_of_the_disk_node_0_answers(on):
         names = ("a", "only0", "only1", "sub", "link", "none")
         asked = (os.path.exists, os.path.isfile, os.path.isdir, os.path.islink, os.path.lexists)
         seen = [[ask(name) for name in names] for ask in asked]
-        seen += [os.path.getsize("a"), os.path.getmtime("a"), os.path.getctime("a"), os.stat("a").st_ino]
-        seen += [os.path.realpath("link"), os.path.samefile("a", "link"), Path("link").resolve().name]
+        seen += [
+            os.path.getsize("a"),
+            os.path.getmtime("a"),
+            os.path.getctime("a"),
+            os.stat("a").st_ino,
+        ]
+        seen += [
+            os.path.realpath("link"),
+            os.path.samefile("a", "link"),
+            Path("link").resolve().name,
+        ]
         seen += [os.access(name, os.W_OK) for name in ("a", "only1", "none")]
-        seen += [sorted(glob.glob("**", recursive=True)), sorted(glob.glob("only*")), glob.glob("sub/*/*")]
+        seen += [
+            sorted(glob.glob("**", recursive=True)),
+            sorted(glob.glob("only*")),
+            glob.glob("sub/*/*"),
+        ]
         seen += [sorted(map(str, Path().rglob("*"))), sorted(map(str, Path("sub").glob("*")))]
         seen += [sorted(p.name for p in Path().iterdir()), sorted(os.listdir()), list(os.walk("."))]
         seen += [

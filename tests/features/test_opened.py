@@ -126,7 +126,9 @@ def contents(folder):
     return {p.name: (oct(stat.S_IMODE(p.stat().st_mode)), p.read_bytes()) for p in files}
 
 
-def test_whatever_a_script_writes_has_the_bytes_of_one_process_and_each_rank_reads_them(on, tmp_path):
+def test_whatever_a_script_writes_has_the_bytes_of_one_process_and_each_rank_reads_them(
+    on, tmp_path
+):
     def script(run):
         write_in_every_way("ranks")
         pack_in_every_way()
@@ -152,14 +154,30 @@ def test_an_open_file_looks_as_one_of_pythons(on, tmp_path):
             if mode[0] == "r":
                 Path(name).write_text("abc")
             with open(name, mode, size) as file:
-                layers = [isinstance(file, k) for k in (io.TextIOBase, io.BufferedIOBase, io.RawIOBase)]
+                layers = [
+                    isinstance(file, k) for k in (io.TextIOBase, io.BufferedIOBase, io.RawIOBase)
+                ]
                 made.append(
-                    [*layers, type(file).__mro__[2].__name__ in repr(file), file.mode, file.name == name]
+                    [
+                        *layers,
+                        type(file).__mro__[2].__name__ in repr(file),
+                        file.mode,
+                        file.name == name,
+                    ]
                 )
-                made[-1] += [file.tell(), file.seekable(), file.readable(), getattr(file, "newlines", 0)]
+                made[-1] += [
+                    file.tell(),
+                    file.seekable(),
+                    file.readable(),
+                    getattr(file, "newlines", 0),
+                ]
                 made[-1] += [file.fileno() > 2, repr(file).replace(name, "")[:12]]
                 made[-1] += [getattr(file, "encoding", 0), getattr(file, "line_buffering", 0)]
-            made[-1] += [file.closed, raised(lambda f=file: f.flush()), raised(lambda f=file: f.write("a"))]
+            made[-1] += [
+                file.closed,
+                raised(lambda f=file: f.flush()),
+                raised(lambda f=file: f.write("a")),
+            ]
         return [row[:3] + row[4:] for row in made]
 
     was = os.getcwd()
@@ -234,8 +252,10 @@ def test_a_full_disk_raises_on_all_ranks_at_the_same_line(on, small, act):
     assert after == ["old"]
 
 
-def test_a_quota_that_is_used_up_is_the_error_of_one_process_and_leaves_the_old_checkpoint(on, tmp_path):
-    """Where it is found out is the file system's choice: what a draft took may not be given back at once."""
+def test_a_quota_that_is_used_up_is_the_error_of_one_process_and_leaves_the_old_checkpoint(
+    on, tmp_path
+):
+    """Where it is found out is up to the file system: a draft's space may not be free at once."""
     with rationed(tmp_path / "rationed") as folder:
         torch.save(torch.arange(3), folder / "best.pt")
 
@@ -327,7 +347,9 @@ def test_a_file_that_nobody_closes_and_that_is_not_complete_fails_the_job(on, sm
         run.keep = open("small/kept", "w")
         run.keep.write("x" * BIG)
 
-    with pytest.raises(AssertionError, match=r"not all there: .*/small/kept: No space left on device"):
+    with pytest.raises(
+        AssertionError, match=r"not all there: .*/small/kept: No space left on device"
+    ):
         on(script)
 
 
@@ -554,7 +576,9 @@ def test_the_error_at_the_end_is_ours():
 
     losses = DeferredErrors()
     losses.note("a", OSError(28, "No space left on device"))
-    with pytest.raises(AutoDDPError, match="not all there: a: No space left on device; close files"):
+    with pytest.raises(
+        AutoDDPError, match="not all there: a: No space left on device; close files"
+    ):
         losses.end()
     losses.end()
 
@@ -594,7 +618,9 @@ def test_what_is_written_by_descriptors_is_one_file_for_all(on, tmp_path):
     texts = ["Onetwothree", "textmore\n", "bel", "whole"]
     refused = ("FileExistsError", "[Errno 17] File exists: 'a'")
     assert on(script, 3) == [(b"Onetwothree", refused, texts)] * 3
-    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == dict(zip("abcd", texts, strict=True))
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == dict(
+        zip("abcd", texts, strict=True)
+    )
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
 
 

@@ -42,7 +42,7 @@ def installed(tmp_path_factory):
 
 
 def files(folder):
-    """Everything below, by its name: a folder, a link, a file's bytes, and how many names it has."""
+    """Everything below, by name: a folder, a link, a file's bytes, and how many names it has."""
     found = {}
     for path in sorted(folder.rglob("*")):
         name = OWN.sub("own", str(path.relative_to(folder)))
@@ -77,9 +77,13 @@ def test_a_library_finds_one_processs_world_and_leaves_one_processs_files(
 
 def test_every_pattern_is_tried():
     own = {
-        name for name, value in vars(library).items() if getattr(value, "__module__", "") == library.__name__
+        name
+        for name, value in vars(library).items()
+        if getattr(value, "__module__", "") == library.__name__
     }
-    assert {p.__name__ for p in library.PATTERNS} == {name for name in own if not name.startswith("_")}
+    assert {p.__name__ for p in library.PATTERNS} == {
+        name for name in own if not name.startswith("_")
+    }
 
 
 def compared(act, tmp_path, late, nproc):

@@ -34,7 +34,9 @@ def test_a_thread_that_is_behind_finds_what_it_has_made_itself(installed, tmp_pa
         for name in ("removed", "renamed", "kept"):
             Path("old", name).write_text(name)
         found, go = [], threading.Event()
-        worker = threading.Thread(target=lambda: (go.wait(), found.append(installed.by_a_thread("new"))))
+        worker = threading.Thread(
+            target=lambda: (go.wait(), found.append(installed.by_a_thread("new")))
+        )
         worker.start()
         if run.world.rank == 0:
             go.set()
@@ -53,7 +55,7 @@ def test_a_thread_that_is_behind_finds_what_it_has_made_itself(installed, tmp_pa
 
 
 def test_what_the_script_has_changed_is_no_longer_a_threads(installed, tmp_path):
-    """Of a folder that a thread has made, and that the script then writes to, removes and makes again."""
+    """A folder that a thread has made, and the script then writes to, removes and makes again."""
 
     def script(run):
         worker = threading.Thread(target=lambda: installed.by_a_thread("new", old=False))
@@ -72,7 +74,7 @@ def test_what_the_script_has_changed_is_no_longer_a_threads(installed, tmp_path)
 
 
 def test_what_a_thread_makes_beside_the_scripts_own_stays_its_ranks(installed, tmp_path):
-    """In a folder that a thread has made, the script saves; rank 0's thread goes on, and is ahead."""
+    """The script saves in a folder of a thread's; rank 0's thread goes on, and is ahead."""
 
     def script(run):
         go, seen = threading.Event(), []
@@ -103,7 +105,9 @@ def test_what_a_thread_makes_beside_the_scripts_own_stays_its_ranks(installed, t
     assert one == (["a", "b", "mine"], False, [[]], ["a", "b", "late"])
 
 
-def test_what_a_library_removes_after_a_thread_and_the_script_had_it_was_there_before(installed, tmp_path):
+def test_what_a_library_removes_after_a_thread_and_the_script_had_it_was_there_before(
+    installed, tmp_path
+):
     """Rank 0 has removed it already where rank 1 still reads it."""
 
     def script(run):
@@ -124,13 +128,16 @@ def test_what_a_library_removes_after_a_thread_and_the_script_had_it_was_there_b
     assert on_ranks(script, 2, *FEATURES, folder=tmp_path) == ["of the script"] * 2
 
 
-def test_what_a_thread_makes_anew_where_the_script_has_removed_it_stays_its_ranks_too(installed, tmp_path):
+def test_what_a_thread_makes_anew_where_the_script_has_removed_it_stays_its_ranks_too(
+    installed, tmp_path
+):
     def script(run):
         found = []
         for _ in range(2):
             go = threading.Event()
             worker = threading.Thread(
-                target=lambda go: (go.wait(), found.append(installed.by_a_thread("new", False))), args=(go,)
+                target=lambda go: (go.wait(), found.append(installed.by_a_thread("new", False))),
+                args=(go,),
             )
             worker.start()
             if run.world.rank == 0:

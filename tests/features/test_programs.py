@@ -98,14 +98,23 @@ def test_what_fails_fails_on_all(nproc, tmp_path):
 
 def test_pipes_are_read_by_all_and_written_once(tmp_path):
     def script(run):
-        echo = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        echo = subprocess.Popen(
+            ["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
         said = []
         for word in ("eins", "zwöi"):
             print(word, file=echo.stdin, flush=True)
             said.append(echo.stdout.readline())
         echo.stdin.close()
-        with subprocess.Popen("printf 'a\\n\\377b\\ncd'", shell=True, stdout=subprocess.PIPE) as made:
-            parts = [made.stdout.read(1), made.stdout.readline(), list(made.stdout), made.stdout.read()]
+        with subprocess.Popen(
+            "printf 'a\\n\\377b\\ncd'", shell=True, stdout=subprocess.PIPE
+        ) as made:
+            parts = [
+                made.stdout.read(1),
+                made.stdout.readline(),
+                list(made.stdout),
+                made.stdout.read(),
+            ]
         with subprocess.Popen(["printf", "x\\ny"], stdout=subprocess.PIPE) as wrapped:
             lines = io.TextIOWrapper(wrapped.stdout, "utf-8").readlines()
         first = subprocess.Popen(["printf", "b\\na\\n"], stdout=subprocess.PIPE)
@@ -120,7 +129,13 @@ def test_pipes_are_read_by_all_and_written_once(tmp_path):
             echo.stdout.encoding.lower(),
             echo.stdin.closed,
         ]
-        return [said, parts, lines, ends, raised(lambda: (broken.stdin.write(b"x"), broken.stdin.flush()))]
+        return [
+            said,
+            parts,
+            lines,
+            ends,
+            raised(lambda: (broken.stdin.write(b"x"), broken.stdin.flush())),
+        ]
 
     said, parts, lines, ends, broken = alike(script, 2, tmp_path)
     assert said == ["eins\n", "zwöi\n"]
@@ -133,7 +148,11 @@ def test_pipes_are_read_by_all_and_written_once(tmp_path):
 def test_megabytes_travel(tmp_path):
     def script(run):
         data = subprocess.check_output(["head", "-c", "5000000", "/dev/zero"])
-        return len(data), set(data), len(subprocess.run(["cat"], input=data, capture_output=True).stdout)
+        return (
+            len(data),
+            set(data),
+            len(subprocess.run(["cat"], input=data, capture_output=True).stdout),
+        )
 
     assert alike(script, 2, tmp_path) == (5000000, {0}, 5000000)
 
@@ -187,7 +206,9 @@ def test_threads_share_programs_too(tmp_path):
         found = {}
 
         def work(name):
-            done = subprocess.run(f"echo {name} >> calls; cat", shell=True, input=name, text=True, stdout=-1)
+            done = subprocess.run(
+                f"echo {name} >> calls; cat", shell=True, input=name, text=True, stdout=-1
+            )
             found[name] = done.stdout, os.system(f"echo {name} >> calls; exit 2")
 
         process = subprocess.Popen("seq 3; exit 4", shell=True, stdout=subprocess.PIPE, text=True)
@@ -207,7 +228,10 @@ def test_threads_share_programs_too(tmp_path):
 
 
 def test_a_librarys_programs_are_each_ranks_own(tmp_path):
-    source = "import subprocess\ndef make():\n    subprocess.run('echo x >> calls', shell=True, check=True)\n"
+    source = (
+        "import subprocess\n"
+        "def make():\n    subprocess.run('echo x >> calls', shell=True, check=True)\n"
+    )
 
     def script(run):
         library = {}
@@ -252,7 +276,9 @@ def test_asyncios_programs_run_on_every_rank_and_it_is_said(tmp_path):
     import asyncio
 
     async def main():
-        process = await asyncio.create_subprocess_exec("sh", "-c", "echo x >> calls; echo hi", stdout=-1)
+        process = await asyncio.create_subprocess_exec(
+            "sh", "-c", "echo x >> calls; echo hi", stdout=-1
+        )
         return (await process.communicate())[0]
 
     def script(run):
@@ -265,15 +291,17 @@ def test_asyncios_programs_run_on_every_rank_and_it_is_said(tmp_path):
 
 
 def test_a_program_finds_the_environment_of_one_process(tmp_path):
-    """The launcher's own variables are there for C libraries alone; a program that is ours works, too."""
+    """The launcher's own variables are there for C libraries alone; our own programs work, too."""
     (tmp_path / "inner.py").write_text("open('inner', 'a').write('once\\n')\n")
     (tmp_path / "outer.py").write_text(
         "import json, os, subprocess, sys\n"
         "show = [sys.executable, '-c', 'import json, os; print(json.dumps(dict(os.environ)))']\n"
-        "seen = [subprocess.check_output(show), subprocess.check_output(show, env=os.environ.copy())]\n"
+        "seen = [subprocess.check_output(show), "
+        "subprocess.check_output(show, env=os.environ.copy())]\n"
         "seen += [os.popen(f'{show[0]} -c \"{show[2]}\"').read()]\n"
         "json.dump([dict(os.environ), *map(json.loads, seen)], open(sys.argv[1], 'w'))\n"
-        "if sys.argv[2:]: subprocess.run([sys.executable, '-m', 'autoddp', *sys.argv[2:]], check=True)\n"
+        "if sys.argv[2:]: "
+        "subprocess.run([sys.executable, '-m', 'autoddp', *sys.argv[2:]], check=True)\n"
     )
     plain = {name: value for name, value in environ().items() if name != "OMP_NUM_THREADS"}
 
@@ -333,8 +361,10 @@ def test_two_nodes_see_one_run_of_a_program(nodes, tmp_path):
     script = tmp_path / "s.py"
     script.write_text(
         f"import os, subprocess\nos.chdir({str(tmp_path)!r})\n"
-        "ours = [name for name in os.environ if name.endswith('IFNAME') or name == 'PYTHONHASHSEED']\n"
-        "command = 'echo x >> calls; ip -o -4 address | grep -c 10.213.77.1/; env | grep -E \"IFN|HASHS\"'\n"
+        "ours = [name for name in os.environ "
+        "if name.endswith('IFNAME') or name == 'PYTHONHASHSEED']\n"
+        "command = 'echo x >> calls; "
+        'ip -o -4 address | grep -c 10.213.77.1/; env | grep -E "IFN|HASHS"\'\n'
         "print(subprocess.getstatusoutput(command), ours, open('calls').read().split())\n"
         "process = subprocess.Popen(['sleep', '100'])\n"
         "os.kill(process.pid, 15)\nprint(process.wait(), process.pid, os.getpid())\n"

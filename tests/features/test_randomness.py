@@ -275,7 +275,9 @@ def test_a_thread_and_a_forked_child_draw_their_own(on):
 def test_names_that_every_rank_makes_are_its_own(on, tmp_path):
     zero, one = on(lambda run: library(tmp_path).names())
     assert not set(zero) & set(one)
-    zero, one = on(lambda run: [library(tmp_path, name).draw() for name in ("filelock", "huggingface_hub")])
+    zero, one = on(
+        lambda run: [library(tmp_path, name).draw() for name in ("filelock", "huggingface_hub")]
+    )
     assert not set(zero) & set(one)
 
 

@@ -45,11 +45,19 @@ def rates(run):
     optimizer.add_param_group({"params": third.parameters(), "lr": 0.4})
     adam = torch.optim.AdamW(mlp().parameters(), lr=torch.tensor(0.01))
     seen = [[g["lr"] for g in optimizer.param_groups], [float(g["lr"]) for g in adam.param_groups]]
-    schedulers = [StepLR(optimizer, 1, 0.5), LinearLR(adam, 0.1, total_iters=4), ReduceLROnPlateau(optimizer)]
+    schedulers = [
+        StepLR(optimizer, 1, 0.5),
+        LinearLR(adam, 0.1, total_iters=4),
+        ReduceLROnPlateau(optimizer),
+    ]
     for scheduler in schedulers[:2]:
         scheduler.optimizer.step()
         scheduler.step()
-    seen += [[g["lr"] for g in optimizer.param_groups], schedulers[0].base_lrs, schedulers[1].get_last_lr()]
+    seen += [
+        [g["lr"] for g in optimizer.param_groups],
+        schedulers[0].base_lrs,
+        schedulers[1].get_last_lr(),
+    ]
     return seen, {d.what for d in run.report.of("scaling") if "rate" in d.what}
 
 
@@ -58,7 +66,8 @@ def test_learning_rates_go_with_the_batch(how, factor):
     alone, _ = on_ranks(rates, 1)[0]
     for seen, said in on_ranks(rates, 3, batch="per-rank", scale_lr=how):
         assert_same(
-            [[float(x) * factor for x in some] for some in alone], [list(map(float, s)) for s in seen]
+            [[float(x) * factor for x in some] for some in alone],
+            [list(map(float, s)) for s in seen],
         )
         assert said == {f"learning rate times {factor:g}"}
 

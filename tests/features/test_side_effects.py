@@ -173,12 +173,18 @@ if len(sys.argv) > 1:
 
 def test_what_a_script_leaves_open_is_closed_as_python_closes_it(tmp_path, warm):
     (tmp_path / "left.py").write_text(LEFT)
-    done = warm.run("autoddp", "run", "--nproc", "2", str(tmp_path / "left.py"), folder=tmp_path / "ranks")
+    done = warm.run(
+        "autoddp", "run", "--nproc", "2", str(tmp_path / "left.py"), folder=tmp_path / "ranks"
+    )
     assert done.code == 0, done.err
     assert done.out == "deleted\n"
     assert [line for line in done.err.splitlines() if not line.startswith("[autoddp]")] == []
     ranks = tmp_path / "ranks"
-    texts = {p.name: p.read_text() for p in ranks.iterdir() if p.name in ("log", "table", "logging", "run")}
+    texts = {
+        p.name: p.read_text()
+        for p in ranks.iterdir()
+        if p.name in ("log", "table", "logging", "run")
+    }
     assert texts == {"log": "to the end", "table": "1,2\n", "logging": "said\n", "run": "over"}
     assert (ranks / "made").is_dir()
     assert gzip.decompress((ranks / "packed.gz").read_bytes()) == b"packed"

@@ -1,7 +1,7 @@
 """The script's signal handlers run at one point of the program on all ranks, decided by rank 0.
 
-Real jobs and real signals. Each rank prints what it holds when a handler has run: rank 0 to the terminal,
-the others to their logs; the lines must be the same.
+Real jobs and real signals. Each rank prints what it holds when a handler has run: rank 0 to the
+terminal, the others to their logs; the lines must be the same.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ train(4)
 class Job:
     """`autoddp run` of a script that trains, to which lines can be awaited and signals sent."""
 
-    def __init__(self, folder: Path, source: str, *options: str, nproc: int = 2, workers: int = 0) -> None:
+    def __init__(
+        self, folder: Path, source: str, *options: str, nproc: int = 2, workers: int = 0
+    ) -> None:
         self.folder, self.nproc, self.seen = folder, nproc, ""
         (folder / "train.py").write_text(TRAIN.replace("WORKERS", str(workers)) + source)
         self.process = subprocess.Popen(
@@ -89,7 +91,9 @@ class Job:
         assert self.process.stdout is not None
         deadline = time.monotonic() + 100
         while self.seen.count(text) < times:
-            ready, _, _ = select.select([self.process.stdout], [], [], max(0, deadline - time.monotonic()))
+            ready, _, _ = select.select(
+                [self.process.stdout], [], [], max(0, deadline - time.monotonic())
+            )
             data = os.read(self.process.stdout.fileno(), 1 << 16).decode() if ready else ""
             assert data, f"no {text!r}: {self.seen}"
             self.seen += data
@@ -108,8 +112,12 @@ class Job:
         """The exit code, and the lines that every rank has printed."""
         rest, _ = self.process.communicate(timeout=timeout)
         self.seen += rest.decode()
-        logs = [(self.folder / "logs" / f"rank{rank}.log").read_text() for rank in range(1, self.nproc)]
-        said = [[line for line in text.splitlines() if line[:5] in KINDS] for text in (self.seen, *logs)]
+        logs = [
+            (self.folder / "logs" / f"rank{rank}.log").read_text() for rank in range(1, self.nproc)
+        ]
+        said = [
+            [line for line in text.splitlines() if line[:5] in KINDS] for text in (self.seen, *logs)
+        ]
         assert all(lines == said[0] for lines in said), (said, self.seen, logs)
         return self.process.returncode, said[0]
 
@@ -139,7 +147,8 @@ def checkpoint(folder: Path) -> int:
 @pytest.mark.parametrize(("nproc", "workers"), [(2, 0), (3, 0), (2, 1)])
 def test_an_interrupt_during_training_is_caught_at_the_same_step(tmp_path, nproc, workers):
     source = (
-        "print('ready', flush=True)\ntry:\n    train()\nexcept KeyboardInterrupt:\n    save()\n    raise\n"
+        "print('ready', flush=True)\n"
+        "try:\n    train()\nexcept KeyboardInterrupt:\n    save()\n    raise\n"
     )
     job = Job(tmp_path, source, nproc=nproc, workers=workers)
     job.wait_for("ready")
@@ -151,8 +160,10 @@ def test_an_interrupt_during_training_is_caught_at_the_same_step(tmp_path, nproc
     assert line.split()[:2] == ["saved", str(checkpoint(tmp_path))]
 
 
-def test_handlers_that_go_on_run_as_often_as_signals_came_and_one_that_leaves_ends_the_job(tmp_path):
-    """SIGUSR1 to the launcher, to rank 1 alone, to rank 0 alone; SIGUSR2; then SIGTERM: exit code 0."""
+def test_handlers_that_go_on_run_as_often_as_signals_came_and_one_that_leaves_ends_the_job(
+    tmp_path,
+):
+    """SIGUSR1 to the launcher, to rank 1 or rank 0 alone; SIGUSR2; then SIGTERM: exit code 0."""
     source = (
         "signal.signal(signal.SIGUSR1, save)\n"
         "signal.signal(signal.SIGUSR2, lambda *_: tell('went on'))\n"
@@ -224,7 +235,8 @@ def test_a_second_interrupt_while_the_first_is_handled_ends_the_job(tmp_path):
 def test_interrupts_whose_handler_goes_on_may_be_many_and_the_grace_time_ends(tmp_path):
     source = (
         "signal.signal(signal.SIGINT, lambda *_: tell('went on'))\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0) if autoddp.rank() == 0 else time.sleep(100))\n"
+        "signal.signal(signal.SIGTERM, "
+        "lambda *_: sys.exit(0) if autoddp.rank() == 0 else time.sleep(100))\n"
         "import autoddp\nprint('ready', flush=True)\ntrain()\n"
     )
     job = Job(tmp_path, source, "--grace", "0")

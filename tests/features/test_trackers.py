@@ -87,9 +87,12 @@ def tracked(run):
     import wandb
     from wandb.sdk.data_types import _private, image
 
-    # as in a script: its folder for pictures is made inside the job, not by whatever test imported it first
+    # as in a script: its folder for pictures is made inside the job, not by whatever test imported
+    # it first
     image.MEDIA_TMP = importlib.reload(_private).MEDIA_TMP
-    it = wandb.init(project="p", config={"lr": run.world.rank}, settings=wandb.Settings(silent=True))
+    it = wandb.init(
+        project="p", config={"lr": run.world.rank}, settings=wandb.Settings(silent=True)
+    )
     model = torch.nn.Linear(2, 1)
     wandb.watch(model, log="all", log_freq=1)
     for step in range(3):
@@ -99,7 +102,17 @@ def tracked(run):
         it.log({"trial": 1})
     it.log({"it": wandb.Image(torch.zeros(3, 4, 4).numpy().transpose(1, 2, 0))})
     wandb.config.update({"epochs": 2})
-    answers = [it.id, it.name, it.dir, it.project, it.group, it.path, it.offline, it.disabled, it.step]
+    answers = [
+        it.id,
+        it.name,
+        it.dir,
+        it.project,
+        it.group,
+        it.path,
+        it.offline,
+        it.disabled,
+        it.step,
+    ]
     same = wandb.run is it and wandb.init(project="p") is it
     hooks = len(model._forward_hooks)
     Path(it.dir, "note.txt").write_text("by the script")
@@ -114,7 +127,9 @@ def tracked(run):
 def test_wandb_has_one_run(tmp_path, nproc):
     if not find_spec("wandb"):
         pytest.skip("wandb is not installed")
-    first, *others = on_ranks(tracked, nproc, *FEATURES, folder=tmp_path, before=lambda rank: watch(tmp_path))
+    first, *others = on_ranks(
+        tracked, nproc, *FEATURES, folder=tmp_path, before=lambda rank: watch(tmp_path)
+    )
     assert all(other[:7] == first[:7] for other in others)
     assert [other[7] for other in others] == [[]] * (nproc - 1)
     answers, same, hooks, summary, kind, ended, epochs, _ = first

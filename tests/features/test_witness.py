@@ -75,7 +75,9 @@ def on(tmp_path):
             with Installation([feature(run) for feature in features]):
                 answer = script(run, xyz)
             xyz.save("after/a")  # nobody looks any more
-            return answer, report.stream.getvalue().replace("test_witness.py", "train.py").splitlines()
+            return answer, report.stream.getvalue().replace(
+                "test_witness.py", "train.py"
+            ).splitlines()
 
         return run_ranks(rank, nproc, timeout=60)
 

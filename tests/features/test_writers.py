@@ -1,4 +1,4 @@
-"""The table of writers: each row is called on 2 and 3 ranks, and compared with one plain process."""
+"""The table of writers: each row is called on 2 and 3 ranks, compared with one plain process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from tests.ranks import run_ranks
 WRONG = ("nowhere/{}", "folder", "plain.txt/{}")
 # What belongs to a package, and is not there without another one.
 NEEDS = ("ImportError", "ModuleNotFoundError", "OnnxExporterError")
-# Exceptions that other ranks cannot make of what they are told: they raise RemoteError with its text.
+# Exceptions that other ranks cannot make of what they are told: they raise RemoteError with its
+# text.
 UNMADE = ("CheckpointException", "LibsndfileError")
 
 
@@ -48,7 +49,8 @@ def outcome(act, *args):
             return json.loads(json.dumps(act(*args), default=lambda it: type(it).__name__))
     except BaseException as error:  # torch has one that is no Exception
         last = str(error).strip().rpartition("\n")[2].replace(os.getcwd(), ".")
-        return [type(error).__name__, re.sub(r"\.tmp\w+", ".tmp*", last)]  # a name made up by safetensors
+        # a name made up by safetensors
+        return [type(error).__name__, re.sub(r"\.tmp\w+", ".tmp*", last)]
 
 
 def touched(act, *args):
@@ -74,7 +76,7 @@ def calls(cases):
 
 
 def jobs(group, folder):
-    """All cases, plain in one process and on ranks, in a process that has imported what they need."""
+    """All cases, plain and on ranks, in a process that has imported what they need."""
     cases = [case for case in CASES if there(case.target)]
     exported()  # takes seconds: once for all
     done = {}
@@ -124,7 +126,11 @@ def test_a_writer(case, told):
             (result, changes), again, wrong = seen[case.target]
             assert (result, again) == (plain, read)
             for (what, _), (expected, _) in zip(wrong, failed, strict=nproc < 3):
-                told = isinstance(expected, list) and expected[0] in UNMADE and what[1].endswith(expected[1])
+                told = (
+                    isinstance(expected, list)
+                    and expected[0] in UNMADE
+                    and what[1].endswith(expected[1])
+                )
                 assert what == expected or told
             put = [change for change in changes if change.startswith("os.rename ")]
             raises = isinstance(plain, list) and len(plain) == 2

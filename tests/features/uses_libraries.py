@@ -59,7 +59,10 @@ writer.close()
 db.close()
 h5.close()
 print(
-    Path(w.dir).parent.name.startswith("offline-run-"), w.summary["loss"] > 0, w.summary["last"] > 0, w.step
+    Path(w.dir).parent.name.startswith("offline-run-"),
+    w.summary["loss"] > 0,
+    w.summary["last"] > 0,
+    w.step,
 )
 wandb.finish()
 print(pd.read_csv(run / "log.csv").to_dict(), pd.read_parquet(run / "out.parquet").shape)
@@ -68,5 +71,7 @@ print([f"{value:.9f}" for _, value in rows], list(h5py.File(run / "out.h5")))
 print(load_file(run / "out.safetensors")["out"].shape, joblib.load(run / "out.joblib").shape)
 print([f"{value:.9f}" for value in np.fromfile(run / "seen.bin")], sorted(os.listdir(run)))
 print(
-    len(list((run / "tb").iterdir())), len(list(run.glob("wandb/*/*.wandb"))), len(list(run.rglob("*.png")))
+    len(list((run / "tb").iterdir())),
+    len(list(run.glob("wandb/*/*.wandb"))),
+    len(list(run.rglob("*.png"))),
 )

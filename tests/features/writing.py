@@ -93,12 +93,16 @@ def figure(rank):
 
 def film(rank):
     made = figure(rank)
-    return m("matplotlib.animation").FuncAnimation(made, lambda n: made.axes[0].plot([n, rank]), frames=2)
+    return m("matplotlib.animation").FuncAnimation(
+        made, lambda n: made.axes[0].plot([n, rank]), frames=2
+    )
 
 
 @cache
 def profiled(rank):
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_stack=True) as seen:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], with_stack=True
+    ) as seen:
         torch.ones(3).sum()
     return seen
 
@@ -122,7 +126,9 @@ def booster(rank):
 @cache
 def light(rank):
     lightgbm = m("lightgbm")
-    return lightgbm.train({"verbosity": -1}, lightgbm.Dataset(np.eye(40), label=np.arange(40) + rank), 1)
+    return lightgbm.train(
+        {"verbosity": -1}, lightgbm.Dataset(np.eye(40), label=np.arange(40) + rank), 1
+    )
 
 
 def graph(rank):
@@ -227,7 +233,12 @@ def cases_of(kind, made, names):
 
 CASES = [
     Case("numpy:save", "a.npy", lambda p, r: np.save(p, array(r)), loaded),
-    Case("numpy:savez", "a.npz", lambda p, r: np.savez(p, x=array(r)), lambda p: np.load(p)["x"].tolist()),
+    Case(
+        "numpy:savez",
+        "a.npz",
+        lambda p, r: np.savez(p, x=array(r)),
+        lambda p: np.load(p)["x"].tolist(),
+    ),
     Case(
         "numpy:savez_compressed",
         "b.npz",
@@ -240,7 +251,12 @@ CASES = [
         lambda p, r: np.savetxt(fname=p, X=array(r)),
         lambda p: np.loadtxt(p).tolist(),
     ),
-    Case("numpy:ndarray.tofile", "a.raw", lambda p, r: array(r).tofile(p), lambda p: np.fromfile(p).tolist()),
+    Case(
+        "numpy:ndarray.tofile",
+        "a.raw",
+        lambda p, r: array(r).tofile(p),
+        lambda p: np.fromfile(p).tolist(),
+    ),
     Case("numpy:ndarray.dump", "a.dump", lambda p, r: array(r).dump(Path(p)), unpickled),
     Case(
         "scipy.io:savemat",
@@ -259,7 +275,9 @@ CASES = [
     Case(
         "scipy.sparse:save_npz",
         "s.npz",
-        lambda p, r: m("scipy.sparse").save_npz(p, m("scipy.sparse").csr_matrix(np.eye(2) * (r + 1))),
+        lambda p, r: m("scipy.sparse").save_npz(
+            p, m("scipy.sparse").csr_matrix(np.eye(2) * (r + 1))
+        ),
         lambda p: m("scipy.sparse").load_npz(p).toarray().tolist(),
     ),
     Case(
@@ -312,7 +330,12 @@ CASES = [
         lambda p, r: m("torchvision.io").write_file(p, pixels(r).flatten()),
         lambda p: len(Path(p).read_bytes()),
     ),
-    Case("cv2:imwrite", "cv.png", lambda p, r: m("cv2").imwrite(p, np.full((4, 4, 3), r, np.uint8)), colour),
+    Case(
+        "cv2:imwrite",
+        "cv.png",
+        lambda p, r: m("cv2").imwrite(p, np.full((4, 4, 3), r, np.uint8)),
+        colour,
+    ),
     Case(
         "cv2:imwritemulti",
         "cv.tiff",
@@ -325,7 +348,9 @@ CASES = [
         for name in ("imwrite", "imsave")
         if (where, name) != ("imageio.v3", "imsave")
         for write in [
-            lambda p, r, where=where, name=name: getattr(m(where), name)(p, np.full((4, 4, 3), r, np.uint8))
+            lambda p, r, where=where, name=name: getattr(m(where), name)(
+                p, np.full((4, 4, 3), r, np.uint8)
+            )
         ]
     ),
     *(
@@ -333,13 +358,17 @@ CASES = [
         for where in ("imageio", "imageio.v2")
         for name in ("mimwrite", "mimsave")
         for write in [
-            lambda p, r, where=where, name=name: getattr(m(where), name)(p, [np.full((4, 4, 3), r, np.uint8)])
+            lambda p, r, where=where, name=name: getattr(m(where), name)(
+                p, [np.full((4, 4, 3), r, np.uint8)]
+            )
         ]
     ),
     Case(
         "skimage.io:imsave",
         "sk.png",
-        lambda p, r: m("skimage.io").imsave(p, np.full((4, 4, 3), r, np.uint8), check_contrast=False),
+        lambda p, r: m("skimage.io").imsave(
+            p, np.full((4, 4, 3), r, np.uint8), check_contrast=False
+        ),
         colour,
     ),
     Case(
@@ -359,8 +388,15 @@ CASES = [
         )
         for kind in ("json", "html", "image")
     ),
-    Case("trimesh:Trimesh.export", "b.obj", lambda p, r: m("trimesh").creation.box().export(p), size),
-    Case("trimesh:Scene.export", "s.glb", lambda p, r: m("trimesh").creation.box().scene().export(p), size),
+    Case(
+        "trimesh:Trimesh.export", "b.obj", lambda p, r: m("trimesh").creation.box().export(p), size
+    ),
+    Case(
+        "trimesh:Scene.export",
+        "s.glb",
+        lambda p, r: m("trimesh").creation.box().scene().export(p),
+        size,
+    ),
     Case(
         "torch.jit:save",
         "j.pt",
@@ -430,7 +466,10 @@ CASES = [
         "torch.distributed.checkpoint:save",
         "dcp",
         lambda p, r: (
-            m("torch.distributed.checkpoint").save({"w": torch.full((2,), r + 1.0)}, checkpoint_id=p) and None
+            m("torch.distributed.checkpoint").save(
+                {"w": torch.full((2,), r + 1.0)}, checkpoint_id=p
+            )
+            and None
         ),
         saved,
         exact=False,
@@ -512,7 +551,9 @@ CASES = [
     Case(
         "xgboost:XGBModel.save_model",
         "xm.json",
-        lambda p, r: m("xgboost").XGBRegressor(n_estimators=1).fit(np.eye(4), np.arange(4) + r).save_model(p),
+        lambda p, r: (
+            m("xgboost").XGBRegressor(n_estimators=1).fit(np.eye(4), np.arange(4) + r).save_model(p)
+        ),
         size,
     ),
     Case(
@@ -537,7 +578,9 @@ CASES = [
         for name in ("save", "save_model")
     ),
     Case("xgboost:Booster.save_model", "x.json", lambda p, r: booster(r).save_model(p), size),
-    Case("lightgbm:Booster.save_model", "l.txt", lambda p, r: light(r).save_model(p) and None, size),
+    Case(
+        "lightgbm:Booster.save_model", "l.txt", lambda p, r: light(r).save_model(p) and None, size
+    ),
     *cases_of(
         "pandas:DataFrame",
         frame,
@@ -634,7 +677,9 @@ CASES = [
     Case(
         "pyarrow.parquet:write_to_dataset",
         "set",
-        lambda p, r: m("pyarrow.parquet").write_to_dataset(table(r), p, basename_template="{i}.parquet"),
+        lambda p, r: m("pyarrow.parquet").write_to_dataset(
+            table(r), p, basename_template="{i}.parquet"
+        ),
         parquet,
     ),
     Case(
@@ -643,7 +688,9 @@ CASES = [
         lambda p, r: m("pyarrow.dataset").write_dataset(table(r), p, format="parquet"),
         parquet,
     ),
-    Case("pyarrow.csv:write_csv", "a.csv", lambda p, r: m("pyarrow.csv").write_csv(table(r), p), text),
+    Case(
+        "pyarrow.csv:write_csv", "a.csv", lambda p, r: m("pyarrow.csv").write_csv(table(r), p), text
+    ),
     Case(
         "pyarrow.feather:write_feather",
         "a.feather",
@@ -660,7 +707,9 @@ CASES = [
         Case(
             f"polars:DataFrame.write_{kind}",
             f"polars.{kind}",
-            lambda p, r, kind=kind: getattr(m("polars").DataFrame({"a": [r, 1]}), f"write_{kind}")(p),
+            lambda p, r, kind=kind: getattr(m("polars").DataFrame({"a": [r, 1]}), f"write_{kind}")(
+                p
+            ),
             size,
             exact=False,
         )

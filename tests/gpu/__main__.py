@@ -2,8 +2,9 @@
 
     python -m tests.gpu [--out gpu.md] [--rounds 2] [--only right|fast] [--tiny]
 
-A few minutes on one GPU, where two ranks share it by gloo; half an hour on several. The exit code is 1 if
-a check failed. `--tiny` takes the smallest sizes, and goes without a GPU, to try the command itself.
+A few minutes on one GPU, where two ranks share it by gloo; half an hour on several. The exit code
+is 1 if a check failed. `--tiny` takes the smallest sizes, and goes without a GPU, to try the
+command itself.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from tests.gpu.page import page
 
 def main() -> int:
     """Run it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("gpu.md"))
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--only", choices=["right", "fast"])
@@ -34,7 +37,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         results = [] if told.only == "fast" else checks.all_of(machine, told.tiny, place, _say)
-        rows = [] if told.only == "right" else speed.all_of(machine, told.tiny, told.rounds, place, _say)
+        rows = (
+            []
+            if told.only == "right"
+            else speed.all_of(machine, told.tiny, told.rounds, place, _say)
+        )
     told.out.write_text(page(machine, results, rows, _version(), told.tiny))
     print(f"written: {told.out}")
     failed = any(result.state == "failed" for result in results) or any(row.failed for row in rows)

@@ -1,4 +1,4 @@
-"""Is it right on this machine? Each check is a script for one GPU, against itself in one process."""
+"""Is it right on this machine? Each check is a script for a GPU, against itself in one process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ CHECKS = [
     Check("recurrent", "LSTM with cuDNN's dropout"),
     Check("decorated", "@distributed after torch.cuda.is_available()", 1e-9, direct=True),
     Check("in_flight", "the script ends while its device works"),
-    Check("two_devices", "a model on two devices of one rank", 1e-9, ("--gpus-per-rank", "2"), gpus=4),
+    Check(
+        "two_devices", "a model on two devices of one rank", 1e-9, ("--gpus-per-rank", "2"), gpus=4
+    ),
 ]
 
 
@@ -97,7 +99,9 @@ def same(want: str, got: str, rtol: float) -> tuple[str, str]:
     """Whether two terminals say the same, numbers to `rtol`; and the largest difference."""
     if NUMBER.sub("#", want) != NUMBER.sub("#", got):
         return "failed", f"{_last(got)!r} instead of {_last(want)!r}"
-    pairs = [(float(a), float(b)) for a, b in zip(NUMBER.findall(want), NUMBER.findall(got), strict=True)]
+    pairs = [
+        (float(a), float(b)) for a, b in zip(NUMBER.findall(want), NUMBER.findall(got), strict=True)
+    ]
     worst = max((abs(a - b) / max(abs(a), abs(b), 1e-30) for a, b in pairs), default=0.0)
     if "False" in got:
         return "failed", _last(got)
@@ -111,15 +115,28 @@ def killed(machine: Machine, tiny: bool, folder: Path) -> Result:
 
 def stopped(machine: Machine, tiny: bool, folder: Path) -> Result:
     """A rank that does nothing any more is told after --hang-timeout."""
-    return _ended("a rank that hangs", signal.SIGSTOP, machine, tiny, folder, 120, "--hang-timeout", "10")
+    return _ended(
+        "a rank that hangs", signal.SIGSTOP, machine, tiny, folder, 120, "--hang-timeout", "10"
+    )
 
 
 def _ended(
-    what: str, number: int, machine: Machine, tiny: bool, folder: Path, seconds: float, *options: str
+    what: str,
+    number: int,
+    machine: Machine,
+    tiny: bool,
+    folder: Path,
+    seconds: float,
+    *options: str,
 ) -> Result:
     told = command("endless", nproc=machine.ranks, options=options)
     with subprocess.Popen(
-        told, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ(tiny), cwd=folder
+        told,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environ(tiny),
+        cwd=folder,
     ) as job:
         assert job.stdout is not None
         line = job.stdout.readline()
@@ -137,7 +154,11 @@ def _ended(
     took = time.monotonic() - began
     named = f"rank {machine.ranks - 1}" in err and job.returncode != 0
     return Result(
-        "endless", what, "passed" if named else "failed", f"ended in {took:.1f} s: {_last(err)}", took
+        "endless",
+        what,
+        "passed" if named else "failed",
+        f"ended in {took:.1f} s: {_last(err)}",
+        took,
     )
 
 

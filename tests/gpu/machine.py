@@ -38,7 +38,9 @@ class Machine:
     @classmethod
     def here(cls) -> Machine:
         """This one."""
-        done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", ASK], capture_output=True, text=True, check=True
+        )
         return cls(*json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -72,7 +74,13 @@ def run(told: list[str], tiny: bool, folder: Path, seconds: float = 600) -> Done
     began = time.monotonic()
     try:
         done = subprocess.run(
-            told, capture_output=True, text=True, timeout=seconds, env=environ(tiny), cwd=folder, check=False
+            told,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            env=environ(tiny),
+            cwd=folder,
+            check=False,
         )
     except subprocess.TimeoutExpired as late:
         return Done(None, _text(late.stdout), _text(late.stderr), time.monotonic() - began)

@@ -15,33 +15,46 @@ NAMES = {
 
 
 OF_GPUS = ("peak_mb", "syncs_per_step")  # without one nothing was there to be counted
-TINY = "**Tried at its smallest sizes, whatever the rows below are called: no figure here means anything.**"
+TINY = (
+    "**Tried at its smallest sizes, whatever the rows below are called: "
+    "no figure here means anything.**"
+)
 
 
-def page(machine: Machine, results: list[Result], rows: list[Row], version: str, tiny: bool = False) -> str:
+def page(
+    machine: Machine, results: list[Result], rows: list[Row], version: str, tiny: bool = False
+) -> str:
     """Markdown."""
-    gpus = ", ".join(sorted({f"{machine.gpus.count(name)} x {name}" for name in machine.gpus})) or "no GPU"
+    gpus = (
+        ", ".join(sorted({f"{machine.gpus.count(name)} x {name}" for name in machine.gpus}))
+        or "no GPU"
+    )
     lines = [
         "# autoddp on this machine",
         "",
-        f"autoddp {version}; {gpus}; torch {machine.torch}, CUDA {machine.cuda}, NCCL {machine.nccl}; "
-        f"jobs of {machine.ranks} ranks.",
+        f"autoddp {version}; {gpus}; torch {machine.torch}, CUDA {machine.cuda}, "
+        f"NCCL {machine.nccl}; jobs of {machine.ranks} ranks.",
         "",
         *([TINY, ""] if tiny else []),
         "## Right",
         "",
-        "Each script in one process and in ranks; the largest relative difference of what they print.",
+        "Each script in one process and in ranks; "
+        "the largest relative difference of what they print.",
         "",
         "| | result | seen | seconds |",
         "|---|---|---|---|",
-        *(f"| {r.what} | {r.state} | {r.seen.replace('|', '/')} | {r.seconds:.1f} |" for r in results),
+        *(
+            f"| {r.what} | {r.state} | {r.seen.replace('|', '/')} | {r.seconds:.1f} |"
+            for r in results
+        ),
         "",
         "## Fast",
         "",
-        "Medians over rounds that alternate. `against`: steps/s of one rank as a part of plain python's, and "
-        "of several as a part of hand-written DDP's.",
+        "Medians over rounds that alternate. `against`: steps/s of one rank as a part of "
+        "plain python's, and of several as a part of hand-written DDP's.",
         "",
-        "| | | steps/s | against | peak MB of rank 0 | s from launch to first step | host syncs a step |",
+        "| | | steps/s | against | peak MB of rank 0 | "
+        "s from launch to first step | host syncs a step |",
         "|---|---|---|---|---|---|---|",
         *(_line(row, bool(machine.gpus)) for row in rows),
     ]
@@ -54,4 +67,7 @@ def _line(row: Row, on_gpus: bool) -> str:
     against = "" if row.against is None else f"{row.against:.2f}"
     if row.failed and not row.figures:
         return f"| {KINDS[row.kind]} | {row.way} | failed: {row.failed.replace('|', '/')} | | | | |"
-    return f"| {KINDS[row.kind]} | {row.way} | {told[0]} | {against} | {told[1]} | {told[2]} | {told[3]} |"
+    return (
+        f"| {KINDS[row.kind]} | {row.way} | {told[0]} | {against} | "
+        f"{told[1]} | {told[2]} | {told[3]} |"
+    )

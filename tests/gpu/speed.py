@@ -32,7 +32,9 @@ class Row:
     failed: str = ""
 
 
-def all_of(machine: Machine, tiny: bool, rounds: int, folder: Path, say: Callable[[str], None]) -> list[Row]:
+def all_of(
+    machine: Machine, tiny: bool, rounds: int, folder: Path, say: Callable[[str], None]
+) -> list[Row]:
     """Every kind in every way, rounds alternating."""
     found = []
     for kind in KINDS:
@@ -54,7 +56,13 @@ def all_of(machine: Machine, tiny: bool, rounds: int, folder: Path, say: Callabl
 
 def _ways(kind: str, ranks: int, tiny: bool) -> dict[str, list[str]]:
     steps = str(FEW if tiny else STEPS[kind])
-    by_hand = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    by_hand = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+    ]
     return {
         "python": command("train", kind, steps),
         "autoddp, 1 rank": command("train", kind, steps, nproc=1),

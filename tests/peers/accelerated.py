@@ -1,4 +1,4 @@
-"""A loop on Accelerate: accumulation, clipping, numbered checkpoints of which two are kept, resuming."""
+"""A loop on Accelerate: accumulation, clipping, numbered checkpoints (two are kept), resuming."""
 
 import os
 

@@ -28,7 +28,10 @@ class Net(L.LightningModule):
 
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
-        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2)}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2),
+        }
 
 
 L.seed_everything(0)
@@ -37,17 +40,14 @@ data = TensorDataset(x, x.sum(1, keepdim=True))
 for epochs, start in ((2, None), (4, "kept/last.ckpt")):
     kept = ModelCheckpoint("kept", "{epoch}", monitor="val", save_top_k=2, save_last=True)
     trainer = L.Trainer(
-        max_epochs=epochs,
-        max_time={"hours": 1},
-        accelerator="cpu",
-        devices=1,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        max_epochs=epochs, max_time={"hours": 1},
+        accelerator="cpu", devices=1,
+        enable_progress_bar=False, enable_model_summary=False,
         log_every_n_steps=1,
         gradient_clip_val=1.0,
         logger=CSVLogger("logs"),
         callbacks=[kept, EarlyStopping("val", patience=3)],
-    )
+    )  # fmt: skip
     model = Net()
     train, val = DataLoader(data, batch_size=8, shuffle=True), DataLoader(data, batch_size=8)
     trainer.fit(model, train, val, ckpt_path=start)

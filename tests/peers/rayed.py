@@ -1,4 +1,4 @@
-"""A worker of Ray Train runs a script and calls a decorated function, twice each, beside its own group."""
+"""Ray Train's worker runs a script and calls a decorated function, twice each, beside its group."""
 
 import json
 import os
@@ -15,7 +15,15 @@ from ray.train.torch import TorchTrainer
 import autoddp
 
 HERE, COMMAND = sys.argv[1], json.loads(sys.argv[2])
-NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+NAMES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "NODE_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
 
 
 def script(name):
@@ -58,5 +66,7 @@ def loop(config):
 
 ray.init(num_cpus=3, include_dashboard=False, object_store_memory=80 << 20)
 scaling = ScalingConfig(num_workers=2, use_gpu=False)
-TorchTrainer(loop, scaling_config=scaling, run_config=RunConfig(storage_path=f"{HERE}/results")).fit()
+TorchTrainer(
+    loop, scaling_config=scaling, run_config=RunConfig(storage_path=f"{HERE}/results")
+).fit()
 ray.shutdown()

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer on a small BERT: evaluation, two checkpoints kept, the best loaded, resuming."""
+"""Hugging Face's Trainer on a BERT: evaluation, two checkpoints kept, the best loaded, resuming."""
 
 import os
 
@@ -58,7 +58,9 @@ def train(start=None):
         metric_for_best_model="right",
         disable_tqdm=True,
     )
-    trainer = Trainer(model, args, train_dataset=Words(30), eval_dataset=Words(12), compute_metrics=right)
+    trainer = Trainer(
+        model, args, train_dataset=Words(30), eval_dataset=Words(12), compute_metrics=right
+    )
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=start)
     for entry in trainer.state.log_history:

@@ -1,4 +1,4 @@
-"""Is what a batch held by rows gives what the whole batch gives? Values, dtypes, shapes, gradients."""
+"""Does a batch held by rows give what the whole batch gives? Values, dtypes, shapes, gradients."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def _one(a: Any, b: Any, rtol: float) -> str | None:
     if a.is_quantized:
         a, b = a.dequantize(), b.dequantize()
     a, b = (x.detach().to_dense() if x.layout is not torch.strided else x.detach() for x in (a, b))
-    kind = torch.complex128 if a.is_complex() else torch.float64 if a.is_floating_point() else a.dtype
+    kind = (
+        torch.complex128 if a.is_complex() else torch.float64 if a.is_floating_point() else a.dtype
+    )
     if not torch.allclose(a.to(kind), b.to(kind), rtol=rtol, atol=rtol, equal_nan=True):
         return f"values {b.flatten()[:3].tolist()} instead of {a.flatten()[:3].tolist()}"
     return None
@@ -69,7 +71,9 @@ def _one(a: Any, b: Any, rtol: float) -> str | None:
 def wanted(out: Any) -> list[Tensor]:
     """The results that a gradient comes from."""
     leaves = tree_flatten(tree_map(full, out))[0]
-    return [x for x in leaves if isinstance(x, Tensor) and x.requires_grad and x.layout is torch.strided]
+    return [
+        x for x in leaves if isinstance(x, Tensor) and x.requires_grad and x.layout is torch.strided
+    ]
 
 
 def loss(out: list[Tensor]) -> Tensor:

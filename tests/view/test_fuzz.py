@@ -1,4 +1,4 @@
-"""Batches of any size over 1 to 64 ranks: how they are cut, and that rows give what the whole gives."""
+"""Batches of any size over 1 to 64 ranks: how they are cut; that rows give what the whole gives."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_cuts_are_all_rows_once_in_order(total, ranks, factor, turns):
 
 @st.composite
 def batches(draw, least=1):
-    """Rows of each rank, some none; how many turns; the shape of the rest and where the rows are."""
+    """Rows of each rank, some none; how many turns; the rest's shape and where the rows are."""
     ranks = draw(RANKS)
     if draw(st.booleans()):
         sizes = even_sizes(draw(TOTALS if ranks < 6 else st.integers(0, 200)), ranks)
@@ -119,7 +119,9 @@ OPERATIONS = {
     "interleave": lambda x, d, i, j: x.repeat_interleave(2, d),
     "transposed": lambda x, d, i, j: (x.transpose(0, -1) * 2).transpose(0, -1),
     "flat": lambda x, d, i, j: (x.reshape(-1) * 3).reshape(x.shape),
-    "unflattened": lambda x, d, i, j: x.unsqueeze(d).expand(*x.shape[:d], 2, *x.shape[d:]).flatten(d, d + 1),
+    "unflattened": lambda x, d, i, j: (
+        x.unsqueeze(d).expand(*x.shape[:d], 2, *x.shape[d:]).flatten(d, d + 1)
+    ),
     "sum": lambda x, d, i, j: (x.sum(d), x.sum() * 2 - x.mean()),
     "cumulative": lambda x, d, i, j: x.cumsum(d),
     "sorted": lambda x, d, i, j: x.sort(d).values,

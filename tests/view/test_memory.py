@@ -1,4 +1,4 @@
-"""What takes the memory of a batch past torch's functions: it has the whole, and what it writes is seen."""
+"""What takes a batch's memory past torch's functions has the whole, and what it writes is seen."""
 
 from __future__ import annotations
 
@@ -94,7 +94,14 @@ def narrow_then_wide(x: Tensor, net: nn.Module) -> Any:
     narrow[-1] = 7
     seen = x.sum().item()
     wide[0, 0] = 100  # a row of one rank alone
-    return first, seen, column.sort()[0].tolist(), x.sum().item(), float(narrow.sum()), float(wide.sum())
+    return (
+        first,
+        seen,
+        column.sort()[0].tolist(),
+        x.sum().item(),
+        float(narrow.sum()),
+        float(wide.sum()),
+    )
 
 
 class Doubled(torch.autograd.Function):
@@ -189,7 +196,8 @@ def test_other_memory_is_refused_and_scripted_functions_get_the_whole():
     (alone,), ranks = scripts.run(1)["scripted"], scripts.run(2)
     assert_as_alone(alone, ranks["scripted"])
     assert all(
-        "set_ gives a batch of shape (8, 5) other memory in place" in seen.error for seen in ranks["set_"]
+        "set_ gives a batch of shape (8, 5) other memory in place" in seen.error
+        for seen in ranks["set_"]
     )
 
 

@@ -17,7 +17,13 @@ def the_state_of_before():
 def test_it_is_read_from_memory_and_what_numpy_says():
     assert _place(np) is not None
     np.random.seed(3)
-    draws = (np.random.rand, np.random.randn, np.random.randn, lambda: np.random.seed(4), np.random.randn)
+    draws = (
+        np.random.rand,
+        np.random.randn,
+        np.random.randn,
+        lambda: np.random.seed(4),
+        np.random.randn,
+    )
     for draw in draws * 300:  # past the last word
         before = numpy_state(np)
         draw()

@@ -1,4 +1,4 @@
-"""What OpInfo does not know, called on rows and on the whole: it gives the same, or raises the same."""
+"""What OpInfo does not know, called on rows and on the whole: it gives or raises the same."""
 
 from __future__ import annotations
 
@@ -78,7 +78,11 @@ def _survey(group: Any) -> tuple[int, list[str]]:
                 one, rows = x.clone(), by_rows(x, view.cut(5))
                 want, got = outcome(function, (one, *filled)), outcome(function, (rows, *filled))
                 if isinstance(want, Exception) or isinstance(got, Exception):
-                    found = None if type(want) is type(got) else f"{got!r:.100} instead of {want!r:.100}"
+                    found = (
+                        None
+                        if type(want) is type(got)
+                        else f"{got!r:.100} instead of {want!r:.100}"
+                    )
                 elif _opaque(want):
                     found = None
                 else:

@@ -18,7 +18,14 @@ from torch.utils._pytree import tree_flatten, tree_map
 from tests.ranks import run_ranks
 from tests.view.compare import Counting, by_rows, copy, difference, gradient_difference
 
-UNWRITTEN = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
+UNWRITTEN = (
+    "empty",
+    "empty_like",
+    "empty_permuted",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+)
 EXEMPT = dict.fromkeys(UNWRITTEN, "returns memory that nobody has written") | {
     "resize_": "refused: rows cannot be given other memory",
     "resize__": "the same",
@@ -31,7 +38,7 @@ FLOOR = 0.36  # of the calls in float64 that stay by rows
 
 @dataclass(frozen=True)
 class Pass:
-    """How operators are called: the dtype, samples of each, the batch dimension, every n-th operator."""
+    """How operators are called: dtype, samples of each, batch dimension, every n-th operator."""
 
     dtype: torch.dtype = torch.float64
     count: int = 1
@@ -54,7 +61,8 @@ class Found:
         mixed = sum(len(k) > 1 for k in kinds)
         return (
             f"{len(kinds)} operators: {by_rule} by rule, {mixed} by rule or gathering as called, "
-            f"{len(kinds) - by_rule - mixed} gathering; {sum(self.calls.values())} calls: {dict(self.calls)}"
+            f"{len(kinds) - by_rule - mixed} gathering; "
+            f"{sum(self.calls.values())} calls: {dict(self.calls)}"
         )
 
 
@@ -81,7 +89,7 @@ def outcome(function: Any, args: Any, kwargs: Any) -> Any:
 
 
 def compare(view: Counting, function: Any, sample: Any, how: Pass, both: bool) -> str | None:
-    """One call on the whole and on rows; with `both`, arguments of the input's shape are rows, too."""
+    """One call on the whole and on rows; with `both`, arguments of the input's shape are, too."""
     whole, args, kwargs = tree_map(copy, (sample.input, sample.args, sample.kwargs))
     leaf, mine, named = tree_map(copy, (sample.input, sample.args, sample.kwargs))
     cuts = view.cut(whole.shape[how.at])
@@ -98,12 +106,15 @@ def compare(view: Counting, function: Any, sample: Any, how: Pass, both: bool) -
     if isinstance(want, Exception) or isinstance(got, Exception):
         same = isinstance(want, Exception) and isinstance(got, Exception)
         return None if same else f"raises {got!r:.120} instead of {want!r:.120}"
-    rtol = 1e-9 if how.dtype in (torch.float64, torch.complex128) else 1e-4  # whole numbers make float32
+    # whole numbers make float32
+    rtol = 1e-9 if how.dtype in (torch.float64, torch.complex128) else 1e-4
     said = difference((want, base), (got, rows), rtol)
     if said or not whole.requires_grad:
         return said
     trees = (whole, args, kwargs), (leaf, mine, named)
-    leaves = [[x for x in tree_flatten(t)[0] if type(x) is Tensor and x.requires_grad] for t in trees]
+    leaves = [
+        [x for x in tree_flatten(t)[0] if type(x) is Tensor and x.requires_grad] for t in trees
+    ]
     return gradient_difference(view.group, want, got, *leaves, rtol=10 * rtol)
 
 
@@ -163,7 +174,11 @@ def test_a_wrong_rule_is_seen(monkeypatch):
 
     def wrong(func: Any, args: Any, kwargs: Any) -> Any:
         me, *rest = args
-        return Rows(func(me.local, *rest, **kwargs), me.cuts, me.at) if type(me) is Rows else NotImplemented
+        return (
+            Rows(func(me.local, *rest, **kwargs), me.cuts, me.at)
+            if type(me) is Rows
+            else NotImplemented
+        )
 
     monkeypatch.setitem(table._RULES, torch.cumsum, wrong)
     found = run_ranks(_only, 2, "cumsum")

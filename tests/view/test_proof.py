@@ -1,4 +1,4 @@
-"""What is proven row-wise and what is not; either way it trains as one process does, and leaves no trace."""
+"""What is proven row-wise and what is not: both train as one process does, and leave no trace."""
 
 from __future__ import annotations
 
@@ -95,7 +95,9 @@ SPLIT: dict[str, Callable[[], nn.Module]] = {
 NOT_SPLIT: dict[str, Callable[[], nn.Module]] = {
     "mean": lambda: Flat(Layer(lambda m, x: m.inner(x - x.mean(0))), 3, 6),
     "size": lambda: Flat(Layer(lambda m, x: m.inner(x / x.size(0))), 3, 6),
-    "arange": lambda: Flat(Layer(lambda m, x: m.inner(x + torch.arange(float(len(x)))[:, None, None])), 3, 6),
+    "arange": lambda: Flat(
+        Layer(lambda m, x: m.inner(x + torch.arange(float(len(x)))[:, None, None])), 3, 6
+    ),
     "counter": lambda: Flat(Layer(counts, calls=0), 3, 6),
     "list": lambda: Flat(Layer(remembers, seen=[]), 3, 6),
     "global": lambda: Flat(Layer(counts_globally), 3, 6),
@@ -115,9 +117,13 @@ LARGE_SPLIT: dict[str, Callable[[], nn.Module]] = {
     "cnn": SPLIT["cnn"],
     "lstm": SPLIT["lstm"],
     "noise": SPLIT["noise"],
-    "norm of all steps": lambda: Flat(Normed(lambda m, x: m.norm(x.reshape(-1, 6)).view_as(x)), 3, 6),
+    "norm of all steps": lambda: Flat(
+        Normed(lambda m, x: m.norm(x.reshape(-1, 6)).view_as(x)), 3, 6
+    ),
     "norm, time first": lambda: Flat(
-        Normed(lambda m, x: m.norm(x.movedim(1, 0).reshape(-1, 6)).view(3, -1, 6).movedim(0, 1)), 3, 6
+        Normed(lambda m, x: m.norm(x.movedim(1, 0).reshape(-1, 6)).view(3, -1, 6).movedim(0, 1)),
+        3,
+        6,
     ),
 }
 LARGE_NOT_SPLIT: dict[str, Callable[[], nn.Module]] = {
@@ -126,11 +132,15 @@ LARGE_NOT_SPLIT: dict[str, Callable[[], nn.Module]] = {
     "groups": lambda: Flat(
         Layer(lambda m, x: m.inner(x - x.view(-1, 4, 18).mean(1).sum(0).view(3, 6))), 3, 6
     ),
-    "from a size on": lambda: Flat(Layer(lambda m, x: m.inner(x - x.mean(0) if len(x) > 10 else x)), 3, 6),
+    "from a size on": lambda: Flat(
+        Layer(lambda m, x: m.inner(x - x.mean(0) if len(x) > 10 else x)), 3, 6
+    ),
     "last row": lambda: Flat(Layer(lambda m, x: m.inner(x + 1e-9 * x[-1])), 3, 6),
     "norms of pieces": lambda: Normed(lambda m, x: norms(m, x, max(1, len(x) // 8))),
     "norms of large pieces": lambda: Normed(lambda m, x: norms(m, x, -(-len(x) // 24))),
-    "norms of large pieces, by values": lambda: Normed(lambda m, x: norms(m, by_value(x), -(-len(x) // 24))),
+    "norms of large pieces, by values": lambda: Normed(
+        lambda m, x: norms(m, by_value(x), -(-len(x) // 24))
+    ),
     "norms of halves": lambda: Normed(lambda m, x: norms(m, x, 2)),
     "norm of every second": lambda: Normed(lambda m, x: m.norm(x[::2, :6]).sum() * 0 + x),
     "norm of others": lambda: Normed(lambda m, x: x[:, :6] @ m.norm(m.others).T),
@@ -167,13 +177,20 @@ def trained(name: str, batch: Callable[[Tensor], Tensor]) -> Any:
     layer = getattr(net, "net", net)
     left = [getattr(layer, "calls", None), getattr(layer, "seen", None), COUNTED, scale.grad]
     draws = torch.rand(1), random.random(), np.random.rand()
-    return log, [p.detach() for p in net.parameters()], [b.clone() for b in net.buffers()], left, draws
+    return (
+        log,
+        [p.detach() for p in net.parameters()],
+        [b.clone() for b in net.buffers()],
+        left,
+        draws,
+    )
 
 
 def _kinds(group: Any) -> list[str]:
     torch.set_default_dtype(torch.float64)
     said = []
-    kinds = KINDS if group.size == 2 else SPLIT | NOT_SPLIT  # large batches are cut alike by any number
+    # large batches are cut alike by any number
+    kinds = KINDS if group.size == 2 else SPLIT | NOT_SPLIT
     want = {name: trained(name, lambda x: x) for name in kinds}
     with installed(group) as view:
         for name in kinds:
@@ -213,12 +230,15 @@ def test_rows_that_are_alike_prove_nothing_and_are_asked_again():
 
 
 def _pairs(group: Any) -> Any:
-    """Rows are coupled in pairs, which parts of 2 rows keep together, and a cut at row 5 does not."""
+    """Rows are coupled in pairs; parts of 2 rows keep these together, a cut at row 5 does not."""
     torch.set_default_dtype(torch.float64)
 
     def run(batch: Callable[[Tensor], Tensor]) -> list[float]:
         torch.manual_seed(0)
-        net, log = Layer(lambda m, x: m.inner(x[(torch.arange(len(x)) ^ 1).clamp(max=len(x) - 1)] + x)), []
+        net, log = (
+            Layer(lambda m, x: m.inner(x[(torch.arange(len(x)) ^ 1).clamp(max=len(x) - 1)] + x)),
+            [],
+        )
         for x in torch.randn(18, 6).split([8, 10]):
             net.zero_grad()
             loss = net(batch(x)).pow(3).mean()

@@ -80,7 +80,10 @@ def shown(value: Any) -> Any:
 
 
 def shown_attributes(value: Any) -> Any:
-    names = [*getattr(value, "__dict__", ()), *(n for n in ("value", "other") if isinstance(value, Slotted))]
+    names = [
+        *getattr(value, "__dict__", ()),
+        *(n for n in ("value", "other") if isinstance(value, Slotted)),
+    ]
     return [(n, shown(getattr(value, n, "none"))) for n in names]
 
 
@@ -209,7 +212,9 @@ def test_what_a_split_call_leaves_is_that_of_the_whole_batch(act: Any) -> None:
             assert all(type(leaf) is Rows or leaf.shape[:1] in ((), (7,)) for leaf in leaves)
             moved = [leaf is x or leaf is other for leaf in leaves]
             sum([full(leaf).pow(2).sum() for leaf in leaves], y.sum()).backward()
-            found.append([moved, [full(leaf).tolist() for leaf in leaves], model.inner.weight.grad.tolist()])
+            found.append(
+                [moved, [full(leaf).tolist() for leaf in leaves], model.inner.weight.grad.tolist()]
+            )
         return found, [d.what for d in run.report.of("split")]
 
     alone, _ = on_ranks(script, 1)[0]

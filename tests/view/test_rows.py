@@ -1,4 +1,4 @@
-"""What a script may do with a batch: write into it, hook it, differentiate it; and what that costs."""
+"""What a script may do with a batch: write into it, hook it, differentiate it; what that costs."""
 
 from __future__ import annotations
 
@@ -157,7 +157,9 @@ def of_parameters(x: Tensor) -> Any:
     seen: list[Any] = []
     net.weight.register_hook(lambda g: seen.append(g.clone()))
     out = net(x).tanh()
-    grads = torch.autograd.grad(out.mean(), list(net.parameters()), retain_graph=True, create_graph=True)
+    grads = torch.autograd.grad(
+        out.mean(), list(net.parameters()), retain_graph=True, create_graph=True
+    )
     sum(g.pow(2).sum() for g in grads).backward()
     return grads, [p.grad for p in net.parameters()], seen
 
@@ -262,14 +264,18 @@ LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "linear": lambda o, x, y: F.linear(o, torch.ones(3, 4)).mean(),
     "outer": lambda o, x, y: (o[:, None] - o[None]).add(1e-3).norm(dim=2).mean(),
     "cdist": lambda o, x, y: torch.cdist(o, o).mean(),
-    "kl": lambda o, x, y: F.kl_div(F.log_softmax(o, 1), F.softmax(x[:, :4], 1), reduction="batchmean"),
+    "kl": lambda o, x, y: F.kl_div(
+        F.log_softmax(o, 1), F.softmax(x[:, :4], 1), reduction="batchmean"
+    ),
     "categorical": lambda o, x, y: -torch.distributions.Categorical(logits=o).log_prob(y).mean(),
     "normal": lambda o, x, y: torch.distributions.kl_divergence(
         torch.distributions.Normal(o, 1.0), torch.distributions.Normal(0.0, 1.0)
     ).mean(),
     "triplet": lambda o, x, y: F.triplet_margin_loss(o, o.roll(1, 0), o.flip(0)),
     "cosine": lambda o, x, y: F.cosine_similarity(o, x[:, :4]).mean(),
-    "margins": lambda o, x, y: F.multi_margin_loss(o, y) + F.multilabel_soft_margin_loss(o, (o > 0) * 1.0),
+    "margins": lambda o, x, y: (
+        F.multi_margin_loss(o, y) + F.multilabel_soft_margin_loss(o, (o > 0) * 1.0)
+    ),
     "gaussian": lambda o, x, y: F.gaussian_nll_loss(o, x[:, :4], torch.ones_like(o)),
     "one hot": lambda o, x, y: (F.one_hot(y, 4) * F.log_softmax(o, 1)).sum(1).neg().mean(),
     "index": lambda o, x, y: F.log_softmax(o, 1)[torch.arange(len(y)), y].mean(),

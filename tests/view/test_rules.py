@@ -1,4 +1,4 @@
-"""Every rule against the plain operation on the whole batch: values, gradients, odd cuts and layouts."""
+"""Every rule against the plain operation on the whole: values, gradients, odd cuts and layouts."""
 
 from __future__ import annotations
 
@@ -33,15 +33,18 @@ x[..., 0] + y[..., 0]; x[..., :1] * y; x + y[..., :1].expand_as(y); x.clone().ad
 x.clone().mul_(w[0]); (x * 1).relu_()
 x.float().double(); x.half().double(); x.long(); x.to(torch.float32); x.clone().copy_(y)
 x.clone().fill_(2.0); x.clone().zero_()
-F.one_hot(i, 4); F.normalize(x, dim=-1); F.cosine_similarity(x, y, dim=-1); F.pairwise_distance(x, y)
+F.one_hot(i, 4); F.normalize(x, dim=-1); F.cosine_similarity(x, y, dim=-1); \
+F.pairwise_distance(x, y)
 F.relu(x * 1, inplace=True)
 """
 REDUCTIONS = """
-x.sum(); x.mean(); x.sum(-1); x.mean(-1, keepdim=True); x.sum(0); x.mean(0); x.sum((0, 1)); x.mean((0, 2))
+x.sum(); x.mean(); x.sum(-1); x.mean(-1, keepdim=True); x.sum(0); x.mean(0); \
+x.sum((0, 1)); x.mean((0, 2))
 x.sum(1); x.mean((1, 2))
 x.argmax(-1); x.argmin(-1); x.max(-1); x.min(-1); x.max(); x.min(); x.amax(-1); x.amin((1, 2))
 x.logsumexp(-1); x.prod(-1); x.var(-1); x.std(-1)
-x.var(); x.median(); x.median(-1); x.mode(-1); x.norm(dim=-1); x.norm(); x.kthvalue(2); x.kthvalue(2, -1)
+x.var(); x.median(); x.median(-1); x.mode(-1); x.norm(dim=-1); x.norm(); \
+x.kthvalue(2); x.kthvalue(2, -1)
 x.nansum(-1); x.nanmean(-1)
 (x > 0).any(); (x > 0).all(); (x > 0).any(-1); (x > 0).sum(); (x > 0).sum(-1); i.sum(); i.max()
 i.float().mean(); x.std(-1, unbiased=False)
@@ -49,7 +52,8 @@ F.softmax(x, -1); F.log_softmax(x, -1); x.softmax(0); x.softmax(1); x.cumsum(-1)
 x.cumprod(-1); x.sort(-1); x.sort(); x.argsort(-1)
 x.topk(2); x.topk(2, -1); x.sort(0); x.gather(-1, i[..., None]); x.take_along_dim(i[..., None], -1)
 x.cumsum(1); F.glu(x); F.glu(x, 1)
-torch.linalg.norm(x); torch.linalg.vector_norm(x, dim=-1); x.var(-1, correction=0); x.var(0); x.std(1)
+torch.linalg.norm(x); torch.linalg.vector_norm(x, dim=-1); \
+x.var(-1, correction=0); x.var(0); x.std(1)
 x.count_nonzero()
 """
 VIEWS = """
@@ -57,7 +61,8 @@ x.view(-1, 6); x.view(-1); x.reshape(x.shape[0] * 4, 6); x.flatten(); x.flatten(
 x.flatten(0, 1).view(-1, 4, 6); x.unsqueeze(0)
 x.unsqueeze(-1); x.unsqueeze(0).squeeze(0); x.unsqueeze(1).squeeze(); x.unsqueeze(1).squeeze(1)
 x.transpose(0, 1); x.transpose(1, 2); x.mT
-x[..., 0].t(); x[..., 0].T; x.permute(2, 0, 1); x.movedim(0, 2); x[:, 0]; x[..., 1:]; x[:, None]; x[None]
+x[..., 0].t(); x[..., 0].T; x.permute(2, 0, 1); x.movedim(0, 2); \
+x[:, 0]; x[..., 1:]; x[:, None]; x[None]
 x[0]; x[-1]; x[:2]; x[::2]; x[x > 0]
 x[:, [0, 2]]; x[i]; x.select(1, 0); x.narrow(2, 1, 3); x.chunk(2, 1); x.chunk(2); x.split(3, -1)
 x.split(2); x.unbind(1); x.unbind()
@@ -69,11 +74,13 @@ x.expand(2, *x.shape); x.unsqueeze(1).expand(-1, 3, -1, -1); x.tril(); x.triu(1)
 F.pad(x, (1, 1), mode="reflect"); F.pad(x, (0, 0, 0, 0, 1, 1))
 x.roll(1, 0); x.diff(dim=0); x.unfold(1, 2, 1); x.clone().unsqueeze_(1); x.clone().transpose_(0, 1)
 x.clone().unsqueeze_(0).squeeze_(0) + y; list(x)[0]
-x.reshape(x.shape[0], 2, 2, 6).permute(0, 2, 1, 3).reshape(x.shape[0], -1); x.swapaxes(0, 2); x.view_as(y)
+x.reshape(x.shape[0], 2, 2, 6).permute(0, 2, 1, 3).reshape(x.shape[0], -1); \
+x.swapaxes(0, 2); x.view_as(y)
 x.reshape(4, -1); x.contiguous().view(4, -1)
 x.roll(1); x.roll(1, 1); x.roll((1, 2), (1, 2)); torch.cat([x, torch.ones(x.shape)], 1)
 torch.cat([torch.ones(x.shape), x], -1); torch.cat([x, w[:1, :1].expand(x.shape)])
-(op.setitem(z := x * 1, (slice(None), 0), 1.5), z)[1]; (op.setitem(z := x * 1, (..., 0), y[..., 1]), z)[1]
+(op.setitem(z := x * 1, (slice(None), 0), 1.5), z)[1]; \
+(op.setitem(z := x * 1, (..., 0), y[..., 1]), z)[1]
 (op.setitem(z := x * 1, (slice(None), slice(1, 3)), torch.ones(x.shape[0], 2, 6)), z)[1]
 (op.setitem(z := x * 1, (..., slice(3)), w[0, :3]), z)[1]; (op.setitem(z := x * 1, 0, 2.0), z)[1]
 (op.setitem(z := x * 1, x > 0, 2.0), z)[1]
@@ -88,13 +95,16 @@ F.adaptive_max_pool1d(x, 2); F.interpolate(x, scale_factor=2); F.local_response_
 F.prelu(x, w[0, :4]); F.embedding(i, w); F.embedding(i, w, padding_idx=1)
 F.scaled_dot_product_attention(x, y, x); F.scaled_dot_product_attention(x, x, y, is_causal=True)
 F.scaled_dot_product_attention(x, y, x, attn_mask=w[:4, :4] > 0)
-F.conv2d(x[:, None], w[None, None, :3, :3]); F.max_pool2d(x[:, None], 2); F.pixel_unshuffle(x[:, None], 2)
+F.conv2d(x[:, None], w[None, None, :3, :3]); F.max_pool2d(x[:, None], 2); \
+F.pixel_unshuffle(x[:, None], 2)
 torch.einsum("bij,bkj->bik", x, y)
-F.batch_norm(x, None, None, training=True); torch.cdist(x, y); torch.cdist(x.flatten(1), y.flatten(1))
+F.batch_norm(x, None, None, training=True); torch.cdist(x, y); \
+torch.cdist(x.flatten(1), y.flatten(1))
 x.flatten(1) @ y.flatten(1).T; F.embedding(i, w, scale_grad_by_freq=True)
 """
 LOSSES = """
-F.mse_loss(x, y); F.mse_loss(x, y, reduction="sum"); F.mse_loss(x, y, reduction="none"); F.l1_loss(x, y)
+F.mse_loss(x, y); F.mse_loss(x, y, reduction="sum"); \
+F.mse_loss(x, y, reduction="none"); F.l1_loss(x, y)
 F.smooth_l1_loss(x, y); F.huber_loss(x, y)
 F.binary_cross_entropy(x.sigmoid(), y.sigmoid()); F.binary_cross_entropy_with_logits(x, y.sigmoid())
 F.binary_cross_entropy_with_logits(x, y.sigmoid(), pos_weight=w[0].detach().abs())
@@ -103,9 +113,11 @@ F.kl_div(x.log_softmax(-1), y.softmax(-1))
 F.kl_div(x.log_softmax(-1), y.softmax(-1), reduction="batchmean")
 F.soft_margin_loss(x, y.sign()); F.gaussian_nll_loss(x, y, torch.ones_like(x))
 F.cross_entropy(x[:, 0], i[:, 0]); F.cross_entropy(x, i[:, 0, None].expand(-1, 6))
-F.cross_entropy(x.flatten(0, 1), i.flatten()); F.cross_entropy(x[:, 0], i[:, 0], label_smoothing=0.1)
+F.cross_entropy(x.flatten(0, 1), i.flatten()); \
+F.cross_entropy(x[:, 0], i[:, 0], label_smoothing=0.1)
 F.cross_entropy(x[:, 0], i[:, 0], weight=w[0].detach().abs())
-F.cross_entropy(x[:, 0], i[:, 0], ignore_index=1); F.cross_entropy(x[:, 0], i[:, 0], reduction="none")
+F.cross_entropy(x[:, 0], i[:, 0], ignore_index=1); \
+F.cross_entropy(x[:, 0], i[:, 0], reduction="none")
 F.cross_entropy(x[:, 0], i[:, 0], reduction="sum"); F.cross_entropy(x[:, 0], y[:, 0].softmax(-1))
 F.nll_loss(x[:, 0].log_softmax(-1), i[:, 0])
 F.cross_entropy(x[:, 0], i[:, 0], weight=w[0].detach().abs(), label_smoothing=0.1)
@@ -115,26 +127,34 @@ F.cosine_embedding_loss(x[:, 0], y[:, 0], i[:, 0].sign() * 2 - 1); F.poisson_nll
 F.hinge_embedding_loss(x, y.sign())
 """
 PARTIALS = """
-x.mean() + y.mean(); x.sum() - 2 * y.mean(); x.sum() / 3 + 1; 1 - x.mean(); -x.mean(); x.mean() * y.mean()
+x.mean() + y.mean(); x.sum() - 2 * y.mean(); x.sum() / 3 + 1; \
+1 - x.mean(); -x.mean(); x.mean() * y.mean()
 x.mean() ** 2; x.mean().sqrt().nan_to_num(); x.mean() * w.sum()
 w.sum() * x.mean() + x.sum(); x.mean() / w.sum(); x.sum() + w[0, 0]; w[0, 0] - x.sum(); i.sum() + 1
 i.sum() / 2; i.sum() * 2.5; i.sum() // 2; 3 - i.sum(); (x > 0).sum() + i.sum()
-x.mean().detach() * y.mean(); x.mean().clone(); x.float().mean() + y.mean(); x.mean().double() + i.sum()
+x.mean().detach() * y.mean(); x.mean().clone(); \
+x.float().mean() + y.mean(); x.mean().double() + i.sum()
 x.half().sum() * 2; x.mean() + i.sum(); torch.stack([x.mean(), y.mean()]); sum([x.mean(), y.mean()])
-x * x.mean(); x - x.mean(); (x - x.mean(0)) / (x.std(0) + 1); x.mean() > 0; float(x.mean()); int(i.sum())
-round(x.mean().item(), 6); x.sum().view(1); x.mean().expand(3); x.mean()[None]; max(x.mean(), y.mean())
-op.imul(x.mean(), 2.0); op.itruediv(x.mean(), 4); op.isub(x.mean(), y.mean()); op.iadd(x.mean(), y.mean())
+x * x.mean(); x - x.mean(); (x - x.mean(0)) / (x.std(0) + 1); \
+x.mean() > 0; float(x.mean()); int(i.sum())
+round(x.mean().item(), 6); x.sum().view(1); x.mean().expand(3); \
+x.mean()[None]; max(x.mean(), y.mean())
+op.imul(x.mean(), 2.0); op.itruediv(x.mean(), 4); \
+op.isub(x.mean(), y.mean()); op.iadd(x.mean(), y.mean())
 op.iadd(i.sum(), 1); op.imul(x.mean(), w.sum()); op.iadd(x.sum(), i.sum())
 op.imul(i.sum(), 3); op.itruediv(x.mean(), y.mean()); op.iadd(x * 1, y); op.imul(x * 1, w[0])
 op.ipow(x * 1, 2); op.ifloordiv(i.clone(), 2); op.iand(x > 0, y > 0)
 op.itruediv(x.float().mean(), i.sum())
-torch.add(x.mean(), y.mean(), alpha=2); x.mean().add(y.mean()); x.mean().add_(1.0); x.mean().mul_(2.0)
+torch.add(x.mean(), y.mean(), alpha=2); x.mean().add(y.mean()); \
+x.mean().add_(1.0); x.mean().mul_(2.0)
 x.mean().dtype; i.sum().dtype; (i.sum() / 2).dtype; (x.half().mean() * 2).dtype
 """
 
 
 def expressions(*tables: str) -> list[str]:
-    return [part.strip() for t in tables for line in t.strip().splitlines() for part in line.split(";")]
+    return [
+        part.strip() for t in tables for line in t.strip().splitlines() for part in line.split(";")
+    ]
 
 
 ALL = (POINTWISE, REDUCTIONS, VIEWS, LAYERS, LOSSES, PARTIALS)
@@ -155,7 +175,15 @@ class Case:
     i: Tensor
 
     def of(self, text: str) -> Any:
-        names = {"torch": torch, "op": operator, "F": F, "x": self.x, "y": self.y, "w": self.w, "i": self.i}
+        names = {
+            "torch": torch,
+            "op": operator,
+            "F": F,
+            "x": self.x,
+            "y": self.y,
+            "w": self.w,
+            "i": self.i,
+        }
         try:
             return eval(text, names)
         except Exception as error:
@@ -168,7 +196,9 @@ def case(shape: tuple[int, ...], layout: str, grad: bool) -> Case:
     return Case(*(v.requires_grad_(grad) for v in (x, y, w)), torch.randint(0, 4, shape[:-1]))
 
 
-def check(view: Counting, text: str, shape: tuple[int, ...], layout: str, at: int, grad: bool) -> str | None:
+def check(
+    view: Counting, text: str, shape: tuple[int, ...], layout: str, at: int, grad: bool
+) -> str | None:
     """One expression on the whole and on rows."""
     one, two = (case(shape, layout, grad) for _ in range(2))
     cuts = view.cut(shape[at])

@@ -1,4 +1,4 @@
-"""What a forward may go by: found in objects of users' own classes, which are asked for nothing they lack."""
+"""What a forward may go by: found in users' own objects, which are asked for nothing they lack."""
 
 from argparse import Namespace
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from autoddp.view.proof.settings import Settings
 
 
 class Strict(dict):
-    """Settings as many scripts have them: what an instance lacks is a KeyError, not an AttributeError."""
+    """Settings as in many scripts: what an instance lacks is a KeyError, not an AttributeError."""
 
     __getattr__ = dict.__getitem__
 

@@ -123,7 +123,11 @@ class Holds(nn.Module):
         self.array, self.bytes, self.numbers = np.zeros(3), bytearray(2), array.array("i", [0])
         self.column, self.system = np.zeros((3, 2))[:, 0], random.SystemRandom()
         self.objects = np.array([1, None], dtype=object)
-        self.python, self.old, self.new = random.Random(1), np.random.RandomState(1), np.random.default_rng(1)
+        self.python, self.old, self.new = (
+            random.Random(1),
+            np.random.RandomState(1),
+            np.random.default_rng(1),
+        )
         self.bits, self.torch = np.random.MT19937(1), torch.Generator().manual_seed(1)
         self.space, self.given = SimpleNamespace(n=0), argparse.Namespace(n=0)
 
@@ -138,7 +142,10 @@ OPAQUE = {
     "old": (lambda net: net.old.rand(), lambda net: str(net.old.get_state())),
     "new": (lambda net: net.new.random(), lambda net: str(net.new.bit_generator.state)),
     "bits": (lambda net: net.bits.random_raw(), lambda net: str(net.bits.state)),
-    "torch": (lambda net: torch.rand(1, generator=net.torch), lambda net: net.torch.get_state().tolist()),
+    "torch": (
+        lambda net: torch.rand(1, generator=net.torch),
+        lambda net: net.torch.get_state().tolist(),
+    ),
     "space": (lambda net: setattr(net.space, "n", 1), lambda net: net.space.n),
     "given": (lambda net: setattr(net.given, "n", 1), lambda net: net.given.n),
 }
@@ -257,7 +264,9 @@ ELSEWHERE = {
 def test_what_is_changed_by_code_in_another_file(does, tmp_path, monkeypatch):
     name = f"helper_{list(ELSEWHERE).index(does)}"
     (tmp_path / f"{name}.py").write_text(textwrap.dedent(HELPER))
-    (tmp_path / f"{name}_script.py").write_text(textwrap.dedent(SCRIPT.format(name=name, does=does)))
+    (tmp_path / f"{name}_script.py").write_text(
+        textwrap.dedent(SCRIPT.format(name=name, does=does))
+    )
     monkeypatch.syspath_prepend(tmp_path)
     script = importlib.import_module(f"{name}_script")
     net, data, helper = script.Net(), script.Data(), sys.modules[name]

@@ -1,4 +1,4 @@
-"""A trial takes no more memory than there is, allows for a device's rounding, and drops nothing inside."""
+"""A trial fits the memory that is there, allows for a device's rounding, drops nothing inside."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_as_many_rows_as_of_all_ranks_are_tried_without_gradients(kind):
 
 
 class Hungry(nn.Module):
-    """On a device that has no room for copies of so many rows: a trial is seen by the modes it is under."""
+    """On a device with no room for copies of so many rows: a trial is seen by its modes."""
 
     def __init__(self, room: int) -> None:
         super().__init__()
@@ -103,7 +103,9 @@ def _compared(group: Any, make: Callable[[], nn.Module], total: int, rtol: float
 
 @pytest.mark.parametrize(("nproc", "total", "room"), [(2, 48, 20), (3, 5, 4)], ids=str)
 def test_where_rows_do_not_fit_fewer_are_tried(nproc, total, room):
-    for rank, (differs, said) in enumerate(run_ranks(_compared, nproc, lambda: Hungry(room), total)):
+    for rank, (differs, said) in enumerate(
+        run_ranks(_compared, nproc, lambda: Hungry(room), total)
+    ):
         assert differs is None
         assert said["split"][0].startswith("Hungry: "), said
         assert not said["whole"], said
@@ -118,9 +120,11 @@ def test_where_no_rows_fit_it_runs_whole_and_is_asked_again():
 
 
 class Another(nn.Module):
-    """A linear layer whose kernel for few rows is another: `few` makes its output of the usual one's."""
+    """A linear layer with another kernel for few rows: `few` makes its output of the usual one."""
 
-    def __init__(self, dtype: torch.dtype, few: Callable[[Tensor], Tensor], layers: int = 6) -> None:
+    def __init__(
+        self, dtype: torch.dtype, few: Callable[[Tensor], Tensor], layers: int = 6
+    ) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(6, 6, dtype=dtype) for _ in range(layers))
         self.dtype, self.few = dtype, few
@@ -189,7 +193,12 @@ class Fused(nn.Module):
 
     def __init__(self, name: str, probability: float) -> None:
         super().__init__()
-        self.a, self.b, self.name, self.probability = nn.Linear(6, 6), nn.Linear(6, 6), name, probability
+        self.a, self.b, self.name, self.probability = (
+            nn.Linear(6, 6),
+            nn.Linear(6, 6),
+            name,
+            probability,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         h = getattr(torch.ops.lab, self.name)(self.a(x), self.probability)

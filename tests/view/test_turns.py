@@ -1,4 +1,4 @@
-"""Time before batch, flattened: rows that come in turns give what the whole gives, and stay by rows."""
+"""Time before batch, flattened: rows that come in turns give what the whole gives, stay by rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ def loss(x: Tensor) -> Any:
     labels = torch.arange(len(x)) % WIDTH
     labels[1] = -100
     weights = torch.linspace(0.5, 1, WIDTH)
-    return F.cross_entropy(x, labels), F.cross_entropy(x, labels, weights), F.mse_loss(x, torch.ones_like(x))
+    return (
+        F.cross_entropy(x, labels),
+        F.cross_entropy(x, labels, weights),
+        F.mse_loss(x, torch.ones_like(x)),
+    )
 
 
 def written(x: Tensor) -> Any:
@@ -92,13 +96,19 @@ FREE: dict[str, Callable[[Tensor], Any]] = {
     "dropout": lambda x: F.dropout(x.reshape(-1, WIDTH), 0.5),
     "noise": lambda x: torch.randn_like(x.reshape(-1, WIDTH)),
     "module": lambda x: Draws()(x.reshape(-1, WIDTH)),
-    "deeper": lambda x: x.unsqueeze(0).repeat(2, 1, 1, 1).view(-1, WIDTH).view(2 * TIME, -1, WIDTH)[1],
+    "deeper": lambda x: (
+        x.unsqueeze(0).repeat(2, 1, 1, 1).view(-1, WIDTH).view(2 * TIME, -1, WIDTH)[1]
+    ),
 }
 COSTLY: dict[str, Callable[[Tensor], Any]] = {
     "written": written,
     "not a view": not_a_view,
     "writing module": writing,
-    "some rows": lambda x: (x.view(-1, WIDTH)[2:5], x.view(-1, WIDTH).sort(0)[0], x.view(-1, WIDTH).tolist()),
+    "some rows": lambda x: (
+        x.view(-1, WIDTH)[2:5],
+        x.view(-1, WIDTH).sort(0)[0],
+        x.view(-1, WIDTH).tolist(),
+    ),
     "coupling module": lambda x: Draws(lambda y: y - y.mean(0))(x.reshape(-1, WIDTH)),
     "neighbours": lambda x: Draws(lambda y: y + 1e-9 * y.roll(1, 0))(x.reshape(-1, WIDTH)),
     "gradient": gradient,

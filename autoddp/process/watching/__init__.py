@@ -1,1 +1,1 @@
-"""Notices ranks that wait for what will not come, says where each stands, and ends the job."""
+"""The watch for hangs: ranks that wait in vain are found, each rank's place told, the job ended."""

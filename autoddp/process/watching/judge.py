@@ -1,4 +1,4 @@
-"""From what the ranks say of themselves: do they wait for what will not come?"""
+"""The judgement, from what the ranks say of themselves, whether they wait in vain."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ WAITS = (COLLECTIVE, EFFECT, MEETING)  # a backward also computes
 
 @dataclass(frozen=True)
 class RankStatus:
-    """Where one rank stands; `for_` and `idle` in seconds.
+    """The place where one rank stands; all times are in seconds.
 
     Attributes:
-        kind: What it is in the midst of, see `Position`; empty: its own code.
-        words: The same in words.
-        for_: How long it has been in that.
-        idle: How long it has not been seen to get anywhere.
-        line: The user's line.
-        pid: Its process.
-        heard: How long ago it said so.
+        rank: Number of the rank.
+        kind: Kind of act or wait that it is in, see `Position`; empty: the script's own code.
+        words: Description of that act or wait for the user.
+        for_: Time since that act or wait began.
+        idle: Time for which the rank has not been seen to get anywhere.
+        line: Line of the script that runs.
+        pid: Number of its process.
+        heard: Time since the rank said all this.
     """
 
     rank: int
@@ -36,19 +37,19 @@ class RankStatus:
 
     @property
     def waits(self) -> float:
-        """How long it has waited for other ranks."""
+        """Return for how many seconds the rank has waited for other ranks."""
         if self.kind == BACKWARD:
             return min(self.for_, self.idle)
         return self.for_ if self.kind in WAITS else 0.0
 
     @property
     def still(self) -> float:
-        """How long it has got nowhere."""
+        """Return for how many seconds the rank has got nowhere."""
         return max(self.heard, self.waits if self.kind in WAITS else self.idle)
 
 
 class Diagnosis(Enum):
-    """What is to be done."""
+    """The state of a job, with the action that it calls for."""
 
     FINE = "nothing"
     SLOW = "say who is waited for"
@@ -56,7 +57,11 @@ class Diagnosis(Enum):
 
 
 def judge(ranks: Sequence[RankStatus], timeout: float) -> tuple[Diagnosis, list[RankStatus]]:
-    """The case, and the ranks that are waited for: none where all wait, each for another."""
+    """Judge the state of the job by its ranks, with `timeout` in seconds.
+
+    Returns:
+        State, and the ranks that are waited for: none where all wait, each for another.
+    """
     waiting = [r for r in ranks if r.waits >= timeout]
     if not waiting:
         return Diagnosis.FINE, []
@@ -64,9 +69,9 @@ def judge(ranks: Sequence[RankStatus], timeout: float) -> tuple[Diagnosis, list[
     if gone:
         return Diagnosis.STUCK, gone
     acting = [r for r in ranks if r.kind == ACTING]
-    awaited = {r.words for r in acting}  # of a batch, the first rank of each node has its own
+    awaited = {r.words for r in acting}  # the first rank of each node has its own words of a batch
     if acting and all(r.kind == EFFECT and r.words in awaited for r in waiting):
-        return Diagnosis.SLOW, acting  # all have agreed to wait for just this, however long it takes
+        return Diagnosis.SLOW, acting  # all have agreed to wait for this, however long it takes
     missing = [r for r in ranks if r.kind not in (*WAITS, BACKWARD)]
     if all(r.still >= timeout for r in ranks):
         return Diagnosis.STUCK, missing

@@ -1,4 +1,4 @@
-"""Whether this process gets anywhere: what its processors, its disks and its main thread do."""
+"""A probe for whether this process gets anywhere, by its processor time, disks and main thread."""
 
 from __future__ import annotations
 
@@ -12,36 +12,38 @@ from types import FrameType
 
 from autoddp.report import is_users
 
-BUSY = 0.01  # of one processor's time
-WAKES = 2.0  # in a second: a thread that something arrives for; one that sleeps has none
+BUSY = 0.01  # part of one processor's time, from which on a process is busy
+WAKES = 2.0  # per second, from which on something arrives for a thread; a sleeping one has none
 TICKS = os.sysconf("SC_CLK_TCK")
 DEPTH = 32  # frames of a stack that are told
 
 
 @dataclass(frozen=True)
 class PulseReading:
-    """What one look at the process has found."""
+    """The findings of one look at the process."""
 
     at: float
-    seconds: float  # of processor time, that of its children among them
+    seconds: float  # of processor time, including that of its children
     wakes: int  # of the thread that runs the script
     moved: int  # bytes from and to disks
     stack: tuple[tuple[int, int], ...]  # each frame's code and line
 
 
 class ProgressProbe:
-    """Looks at this process from another thread than the one that runs the script."""
+    """The probe that looks at this process from a thread beside the one that runs the script."""
 
     def __init__(self, ident: int, native: int) -> None:
         self.ident, self.native = ident, native
-        self.since = time.monotonic()  # when it was last seen to get anywhere
+        self.since = time.monotonic()  # when the process was last seen to get anywhere
         self._last = self._look()
 
     def idle(self) -> float:
-        """Seconds since it was last seen to get anywhere."""
+        """Return the seconds since this process was last seen to get anywhere."""
         now, last = self._look(), self._last
         seconds = max(now.at - last.at, 1e-9)
-        busy = (now.seconds - last.seconds) / seconds >= BUSY or (now.wakes - last.wakes) / seconds >= WAKES
+        busy = (now.seconds - last.seconds) / seconds >= BUSY or (
+            now.wakes - last.wakes
+        ) / seconds >= WAKES
         if busy or now.moved != last.moved or now.stack != last.stack:
             self.since = now.at
         self._last = now
@@ -49,11 +51,13 @@ class ProgressProbe:
 
     def _look(self) -> PulseReading:
         children = sum(_seconds(pid) for pid in _descendants(os.getpid()))
-        own = time.process_time() - time.thread_time()  # without what looking takes
-        return PulseReading(time.monotonic(), own + children, _wakes(self.native), _moved(), self.places())
+        own = time.process_time() - time.thread_time()  # without the time of this thread
+        return PulseReading(
+            time.monotonic(), own + children, _wakes(self.native), _moved(), self.places()
+        )
 
     def places(self) -> tuple[tuple[int, int], ...]:
-        """Where the script's thread is: the code and line of each frame."""
+        """Return the code and line of each frame of the script's thread."""
         frame = sys._current_frames().get(self.ident)
         found = []
         while frame is not None:
@@ -62,14 +66,18 @@ class ProgressProbe:
         return tuple(found)
 
     def line(self) -> str:
-        """The user's line that runs now."""
+        """Return the user's line that runs now."""
         frame = sys._current_frames().get(self.ident)
         while frame is not None and not is_users(frame.f_code.co_filename):
             frame = frame.f_back
-        return "?" if frame is None else f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
+        return (
+            "?"
+            if frame is None
+            else f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
+        )
 
     def stack(self) -> list[str]:
-        """The user's frames, the outermost first, and where the innermost of them waits inside a library."""
+        """Return the user's frames, the outermost first, and where the last waits in a library."""
         frame = sys._current_frames().get(self.ident)
         inner = "" if frame is None or is_users(frame.f_code.co_filename) else _named(frame)
         users: list[str] = []
@@ -86,7 +94,7 @@ def _named(frame: FrameType) -> str:
 
 
 def _descendants(pid: int) -> list[int]:
-    """The processes that this one has started, and theirs."""
+    """Return the processes that a process has started, and all that these have."""
     found: list[int] = []
     todo = [pid]
     while todo:
@@ -99,7 +107,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _seconds(pid: int) -> float:
-    """Processor time of a process; none once it has ended."""
+    """Return the processor time of a process in seconds, 0 once it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -108,7 +116,7 @@ def _seconds(pid: int) -> float:
 
 
 def _wakes(native: int) -> int:
-    """How often a thread of this process has waited for something and was woken."""
+    """Return how often a thread of this process has waited for something and was woken."""
     return _field(f"/proc/self/task/{native}/status", "voluntary_ctxt_switches:")
 
 
@@ -117,7 +125,7 @@ def _moved() -> int:
 
 
 def _field(path: str, name: str) -> int:
-    """A number of a file of the kernel's; where a container hides that file, 0."""
+    """Read a number from a file of the kernel; return 0 where a container hides that file."""
     try:
         text = Path(path).read_text()
     except OSError:

@@ -1,7 +1,7 @@
 """A thread of each rank: it says where its rank stands, and on rank 0 judges what all have said.
 
-A rank that waits in a collective cannot say anything itself, nor be told: so whoever finds that the job
-hangs writes down where each rank stands and ends its process; the launchers end the others.
+A rank that waits in a collective cannot say anything itself, nor be told: so the thread that finds
+that the job hangs writes where each rank stands and ends its process; the launchers end the others.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 OFTEN = 8  # looks within the time after which a job counts as hanging
 LONGEST = 5.0  # seconds between two looks, at most
 ANSWER = 2.0  # seconds in which the ranks say their stacks
-FLUSH = 1.0  # seconds for what was printed; the stream may be locked by who hangs
+FLUSH = 1.0  # seconds to flush stdout and stderr, which the hanging thread may have locked
 CODE = 1
 
 
 class Watch:
-    """One rank's."""
+    """The watch of one rank over itself, and of rank 0 over all ranks."""
 
     def __init__(self, group: Group, report: Report, timeout: float) -> None:
         self.group, self.report, self.timeout = group, report, timeout
@@ -44,7 +44,7 @@ class Watch:
         self.pulse = ProgressProbe(threading.get_ident(), threading.get_native_id())
         self.behind = Behind()
         self.where = f"{socket.gethostname()}, process {os.getpid()}"
-        self.said = timeout  # how long a wait was when it was last spoken of
+        self.said = timeout  # length of a wait from which on it is spoken of
         self.known = {rank: _unheard(rank) for rank in self.lines}
         self.heard = dict.fromkeys(self.lines, time.monotonic())
         self.ended: list[int] = []
@@ -52,11 +52,11 @@ class Watch:
         self._over, self._ended = threading.Event(), threading.Event()
 
     def start(self) -> None:
-        """From here on; `threading` does not know the thread, as the script would find it there."""
+        """Start the thread, unknown to `threading`, where the script would find it."""
         _thread.start_new_thread(self._run, ())
 
     def stop(self) -> None:
-        """The script has ended; how ranks end is the launcher's affair."""
+        """Stop the thread, as the script has ended: the launcher sees to the end of ranks."""
         self._over.set()
         self._ended.wait()
 
@@ -68,7 +68,8 @@ class Watch:
 
     def _watch(self) -> None:
         period = min(LONGEST, self.timeout / OFTEN)
-        while True:  # at once: a rank that is stopped soon has said which process it is
+        # the first look is at once, so that a rank that is stopped soon has told its process
+        while True:
             try:
                 self._look()
             except Disagreement as error:
@@ -95,7 +96,7 @@ class Watch:
         behind = self.behind.waits(self.pulse.places()) if self.group.native else 0.0
         if behind:
             idle = max(idle, behind)
-            if not kind:  # it waits for the device, and that for other ranks
+            if not kind:  # the rank waits for its device, and the device for other ranks
                 kind, words, waited = COLLECTIVE, self.group.exchange.passed.newest(), behind
         return RankStatus(self.rank, kind, words, waited, idle, self.pulse.line(), os.getpid())
 
@@ -107,7 +108,7 @@ class Watch:
             try:
                 came = line.arrived()
             except RankEnded:
-                del self.lines[rank]  # it has come to its end, as all do
+                del self.lines[rank]  # the rank has come to its end
                 self.ended.append(rank)
                 continue
             for what, told in map(json.loads, came):
@@ -143,7 +144,7 @@ class Watch:
             self.report.say(_slow(ranks, missing))
 
     def _ask(self) -> None:
-        """Have all ranks say their stacks."""
+        """Have all ranks say their stacks, and wait for that for `ANSWER` seconds at most."""
         for line in self.lines.values():
             line.send(json.dumps(["tell", None]).encode())
         deadline = time.monotonic() + ANSWER
@@ -155,8 +156,8 @@ class Watch:
         self.stacks[self.rank] = [self.where, *self.pulse.stack()]
         since = min(r.still for r in ranks)
         lines = [
-            f"{PREFIX} the job hangs: for {since:.0f} s no rank has got anywhere ({self._why(missing)}); "
-            "it is ended, see --hang-timeout"
+            f"{PREFIX} the job hangs: for {since:.0f} s no rank has got anywhere "
+            f"({self._why(missing)}); it is ended, see --hang-timeout"
         ]
         for r in [*ranks, *(m for m in missing if m not in ranks)]:
             where, *frames = self.stacks.get(r.rank, ["it does not answer"])
@@ -172,7 +173,10 @@ class Watch:
         return "each waits for another"
 
     def _end(self, lines: list[str]) -> None:
-        """Nothing on the main thread can be told any more; what was printed is kept if that can be."""
+        """Print the lines and end this process; rank 0 sees to it that the others can be ended.
+
+        The main thread cannot be told anything any more; its printed output is flushed if possible.
+        """
         flushing = threading.Thread(target=streams.flush, daemon=True)
         flushing.start()
         flushing.join(FLUSH)
@@ -184,7 +188,8 @@ class Watch:
                 if rank not in near:  # its launcher does not see this rank's end
                     line.send(json.dumps(["end", None]).encode())
                 elif rank not in self.stacks and self.known[rank].pid:
-                    os.kill(self.known[rank].pid, signal.SIGCONT)  # or it would not heed its launcher
+                    # a stopped process would not heed its launcher
+                    os.kill(self.known[rank].pid, signal.SIGCONT)
         os._exit(CODE)
 
 
@@ -202,4 +207,6 @@ def _does(r: RankStatus) -> str:
 def _slow(ranks: list[RankStatus], missing: list[RankStatus]) -> str:
     waiting = max(ranks, key=lambda r: r.waits)
     whom = ", ".join(f"rank {r.rank}, at {r.line}" for r in missing)
-    return f"rank {waiting.rank} has waited for {waiting.waits:.0f} s in «{waiting.words}» for {whom}"
+    return (
+        f"rank {waiting.rank} has waited for {waiting.waits:.0f} s in «{waiting.words}» for {whom}"
+    )

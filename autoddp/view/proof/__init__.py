@@ -1,1 +1,1 @@
-"""How a module is shown to treat rows one by one."""
+"""The proof that a module treats rows one by one."""

@@ -1,4 +1,4 @@
-"""What the user's code can get at: the names that it speaks of, and where functions are kept."""
+"""The reach of the user's code: the names that it speaks of, and where functions are kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EMPTY = object()  # a cell that nothing was put into yet
 
 
 def names_of(code: CodeType) -> Iterator[str]:
-    """The global names and attributes that a function, and what is defined in it, speaks of."""
+    """Yield the global names and attributes that a function, and what it defines, speaks of."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -19,7 +19,7 @@ def names_of(code: CodeType) -> Iterator[str]:
 
 
 def functions_of(method: Any) -> list[Any]:
-    """The functions of a method, a property, a static or a class method."""
+    """Return the functions of a method, a property, a static or a class method."""
     if isinstance(method, property):
         return [part for part in (method.fget, method.fset) if isinstance(part, FunctionType)]
     method = getattr(method, "__func__", method)
@@ -27,7 +27,7 @@ def functions_of(method: Any) -> list[Any]:
 
 
 def called_by(value: Any) -> tuple[Any, ...]:
-    """What is called, and with what, where a bound method or an object of `functools` is; else nothing."""
+    """Return what a bound method or an object of `functools` calls, and with what; else nothing."""
     if isinstance(value, MethodType):
         return value.__func__, value.__self__
     if isinstance(value, (functools.partial, functools.partialmethod)):
@@ -38,7 +38,7 @@ def called_by(value: Any) -> tuple[Any, ...]:
 
 
 def content_of(cell: CellType) -> Any:
-    """Of a variable of the function around one."""
+    """Return what a variable of the function around one holds, EMPTY if nothing yet."""
     try:
         return cell.cell_contents
     except ValueError:

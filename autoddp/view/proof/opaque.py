@@ -13,11 +13,11 @@ import torch
 
 MOST = 2**24  # elements of an array; a larger one is data, not state
 
-Check = Callable[[], bool]  # puts the state back; whether it had changed
+Check = Callable[[], bool]  # puts the state back; returns whether it had changed
 
 
 def kept(value: Any) -> Check | None:
-    """How to put it back as it is now; None for what has no such state."""
+    """Return how to put `value` back as it is now; None for what has no such state."""
     if isinstance(value, (bytearray, array.array)):
         return _elements(value)
     if isinstance(value, random.SystemRandom):
@@ -33,7 +33,10 @@ def kept(value: Any) -> Check | None:
 
 
 def advances(value: Any) -> bool:
-    """Whether it is an iterator of Python's own: who asks it for more changes it, for ever."""
+    """Return whether `value` is an iterator of Python's own.
+
+    Whoever asks it for more changes it, for ever.
+    """
     kind = type(value)
     return kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__")
 
@@ -51,7 +54,7 @@ def _elements(value: Any) -> Check:
 
 
 def _cache(value: Any) -> Check:
-    """An empty one is empty again, so that what a call does besides is done by the next one, too."""
+    """Return a check that empties a cache again, so that the next call has all its effects, too."""
 
     def check() -> bool:
         value.cache_clear()
@@ -74,7 +77,7 @@ def _state(get: Callable[[], Any], put: Callable[[Any], Any]) -> Check:
 
 
 def _words(state: Any) -> Any:
-    """What `==` compares as one; it does not so with arrays."""
+    """Return what `==` compares as one; it does not so with arrays."""
     if isinstance(state, dict):
         return {key: _words(part) for key, part in state.items()}
     if isinstance(state, (tuple, list)):
@@ -100,7 +103,7 @@ def _array(value: Any) -> Check:
     def check() -> bool:
         changed = value.shape != before.shape or value.tobytes() != before.tobytes()
         if changed:
-            if value.shape != before.shape:  # which a view never is, and `resize` refuses views
+            if value.shape != before.shape:  # never so for a view, which `resize` refuses
                 value.resize(before.shape, refcheck=False)
             value[...] = before
         return changed

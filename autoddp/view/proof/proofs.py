@@ -1,8 +1,10 @@
-"""Is this call row-wise? Tried on the first inputs, with the same random draws, and put back after.
+"""The proof that a call is row-wise: it is tried on its first inputs, and put back after.
+
+All runs of it draw the same random numbers, and it must show:
 
 1. No coupling: with the other rows replaced, a row comes out the same, bit for bit.
-2. No dependence on size or place: the forward of a part is the part of the forward, and what BatchNorm
-   is given on the way is the part of what it is given of all.
+2. No dependence on size or place: the forward of a part is the part of the forward, and what
+   BatchNorm is given on the way is the part of what it is given of all.
 3. Nothing is left behind, and nothing is decided in Python by what the rows hold.
 """
 
@@ -22,28 +24,31 @@ from autoddp.view.proof.sizes import normalized_of_all
 from autoddp.view.proof.snapshot import PLAIN, Snapshot
 from autoddp.view.proof.trial import Forward, Refused, Same, Trial
 
-# Rows of a larger batch that are enough to see whether one depends on another: a prime number, as no
-# layout in groups is made for.
+# Rows of a larger batch that are enough to see whether one depends on another: a prime number, as
+# no layout in groups is made for.
 FEW = 7
 NO_BATCH = "an output has no batch dimension"
 OTHER_ROWS = "BatchNorm in it is given other rows than the batch's"
 NOT_THE_PART = "the forward of a part is not the part of the forward"
 NEARLY = f"{NOT_THE_PART}, but nearly"
-IN_CUDNN = "dropout between layers of an RNN draws from a state of the device's library, never put back"
+IN_CUDNN = (
+    "dropout between layers of an RNN draws from a state of the device's library, never put back"
+)
 NO_MEMORY = "there is not enough memory to try it"
 MEMORY = (torch.OutOfMemoryError, MemoryError)
-NEAR = 4  # times the rounding that is allowed: so far off may be what another kernel makes of fewer rows
+# times the rounding that is allowed: so far off may be what another kernel makes of fewer rows
+NEAR = 4
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the proof found.
+    """The result of a proof.
 
     Attributes:
         outs: The batch dimension of each leaf that comes back, or None where it holds no batch.
         layout: What holds these leaves: the result, and what the call was given, as it left it.
-        draws: Whether it draws random numbers of torch's.
-        reason: Why not, in words; empty if it is row-wise.
+        draws: Whether the call draws random numbers of torch's.
+        reason: Why not, in words; empty if the call is row-wise.
         sure: False where nothing was proven, as where all rows were alike: ask again.
     """
 
@@ -85,8 +90,11 @@ def _proven(trial: Trial, module: nn.Module) -> Verdict:
         verdict = Verdict(reason=str(refused))
     except MEMORY:
         raise
-    except Exception as error:  # the call cannot be cut: a mask of fixed size, a loss over the batch
-        verdict = Verdict(reason=f"a part of its rows raises {type(error).__name__}: {str(error)[:80]}")
+    except Exception as error:
+        # the call cannot be cut: a mask of fixed size, a loss over the batch
+        verdict = Verdict(
+            reason=f"a part of its rows raises {type(error).__name__}: {str(error)[:80]}"
+        )
     finally:
         view.proving = False
         trial.before.put_back()
@@ -113,7 +121,9 @@ def _try(trial: Trial) -> Verdict:
         return Verdict(reason="all rows of the first batch are alike", sure=False)
     for start, count, keep in ends:
         same, other = parts[start, count].out, trial.forward(start, count, keep).out
-        if not all(_same_row(s, o, at, keep - start) for s, o, at in zip(same, other, outs, strict=True)):
+        if not all(
+            _same_row(s, o, at, keep - start) for s, o, at in zip(same, other, outs, strict=True)
+        ):
             return Verdict(reason="its rows depend on each other")
     if whole.normalized and trial.given.cuts.total != size:
         of_all = [len(x) * trial.given.cuts.total for x in whole.normalized]
@@ -123,7 +133,7 @@ def _try(trial: Trial) -> Verdict:
 
 
 def _at_a_glance(trial: Trial, whole: Forward, after: Generators) -> str:
-    """Why it is not row-wise, as far as one forward tells."""
+    """Return why the call is not row-wise, as far as one forward tells, or nothing."""
     if not trial.before.same_python(after):
         return "it draws from random or numpy"
     if not any(isinstance(x, Tensor) for x in whole.out) and not isinstance(whole.out[0], Same):
@@ -139,9 +149,11 @@ Parts = dict[tuple[int, int], Forward]  # by the first row and the number of row
 def _by_parts(
     trial: Trial, whole: Forward, count: int, times: float = 1.0
 ) -> tuple[Parts, list[int | None], str]:
-    """Forwards of parts; where the batch lies in each output, if each is that part of the whole forward.
+    """Run forwards of parts, and compare each with that part of the whole forward.
 
-    Of the rounding that is allowed it may be off so many `times`.
+    Returns:
+        The forwards, where the batch lies in each output, and why a forward is not the part, or
+        nothing. A forward may be off by the rounding that is allowed, so many `times`.
     """
     size, known = trial.size, {(0, trial.size): whole}
     outs: list[int | None] = []
@@ -164,14 +176,16 @@ def _by_parts(
 def _unlike(
     whole: Forward, part: Forward, outs: list[int | None], place: tuple[int, int, int], times: float
 ) -> str:
-    """Why a part's forward is not the part of the whole's, or nothing."""
+    """Return why a part's forward is not the part of the whole's, or nothing."""
     dtypes = whole.dtypes | part.dtypes
     _, start, count = place
 
     def close(w: Any, p: Any, at: int | None, start: int, count: int) -> bool:
         return at is None or _close(w.narrow(at, start, count), p, dtypes, times)
 
-    if not all(close(w, p, at, start, count) for w, p, at in zip(whole.out, part.out, outs, strict=True)):
+    if not all(
+        close(w, p, at, start, count) for w, p, at in zip(whole.out, part.out, outs, strict=True)
+    ):
         return NOT_THE_PART
     return "" if _fed_alike(whole.normalized, part.normalized, place, close) else OTHER_ROWS
 
@@ -179,9 +193,10 @@ def _unlike(
 def _fed_alike(
     whole: list[Tensor], part: list[Tensor], place: tuple[int, int, int], close: Callable[..., bool]
 ) -> bool:
-    """Whether BatchNorm is given, of a part of the batch, that part, in which a row may lie as several.
+    """Return whether BatchNorm is given that part, for a part of the batch.
 
-    Else its statistics over all ranks would be of other rows than in one process.
+    A row may lie in it as several. Else its statistics over all ranks would be of other rows than
+    in one process.
     """
     size, start, count = place
     if len(whole) != len(part):
@@ -191,7 +206,9 @@ def _fed_alike(
         if w.shape[0] != times * size or p.shape != (times * count, *w.shape[1:]):
             return False
         beside = close(w, p, 0, times * start, times * count)
-        apart = close(w.unflatten(0, (times, size)), p.unflatten(0, (times, count)), 1, start, count)
+        apart = close(
+            w.unflatten(0, (times, size)), p.unflatten(0, (times, count)), 1, start, count
+        )
         if not beside and not apart:
             return False
     return True
@@ -202,7 +219,7 @@ CONSTANT = (*PLAIN, Same, torch.dtype, torch.device, torch.Size)
 
 
 def _batch_dims(whole: Forward, part: Forward, size: int, count: int) -> list[int | None]:
-    """Where the batch lies in each output; None for one that is of no rows, and the same."""
+    """Return where the batch lies in each output; None for one of no rows, and the same."""
     found: list[int | None] = []
     for k, (w, p) in enumerate(zip(whole.out, part.out, strict=True)):
         if whole.apart[k] and part.apart[k] and w.shape == p.shape and torch.equal(w, p):
@@ -214,10 +231,17 @@ def _batch_dims(whole: Forward, part: Forward, size: int, count: int) -> list[in
 
 
 def _batch_dim(whole: Any, part: Any, size: int, count: int) -> int | None:
-    """Where the batch lies in an output; None for what is no tensor, and equal; UNLIKE for neither."""
+    """Return where the batch lies in an output.
+
+    None for what is no tensor, and equal; UNLIKE for neither.
+    """
     if not isinstance(whole, Tensor):
         return None if _equal(whole, part) else UNLIKE
-    if not isinstance(part, Tensor) or whole.dim() != part.dim() or whole.layout is not torch.strided:
+    if (
+        not isinstance(part, Tensor)
+        or whole.dim() != part.dim()
+        or whole.layout is not torch.strided
+    ):
         return UNLIKE
     places = (d for d in range(whole.dim()) if whole.shape[d] == size and part.shape[d] == count)
     return next(places, UNLIKE)
@@ -228,7 +252,10 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _alike(whole: Reach | None, part: Reach | None) -> bool:
-    """Whether outputs of a class of their own have the same attributes: those of rows will be the whole's."""
+    """Return whether outputs of a class of their own have the same attributes.
+
+    If so, the attributes of a rank's rows will be those of the whole.
+    """
     if whole is None or part is None:
         return whole is part
     if whole.layout != part.layout or whole.refused:

@@ -1,7 +1,8 @@
-"""What a call is given belongs to the call: the same lists, dicts and objects go in and come out.
+"""The values that a call is given: the same lists, dicts and objects go in and come out.
 
-So what holds other values is never copied. It is filled in place for the length of the call, and put
-back after it: what the callee left there stays. Only tuples, which nobody can write into, are built anew.
+They belong to the call, so what holds other values is never copied. It is filled in place for the
+length of the call, and put back after it: what the callee left there stays. Only tuples, which
+nobody can write into, are built anew.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ DEPTH = 8
 MOST = 4096  # values that are looked at; what reaches more is the world, not an argument
 SINGLE = frozenset({int, float, bool, str, bytes, complex, type(None)})  # hashed by value
 OPAQUE = (nn.Module, type, FunctionType, MethodType, ModuleType, Enum)
-HOLDERS = (SimpleNamespace, Namespace, UserDict, UserList)  # of Python's own, for whatever one likes
-CLOSED = frozenset(sys.stdlib_module_names) | {"torch", "numpy"}  # their objects are looked at by nobody
+# classes of Python's own that hold whatever one likes
+HOLDERS = (SimpleNamespace, Namespace, UserDict, UserList)
+# packages whose objects are looked at by nobody
+CLOSED = frozenset(sys.stdlib_module_names) | {"torch", "numpy"}
 GONE = object()
 
 Node = Any  # the number of a leaf, or what holds others: (the thing, the nodes of a tuple's items)
@@ -32,7 +35,7 @@ class Reach:
     """The leaves of values, in order, and what holds them.
 
     Attributes:
-        names: Of the last values, those that are given by keyword.
+        names: The names of the last values, which are given by keyword.
         leaves: Tensors, and whatever else holds nothing that could be put back.
         layout: Equal for values that are built alike.
         inside: The numbers of leaves that lie in an object, which a class of its own takes apart.
@@ -95,7 +98,7 @@ class Reach:
         return len(self.leaves) - 1
 
     def fill(self, made: list[Any]) -> list[Any]:
-        """The values, with `made` in the place of the leaves; `put_back` or `restore` has to follow."""
+        """Return the values with `made` for the leaves; `put_back` or `restore` has to follow."""
         for space, nodes in self.spaces:
             for key, node in nodes:
                 new, old = _made(node, made), item(space, key)
@@ -105,25 +108,25 @@ class Reach:
         return [_made(node, made) for node in self._nodes]
 
     def put_back(self) -> None:
-        """What was filled in, and is where it was, is what it was before."""
+        """Put back what was there before, wherever what was filled in still is."""
         for space, key, new, old in self._placed:
             if item(space, key) is new:
                 put(space, key, old)
         self._placed.clear()
 
     def restore(self) -> None:
-        """Whatever can be written into holds what it held, and nothing else."""
+        """Give whatever can be written into what it held, and nothing else."""
         for (space, _), before in zip(self.spaces, self._before, strict=True):
             set_content(space, before)
         self._placed.clear()
 
     def after(self, out: Any) -> Reach:
-        """What a call that was given this returned, and what it left in what it was given."""
+        """Return what the call returned, `out`, and what it left in what it was given."""
         return Reach((out, *self.holders))
 
     @contextmanager
     def filled(self, made: list[Any]) -> Iterator[list[Any]]:
-        """In here the leaves are `made`; afterwards they are what they were, wherever they are held."""
+        """Put `made` for the leaves in here; afterwards these are back, wherever they are held."""
         values = self.fill(made)
         try:
             yield values
@@ -135,7 +138,7 @@ class Reach:
                 after.fill([known.get(id(x), x) for x in after.leaves])
 
     def call(self, run: Callable[..., Any], values: list[Any]) -> Any:
-        """What `run` gives, called as it was with the values that were looked at."""
+        """Call `run` with `values`, by position and name as those that were looked at."""
         names = self.names
         if not names:
             return run(*values)
@@ -144,7 +147,7 @@ class Reach:
 
 
 def reach_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reach:
-    """Of the arguments of a call."""
+    """Return the reach of the arguments of a call."""
     return Reach((*args, *kwargs.values()), tuple(kwargs))
 
 
@@ -162,7 +165,7 @@ def _made(node: Node, made: list[Any]) -> Any:
 
 
 def is_tuple(kind: type) -> bool:
-    """Whether it is a tuple, or one with names that holds nothing besides."""
+    """Return whether a class is tuple, or one with names that holds nothing besides."""
     if kind is tuple:
         return True
     if not issubclass(kind, tuple) or kind.__bases__ != (tuple,):
@@ -183,7 +186,7 @@ class Slots:
         return getattr(self.owner, name, GONE)
 
     def put(self, name: str, value: Any) -> None:
-        """Past whatever a frozen class says to that."""
+        """Set or delete an attribute, past whatever a frozen class says to that."""
         if value is not GONE:
             object.__setattr__(self.owner, name, value)
         elif hasattr(self.owner, name):
@@ -191,7 +194,7 @@ class Slots:
 
 
 def spaces_of(value: Any) -> Iterator[Any]:
-    """A list or dict itself; the attributes of an object."""
+    """Yield a list or dict itself, and the attributes of an object."""
     if isinstance(value, (list, deque, dict)):
         yield value
     kind = type(value)
@@ -208,21 +211,21 @@ def spaces_of(value: Any) -> Iterator[Any]:
 
 
 def keys_of(space: Any) -> Any:
-    """Where it holds something."""
+    """Return the keys under which `space` holds something."""
     if isinstance(space, dict):
         return base(space).keys(space)
     return space.names if isinstance(space, Slots) else range(len(space))
 
 
 def item(space: Any, key: Any) -> Any:
-    """What it holds there now."""
+    """Return what `space` holds under `key` now, GONE if nothing."""
     if isinstance(space, (list, deque)):
         return space[key] if key < len(space) else GONE
     return dict.get(space, key, GONE) if isinstance(space, dict) else space[key]
 
 
 def put(space: Any, key: Any, value: Any) -> None:
-    """Past what a class of its own makes of that."""
+    """Write into `space`, past what a class of its own makes of that."""
     if isinstance(space, Slots):
         space.put(key, value)
     else:
@@ -230,19 +233,19 @@ def put(space: Any, key: Any, value: Any) -> None:
 
 
 def base(space: Any) -> Any:
-    """Python's own class, which keeps what it holds."""
+    """Return Python's own class, which keeps what `space` holds."""
     return next(kind for kind in (OrderedDict, dict, list, deque) if isinstance(space, kind))
 
 
 def content(space: Any) -> Any:
-    """What it holds now, to be set again."""
+    """Return what `space` holds now, to be set again."""
     if isinstance(space, Slots):
         return [space[name] for name in space.names]
     return list(base(space).items(space)) if isinstance(space, dict) else list(space)
 
 
 def set_content(space: Any, before: Any) -> None:
-    """The inverse."""
+    """Set again what `content` returned."""
     if isinstance(space, Slots):
         for name, value in zip(space.names, before, strict=True):
             space.put(name, value)

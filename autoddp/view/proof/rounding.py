@@ -1,4 +1,4 @@
-"""How far two forwards of the same rows may be apart by rounding alone."""
+"""The tolerance for two forwards of the same rows that differ by rounding alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OFF = {"none", "ieee"}
 
 
 def tolerance(dtypes: set[torch.dtype], device: str) -> float:
-    """Of the coarsest of the dtypes that were computed in, on this type of device."""
+    """Return the tolerance of the coarsest dtype that was computed in, on this type of device."""
     coarsest = max(torch.finfo(dtype).eps for dtype in dtypes)
     if coarsest > torch.finfo(torch.float32).eps:
         return LOW
@@ -22,7 +22,10 @@ def tolerance(dtypes: set[torch.dtype], device: str) -> float:
 
 
 def single(device: str) -> float:
-    """Of float32, which kernels may compute in less: those for some rows, and not those for others."""
+    """Return the tolerance of float32.
+
+    Kernels may compute float32 in less: those for some rows, and not those for others.
+    """
     try:
         kinds = _precisions(device)
     except Exception:  # each version of torch has its own names for them, and refuses to mix them

@@ -1,7 +1,7 @@
-"""What a forward may go by, beside its arguments: a proof holds for these only.
+"""The settings that a forward may go by, beside its arguments: a proof holds for these only.
 
-`model.warm = False`, `model.bn.eval()`, `model.head = other`, a global flag: after each of them a module
-may couple rows that it did not couple before.
+`model.warm = False`, `model.bn.eval()`, `model.head = other`, a global flag: after each of them a
+module may couple rows that it did not couple before.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Settings:
         self._names: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
 
     def note(self, module: nn.Module, name: str, value: Any) -> None:
-        """An attribute is set: what is no tensor, before and after, may steer a forward."""
+        """Note that an attribute is set: a tensor for a tensor aside, it may steer a forward."""
         before = vars(module).get(name)
         if before is not value and not (isinstance(before, Tensor) and isinstance(value, Tensor)):
             self.changes += 1
 
     def of(self, module: nn.Module) -> Hashable:
-        """The settings of a tree: equal to those of another call if nothing was set to another value."""
+        """Return a tree's settings: equal for two calls if nothing was set to another value."""
         known = self._known.get(module)
         if known is None or known[0] != self.changes:
             known = self._known[module] = (self.changes, *self._look(module))
@@ -50,7 +50,11 @@ class Settings:
         return (fixed, *map(_plain_of, spaces)) if spaces else fixed
 
     def _look(self, module: nn.Module) -> tuple[bytes, list[Space]]:
-        """A digest of what is set in the tree, and where values may change without a word to us."""
+        """Digest what is set in the tree.
+
+        Returns:
+            The digest, and where values may change without a word to us.
+        """
         fixed: list[Any] = []
         spaces: list[Space] = []
         for part in module.modules():
@@ -76,7 +80,7 @@ class Settings:
         return self._number(value) if isinstance(value, FunctionType) else type(value)
 
     def _globals(self, part: nn.Module) -> Iterator[Space]:
-        """The plain names and the namespaces of its file that its methods read."""
+        """Yield the plain names and the namespaces of a part's file that its methods read."""
         kind = type(part)
         forward = getattr(kind, "forward", None)
         if not isinstance(forward, FunctionType) or not is_users(forward.__code__.co_filename):
@@ -95,7 +99,7 @@ class Settings:
 
 
 def _read(code: CodeType) -> Iterator[str]:
-    """The global names that a function reads, and functions written inside it."""
+    """Yield the global names that a function reads, and functions written inside it."""
     for step in dis.get_instructions(code):
         if step.opname == "LOAD_GLOBAL":
             yield step.argval
@@ -105,11 +109,15 @@ def _read(code: CodeType) -> Iterator[str]:
 
 
 def _space(value: Any) -> dict[str, Any] | None:
-    """The names and values of a dict, or of an object that is made to hold settings."""
+    """Return the names and values of a dict, or of an object made to hold settings, else None."""
     if type(value) is dict:
         return value
-    made = isinstance(value, (Namespace, SimpleNamespace)) or hasattr(type(value), "__dataclass_fields__")
-    return vars(value) if made and hasattr(value, "__dict__") and not isinstance(value, type) else None
+    made = isinstance(value, (Namespace, SimpleNamespace)) or hasattr(
+        type(value), "__dataclass_fields__"
+    )
+    return (
+        vars(value) if made and hasattr(value, "__dict__") and not isinstance(value, type) else None
+    )
 
 
 def _plain_of(space: Space) -> Hashable:

@@ -1,7 +1,7 @@
-"""How many rows BatchNorm would be given if a call saw the whole batch.
+"""The sizes that BatchNorm would be given if a call saw the whole batch.
 
-A module that cuts large batches into pieces, each with statistics of its own, may leave a rank's rows in
-one piece: what it does with all of them is to be asked.
+A module that cuts large batches into pieces, each with statistics of its own, may leave a rank's
+rows in one piece: what it does with all of them is to be asked.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 
 
 def normalized_of_all(trial: Trial) -> list[int]:
-    """The first size of what BatchNorm is given, at each of its calls.
+    """Return the first size of what BatchNorm is given, at each of its calls.
 
-    On this rank's rows, repeated: shapes alone would do, but torch's fake tensors start the threads of its
-    engine, and no process that is forked afterwards can call backward() any more. As many rows as all ranks
-    have together fit on one device without what backward would need.
+    The call is given this rank's rows, repeated to the size of the batch. Shapes alone would do,
+    but torch's fake tensors start the threads of its engine, and no process that is forked
+    afterwards can call backward() any more. As many rows as all ranks have together fit on one
+    device without what backward would need.
 
     Raises:
-        torch.OutOfMemoryError: They do not.
+        torch.OutOfMemoryError: The rows do not fit.
     """
     try:
         with torch.no_grad():
@@ -45,7 +46,7 @@ def _sizes(trial: Trial) -> list[int]:
 
 
 class Eager(DispatchMode):
-    """Under it nothing is compiled: what is compiled tells nobody what it normalizes."""
+    """A mode under which nothing is compiled: compiled code tells nobody what it normalizes."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))

@@ -1,8 +1,9 @@
-"""What a forward leaves behind in Python: noted before a trial, compared and put back after it.
+"""The state that a forward leaves behind in Python: compared and put back after a trial.
 
-The proof runs user code that one process would not have run. Counters, lists, tensors and buffers of
-the module, of its class and of objects of the user's classes that it holds, the globals of its file and
-what its functions keep are as before afterwards; a module that changed any of them is not row-wise.
+The proof runs user code that one process would not have run. Counters, lists, tensors and buffers
+of the module, of its class and of objects of the user's classes that it holds, the globals of its
+file and what its functions keep are as before afterwards; a module that changed any of them is not
+row-wise.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from autoddp.view.proof.code import EMPTY, called_by, content_of, functions_of, 
 DEPTH = 5
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 CODE = (ModuleType, type, FunctionType, BuiltinFunctionType, staticmethod, classmethod, property)
-HOLDERS = (SimpleNamespace, argparse.Namespace)  # of attributes, for whoever likes
+HOLDERS = (SimpleNamespace, argparse.Namespace)  # these hold attributes for whoever likes
 MOST_OF_ONE = 2**24  # elements; a larger tensor is data, not state
 MOST = 2**30  # bytes of parameters that are copied, to put back what a forward wrote into them
 
@@ -33,13 +34,13 @@ class Snapshot:
     """The Python state and the tensors of a module tree.
 
     Attributes:
-        refused: What is there that could not be put back; empty if nothing. Then there must be no trial.
+        refused: What could not be put back; empty if nothing. Else there must be no trial.
     """
 
     def __init__(self, module: Any = None, dataset: Any = None, given: Iterable[Any] = ()) -> None:
         self._seen: dict[int, Any] = {}  # keeps what it saw alive, so that ids stay theirs
         self._checks: list[Callable[[], str | None]] = []
-        self._names: set[str] = set()  # of what the code that was seen speaks of
+        self._names: set[str] = set()  # names that the code that was seen speaks of
         self._advancing: list[str] = []  # globals that are iterators
         self.refused = ""
         if dataset is not None:
@@ -49,13 +50,19 @@ class Snapshot:
         if module is not None:
             self._module(module)
         for name in self._names.intersection(self._advancing):
-            self.refused = self.refused or f"the global {name} is an iterator, which cannot be put back"
+            self.refused = (
+                self.refused or f"the global {name} is an iterator, which cannot be put back"
+            )
 
     def _module(self, module: nn.Module) -> None:
         keep_parameters = sum(p.numel() * p.element_size() for p in module.parameters()) <= MOST
         batchnorms = (nn.modules.batchnorm._BatchNorm,)
         for name, part in module.named_modules():
-            counts = {id(b) for b in part.buffers(recurse=False)} if isinstance(part, batchnorms) else set()
+            counts = (
+                {id(b) for b in part.buffers(recurse=False)}
+                if isinstance(part, batchnorms)
+                else set()
+            )
             for key, value in part.named_buffers(recurse=False):
                 self._tensor(f"buffer {name}.{key}", value, ours=id(value) in counts)
             for key, value in part.named_parameters(recurse=False):
@@ -68,7 +75,7 @@ class Snapshot:
             self._classes(kind)
 
     def put_back(self) -> str | None:
-        """Restore all; returns what had changed first, in words, if anything had."""
+        """Restore all; return what had changed first, in words, if anything had."""
         found = [said for check in self._checks if (said := check()) is not None]
         return found[0] if found else None
 
@@ -183,7 +190,9 @@ class Snapshot:
         def check() -> str | None:
             now = _data(space)
             changed = [
-                k for k in {**before, **now} if not (k in before and k in now and _same(now[k], before[k]))
+                k
+                for k in {**before, **now}
+                if not (k in before and k in now and _same(now[k], before[k]))
             ]
             for key in changed:
                 space.pop(key, None)
@@ -198,12 +207,14 @@ class Snapshot:
                 self._value(key, value, DEPTH - 1)
 
     def _function(self, function: FunctionType) -> None:
-        """What it keeps in variables of the function around it, and in its file."""
+        """Note what a function keeps in its file, and in variables of the function around it."""
         if not is_users(function.__code__.co_filename):
             return
         self._seen[id(function)] = function
         self._globals(function.__globals__)
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
             content = content_of(cell)
             if isinstance(content, FunctionType):
                 self._value(name, content, DEPTH - 1)
@@ -215,7 +226,7 @@ class Snapshot:
             self._called(function.__globals__.get(name), names)
 
     def _called(self, code: Any, names: set[str]) -> None:
-        """What a function may call, of the user's: what it changes is put back, too."""
+        """Note what a function may call, of the user's: what it changes is put back, too."""
         if isinstance(code, FunctionType):
             self._value(code.__name__, code, DEPTH - 1)
         elif isinstance(code, type):
@@ -239,7 +250,7 @@ class Snapshot:
         self._value(name, before, DEPTH - 1)
 
     def _classes(self, kind: type) -> None:
-        """The user's among what it is made of."""
+        """Note the user's classes among `kind` and its bases."""
         for one in kind.__mro__:
             if _users_class(one):
                 self._class(one)
@@ -253,7 +264,9 @@ class Snapshot:
         def check() -> str | None:
             now = _data(vars(kind))
             changed = [
-                k for k in {**before, **now} if not (k in before and k in now and _same(now[k], before[k]))
+                k
+                for k in {**before, **now}
+                if not (k in before and k in now and _same(now[k], before[k]))
             ]
             for key in changed:
                 if key in before:
@@ -271,7 +284,7 @@ class Snapshot:
 
 
 def _data(space: Mapping[str, Any]) -> dict[str, Any]:
-    """The names in a file or a class that stand for values, not for code."""
+    """Return the names in a file or a class that stand for values, not for code."""
     return {k: v for k, v in space.items() if not k.startswith("__") and not isinstance(v, CODE)}
 
 
@@ -280,7 +293,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _may_hold_state(value: Any) -> bool:
-    """An object of a class of the user's, or a data set of torch's that holds one."""
+    """Return whether `value` is the user's, a data set of torch's, or a holder of attributes."""
     if type(value).__module__.startswith("torch.utils.data"):
         return True
     return _users_class(type(value)) or type(value) in HOLDERS
@@ -291,7 +304,7 @@ def _users_class(kind: type) -> bool:
 
 
 def _forwards(module: nn.Module) -> Iterator[FunctionType]:
-    """Every forward of this tree."""
+    """Yield every forward of this tree."""
     for kind in {type(part) for part in module.modules()}:
         forward = getattr(kind, "forward", None)  # a scripted module's class has none
         if isinstance(forward, FunctionType):

@@ -1,4 +1,4 @@
-"""A call that is tried: on copies of some rows, watched, with whatever holds them put back after it."""
+"""A call that is tried on copies of some rows and watched; what holds them is put back after."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from autoddp.view.state import View
 
 @dataclass(frozen=True)
 class TrialCall:
-    """What a call is given: its arguments, where the batch lies in each leaf of them, how it is cut."""
+    """The arguments of a call, where the batch lies in each leaf of them, and how it is cut."""
 
     reach: Reach
     ats: list[int | None]
@@ -30,13 +30,13 @@ class TrialCall:
 
     @property
     def holders(self) -> int:
-        """How many leaves hold the batch."""
+        """Return how many leaves hold the batch."""
         return sum(at is not None for at in self.ats)
 
 
 @dataclass
 class Trial:
-    """A call to be tried on `leaves`: those with a batch dimension are cut, the others passed on."""
+    """A call to be tried on `leaves`: those with a batch dimension are cut, others passed on."""
 
     view: View
     run: Callable[..., Any]
@@ -45,19 +45,21 @@ class Trial:
     size: int  # rows that are tried, of those of the whole batch
     parts: list[tuple[int, int]] = field(default_factory=list)
     before: Generators = field(default_factory=Generators)
-    inside: bool = False  # whether a kernel draws inside: tried without
+    inside: bool = False  # whether a kernel draws inside: it is tried without
 
     @property
     def pairs(self) -> list[tuple[Any, int | None]]:
-        """Each leaf, and where the batch lies in it."""
+        """Return each leaf, and where the batch lies in it."""
         return list(zip(self.leaves, self.given.ats, strict=True))
 
     def inputs(self, start: int, count: int, keep: int | None) -> list[Any]:
-        """Copies of `count` rows; with `keep`, all others are replaced by that row."""
+        """Copy `count` rows; with `keep`, all others are replaced by that row."""
         made = []
         for x, at in self.pairs:
             if at is None:
-                made.append(x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x)
+                made.append(
+                    x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x
+                )
                 continue
             rows = x.detach().narrow(at, start, count).clone()
             if keep is not None:
@@ -67,7 +69,7 @@ class Trial:
 
     @contextmanager
     def called(self, made: list[Any]) -> Iterator[Reach]:
-        """In here the call was made: what came back, and what it left; after it, nothing is left."""
+        """Make the call; yield what came back and what it left; afterwards, nothing is left."""
         reach = self.given.reach
         values = reach.fill(made)
         try:
@@ -78,7 +80,7 @@ class Trial:
             reach.restore()
 
     def forward(self, start: int, count: int, keep: int | None = None) -> Forward:
-        """Run on some rows, drawing as the whole draws."""
+        """Run the call on some rows, drawing as the whole draws."""
         self.before.put_back()
         made = self.inputs(start, count, keep)
         at = next(a for a in self.given.ats if a is not None)
@@ -92,7 +94,9 @@ class Trial:
                 modes.close()
                 self.inside |= draws.inside
                 same = {
-                    id(x): Same(k) for k, x in enumerate(self.given.reach.leaves) if isinstance(x, Tensor)
+                    id(x): Same(k)
+                    for k, x in enumerate(self.given.reach.leaves)
+                    if isinstance(x, Tensor)
                 }
                 same |= {id(m): Same(k) for k, m in enumerate(made) if isinstance(m, Tensor)}
                 out = [same.get(id(x), x) for x in left.leaves]
@@ -100,14 +104,16 @@ class Trial:
             raise Refused(left.refused)
         plain = [x.detach() if isinstance(x, Tensor) else x for x in out]
         apart = [watch.of_no_rows(x) for x in out]
-        return Forward(plain, [own_of(x) for x in out], apart, left.layout, normalized, watch.dtypes)
+        return Forward(
+            plain, [own_of(x) for x in out], apart, left.layout, normalized, watch.dtypes
+        )
 
     def ends(self, count: int) -> list[tuple[int, int, int]]:
-        """The first and the last rows: where they start, how many they are, which of them is outermost."""
+        """Return start, count and the outermost row of the first and of the last rows."""
         return [(0, count, 0), (self.size - count, count, self.size - 1)]
 
     def differs(self, start: int, count: int, keep: int) -> bool:
-        """Whether some of these rows are others than the one to keep."""
+        """Return whether some of these rows are others than the one to keep."""
         cut = [(x.detach(), at) for x, at in self.pairs if at is not None]
         return any(
             not torch.equal(x, y.expand_as(x))
@@ -124,7 +130,7 @@ class Same:
 
 @dataclass
 class Forward:
-    """What one run gave, and what BatchNorm was given.
+    """The outputs of one run, and what BatchNorm was given.
 
     Attributes:
         own: The attributes of those outputs that are tensors of a class of their own, else None.
@@ -149,18 +155,21 @@ def _memory(x: Tensor) -> int:
 
 
 def own_of(x: Any) -> Reach | None:
-    """The class and the attributes of a tensor that is more than a tensor."""
+    """Return the class and the attributes of a tensor that is more than a tensor, else None."""
     if not isinstance(x, Tensor) or type(x) in PLAIN_KINDS:
         return None
     return Reach((vars(x),), (type(x).__qualname__,))
 
 
 class Refused(BaseException):
-    """A trial need not go on: past whatever the script catches."""
+    """The end of a trial that need not go on: past whatever the script catches."""
 
 
 class TrialWatch(DispatchMode):
-    """Ends a trial where Python reads a value that came of the rows, or a tensor of another graph enters."""
+    """A mode that ends a trial where it can no longer show that the call is row-wise.
+
+    That is where Python reads a value that came of the rows, or a tensor of another graph enters.
+    """
 
     def __init__(self, inputs: list[Tensor]) -> None:
         super().__init__()
@@ -172,13 +181,17 @@ class TrialWatch(DispatchMode):
         self.memory: dict[int, bool] = {_memory(x): True for x in inputs}
 
     def of_no_rows(self, x: Any) -> bool:
-        """Whether it is a tensor that was made in the trial, of none of the rows."""
+        """Return whether `x` is a tensor that was made in the trial, of none of the rows."""
         return isinstance(x, Tensor) and self.known.get(x) is False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
         for x in tensors:
-            if x not in self.known and type(x) not in PLAIN_KINDS and (key := _memory(x)) in self.memory:
+            if (
+                x not in self.known
+                and type(x) not in PLAIN_KINDS
+                and (key := _memory(x)) in self.memory
+            ):
                 self.known[x] = self.memory[key]
         tainted = any(self.known.get(x, False) for x in tensors)
         name = func.overloadpacket.__name__

@@ -1,4 +1,4 @@
-"""What was proven of the calls of modules, and agreed between ranks."""
+"""The verdicts on calls of modules: what was proven of them, and agreed between ranks."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ ENOUGH = 15  # rows to be tried where more do not fit: the ends of these do not 
 TWICE = 2  # refusals of a kind of call, under different settings, after which it is left at that
 AGAIN = frozenset(10**k for k in range(2, 9))  # calls at which a proof is made once more
 CHANGED = (
-    "it was row-wise when first called, and is not any more: it runs by its parts from here on, but numbers "
-    "since it changed may not be those of one process; --disable modules computes every module whole"
+    "it was row-wise when first called, and is not any more: it runs by its parts from here on, "
+    "but numbers since it changed may not be those of one process; --disable modules computes "
+    "every module whole"
 )
 
 
 class Proofs:
-    """What is known of one module: verdicts by kind of call, the oldest first."""
+    """The knowledge of one module: verdicts by kind of call, the oldest first."""
 
     def __init__(self) -> None:
         self.verdicts: dict[Key, Verdict] = {}
@@ -42,7 +43,7 @@ class Proofs:
         self.calls = 0  # since the latest proof
 
     def due(self, key: Key) -> str:
-        """Why this kind of call is not to be tried now, or nothing."""
+        """Return why this kind of call is not to be tried now, or nothing."""
         asked = self.unsure.get(key, 0)
         if asked and asked & (asked - 1):  # at the first call, and the second, fourth, eighth ...
             self.unsure[key] += 1
@@ -54,12 +55,12 @@ class Proofs:
         return ""
 
     def again(self, key: Key) -> bool:
-        """Whether it is time to see if a proof still holds."""
+        """Count a use of a verdict; return whether it is time to see if the proof still holds."""
         self.uses[key] = self.uses.get(key, 0) + 1
         return self.uses[key] in AGAIN
 
     def keep(self, key: Key, verdict: Verdict) -> None:
-        """Know it from now on."""
+        """Keep a verdict, for the oldest where there are many; an unsure one is only counted."""
         self.calls = 0
         if not verdict.sure:
             self.unsure[key] = self.unsure.get(key, 0) + 1
@@ -74,24 +75,26 @@ class Proofs:
 
 
 class Verdicts:
-    """Each module's proofs, one for each mode, setting and layout of arguments."""
+    """The proofs of each module, one for each mode, setting and layout of arguments."""
 
     def __init__(self, view: View, left_out: tuple[str, ...] = ()) -> None:
         self.view, self.left_out = view, LeftOut(left_out)
         self.hooks = 0  # counts registrations of hooks; what was looked up before is stale then
         self.settings = Settings()
         self.proven: weakref.WeakKeyDictionary[nn.Module, Proofs] = weakref.WeakKeyDictionary()
-        self._hooked: weakref.WeakKeyDictionary[nn.Module, tuple[int, bool]] = weakref.WeakKeyDictionary()
+        self._hooked: weakref.WeakKeyDictionary[nn.Module, tuple[int, bool]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def meet(self, module: nn.Module) -> None:
-        """The first call of a module shows the order of its parameters."""
+        """Note a module at its first call, which shows the order of its parameters."""
         if module not in self.proven:
             self.proven[module] = Proofs()
             self.view.order.note(module.parameters())
             self.view.met.append(weakref.ref(module))
 
     def of(self, module: nn.Module, given: TrialCall) -> Verdict:
-        """What is known of this call, proven now if it is the first of its kind."""
+        """Return the verdict on this call, proven now if it is the first of its kind."""
         if self._is_hooked(module):
             return Verdict(reason="hooks on it see the batch")
         if self.left_out.covers(module):
@@ -110,14 +113,21 @@ class Verdicts:
         if found is not None and (not verdict.reason or not verdict.sure):
             return found
         if found is not None:
-            self.view.report.doubt("whole", f"{name} at {users_line()}", f"{CHANGED} ({verdict.reason})")
+            self.view.report.doubt(
+                "whole", f"{name} at {users_line()}", f"{CHANGED} ({verdict.reason})"
+            )
         known.keep(key, verdict)
         what = verdict.reason or f"{given.cuts.mine} of {given.cuts.total} rows here"
-        self.view.report.add("whole" if verdict.reason else "split", f"{name} at {users_line()}", what)
+        self.view.report.add(
+            "whole" if verdict.reason else "split", f"{name} at {users_line()}", what
+        )
         return verdict
 
     def _prove(self, module: nn.Module, given: TrialCall) -> Verdict:
-        """On this rank's rows; where a rank has one row only, that proves nothing: on all of them."""
+        """Try the call on this rank's rows.
+
+        Where a rank has one row only, that proves nothing: then on all rows.
+        """
         cuts = given.cuts
         alone = cuts.smallest == 1
         tried = [
@@ -138,25 +148,43 @@ class Verdicts:
         return verdict
 
     def _tried(
-        self, module: nn.Module, given: TrialCall, leaves: list[Any], rows: tuple[int, int], start: int
+        self,
+        module: nn.Module,
+        given: TrialCall,
+        leaves: list[Any],
+        rows: tuple[int, int],
+        start: int,
     ) -> Verdict:
-        """On so many rows of these from the first on; a rank's only one starts at `start` in them."""
+        """Try the call on some rows of `leaves`.
+
+        Args:
+            module: The module that is called.
+            given: The call.
+            leaves: The arguments.
+            rows: The first row, and how many there are.
+            start: Where this rank's rows start in them, if some rank has only one.
+        """
         first, size = rows
         cut = [
-            x if at is None else x.narrow(at, first, size) for x, at in zip(leaves, given.ats, strict=True)
+            x if at is None else x.narrow(at, first, size)
+            for x, at in zip(leaves, given.ats, strict=True)
         ]
         parts = [(start, given.cuts.mine)] if given.cuts.smallest == 1 else []
         target = getattr(module, "_orig_mod", module)
         return prove(Trial(self.view, target, given, cut, size, parts), target)
 
     def _agreed(self, verdict: Verdict) -> Verdict:
-        """All ranks must have found the same."""
+        """Agree on a verdict: all ranks must have found the same."""
         group = self.view.group
         vote = 0 if verdict.reason and verdict.sure else 1 if verdict.reason else 2
-        lowest = int(group.all_reduce(torch.tensor([vote], device="cpu"), torch.distributed.ReduceOp.MIN))
+        lowest = int(
+            group.all_reduce(torch.tensor([vote], device="cpu"), torch.distributed.ReduceOp.MIN)
+        )
         if lowest == 2:
             outs = [-1 if at is None else at for at in verdict.outs]
-            noted = torch.tensor([len(outs), int(verdict.draws), hash(tuple(outs)) % 2**31], device="cpu")
+            noted = torch.tensor(
+                [len(outs), int(verdict.draws), hash(tuple(outs)) % 2**31], device="cpu"
+            )
             if not group.spread(noted).any():
                 return verdict
             lowest = 0
@@ -165,7 +193,7 @@ class Verdicts:
         return Verdict(reason="another rank found that it is not row-wise", sure=lowest == 0)
 
     def _is_hooked(self, module: nn.Module) -> bool:
-        """Whether a hook sits on it or on a part of it: it would see rows only."""
+        """Return whether a hook sits on the module or a part of it: it would see rows only."""
         known = self._hooked.get(module)
         if known is None or known[0] != self.hooks:
             known = self._hooked[module] = self.hooks, any(map(_has_hooks, module.modules()))
@@ -173,27 +201,33 @@ class Verdicts:
 
 
 def empty_caches(tensors: list[Any]) -> None:
-    """What a trial has left goes back to the devices of these."""
+    """Give what a trial has left back to the devices of these tensors."""
     gc.collect()  # frames of what was raised hold each other
     for device in {x.device.type for x in tensors if isinstance(x, Tensor)} - {"cpu"}:
         getattr(torch.get_device_module(device), "empty_cache", int)()
 
 
 def mine(x: Any, at: int | None, cuts: Cuts) -> Any:
-    """An argument as a split call gets it: this rank's rows, or the whole, lent."""
+    """Return an argument as a split call gets it: this rank's rows, or the whole, lent."""
     if at is None:
         return lend(full(x), cuts.view.group)
     return x.local if split(x) else part(full(x), cuts, at)
 
 
 def _has_hooks(m: nn.Module) -> bool:
-    return bool(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks)
+    return bool(
+        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
+    )
 
 
 def _key(module: nn.Module, given: TrialCall) -> Key:
-    """What a proof holds for: the mode, the layout of the arguments, plain settings among them."""
+    """Return what a proof holds for: mode, layout of the arguments, plain settings among them."""
     settings = tuple(
-        (x.dim(), x.dtype) if isinstance(x, Tensor) else x if isinstance(x, (bool, int, float, str)) else None
+        (x.dim(), x.dtype)
+        if isinstance(x, Tensor)
+        else x
+        if isinstance(x, (bool, int, float, str))
+        else None
         for x in given.reach.leaves
     )
     alone = given.cuts.smallest == 1
@@ -201,7 +235,7 @@ def _key(module: nn.Module, given: TrialCall) -> Key:
 
 
 def _modes() -> tuple[Any, ...]:
-    """Whether gradients are taken, and what autocast computes in, on CPUs and on accelerators."""
+    """Return whether gradients are taken, and autocast's dtypes on CPUs and on accelerators."""
     accelerator = torch.accelerator.current_accelerator()
     types = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
     low = (torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) for kind in types)

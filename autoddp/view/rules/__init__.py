@@ -1,4 +1,4 @@
-"""What stays by rows: each rule answers on this rank's rows, or says NotImplemented; then it gathers."""
+"""The rules for what stays by rows: on this rank's rows, or NotImplemented; then it gathers."""
 
 from autoddp.view.rules import (
     attributes,

@@ -1,4 +1,4 @@
-"""Attributes and metadata: the script sees the whole batch."""
+"""Attributes and metadata, which the script sees of the whole batch."""
 
 from __future__ import annotations
 
@@ -29,16 +29,18 @@ CALLS = (
 LAYOUT = ("stride", "is_contiguous", "element_size", "is_signed")
 
 
-@attribute_rule(*METADATA, "is_quantized", "is_meta", "itemsize", "nbytes", "is_nested", "is_mps", *BACKENDS)
+@attribute_rule(
+    *METADATA, "is_quantized", "is_meta", "itemsize", "nbytes", "is_nested", "is_mps", *BACKENDS
+)
 def metadata(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Answered by the wrapper, which has the shape of the whole."""
+    """Let the wrapper answer for metadata, as it has the shape of the whole."""
     with PLAIN():
         return func(*args, **kwargs)
 
 
 @rule(*CALLS, *LAYOUT, "get_device", "is_inference")
 def metadata_calls(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The same for those that are called."""
+    """Let the wrapper answer for metadata that is called, as it has the shape of the whole."""
     if func is Tensor.__len__ and isinstance(args[0], Partial):
         return NotImplemented  # len() of a 0-dim tensor raises
     with PLAIN():
@@ -47,14 +49,18 @@ def metadata_calls(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("is_pinned", "is_shared")
 def about_memory(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """As this rank's rows lie, so lie all, unless the script has had the whole, and done something to it."""
+    """Return whether the batch's memory is pinned, or shared.
+
+    As this rank's rows lie, so lie all, unless the script has had the whole, and done something to
+    it.
+    """
     me, *rest = args
     return any(func(x, *rest, **kwargs) for x in _held(me)) if split(me) else NotImplemented
 
 
 @rule("record_stream")
 def record_stream(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Whatever memory there is of the batch may be read on that stream."""
+    """Record a stream on which whatever memory there is of the batch may be read."""
     me, *rest = args
     if not split(me):
         return NotImplemented
@@ -64,25 +70,29 @@ def record_stream(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _held(me: Any) -> list[Tensor]:
-    """This rank's rows, and the whole where it was gathered or lent."""
+    """Return this rank's rows, and the whole where it was gathered or lent."""
     wholes = [me._whole, *(lent.whole for lent in me.family.lent.values())]
     return [me.local, *(x for x in wholes if x is not None)]
 
 
 @attribute_rule("grad_fn", "is_leaf")
 def graph(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The graph is that of this rank's part, below a node of the kind that one process has."""
+    """Return `grad_fn` or `is_leaf` of this rank's part, below a node of one process's kind."""
     me = args[0]
     if isinstance(me, Partial) and not me.unread:
         return func(me.full(), *args[1:])
-    if isinstance(me, Partial) and func.__self__.__name__ == "grad_fn" and me.node != node_of(me.local):
+    if (
+        isinstance(me, Partial)
+        and func.__self__.__name__ == "grad_fn"
+        and me.node != node_of(me.local)
+    ):
         return func(named(Renamed, me.node).apply(me.local))
     return func(me.local, *args[1:])
 
 
 @rule("__repr__")
 def shown(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """A leaf of this rank's is a leaf to the script."""
+    """Print the batch as a leaf if this rank's rows are one."""
     me = args[0]
     if not split(me) or not me.local.requires_grad or not me.local.is_leaf:
         return NotImplemented
@@ -91,7 +101,7 @@ def shown(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @attribute_rule("requires_grad")
 def requires_grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Read from the part; set on rows only."""
+    """Read `requires_grad` from this rank's part; set it on rows only."""
     me = args[0]
     if len(args) > 1 and isinstance(args[1], bool):
         if not isinstance(me, Rows):
@@ -105,7 +115,7 @@ def requires_grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("requires_grad_")
 def requires_grad_(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """An input of which the script wants the gradient: a leaf of this rank alone."""
+    """Set whether the script wants the gradient of an input, a leaf of this rank alone."""
     me, *rest = args
     if not split(me):
         return NotImplemented
@@ -125,7 +135,7 @@ def _require(me: Rows, yes: bool) -> None:
 
 @rule("retain_grad")
 def retain_grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """On this rank's part; reading .grad gives the true one."""
+    """Retain the gradient of this rank's part; reading .grad gives the true one."""
     me = args[0]
     if not split(me) or me.local.is_leaf:
         return NotImplemented if not split(me) else None
@@ -143,7 +153,7 @@ def retain_grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @attribute_rule("grad")
 def grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The gradient of the batch, by rows, at the true scale."""
+    """Read or set the gradient of the batch, by rows, at the true scale."""
     me = args[0]
     if not isinstance(me, Rows):
         return NotImplemented
@@ -160,7 +170,7 @@ def grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @attribute_rule("data")
 def data(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The same rows, without their graph."""
+    """Return the same rows, without their graph, or put others in their place."""
     me = args[0]
     if not split(me):
         return NotImplemented
@@ -171,7 +181,7 @@ def data(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _alike(me: Rows, value: Any) -> Tensor:
-    """This rank's rows of a tensor that is put in the place of another."""
+    """Return this rank's rows of a tensor that is put in the place of another."""
     if value.shape != me.shape:
         raise BadInput(
             f"a tensor of shape {tuple(value.shape)} in the place of a batch of {tuple(me.shape)}, "
@@ -184,7 +194,7 @@ def _alike(me: Rows, value: Any) -> Tensor:
 
 @rule("register_hook")
 def register_hook(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The hook sees the gradient of the batch by rows, at the true scale."""
+    """Register a hook, which sees the gradient of the batch by rows, at the true scale."""
     me, hook = args
     if not split(me):
         return NotImplemented
@@ -206,7 +216,7 @@ SAME = ("to", "cuda", "cpu", "float", "double", "half", "bfloat16", "long", "int
 
 @rule(*SAME, "type_as", "contiguous", "clone", "detach", "detach_", "pin_memory")
 def same_rows(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Casts, moves and copies: the same rows."""
+    """Cast, move or copy the batch, which keeps the same rows."""
     me, *rest = args
     if isinstance(me, Partial):
         return copies(func, args, kwargs)

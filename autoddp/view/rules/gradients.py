@@ -1,4 +1,4 @@
-"""Where a backward starts from rows, and gradients that the script asks for."""
+"""The roots of a backward that starts from rows, and gradients that the script asks for."""
 
 from __future__ import annotations
 
@@ -15,12 +15,18 @@ from autoddp.view.table import rule
 
 
 def listed(x: Any) -> list[Any]:
-    """One tensor or several, as a list."""
+    """Return one tensor, several or none as a list."""
     return [] if x is None else [x] if isinstance(x, Tensor) else list(x)
 
 
-def roots(tensors: Any, grads: Any, scale: int | None = None) -> tuple[list[Tensor], list[Tensor | None]]:
-    """The roots of a backward, as this rank has them: a part of the sum, at N times the gradient."""
+def roots(
+    tensors: Any, grads: Any, scale: int | None = None
+) -> tuple[list[Tensor], list[Tensor | None]]:
+    """Return the roots and gradients with which this rank starts a backward.
+
+    A root of rows, or of a sum, is this rank's part of it, at `scale` times the gradient; without
+    `scale`, at N times, for N ranks.
+    """
     outs, seeds = listed(tensors), listed(grads)
     seeds += [None] * (len(outs) - len(seeds))
     mine = [_root(out, seed, scale) for out, seed in zip(outs, seeds, strict=True)]
@@ -38,14 +44,16 @@ def _root(out: Any, seed: Any, scale: int | None) -> tuple[Tensor, Tensor | None
             return out.local, None  # refused by torch, as of the whole: it is no scalar
         mine = operand(seed, out.cuts, out.at, out.dim())
         if mine is UNCLEAR:
-            raise RuntimeError(f"a gradient of shape {tuple(seed.shape)} for rows of {tuple(out.shape)}")
+            raise RuntimeError(
+                f"a gradient of shape {tuple(seed.shape)} for rows of {tuple(out.shape)}"
+            )
         return out.local, mine * times
     return full(out), full(seed)
 
 
 @rule("backward")
 def backward(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """`loss.backward()` needs no value of the loss."""
+    """Run `loss.backward()`, which needs no value of the loss."""
     names = ("gradient", "retain_graph", "create_graph", "inputs")
     given = dict(zip(names, args[1:], strict=False)) | kwargs
     torch.autograd.backward(args[0], given.pop("gradient", None), **given)
@@ -54,7 +62,10 @@ def backward(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def gradients_of(
     group: Any, plain: Any, outputs: Any, inputs: Any, grad_outputs: Any, given: dict[str, Any]
 ) -> tuple[Any, ...]:
-    """`torch.autograd.grad` in the view: rows get their gradient by rows, the rest the mean over ranks."""
+    """Compute `torch.autograd.grad` in the view.
+
+    Rows get their gradient by rows, the rest the mean over ranks.
+    """
     outs, ins = listed(outputs), listed(inputs)
     tops, seeds = roots(outs, grad_outputs)
     seeds_given = None if all(seed is None for seed in seeds) else seeds

@@ -1,8 +1,9 @@
 """The standard losses: sums over this rank's rows, so that large logits never travel.
 
 The denominator must be known to all ranks without talking: rows and elements are. For targets that
-may hold ignored ones, each rank counts when it fetches the batch (`Tally`), and the sum travels while
-the forward runs; where ranks talk from device to device the count is reduced there, with the sum.
+may hold ignored ones, each rank counts when it fetches the batch (`Tally`), and the sum travels
+while the forward runs; where ranks talk from device to device the count is reduced there, with the
+sum.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ LOW = (torch.float16, torch.bfloat16)
 
 
 class Tally:
-    """How many targets of a batch are ignored, summed over ranks while other work runs."""
+    """The number of ignored targets of a batch, summed over ranks while other work runs."""
 
     def __init__(self, rows: Rows) -> None:
         self.source, self.version = rows.local, rows.local._version
@@ -31,7 +32,7 @@ class Tally:
         self.work = rows.cuts.view.group.start_all_reduce(self.hits)
 
     def count(self, rows: Rows) -> int | None:
-        """The number, unless the targets were changed since."""
+        """Return the number, None if the targets were changed since."""
         if self.source._version != self.version:
             return None
         self.work.wait()
@@ -39,30 +40,31 @@ class Tally:
 
 
 class Known(Tally):
-    """Of a batch that was looked through as a whole: nothing travels."""
+    """The number of ignored targets of a batch that was seen as a whole: nothing travels."""
 
     def __init__(self, rows: Rows, hits: int) -> None:
         self.source, self.version = rows.local, rows.local._version
         self.known = hits
 
     def count(self, rows: Rows) -> int | None:
-        """The number, unless the targets were changed since."""
+        """Return the number, None if the targets were changed since."""
         return self.known if self.source._version == self.version else None
 
 
 def counted(rows: Rows, whole: Tensor | None = None, none_ignored: bool = False) -> Rows:
-    """Rows that were just fetched, with the count of what is ignored, if they may be targets.
+    """Return rows that were just fetched, with the count of ignored ones if they may be targets.
 
     Args:
         rows: This rank's part.
-        whole: Of all ranks, where this one has seen that; else the count is under way.
+        whole: The rows of all ranks, where this one has seen them; else the count is under way,
+            or left to the loss.
         none_ignored: Whether it is known that there is nothing to count.
     """
     if rows.local.dtype is torch.int64 and not rows.local.is_inference():
         if none_ignored:
             rows.tally = Known(rows, 0)
         elif whole is None:
-            # where an accelerator has a backend the loss is reduced there: for a count the host would wait
+            # an accelerator with a backend reduces the loss: for a count the host would wait
             rows.tally = None if rows.cuts.view.group.native else Tally(rows)
         else:
             rows.tally = Known(rows, int((whole == IGNORED).sum()))
@@ -70,7 +72,7 @@ def counted(rows: Rows, whole: Tensor | None = None, none_ignored: bool = False)
 
 
 def _sum(func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, torch.dtype]:
-    """The sum over this rank's rows, and the dtype that torch gives it.
+    """Sum a loss over this rank's rows; return the sum and the dtype that torch gives it.
 
     Half precision is summed in float32, where it cannot overflow; under autocast a loss is float32.
     """
@@ -98,7 +100,7 @@ MEANS = {"l1_loss": "MeanBackward0"}  # the node of a mean, where it is not that
 
 @rule(*ELEMENTS)
 def element_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Losses with a term for each element: the number of elements is known."""
+    """Compute a loss with a term for each element: the number of elements is known."""
     name = func.__name__
     given = dict(kwargs)
     reduction = given.pop("reduction", "mean")
@@ -122,14 +124,20 @@ def element_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("cross_entropy", "nll_loss")
 def class_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Losses with a term for each target that is not ignored."""
+    """Compute a loss with a term for each target that is not ignored."""
     names = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction")
     given = bound((*names, "label_smoothing"), args, kwargs)
     if given is None or func not in (F.cross_entropy, F.nll_loss):
         return NotImplemented
     me, target, reduction = given.pop("input"), given.pop("target"), given.pop("reduction", "mean")
     legacy = given.pop("size_average", None) is not None or given.pop("reduce", None) is not None
-    if not split(me) or me.at != 0 or me.dim() < 2 or legacy or reduction not in ("mean", "sum", "none"):
+    if (
+        not split(me)
+        or me.at != 0
+        or me.dim() < 2
+        or legacy
+        or reduction not in ("mean", "sum", "none")
+    ):
         return NotImplemented
     if given.get("label_smoothing") and given.get("weight") is not None and reduction == "mean":
         return NotImplemented
@@ -154,10 +162,12 @@ def class_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def _mean(
     me: Rows, total: Tensor, target: Any, mine: Tensor, given: dict[str, Any], dtype: torch.dtype
 ) -> Any:
-    """The sum by its denominator: known, counted at the fetch, or reduced together with the sum."""
+    """Divide the sum by its denominator: known, counted at the fetch, or reduced with the sum."""
     view, terms, node = me.cuts.view, me.numel() // max(me.shape[1], 1), node_of(total)
     if mine.is_floating_point():  # class probabilities: none is ignored
-        return Partial(total / terms, view, dtype, node=node if node == "AddBackward0" else "DivBackward1")
+        return Partial(
+            total / terms, view, dtype, node=node if node == "AddBackward0" else "DivBackward1"
+        )
     weight, ignore = given.get("weight"), given.get("ignore_index", IGNORED)
     if weight is None and not split(target):
         return Partial(total / (full(target) != ignore).sum(), view, dtype, node=node)

@@ -1,4 +1,4 @@
-"""What this rank needs of an operand that meets rows."""
+"""The operands that meet rows: what this rank needs of each."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ UNCLEAR = object()
 
 
 def operand(x: Any, cuts: Cuts, at: int, ndim: int) -> Any:
-    """`x` as it meets rows by broadcasting, where the result has `ndim` dimensions, the batch at `at`.
+    """Return `x` as it meets rows by broadcasting.
 
-    Rows with the same cuts give their local part; a whole tensor gives this rank's rows of it, or
-    itself where it broadcasts. UNCLEAR where none of this is certain.
+    The result has `ndim` dimensions, the batch at `at`. Rows with the same cuts give their local
+    part; a whole tensor gives this rank's rows of it, or itself where it broadcasts. UNCLEAR where
+    none of this is certain.
     """
     behind = ndim - at  # dimensions from the batch on: broadcasting aligns the last ones
     if split(x):
@@ -38,7 +39,7 @@ def operand(x: Any, cuts: Cuts, at: int, ndim: int) -> Any:
 
 
 def whole_operand(x: Any, cuts: Cuts) -> Any:
-    """A weight or setting, which every row meets in full; UNCLEAR for a batch."""
+    """Return a weight or setting, which every row meets in full; UNCLEAR for a batch."""
     if split(x):
         return UNCLEAR
     x = full(x)
@@ -46,19 +47,19 @@ def whole_operand(x: Any, cuts: Cuts) -> Any:
 
 
 def rewrap(out: Any, cuts: Cuts, at: int) -> Any:
-    """Tensors that came of this rank's rows, as rows."""
+    """Wrap tensors that came of this rank's rows as rows."""
     return tree_map(lambda o: Rows(o, cuts, at) if isinstance(o, Tensor) else o, out)
 
 
 def related(me: Rows, out: Tensor, at: int | None = None, cuts: Cuts | None = None) -> Rows:
-    """Rows that may share memory with `me`; the same rows if nothing changed."""
+    """Return rows that may share memory with `me`; `me` itself if nothing changed."""
     if out is me._local:
         return me
     return Rows(out, cuts or me.cuts, me.at if at is None else at, me.family)
 
 
 def bound(names: tuple[str, ...], args: Any, kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    """Positional and keyword arguments by name; None if there are more than `names`."""
+    """Return the arguments by name, None if more are positional than there are `names`."""
     if len(args) > len(names):
         return None
     return dict(zip(names, args, strict=False)) | kwargs

@@ -1,4 +1,4 @@
-"""What keeps an unread sum unread: scaling it, adding and subtracting."""
+"""The rules that keep an unread sum unread: scaling it, adding and subtracting."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NEG = {"neg", "negative", "__neg__"}
 
 
 def unread(x: Any) -> TypeGuard[Partial]:
-    """Whether `x` is a sum of which each rank knows its part."""
+    """Return whether `x` is a sum of which each rank knows its part, still unread."""
     return isinstance(x, Partial) and x.unread
 
 
@@ -32,7 +32,7 @@ def _number(x: Any) -> bool:
 
 
 def linear(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """A pointwise function of which an argument is a `Partial`: linear ones act on the parts."""
+    """Compute a pointwise function of a `Partial`: linear ones act on the parts."""
     name = func.__name__
     if kwargs or not 1 <= len(args) <= 2:
         return NotImplemented
@@ -44,7 +44,11 @@ def linear(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return _into(x, _like(x, y, x.local * factor if name in INTO_MUL else x.local / factor))
     if name in MUL and y is not None:
         a, b = (x, y) if unread(x) else (y, x)
-        return _like(a, b, a.local * lend(b, a.owner.group)) if unread(a) and _number(b) else NotImplemented
+        return (
+            _like(a, b, a.local * lend(b, a.owner.group))
+            if unread(a) and _number(b)
+            else NotImplemented
+        )
     if name in DIV and unread(x) and _number(y):
         return _like(x, y, x.local / lend(y, x.owner.group))
     if name == "__rsub__":
@@ -56,7 +60,7 @@ def linear(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _into(x: Any, out: Any) -> Any:
-    """`loss += term`, `loss /= 4`: the same tensor goes on, unread."""
+    """Put `out` into `x` for `loss += term`, `loss /= 4`: the same tensor goes on, unread."""
     if out is NotImplemented or not unread(x) or x.dtype != out.dtype or x._value is not None:
         return NotImplemented
     x.local, x._part, x._node = out.local, out._part, out._node
@@ -74,7 +78,11 @@ def _sum(x: Any, y: Any, sign: int) -> Any:
 
 
 def _part(x: Any, known: Partial) -> Any:
-    """This rank's part of a term: a whole number is shared out, an integer lies with rank 0."""
+    """Return this rank's part of a term, None for what is no number.
+
+    A float is shared out over the ranks, as an int is that meets floats; any other number lies with
+    rank 0.
+    """
     if unread(x):
         return x.local
     if not _number(x):
@@ -88,7 +96,7 @@ def _part(x: Any, known: Partial) -> Any:
 
 
 def _like(known: Partial, other: Any, local: Tensor) -> Any:
-    """A `Partial` of the dtype that plain tensors would have given."""
+    """Wrap `local` in a `Partial` of the dtype that plain tensors would have given."""
     if known.declared == known.local.dtype and not isinstance(other, Partial):
         return Partial(local, known.owner)
     if other is None or isinstance(other, (int, float)):
@@ -105,7 +113,7 @@ def _like(known: Partial, other: Any, local: Tensor) -> Any:
 
 
 def copies(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """A copy of an unread sum is unread."""
+    """Copy or cast an unread sum, which stays unread."""
     me = args[0]
     if not unread(me) or len(args) > 1 or kwargs:
         return NotImplemented

@@ -1,4 +1,4 @@
-"""Whatever torch tags as pointwise: each element of the result needs the same element of the operands."""
+"""Pointwise functions, by torch's tag: each result element needs that element of the operands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autoddp.view.table import pointwise_rule, rule
 
 @pointwise_rule
 def pointwise(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """On rows with equal cuts, and this rank's part of whole operands."""
+    """Compute on rows with equal cuts, and this rank's part of whole operands."""
     leaves, spec = tree_flatten((args, kwargs))
     if any(isinstance(x, Partial) for x in leaves):
         out = linear(func, args, kwargs)
@@ -41,7 +41,7 @@ def pointwise(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _related(out: Any, leaves: list[Any], lead: Rows, at: int) -> Any:
-    """As rows; functions with inplace=True hand on the memory of their input."""
+    """Wrap `out` as rows; functions with inplace=True hand on the memory of their input."""
     wrapped = rewrap(out, lead.cuts, at)
     if isinstance(wrapped, Rows) and any(leaf is True for leaf in leaves):
         wrapped.family = lead.family
@@ -50,13 +50,13 @@ def _related(out: Any, leaves: list[Any], lead: Rows, at: int) -> Any:
 
 @rule("where")
 def where(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """With three arguments pointwise; with one it lists indices."""
+    """Compute `where` pointwise if it has three arguments; with one it lists indices."""
     return pointwise(func, args, kwargs) if len(args) + len(kwargs) == 3 else NotImplemented
 
 
 @rule("ones_like", "zeros_like", "full_like", "empty_like")
 def like(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """New rows."""
+    """Make a new tensor of the batch's shape, by rows."""
     me, *rest = args
     if not split(me) or any(isinstance(x, (Rows, Partial)) for x in rest):
         return NotImplemented
@@ -68,7 +68,7 @@ def like(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("one_hot")
 def one_hot(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """If the number of classes is given; else it is the largest over the whole batch."""
+    """Encode rows if the number of classes is given; else the whole batch decides on it."""
     me = args[0]
     classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
     if not split(me) or not isinstance(classes, int) or classes < 1:
@@ -78,7 +78,7 @@ def one_hot(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("normalize")
 def normalize(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Along another dimension than the batch's."""
+    """Normalize along another dimension than the batch's."""
     me = args[0]
     dim = kwargs.get("dim", args[2] if len(args) > 2 else 1)
     if not split(me) or not isinstance(dim, int) or dim % me.dim() == me.at or "out" in kwargs:
@@ -88,7 +88,7 @@ def normalize(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("cosine_similarity", "pairwise_distance")
 def rowwise_distance(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Between rows of equal cuts, over the last dimension."""
+    """Compare rows of equal cuts, along a dimension behind the batch's."""
     default = 1 if func.__name__ == "cosine_similarity" else -1
     dim = kwargs.get("dim", args[2] if len(args) > 2 and default == 1 else default)
     a, b = args[0], args[1] if len(args) > 1 else None

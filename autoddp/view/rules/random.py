@@ -22,7 +22,7 @@ DROPOUTS = (
 
 @rule(*DROPOUTS, "rand_like", "randn_like", "randint_like", "uniform_", "normal_", "exponential_")
 def draw(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Masks and noise are those of one process, and so is every generator afterwards."""
+    """Draw masks and noise as one process does, so that every generator is as there afterwards."""
     me, *rest = args
     if not split(me) or "generator" in kwargs or any(isinstance(x, Tensor) for x in rest):
         return NotImplemented

@@ -1,4 +1,4 @@
-"""Reductions, softmaxes and orders along other dimensions than the batch's, and sums over the batch."""
+"""Reductions, softmaxes and sorts along dimensions but the batch's, and sums over the batch."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ LOW = (torch.float16, torch.bfloat16)  # summed in float32, as torch does inside
 
 
 def _dims(value: Any, ndim: int) -> list[int] | None:
-    """`dim` as a list of dimensions from 0, or None if it is not that."""
+    """Return `dim` as a list of dimensions from 0, or None if it is not that."""
     listed = [value] if isinstance(value, int) else value
     if not isinstance(listed, (tuple, list)) or not listed or not ndim:
         return None
@@ -63,7 +63,7 @@ def _dims(value: Any, ndim: int) -> list[int] | None:
 
 @rule(*REMOVE)
 def remove(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """`x.argmax(1)`, `x.sum((1, 2))`; and what is said of the whole batch at once."""
+    """Reduce over dimensions, `x.argmax(1)`, `x.sum((1, 2))`, or over all of the batch at once."""
     me, *rest = args
     name, where = (
         func.__name__.removeprefix("linalg_"),
@@ -88,7 +88,7 @@ def remove(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def over_everything(name: str, me: Rows) -> Any:
-    """The sum stays a part until somebody reads it; extremes are read at once."""
+    """Reduce to a number: a sum stays a part until somebody reads it; extremes are read at once."""
     local = me.local
     view = me.cuts.view
     if name in ("sum", "mean"):
@@ -103,7 +103,12 @@ def over_everything(name: str, me: Rows) -> Any:
             return Partial(total, view, dtype)
         return Partial(total / me.numel(), view, dtype, node="MeanBackward0")
     needs = local.requires_grad and torch.is_grad_enabled()
-    if needs or name not in ("max", "min", "any", "all") or local.is_complex() or not me.cuts.smallest:
+    if (
+        needs
+        or name not in ("max", "min", "any", "all")
+        or local.is_complex()
+        or not me.cuts.smallest
+    ):
         return NotImplemented
     if not me.numel():
         return NotImplemented
@@ -111,8 +116,10 @@ def over_everything(name: str, me: Rows) -> Any:
     return getattr(view.group.all_gather(mine), name)()
 
 
-def over_batch(func: Any, name: str, me: Rows, dims: list[int], keepdim: bool, kwargs: dict[str, Any]) -> Any:
-    """`x.sum(0)`, `x.mean((0, 2, 3))`: one small all-reduce, where the result is smaller than a row."""
+def over_batch(
+    func: Any, name: str, me: Rows, dims: list[int], keepdim: bool, kwargs: dict[str, Any]
+) -> Any:
+    """Compute `x.sum(0)`, `x.mean((0, 2, 3))` by one all-reduce, at most as large as a row."""
     local = me.local
     if name not in ("sum", "mean") or set(kwargs) - {"dim", "keepdim"} or local.dtype in LOW:
         return NotImplemented
@@ -126,7 +133,7 @@ def over_batch(func: Any, name: str, me: Rows, dims: list[int], keepdim: bool, k
 
 @rule(*KEEP)
 def keep(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """`softmax`, `cumsum`, `topk` along another dimension."""
+    """Compute `softmax`, `cumsum`, `topk` along another dimension than the batch's."""
     me, *rest = args
     name = func.__name__
     if not split(me) or "out" in kwargs or any(isinstance(x, (Rows, Partial)) for x in rest):
@@ -142,7 +149,10 @@ def keep(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("gather", "take_along_dim")
 def pick(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """`logits.gather(1, labels[:, None])`: along another dimension, by indices of the same rows."""
+    """Compute `logits.gather(1, labels[:, None])`.
+
+    It goes along another dimension than the batch's, by indices of the same rows.
+    """
     if kwargs or len(args) != 3:
         return NotImplemented
     me, dim, index = args if func.__name__ == "gather" else (args[0], args[2], args[1])
@@ -151,5 +161,7 @@ def pick(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     dims = _dims(dim, me.dim())
     if dims is None or me.at in dims or index.dim() != me.dim():
         return NotImplemented
-    mine = (me.local, dim, index.local) if func.__name__ == "gather" else (me.local, index.local, dim)
+    mine = (
+        (me.local, dim, index.local) if func.__name__ == "gather" else (me.local, index.local, dim)
+    )
     return Rows(func(*mine), me.cuts, me.at)

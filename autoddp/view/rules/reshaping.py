@@ -27,7 +27,7 @@ SHAPES: dict[str, Rule] = {
 
 @rule(*SHAPES)
 def reshape_in_place(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """As the function without the underscore; then the wrapper itself takes the new shape."""
+    """Run the function without the underscore; then the wrapper itself takes the new shape."""
     me, name = args[0], func.__name__
     if not split(me):
         return NotImplemented
@@ -49,7 +49,10 @@ def _become(me: Rows, out: Rows) -> Rows:
 
 @rule("resize_", "resize_as_", "as_strided_")
 def move_in_place(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Other memory under the same tensor: nothing of that has a meaning for rows."""
+    """Refuse other memory under the same tensor: it has no meaning for rows.
+
+    Another shape of the same memory is taken, and the same shape does nothing.
+    """
     me = args[0]
     if not split(me):
         return NotImplemented

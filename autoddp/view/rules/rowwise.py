@@ -26,7 +26,7 @@ BATCHED |= {"fold": 3, "local_response_norm": None, "prelu": None}
 
 @rule(*BATCHED)
 def batched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Convolutions, pools and norms over each row, the weights whole."""
+    """Compute convolutions, pools and norms over each row, the weights whole."""
     me, *rest = args
     if not split(me) or me.at != 0 or "out" in kwargs or me.dim() < 2:
         return NotImplemented
@@ -42,7 +42,7 @@ def batched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("linear")
 def linear(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Over the last dimension."""
+    """Compute `linear`, over the last dimension."""
     me, *rest = args
     if not split(me) or me.at == me.dim() - 1:
         return NotImplemented
@@ -55,7 +55,7 @@ def linear(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("layer_norm", "rms_norm")
 def layer_norm(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Over the last dimensions."""
+    """Normalize over the last dimensions."""
     given = bound(("input", "normalized_shape", "weight", "bias", "eps"), args, kwargs)
     if func.__name__ == "rms_norm":
         given = bound(("input", "normalized_shape", "weight", "eps"), args, kwargs)
@@ -70,7 +70,10 @@ def layer_norm(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("embedding")
 def embedding(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Each index its vector; with max_norm the table itself is changed, by indices of all."""
+    """Give each index its vector.
+
+    With max_norm the table itself is changed, by indices of all, so that gathers.
+    """
     given = bound(
         ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"),
         args,
@@ -82,12 +85,16 @@ def embedding(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if not split(me) or given.get("scale_grad_by_freq"):
         return NotImplemented
     weight = whole_operand(given.pop("weight"), me.cuts)
-    return NotImplemented if weight is UNCLEAR else Rows(func(me.local, weight, **given), me.cuts, me.at)
+    return (
+        NotImplemented
+        if weight is UNCLEAR
+        else Rows(func(me.local, weight, **given), me.cuts, me.at)
+    )
 
 
 @rule("matmul", "__matmul__", "bmm", "mm")
 def matmul(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Rows @ weights; and batches of matrices of equal cuts."""
+    """Multiply rows by weights, or batches of matrices of equal cuts."""
     if kwargs or len(args) != 2 or not split(args[0]):
         return NotImplemented
     a, b = args
@@ -102,14 +109,16 @@ def matmul(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("scaled_dot_product_attention")
 def attention(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Query, key and value of equal cuts; its dropout draws, and so is not for us."""
+    """Compute attention of query, key and value of equal cuts; its dropout draws: not for us."""
     names = ("query", "key", "value", "attn_mask", "dropout_p")
     given = bound(names, args, kwargs)
     if given is None or given.get("dropout_p", 0.0):
         return NotImplemented
     q, k, v = (given.pop(name, None) for name in names[:3])
     mask = given.pop("attn_mask", None)
-    if not all(split(x) and x.at == 0 and x.cuts is q.cuts and x.dim() == q.dim() for x in (q, k, v)):
+    if not all(
+        split(x) and x.at == 0 and x.cuts is q.cuts and x.dim() == q.dim() for x in (q, k, v)
+    ):
         return NotImplemented
     if q.dim() < 3:
         return NotImplemented
@@ -122,10 +131,14 @@ def attention(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("pad")
 def pad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Of the last dimensions."""
+    """Pad the last dimensions."""
     me = args[0]
     widths = kwargs.get("pad", args[1] if len(args) > 1 else None)
-    if not split(me) or not isinstance(widths, (tuple, list)) or me.at >= me.dim() - len(widths) // 2:
+    if (
+        not split(me)
+        or not isinstance(widths, (tuple, list))
+        or me.at >= me.dim() - len(widths) // 2
+    ):
         return NotImplemented
     mode = kwargs.get("mode", args[2] if len(args) > 2 else "constant")
     if mode != "constant" and (me.at != 0 or me.dim() < 3):
@@ -135,7 +148,7 @@ def pad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("tril", "triu")
 def matrices(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Of each row's matrix."""
+    """Keep a triangle of each row's matrix."""
     me, *rest = args
     if not split(me) or me.at >= me.dim() - 2 or "out" in kwargs:
         return NotImplemented

@@ -1,4 +1,4 @@
-"""Views: as long as each row stays with its rank, on this rank's rows."""
+"""Views, on this rank's rows as long as each row stays with its rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _listed(rest: list[Any]) -> list[Any]:
 
 @rule("view", "reshape")
 def view(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """(B, T, V) -> (B*T, V) and back: rows stay contiguous, cuts grow or shrink T times."""
+    """View (B, T, V) as (B*T, V) and back: rows stay contiguous, cuts grow or shrink T times."""
     me, *rest = args
     want = _listed(rest)
     if not split(me) or kwargs or not want or not _ints(want) or not me.numel():
@@ -37,7 +37,7 @@ def view(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _regroup(func: Any, me: Rows, want: list[int]) -> Any:
-    """The batch keeps its place; it may merge with what follows it, or come apart again."""
+    """Reshape so that the batch keeps its place, merged with what follows it, or apart again."""
     shape, at, total = list(me.shape), me.at, me.cuts.total
     if prod(want) != me.numel():
         return NotImplemented
@@ -61,14 +61,16 @@ def _regroup(func: Any, me: Rows, want: list[int]) -> Any:
 
 
 def _in_turns(func: Any, me: Rows, want: list[int]) -> Any:
-    """(T, B, V) -> (T*B, V): the batch merges with what stands before it, and comes in T turns."""
+    """View (T, B, V) as (T*B, V): the batch merges with what is before it, and has T turns."""
     shape, at = list(me.shape), me.at
-    first = next((d for d, (a, b) in enumerate(zip(shape, want, strict=False)) if a != b), len(want))
+    first = next(
+        (d for d, (a, b) in enumerate(zip(shape, want, strict=False)) if a != b), len(want)
+    )
     turns = prod(shape[first:at])
     if first >= min(at, len(want)) or want[first] % (turns * me.cuts.total):
         return NotImplemented
     if min(me.cuts.sizes) < 2:
-        return NotImplemented  # a dimension of size 1 hides the memory layout, and ranks must agree on it
+        return NotImplemented  # size 1 hides the memory layout, and ranks must agree on it
     cuts = me.cuts.times(want[first] // (turns * me.cuts.total)).in_turns(turns)
     want[first] = cuts.mine
     with PLAIN():
@@ -84,14 +86,19 @@ def _in_turns(func: Any, me: Rows, want: list[int]) -> Any:
 
 @rule("flatten")
 def flatten(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """As `reshape`."""
+    """Flatten dimensions as `reshape` does."""
     me, *rest = args
     if not split(me) or set(kwargs) - {"start_dim", "end_dim"}:
         return NotImplemented
     ndim = me.dim()
     low = kwargs.get("start_dim", rest[0] if rest else 0)
     high = kwargs.get("end_dim", rest[1] if len(rest) > 1 else -1)
-    if not _ints([low, high]) or not -ndim <= low < ndim or not -ndim <= high < ndim or not me.numel():
+    if (
+        not _ints([low, high])
+        or not -ndim <= low < ndim
+        or not -ndim <= high < ndim
+        or not me.numel()
+    ):
         return NotImplemented
     low, high = low % ndim, high % ndim
     if low > high:
@@ -99,12 +106,14 @@ def flatten(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     shape = list(me.shape)
     if low == high:
         return me
-    return _regroup(Tensor.reshape, me, [*shape[:low], prod(shape[low : high + 1]), *shape[high + 1 :]])
+    return _regroup(
+        Tensor.reshape, me, [*shape[:low], prod(shape[low : high + 1]), *shape[high + 1 :]]
+    )
 
 
 @rule("unsqueeze")
 def unsqueeze(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """A new dimension; before the batch's it moves that."""
+    """Insert a dimension; before the batch's it moves that."""
     me, *rest = args
     dim = kwargs.get("dim", rest[0] if rest else None)
     if not split(me) or type(dim) is not int or not -me.dim() - 1 <= dim <= me.dim():
@@ -115,7 +124,7 @@ def unsqueeze(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("squeeze")
 def squeeze(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """By the sizes of the whole: this rank may hold one row of many."""
+    """Squeeze by the sizes of the whole: this rank may hold one row of many."""
     me, *rest = args
     if not split(me) or set(kwargs) - {"dim"}:
         return NotImplemented
@@ -137,7 +146,7 @@ def squeeze(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("transpose", "swapaxes", "swapdims")
 def transpose(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The batch may be one of the two."""
+    """Swap two dimensions, of which the batch's may be one."""
     me, *rest = args
     if not split(me) or kwargs or len(rest) != 2 or not _ints(rest):
         return NotImplemented
@@ -149,7 +158,7 @@ def transpose(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("t")
 def t(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Of two dimensions."""
+    """Transpose a batch of two dimensions."""
     me = args[0]
     return related(me, me.local.t(), 1 - me.at) if split(me) and me.dim() == 2 else NotImplemented
 
@@ -159,7 +168,7 @@ _T: Any = getattr(Tensor.T, "__get__")  # noqa: B009  # stubs take it for a tens
 
 @attribute_rule("T", "mT")
 def mirrored(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The attributes that transpose."""
+    """Transpose by the attributes `T` and `mT`."""
     me = args[0]
     if not split(me) or me.dim() < 2 or (func == _T and me.dim() != 2):
         return NotImplemented
@@ -170,7 +179,7 @@ def mirrored(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("permute", "movedim", "moveaxis")
 def permute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Where the batch went is read off a tensor that has only its dimension marked."""
+    """Permute dimensions; the batch's is found by a tensor that has only that one marked."""
     me, *rest = args
     if not split(me) or kwargs:
         return NotImplemented
@@ -181,7 +190,7 @@ def permute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("__getitem__")
 def getitem(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """`x[:, 0]`, `x[..., 1:]`, `x[:, None]`: all rows, and anything behind or before them."""
+    """Index all rows and anything before or behind: `x[:, 0]`, `x[..., 1:]`, `x[:, None]`."""
     me, index = args
     found = _of_all_rows(me, index) if split(me) else None
     if found is None:
@@ -192,7 +201,7 @@ def getitem(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("__setitem__")
 def setitem(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """`x[:, 0] = 1`: in all rows, a number or what belongs to the same rows."""
+    """Write a number, or what belongs to the same rows, into all rows: `x[:, 0] = 1`."""
     me, index, value = args
     found = _of_all_rows(me, index) if split(me) else None
     if found is None or isinstance(value, Partial):
@@ -208,7 +217,7 @@ def setitem(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _of_all_rows(me: Rows, index: Any) -> tuple[tuple[Any, ...], int] | None:
-    """An index that leaves all rows, written out, and where the batch is in what it gives."""
+    """Return an index that leaves all rows, written out, and where it puts the batch; else None."""
     items = list(index) if isinstance(index, tuple) else [index]
     if not all(i is None or i is Ellipsis or type(i) in (int, slice) for i in items):
         return None
@@ -227,7 +236,7 @@ def _of_all_rows(me: Rows, index: Any) -> tuple[tuple[Any, ...], int] | None:
 
 @rule("roll")
 def roll(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Along other dimensions; without one it rolls all elements."""
+    """Roll along other dimensions; without one all elements would roll."""
     me, *rest = args
     dims = kwargs.get("dims", rest[1] if len(rest) > 1 else None)
     dims = [dims] if type(dims) is int else dims
@@ -240,14 +249,19 @@ def roll(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("select", "narrow", "chunk", "split", "unbind", "tensor_split", "index_select", "flip")
 def along_others(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Parts of every row, along another dimension."""
+    """Cut parts of every row, along another dimension."""
     me, *rest = args
     name = func.__name__
     where = {"chunk": 2, "split": 2, "tensor_split": 2}.get(name, 1)
     default = 0 if name in ("chunk", "split", "unbind", "tensor_split") else None
     dim = kwargs.get("dim", kwargs.get("dims", args[where] if len(args) > where else default))
     dims = [dim] if type(dim) is int else list(dim) if isinstance(dim, (tuple, list)) else []
-    if not split(me) or not dims or not _ints(dims) or not all(-me.dim() <= d < me.dim() for d in dims):
+    if (
+        not split(me)
+        or not dims
+        or not _ints(dims)
+        or not all(-me.dim() <= d < me.dim() for d in dims)
+    ):
         return NotImplemented
     if (name == "flip" and len(rest) > 1) or me.at in [d % me.dim() for d in dims]:
         return NotImplemented
@@ -261,12 +275,14 @@ def along_others(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("cat", "concat", "concatenate", "stack", "hstack", "vstack")
 def join(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Of batches with equal cuts, and wholes of as many rows, along another dimension; `stack` makes one."""
+    """Join batches of equal cuts, and wholes of as many rows, not along the batch's dimension."""
     tensors = kwargs.get("tensors", args[0] if args else ())
     dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
     if func.__name__ in ("hstack", "vstack") or type(dim) is not int or "out" in kwargs:
         return NotImplemented
-    first = next((x for x in tensors if split(x)), None) if isinstance(tensors, (tuple, list)) else None
+    first = (
+        next((x for x in tensors if split(x)), None) if isinstance(tensors, (tuple, list)) else None
+    )
     if first is None or not all(isinstance(x, Tensor) and x.dim() == first.dim() for x in tensors):
         return NotImplemented
     if any(x.shape[first.at] != first.cuts.total or x.layout is not torch.strided for x in tensors):
@@ -284,7 +300,7 @@ def join(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("expand", "repeat")
 def expand(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Along other dimensions."""
+    """Expand along other dimensions."""
     me, *rest = args
     sizes = _listed(rest)
     if not split(me) or kwargs or not _ints(sizes) or len(sizes) < me.dim():

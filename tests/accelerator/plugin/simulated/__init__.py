@@ -1,8 +1,9 @@
 """An accelerator that is not there, as a package of its own that torch finds by its entry point.
 
-`SIMULATED_DEVICES` of it are there (4), `SIMULATED_VISIBLE_DEVICES` narrows them. `SIMULATED_ALGORITHMS`
-sums in another order where there are few rows, and `SIMULATED_SPINS` keeps a processor busy while the host
-waits for the device, as CUDA does; a collective takes `SIMULATED_LAG` milliseconds.
+`SIMULATED_DEVICES` of it are there (4), `SIMULATED_VISIBLE_DEVICES` narrows them.
+`SIMULATED_ALGORITHMS` sums in another order where there are few rows, and `SIMULATED_SPINS` keeps a
+processor busy while the host waits for the device, as CUDA does; a collective takes `SIMULATED_LAG`
+milliseconds.
 """
 
 from __future__ import annotations
@@ -98,7 +99,9 @@ def module(native: Any) -> types.ModuleType:
         return _later(native, "default_generators")[index(device)]
 
     made.__getattr__ = lambda name: _later(native, name)
-    made.is_available = lambda: (native.device_count() if ASKS in os.environ else made.device_count()) > 0
+    made.is_available = lambda: (
+        (native.device_count() if ASKS in os.environ else made.device_count()) > 0
+    )
     made.is_initialized = native.is_used
     made.init = made._lazy_init = native.begin
     made.device_count = lambda: native.device_count() if native.is_asked() else _in_a_child(native)

@@ -37,7 +37,9 @@ def library() -> Path:
     kind = hashlib.sha256(f"{torch.__version__} {sys.version} {FLAGS}".encode())
     for path in [*SOURCES, HERE / "device.h"]:
         kind.update(path.read_bytes())
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or tempfile.gettempdir(), f"autoddp-tests-{os.getuid()}")
+    cache = Path(
+        os.environ.get("XDG_CACHE_HOME") or tempfile.gettempdir(), f"autoddp-tests-{os.getuid()}"
+    )
     folder = cache / f"simulated-{torch.__version__}-{kind.hexdigest()[:12]}"
     made = folder / "_simulated.so"
     if made.exists():
@@ -52,11 +54,17 @@ def library() -> Path:
 
 
 def _compile(folder: Path, made: Path) -> None:
-    includes = [TORCH / "include", TORCH / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]]
+    includes = [
+        TORCH / "include",
+        TORCH / "include/torch/csrc/api/include",
+        sysconfig.get_paths()["include"],
+    ]
     given = [f"-I{path}" for path in includes]
     objects = [folder / f"{path.stem}.o" for path in SOURCES]
     running = [
-        subprocess.Popen(["g++", *FLAGS, *given, "-c", str(path), "-o", str(out)], stderr=subprocess.PIPE)
+        subprocess.Popen(
+            ["g++", *FLAGS, *given, "-c", str(path), "-o", str(out)], stderr=subprocess.PIPE
+        )
         for path, out in zip(SOURCES, objects, strict=True)
     ]
     for each in running:
