@@ -81,7 +81,7 @@ def digest(value: Any) -> str:
     """
     found = hashlib.blake2b(digest_size=16)
     for piece in _pieces(value, 0):
-        found.update(piece)
+        found.update(len(piece).to_bytes(8, "little") + piece)  # where one ends, and another begins
     return found.hexdigest()
 
 

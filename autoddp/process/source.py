@@ -69,7 +69,8 @@ def _scopes(path: str, folder: str) -> tuple[dict[str, list[Scope]], list[str]]:
     pending = [path]
     while pending:
         file = pending.pop()
-        if file in roots or not file.endswith(".py") or (roots and not is_own(file)):
+        # a script may have any name
+        if file in roots or (roots and not (file.endswith(".py") and is_own(file))):
             continue
         roots.append(file)
         try:

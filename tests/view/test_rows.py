@@ -132,6 +132,17 @@ def retained(x: Tensor) -> Any:
     return found, x.grad
 
 
+def asked_twice(x: Tensor) -> Any:
+    x.requires_grad_()
+    x.requires_grad_(False)
+    x.requires_grad_()
+    y = x * 2
+    y.retain_grad()
+    y.retain_grad()
+    (y**2).mean().backward()
+    return x.grad, y.grad
+
+
 def given_grad(x: Tensor) -> Any:
     x.requires_grad_()
     x.grad = torch.ones(x.shape)

@@ -127,7 +127,7 @@ def _require(me: Rows, yes: bool) -> None:
     local = me.local
     fresh = yes and not local.requires_grad
     local.requires_grad_(yes)
-    if fresh:
+    if fresh and not hasattr(local, "_autoddp_rows"):  # a hook outlives requires_grad_(False)
         size = me.cuts.view.group.size
         local._autoddp_rows = True  # type: ignore[attr-defined]  # not a leaf to average over ranks
         local.register_hook(lambda g: g / size)  # .grad is what the script reads: at true scale
@@ -141,6 +141,9 @@ def retain_grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return NotImplemented if not split(me) else None
     size = me.cuts.view.group.size
     holder = me.local
+    if hasattr(holder, "_autoddp_retains"):  # as in torch, a second call is none
+        return None
+    holder._autoddp_retains = True  # type: ignore[attr-defined]
 
     def keep(g: Tensor) -> None:
         before = getattr(holder, "_autoddp_grad", None)
