@@ -1,4 +1,4 @@
-"""python -m autoddp."""
+"""The entry of `python -m autoddp`."""
 
 from autoddp.cli import main
 

@@ -1,4 +1,4 @@
-"""Everything that autoddp raises.
+"""The exceptions that autoddp raises, as a tree.
 
 AutoDDPError
 ├── BadInput            what the user asked for cannot be done: one line, exit code 2
@@ -19,52 +19,52 @@ import re
 
 
 class AutoDDPError(Exception):
-    """The base of every error of ours."""
+    """The base class of every exception that autoddp raises."""
 
 
 class BadInput(AutoDDPError):
-    """What the user asked for cannot be done; the message is one line: value, world, fix."""
+    """An error in what the user asked for; one line says the value, the obstacle, the way out."""
 
     def __init__(self, text: str) -> None:
         super().__init__(one_line(text))
 
 
 class PatchTargetMissing(AutoDDPError):
-    """A name that a feature patches does not exist in the installed package."""
+    """An error for a name that a feature patches and the installed package lacks."""
 
 
 class Disagreement(AutoDDPError):
-    """A value that must be equal on all ranks is not, or ranks are at different places."""
+    """A difference between ranks, in a value that must be equal or in their places."""
 
 
 class RankEnded(AutoDDPError):
-    """Another rank has ended; what this one would have learned from it will not come."""
+    """The end of another rank; what this one would have learned from it will not come."""
 
 
 class Unreachable(RankEnded):
-    """The kernel has given another rank's node up: no word of ours gets there."""
+    """The loss of another rank's node: the kernel has given it up, and no message gets there."""
 
 
 class LostGradient(AutoDDPError):
-    """A batch held by rows reached an operator below autograd; its gradient would be lost."""
+    """A batch held by rows in an operator below autograd, where its gradient would be lost."""
 
 
 class TooLarge(AutoDDPError):
-    """A file that only node 0 has is larger than what is handed over; the message says the way out."""
+    """A file of node 0 alone, larger than what is handed over; the message says the way out."""
 
 
 class ScratchFailed(AutoDDPError):
-    """A rank above 0 cannot keep what it writes to itself; the message says the way out."""
+    """A failure of a rank above 0 to keep its writes to itself; the message says the way out."""
 
 
 class OutOfReach(AutoDDPError):
-    """A program, which is rank 0's, is asked for where rank 0 cannot answer for all."""
+    """A request for a program, which is rank 0's, where rank 0 cannot answer for all ranks."""
 
 
 class RemoteError(AutoDDPError):
-    """Rank 0 raised an exception that cannot be rebuilt on this rank; the text is rank 0's."""
+    """An exception of rank 0 that cannot be rebuilt on this rank; the text is rank 0's."""
 
 
 def one_line(text: str) -> str:
-    """The text, in which what a user's words and file names hold ends no line."""
+    """Escape all ends of lines in `text`, which a user's words and file names may hold."""
     return re.sub("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]", lambda found: repr(found[0])[1:-1], text)

@@ -1,4 +1,4 @@
-"""What `autoddp patches` and `autoddp env` print."""
+"""The listings that `autoddp patches` and `autoddp env` print."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from autoddp.process import devices
 
 
 def patches() -> int:
-    """Feature, target and why of every patch, in the order of installing; what is so without it."""
+    """Print all features and their patches, in the order of installing.
+
+    A feature's line says what is so without it; a patch's line names its targets and its reason.
+    """
     for feature in launch.features():
         print(f"{feature.name} · --disable {feature.name} · {feature.without}")
         for item in feature.patches():
@@ -22,7 +25,7 @@ def patches() -> int:
 
 
 def env() -> int:
-    """Versions, machine, GPUs, backends, and the variables of a job."""
+    """Print versions, machine, GPUs, backends, and the variables of a job."""
     for name in ("autoddp", "torch", "torchvision", "wrapt", "typer"):
         print(f"{name}: {installed(name)}")
     print(f"python: {platform.python_version()} on {platform.platform()}")
@@ -35,7 +38,11 @@ def env() -> int:
     import torch.distributed as dist
 
     print(f"CUDA of this torch: {torch.version.cuda or 'none'}")
-    there = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available(), found.backend: True}
+    there = {
+        "gloo": dist.is_gloo_available(),
+        "nccl": dist.is_nccl_available(),
+        found.backend: True,
+    }
     print(f"backends: {', '.join(name for name, yes in there.items() if name and yes) or 'none'}")
     job = [f"{name}={os.environ[name]}" for name in ADDED if name in os.environ]
     print(f"job: {' '.join(job) or 'none, a plain process'}")
@@ -43,7 +50,7 @@ def env() -> int:
 
 
 def installed(name: str) -> str:
-    """A package's version."""
+    """Return the version of a package, or the words "not installed"."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -1,6 +1,7 @@
-"""The private names of torch that we stand on; each is tested by itself in tests/test_torch_internals.py.
+"""The private names of torch that autoddp stands on; each has a test of its own.
 
-All were read and run in torch 2.11 to 2.14. A name that torch moves is found by its test, and mended here.
+The tests are in tests/test_torch_internals.py. All names were read and run in torch 2.11 to 2.14.
+A name that torch moves is found by its test, and mended here.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ work_of = _create_work_from_future
 outside_transforms = temporarily_clear_interpreter_stack
 sparse_of_parts = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
-transform = torch._C._functorch.peek_interpreter_stack  # what of torch.func runs: vmap, grad ...; or None
+# the transform of torch.func that runs: vmap, grad ...; or None
+transform = torch._C._functorch.peek_interpreter_stack
 
 
 def in_backward() -> bool:
@@ -49,7 +51,7 @@ def compiler_traces() -> bool:
 
 
 def after_backward(call: Callable[[], None]) -> None:
-    """Have the engine call this at the end of the backward that runs."""
+    """Have autograd's engine run `call` at the end of the backward that runs."""
     torch.autograd.Variable._execution_engine.queue_callback(call)
 
 

@@ -1,1 +1,1 @@
-"""What ranks are to each other, and what they say to each other; knows no file."""
+"""The ranks of a job and what they say to each other; nothing in this folder knows a file."""

@@ -1,4 +1,7 @@
-"""What torch says of the accelerator that it knows, whichever that is; nothing of any where there is none."""
+"""The accelerator that torch knows, whichever it is: its devices, generators, names, memory.
+
+Where there is none, the functions say so: empty, None or False.
+"""
 
 from __future__ import annotations
 
@@ -10,50 +13,50 @@ CPU = torch.device("cpu")
 
 
 def kind() -> str:
-    """Torch's word for it; empty where this process has none, or has not touched it."""
+    """Return torch's name for the accelerator's kind; empty if none, or not touched yet."""
     found = torch.accelerator.current_accelerator()
     return found.type if found is not None and used(found.type) else ""
 
 
 def used(kind: str) -> bool:
-    """Whether this process has touched a device of this kind."""
+    """Return whether this process has touched a device of `kind`; if unknown, if one is there."""
     initialized = getattr(getattr(torch, kind, None), "is_initialized", None)
     return torch.accelerator.device_count() > 0 if initialized is None else bool(initialized())
 
 
 def unforkable() -> bool:
-    """Whether a child of this process could not touch the device: only in a child it shows."""
+    """Return, in a forked child, whether it cannot touch the device because its parent did."""
     found = torch.accelerator.current_accelerator()
     module = None if found is None else getattr(torch, found.type, None)
     return module is not None and bool(getattr(module, "_is_in_bad_fork", bool)())
 
 
 def devices() -> list[torch.device]:
-    """All that this process sees, if it has touched any."""
+    """Return all devices that this process sees, none before it has touched any."""
     name = kind()
     return [torch.device(name, n) for n in range(torch.accelerator.device_count())] if name else []
 
 
 def states() -> list[Tensor]:
-    """The states of the devices' generators, in their order; the CPU's is none of them."""
+    """Return the generator states of all devices, in their order, without the CPU's."""
     return [state(device) for device in devices()]
 
 
 def set_states(found: list[Tensor]) -> None:
-    """The inverse; of devices that are not there nothing is set."""
+    """Set what `states` returned; states of devices that are not there are dropped."""
     for device, known in zip(devices(), found, strict=False):
         set_state(device, known)
 
 
 def at(device: torch.device) -> torch.device:
-    """With its number: one that is named by its kind alone is the current one."""
+    """Return the device with its number: a device named by its kind alone is the current one."""
     if device.index is not None or device.type in ("cpu", "mps"):
         return device
     return torch.device(device.type, torch.accelerator.current_device_index())
 
 
 def state(device: torch.device) -> Tensor:
-    """Of the generator that draws on a device where none is named."""
+    """Return the state of a device's default generator."""
     if device.type == "cpu":
         return torch.get_rng_state()
     named = () if device.type == "mps" else (at(device),)
@@ -62,7 +65,7 @@ def state(device: torch.device) -> Tensor:
 
 
 def set_state(device: torch.device, known: Tensor) -> None:
-    """The inverse."""
+    """Set the state of a device's default generator."""
     if device.type == "cpu":
         torch.set_rng_state(known)
         return
@@ -71,14 +74,18 @@ def set_state(device: torch.device, known: Tensor) -> None:
 
 
 def capturing() -> bool:
-    """Whether what runs now is recorded, to be run again without Python: a CUDA graph."""
+    """Return whether a CUDA graph records what runs now, to run it again without Python."""
     name = kind()
-    asked = getattr(torch.get_device_module(name), "is_current_stream_capturing", None) if name else None
+    asked = (
+        getattr(torch.get_device_module(name), "is_current_stream_capturing", None)
+        if name
+        else None
+    )
     return asked is not None and bool(asked())
 
 
 def identity(given: str) -> str:
-    """The current device's name on its machine: its driver's, else that by which it was given."""
+    """Return the current device's name on its machine: its driver's, else one of `given`."""
     name = kind()
     if not name:
         return ""
@@ -90,13 +97,13 @@ def identity(given: str) -> str:
 
 
 def name() -> str:
-    """What its maker calls the current device; empty where torch does not say."""
+    """Return its maker's name for the current device; empty where torch does not say."""
     asked = getattr(torch.get_device_module(kind()), "get_device_name", None) if kind() else None
     return str(asked()) if asked is not None else ""
 
 
 def most_memory() -> int | None:
-    """Bytes of the current device that were in use at once; None where nobody counts."""
+    """Return the most bytes of the current device in use at once; None where nobody counts."""
     try:
         return torch.accelerator.max_memory_allocated() if kind() else None
     except RuntimeError:

@@ -1,9 +1,9 @@
-"""Streams between rank 0 and each other rank: the way of what must not wait for the store.
+"""Streams between rank 0 and each other rank, for what must not wait for the store.
 
-Four lines for each rank: for effects, in their order; for orders, beside that order; for meetings in
-collectives; and for what the threads that watch say of their ranks. On rank 0's node they are unix sockets,
-from elsewhere TCP. Forked children have none: a data loader's worker neither
-speaks for its rank nor makes it seem alive when it has ended.
+Each rank has four lines: for side effects, in their order; for orders, beside that order; for
+collectives; for what the threads that watch say. They are unix sockets on rank 0's node, TCP from
+elsewhere. Forked children have none: a data loader's worker neither speaks for its rank nor makes
+it seem alive when it has ended.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KEY = "channel"  # in the store: where rank 0 listens, and what to say there
 HELLO = struct.Struct(">16sIB")  # the token, the rank, the line
 LENGTH = struct.Struct(">Q")
 CHUNK = 1 << 14
-F_SETOWN_EX, F_OWNER_TID = 15, 0  # which Python does not name; a main thread has its process's number
+F_SETOWN_EX, F_OWNER_TID = 15, 0  # Python lacks them; a main thread has its process's number
 LINES = 4
 GREETING = 5.0  # seconds that whoever connects has to say who it is
 NEVER_MIND = (BrokenPipeError, ConnectionResetError)
@@ -43,7 +43,7 @@ DARK = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN,
 
 
 class Line:
-    """Messages on a connected socket, each with its length before it."""
+    """A connected socket that carries messages, each with its length before it."""
 
     def __init__(self, peer: int, connected: socket.socket, seconds: float) -> None:
         self.peer, self.socket, self.seconds = peer, connected, seconds
@@ -61,10 +61,9 @@ class Line:
         self._poll.register(self.number, select.POLLIN)
 
     def send(self, data: bytes) -> None:
-        """The peer finds it whole; if it has ended, its launcher sees to the rest.
+        """Send a message whole; if the peer has ended, its launcher sees to the rest.
 
-        Raises:
-            AutoDDPError: It has read nothing until the deadline.
+        If the peer has read nothing until the deadline, raise AutoDDPError.
         """
         try:
             # nobody shall die of a peer that has ended, whatever the script does about SIGPIPE
@@ -82,24 +81,25 @@ class Line:
             ) from None
 
     def read(self) -> bytes:
-        """The next message, once it is here.
+        """Wait for the next message, and return it.
 
         Raises:
             RankEnded: The peer has ended without it, or is out of reach.
-            AutoDDPError: It has said nothing until the deadline.
+            AutoDDPError: The peer has said nothing until the deadline.
         """
         while not self._whole():
             ready = self._poll.poll(self.seconds * 1000)
             if not ready:
                 raise AutoDDPError(
-                    f"rank {self.peer} has said nothing for {self.seconds:.0f} s; see where it hangs"
+                    f"rank {self.peer} has said nothing for {self.seconds:.0f} s; "
+                    "see where it hangs"
                 )
             for number, _ in ready:
                 self._beside[number]()
         return self._pop()
 
     def peek(self) -> bytes | None:
-        """The next message, which stays; None where it is not here."""
+        """Return the next message without taking it; None where it is not here."""
         with contextlib.suppress(RankEnded):
             self._receive()
         if not self._whole():
@@ -107,11 +107,7 @@ class Line:
         return bytes(self._held[LENGTH.size : LENGTH.size + LENGTH.unpack_from(self._held)[0]])
 
     def arrived(self) -> list[bytes]:
-        """The messages that are here already, without waiting.
-
-        Raises:
-            RankEnded: None is, and none will be again.
-        """
+        """Return the messages that are here; raise RankEnded if none is, and none will come."""
         self._receive()
         messages = []
         while self._whole():
@@ -119,32 +115,31 @@ class Line:
         return messages
 
     def beside(self, other: Line, act: Callable[[], None]) -> None:
-        """While this line is waited for, `act` when something comes by the other one, too."""
+        """Run `act` when something comes by the other line while this one is waited for."""
         self._beside[other.number] = act
         self._poll.register(other.number, select.POLLIN)
 
     def alone(self, other: Line) -> None:
-        """The inverse."""
+        """Undo `beside` for the other line."""
         self._poll.unregister(other.number)
         del self._beside[other.number]
 
     def announce(self, number: int) -> None:
-        """Have the kernel send this process's main thread a signal when something comes.
-
-        Sent to the process, it may wake another thread, which then takes what waits for the main one, too:
-        in a long sleep that one would never hear of either.
-        """
+        """Have the kernel send this process's main thread a signal when something comes."""
+        # sent to the process, it may wake another thread, which then takes what waits for the main
+        # one, too: in a long sleep the main thread would never hear of either
         fcntl.fcntl(self.number, fcntl.F_SETSIG, number)
         fcntl.fcntl(self.number, F_SETOWN_EX, struct.pack("ii", F_OWNER_TID, os.getpid()))
-        fcntl.fcntl(self.number, fcntl.F_SETFL, fcntl.fcntl(self.number, fcntl.F_GETFL) | os.O_ASYNC)
+        fcntl.fcntl(
+            self.number, fcntl.F_SETFL, fcntl.fcntl(self.number, fcntl.F_GETFL) | os.O_ASYNC
+        )
 
     def limit(self, seconds: float) -> None:
-        """What the peer's kernel has not taken by then, it never will: see `Unreachable`."""
+        """Give the peer's node up once it has taken no data for `seconds`: see `Unreachable`."""
         if self.address:
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
 
     def _whole(self) -> bool:
-        """Whether a message is here, to its end."""
         held = self._held
         return len(held) >= LENGTH.size and len(held) >= LENGTH.size + LENGTH.unpack_from(held)[0]
 
@@ -168,21 +163,22 @@ class Line:
             data = b""
         if not data and self._dark:
             raise Unreachable(
-                f"rank {self.peer} at {self.address} is out of reach: its node, or the network to it, is lost"
+                f"rank {self.peer} at {self.address} is out of reach: its node, "
+                "or the network to it, is lost"
             )
         if not data:
             raise RankEnded(
-                f"rank {self.peer} has ended, and this rank goes on: nothing is done for all any more"
+                f"rank {self.peer} has ended, and this rank goes on: "
+                "nothing is done for all any more"
             )
         self._held += data
 
     def close(self) -> None:
-        """Its end."""
         self.socket.close()
 
 
 class Channel:
-    """This rank's lines: rank 0's to all others, another rank's to rank 0."""
+    """The lines of this rank: rank 0's to all others, another rank's to rank 0."""
 
     def __init__(self, lines: list[dict[int, Line]]) -> None:
         self.effects, self.orders, self.meetings, self.beats = lines
@@ -199,7 +195,7 @@ class Channel:
     def between(
         cls, world: World, store: Store, seconds: float, lines: int = LINES, who: str = "rank"
     ) -> Channel:
-        """Connect all ranks, or whatever is numbered as they are; all must come."""
+        """Connect all ranks, or the nodes where `who` says so; all must come."""
         made: list[dict[int, Line]] = [{} for _ in range(LINES)]
         if world.rank:
             where, port, token = json.loads(_said(store, seconds, who))
@@ -216,31 +212,33 @@ class Channel:
                     doors.append(listeners.enter_context(far()))
                 port = doors[1].getsockname()[1] if doors[1:] else 0
                 store.set(KEY, json.dumps([where, port, token.hex()]))
-                missing = {(rank, number) for rank in range(1, world.world_size) for number in range(lines)}
+                missing = {
+                    (rank, number) for rank in range(1, world.world_size) for number in range(lines)
+                }
                 for rank, number, connected in _arrivals(doors, token, missing, seconds, who):
                     made[number][rank] = Line(rank, connected, seconds)
         return cls([dict(sorted(line.items())) for line in made])
 
     def close(self) -> None:
-        """No line is left; twice is harmless."""
+        """Close all lines; a second call does nothing."""
         for lines in (self.effects, self.orders, self.meetings, self.beats):
             for line in lines.values():
                 line.close()
 
 
 def _said(store: Store, seconds: float, who: str) -> bytes:
-    """Where number 0 listens."""
     try:
         store.wait([KEY], timedelta(seconds=seconds))
     except RuntimeError:  # torch's DistStoreError
         raise AutoDDPError(
-            f"{who} 0 came, but did not say within {seconds:.0f} s where it listens; lost, or held up"
+            f"{who} 0 came, but did not say within {seconds:.0f} s where it listens; "
+            "lost, or held up"
         ) from None
     return store.get(KEY)
 
 
 def _dial(world: World, where: str, port: int, seconds: float, who: str) -> socket.socket:
-    """A socket to rank 0; a name that nobody answers to here is another node's."""
+    """Connect to rank 0: by `where` on its node, by TCP where nobody answers to that name."""
     local = socket.socket(socket.AF_UNIX)
     try:
         local.connect(where)
@@ -252,16 +250,20 @@ def _dial(world: World, where: str, port: int, seconds: float, who: str) -> sock
         remote = socket.create_connection((world.master_addr, port), min(seconds, 60))
     except OSError as error:
         raise AutoDDPError(
-            f"{who} {world.rank} cannot reach {who} 0 at {world.master_addr}:{port} ({error}); nodes need to "
-            "reach node 0 at any port, as gloo does"
+            f"{who} {world.rank} cannot reach {who} 0 at {world.master_addr}:{port} ({error}); "
+            "nodes need to reach node 0 at any port, as gloo does"
         ) from None
     return remote
 
 
 def _arrivals(
-    doors: list[socket.socket], token: bytes, missing: set[tuple[int, int]], seconds: float, who: str
+    doors: list[socket.socket],
+    token: bytes,
+    missing: set[tuple[int, int]],
+    seconds: float,
+    who: str,
 ) -> Iterator[tuple[int, int, socket.socket]]:
-    """Rank, line and socket of each that comes and knows the token; strangers are dropped."""
+    """Yield rank, line and socket of each caller that knows the token; drop strangers."""
     deadline, poller = time.monotonic() + seconds, select.poll()
     known = {door.fileno(): door for door in doors}
     for number in known:
@@ -285,7 +287,7 @@ def _arrivals(
 
 
 def _greeting(caller: socket.socket) -> bytes:
-    """What it says first; ranks say it at once."""
+    """Read what a caller says first; ranks say it at once."""
     caller.settimeout(GREETING)
     said = b""
     with contextlib.suppress(TimeoutError, ConnectionResetError):

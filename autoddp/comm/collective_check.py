@@ -1,16 +1,18 @@
-"""Where ranks meet in a collective: said to rank 0, held against its own, and, if it is small, done there.
+"""The check of collectives: rank 0 compares what ranks enter, and does small collectives itself.
 
-All ranks run one program, so the n-th collective of a rank is the n-th of rank 0: of the same kind and
-shape, after as many effects, and at the same line of a file that both know by one name; what a library
-writes for itself to run it may have another name on each rank. A collective that two ranks enter at
-different places hangs, crashes in the backend, or, where shapes happen to agree, returns a sum of what does
-not belong together. So each rank stamps what it enters. Rank 0 compares the stamps, and nobody goes on
-before it has. Where an accelerator waits, not the script, and in a backward, nobody is waited for, and
-nothing is said either: how many such stamps there were, and a sum over them, ride on the next meeting, and
-the thread that watches tells the newest ones (see `Passed`).
+All ranks run one program, so the n-th collective of a rank is the n-th of rank 0: of the same kind
+and shape, after as many side effects, and at the same line of a file that both know by one name; a
+file of code that a library writes for itself may have another name on each rank. A collective that
+two ranks enter at different places hangs, crashes in the backend, or, where shapes happen to agree,
+returns a sum of what does not belong together. So each rank stamps what it enters. Rank 0 compares
+the stamps, and nobody goes on before it has. Where an accelerator waits, not the script, and in a
+backward, nobody is waited for, and nothing is said either: how many such stamps there were, and a
+sum over them, ride on the next meeting, and the thread that watches tells the newest ones (see
+`Passed`).
 
-What is small travels with its stamp, is put together on rank 0 and comes back: one message each way, on a
-node by unix sockets, which is faster than a ring of TCP connections. What is large goes by the backend then.
+A small tensor travels with its stamp, is reduced or gathered on rank 0 and comes back: one message
+each way, on a node by unix sockets, which is faster than a ring of TCP connections. A large tensor
+goes by the backend once the stamps agree.
 """
 
 from __future__ import annotations
@@ -45,40 +47,43 @@ TICK = 0.02
 
 
 class CollectiveCheck:
-    """One rank's end of it."""
+    """One rank's end of the check: rank 0 compares stamps, the others send theirs."""
 
     def __init__(self, rank: int, lines: dict[int, Line], store: Store) -> None:
         self.rank, self._lines, self._store = rank, lines, store
         self._words: dict[Any, str] = {}
         self.passed = Passed()
-        self._heard: dict[int, Recent] = {}  # on rank 0: what the others' threads have told, until it is held
+        # on rank 0: what the others' threads have told
+        self._heard: dict[int, Recent] = {}
         self._lock = threading.Lock()  # of rank 0's lines: a thread looks, too, see `watching`
 
     def words(self, what: str, x: Tensor) -> str:
-        """What a rank is about to do, at the user's line."""
+        """Describe the collective that this rank is about to enter, with the user's line."""
         frame = users_frame(3)
         key = (what, x.dtype, x.shape, x.device.type, frame and (frame.f_code, frame.f_lineno))
         words = self._words.get(key)
         if words is None:
             if len(self._words) == MOST:
                 self._words.clear()
-            where = f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}" if frame else "?"
+            where = (
+                f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}" if frame else "?"
+            )
             dtype = str(x.dtype).removeprefix("torch.")
             device = "" if x.device.type == "cpu" else f" on {x.device.type}"
             words = self._words[key] = f"{what} of {dtype}{list(x.shape)}{device} at {where}"
         return words
 
     def pass_by(self, stamp: str) -> None:
-        """Note where this rank is; nobody waits, and nothing is sent."""
+        """Note the stamp of what this rank enters; nobody waits, and nothing is sent."""
         if self.rank or self._lines:
             self.passed.add(stamp.encode())
 
     def meet(self, stamp: str, body: bytes, merge: Callable[[list[bytes]], bytes]) -> bytes:
-        """What rank 0 makes of all ranks' bodies, once all are at this stamp.
+        """Return what `merge` makes of all ranks' bodies on rank 0, once all are at this stamp.
 
         Raises:
-            Disagreement: Two ranks are at different places; on all that wait here.
-            RankEnded: One has ended.
+            Disagreement: Two ranks are at different places; raised on all that wait here.
+            RankEnded: A rank has ended.
         """
         self.passed.meet(stamp)
         if self.rank:
@@ -105,19 +110,19 @@ class CollectiveCheck:
             line.send(json.dumps(self.passed.recent()).encode())  # it was TELL
 
     def told(self) -> Recent:
-        """The newest of what this rank has passed by since the last meeting, for the thread that watches."""
+        """Return the newest stamps since the last meeting, for the thread that watches."""
         meetings, found = self.passed.recent()
         return meetings, found[-TOLD:]
 
     def hear(self, rank: int, told: Recent) -> None:
-        """Rank 0: what a rank's thread says of it."""
+        """Keep, on rank 0, what the thread that watches a rank has told of it."""
         self._heard[rank] = told
 
     def look(self) -> None:
-        """Rank 0, from another thread: whether a rank has said that it is somewhere else.
+        """Compare, on rank 0 and from another thread, what the other ranks have said so far.
 
         Raises:
-            Disagreement: So it is.
+            Disagreement: A rank is somewhere else than rank 0.
         """
         if self.rank:
             return
@@ -130,21 +135,25 @@ class CollectiveCheck:
             own = self.passed.recent()
             for rank, line in self._lines.items():
                 said = line.peek()
-                if said is not None:  # rank 0 is not at that meeting yet: it must not be past it either
+                # rank 0 is not at that meeting yet: it must not be past it either
+                if said is not None:
                     stamp, count, _ = _read(said)
                     self._compare(rank, (own[0], [(count, stamp.decode())]), own)
         finally:
             self._lock.release()
 
     def wait_for_the_end(self) -> None:
-        """A backend has lost a rank, whose launcher says so and ends this one: not the first that failed."""
+        """Wait, after the backend has lost another rank, until a launcher ends this one.
+
+        The lost rank's launcher tells of it; this rank is not the first that failed.
+        """
         self._store.set(f"{WAITS}/{self.rank}", "")
         time.sleep(LEFT)
 
     # ---- rank 0
 
     def _from(self, rank: int, stamp: str) -> bytes:
-        """The body that a rank sends along with its stamp, once it is known that all was alike until here."""
+        """Return the body that a rank sends with its stamp, once all before proves to be alike."""
         line = self._lines[rank]
         said, count, rest = _read(self._read(line, stamp))
         total, _, body = rest.partition(b"\0")
@@ -158,7 +167,11 @@ class CollectiveCheck:
         self._compare(rank, theirs, mine)
         alike = [tuple(each) for each in theirs[1]] == mine[1]  # else files have other names
         if not torch_internals.in_backward() and (count != self.passed.count or alike):
-            self._part(rank, "another collective, some time before " + said.decode().split(" ", 1)[1], stamp)
+            self._part(
+                rank,
+                "another collective, some time before " + said.decode().split(" ", 1)[1],
+                stamp,
+            )
         return body
 
     def _compare(self, rank: int, theirs: Recent, own: Recent) -> None:
@@ -196,10 +209,15 @@ class CollectiveCheck:
             code = self._exit_code(line.peer)
             ended = "has ended" if code is None else f"has ended with exit code {code}"
             where = stamp.split(" ", 1)[1]
-            raise RankEnded(f"rank {line.peer} {ended}, and this rank waits for it in «{where}»") from None
+            raise RankEnded(
+                f"rank {line.peer} {ended}, and this rank waits for it in «{where}»"
+            ) from None
 
     def _exit_code(self, rank: int) -> int | None:
-        """Of a rank that has ended well; of another one a launcher tells, and ends this rank meanwhile."""
+        """Return 0 once it is known that a rank has ended well, None if that is not said in time.
+
+        Of a rank that failed its launcher tells, and ends this rank meanwhile.
+        """
         deadline = time.monotonic() + LEFT
         self._store.set(f"{WAITS}/{self.rank}", "")
         while time.monotonic() < deadline:
@@ -210,17 +228,19 @@ class CollectiveCheck:
 
 
 def _read(message: bytes) -> tuple[bytes, int, bytes]:
-    """The stamp, how many were passed by, and the sum over them with the body behind it."""
+    """Split a message: the stamp, how many were passed by, their sum with the body behind it."""
     stamp, _, rest = message.partition(b"\0")
     count, _, more = rest.partition(b" ")
     return stamp, int(count), more
 
 
 def apart(theirs: bytes, own: bytes) -> bool:
-    """Whether two stamps are not of one place: files are only compared by lines, if they are one."""
+    """Return whether two stamps are of different places; lines are compared within one file."""
     if theirs == own:
         return False
-    (act, _, place), (own_act, _, own_place) = (stamp.rpartition(b" at ") for stamp in (theirs, own))
+    (act, _, place), (own_act, _, own_place) = (
+        stamp.rpartition(b" at ") for stamp in (theirs, own)
+    )
     if act != own_act or not act:
         return theirs != own
     return place.rpartition(b":")[0] == own_place.rpartition(b":")[0]
@@ -230,7 +250,7 @@ def apart(theirs: bytes, own: bytes) -> bool:
 
 
 def bytes_of(x: Tensor) -> bytes:
-    """Its elements, in their order."""
+    """Return the elements of `x` as bytes, in their order."""
     flat = x.detach().resolve_conj().resolve_neg().contiguous()
     if flat._is_zerotensor():
         flat = flat.clone()  # zeros of a gradient that have no memory
@@ -238,7 +258,7 @@ def bytes_of(x: Tensor) -> bytes:
 
 
 def write(x: Tensor, data: bytes) -> None:
-    """The inverse, in place; as a backend writes, it counts as no change of the script's."""
+    """Fill `x` with what `bytes_of` made, in place and, if contiguous, unseen by autograd."""
     if x.is_contiguous():
         ctypes.memmove(x.data_ptr(), data, len(data))
     else:
@@ -246,7 +266,7 @@ def write(x: Tensor, data: bytes) -> None:
 
 
 def reducing(dtype: torch.dtype, op: Any) -> Callable[[list[bytes]], bytes]:
-    """Makes one of all ranks' elements, in the order of the ranks."""
+    """Return a function that reduces all ranks' elements, given in the order of the ranks."""
 
     def merge(bodies: list[bytes]) -> bytes:
         if not any(bodies):

@@ -1,6 +1,7 @@
 """Gloo for accelerators that it does not know: what they hold travels as a copy on the host.
 
-That is so where several ranks share a device, and where the accelerator has no backend of its own, as MPS.
+Several ranks that share a device need it, and so does an accelerator without a backend of its own,
+such as MPS.
 """
 
 from __future__ import annotations
@@ -21,23 +22,30 @@ NAME = "autoddp_copies"
 
 
 class Copies(dist.ProcessGroup):
-    """Tensors of CPUs go by gloo as they are."""
+    """A process group over gloo: CPU tensors go as they are, others as copies on the host."""
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
-        super().__init__(rank, size)  # type: ignore[call-arg, unused-ignore]  # the older of its two ways
+        # the older of the two ways to call it
+        super().__init__(rank, size)  # type: ignore[call-arg, unused-ignore]
         self.gloo: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
 
     def getBackendName(self) -> str:
-        """As torch asks for it."""
+        """Return the name by which torch knows this backend."""
         return NAME
 
-    def allreduce(self, tensors: list[Tensor], options: Any = None) -> Any:  # type: ignore[override]  # torch has overloads for other callers
-        """In place."""
-        return _by_copies(lambda xs: self.gloo.allreduce(xs, options or dist.AllreduceOptions()), tensors)
+    # torch has overloads of these three for other callers
 
-    def broadcast(self, tensors: list[Tensor], options: Any = None) -> Any:  # type: ignore[override]  # torch has overloads for other callers
-        """In place."""
-        return _by_copies(lambda xs: self.gloo.broadcast(xs, options or dist.BroadcastOptions()), tensors)
+    def allreduce(self, tensors: list[Tensor], options: Any = None) -> Any:  # type: ignore[override]
+        """Reduce the tensors in place over all ranks."""
+        return _by_copies(
+            lambda xs: self.gloo.allreduce(xs, options or dist.AllreduceOptions()), tensors
+        )
+
+    def broadcast(self, tensors: list[Tensor], options: Any = None) -> Any:  # type: ignore[override]
+        """Fill the tensors in place with those of the root rank."""
+        return _by_copies(
+            lambda xs: self.gloo.broadcast(xs, options or dist.BroadcastOptions()), tensors
+        )
 
     def _allgather_base(self, out: Tensor, given: Tensor, options: Any = None) -> Any:
         if out.device.type == "cpu":
@@ -47,8 +55,8 @@ class Copies(dist.ProcessGroup):
         out.detach().copy_(whole)
         return _done([out])
 
-    def allgather(self, outs: list[list[Tensor]], given: list[Tensor], options: Any = None) -> Any:  # type: ignore[override]  # torch has overloads for other callers
-        """Each rank's, one after the other."""
+    def allgather(self, outs: list[list[Tensor]], given: list[Tensor], options: Any = None) -> Any:  # type: ignore[override]
+        """Fill `outs` with each rank's tensor, one after the other."""
         if given[0].device.type == "cpu":
             return self.gloo.allgather(outs, given)
         parts = [x.detach().cpu() for x in outs[0]]
@@ -58,7 +66,7 @@ class Copies(dist.ProcessGroup):
         return _done(outs)
 
     def barrier(self, options: Any = None) -> Any:
-        """Of the ranks, not of their devices."""
+        """Wait for all ranks, not for their devices."""
         return self.gloo.barrier()
 
 
@@ -80,7 +88,7 @@ def _done(value: Any) -> Any:
 
 @contextmanager
 def registered(kind: str) -> Iterator[str]:
-    """Inside, torch knows it by the name that comes; outside it is nobody's default."""
+    """Yield the name by which torch knows `Copies`; afterwards, it is nobody's default."""
     known = dict(dist.Backend.default_device_backend_map)
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, Copies, devices=["cpu", kind])

@@ -28,7 +28,8 @@ from autoddp.comm.world import World
 
 TIMEOUT = timedelta(minutes=30)
 
-NATIVE_TIMEOUT = timedelta(minutes=10)  # of a wait that the accelerator's backend ends, by its own words
+# of a wait that the accelerator's backend ends, by its own words
+NATIVE_TIMEOUT = timedelta(minutes=10)
 
 SMALL = 1 << 14  # bytes of a tensor that travels with its stamp
 Backend = Callable[[Store], tuple[str, torch.device | None]]
@@ -40,34 +41,41 @@ def _gloo(store: Store) -> tuple[str, None]:
 
 
 class Group(Rpc):
-    """A process group that is nobody's default, and a store.
+    """The ranks of a job: a process group that is nobody's default, and a store.
 
     The script's own `torch.distributed.is_initialized()` stays false: it sees one process.
     """
 
     def __init__(
-        self, world: World, pg: dist.ProcessGroup, store: Store, channel: Channel, native: bool = False
+        self,
+        world: World,
+        pg: dist.ProcessGroup,
+        store: Store,
+        channel: Channel,
+        native: bool = False,
     ) -> None:
         self.world, self.pg, self.store, self.channel = world, pg, store, channel
-        self.native = native  # an accelerator's own backend, by which the accelerator waits, not the script
+        # an accelerator's own backend, by which the accelerator waits, not the script
+        self.native = native
         self.rank, self.size = world.rank, world.world_size
         self.kind = ""  # torch's word for the accelerators of all ranks
         self.gathered = 0  # bytes that came from other ranks
         self.exchange = CollectiveCheck(world.rank, channel.meetings, store)
-        self.at_end: list[Callable[[], None]] = []  # what ranks do together once the script has ended well
+        # what ranks do together once the script has ended well
+        self.at_end: list[Callable[[], None]] = []
         super().__init__()
 
     @classmethod
     def join(cls, world: World, attempt: str = "0", backend: Backend = _gloo) -> Group:
-        """Meet the other ranks.
+        """Meet the other ranks at the job's store.
 
         Several jobs of these ranks, one after the other, may meet at one store of their launcher's.
 
         Args:
-            world: This rank's.
-            attempt: Which start of the job it is.
-            backend: Says by what tensors of the accelerator travel, and this rank's device if each has one,
-                once there is a store to agree over.
+            world: The place of this rank among the ranks.
+            attempt: The number of this start of the job.
+            backend: Says by what tensors of the accelerator travel, and this rank's device if each
+                rank has one, once there is a store to agree over.
         """
         master = world.rank == 0 and not world.agent_store
         tcp = TCPStore(
@@ -86,12 +94,13 @@ class Group(Rpc):
     def over(
         cls, world: World, store: Store, backend: str = "gloo", device: torch.device | None = None
     ) -> Group:
-        """Meet over a store that is already there; a device that is each rank's only one connects at once."""
+        """Meet over a store that is there; a `device` that no other rank uses connects at once."""
         kind = accelerator.kind()
         native = backend != "gloo"
         with contextlib.ExitStack() as undo:
             if kind and not native and kind != "cuda":
-                backend = undo.enter_context(copies.registered(kind))  # gloo knows CPUs and CUDA alone
+                # gloo knows CPUs and CUDA alone
+                backend = undo.enter_context(copies.registered(kind))
             dist.init_process_group(
                 f"cpu:gloo,{kind}:{backend}" if native else backend,
                 store=PrefixStore("pg", store),
@@ -111,13 +120,13 @@ class Group(Rpc):
     # ---- tensors
 
     def start_all_reduce(self, x: Tensor, op: Any = SUM) -> Any:
-        """Reduce in place over all ranks; `wait()` on the result before using `x`."""
+        """Start to reduce `x` in place over all ranks; `wait()` on the result before using `x`."""
         options = dist.AllreduceOptions()
         options.reduceOp = op
         return self.pg.allreduce([x], options)
 
     def all_reduce(self, x: Tensor, op: Any = SUM) -> Tensor:
-        """Reduce in place over all ranks, and wait."""
+        """Reduce `x` in place over all ranks, wait, and return it."""
         target = torch.view_as_real(x) if x.is_complex() else x
         with self.together("all-reduce", x) as stamp:
             if _is_small(x):
@@ -128,7 +137,7 @@ class Group(Rpc):
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """The ranks' tensors, of one shape, stacked along a new first dimension.
+        """Gather the ranks' tensors, of one shape, stacked along a new first dimension.
 
         They travel as bytes, since backends know some dtypes only.
         """
@@ -148,10 +157,10 @@ class Group(Rpc):
 
     @contextmanager
     def together(self, what: str, x: Tensor, kind: str = COLLECTIVE) -> Iterator[str]:
-        """All ranks wait for each other in here, at one place of the program; its stamp.
+        """Yield the stamp of a place of the program at which all ranks wait for each other.
 
-        They may act on a signal at its end, see `Points`: not inside a backward, which is one point as a
-        whole, and not where only a GPU waits.
+        They may act on a signal at its end, see `SignalSync`: not inside a backward, which is one
+        point as a whole, and not where only a GPU waits.
         """
         words = self.exchange.words(what, x)
         point = self.points.here() and not torch_internals.in_backward() and self._waits(x)
@@ -172,7 +181,7 @@ class Group(Rpc):
             return self.exchange.meet(stamp, body, merge)
 
     def _agree(self, stamp: str, x: Tensor) -> None:
-        """All ranks are about to do the same; where a GPU waits, not the script, nobody waits for that."""
+        """Check that all ranks are about to do the same; where a GPU waits, only note the stamp."""
         if self._waits(x):
             self._exchange(stamp, b"", lambda _: b"")
         else:
@@ -182,7 +191,7 @@ class Group(Rpc):
         return not self.native or x.device.type == "cpu"
 
     def broadcast(self, parts: list[list[Tensor]]) -> None:
-        """Fill the tensors of each rank, by its number, with what they hold there."""
+        """Fill `parts[r]`, on every rank, with the values that its tensors hold on rank r."""
         options, running = dist.BroadcastOptions(), []
         everything = [(rank, x) for rank, some in enumerate(parts) for x in some]
         if not everything:
@@ -195,19 +204,21 @@ class Group(Rpc):
                 work.wait()
 
     def all_bytes(self, body: bytes) -> list[bytes]:
-        """Every rank's, in rank order, of whatever length."""
+        """Gather the bytes of every rank, in rank order, of whatever length."""
         sizes = [int(n) for n in self.all_gather(torch.tensor([len(body)], device=CPU))]
         padded = torch.zeros(max(sizes), dtype=torch.uint8, device=CPU)
         padded[: len(body)] = torch.frombuffer(bytearray(body), dtype=torch.uint8)
-        return [bytes_of(row[:size]) for row, size in zip(self.all_gather(padded), sizes, strict=True)]
+        return [
+            bytes_of(row[:size]) for row, size in zip(self.all_gather(padded), sizes, strict=True)
+        ]
 
     def confer(self, what: str, body: bytes) -> bytes:
-        """What all ranks say, a list in JSON, as each body is; they may be at different lines."""
+        """Gather each rank's JSON text into one JSON list; ranks may be at different lines."""
         with self.together(what, torch.empty(0, device=CPU)):
             return self._exchange(f"0 {what}", body, lambda bodies: b"[" + b",".join(bodies) + b"]")
 
     def conclude(self) -> None:
-        """The script has ended well on this rank, and the others are still there."""
+        """Do what ranks do together once the script has ended well, while all are still there."""
         for act in self.at_end:
             act()
         if self.native:  # a kernel of another rank's may still read what this one holds
@@ -215,11 +226,11 @@ class Group(Rpc):
             self.barrier()
 
     def agree(self, yes: bool) -> bool:
-        """Whether all ranks say yes."""
+        """Return whether all ranks say yes."""
         return bool(self.all_reduce(torch.tensor([int(yes)], device=CPU), MIN).item())
 
     def spread(self, values: Tensor) -> Tensor:
-        """Largest minus smallest over ranks, element by element: zeros where all are equal."""
+        """Return largest minus smallest over ranks, element by element: 0 where all are equal."""
         high = torch.cat([values, -values])
         self.all_reduce(high, MAX)
         top, bottom = high.chunk(2)
@@ -231,16 +242,18 @@ class Group(Rpc):
 
 
 def _shorten(pg: dist.ProcessGroup, kind: str) -> None:
-    """Of the accelerator's backend alone: by gloo a rank may wait for what another one does on its own."""
+    """Shorten the timeout of the accelerator's backend alone.
+
+    By gloo a rank may wait for what another one does on its own.
+    """
     backend = pg._get_backend(torch.device(kind))
-    with contextlib.suppress(
-        AttributeError, RuntimeError
-    ):  # one that registers itself may have no such setting
+    # a backend that registers itself may have no such setting
+    with contextlib.suppress(AttributeError, RuntimeError):
         backend._set_default_timeout(NATIVE_TIMEOUT)
 
 
 def _is_networks(error: RuntimeError) -> bool:
-    """Whether a backend has lost another rank: gloo has no class for that."""
+    """Return whether a backend has lost another rank: gloo has no class for that."""
     return isinstance(error, dist.DistError) or "/gloo/transport/" in str(error)
 
 

@@ -1,4 +1,4 @@
-"""What became of an act, as data that travels: a value, or an exception by its name."""
+"""The outcome of a call as data that travels: a value, or an exception by its name."""
 
 from __future__ import annotations
 
@@ -58,27 +58,27 @@ FAMILIES = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """A value that JSON can carry, or what was raised."""
+    """A value that JSON can carry, or an exception that was raised."""
 
     value: Any = None
     error: BaseException | None = None
 
     @classmethod
     def of(cls, act: Callable[[], Any]) -> Outcome:
-        """Do it; an interrupt or an exit is an outcome too."""
+        """Call `act` and keep its outcome, which may be an interrupt or an exit, too."""
         try:
             return cls(value=act())
         except BaseException as error:
             return cls(error=error)
 
     def unwrap(self) -> Any:
-        """The value; or raise the error."""
+        """Return the value, or raise the error."""
         if self.error is not None:
             raise self.error
         return self.value
 
     def to_data(self) -> dict[str, Any]:
-        """For the store: names, numbers and text only."""
+        """Return this outcome for the store: names, numbers and text only."""
         error = self.error
         if error is None:
             return {"value": self.value}
@@ -88,14 +88,14 @@ class Outcome:
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> Outcome:
-        """The inverse; an exception that is in no table becomes a RemoteError with its text."""
+        """Read what `to_data` made; an unknown exception becomes a RemoteError with its text."""
         if "error" not in data:
             return cls(value=data["value"])
         return cls(error=_rebuilt(data))
 
 
 def _parts(error: BaseException) -> dict[str, Any]:
-    """What beside its name and text an exception is rebuilt from."""
+    """Return what an exception is rebuilt from, beside its name and text."""
     if isinstance(error, HTTPError):
         body = error.read() if error.fp is not None else b""
         error.fp = error.file = again = io.BytesIO(body)  # for who handles it on this rank
@@ -113,14 +113,16 @@ def _parts(error: BaseException) -> dict[str, Any]:
     if isinstance(error, json.JSONDecodeError):
         return {"json": [error.msg, error.doc, error.pos]}
     if isinstance(error, UnicodeDecodeError):
-        return {"unicode": [error.encoding, error.object.hex(), error.start, error.end, error.reason]}
+        return {
+            "unicode": [error.encoding, error.object.hex(), error.start, error.end, error.reason]
+        }
     if all(isinstance(a, (str, int, float, bool, type(None))) for a in error.args):
         return {"args": list(error.args)}
     return {}
 
 
 def _rebuilt(data: dict[str, Any]) -> BaseException:
-    """The inverse of `_parts`."""
+    """Rebuild an exception from what `to_data` and `_parts` made of it."""
     if "http" in data:
         url, code, text, headers, body = data["http"]
         message = email.message_from_string(headers, _class=HTTPMessage)
@@ -147,7 +149,7 @@ def _rebuilt(data: dict[str, Any]) -> BaseException:
 
 
 def _kind(module: str, name: str) -> type[BaseException] | None:
-    """An exception by its name, if it is one that another rank may make."""
+    """Return the class of an exception by its name, None if another rank may not make it."""
     kind: Any = KNOWN.get(f"{module}.{name}")
     if module == "builtins" or module in FAMILIES:
         kind = getattr(sys.modules.get(module), name, None)

@@ -1,4 +1,4 @@
-"""Which rank this process is, for a script that asks; imports no torch."""
+"""The rank of this process, for a script that asks; imports no torch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ class Place:
 
     def __init__(self) -> None:
         self.world: World | None = None
-        self.given: dict[str, GivenVariable] = {}  # variables that one plain process would not have so
+        # variables that one plain process would not have so
+        self.given: dict[str, GivenVariable] = {}
         self.crew: Workers | None = None  # the ranks that @distributed started from this process
         self.private: str | None = None  # a folder that the launcher removes
         self.post: ParentLink | None = None  # the rank as which it started this process
 
     def find(self) -> World:
-        """Ours if a session set it; else what a launcher's variables say; else one process."""
+        """Return the world that a session set, else a launcher's variables', else one process's."""
         if self.world is not None:
             return self.world
         return World.read(os.environ) if World.inside_a_job(os.environ) else World()
@@ -33,7 +34,7 @@ HERE = Place()
 
 
 def rank() -> int:
-    """This process's rank in the job: 0 outside a job.
+    """Return this process's rank in the job: 0 outside a job.
 
     Example:
         if autoddp.rank() == 0: ...
@@ -42,7 +43,7 @@ def rank() -> int:
 
 
 def world_size() -> int:
-    """How many ranks the job has: 1 outside a job.
+    """Return how many ranks the job has: 1 outside a job.
 
     Example:
         print(autoddp.world_size())

@@ -1,12 +1,14 @@
-"""Effects in their order: one rank acts, every rank gets the outcome.
+"""Side effects in their order: one rank acts, every rank gets the outcome.
 
-The n-th effect of a rank is the n-th of every rank, checked by its site. What rank 0 does travels by the
-channel; what another rank does (the first of its node: a download) by the store. Nothing but JSON and
-plain bytes travels, and a rank that skips a call cannot deadlock the others in a collective.
+The n-th effect of a rank is the n-th of every rank, checked by its site. What rank 0 does travels
+by the channel; what another rank does (the first of its node: a download) by the store. Nothing but
+JSON and plain bytes travels, and a rank that skips a call cannot deadlock the others in a
+collective.
 
-Rank 0 may be many effects ahead of a rank that has not come to them; a full buffer then holds it back. That
-cannot deadlock: the slow rank stands before an effect that rank 0 is past, so whatever collective it waits
-in, rank 0 has started or left, and needs no more of rank 0's main thread. And it is bounded by the deadline.
+Rank 0 may be many effects ahead of a rank that has not come to them; a full buffer then holds it
+back. That cannot deadlock: the slow rank stands before an effect that rank 0 is past, so whatever
+collective it waits in, rank 0 has started or left, and needs no more of rank 0's main thread. And
+the deadline bounds it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ HERE = b""  # what another rank answers to an announcement; its site, if it is e
 
 
 class Rpc:
-    """What ranks did to the outside world, in order; a part of `Group`."""
+    """The ranks' side effects on the outside world, in order; a part of `Group`."""
 
     rank: int
     size: int
@@ -44,16 +46,16 @@ class Rpc:
         self.position = Position()
         self._effects = 0  # rank 0's
         self._others = 0  # those of all other ranks
-        self._early: deque[bytes] = deque()  # came before it was asked for
+        self._early: deque[bytes] = deque()  # messages that came before they were asked for
         self._told: dict[str, bytes] = {}
         # a file may be closed by any thread, and by the garbage collector in the midst of a send
         self._speaking = threading.RLock()
 
     def effect(self, site: str, act: Callable[[], Any], *, meet: bool = False, by: int = 0) -> Any:
-        """Rank `by` does `act` once; every rank gets its result, or raises what it raised.
+        """Have rank `by` do `act` once; return its result, or raise what it raised, on every rank.
 
         Args:
-            site: What is done, and the user's line; the same on all ranks.
+            site: The kind of effect, and the user's line; the same on all ranks.
             act: Returns something that JSON can carry.
             meet: Act only when every rank has come here: for an act that changes what slower
                 ranks may still be reading. Rank 0's alone.
@@ -69,10 +71,13 @@ class Rpc:
                 self._meet(site)
             acting, self.points.acting = self.points.acting, True
             with self.position.at(ACTING, self._words(site)):
-                outcome = Outcome.of(act)  # an interrupt too: nobody shall wait for what will not come
+                # an interrupt too: nobody shall wait for what will not come
+                outcome = Outcome.of(act)
             self.points.acting = acting
             self.points.enter()  # as late as may be: a script may have signalled itself
-            self._say(b"%b%b\0%b" % (OUTCOME, site.encode(), json.dumps(outcome.to_data()).encode()))
+            self._say(
+                b"%b%b\0%b" % (OUTCOME, site.encode(), json.dumps(outcome.to_data()).encode())
+            )
             self._effects += 1
             self.points.leave()
             return outcome.unwrap()
@@ -84,11 +89,11 @@ class Rpc:
 
     @property
     def passed(self) -> int:
-        """How many effects of rank 0's this rank has come through."""
+        """Return how many effects of rank 0 this rank has come through."""
         return self._effects
 
     def hand(self, site: str, act: Callable[[], bytes]) -> bytes:
-        """The bytes that `act` returns on rank 0, on every rank."""
+        """Return on every rank the bytes that `act` returns on rank 0."""
         body = b""
 
         def make() -> None:
@@ -102,11 +107,11 @@ class Rpc:
         return body
 
     def publish(self, key: str, outcome: Outcome) -> None:
-        """Rank 0 says what became of something outside the order (a file's end)."""
+        """Tell from rank 0 what became of something outside the order (a file's end)."""
         self._say(b"%b%b\0%b" % (TOLD, key.encode(), json.dumps(outcome.to_data()).encode()))
 
     def published(self, key: str) -> Any:
-        """Wait for what rank 0 says under `key`; its value, or what it raised."""
+        """Wait for what rank 0 says under `key`; return its value, or raise what it raised."""
         while key not in self._told:
             with self.points.quiet():
                 message = self.channel.effects[0].read()
@@ -122,7 +127,7 @@ class Rpc:
                 line.send(message)
 
     def _meet(self, site: str) -> None:
-        """Wait until every rank is here."""
+        """Wait on rank 0 until every rank is at `site`."""
         self._say(ANNOUNCED + site.encode() + b"\0")
         for rank, line in self.channel.effects.items():
             try:
@@ -136,26 +141,28 @@ class Rpc:
                 raise Disagreement(_parted(0, site, rank, answer.decode(), self._effects))
 
     def _words(self, site: str) -> str:
-        """As two ranks at the same effect say it alike."""
+        """Return the effect's number and site, which all ranks at this effect say alike."""
         return f"{self._effects} {site}"
 
     # ---- the others
 
     def _follow(self, site: bytes) -> bytes:
-        """What rank 0 says of the effect at `site`."""
+        """Wait for what rank 0 says of the effect at `site`, and return it."""
         while True:
             with self.points.quiet():
                 message = self._next()
             theirs, _, data = message[1:].partition(b"\0")
             if theirs != site:
                 self.channel.effects[0].send(site)
-                raise Disagreement(_parted(self.rank, site.decode(), 0, theirs.decode(), self._effects))
+                raise Disagreement(
+                    _parted(self.rank, site.decode(), 0, theirs.decode(), self._effects)
+                )
             if message[:1] == OUTCOME:
                 return data
             self.channel.effects[0].send(HERE)
 
     def _next(self) -> bytes:
-        """The next message in the order of effects."""
+        """Take the next message in the order of effects."""
         if self._early:
             return self._early.popleft()
         while True:

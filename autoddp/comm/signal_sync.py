@@ -1,12 +1,12 @@
-"""Points of the program that every rank comes to, and signals that all ranks act on at the same one.
+"""Points of the program that every rank comes to, where all ranks act on a signal together.
 
-Every effect of rank 0 and every collective that waits is a point; all ranks count the same ones. Rank 0
-decides: with a signal pending, it orders, before it begins a point, that the script's handler runs at that
-point's end. No rank can be past it, since none ends a point before rank 0 has begun it.
+Every effect of rank 0 and every collective that waits is a point; all ranks count the same ones.
+Rank 0 decides: with a signal pending, it orders, before it begins a point, that the script's
+handler runs at that point's end. No rank can be past it: none ends a point before rank 0 begins it.
 
-Where no point comes (a long sleep, a program that runs), one process would have reacted, too: rank 0 asks
-all ranks whether they are where it is, and they wait for its word. If all are, the handlers run there; a
-rank that is inside a collective does not answer, and rank 0 asks again later.
+Where no point comes (a long sleep, a program that runs), one process would have reacted, too: rank
+0 asks all ranks whether they are where it is, and they wait for its word. If all are, the handlers
+run there; a rank inside a collective does not answer, and rank 0 asks again later.
 """
 
 from __future__ import annotations
@@ -35,23 +35,24 @@ TIMERS = {  # each rank's own go off as rank 0's do
     signal.SIGVTALRM: signal.ITIMER_VIRTUAL,
     signal.SIGPROF: signal.ITIMER_PROF,
 }
-PATIENCE, LONGEST = 1.0, 10.0  # seconds until rank 0 asks: twice what points are apart, within these
+# seconds until rank 0 asks: twice what points are apart, within these
+PATIENCE, LONGEST = 1.0, 10.0
 ANSWER = 2.0  # seconds in which all ranks must have answered
 STALE = 1.0  # seconds in which a rank may get by itself what it was ordered to act on
 TICK = 0.0002
-
-RETURNED = 128  # added to a signal's number: what a rank tells when the script's handler has returned
+RETURNED = 128  # plus a signal's number: a rank tells that the script's handler has returned
 
 Signal = tuple[int, int]  # its number, and the how-manieth of that number
 
 
 class SignalSync:
-    """One rank's count of them, and its line for orders: of rank 0, of all lines."""
+    """One rank's count of the points, and its line for orders; on rank 0, the lines of all."""
 
     def __init__(self, rank: int, lines: dict[int, Line]) -> None:
         self.rank, self._lines = rank, lines
         self.passed = 0
-        self.act: Callable[[int], None] | None = None  # runs the script's handler; none: nothing is put off
+        # runs the script's handler; None: nothing is put off
+        self.act: Callable[[int], None] | None = None
         self.busy: Callable[[], bool] = lambda: False
         self._home = os.getpid(), threading.get_ident()
         self._inside = 0  # above 0 where orders are looked for, or must not be
@@ -71,11 +72,11 @@ class SignalSync:
     # ---- the program's points
 
     def here(self) -> bool:
-        """Whether this is a place that all ranks come to, on the thread that runs the script."""
+        """Return whether all ranks come to this place, on the thread that runs the script."""
         return self.act is not None and self._clear() and threading.get_ident() == self._home[1]
 
     def enter(self) -> None:
-        """A point begins: rank 0 gives its orders first."""
+        """Begin a point: rank 0 gives its orders first."""
         if self.act is None or self.rank:
             return
         self._measure()
@@ -85,7 +86,7 @@ class SignalSync:
             self._tell("at", self.passed + 1, signals)
 
     def leave(self) -> None:
-        """It has ended: what is due is acted on."""
+        """End a point, and act on what is due."""
         if self.act is None:
             return
         self.passed += 1
@@ -105,7 +106,7 @@ class SignalSync:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """No order is acted on in here but where this rank looks for one: it speaks, or listens."""
+        """Hold orders back while this rank speaks or listens, unless it looks for one itself."""
         if threading.get_ident() != self._home[1]:
             yield  # signals are the other thread's
             return
@@ -117,7 +118,7 @@ class SignalSync:
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """Whatever comes waits until it is over."""
+        """Put off whatever comes until the body has ended."""
         self._trials += 1
         try:
             yield
@@ -136,7 +137,7 @@ class SignalSync:
     # ---- signals
 
     def received(self, number: int) -> None:
-        """This process has had a signal that the script handles."""
+        """Take a signal that the script handles: on rank 0 decide, on others tell rank 0."""
         assert self.act is not None
         if os.getpid() != self._home[0]:
             self.act(number)  # a child of the rank
@@ -147,7 +148,7 @@ class SignalSync:
         self._had[number] += 1
         follows = self.rank > 0 and number in TIMERS
         if not self._lines:
-            if self._had[number] > known and not follows:  # the others have ended; rank 0 without this one
+            if self._had[number] > known and not follows:  # the others, or rank 0, have ended
                 self.act(number)
         elif self.rank == 0:
             self._decide(number, self._had[number])
@@ -155,11 +156,15 @@ class SignalSync:
             self._tell("had", number, self._had[number])
 
     def spent(self, number: int) -> bool:
-        """Whether this rank has acted on a timer by order whose signal has not come to it yet."""
-        return self.rank > 0 and number in TIMERS and self._known.get(number, (0, 0.0))[0] > self._had[number]
+        """Return whether this rank acted by order on a timer whose signal is still to come."""
+        return (
+            self.rank > 0
+            and number in TIMERS
+            and self._known.get(number, (0, 0.0))[0] > self._had[number]
+        )
 
     def news(self, *_: object) -> None:
-        """An order, a question, or word of a signal has come, or it is time to ask."""
+        """Take an order, a question, or word of a signal, or ask if it is time to."""
         self._missed = True
         if self.act is None or self._inside or os.getpid() != self._home[0] or not self._clear():
             return
@@ -171,7 +176,7 @@ class SignalSync:
             self._ask()
 
     def news_while_waiting(self) -> None:
-        """As `news`, where this rank waits for what rank 0 says of an effect."""
+        """Take news where this rank waits for what rank 0 says of an effect."""
         self._take()
         self._answer(waiting=True)
 
@@ -207,13 +212,15 @@ class SignalSync:
     # ---- between ranks
 
     def _ask(self) -> None:
-        """Rank 0: where there is no point, all act here, if all are here."""
+        """Ask, on rank 0, whether all ranks are here; if so, all act here, without a point."""
         self._questions += 1
         waited, deadline = set(self._lines), time.monotonic() + ANSWER
         with self.quiet():
             self._tell("ask", self._questions, self.passed, self.acting)
             while waited & set(self._lines) and time.monotonic() < deadline:
-                select.select([self._lines[rank].number for rank in waited & set(self._lines)], [], [], 0.05)
+                select.select(
+                    [self._lines[rank].number for rank in waited & set(self._lines)], [], [], 0.05
+                )
                 for rank, (what, *told) in self._take():
                     if what == "here" and told[0] == self._questions:
                         waited.discard(rank)
@@ -227,7 +234,7 @@ class SignalSync:
         self._run_due()
 
     def _answer(self, waiting: bool) -> None:
-        """Another rank: say that this one is there, and wait for rank 0's word."""
+        """Tell rank 0, if it asked, that this rank is where rank 0 is, and wait for its word."""
         if self._asked is None:
             return
         question, at, acting = self._asked
@@ -243,16 +250,16 @@ class SignalSync:
         except BaseException as error:
             if not acting:
                 raise
-            self._kept = error  # rank 0's handler raised it in the effect: its outcome is still to come
+            self._kept = error  # raised within rank 0's effect, whose outcome is still to come
 
     def _take(self) -> list[tuple[int, list[Any]]]:
-        """What has come; orders are noted."""
+        """Return the messages that have come, by rank; note the orders among them."""
         came = []
         for rank, line in list(self._lines.items()):
             try:
                 said = line.arrived()
             except RankEnded:
-                self._lines.pop(rank, None)  # the garbage collector may have looked in the midst of this
+                self._lines.pop(rank, None)  # the garbage collector may have looked meanwhile
                 self._asked = None
                 continue
             if said:
@@ -266,7 +273,9 @@ class SignalSync:
                 self._asked = None
             elif what == "go":
                 self._asked = None
-                self._due = [(self.passed, (number, count)) for number, count in told[1]] + self._due
+                self._due = [
+                    (self.passed, (number, count)) for number, count in told[1]
+                ] + self._due
             elif what == "had":
                 self._decide(*told)
         return came
@@ -280,7 +289,7 @@ class SignalSync:
 
 
 def _settle(connected: socket.socket) -> None:
-    """Wait until the other node has it: what is told by another connection shall not overtake it."""
+    """Wait until the other node has what was sent: no other connection shall overtake it."""
     if connected.family == socket.AF_UNIX:
         return
     deadline, left = time.monotonic() + ANSWER, struct.pack("i", 1)

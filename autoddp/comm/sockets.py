@@ -1,4 +1,4 @@
-"""Where ranks connect: by unix sockets on a node, by TCP between nodes."""
+"""Sockets by which ranks connect: unix sockets on a node, TCP between nodes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 
 
 def near(where: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
-    """For ranks in this network namespace."""
+    """Listen at a unix socket for ranks in this network namespace."""
     door = socket.socket(socket.AF_UNIX, kind)
     door.bind(where)
     door.listen(socket.SOMAXCONN)
@@ -14,21 +14,23 @@ def near(where: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
 
 
 def far() -> socket.socket:
-    """For ranks elsewhere, by whichever of this node's addresses they reach the store at."""
+    """Listen at all addresses of this node: ranks elsewhere call where they reach the store."""
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
-    return socket.create_server(("", 0), family=family, backlog=socket.SOMAXCONN, dualstack_ipv6=both)
+    return socket.create_server(
+        ("", 0), family=family, backlog=socket.SOMAXCONN, dualstack_ipv6=both
+    )
 
 
 def address(connected: socket.socket) -> str:
-    """The peer's; empty on one node."""
+    """Return the peer's address; empty on one node."""
     if connected.family == socket.AF_UNIX:
         return ""
     return str(connected.getpeername()[0]).removeprefix("::ffff:")
 
 
 def prompt(other: socket.socket) -> None:
-    """Small messages leave at once, and a node that went dark is noticed."""
+    """Have small messages leave at once, and a node that went dark be noticed."""
     if other.family == socket.AF_UNIX:
         return
     other.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,4 +1,4 @@
-"""Who this process is in the job: read from torchrun's variables, and taken out of the way."""
+"""The place of this process in the job, read from torchrun's variables, which are then hidden."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ ADDED = (
     ERRORS,
 )
 OF_A_TASK = re.compile(
-    r"SLURM_(PROCID|LOCALID|NODEID|GTIDS|TASK_PID|NTASKS|NPROCS|(N?TASKS|CPUS)_(PER|ON)_NODE|STEP_\w+|STEPID)"
+    r"SLURM_(PROCID|LOCALID|NODEID|GTIDS|TASK_PID|NTASKS|NPROCS|(N?TASKS|CPUS)_(PER|ON)_NODE"
+    r"|STEP_\w+|STEPID)"
     r"|SLURMD_NODENAME|(OMPI|PMIX?|PET)_\w+"
 )
 
@@ -59,12 +60,12 @@ class World:
 
     @staticmethod
     def inside_a_job(environ: Mapping[str, str]) -> bool:
-        """Whether a launcher (torchrun or ours) started this process as a rank."""
+        """Return whether a launcher (torchrun or ours) started this process as a rank."""
         return "RANK" in environ and "WORLD_SIZE" in environ
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> World:
-        """Read torchrun's variables.
+        """Read this process's place from torchrun's variables.
 
         Raises:
             BadInput: A variable is missing, is no number, or contradicts another.
@@ -82,7 +83,9 @@ class World:
             agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         )
         if "LOCAL_WORLD_SIZE" not in environ:
-            raise BadInput("LOCAL_WORLD_SIZE is not set; start the job with autoddp run or torchrun")
+            raise BadInput(
+                "LOCAL_WORLD_SIZE is not set; start the job with autoddp run or torchrun"
+            )
         _check(world)
         _check_nodes(world, environ)
         _check_master(world)
@@ -125,8 +128,8 @@ def _check_nodes(world: World, environ: Mapping[str, str]) -> None:
         )
     if not 0 <= world.node_rank < nodes:
         raise BadInput(
-            f"GROUP_RANK is {world.node_rank} with WORLD_SIZE {world.world_size} and LOCAL_WORLD_SIZE "
-            f"{world.local_world_size}; it goes from 0 to {nodes - 1}"
+            f"GROUP_RANK is {world.node_rank} with WORLD_SIZE {world.world_size} and "
+            f"LOCAL_WORLD_SIZE {world.local_world_size}; it goes from 0 to {nodes - 1}"
         )
 
 
@@ -134,11 +137,13 @@ def _check_master(world: World) -> None:
     if not 0 < world.master_port < 65536:
         raise BadInput(f"MASTER_PORT is {world.master_port}; a port is from 1 to 65535")
     if not is_host(world.master_addr):
-        raise BadInput(f"MASTER_ADDR is {world.master_addr!r}, which is no address; start the job anew")
+        raise BadInput(
+            f"MASTER_ADDR is {world.master_addr!r}, which is no address; start the job anew"
+        )
 
 
 def is_host(name: str) -> bool:
-    """Whether it can be a machine's name or address: Python and torch fail over some that cannot."""
+    """Return whether `name` can name a machine: Python and torch fail over some that cannot."""
     try:
         return bool(name.encode("idna")) and name.isprintable() and " " not in name
     except UnicodeError:
@@ -148,7 +153,8 @@ def is_host(name: str) -> bool:
 def hide(environ: MutableMapping[str, str]) -> dict[str, str]:
     """Take a launcher's variables out of `environ`, as one plain process has none; return them.
 
-    Of a scheduler's those that tell its processes apart; what is common to them, as the job's number, stays.
+    Of a scheduler's variables, those that tell its processes apart are taken out; what is common to
+    them, such as the job's number, stays.
     """
     names = [name for name in environ if name in ADDED or OF_A_TASK.fullmatch(name)]
     if environ.get(ERRORS, "1") != "1":
@@ -158,7 +164,7 @@ def hide(environ: MutableMapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class GivenVariable:
-    """A variable that we set for a rank, and what stood there before."""
+    """A variable that was set for a rank, and its value before."""
 
     value: str
     before: str | None
@@ -171,14 +177,15 @@ def give(given: dict[str, GivenVariable], name: str, value: str) -> None:
 
 
 def keep_to_libraries(given: dict[str, GivenVariable], name: str) -> None:
-    """Take what was given out of the script's sight: libraries written in C see it still."""
+    """Hide a variable that was given from the script: libraries written in C see it still."""
     if name in given and given[name].before is None:
-        os.environ._data.pop(os.fsencode(name), None)  # type: ignore[attr-defined]  # `del` would tell C
+        # `del` would tell C
+        os.environ._data.pop(os.fsencode(name), None)  # type: ignore[attr-defined]
 
 
 @contextmanager
 def as_found(given: Mapping[str, GivenVariable]) -> Iterator[None]:
-    """Inside, this process and what it starts have the environment that one plain process would have."""
+    """Give this process and what it starts, for a while, the environment of one plain process."""
     kept = [name for name in given if name not in os.environ and given[name].before is None]
     seen = [name for name in given if os.environ.get(name) == given[name].value]
     for name in kept:
@@ -196,7 +203,7 @@ def as_found(given: Mapping[str, GivenVariable]) -> Iterator[None]:
 
 
 def without(environ: Mapping[str, str], given: Mapping[str, GivenVariable]) -> dict[str, str]:
-    """A copy of an environment that a script gives to a program, with what was ours as it was before."""
+    """Copy an environment that a script gives to a program, with our variables as before."""
     made = dict(environ)
     for name, ours in given.items():
         if made.get(name) == ours.value:

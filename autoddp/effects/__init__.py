@@ -1,1 +1,1 @@
-"""The outside world: what becomes of a side effect, so that it happens once."""
+"""Side effects of the script (files, processes, network, terminal, clocks), each done once."""

@@ -18,7 +18,8 @@ class Draft:
     """A file that was written beside its place, under the same name, and waits to be put there.
 
     The name stays because writers look at it: for the format, for a suffix to add, for the name
-    of the folder inside a checkpoint's archive. What it keeps of the file that is there, it begins with.
+    of the folder inside a checkpoint's archive. With `keep`, the draft begins with a copy of the
+    file that is there.
     """
 
     def __init__(self, path: str, keep: bool = False) -> None:
@@ -26,10 +27,10 @@ class Draft:
         self.folder, self.name = os.path.dirname(os.path.realpath(path)), os.path.basename(path)
         self.targets = [path]  # what is put in place: numpy adds a suffix
         self._beside: str | None = None
-        self._link: str | None = None  # tells the launcher, should this process be killed
+        self._link: str | None = None  # tells the launcher of the draft, should we be killed
 
     def write(self, save: Callable[[str], Any]) -> Any:
-        """Call `save` with the path to write to; what it raises names the user's path."""
+        """Call `save` with the path to write to; errors that it raises name the user's path."""
         if not self._has_a_place():
             return save(self.path)  # a device, or an error that `save` itself words best
         try:
@@ -44,7 +45,9 @@ class Draft:
             if self._keep and os.path.exists(self.path):  # it will be added to
                 shutil.copyfile(self.path, os.path.join(self._beside, self.name))
             result = save(os.path.join(self._beside, self.name))
-            self.targets = [os.path.join(os.path.dirname(self.path), n) for n in os.listdir(self._beside)]
+            self.targets = [
+                os.path.join(os.path.dirname(self.path), n) for n in os.listdir(self._beside)
+            ]
             for name in os.listdir(self._beside):
                 _settle(os.path.join(self._beside, name), self._target(name))
         except BaseException as error:
@@ -54,7 +57,7 @@ class Draft:
         return result
 
     def put(self) -> None:
-        """Move what was written into place, at once for everybody who looks."""
+        """Move the draft into place, at once for everybody who looks."""
         if self._beside is None:
             return
         try:
@@ -66,14 +69,14 @@ class Draft:
             self.discard()
 
     def discard(self) -> None:
-        """Leave what is in place, and no trace beside it."""
+        """Remove the draft and the launcher's link to it; leave the file that is in place."""
         if self._beside is not None:
             shutil.rmtree(self._beside, ignore_errors=True)
             self._beside = None
         self._unlink()
 
     def _make(self) -> None:
-        """The folder beside; the launcher is told of it before it is there."""
+        """Make the folder beside the target; the launcher is told of it before it is there."""
         while True:
             name = f".{_short(self.name)}.{time.monotonic_ns():x}"
             self._beside = os.path.join(self.folder, name)
@@ -90,7 +93,7 @@ class Draft:
         if HERE.private is None:
             return
         link = os.path.join(HERE.private, name)
-        with suppress(OSError):  # that folder's disk is full: the user's may be not
+        with suppress(OSError):  # the launcher's disk may be full where the user's is not
             os.symlink(self._beside or "", link)
             self._link = link
 
@@ -104,7 +107,7 @@ class Draft:
         return os.path.realpath(os.path.join(os.path.dirname(self.path), name))
 
     def _has_a_place(self) -> bool:
-        """Whether a plain write would make or replace a plain file here."""
+        """Return whether a plain write would make or replace a regular file here."""
         try:
             there = os.stat(self.path)
         except FileNotFoundError:
@@ -115,7 +118,7 @@ class Draft:
 
 
 def _short(name: str) -> str:
-    """What leaves room for more within the length that a name may have."""
+    """Cut `name` to leave room for more within the length that a file name may have."""
     return os.fsdecode(os.fsencode(name)[:200])
 
 
@@ -131,7 +134,7 @@ def _settle(path: str, target: str) -> None:
 
 
 def _renamed(error: BaseException, beside: str, folder: str) -> BaseException:
-    """The error, with the user's path where ours stood."""
+    """Return the error with the user's path in place of the draft's."""
 
     def users(value: Any) -> Any:
         if not isinstance(value, str):
@@ -140,7 +143,7 @@ def _renamed(error: BaseException, beside: str, folder: str) -> BaseException:
         return value.replace(beside, folder or ".")
 
     if isinstance(error, OSError) and error.errno is not None:
-        if error.filename is not None:  # to set it would show
+        if error.filename is not None:  # where it is None, setting it would change the message
             error.filename = users(error.filename)
         return error
     error.args = tuple(users(a) for a in error.args)

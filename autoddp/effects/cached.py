@@ -1,4 +1,4 @@
-"""Which cache will remember what runs at present, so that it will not run again."""
+"""A search of the stack for the `functools` cache that will remember what runs at present."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ class Cached:
         self._known: dict[CodeType, Any] | None = None
 
     def running(self) -> Any:
-        """The one that is on the way from the nearest call of ours to the caller, or None."""
+        """Return the innermost cache whose function runs, up to autoddp's nearest call, or None."""
         if self._known is None:
             caches = [x for x in gc.get_objects() if type(x) is functools._lru_cache_wrapper]
-            self._known = {c.__wrapped__.__code__: c for c in caches if hasattr(c.__wrapped__, "__code__")}
+            self._known = {
+                c.__wrapped__.__code__: c for c in caches if hasattr(c.__wrapped__, "__code__")
+            }
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and not frame.f_code.co_filename.startswith(_OURS + "view/"):
             if frame.f_code in self._known:

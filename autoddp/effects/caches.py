@@ -1,6 +1,6 @@
-"""What libraries do on every rank as if we were not there: where nothing that they write is the job's.
+"""Paths where libraries write on every rank as if without autoddp: nothing there is the job's.
 
-One list for all: by the place, never by who calls.
+One list serves all libraries: it goes by the place, never by the caller.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import tempfile
 from autoddp.effects import paths
 from autoddp.report import INSTALLED
 
-# What is no file of anybody's: devices, shared memory, what the kernel tells.
+# Devices, shared memory and what the kernel tells: nobody's files.
 NOBODYS = ("/dev/", "/proc/", "/sys/")
-# What an interpreter and packages keep beside their own code.
+# Folders of files that the interpreter and packages keep beside their own code.
 PARTS = (*INSTALLED, "/__pycache__/")
 # Environment variables that name folders in which libraries keep what they may make again.
 NAMED = (
@@ -22,18 +22,18 @@ NAMED = (
     *("TRITON_CACHE_DIR", "NUMBA_CACHE_DIR", "CUDA_CACHE_PATH", "KERAS_HOME", "YOLO_CONFIG_DIR"),
     *("JOBLIB_TEMP_FOLDER", "PYTHONPYCACHEPREFIX"),
 )
-# Under fixed names in the temporary folder: compiled kernels, what worker processes of one rank share.
+# Fixed names in the temporary folder: compiled kernels, and what workers of one rank share.
 TEMPORARY = ("torchinductor_", "joblib_memmapping_folder_", "pymp-", "ray/")
 
 
 def keeps(path: str, private: set[str]) -> bool:
-    """Whether `path`, in full, lies where losing it would cost time alone, or it is this rank's own.
+    """Return whether losing `path` would cost time alone, or `path` is this rank's own.
 
-    The nearest of the folders that hold it decides: the job's own may lie below a temporary one, and
-    a cache below the job's.
+    The nearest of the folders that hold `path` decides: the job's own may lie below a temporary
+    one, and a cache below the job's.
 
     Args:
-        path: As `paths.text` makes it.
+        path: The full path, as `paths.text` makes it.
         private: Temporary folders and files that libraries on this rank made for themselves.
     """
     if path.startswith(NOBODYS) or any(part in path for part in PARTS):

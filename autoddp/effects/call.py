@@ -1,4 +1,4 @@
-"""A call of a function that a feature stands in for: read by the names of its arguments, made with others."""
+"""A call of a patched function: its arguments by name, and the call again with other arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def stands_for(original: Any) -> Callable[[Function], Function]:
-    """Have the decorated function look like `original`, which torch.compile would not look into."""
+    """Dress the decorated function as `original`; torch.compile looks into neither."""
 
     def dress(function: Function) -> Function:
         wraps(original)(function)
@@ -26,7 +26,7 @@ def stands_for(original: Any) -> Callable[[Function], Function]:
 def _utime(
     path: Any, times: Any = None, *, ns: Any = None, dir_fd: Any = None, follow_symlinks: Any = True
 ) -> None:
-    """What `os.utime`, which is written in C, calls its arguments."""
+    """Name the arguments of `os.utime`, which is written in C and has no signature."""
 
 
 @lru_cache(maxsize=256)
@@ -40,28 +40,31 @@ class Call:
     def __init__(self, wrapped: Callable[..., Any], args: Any, kwargs: Any) -> None:
         self.wrapped, self.args, self.kwargs = wrapped, args, kwargs
         self.named: dict[str, Any] = {}
-        function = getattr(wrapped, "__func__", wrapped)  # a method's own would be kept for ever
+        # of a method the function alone: `_signature` would keep the method's object for ever
+        function = getattr(wrapped, "__func__", wrapped)
         self._bound = () if function is wrapped else (wrapped.__self__,)  # type: ignore[attr-defined]
-        kept = not isinstance(wrapped, BuiltinMethodType) or isinstance(wrapped.__self__, ModuleType)
+        kept = not isinstance(wrapped, BuiltinMethodType) or isinstance(
+            wrapped.__self__, ModuleType
+        )
         try:
             signature = _signature(function) if kept else inspect.signature(wrapped)
             self._fit = signature.bind(*self._bound, *args, **kwargs)
-        except (TypeError, ValueError):  # ValueError: it is written in C, and does not tell
-            return  # the function itself words it best
+        except (TypeError, ValueError):  # ValueError: a C function without a signature
+            return  # the function itself words the error best
         self.named = self._fit.arguments
 
     @property
     def name(self) -> str:
-        """What is called, in full: torch.serialization.save."""
+        """Return the full name of the function: torch.serialization.save."""
         kind = type(self.wrapped)
         return f"{self.wrapped.__module__}.{getattr(self.wrapped, '__qualname__', kind.__name__)}"
 
     def plain(self) -> Any:
-        """The call as it was made."""
+        """Make the call with the arguments that were given."""
         return self.wrapped(*self.args, **self.kwargs)
 
     def changed(self, **values: Any) -> Any:
-        """The call with other values for some arguments."""
+        """Make the call with `values` in place of the arguments of these names."""
         fit = inspect.BoundArguments(self._fit.signature, dict(self._fit.arguments))
         fit.arguments.update(values)
         return self.wrapped(*fit.args[len(self._bound) :], **fit.kwargs)

@@ -1,4 +1,4 @@
-"""Worker processes of the script's own: each rank has its own, and what they do is done once."""
+"""Worker processes that the script starts: each rank has its own, and what they do is done once."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ from autoddp.effects.running_programs import see
 from autoddp.effects.unhurried import Unhurried, carried, taken
 from autoddp.patching import patch
 
-THROUGH = tuple(f"{path}/" for package in (multiprocessing, concurrent) for path in package.__path__)
+THROUGH = tuple(
+    f"{path}/" for package in (multiprocessing, concurrent) for path in package.__path__
+)
 LIBC = ctypes.CDLL(None)
 LATE = (TimeoutError, multiprocessing.TimeoutError)
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-# What a fresh interpreter that multiprocessing starts for a rank above 0 does first of all.
+# The first code that a fresh interpreter runs, which multiprocessing starts for a rank above 0.
 MUTED = (
     "import sys; sys.path.append({root!r}); from autoddp.decorator.muted import mute; "
     "sys.path.remove({root!r}); mute({rank}, {size}, {folder!r})"
@@ -35,13 +37,13 @@ MUTED = (
 
 
 class Children(Outward):
-    """Rank 0's worker processes write; those of the others do the same work, and leave no trace."""
+    """The script's worker processes: rank 0's write; those of others do the same without trace."""
 
     name: ClassVar[str] = "children"
     without: ClassVar[str] = "worker processes of every rank write"
 
     def setup(self, undo: ExitStack) -> None:
-        """No results are awaited yet."""
+        """Have workers that are daemons end with this rank, and prepare to number the futures."""
         super().setup(undo)
         self.told = Unhurried(self.effects, self.name)
         self._follows = False  # whether the process that is being forked ends with this one
@@ -56,19 +58,21 @@ class Children(Outward):
                     os._exit(1)
 
         os.register_at_fork(after_in_child=follow)
-        self._futures: weakref.WeakKeyDictionary[Any, tuple[int, bool]] = weakref.WeakKeyDictionary()
+        self._futures: weakref.WeakKeyDictionary[Any, tuple[int, bool]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._count = 0
 
     @patch(
         "multiprocessing.process:BaseProcess.start",
-        why="what worker processes of ranks above 0 write goes to their rank's scratch; a loader's end with "
-        "their rank, if that is killed, too",
+        why="what worker processes of ranks above 0 write goes to their rank's scratch; a loader's "
+        "end with their rank, if that is killed, too",
     )
     def prepare(self, wrapped: Callable[..., Any], process: Any, args: Any, kwargs: Any) -> Any:
-        """Scratch made before is removed with the rank."""
+        """Make this rank's scratch before the worker starts, so that the rank removes it."""
         if self.rank and self.effects.in_rank_process():
             self.effects.scratch.ready()
-        # the kernel's signal comes when the thread that forks ends, so this one alone
+        # the kernel sends its signal when the thread that forks ends: so from the main thread alone
         main = threading.current_thread() is threading.main_thread()
         self._follows = process.daemon and main and self.effects.in_rank_process()
         try:
@@ -78,10 +82,13 @@ class Children(Outward):
 
     @patch(
         "multiprocessing.spawn:get_preparation_data",
-        why="worker processes of ranks above 0 that are no forks write to their rank's scratch, too",
+        why="worker processes of ranks above 0 that are no forks write to their rank's scratch, "
+        "too",
     )
-    def prepare_fresh(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """By what is unpickled first of all; a data loader's are left alone."""
+    def prepare_fresh(
+        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Have a fresh worker run `MUTED` first of all; those of a data loader are left alone."""
         data = wrapped(*args, **kwargs)
         if (
             self.rank
@@ -103,8 +110,10 @@ class Children(Outward):
         "concurrent.futures.process:ProcessPoolExecutor.shutdown",
         why="what rank 0's worker processes wrote is there before any rank reads it",
     )
-    def wait_for_all(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Rank 0's first, then this rank's own; whether time is up, rank 0 tells."""
+    def wait_for_all(
+        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Wait for rank 0's workers, then for this rank's own; rank 0 tells whether time is up."""
         if self.effects.users(THROUGH) is not Mode.SYNCED:
             return wrapped(*args, **kwargs)
         return self._after_rank_0(Call(wrapped, args, kwargs))
@@ -113,15 +122,22 @@ class Children(Outward):
         "multiprocessing.process:BaseProcess.join",
         why="what rank 0's worker process wrote is there before any rank reads it",
     )
-    def wait_for_one(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Where the script itself waits: a pool does when it likes."""
+    def wait_for_one(
+        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Wait for rank 0's worker first if the script itself joins; a pool joins at any time."""
         if self.effects.users() is not Mode.SYNCED:
             return wrapped(*args, **kwargs)
         return self._after_rank_0(Call(wrapped, args, kwargs))
 
-    @patch("concurrent.futures:Future.result", why="a result comes when rank 0's worker process has written")
-    def result_of_all(self, wrapped: Callable[..., Any], future: Any, args: Any, kwargs: Any) -> Any:
-        """Of processes; a thread's is each rank's own."""
+    @patch(
+        "concurrent.futures:Future.result",
+        why="a result comes when rank 0's worker process has written",
+    )
+    def result_of_all(
+        self, wrapped: Callable[..., Any], future: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Wait for rank 0's result first if it is a process's; a thread's is each rank's own."""
         _, writes = self._futures.get(future, (0, False))
         if not writes or self.effects.users(THROUGH) is not Mode.SYNCED:
             return wrapped(*args, **kwargs)
@@ -133,9 +149,12 @@ class Children(Outward):
         why="a result comes when rank 0's worker process has written",
     )
     def submit(self, wrapped: Callable[..., Any], executor: Any, args: Any, kwargs: Any) -> Any:
-        """`map` is made of this."""
+        """Submit a task; note its number, and whether a process computes it; `map` calls this."""
         future, self._count = wrapped(*args, **kwargs), self._count + 1
-        self._futures[future] = self._count, type(executor).__module__ != ThreadPoolExecutor.__module__
+        self._futures[future] = (
+            self._count,
+            type(executor).__module__ != ThreadPoolExecutor.__module__,
+        )
         return future
 
     @patch(
@@ -143,8 +162,10 @@ class Children(Outward):
         "concurrent.futures._base:as_completed",
         why="results come in the same order on all ranks: that of the tasks",
     )
-    def complete_in_order(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """One process promises no order."""
+    def complete_in_order(
+        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Return the futures in the order of their tasks; one process promises no order."""
         named = Call(wrapped, args, kwargs).named
         if self.effects.users(THROUGH) is not Mode.SYNCED or "fs" not in named:
             return wrapped(*args, **kwargs)
@@ -157,7 +178,7 @@ class Children(Outward):
         why="what worker processes send comes in the order in which it came to rank 0",
     )
     def take_alike(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """This rank's own workers are heard, too: they shall not wait for it."""
+        """Return rank 0's item; take one here, too, so that this rank's workers need not wait."""
         if self.effects.users() is not Mode.SYNCED:
             return wrapped(*args, **kwargs)
         mine: Any = None
@@ -175,13 +196,17 @@ class Children(Outward):
             raise queue.Empty
         if self.rank == 0:
             return mine
-        with self.effects.own(), suppress(OSError):  # a tensor of a worker that has ended: nobody wants it
+        # OSError: a tensor of a worker that has ended, which nobody wants
+        with self.effects.own(), suppress(OSError):
             wrapped()
         return pickle.loads(taken(data))
 
-    @patch("multiprocessing.process:BaseProcess.is_alive", why="whether a worker still works, rank 0 tells")
+    @patch(
+        "multiprocessing.process:BaseProcess.is_alive",
+        why="whether a worker still works, rank 0 tells",
+    )
     def is_alive(self, wrapped: Callable[..., Any], process: Any, args: Any, kwargs: Any) -> Any:
-        """Then this rank's has ended, too."""
+        """Return rank 0's answer; if its worker has ended, wait until this rank's has, too."""
         if self.effects.users() is not Mode.SYNCED:
             return wrapped(*args, **kwargs)
         alive = self.effects.ask_rank0("Process.is_alive", wrapped)
@@ -195,7 +220,7 @@ class Children(Outward):
         why="results come in the same order on all ranks: that of the tasks",
     )
     def in_order(self, wrapped: Callable[..., Any], pool: Any, args: Any, kwargs: Any) -> Any:
-        """One process promises no order."""
+        """Return the results in the order of the tasks; one process promises no order."""
         if self.effects.users(THROUGH) is not Mode.SYNCED:
             return wrapped(*args, **kwargs)
         return pool.imap(*args, **kwargs)
@@ -219,7 +244,7 @@ class Children(Outward):
 
 
 def _one_by_one(tasks: list[Any], timeout: float | None) -> Iterator[Any]:
-    """As `as_completed`, in the given order."""
+    """Yield the futures once they are done, like `as_completed`, but in the given order."""
     deadline = None if timeout is None else time.monotonic() + timeout
     for at, task in enumerate(tasks):
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -229,7 +254,7 @@ def _one_by_one(tasks: list[Any], timeout: float | None) -> Iterator[Any]:
 
 
 class First:
-    """Unpickled, it runs some code; there is nothing of ours yet where that happens."""
+    """An object that runs `code` where it is unpickled: a process without any of autoddp yet."""
 
     def __init__(self, code: str) -> None:
         self.code = code

@@ -21,7 +21,7 @@ DEPRECATED = (
 
 
 class Clocks(Outward):
-    """The n-th reading is rank 0's n-th; libraries read their own clocks, at no cost."""
+    """The script's clocks: the n-th reading is rank 0's n-th; libraries read their own for free."""
 
     name: ClassVar[str] = "clocks"
     without: ClassVar[str] = "each rank reads its own clock, and may decide otherwise by it"
@@ -42,7 +42,7 @@ class Clocks(Outward):
         hot=True,
     )
     def read(self, original: Callable[[], Any]) -> Callable[[], Any]:
-        """A number."""
+        """Make a clock that reads rank 0's for the script, and this rank's for all others."""
         effects, users, frame, name = self.effects, decides, sys._getframe, original.__name__
 
         @stands_for(original)
@@ -55,7 +55,7 @@ class Clocks(Outward):
 
     @patch("time:localtime", "time:gmtime", "time:ctime", why=WHY, hot=True)
     def convert(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Of the present, unless another time is given."""
+        """Make a function that converts rank 0's present time, unless another time is given."""
 
         @stands_for(original)
         def convert(seconds: float | None = None, /) -> Any:
@@ -65,7 +65,7 @@ class Clocks(Outward):
 
     @patch("time:asctime", why=WHY, hot=True)
     def spell(self, original: Callable[..., str]) -> Callable[..., str]:
-        """Of the present, unless another time is given."""
+        """Make an `asctime` that spells rank 0's present time, unless another time is given."""
         plain = time.localtime
 
         @stands_for(original)
@@ -76,7 +76,7 @@ class Clocks(Outward):
 
     @patch("time:strftime", why=WHY, hot=True)
     def format(self, original: Callable[..., str]) -> Callable[..., str]:
-        """Of the present, unless another time is given."""
+        """Make a `strftime` that formats rank 0's present time, unless another time is given."""
         plain = time.localtime
 
         @stands_for(original)
@@ -87,7 +87,7 @@ class Clocks(Outward):
 
     @patch("datetime:datetime.now", why=WHY, hot=True)
     def date(self, original: Any) -> Any:
-        """`today` asks `time.time`, and needs no patch."""
+        """Make a `now` that reads rank 0's clock; `today` asks `time.time`, and needs no patch."""
         slot = vars(datetime)["now"]
 
         @stands_for(original)
@@ -98,19 +98,21 @@ class Clocks(Outward):
 
     @patch("datetime:datetime.utcnow", why=WHY, hot=True)
     def utc_date(self, original: Any) -> Any:
-        """The same without a time zone; Python's own would warn of our line."""
+        """Make a `utcnow` of rank 0's clock; Python's own would warn of a line in this file."""
         slot = vars(datetime)["now"]
 
         @stands_for(original)
         def utcnow(cls: type[datetime]) -> datetime:
             if sys.version_info >= (3, 12):
                 warnings.warn(DEPRECATED, DeprecationWarning, stacklevel=2)
-            return self._moment(cls, lambda kind: slot.__get__(None, kind)(UTC).replace(tzinfo=None), None)
+            return self._moment(
+                cls, lambda kind: slot.__get__(None, kind)(UTC).replace(tzinfo=None), None
+            )
 
         return classmethod(utcnow)
 
     def _present(self) -> float | None:
-        """Rank 0's time where the user asks, else None: the function's own."""
+        """Return rank 0's time where the script asks, else None, for the function's own."""
         if decides(sys._getframe(2).f_code.co_filename) and self.effects.mode() is Mode.SYNCED:
             return self.effects.ask_rank0("time", time.time)
         return None
@@ -118,7 +120,10 @@ class Clocks(Outward):
     def _moment(
         self, kind: type[datetime], read: Callable[[type[datetime]], datetime], zone: tzinfo | None
     ) -> datetime:
-        if not decides(sys._getframe(2).f_code.co_filename) or self.effects.mode() is not Mode.SYNCED:
+        if (
+            not decides(sys._getframe(2).f_code.co_filename)
+            or self.effects.mode() is not Mode.SYNCED
+        ):
             return read(kind)
         told = self.effects.ask_rank0("now", lambda: _fields(read(datetime)))
         year, month, day, hour, minute, second, micro, fold = told

@@ -23,14 +23,17 @@ from autoddp.report.begun import Begun
 
 STANDARD = (0, 1, 2)
 OURS = ("autoddp.*", "wrapt.*")
-Saved = list[tuple[Any, Any, Any]]  # a cache, and what was to be written to a stream before it remembered
+# A cache, a stream, and the text that was to be written there before the cache remembered its call.
+Saved = list[tuple[Any, Any, Any]]
 
 
 class Console(Outward):
-    """Input is read once; ranks whose output goes to a log format it as rank 0 does."""
+    """One terminal for all ranks: input is read once; logs are formatted as on rank 0."""
 
     name: ClassVar[str] = "console"
-    without: ClassVar[str] = "each rank reads its own standard input and sees its own output's width and kind"
+    without: ClassVar[str] = (
+        "each rank reads its own standard input and sees its own output's width and kind"
+    )
 
     def setup(self, undo: ExitStack) -> None:
         """Ask rank 0 once what its terminal is like; mute prints in trials."""
@@ -55,7 +58,7 @@ class Console(Outward):
 
     @patch("builtins:input", why="what is typed is read once, on rank 0's terminal, for all")
     def ask_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Its end (Ctrl-D, Ctrl-C) is everybody's, too."""
+        """Read a line on rank 0 for all ranks; its end (Ctrl-D, Ctrl-C) is everybody's, too."""
         if self.effects.mode() is not Mode.SYNCED:
             return wrapped(*args, **kwargs)
         return self.effects.ask_rank0("input", lambda: wrapped(*args, **kwargs))
@@ -65,25 +68,36 @@ class Console(Outward):
         "getpass:getuser",
         why="what is typed is read once, on rank 0's terminal, for all",
     )
-    def ask_secretly(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """It travels as everything else between ranks does: in the clear."""
+    def ask_secretly(
+        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Ask for a password or user on rank 0 for all; it travels between ranks in the clear."""
         if self.effects.mode() is not Mode.SYNCED:
             return wrapped(*args, **kwargs)
         return self.effects.ask_rank0("getpass", lambda: wrapped(*args, **kwargs))
 
     @patch("os:isatty", why="whether there is a terminal is asked of rank 0's")
-    def is_terminal(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Of the three standard streams; others are this rank's own."""
+    def is_terminal(
+        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Return rank 0's answer for the standard streams, this rank's for other descriptors."""
         number = Call(wrapped, args, kwargs).named.get("fd")
         if self.rank and self.terminal and number in STANDARD and self.effects.in_rank_process():
             return self.terminal[number]
         return wrapped(*args, **kwargs)
 
     @patch("os:get_terminal_size", why="how wide the terminal is, is asked of rank 0's")
-    def terminal_size(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """As it was at the start; `shutil.get_terminal_size` asks this."""
-        number = args[0] if args else 1  # it is written in C, takes no names, and does not tell
-        if not self.rank or not self.size or number not in STANDARD or not self.effects.in_rank_process():
+    def terminal_size(
+        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Return rank 0's size as it was at the start; `shutil.get_terminal_size` asks this."""
+        number = args[0] if args else 1  # a C function: it takes no names, and has no signature
+        if (
+            not self.rank
+            or not self.size
+            or number not in STANDARD
+            or not self.effects.in_rank_process()
+        ):
             return wrapped(*args, **kwargs)
         size = self.size[number]
         if size is None:
@@ -92,7 +106,7 @@ class Console(Outward):
 
     @patch("os:read", why="what is typed is read once, on rank 0's terminal, for all", hot=True)
     def read_once(self, original: Callable[[int, int], bytes]) -> Callable[[int, int], bytes]:
-        """From standard input."""
+        """Make an `os.read` by which rank 0 reads standard input for all ranks."""
         effects = self.effects
 
         @stands_for(original)
@@ -100,13 +114,15 @@ class Console(Outward):
             if fd != 0 or effects.users() is not Mode.SYNCED:
                 return original(fd, length)
             with effects.own():
-                return effects.group.hand(f"os.read at {users_line()}", lambda: original(fd, length))
+                return effects.group.hand(
+                    f"os.read at {users_line()}", lambda: original(fd, length)
+                )
 
         return read
 
     @patch("select:select", why="whether something was typed is asked of rank 0's terminal")
     def wait_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Where standard input is among what is waited for."""
+        """Wait on rank 0 for all ranks if standard input is among the objects to wait for."""
         if not args or not any(_is_input(one) for one in args[0]):
             return wrapped(*args, **kwargs)
         if self.effects.users() is not Mode.SYNCED:
@@ -129,8 +145,10 @@ class Console(Outward):
         why="how the terminal is set is asked of rank 0's",
         optional=True,
     )
-    def ask_settings(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Others have none."""
+    def ask_settings(
+        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Return the settings of rank 0's terminal; other ranks have none."""
         if not _is_standard(args) or self.effects.users() is not Mode.SYNCED:
             return wrapped(*args, **kwargs)
         *flags, keys = self.effects.ask_rank0("tcgetattr", lambda: _spelled(wrapped(*args)))
@@ -144,26 +162,37 @@ class Console(Outward):
         why="rank 0's terminal is set; others have none",
         optional=True,
     )
-    def set_terminal(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """`tty.setcbreak` does this."""
+    def set_terminal(
+        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Set rank 0's terminal; other ranks have none. `tty.setcbreak` calls this."""
         if not _is_standard(args) or self.effects.users() is not Mode.SYNCED:
             return wrapped(*args, **kwargs)
         return self.effects.ask_rank0(wrapped.__name__, lambda: wrapped(*args, **kwargs))
 
-    @patch("pdb:Pdb.__init__", why="the debugger steps over what is ours, which one process would not show")
-    def step_over_us(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """What is typed at its prompt comes by `input`, and so steers all ranks."""
+    @patch(
+        "pdb:Pdb.__init__",
+        why="the debugger steps over what is ours, which one process would not show",
+    )
+    def step_over_us(
+        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Have the debugger skip `OURS`; its prompt asks by `input`, and so steers all ranks."""
         call = Call(wrapped, args, kwargs)
-        return call.changed(skip=[*(call.named.get("skip") or ()), *OURS]) if call.named else call.plain()
+        return (
+            call.changed(skip=[*(call.named.get("skip") or ()), *OURS])
+            if call.named
+            else call.plain()
+        )
 
     def _share_input(self, undo: ExitStack) -> None:
-        """`for line in sys.stdin` is read once, too."""
+        """Replace `sys.stdin`, so that `for line in sys.stdin` reads once, for all ranks, too."""
         if isinstance(sys.stdin, io.TextIOBase):
             undo.callback(setattr, sys, "stdin", sys.stdin)
             sys.stdin = SharedStdin(sys.stdin, self.effects, bool(self.terminal[0]))
 
     def _look_alike(self, number: int, stream: Any, undo: ExitStack) -> None:
-        """A log says that it is a terminal if rank 0's is one, so that colours and bars agree."""
+        """Have a log say that it is a terminal if rank 0's is: so colours and bars agree."""
         if hasattr(stream, "__dict__") and "isatty" not in vars(stream):
             answer = self.terminal[number]
             stream.isatty = lambda: answer
@@ -172,7 +201,7 @@ class Console(Outward):
 
 @contextmanager
 def discarded(stream: Any, saved: Saved) -> Iterator[None]:
-    """What is written to a stream is thrown away, by whoever holds it, but what will not be written again."""
+    """Throw away all writes to `stream`; save those that a cache keeps from happening again."""
     before = vars(stream).get("write")
 
     def write(text: Any) -> int:
@@ -194,9 +223,10 @@ def discarded(stream: Any, saved: Saved) -> Iterator[None]:
 
 @contextmanager
 def muted() -> Iterator[None]:
-    """Nothing is printed, also not by what holds on to the streams, or to their descriptor.
+    """Print nothing inside, also not by what holds on to the streams, or to descriptor 1.
 
-    What a cache remembers (`warning_once` of many a library) is not said again in earnest: it is said after.
+    A call that a cache remembers (`warning_once` of many a library) will not print in earnest: what
+    it said is printed afterwards.
     """
     saved: Saved = []
     with ExitStack() as undo:
@@ -217,14 +247,15 @@ def muted() -> Iterator[None]:
 
 @contextmanager
 def _unwarned() -> Iterator[None]:
-    """No warning counts as given: what is shown once is shown when it is given in earnest.
+    """Ignore warnings without counting them as given, so that they are still shown in earnest.
 
-    A filter that ignores notes nothing. `catch_warnings` would have Python forget all that it has shown.
+    Python notes nothing where a filter ignores a warning; `catch_warnings` would have it forget all
+    that it has shown.
     """
     filters, always = warnings.filters, torch.is_warn_always_enabled()
     ignore = ("ignore", re.compile(""), Warning, None, 0)
     filters.insert(0, ignore)  # type: ignore[attr-defined]  # its stub says Sequence
-    torch.set_warn_always(True)  # else its C++ notes it
+    torch.set_warn_always(True)  # else torch's C++ code notes what it gave once
     try:
         yield
     finally:
@@ -235,14 +266,14 @@ def _unwarned() -> Iterator[None]:
 
 @contextmanager
 def _nowhere(number: int) -> Iterator[None]:
-    """What is written to a descriptor, by C code too, is thrown away.
+    """Throw away what is written to descriptor `number`, by C code too.
 
     Not for standard error: what a crash says there is to be seen.
     """
     try:
         kept = os.dup(number)
     except OSError:
-        yield  # it is closed
+        yield  # the descriptor is closed
         return
     nothing = os.open(os.devnull, os.O_WRONLY)
     try:
@@ -257,7 +288,7 @@ def _nowhere(number: int) -> Iterator[None]:
 
 
 def _write_out() -> None:
-    """What is buffered for standard output, in Python and in C."""
+    """Flush what is buffered for standard output, in Python and in C."""
     for stream in (sys.stdout, sys.__stdout__):
         if stream is not None and not getattr(stream, "closed", False):
             stream.flush()
@@ -270,17 +301,21 @@ def _is_input(one: Any) -> bool:
 
 def _is_standard(args: tuple[Any, ...]) -> bool:
     number = args[0] if args else None
-    return number in STANDARD if isinstance(number, int) else number in (sys.stdin, sys.stdout, sys.stderr)
+    return (
+        number in STANDARD
+        if isinstance(number, int)
+        else number in (sys.stdin, sys.stdout, sys.stderr)
+    )
 
 
 def _spelled(settings: Iterable[Any]) -> list[Any]:
-    """What `tcgetattr` returns, as JSON has it."""
+    """Spell what `tcgetattr` returned for JSON: bytes as hexadecimal text."""
     *flags, keys = settings
     return [*flags, [key.hex() if isinstance(key, bytes) else key for key in keys]]
 
 
 def terminal() -> list[list[Any]]:
-    """For the three standard streams: whether it is a terminal, and its size."""
+    """Return whether each of the three standard streams is a terminal, and their sizes or None."""
     return [[_is_terminal(n) for n in STANDARD], [_size(n) for n in STANDARD]]
 
 
@@ -292,4 +327,4 @@ def _size(number: int) -> list[int] | None:
     try:
         return list(os.get_terminal_size(number))
     except OSError:
-        return None  # it is no terminal
+        return None  # the stream is no terminal

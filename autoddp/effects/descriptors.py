@@ -1,4 +1,4 @@
-"""What the script opens by `os.open` is rank 0's file, as what it opens by `open` is."""
+"""Files that the script opens by `os.open` are rank 0's, like those that it opens by `open`."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from autoddp.effects.sight import error, named
 from autoddp.patching import patch
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-# On scratch the file is there already, and this rank's own.
+# Not on scratch: there the file exists already, and is this rank's own.
 NOT_THERE = os.O_EXCL | os.O_NOFOLLOW | getattr(os, "O_DIRECT", 0)
 NAMELESS = getattr(os, "O_TMPFILE", 0)
 
 
 class Descriptors(Outward):
-    """Rank 0 writes; others get a descriptor on their scratch, and learn how it went."""
+    """Descriptors of files: rank 0 writes; others get one on scratch, and learn how it went."""
 
     name: ClassVar[str] = "descriptors"
     without: ClassVar[str] = "every rank writes what it opens by os.open"
     libraries: ClassVar[bool] = True
 
     def setup(self, undo: ExitStack) -> None:
-        """None is known yet."""
+        """Take up the table of open descriptors, and clear it at the end."""
         super().setup(undo)
         self.opened, self.handles = OpenFiles(self.effects), self.effects.handles
         undo.callback(self.handles.clear)
@@ -41,7 +41,7 @@ class Descriptors(Outward):
         hot=True,
     )
     def open_once(self, original: Callable[..., int]) -> Callable[..., int]:
-        """By a path; what is below an open folder is found through it."""
+        """Make an `os.open` that writes rank 0's file; paths may be relative to an open folder."""
         first = self.rank == 0
 
         @stands_for(original)
@@ -54,7 +54,9 @@ class Descriptors(Outward):
                 return plain()
             if not writes:
                 at = self._found(path, dir_fd, flags)
-                return plain() if at is path else int(named(lambda: original(at, flags, mode), path))
+                return (
+                    plain() if at is path else int(named(lambda: original(at, flags, mode), path))
+                )
             what = self.effects.touch(paths.whole(path, dir_fd))
             if what is Mode.PASS_THROUGH:
                 return plain()
@@ -68,10 +70,12 @@ class Descriptors(Outward):
         return open
 
     @patch(
-        "os:close", why="ranks meet where a descriptor of one file is closed, and learn how it went", hot=True
+        "os:close",
+        why="ranks meet where a descriptor of one file is closed, and learn how it went",
+        hot=True,
     )
     def close_once(self, original: Callable[[int], None]) -> Callable[[int], None]:
-        """After it, the file is complete for all."""
+        """Make an `os.close` after which the file is complete for all ranks."""
         handles = self.handles
 
         @stands_for(original)
@@ -85,7 +89,7 @@ class Descriptors(Outward):
 
     @patch("os:fsync", "os:fdatasync", why="how it went all ranks learn", hot=True)
     def sync_once(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
-        """As a file's `flush()`."""
+        """Make an `os.fsync` that tells all ranks how it went, like a file's `flush()`."""
         handles = self.handles
 
         @stands_for(original)
@@ -98,24 +102,32 @@ class Descriptors(Outward):
         return sync
 
     @patch(
-        "os:write", "os:pwrite", why="a write that fails on rank 0 raises on all where they meet", hot=True
+        "os:write",
+        "os:pwrite",
+        why="a write that fails on rank 0 raises on all where they meet",
+        hot=True,
     )
     def write_on(self, original: Callable[..., int]) -> Callable[..., int]:
-        """Nothing in a trial."""
+        """Make an `os.write` that notes rank 0's failures, and writes nothing in a trial."""
         return self._guarded(original, lambda data: memoryview(data).nbytes)
 
     @patch(
-        "os:writev", "os:pwritev", why="a write that fails on rank 0 raises on all where they meet", hot=True
+        "os:writev",
+        "os:pwritev",
+        why="a write that fails on rank 0 raises on all where they meet",
+        hot=True,
     )
     def write_parts_on(self, original: Callable[..., int]) -> Callable[..., int]:
-        """Nothing in a trial."""
+        """Make an `os.writev` that notes rank 0's failures, and writes nothing in a trial."""
 
         def size(parts: Sequence[Any]) -> int:
             return sum(memoryview(part).nbytes for part in parts)
 
         return self._guarded(original, size)
 
-    def _guarded(self, original: Callable[..., int], size: Callable[[Any], int]) -> Callable[..., int]:
+    def _guarded(
+        self, original: Callable[..., int], size: Callable[[Any], int]
+    ) -> Callable[..., int]:
         handles = self.handles
 
         @stands_for(original)
@@ -167,7 +179,7 @@ class Descriptors(Outward):
         return number
 
     def _alone(self, path: Any, given: Any, flags: int) -> str:
-        """Where another rank writes what no other waits for."""
+        """Return where a rank above 0 writes a file that no other rank waits for."""
 
         def find() -> str:
             found = self.effects.overlay.find(given, follow=False)
@@ -178,7 +190,7 @@ class Descriptors(Outward):
         return str(named(find, path))
 
     def _found(self, path: Any, folder: int | None, flags: int) -> Any:
-        """Where this rank finds it."""
+        """Return where this rank finds the file to read: `path` itself if that is the place."""
         if not self.effects.reads():
             return path
         whole = paths.whole(path, folder)
@@ -197,8 +209,8 @@ class Descriptors(Outward):
 
 
 def _letters(flags: int) -> set[str]:
-    """What `open` would call it."""
+    """Return the letters that `open` has in its mode for these flags."""
     letters = {"w"} if flags & os.O_TRUNC else {"a"} if flags & os.O_APPEND else {"a", "+"}
     if not flags & os.O_CREAT:
-        letters |= {"r"}  # it must be there
+        letters |= {"r"}  # the file must be there
     return letters | ({"x"} if flags & os.O_EXCL and flags & os.O_CREAT else set())

@@ -61,7 +61,7 @@ DATA_SETS = (
     "usps:USPS",
     "widerface:WIDERFace",
 )
-# Where requests keeps its functions, which are short for one another.
+# The places of the functions of requests, which are short for one another.
 REQUESTS = (":", ".api:", ".sessions:Session.")
 VERBS = ("get", "options", "head", "post", "put", "patch", "delete", "request")
 WHY = "one request for the whole job; the other ranks find the files"
@@ -69,19 +69,21 @@ HANDED = "one request for the whole job; the body is handed on"
 
 
 class Downloads(Outward):
-    """Ranks that come later find the file, or are handed the body."""
+    """The script's downloads: ranks that come later find the file, or are handed the body."""
 
     name: ClassVar[str] = "downloads"
     without: ClassVar[str] = "every rank asks for what it downloads"
 
     def setup(self, undo: ExitStack) -> None:
-        """No file is being filled yet."""
+        """Prepare to note, for each thread, that a library is filling a file."""
         super().setup(undo)
-        self._filling = threading.local()  # `now`: a library fills one, on this thread
+        self._filling = threading.local()  # `now`: a library fills a file, on this thread
 
     @patch(*(f"torchvision.datasets.{name}.__init__" for name in DATA_SETS), why=WHY, optional=True)
-    def make_in_turn(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """The constructor asks what is there, loads, unpacks and reads: all of it in turn."""
+    def make_in_turn(
+        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Run the constructor in turn, if it downloads: it looks, loads, unpacks and reads."""
         call = Call(wrapped, args, kwargs)
         more = call.named.get("kwargs", {})
         if not (call.named.get("download") or more.get("download")):
@@ -97,8 +99,10 @@ class Downloads(Outward):
         why=WHY,
         optional=True,
     )
-    def load_in_turn(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Whoever calls: all ranks do."""
+    def load_in_turn(
+        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Load a model or its weights in turn, whoever calls: all ranks do."""
         return self._in_turn(Call(wrapped, args, kwargs))
 
     @patch(
@@ -109,15 +113,17 @@ class Downloads(Outward):
         why=WHY,
         optional=True,
     )
-    def fetch_in_turn(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """A library looked first whether the file is there, and ranks do not agree on that."""
+    def fetch_in_turn(
+        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Fetch in turn for the script; a library looked first for the file: ranks may differ."""
         if self.effects.users() is Mode.PASS_THROUGH:
             return wrapped(*args, **kwargs)
         return self._in_turn(Call(wrapped, args, kwargs))
 
     @patch("torch.hub:download_url_to_file", "urllib.request:urlretrieve", why=WHY)
     def load_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """These never look whether the file is there: one rank of a node calls them."""
+        """Load a file on one rank of each node: these never look whether the file is there."""
         call = Call(wrapped, args, kwargs)
         if self.effects.users() is not Mode.SYNCED:
             return self._alone(lambda: self._whole(call))
@@ -135,21 +141,28 @@ class Downloads(Outward):
         why="a download that breaks off leaves no half of a file",
         optional=True,
     )
-    def retrieve_whole(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """The next run would take it for the whole, where nothing is known of what it should be."""
+    def retrieve_whole(
+        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Write the file whole or not at all; without a checksum, half a file would pass for it."""
         return self._whole(Call(wrapped, args, kwargs))
 
     @patch("torch.hub:urlopen", why="a body that breaks off is an error, not a file")
     def read_whole(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """It writes under another name, and would rename what is half."""
+        """Make an early end of the body an error: torch.hub would rename half a file into place."""
         return http_replay.complete(wrapped(*args, **kwargs))
 
     @patch("urllib.request:urlopen", why=HANDED)
     def open_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """A body that is too large to be handed on is asked for by every rank, and that is said."""
+        """Ask on rank 0, and hand the response to all ranks.
+
+        A body that is too large to be handed on is asked for by every rank, and that is said.
+        """
         if self.effects.users() is not Mode.SYNCED:
             response = wrapped(*args, **kwargs)
-            return http_replay.complete(response) if getattr(self._filling, "now", False) else response
+            return (
+                http_replay.complete(response) if getattr(self._filling, "now", False) else response
+            )
         call = Call(wrapped, args, kwargs)
         packed = self._hand(call, lambda: http_replay.read(call.plain()))
         if packed:
@@ -161,8 +174,10 @@ class Downloads(Outward):
         why=HANDED,
         optional=True,
     )
-    def request_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """As `urlopen`."""
+    def request_once(
+        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Ask on rank 0, and hand the response to all ranks, like `open_once`."""
         if self.effects.users() is not Mode.SYNCED:
             return wrapped(*args, **kwargs)
         call = Call(wrapped, args, kwargs)
@@ -184,18 +199,18 @@ class Downloads(Outward):
         optional=True,
     )
     def say_each(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Whoever calls: a library's downloads, too."""
+        """Say that every rank asks the network, whoever calls: for a library's downloads, too."""
         if self.effects.mode() is Mode.SYNCED:
             self.run.report.say_once(
                 "downloads",
                 users_line(1),
-                f"{type(instance).__module__} asks the network on each of {self.run.group.size} ranks; "
-                "urllib.request, requests and torch.hub ask once for all",
+                f"{type(instance).__module__} asks the network on each of {self.run.group.size} "
+                "ranks; urllib.request, requests and torch.hub ask once for all",
             )
         return wrapped(*args, **kwargs)
 
     def _in_turn(self, call: Call) -> Any:
-        """Rank 0 makes the call, then the first rank of every other node, then the rest."""
+        """Make the call on rank 0, then on the first rank of every other node, then on the rest."""
         if self.effects.mode() is not Mode.SYNCED:
             return self._alone(call.plain)
         made: list[Any] = []
@@ -206,19 +221,21 @@ class Downloads(Outward):
             return made[0] if made else call.plain()
 
     def _alone(self, act: Callable[[], Any]) -> Any:
-        """Nobody can be waited for: one rank of the node at a time, so that files are whole."""
+        """Act where ranks cannot meet: one rank of the node at a time, so that files are whole."""
         if self.effects.mode() is not Mode.UNSYNCED:
             return act()
         with self.effects.own(), _one_at_a_time(self.run.world.master_port):
             return act()
 
     def _whole(self, call: Call) -> Any:
-        """The call writes the file that it names whole, or leaves what is there."""
+        """Make the call so that the file that it names is written whole, or left as it is."""
         path = call.named.get("filename")
         if path is None:  # a temporary file; or torch.hub, which renames by itself
             return call.plain()
         draft = Draft(os.fspath(path))
-        self._filling.now = call.name != "urllib.request.urlretrieve"  # which looks by itself
+        self._filling.now = (
+            call.name != "urllib.request.urlretrieve"
+        )  # which checks the length itself
         try:
             with self.effects.own():
                 made = draft.write(lambda at: call.changed(filename=at))
@@ -228,8 +245,14 @@ class Downloads(Outward):
             draft.discard()
         return made and (path, *made[1:])
 
-    def _lead(self, call: Call, leader: int, path: str = "", facts: Facts | None = None) -> list[Any]:
-        """One rank loads a file, unless it is rank 0's that it sees there."""
+    def _lead(
+        self, call: Call, leader: int, path: str = "", facts: Facts | None = None
+    ) -> list[Any]:
+        """Load a file on rank `leader`, unless it sees rank 0's there.
+
+        Returns:
+            The path, the size and time of the file there, and the headers of the answer.
+        """
 
         def load() -> list[Any]:
             if path and seen(path) == facts:
@@ -251,8 +274,8 @@ class Downloads(Outward):
         self.run.report.say_once(
             "downloads",
             users_line(1),
-            f"{url} is more than {http_replay.LIMIT >> 20} MB, too much to be handed from rank to rank: "
-            f"each of {size} ranks asks for it; urllib.request.urlretrieve asks once",
+            f"{url} is more than {http_replay.LIMIT >> 20} MB, too much to be handed from rank to "
+            f"rank: each of {size} ranks asks for it; urllib.request.urlretrieve asks once",
         )
         with self.effects.own():
             return call.plain()
@@ -260,7 +283,7 @@ class Downloads(Outward):
 
 @contextmanager
 def _one_at_a_time(port: int) -> Iterator[None]:
-    """Among the ranks of a job on this machine."""
+    """Let one rank of the job on this machine inside at a time; `port` stands for the job."""
     path = os.path.join(tempfile.gettempdir(), f"autoddp-{os.getuid()}-{port}.lock")
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:

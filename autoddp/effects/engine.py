@@ -1,4 +1,4 @@
-"""Whose call it is, and what shall become of it: the rules that all side effects share.
+"""The rules that all side effects share: whose call one is, and what shall become of it.
 
 A call is agreed on over all ranks only where all ranks make it, in the same order: in the rank
 itself (not in a worker process), on the thread that runs the script, outside a data set's fetch.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Mode(Enum):
-    """What becomes of a call that touches the outside world."""
+    """The fate of a call that touches the outside world."""
 
     PASS_THROUGH = "as if we were not there"
     SYNCED = "rank 0 does it, for all"
@@ -63,24 +63,24 @@ class Effects:
         self.aside = 0  # above 0 inside an effect, and inside a data set's fetch
         self.fetching = 0  # above 0 inside the latter
         self.trials = 0
-        self.ending = False  # the script has ended; what its objects do at their end, ranks do apart
+        self.ending = False  # the script has ended: ranks do apart what its objects still do
         self.over = False
         self._pid, self._thread = os.getpid(), threading.get_ident()
         self._apart = threading.local()  # `aside` is the script's thread's
-        self.threads: WeakSet[threading.Thread] = WeakSet()  # those that every rank has started, too
-        self._child, self.collector = 0, GcWatch()  # this process, where it was forked from the rank
-        self.handles: dict[int, OpenDescriptor] = {}  # descriptors that stand for one file on all ranks
+        self.threads: WeakSet[threading.Thread] = WeakSet()  # those of every rank
+        self._child, self.collector = 0, GcWatch()  # `_child`: this process, if it was forked
+        self.handles: dict[int, OpenDescriptor] = {}  # descriptors of one file on all ranks
 
     def in_rank_process(self) -> bool:
-        """Tell whether this is the rank itself, not a process forked from it, and the job goes on."""
+        """Return whether this is the rank, not a process forked from it, and the job goes on."""
         return not self.over and os.getpid() == self._pid
 
     def accepts_effects(self) -> bool:
-        """As `in_rank_process`, and not in the midst of an effect or of a fetch."""
+        """Return whether this is the rank itself, not in the midst of an effect or of a fetch."""
         return not self.aside and self.in_rank_process()
 
     def in_forked_child(self) -> bool:
-        """Whether this process was forked from the rank, as its equals were, and not to load data."""
+        """Return whether the rank forked this process, as all ranks did, and not to load data."""
         here = os.getpid()
         if here == self._pid:
             return False
@@ -89,7 +89,7 @@ class Effects:
         return not (self.over or loads_data())
 
     def mode(self) -> Mode:
-        """What becomes of an effect at this point."""
+        """Decide what becomes of an effect at this point of the script."""
         if self.in_forked_child() and self.rank:
             return Mode.PASS_THROUGH if self.aside else Mode.UNSYNCED
         if getattr(self._apart, "aside", False) and threading.get_ident() != self._thread:
@@ -103,15 +103,12 @@ class Effects:
         return Mode.SYNCED if self.exchange else Mode.UNSYNCED
 
     def users(self, through: tuple[str, ...] = ()) -> Mode:
-        """As `mode`, but PASS_THROUGH where a library does it for itself; files of `through` are none."""
+        """Decide like `mode`, but PASS_THROUGH for a library; look past files in `through`."""
         mode = self.mode()
         return mode if mode is Mode.PASS_THROUGH or users_call(2, through) else Mode.PASS_THROUGH
 
     def touch(self, *given: Any, through: tuple[str, ...] = ()) -> Mode:
-        """What becomes of a change of these paths: nobody waits for what a library does for itself.
-
-        What it keeps for itself, see `caches`, is PASS_THROUGH.
-        """
+        """Decide on a change of paths; nobody waits for a library, whose own files pass through."""
         mode = self.mode()
         if mode is Mode.PASS_THROUGH:
             return mode
@@ -123,31 +120,31 @@ class Effects:
         return Mode.UNSYNCED if mode is Mode.SYNCED else mode
 
     def keeps(self, path: Any) -> bool:
-        """Whether a path is among what libraries keep, or is this rank's own."""
+        """Return whether `path` is among what libraries keep, or is this rank's own."""
         if not isinstance(path, (str, bytes, os.PathLike)):
             return False
         full = paths.text(path)
         return caches.keeps(full, self.scratch.private) or self.scratch.holds(full)
 
     def note(self, path: Any, how: str = GONE, follow: bool = False) -> None:
-        """Rank 0 is about to change something where ranks do not meet."""
+        """Note in rank 0's journal that `path` is about to change where ranks do not meet."""
         if self.journal is not None and self.in_rank_process():
             self.journal.note(self.group.passed, paths.real(path, follow), how)
 
     def moving(self, source: Any, target: Any) -> AbstractContextManager[None]:
-        """Rank 0 renames something inside, where ranks do not meet."""
+        """Note in rank 0's journal that it renames a path inside, where ranks do not meet."""
         if self.journal is None or not self.in_rank_process():
             return nullcontext()
         names = paths.real(source, False), paths.real(target, False)
         return self.journal.moving(self.group.passed, *names)
 
     def agreed(self, path: Any) -> None:
-        """Rank 0 is about to change `path` for all: what threads make there later is not what was there."""
+        """Note that rank 0 changes `path` for all now: what threads make there later is new."""
         if self.journal is not None and self.in_rank_process():
             self.journal.agreed(paths.real(path, follow=False))
 
     def reads(self) -> bool:
-        """Tell whether what is read may lie elsewhere than its name says; where, is up to date."""
+        """Return whether files may lie elsewhere than named; if so, the places are up to date."""
         if self.overlay.idle() or not self._looks():
             return False
         if self.exchange and threading.get_ident() == self._thread and os.getpid() == self._pid:
@@ -155,13 +152,13 @@ class Effects:
         return True
 
     def _looks(self) -> bool:
-        """Whether this process has another world than the disk, and is not in the midst of an effect."""
+        """Return whether this process sees another world than the disk, outside of an effect."""
         if self.rank == 0 or self.over or getattr(self._apart, "aside", False):
             return False
         return self.aside <= self.fetching or threading.get_ident() != self._thread
 
     def look(self, plain: Callable[[], Any], ask: Callable[[], Any]) -> Any:
-        """What `plain` finds, or `ask`, where that may lie elsewhere; anew if rank 0 went ahead meanwhile."""
+        """Call `plain`, or `ask` if files may lie elsewhere; anew if rank 0 moved on meanwhile."""
         turn = self.overlay.turn
         while self._looks():
             before = turn()
@@ -178,16 +175,16 @@ class Effects:
         return plain()
 
     def where(self, path: Any, follow: bool = True) -> Any:
-        """Where this rank reads what is at `path`.
+        """Return the path where this rank reads what is at `path`.
 
         Raises:
-            FileNotFoundError: It is not there for this rank.
+            FileNotFoundError: The file is not there for this rank.
         """
         return self.overlay.where(path, follow) if self.reads() else path
 
     @contextmanager
     def own(self) -> Iterator[None]:
-        """What is done in here is plain."""
+        """Let all that this thread does inside pass through, as if autoddp were not there."""
         if threading.get_ident() != self._thread:  # what the script does meanwhile is not plain
             before, self._apart.aside = getattr(self._apart, "aside", False), True
             try:
@@ -203,7 +200,7 @@ class Effects:
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """What is done in here one process would not have done: it must leave no trace."""
+        """Leave no trace of what is done inside: one process would not have done it."""
         self.trials += 1
         try:
             yield
@@ -211,7 +208,7 @@ class Effects:
             self.trials -= 1
 
     def ask_rank0(self, what: str, act: Callable[[], Any]) -> Any:
-        """Rank 0's answer to a question to the outside world."""
+        """Ask the outside world by `act` on rank 0, and return its answer on all ranks."""
         self.aside += 1  # as `own` does; a clock is read in a few microseconds
         try:
             return self.group.effect(f"{what} at {users_line(2)}", act)
@@ -220,8 +217,10 @@ class Effects:
             if self.overlay.before is not None:
                 self.overlay.before.come(self.group.passed)
 
-    def do_on_rank0(self, what: str, act: Callable[[], Any], told: Callable[[Any], Any] | None = None) -> Any:
-        """Rank 0 changes the outside world once all ranks are here; all raise what it raised.
+    def do_on_rank0(
+        self, what: str, act: Callable[[], Any], told: Callable[[Any], Any] | None = None
+    ) -> Any:
+        """Change the outside world on rank 0 once all ranks are here; all raise its error.
 
         Returns:
             On rank 0 what `act` returned, on the others what `told` makes of that.
@@ -243,7 +242,7 @@ class Effects:
         return kept if self.rank == 0 else answer
 
     def found(self, path: str) -> str:
-        """Where this rank reads what is at `path`; nowhere, if it was removed."""
+        """Return the path where this rank reads `path`; an empty one if that was removed."""
         try:
             at = self.overlay.where(path) if self.rank and not self.overlay.idle() else path
             if at is not path or self.client is None:
@@ -253,7 +252,7 @@ class Effects:
             return ""
 
     def end(self) -> None:
-        """Nothing is agreed on any more; the scratch goes away."""
+        """End all agreement; remove the scratch, and end the journal."""
         self.over = True
         if os.getpid() == self._pid:
             self.scratch.remove()
@@ -263,7 +262,7 @@ class Effects:
 
 
 class Outward(Feature):
-    """What the features that touch the outside world share; wrappers call `self.effects`."""
+    """The base of features that touch the outside world; their wrappers call `self.effects`."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -271,9 +270,9 @@ class Outward(Feature):
         self.rank = run.world.rank
 
     def setup(self, undo: ExitStack) -> None:
-        """In a trial no effect of ours takes place."""
+        """Share the journal, watch the collector, and let no effect take place in a trial."""
         with self.effects.own():
-            tempfile.gettempdir()  # found out once: by all ranks, not by those with a scratch first
+            tempfile.gettempdir()  # found out once: by all ranks, not first by those with a scratch
         share(self.effects)
         trials = self.run.view.trials
         undo.callback(self.effects.end)
@@ -288,7 +287,7 @@ class Outward(Feature):
     def fetch_alone(
         self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Mapping[str, Any]
     ) -> Any:
-        """Inside, reads and writes are as if we were not there."""
+        """Fetch a batch; its reads and writes are as if autoddp were not there."""
         if not self.effects.accepts_effects():
             return wrapped(*args, **kwargs)
         self.effects.fetching += 1

@@ -1,4 +1,4 @@
-"""What `os.scandir` yields, where another rank or another folder has been asked."""
+"""Stand-ins for what `os.scandir` yields, where another rank or another folder was asked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Entry:
-    """What `os.scandir` yields, from what rank 0 saw."""
+    """An entry like those of `os.scandir`, made of facts from rank 0 or from another folder."""
 
     def __init__(self, folder: Any, name: str, kinds: list[bool], inode: int) -> None:
         self.name: Any = os.fsencode(name) if isinstance(folder, bytes) else name
@@ -17,27 +17,27 @@ class Entry:
         self._inode = inode
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether it is a folder."""
+        """Return whether the entry is a folder."""
         return self._folder if follow_symlinks else self._folder_itself
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether it is a plain file."""
+        """Return whether the entry is a plain file."""
         return self._file if follow_symlinks else self._file_itself
 
     def is_symlink(self) -> bool:
-        """Whether it is a link."""
+        """Return whether the entry is a symbolic link."""
         return self._link
 
     def is_junction(self) -> bool:
-        """Never, but on Windows."""
+        """Return False: only Windows has junctions."""
         return False
 
     def inode(self) -> int:
-        """Its inode."""
+        """Return the number of the entry's inode."""
         return self._inode
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """What `os.stat` says."""
+        """Return what `os.stat` says of the entry's path."""
         return os.stat(self.path, follow_symlinks=follow_symlinks)
 
     def __fspath__(self) -> Any:
@@ -48,7 +48,7 @@ class Entry:
 
 
 class Listing:
-    """What `os.scandir` returns: an iterator that can be closed."""
+    """An iterator over entries that can be closed, like the one of `os.scandir`."""
 
     def __init__(self, entries: Iterator[Entry]) -> None:
         self._entries = entries
@@ -66,12 +66,12 @@ class Listing:
         self.close()
 
     def close(self) -> None:
-        """Nothing is left to iterate over."""
+        """Drop the entries that are left to iterate over."""
         self._entries = iter(())
 
 
 def facts(entry: os.DirEntry[str]) -> list[Any]:
-    """What an entry says of itself, as JSON can carry it."""
+    """Return the name, kinds and inode of an entry, as JSON can carry them."""
     kinds = [
         entry.is_dir(),
         entry.is_file(),

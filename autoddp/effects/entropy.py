@@ -1,7 +1,7 @@
-"""What a rank draws from the system: the same on all ranks, and not a word is said for it.
+"""Random bytes that ranks draw from the system: the same on all ranks, which do not talk for it.
 
-A draw is a keyed hash of the place that draws and of how often that place has. So a rank that draws alone
-somewhere, for a cache or for another try, disturbs nobody, and nobody waits.
+A draw is a keyed hash of the place that draws and of how often that place has drawn. So a rank that
+draws alone somewhere, for a cache or for another try, disturbs nobody, and nobody waits.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _STDLIB = tuple(sysconfig.get_paths()[key] + "/" for key in ("stdlib", "platstdl
 _WRAPT = os.path.dirname(wrapt.__file__) + "/"
 _OURS = os.path.dirname(os.path.dirname(__file__)) + "/"
 _STARTS = tuple(_OURS + name for name in ("process/script.py", "decorator/"))
-# Who draws names of what every rank really makes: files and locks in caches and in the temporary folder, and
-# shared memory. Two ranks of a node that had one name for two of these would write into each other's.
+# Code that draws names of what every rank really makes: files and locks in caches and in the
+# temporary folder, and shared memory. Two ranks of a node that had one name for two of these would
+# write into each other's.
 _NAMING = tuple(folder + name for folder in _STDLIB for name in ("tempfile.py", "multiprocessing/"))
 _NAMERS = tuple(
     installed + name
@@ -38,7 +39,7 @@ MOST = 4096  # stacks that are kept
 
 
 class Role(Enum):
-    """What a frame on the way to a draw is to it."""
+    """The part that a stack frame on the way to a draw has in it."""
 
     PLACE = "a part of the place that draws"
     PASSED = "between the place and the system: Python's own, and us"
@@ -58,9 +59,9 @@ def _role(filename: str) -> Role:
 
 
 def place(stack: list[tuple[CodeType, int]]) -> str | None:
-    """The functions and lines that led to a draw; None where each rank draws its own.
+    """Return the functions and lines that led to a draw; None where each rank draws its own.
 
-    No path is in it: the file of a function may be generated, with a name of its own on each rank.
+    No path is among them: the file of a function may be generated, with another name on each rank.
     """
     steps: list[str] = []
     for code, line in stack:
@@ -75,15 +76,15 @@ def place(stack: list[tuple[CodeType, int]]) -> str | None:
 
 
 class Entropy:
-    """One rank's draws; all ranks have one secret."""
+    """The draws of one rank; all ranks have one secret."""
 
     def __init__(self, secret: bytes) -> None:
         self.secret = secret
-        self.counts: dict[bytes, int] = {}  # by a hash of the place: of these there may be many
+        self.counts: dict[bytes, int] = {}  # by a hash of the place, since places may be many
         self._seen: dict[tuple[int, ...], Any] = {}  # stacks whose places are known, and their code
 
     def draw(self, size: int) -> bytes | None:
-        """So many bytes; None where each rank draws its own."""
+        """Return `size` bytes, the same on all ranks; None where each rank draws its own."""
         made = self._place()
         if made is None:
             return None
@@ -94,7 +95,7 @@ class Entropy:
         return drawn[:size] if size <= LONGEST else shake_256(drawn).digest(size)
 
     def _place(self) -> Any:
-        """A hash of it, to go on with: a line is looked up but once for each stack."""
+        """Return a hash of the place, to go on with, or None; look up a stack's lines once."""
         ids: list[int] = []
         first: FrameType | None = sys._getframe(2)
         frame = first
@@ -108,6 +109,6 @@ class Entropy:
             stack = [(frame.f_code, line) for frame, line in traceback.walk_stack(first)]
             where = place(stack)
             hashed = None if where is None else blake2b(where.encode(), key=self.secret)
-            # with its code, whose number would else be another's some day
+            # its code is kept alive: else the `id` of it would be another's some day
             seen = self._seen[key] = hashed, [code for code, _ in stack]
         return seen[0] and seen[0].copy()

@@ -1,4 +1,4 @@
-"""Nodes that do not share rank 0's folders: what rank 0 wrote is handed over when it is read there.
+"""Files for nodes that do not share rank 0's folders: handed over when they are read there.
 
 The truth about a file that the job changed is on rank 0's disk, and so it is about a file that is
 not here. A rank of another node asks rank 0 what it sees; if it sees the same itself, the folder is
@@ -45,20 +45,20 @@ Facts = list[int]  # size and time of change: by what two ranks see that they se
 
 
 class FileServer:
-    """Rank 0 answers, on a thread that the script does not see."""
+    """A server of rank 0's files to other nodes, on a thread that the script does not see."""
 
     def __init__(self, effects: Effects) -> None:
         self._effects, self._store = effects, effects.group.store.clone()
         self._store.set_timeout(FOREVER)
         self._folder, self._since = os.path.realpath(os.getcwd()), time.time_ns() - SKEW
-        self.told: set[str] = set()  # what the script was told is there
+        self.told: set[str] = set()  # paths that the script was told are there
         _thread.start_new_thread(self._serve, ())
 
     def end(self, others: list[int]) -> None:
-        """Stay until the others have read what they want, for a while.
+        """Stay until the other ranks have read what they want, at most `LAST` seconds.
 
-        A rank 0 that hosts the store stays for them by itself, and the thread answers to its end. Whoever
-        waits for what rank 0 would have done, had it not ended here, learns that it will not.
+        A rank 0 that hosts the store stays for them by itself, and the thread answers to its end.
+        A rank that waits for what rank 0 would have done next learns that it will not.
         """
         self._effects.group.channel.close()
         store, keys = self._effects.group.store, [f"handover/left/{rank}" for rank in others]
@@ -76,11 +76,12 @@ class FileServer:
     def _reply(self, key: str, path: str, facts: Facts | None, offset: int) -> None:
         body = bytearray()
         outcome = Outcome.of(lambda: self._answer(path, facts, offset, body))
-        data: Any = json.dumps(outcome.to_data()).encode() + b"\n" + body  # its stub knows text only
+        # Any: the stub of `set` knows text only
+        data: Any = json.dumps(outcome.to_data()).encode() + b"\n" + body
         self._store.set(key, data)
 
     def _answer(self, path: str, facts: Facts | None, offset: int, body: bytearray) -> Facts | None:
-        """What is at `path`, None if nothing; with `facts`, a part of it, too."""
+        """Return the facts of `path`, None if it is not served; fill `body` if they are `facts`."""
         try:
             handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would keep us waiting
         except FileNotFoundError:
@@ -97,13 +98,13 @@ class FileServer:
             os.close(handle)
 
     def _serves(self, path: str, there: os.stat_result) -> bool:
-        """What came to be since the job began, lies where it began, or was asked about by the script."""
+        """Return whether `path` is new to the job, below its folder, or the script asked for it."""
         below = os.path.realpath(path).startswith(self._folder.rstrip("/") + "/")
         return below or there.st_ctime_ns >= self._since or path in self.told
 
 
 class FileClient:
-    """A rank of another node asks; in its worker processes, too."""
+    """A client of rank 0's file server, for a rank of another node and its worker processes."""
 
     def __init__(self, effects: Effects, folder: str, node: int) -> None:
         self._effects, self._folder, self._node = effects, folder, node
@@ -112,18 +113,18 @@ class FileClient:
         self._connect()
 
     def _connect(self) -> None:
-        """A connection of this process's own: one that was forked belongs to the parent."""
+        """Make a connection of this process's own: one that was forked belongs to the parent."""
         if self._pid != os.getpid():
             self._pid, self._lock, self._number = os.getpid(), threading.Lock(), 0
             self._store = self._effects.group.store.clone()
             self._store.set_timeout(PATIENCE)
 
     def find(self, file: str | bytes | os.PathLike[Any]) -> Any:
-        """Where this rank reads `file`.
+        """Return the path where this rank reads `file`.
 
         Raises:
-            FileNotFoundError: Rank 0 removed it.
-            TooLarge: It is on node 0 alone, and is too large to be handed over.
+            FileNotFoundError: Rank 0 removed the file.
+            TooLarge: The file is on node 0 alone, and is too large to be handed over.
         """
         path = os.path.abspath(os.fsdecode(file))
         scratch = self._effects.scratch
@@ -140,7 +141,7 @@ class FileClient:
         return file
 
     def end(self) -> None:
-        """This rank will not ask again; the last of its node clears away."""
+        """Say that this rank will not ask again; the last one of its node removes the copies."""
         if os.getpid() != self._pid:
             return
         group = self._effects.group
@@ -152,13 +153,13 @@ class FileClient:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _fetched(self, path: str, facts: Facts) -> str:
-        """A copy of rank 0's file for all ranks of this node."""
+        """Return the path of a copy of rank 0's file for all ranks of this node."""
         size, changed = facts
         if size > LIMIT:
             raise TooLarge(
-                f"{path} is on node 0 and, after {LATE:.0f} s, not on node {self._node}: {size} bytes, and "
-                f"up to {LIMIT} are handed over; put it in a folder that both nodes share, or copy it to "
-                f"node {self._node}"
+                f"{path} is on node 0 and, after {LATE:.0f} s, not on node {self._node}: {size} "
+                f"bytes, and up to {LIMIT} are handed over; put it in a folder that both nodes "
+                f"share, or copy it to node {self._node}"
             )
         folder = os.path.join(self._folder, hashlib.sha1(path.encode()).hexdigest())
         at = os.path.join(folder, f"{changed}-{size}", os.path.basename(path))
@@ -167,12 +168,13 @@ class FileClient:
                 os.makedirs(os.path.dirname(at), exist_ok=True)
                 self._copy(path, facts, at)
                 os.utime(at, ns=(changed, changed))
-                for old in sorted(os.listdir(folder))[:-2]:  # a worker may be about to open the last one
+                # the one before stays: a worker may be about to open it
+                for old in sorted(os.listdir(folder))[:-2]:
                     shutil.rmtree(os.path.join(folder, old))
         return at
 
     def _copy(self, path: str, facts: Facts, at: str) -> None:
-        """Bring the file over."""
+        """Bring the file over to `at`, which comes to be once it is whole."""
         handle = os.open(at + "~", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             for part in self._parts(path, facts):
@@ -182,7 +184,7 @@ class FileClient:
         os.rename(at + "~", at)
 
     def _parts(self, path: str, facts: Facts) -> Iterator[bytes]:
-        """All bytes of the file; some parts are under way while one is read."""
+        """Yield all bytes of the file; some parts are under way while one is read."""
         offsets, keys = list(range(0, facts[0], PART)), []
         for at in range(len(offsets) + AHEAD):
             if at < len(offsets):
@@ -222,7 +224,7 @@ class MirroredFolders:
         self._made: set[str] = set()
 
     def make(self, path: str) -> None:
-        """`path`, and what it lies in."""
+        """Make the folder `path`, and those that it lies in."""
         missing = []
         while not os.path.isdir(path) and path != os.path.dirname(path):
             missing.append(path)
@@ -233,7 +235,7 @@ class MirroredFolders:
                 self._made.add(folder)
 
     def move(self, source: str, target: str) -> None:
-        """Rank 0 has renamed it."""
+        """Rename a folder that was made here, as rank 0 has."""
         if source in self._made and os.path.isdir(source):
             self.make(os.path.dirname(target))
             os.rename(source, target)
@@ -241,15 +243,16 @@ class MirroredFolders:
         self._made = (self._made - below) | {target + path[len(source) :] for path in below}
 
     def remove(self, path: str) -> None:
-        """Rank 0 has removed it."""
+        """Remove a folder that was made here, as rank 0 has."""
         if path in self._made:
-            shutil.rmtree(path, ignore_errors=True)  # it may be one folder for both nodes, after all
+            # errors: it may be one folder for both nodes, after all
+            shutil.rmtree(path, ignore_errors=True)
         self._made = {folder for folder in self._made if not _among(folder, {path})}
 
 
 @contextmanager
 def _alone(folder: str) -> Iterator[None]:
-    """One rank or worker of this node at a time."""
+    """Let one rank or worker of this node inside at a time."""
     handle = os.open(folder + ".lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -259,7 +262,7 @@ def _alone(folder: str) -> Iterator[None]:
 
 
 def _among(path: str, changed: Collection[str] | None) -> bool:
-    """Whether `path`, or what it lies in, is one of these."""
+    """Return whether `path`, or a folder that it lies in, is among `changed`."""
     while changed:
         if path in changed:
             return True
@@ -271,7 +274,7 @@ def _among(path: str, changed: Collection[str] | None) -> bool:
 
 
 def _comes(path: str, facts: Facts) -> bool:
-    """Whether it is a file server's, which is late: what fits is handed over meanwhile."""
+    """Wait for a late file server; return whether `path` came. What fits is handed over."""
     deadline = time.monotonic() + LATE
     while time.monotonic() < deadline:
         with suppress(OSError):
@@ -283,7 +286,7 @@ def _comes(path: str, facts: Facts) -> bool:
 
 
 def seen(path: str) -> Facts | None:
-    """What this rank sees there."""
+    """Return the size and time of `path` as this rank sees it, None if nothing is there."""
     try:
         return _facts(os.stat(path))
     except OSError:

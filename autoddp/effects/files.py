@@ -19,14 +19,14 @@ _WRITES = frozenset("wax+")
 
 
 class Files(Outward):
-    """Rank 0 writes; the others go through the same motions, and learn what became of it."""
+    """The script's files: rank 0 writes; others go through the motions, and learn how it went."""
 
     name: ClassVar[str] = "files"
     without: ClassVar[str] = "every rank writes every file"
     libraries: ClassVar[bool] = True
 
     def setup(self, undo: ExitStack) -> None:
-        """Files that are open are muted in a trial, as those opened in it are."""
+        """Have a trial mute the files that are open before it, as it does those opened in it."""
         super().setup(undo)
         self.opened, self.written = OpenFiles(self.effects), WriteCalls(self.effects)
         trials = self.run.view.trials
@@ -40,14 +40,14 @@ class Files(Outward):
         why="rank 0 writes the checkpoint, whole or not at all",
     )
     def save_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Others pickle too, into nothing: gathering what is held by rows takes all ranks."""
+        """Save on rank 0; others pickle into nothing: gathering rows takes all ranks."""
         return self.written.write(Call(wrapped, args, kwargs), CHECKPOINT)
 
     @patch(*WRITERS, why="rank 0 writes the file, whole or not at all", optional=True, told=True)
     def write_once(
         self, target: str, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     ) -> Any:
-        """Others write too, to their scratch."""
+        """Write the file on rank 0; others write it, too, to their scratch."""
         return self.written.write(Call(wrapped, args, kwargs), WRITERS[target])
 
     @patch(
@@ -60,7 +60,7 @@ class Files(Outward):
         hot=True,
     )
     def open_once(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Others get a file on their scratch, which holds what they write."""
+        """Make an `open` by which other ranks get a file on scratch that holds what they write."""
         effects, idle, turn = self.effects, self.effects.overlay.idle, self.effects.overlay.turn
         first = self.rank == 0
 
@@ -83,8 +83,10 @@ class Files(Outward):
             if not writes:
                 return effects.look(call.plain, lambda: self._read(call))
             what = effects.touch(file)
-            # tempfile opens a folder so, and by its opener a file in it
-            if what is Mode.PASS_THROUGH or (what is Mode.UNSYNCED and call.named.get("opener") is not None):
+            # tempfile passes a folder here, and opens a file in it by its opener
+            if what is Mode.PASS_THROUGH or (
+                what is Mode.UNSYNCED and call.named.get("opener") is not None
+            ):
                 return original(file, mode, *args, **kwargs)
             return self.opened.open(what, call)
 
@@ -92,14 +94,14 @@ class Files(Outward):
 
     @patch(*READERS, why="what a library has written is read where this rank has it", optional=True)
     def read_own(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """They open by themselves what is at a path."""
+        """Have a library, which opens by itself, read a file where this rank has it."""
         if not self.effects.reads():
             return wrapped(*args, **kwargs)
         call = Call(wrapped, args, kwargs)
         return self.effects.look(call.plain, lambda: read(call, self.effects.where))
 
     def _read(self, call: Call) -> Any:
-        """Where this rank finds it."""
+        """Open a file for reading where this rank finds it, under the name that was given."""
         file = call.named.get("file")
         at = file if file is None else self.effects.where(file)
         if at is file:

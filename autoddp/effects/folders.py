@@ -19,20 +19,20 @@ REMOVES = {"remove", "unlink", "rmdir", "removedirs", "rmtree"}
 RENAMES = {"rename", "renames", "replace", "move"}
 MAKES = {"mkdir", "makedirs"}
 CHANGES = {"truncate", "touch"}
-# What these functions call the path that they act on, and the one that they make.
+# The names of the arguments for the path that is acted on, and for the one that is made.
 FROM = ("path", "src", "self", "name", "base_name", "filename")
 TO = ("dst", "extract_dir")
 
 
 class Folders(Outward):
-    """`if not exists: make` branches alike on all ranks, and makes once."""
+    """The script's folders: `if not exists: make` branches alike on all ranks, and makes once."""
 
     name: ClassVar[str] = "folders"
     without: ClassVar[str] = "every rank makes, moves and removes, and asks its own disk"
     libraries: ClassVar[bool] = True
 
     def setup(self, undo: ExitStack) -> None:
-        """What is done without the others goes its own way."""
+        """Prepare for changes that this rank makes without the others."""
         super().setup(undo)
         self.alone = UnsyncedChange(self.effects)
 
@@ -68,19 +68,23 @@ class Folders(Outward):
         "shutil:unpack_archive",
         why="what the script makes, moves and removes, it does once: rank 0 does it",
     )
-    def change_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """All ranks wait for it, and raise what it raised; scratch follows."""
+    def change_once(
+        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Make the change on rank 0; all wait for it and raise its error, and scratch follows."""
         if self.effects.mode() is Mode.PASS_THROUGH:
             return wrapped(*args, **kwargs)
         call = Call(wrapped, args, kwargs)
         source, target = _first(FROM, call.named), _first(TO, call.named)
         if source is None:
             return call.plain()
-        mode = self.effects.touch(paths.whole(source if target is None else target, _folder(call, target)))
+        mode = self.effects.touch(
+            paths.whole(source if target is None else target, _folder(call, target))
+        )
         if mode is Mode.UNSYNCED:
             return self.alone.change(call)
         if mode is Mode.PASS_THROUGH and call.name.endswith("makedirs"):
-            with self.effects.own():  # a cache's, and what it lies in
+            with self.effects.own():  # a cache's folder, and those that it lies in
                 return call.plain()
         if mode is Mode.PASS_THROUGH or _by_handle(call):
             return call.plain()
@@ -94,7 +98,7 @@ class Folders(Outward):
         why="whether a file is there, and how large, the script asks once: rank 0 answers",
     )
     def stat_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """`exists`, `isfile`, `getsize` and pathlib's ask this."""
+        """Return rank 0's answer; `exists`, `isfile`, `getsize` and pathlib's ask this."""
         call = self._asked(wrapped, args, kwargs)
         if call is None:
             return self._found(wrapped, args, kwargs)
@@ -111,15 +115,18 @@ class Folders(Outward):
         why="what a file is, and who may read it, the script asks once: rank 0 answers",
     )
     def ask_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Of extended attributes each rank asks its own disk."""
+        """Return rank 0's answer; for extended attributes each rank asks its own disk."""
         call = self._asked(wrapped, args, kwargs)
         if call is None or call.name.endswith("xattr"):
             return self._found(wrapped, args, kwargs)
         return self.effects.ask_rank0(call.name, call.plain)
 
-    @patch("os:listdir", why="what is in a folder, and in which order, the script asks once: rank 0 answers")
+    @patch(
+        "os:listdir",
+        why="what is in a folder, and in which order, the script asks once: rank 0 answers",
+    )
     def list_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """`glob` and `iterdir` ask this, too."""
+        """Return rank 0's names in a folder; `glob` and `iterdir` ask this, too."""
         call = self._asked(wrapped, args, kwargs)
         if call is None:
             return self._found(wrapped, args, kwargs, self.alone.names)
@@ -127,25 +134,34 @@ class Folders(Outward):
 
     @patch("threading:Thread.start", why="what a thread of every rank's makes, each has for itself")
     def know(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """One that is started inside an effect is rank 0's alone: a tracker's."""
+        """Note a thread that every rank starts.
+
+        A thread that is started inside an effect is rank 0's alone: a tracker's.
+        """
         effects = self.effects
         if threading.current_thread() in effects.threads or effects.mode() is Mode.SYNCED:
             effects.threads.add(instance)
         return wrapped(*args, **kwargs)
 
-    @patch("os:chdir", why="a folder that a library made is rank 0's: others enter it when it is there")
+    @patch(
+        "os:chdir", why="a folder that a library made is rank 0's: others enter it when it is there"
+    )
     def enter(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """A folder of this rank's own, where rank 0 makes none of that name."""
+        """Enter rank 0's folder; one of this rank's own, where rank 0 makes none of that name."""
         call = Call(wrapped, args, kwargs)
         return self.alone.enter(call) if self.effects.reads() else call.plain()
 
     @patch("os:statvfs", why="how much room there is the script asks once: rank 0 answers")
-    def measure_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """`shutil.disk_usage` asks this."""
+    def measure_once(
+        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Return the room on rank 0's disk; `shutil.disk_usage` asks this."""
         call = self._asked(wrapped, args, kwargs)
         if call is None:
             return wrapped(*args, **kwargs)
-        return os.statvfs_result(tuple(self.effects.ask_rank0(call.name, lambda: list(call.plain()))))
+        return os.statvfs_result(
+            tuple(self.effects.ask_rank0(call.name, lambda: list(call.plain())))
+        )
 
     @patch(
         "os:scandir",
@@ -154,7 +170,7 @@ class Folders(Outward):
         why="what is in a folder, and in which order, the script asks once: rank 0 answers",
     )
     def scan_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """`walk` and `glob` ask this."""
+        """Return rank 0's entries of a folder; `walk` and `glob` ask this."""
         if wrapped.__module__ == "glob":
             return wrapped(*args, **kwargs)  # Python 3.14: a function that asks os.scandir
         call = self._asked(wrapped, args, kwargs)
@@ -169,16 +185,22 @@ class Folders(Outward):
         return Listing(Entry(path, *facts) for facts in self.effects.ask_rank0(call.name, scan))
 
     def _found(
-        self, wrapped: Callable[..., Any], args: Any, kwargs: Any, ask: Callable[[Call], Any] | None = None
+        self,
+        wrapped: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        ask: Callable[[Call], Any] | None = None,
     ) -> Any:
-        """The answer of what this rank finds there; nearly a plain call, where that is what the disk has."""
+        """Answer by what this rank finds there, nearly by a plain call if that is the disk's."""
         if self.rank == 0:
             return wrapped(*args, **kwargs)
         asked = ask or self.alone.ask
-        return self.effects.look(lambda: wrapped(*args, **kwargs), lambda: asked(Call(wrapped, args, kwargs)))
+        return self.effects.look(
+            lambda: wrapped(*args, **kwargs), lambda: asked(Call(wrapped, args, kwargs))
+        )
 
     def _asked(self, wrapped: Callable[..., Any], args: Any, kwargs: Any) -> Call | None:
-        """The call, if it is the user who asks, by a path as text."""
+        """Return the call if the script asks, by a path as text, else None."""
         if self.effects.users() is not Mode.SYNCED:
             return None
         call = Call(wrapped, args, kwargs)
@@ -202,7 +224,7 @@ class Folders(Outward):
         return target if target is not None and told == os.fspath(target) else told
 
     def _follow(self, call: Call, source: Any, target: Any) -> None:
-        """Scratch has what the disk has."""
+        """Change the entries of scratch as rank 0 has changed the disk."""
         scratch, kind = self.effects.scratch, call.name.rpartition(".")[2]
         with self.effects.own():
             was, becomes = scratch.entry(source), None if target is None else scratch.entry(target)
@@ -219,13 +241,15 @@ class Folders(Outward):
 
 
 def _first(names: tuple[str, ...], values: dict[str, Any]) -> Any:
-    """The first of these arguments that is a path."""
-    found = (values[name] for name in names if isinstance(values.get(name), (str, bytes, os.PathLike)))
+    """Return the first of the arguments `names` that is a path, None if none is."""
+    found = (
+        values[name] for name in names if isinstance(values.get(name), (str, bytes, os.PathLike))
+    )
     return next(found, None)
 
 
 def _follow_folders(made: MirroredFolders, kind: str, was: str, becomes: str | None) -> None:
-    """The folders of this node, where it does not share rank 0's."""
+    """Change the folders of this node like rank 0's, where the node does not share them."""
     if kind in MAKES:
         made.make(was)
     elif kind in REMOVES:
@@ -235,13 +259,13 @@ def _follow_folders(made: MirroredFolders, kind: str, was: str, becomes: str | N
 
 
 def _folder(call: Call, target: Any) -> int | None:
-    """The open folder that the path to change is relative to."""
+    """Return the open folder that the path to change is relative to, None if none is given."""
     names = ("dir_fd", "src_dir_fd") if target is None else ("dst_dir_fd", "dir_fd")
     return next((call.named[name] for name in names if call.named.get(name) is not None), None)
 
 
 def _by_handle(call: Call) -> bool:
-    """Whether the path is relative to an open folder, which each rank has for itself."""
+    """Return whether the path is relative to an open folder, which each rank has for itself."""
     return any(call.named.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd"))
 
 

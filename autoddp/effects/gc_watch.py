@@ -1,6 +1,6 @@
-"""Whether Python's collector of cycles runs: ranks collect at different moments.
+"""A watch on Python's collector of cycles, which runs at different moments on each rank.
 
-What a `__del__` does then has no place in the order of the script.
+What a `__del__` does meanwhile has no place in the order of the script.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 
 class GcWatch:
-    """Watches it on the thread that made this."""
+    """A flag that is set while the collector runs on the thread that made this object."""
 
     def __init__(self) -> None:
         self.running = False
@@ -20,7 +20,7 @@ class GcWatch:
         self._thread = threading.get_ident()
 
     def watch(self, undo: ExitStack) -> None:
-        """From now on; twice is harmless."""
+        """Watch the collector from now on; twice is harmless."""
         if not self._watched:
             self._watched = True
             gc.callbacks.append(self._note)

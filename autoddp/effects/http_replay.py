@@ -1,4 +1,4 @@
-"""What a server answered, as bytes that travel between ranks, and as the object that asks for it."""
+"""Answers of servers, packed as bytes that travel between ranks, and rebuilt as objects."""
 
 from __future__ import annotations
 
@@ -22,14 +22,19 @@ UNKNOWN = -1
 
 
 class ReplayedBody(io.BytesIO):
-    """What came of a body; whoever reads to its end meets what rank 0 met there."""
+    """The part of a body that came; whoever reads to its end meets what rank 0 met there."""
 
     def __init__(self, body: bytes, missing: int, error: BaseException | None) -> None:
         super().__init__(body)
         self._missing, self._error = missing, error
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """As much as there is."""
+        """Read up to `size` bytes, or all that came.
+
+        Raises:
+            IncompleteRead: All was asked for, and a part of the body is missing.
+            OSError: Rank 0 met it where the body ends.
+        """
         part = super().read(size)
         if size is None or size < 0:
             if self._missing:
@@ -40,7 +45,7 @@ class ReplayedBody(io.BytesIO):
         return part
 
     def readline(self, size: int | None = -1, /) -> bytes:
-        """A line."""
+        """Read a line; at the end of the body, raise the error that rank 0 met there."""
         line = super().readline(size)
         if not line:
             self._end()
@@ -68,17 +73,17 @@ class ReplayedResponse(addinfourl):
         self.length = len(body.getbuffer())
 
     def getheader(self, name: str, default: str | None = None) -> str | None:
-        """One header."""
+        """Return the values of one header, joined by commas, or `default`."""
         values = self.headers.get_all(name)
         return ", ".join(values) if values else default
 
     def getheaders(self) -> list[tuple[str, str]]:
-        """All headers."""
+        """Return all headers, as pairs of name and value."""
         return list(self.headers.items())
 
 
 def read(response: Any) -> bytes:
-    """A response of `urlopen`, read and packed; empty if it is more than `LIMIT`."""
+    """Read and pack a response of `urlopen`; return no bytes if its body is more than `LIMIT`."""
     body, outcome, expected = bytearray(), Outcome(), getattr(response, "length", None)
     with response:
         length = response.headers.get("Content-Length", "")
@@ -88,21 +93,29 @@ def read(response: Any) -> bytes:
             while len(body) <= LIMIT and (part := response.read1(CHUNK)):
                 body += part
             missing = 0 if expected is None else expected - len(body)
-        except IncompleteRead as error:  # of a body in chunks, which does not tell how much is missing
+        except IncompleteRead as error:  # a body in chunks does not tell how much is missing
             body, missing = body + error.partial, UNKNOWN
-        except OSError as error:  # the script meets it when it reads, with what came before
+        except OSError as error:  # the script meets the error when it reads, after what came before
             outcome, missing = Outcome(error=error), 0
         if len(body) > LIMIT:
             return b""
         reason = str(getattr(response, "reason", ""))
-        facts = [response.url, response.status, str(response.headers), reason, missing, outcome.to_data()]
+        facts = [
+            response.url,
+            response.status,
+            str(response.headers),
+            reason,
+            missing,
+            outcome.to_data(),
+        ]
         return pack(facts, bytes(body))
 
 
 def complete(response: Any) -> Any:
-    """A response of `urlopen` of which a library writes part after part to a file.
+    """Make a response of `urlopen` raise at an early end, where a library reads it in parts.
 
-    Python takes the end of a connection for that of the body there: half a file would pass for a whole.
+    Python takes the end of a connection for that of the body when it reads a part: half a file
+    would pass for a whole.
     """
     read = response.read
 
@@ -111,7 +124,8 @@ def complete(response: Any) -> Any:
         missing = getattr(response, "length", None)
         if missing and not part and args not in ((), (None,), (0,)):
             raise ContentTooShortError(
-                f"retrieval incomplete: {missing} bytes of {response.url} are missing", ("", response.headers)
+                f"retrieval incomplete: {missing} bytes of {response.url} are missing",
+                ("", response.headers),
             )
         return part
 
@@ -120,14 +134,16 @@ def complete(response: Any) -> Any:
 
 
 def answer(packed: bytes) -> ReplayedResponse:
-    """The inverse."""
+    """Rebuild the response that `read` packed."""
     (url, code, headers, reason, missing, end), body = unpack(packed)
     kept = ReplayedBody(body, missing, Outcome.from_data(end).error)
-    return ReplayedResponse(kept, email.message_from_string(headers, _class=HTTPMessage), url, code, reason)
+    return ReplayedResponse(
+        kept, email.message_from_string(headers, _class=HTTPMessage), url, code, reason
+    )
 
 
 def read_requests(response: Any) -> bytes:
-    """A `requests.Response`, packed; empty if it is more than `LIMIT`."""
+    """Pack a `requests.Response`; return no bytes if its body is more than `LIMIT`."""
     with response:
         body = b"".join(_up_to(LIMIT, response))
     if len(body) > LIMIT:
@@ -136,7 +152,7 @@ def read_requests(response: Any) -> bytes:
 
 
 def answer_requests(packed: bytes, session: Any = None) -> Any:
-    """The inverse; a session learns its cookies."""
+    """Rebuild the response that `read_requests` packed; a session learns its cookies."""
     (facts, history), body = unpack(packed)
     made = _rebuilt(facts, body)
     made.history = [_rebuilt(before, b"") for before in history]
@@ -173,18 +189,18 @@ def _rebuilt(facts: list[Any], body: bytes) -> Any:
 
 
 def pack(facts: list[Any], body: bytes) -> bytes:
-    """A line of JSON, and the body."""
+    """Write `facts` as a line of JSON, then the body."""
     return json.dumps(facts).encode() + b"\n" + body
 
 
 def unpack(packed: bytes) -> tuple[list[Any], bytes]:
-    """The inverse."""
+    """Read the facts and the body that `pack` wrote."""
     line, _, body = packed.partition(b"\n")
     return json.loads(line), body
 
 
 def name_of(url: Any) -> str:
-    """The address that is asked for."""
+    """Return the address of `url`, which may be a `Request`."""
     return url.full_url if isinstance(url, urllib.request.Request) else str(url)
 
 

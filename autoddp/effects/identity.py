@@ -1,4 +1,4 @@
-"""`type(x) is torch.Tensor` is false for a batch: seen in the script's source, and said with its line."""
+"""A warning, with the script's line, of `type(x) is torch.Tensor`, which is false for a batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAID = (
 
 
 class Identity(Feature):
-    """What no tensor of ours can answer rightly is named before it misleads."""
+    """A warning, in time, of a question that no tensor of autoddp's can answer rightly."""
 
     name = "identity"
     without = "nothing is said where the script asks for a tensor's type by `is`"
@@ -37,22 +37,23 @@ class Identity(Feature):
         self.loaded = 0
 
     def setup(self, undo: ExitStack) -> None:
-        """Once more when an optimizer steps: a script may have no loader."""
+        """Look through the source when an optimizer steps, too: a script may have no loader."""
         undo.callback(register_optimizer_step_pre_hook(lambda *_: self.look()).remove)
 
     @patch(
-        "torch.utils.data:DataLoader.__iter__", why="what misleads a script is said before its first batch"
+        "torch.utils.data:DataLoader.__iter__",
+        why="what misleads a script is said before its first batch",
     )
     def look_first(self, wrapped: Any, loader: Any, args: Any, kwargs: Any) -> Any:
-        """Batches are there from now on."""
+        """Look through the source before the loader gives its first batch."""
         self.look()
         return wrapped(*args, **kwargs)
 
     def look(self) -> None:
-        """Read the files of the user's that were loaded since."""
+        """Look through the script's files that were loaded since the last look."""
         if len(sys.modules) == self.loaded or not self.run.view.here():
             return
-        self.loaded = len(sys.modules)  # looking through them at each step took most of a small one
+        self.loaded = len(sys.modules)  # reading them at each step took most of a small step
         for module in users_modules():
             file = getattr(module, "__file__", None)
             if file and file not in self.read:
@@ -63,18 +64,20 @@ class Identity(Feature):
 
 @functools.cache
 def identity_checks(source: str) -> tuple[int, ...]:
-    """The lines on which a value's type is compared with torch's Tensor by `is`."""
+    """Return the lines on which a value's type is compared with torch's Tensor by `is`."""
     if not all(word in source for word in ("Tensor", " is ", "type(")):
         return ()
     try:
         return tuple(_identity_checks(ast.parse(source)))
     except SyntaxError:
-        return ()  # a notebook's cell with magics; python itself will tell
+        return ()  # a notebook's cell with magics; Python itself will tell
 
 
 def _identity_checks(tree: ast.AST) -> Iterator[int]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Compare) and any(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops):
+        if isinstance(node, ast.Compare) and any(
+            isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops
+        ):
             sides = [node.left, *node.comparators]
             if any(map(_is_type_of, sides)) and any(map(_is_tensor, sides)):
                 yield node.lineno

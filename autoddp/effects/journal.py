@@ -1,12 +1,13 @@
-"""What was there before rank 0 changed it where ranks do not meet: who is behind must not see it.
+"""A journal of what was there before rank 0 changed it where ranks do not meet, for ranks behind.
 
-Rank 0 does for real what a library asks for, and waits for nobody. So it writes down first what each name
-held, and after how many effects of the script that was. A rank that has come through fewer, or as many,
-sees what was there before: nothing; the old file, which a descriptor of rank 0's keeps alive; its first
-bytes; or the place where it lies now.
+Rank 0 does for real what a library asks for, and waits for nobody. So it writes down first what
+each name held, and after how many effects of the script that was. A rank that has come through
+fewer, or as many, sees what was there before: nothing; the old file, which a descriptor of rank 0's
+keeps alive; its first bytes; or the place where it lies now.
 
-Other threads than the script's are in no order with its effects. What one of them makes on rank 0, those of
-the other ranks make for themselves: it is noted as `APART`, and none of them ever finds rank 0's.
+Other threads than the script's are in no order with its effects. What one of them makes on rank 0,
+those of the other ranks make for themselves: it is noted as `APART`, and none of them ever finds
+rank 0's.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ from autoddp.effects import paths
 
 GONE, GROWN, EMPTIED, FILLED = "gone", "grown", "emptied", "filled"  # what happens to an entry
 ABSENT, KEPT, CUT, MOVED, TREE, LINK = "absent", "kept", "cut", "moved", "tree", "link"
-TAKEN = "taken"  # a thread of rank 0's removed or renamed it: a thread that does so too shall not miss it
+# A thread of rank 0's removed or renamed the entry: a thread that does so, too, shall not miss it.
+TAKEN = "taken"
 SMALL = 1 << 20  # bytes of a file that is copied before it is emptied
 MOST = 256  # old files that are kept alive at once
 PRUNE = 64  # records after which what no rank can need any more is forgotten
 APART = 1 << 62  # the number of effects after which others may see what a thread made
-BUSY = -1  # as a number: a new file begins
-TURN, LIVE, NUMBER, LENGTH, LASTING, MOVING, FIRST = range(7)  # words of the board; then one for each rank
+BUSY = -1  # as the number of the file: a new one begins
+# Words of the board; from `FIRST` on there is one for each rank.
+TURN, LIVE, NUMBER, LENGTH, LASTING, MOVING, FIRST = range(7)
 
 
 class Board:
@@ -51,19 +54,23 @@ class Board:
         self.folder = folder
 
     def path(self, number: int) -> str:
-        """The journal's file; a new one begins whenever old records are forgotten. 0: of what never is."""
+        """Return the path of the journal's file of this number.
+
+        A new file begins whenever old records are forgotten; file 0 is of what never is.
+        """
         return os.path.join(self.folder, f"journal-{number}")
 
 
 class Journal:
-    """Rank 0's part: what it is about to change."""
+    """Rank 0's part of the journal: the records of what it is about to change."""
 
     def __init__(self, board: Board, ranks: int, threads: Container[threading.Thread] = ()) -> None:
         self._board, self._ranks = board, ranks
-        self._threads = threads  # that every rank has, too
-        self._lock = threading.RLock()  # of any thread; a file may be closed by the garbage collector
+        self._threads = threads  # those that every rank has, too
+        self._lock = threading.RLock()  # of any thread: the garbage collector may close a file
         self._records: list[list[Any]] = []
-        self._known: dict[str, tuple[int, str]] = {}  # by path: the number of its newest record, and its kind
+        # by path: the number of its newest record, and its kind
+        self._known: dict[str, tuple[int, str]] = {}
         self._apart: set[str] = set()  # what threads have made
         self._handles: dict[str, int] = {}
         self._copies = self._serial = self._number = 0
@@ -71,13 +78,13 @@ class Journal:
         self._file = self._begin()
 
     def note(self, number: int, path: str, how: str = GONE) -> None:
-        """`path` is about to be changed.
+        """Write down what is at `path`, which is about to be changed.
 
         Args:
             number: How many effects of the script came before.
             path: The full name of the entry.
-            how: GONE: it is removed or replaced; GROWN: something is added at its end; EMPTIED, FILLED: it is
-                changed in place, and what holds it open sees that.
+            how: GONE: it is removed or replaced; GROWN: something is added at its end; EMPTIED,
+                FILLED: it is changed in place, and what holds it open sees that.
         """
         with self._lock:
             if self._is_known(number, path, how):
@@ -96,13 +103,15 @@ class Journal:
 
     @contextmanager
     def moving(self, number: int, source: str, target: str) -> Iterator[None]:
-        """Inside, `source` comes to be called `target`; what others would see meanwhile they wait for."""
+        """Note that `source` comes to be called `target` inside; other ranks wait to look."""
         words = self._board.words
         with self._lock:
             words[MOVING] = 1
             try:
                 self.note(number, target)
-                if threading.current_thread() in self._threads and not self._is_known(number, source):
+                if threading.current_thread() in self._threads and not self._is_known(
+                    number, source
+                ):
                     self._add(APART, source, TAKEN, None)
                 self._move(number, source, target)
                 yield
@@ -121,12 +130,17 @@ class Journal:
                 del self._known[path]
 
     def agreed(self, path: str) -> None:
-        """The script itself has changed `path`, on all ranks: what threads make there from now on is new."""
+        """Note that the script itself has changed `path`, on all ranks.
+
+        What threads make there from now on is new.
+        """
         with self._lock:
-            self._apart -= {name for name in self._apart if name == path or name.startswith(path + "/")}
+            self._apart -= {
+                name for name in self._apart if name == path or name.startswith(path + "/")
+            }
 
     def forget(self, number: int) -> None:
-        """All ranks have come through so many effects: older records are of no use."""
+        """Drop records from before effect `number`: all ranks have come through so many."""
         with self._lock:
             if not self._records or self._records[0][0] >= number:
                 return
@@ -142,7 +156,7 @@ class Journal:
             paths.remove(self._board.path(old))
 
     def end(self) -> None:
-        """What is kept alive may go."""
+        """Let go of the old files that are kept alive, and close the journal."""
         with self._lock:
             for _, _, kind, value, _ in self._records:
                 self._let_go(kind, value)
@@ -153,7 +167,7 @@ class Journal:
                 paths.remove(self._board.folder)  # else it is the launcher's
 
     def _begin(self) -> int:
-        """A new file, with what other ranks may still need."""
+        """Begin a new file with the records that other ranks may still need; return its handle."""
         words = self._board.words
         self._number += 1
         file = self._open(self._number)
@@ -185,7 +199,7 @@ class Journal:
         words[TURN] += 1
 
     def _is_known(self, number: int, path: str, how: str = GONE) -> bool:
-        """Whether what was there at this point is written down; a new folder stands for all in it."""
+        """Return whether what is at `path` now is noted; a new folder stands for all in it."""
         thread = threading.current_thread() in self._threads
         if thread and not self._apart.isdisjoint((path, *paths.above(path))):
             return True
@@ -210,7 +224,7 @@ class Journal:
         return {name: self._was(f"{path}/{name}") for name in posix.listdir(path)}
 
     def _kept(self, path: str, there: os.stat_result, copied: bool) -> str:
-        """Where the file that is there can be read from now on; nowhere, if that would cost too much."""
+        """Return where the file can be read from now on, nowhere ("") if that costs too much."""
         if not stat.S_ISREG(there.st_mode):
             return path
         try:
@@ -239,7 +253,10 @@ class Journal:
 
 
 def _fresh(path: str) -> str | None:
-    """An empty file for the place of a large one, which has one name and is ours; small ones are copied."""
+    """Make an empty file for the place of a large one; return its path.
+
+    None, and the file will be copied, if it is small, has several names or is not this user's.
+    """
     there = paths.seen(path, follow=False)
     if there is None or not stat.S_ISREG(there.st_mode) or there.st_size <= SMALL:
         return None

@@ -1,4 +1,4 @@
-"""What a package holds open is rank 0's file: HDF5, SQLite, memory maps; others work on copies."""
+"""Files that packages hold open (HDF5, SQLite, memory maps): rank 0's, and copies on the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autoddp.effects.engine import Call, Outward
 from autoddp.effects.mirrored import ENDS, MAKERS, LibraryFiles
 from autoddp.patching import patch
 
-# What `sqlite3.connect`, which is written in C, calls its arguments.
+# The names of the arguments of `sqlite3.connect`, which is written in C and does not tell them.
 CONNECT = (
     *("database", "timeout", "detect_types", "isolation_level", "check_same_thread", "factory"),
     *("cached_statements", "uri"),
@@ -18,31 +18,36 @@ CONNECT = (
 
 
 class Holders(Outward):
-    """Files that libraries hold open are written once; after `close()` they are complete for all."""
+    """The feature that opens libraries' files once; after `close()` they are complete for all."""
 
     name: ClassVar[str] = "holders"
     without: ClassVar[str] = "every rank writes what it holds open as HDF5, SQLite or a memory map"
 
     def setup(self, undo: ExitStack) -> None:
-        """Nothing is held yet."""
+        """Set up with no file held open yet."""
         super().setup(undo)
         self.held = LibraryFiles(self.effects)
 
     @patch(
-        *MAKERS, why="what it holds open is rank 0's file; others work on copies", optional=True, told=True
+        *MAKERS,
+        why="what it holds open is rank 0's file; others work on copies",
+        optional=True,
+        told=True,
     )
     def open_once(
         self, target: str, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     ) -> Any:
-        """Whoever calls."""
+        """Open the file on rank 0, and copies on the others, whoever makes the call."""
         holder = instance if target.endswith("__init__") else None
         return self.held.open(Call(wrapped, args, kwargs), MAKERS[target], _site(target), holder)
 
-    @patch(*ENDS, why="what was written is complete for every rank after it", optional=True, told=True)
+    @patch(
+        *ENDS, why="what was written is complete for every rank after it", optional=True, told=True
+    )
     def end_together(
         self, target: str, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     ) -> Any:
-        """Flushed, or closed."""
+        """Flush or close the file, on all ranks together if they have opened it together."""
         return self.held.end(Call(wrapped, args, kwargs), _site(target), instance)
 
     @patch(
@@ -51,10 +56,12 @@ class Holders(Outward):
         why="one connection writes: rank 0's; others work on copies",
         optional=True,
     )
-    def connect_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """A database in memory is each rank's own."""
+    def connect_once(
+        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Connect to rank 0's database or a copy; a database in memory is each rank's own."""
         if len(args) > len(CONNECT):
-            return wrapped(*args, **kwargs)  # it words the error
+            return wrapped(*args, **kwargs)  # this words the error
         return self.held.connect(wrapped, {**dict(zip(CONNECT, args, strict=False)), **kwargs})
 
 

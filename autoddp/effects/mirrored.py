@@ -23,10 +23,10 @@ class FileHolder:
     """A class, or a function, whose object holds the file that an argument names.
 
     Attributes:
-        target: Where it is found, as "module:Dotted.path".
+        target: The place where it is found, as "module:Dotted.path".
         argument: The argument that names the file.
-        mode: The mode that it opens in unless its argument `mode` says.
-        ends: Its methods after which the file is complete.
+        mode: The mode that the file is opened in unless the argument `mode` says.
+        ends: The methods after which the file is complete.
     """
 
     target: str
@@ -48,21 +48,21 @@ MAPS = (
     FileHolder("numpy:memmap.__new__", "filename", "r+"),
     FileHolder("numpy.lib.format:open_memmap", "filename", "r+"),
 )
-BESIDE = ("", "-wal", "-journal")  # what SQLite has not yet written into a database lies beside it
+BESIDE = ("", "-wal", "-journal")  # a database, and what SQLite has yet to write into it
 MAKERS = {f"{row.target}.__init__": row for row in CLASSES} | {row.target: row for row in MAPS}
 ENDS = tuple(f"{row.target}.{end}" for row in CLASSES for end in row.ends)
 
 
 class LibraryFiles:
-    """Opens such files for all ranks, and brings ranks together when one is flushed or closed."""
+    """The opener of such files for all ranks, which meet when one is flushed or closed."""
 
     def __init__(self, effects: Effects) -> None:
         self._effects, self._opened = effects, OpenFiles(effects)
         self._handles: dict[int, tuple[Any, OpenDescriptor]] = {}
-        self._connections: Counter[str] = Counter()  # that are open, by the database's path
+        self._connections: Counter[str] = Counter()  # open ones, by the database's path
 
     def open(self, call: Call, row: FileHolder, site: str, holder: Any = None) -> Any:
-        """The call that opens; it is the holder's own, or returns what holds the file."""
+        """Make the call that opens: `holder`'s constructor, or a function that returns a holder."""
         effects, path = self._effects, path_of(call.named.get(row.argument))
         what = effects.touch(path)
         if path is None or what is Mode.PASS_THROUGH:
@@ -78,7 +78,9 @@ class LibraryFiles:
                 return at(effects.found(path)) if effects.rank else call.plain()
         if what is Mode.SUPPRESSED:
             return at(effects.scratch.new(path))
-        made = self._make(site, path, call.plain, at, what, keep=not {"w", "x"} & set(mode), anew=mode == "w")
+        made = self._make(
+            site, path, call.plain, at, what, keep=not {"w", "x"} & set(mode), anew=mode == "w"
+        )
         if holder is not None:
             self._handles[id(holder)] = (
                 weakref.ref(holder),
@@ -87,7 +89,7 @@ class LibraryFiles:
         return made
 
     def end(self, call: Call, site: str, holder: Any) -> Any:
-        """A call after which the file is complete, for all ranks."""
+        """Make the call (a flush or a close) after which the file is complete for all ranks."""
         there, handle = self._handles.get(id(holder), (lambda: None, None))
         if handle is None or there() is not holder or not self._effects.in_rank_process():
             return call.plain()
@@ -99,7 +101,7 @@ class LibraryFiles:
             return call.plain()
 
     def connect(self, connect: Callable[..., Any], named: dict[str, Any]) -> Any:
-        """A connection to an SQLite database; the others' are to copies of before this one was made."""
+        """Connect to an SQLite database; the others connect to copies made before rank 0 does."""
         effects, given = self._effects, named.get("database")
         path, query = _database(given, named.get("uri", False))
         what = effects.touch(path)
@@ -116,11 +118,13 @@ class LibraryFiles:
                 return at(effects.found(path)) if effects.rank else connect(**named)
         if what is Mode.SUPPRESSED:
             return at(effects.scratch.new(path))
-        named["factory"] = self._closing(named.get("factory"), os.path.realpath(path), what is Mode.SYNCED)
+        named["factory"] = self._closing(
+            named.get("factory"), os.path.realpath(path), what is Mode.SYNCED
+        )
         return self._make("sqlite3.connect", path, lambda: connect(**named), at, what, keep=True)
 
     def _closing(self, factory: Any, path: str, agreed: bool) -> Any:
-        """The class of connection, which brings ranks together when it is closed."""
+        """Return a class of connections that bring ranks together when they are closed."""
         import sqlite3  # not every Python has it
 
         held, kind = self, factory or sqlite3.Connection
@@ -146,7 +150,7 @@ class LibraryFiles:
         return Connection
 
     def _close(self, connection: Any, close: Callable[[], None], path: str, agreed: bool) -> None:
-        """While another is open, what it works on stays."""
+        """Close a connection; what it works on stays while another to its database is open."""
         effects, first = self._effects, not connection.gone
         self._leave(connection, path)
         if not (first and agreed and effects.mode() is Mode.SYNCED):
@@ -173,9 +177,10 @@ class LibraryFiles:
         keep: bool,
         anew: bool = False,
     ) -> Any:
-        """Rank 0 opens the user's file when all are here, the others a copy made before.
+        """Open the user's file on rank 0 when all ranks are here, on the others a copy made before.
 
-        Only of a file that is certain to begin `anew` may the old one be put aside: "x" refuses it.
+        The old file may be put aside only if the new one is certain to begin `anew`: "x" refuses
+        it.
         """
         effects, agreed = self._effects, what is Mode.SYNCED
         if effects.rank == 0:
@@ -199,7 +204,7 @@ class LibraryFiles:
         return made
 
     def _prepared(self, path: str, keep: bool) -> tuple[str, str]:
-        """As for any file; what a database has not yet written into its own file comes along."""
+        """Return the file's name and its copy, with what a database keeps in files beside it."""
         effects = self._effects
         real, copy = self._opened.prepared(path, keep)
         for more in BESIDE[1:]:
@@ -209,14 +214,14 @@ class LibraryFiles:
 
 
 def _without_x(call: Call, mode: str) -> dict[str, str]:
-    """What must not exist on rank 0 may exist on scratch; h5py calls it "w-", too."""
+    """Return the mode without "x" (h5py: "w-"): a copy may exist where rank 0's file must not."""
     if "mode" not in call.named or not ("x" in mode or mode == "w-"):
         return {}
     return {"mode": mode.replace("x", "w").replace("-", "")}
 
 
 def _database(given: Any, uri: Any) -> tuple[str | None, str | None]:
-    """The path of a database on the disk, and what a URI asks for beside it."""
+    """Return the path of a database, None if not on the disk, and what a URI asks for beside it."""
     if not isinstance(given, (str, bytes, os.PathLike)):
         return None, None
     path, query = os.fsdecode(given), None

@@ -1,6 +1,6 @@
 """The layers of a file that the script holds open for writing; a keeper sees what becomes of them.
 
-They are Python's own but for three things: a failing write, `flush()` and `close()` are its keeper's.
+They are Python's own but for three things, which the keeper does: failed writes, flushes, closes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class OpenDescriptor:
-    """What stands behind a descriptor that the script has opened by `os.open`."""
+    """The file that stands behind a descriptor which the script has opened by `os.open`."""
 
     path: str
     agreed: bool = False
@@ -25,29 +25,30 @@ class OpenDescriptor:
 
 
 class FileObserver(Protocol):
-    """Who decides what becomes of a file's failures and meetings."""
+    """The keeper of open files, which decides what becomes of their failures and meetings."""
 
     def failed(self, raw: MirroredFileIO, error: OSError) -> None:
-        """A write failed; raise the error, or go on without what was to be written."""
+        """Raise the error of a failed write, or go on without what was to be written."""
 
-    def flush(self, file: Any, flush: Callable[[], None]) -> None:
-        """Somebody flushes."""
+    def flush(self, file: Any, flush: Callable[[], None]) -> None: ...
 
-    def close(self, file: Any, close: Callable[[], None]) -> None:
-        """Somebody closes."""
+    def close(self, file: Any, close: Callable[[], None]) -> None: ...
 
 
 class MirroredFileIO(io.FileIO):
-    """What writes to the disk; C code that holds on to a file's methods comes by here, too."""
+    """The layer that writes to the disk; C code that holds a file's methods comes by here, too."""
 
     keeper: FileObserver
-    path = ""  # the user's
+    path = ""  # the user's name of the file
     agreed = False  # whether all ranks have opened it together
     muted = False
     loss: DeferredError | None = None
 
     def write(self, data: Any, /) -> int:
-        """All of it, or to nothing: on a disk that fills up ranks would write different parts."""
+        """Write all of `data`, or tell the keeper what failed; all of it counts as written.
+
+        On a disk that fills up, ranks would write different parts.
+        """
         if self.muted:
             return memoryview(data).nbytes
         try:
@@ -58,7 +59,7 @@ class MirroredFileIO(io.FileIO):
 
 
 def whole(write: Callable[[Any], int], data: Any) -> int:
-    """Write on until all is written, or nothing more can be at present."""
+    """Write until all of `data` is written, or nothing more can be now; return how much was."""
     done = write(data)
     while done and done < memoryview(data).nbytes:
         more = write(memoryview(data).cast("B")[done:])
@@ -75,7 +76,7 @@ class MirroredFile:
     _name = ""
 
     def flush(self) -> None:
-        """As ever, but that the keeper does it."""
+        """Have the keeper flush the file, unless it is closed already."""
         top: Any = super()
         if self.closed:  # type: ignore[attr-defined]
             top.flush()  # words the error
@@ -83,7 +84,7 @@ class MirroredFile:
             self.bottom.keeper.flush(self, top.flush)
 
     def close(self) -> None:
-        """As ever, but that the keeper does it."""
+        """Have the keeper close the file, unless it is closed already."""
         top: Any = super()
         if self.closed:  # type: ignore[attr-defined]
             top.close()
@@ -95,32 +96,32 @@ class MirroredFile:
 
 
 class Text(MirroredFile, io.TextIOWrapper):
-    """A text file."""
+    """The outermost layer of a text file."""
 
 
 class MirroredWriter(MirroredFile, io.BufferedWriter):
-    """A binary file."""
+    """The outermost layer of a binary file that is written only."""
 
     _name = "_io.BufferedWriter"
 
 
 class Random(MirroredFile, io.BufferedRandom):
-    """A binary file that is read, too."""
+    """The outermost layer of a binary file that is read, too."""
 
     _name = "_io.BufferedRandom"
 
 
 class Unbuffered(MirroredFile, MirroredFileIO):
-    """A binary file without a buffer."""
+    """The only layer of a binary file without a buffer."""
 
     @property
     def bottom(self) -> MirroredFileIO:  # type: ignore[override]
-        """Itself: one that held itself would not be closed by its end."""
+        """Return the file itself; held in an attribute, it would not be closed when dropped."""
         return self
 
 
 def rebuilt(plain: Any, named: dict[str, Any], keeper: FileObserver, agreed: bool) -> Any:
-    """The open file `plain` again, in our layers; `named` are the arguments of its `open`."""
+    """Rebuild the open file `plain` in our layers; `named` are the arguments of its `open`."""
     mode, size = named["mode"], named.get("buffering", -1)
     letters = "".join(sorted(set(mode) & set("rwxa+"), reverse=True))
     bottom = getattr(plain, "buffer", plain)
@@ -138,7 +139,9 @@ def rebuilt(plain: Any, named: dict[str, Any], keeper: FileObserver, agreed: boo
     file: Any = raw
     if plain_text is not None:
         buffer = (io.BufferedRandom if "+" in mode else io.BufferedWriter)(raw, size)
-        file = Text(buffer, plain.encoding, plain.errors, named.get("newline"), plain.line_buffering)
+        file = Text(
+            buffer, plain.encoding, plain.errors, named.get("newline"), plain.line_buffering
+        )
         file.mode = mode
     elif not isinstance(raw, Unbuffered):
         file = (Random if "+" in mode else MirroredWriter)(raw, size)

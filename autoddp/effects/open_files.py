@@ -23,7 +23,7 @@ from autoddp.errors import ScratchFailed
 
 
 class OpenFiles:
-    """Opens such files, and brings ranks together when one is flushed or closed.
+    """The opener of such files, and the keeper that brings ranks together at a flush or a close.
 
     After a file was closed by the script, it is complete for every rank and whatever reads it; what
     failed on rank 0 was raised by then, on all.
@@ -34,7 +34,7 @@ class OpenFiles:
         self._files: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def open(self, mode: Mode, call: Call) -> Any:
-        """The file for a call of `open` that writes."""
+        """Make a call of `open` that writes, and return this rank's file."""
         effects, agreed = self._effects, mode is Mode.SYNCED
         if not (agreed or call.named):
             return call.plain()  # words what is wrong with its arguments
@@ -43,7 +43,9 @@ class OpenFiles:
         if effects.rank == 0:
             if not agreed:
                 letters = set(call.named["mode"])
-                self.noted(call.named["file"], letters, safe="w" not in letters or self._opens(call))
+                self.noted(
+                    call.named["file"], letters, safe="w" not in letters or self._opens(call)
+                )
             plain = effects.do_on_rank0("open", call.plain) if agreed else call.plain()
             with effects.own():
                 return self._kept(plain, call, agreed)
@@ -55,12 +57,14 @@ class OpenFiles:
         path, at = prepared.unwrap()
         effects.scratch.show(path)
         with effects.own():
-            file = self._kept(call.changed(file=at, mode=call.named["mode"].replace("x", "w")), call, agreed)
+            file = self._kept(
+                call.changed(file=at, mode=call.named["mode"].replace("x", "w")), call, agreed
+            )
             effects.scratch.lay(path, at)
         return file
 
     def _open_alone(self, call: Call) -> Any:
-        """The file of another rank, which it has to itself."""
+        """Open the file on a rank above 0, which has it to itself."""
         file, mode = call.named["file"], call.named["mode"]
         at = named(lambda: self.alone(file, set(mode)), file)
         try:
@@ -72,7 +76,7 @@ class OpenFiles:
             raise
 
     def _opens(self, call: Call) -> bool:
-        """Whether it will not raise once the file is another one, which is still empty."""
+        """Return whether `open` will not raise once the file is another, which is still empty."""
         path = paths.real(call.named["file"], True)
         try:
             with self._effects.own():
@@ -82,17 +86,21 @@ class OpenFiles:
         return posix.access(path, os.W_OK)
 
     def alone(self, file: Any, letters: set[str]) -> str:
-        """Where another rank writes what no other waits for."""
+        """Return where a rank above 0 writes what no other rank waits for.
+
+        Raises:
+            OSError: The operating system would raise it for the user's path, too.
+        """
         effects = self._effects
-        effects.reads()  # and so is up to date
+        effects.reads()  # brings the overlay up to date
         if "r" in letters and not effects.overlay.find(file).there:
             raise absent(errno.ENOENT, file)
         return effects.overlay.to_write(file, keep=not letters & set("wx"), new="x" in letters)
 
     def noted(self, file: Any, letters: set[str], safe: bool = True) -> None:
-        """Rank 0 is about to write there without the others; if that is `safe`, to an empty file anew."""
+        """Note a write that rank 0 does alone; if `safe`, an empty file may replace the old one."""
         if "x" in letters:
-            if paths.seen(paths.real(file, False), follow=False) is None:  # else it raises
+            if paths.seen(paths.real(file, False), follow=False) is None:  # else `open` raises
                 self._effects.note(file)
             return
         how = EMPTIED if safe else FILLED
@@ -101,7 +109,10 @@ class OpenFiles:
         self._effects.note(file, how, follow=True)
 
     def adopt(self, call: Call) -> Any:
-        """The file for an `open` of a descriptor that ranks have opened together, and now is the file's."""
+        """Make an `open` of a descriptor that ranks have opened together.
+
+        Unless `closefd` is false, the descriptor belongs to the file from now on.
+        """
         effects, number = self._effects, call.named["file"]
         if not effects.in_rank_process():
             return call.plain()
@@ -119,7 +130,7 @@ class OpenFiles:
 
     @contextmanager
     def muted(self) -> Iterator[None]:
-        """What is written to the files that are open leaves no trace, whoever holds a method of theirs."""
+        """Discard what is written inside to the open files, whoever holds a method of theirs."""
         with ExitStack() as undo:
             for file in list(self._files):
                 if not file.closed:
@@ -127,7 +138,7 @@ class OpenFiles:
             yield
 
     def end(self) -> None:
-        """What is open still is complete at the script's end; python would close it."""
+        """Flush what is open at the script's end; Python would close it. Raise what has failed."""
         with self._effects.own():
             for file in list(self._files):
                 if not file.closed:
@@ -137,7 +148,12 @@ class OpenFiles:
     # ---- a keeper's part
 
     def failed(self, raw: MirroredFileIO | OpenDescriptor, error: OSError) -> None:
-        """Rank 0 goes on, since the others do; there is no way on without scratch."""
+        """Note a failed write of rank 0, and go on, since the other ranks do.
+
+        Raises:
+            ScratchFailed: A rank above 0 cannot write its copy; there is no way on without.
+            OSError: This process is no rank, or has opened the file without the others.
+        """
         effects = self._effects
         if not effects.in_rank_process():
             raise error
@@ -151,7 +167,7 @@ class OpenFiles:
         raw.loss = raw.loss or effects.losses.note(raw.path, error)
 
     def flush(self, file: Any, flush: Callable[[], None]) -> None:
-        """The script's own flush tells all ranks how it went."""
+        """Flush the file; the script's own flush tells all ranks how rank 0's went."""
         raw, mode = file.bottom, self._effects.users()
         if mode is Mode.SYNCED and raw.agreed and not _by_logging():
             self.meet("flush", raw, flush)
@@ -159,10 +175,10 @@ class OpenFiles:
         with self._effects.own():
             flush()
         if mode in (Mode.SYNCED, Mode.UNSYNCED):
-            self.settle(raw)  # logging prints errors and goes on; a thread ends by itself
+            self.settle(raw)  # logging prints the error and goes on; a thread ends alone
 
     def close(self, file: Any, close: Callable[[], None]) -> None:
-        """Unless nobody asked for it, all ranks wait until rank 0 has closed."""
+        """Close the file; all ranks wait until rank 0 has, unless Python closes a dropped file."""
         raw, mode = file.bottom, self._effects.mode()
         if file._finalizing:
             with self._effects.own():
@@ -183,7 +199,7 @@ class OpenFiles:
         return file
 
     def prepared(self, file: Any, keep: bool) -> tuple[str, str]:
-        """The file's one name, and its copy on scratch, made before rank 0 touches it."""
+        """Return the file's one name, and its copy on scratch, made before rank 0 touches it."""
         effects = self._effects
         effects.reads()
         scratch, found = effects.scratch, effects.overlay.find(file)
@@ -198,8 +214,10 @@ class OpenFiles:
             effects.overlay.bring(found.name, at)
         return found.name, at
 
-    def meet(self, what: str, raw: MirroredFileIO | OpenDescriptor, act: Callable[[], None]) -> None:
-        """All ranks do it to their files; they learn what became of rank 0's."""
+    def meet(
+        self, what: str, raw: MirroredFileIO | OpenDescriptor, act: Callable[[], None]
+    ) -> None:
+        """Do `act` on every rank, to its own file; all ranks raise what failed on rank 0."""
         effects = self._effects
         if effects.rank:
             with effects.own():
@@ -216,13 +234,13 @@ class OpenFiles:
                 self._compare(raw.path, facts)
 
     def settle(self, raw: MirroredFileIO | OpenDescriptor) -> None:
-        """Raise what a write of this file failed with."""
+        """Raise the error of an earlier write of this file, if one has failed."""
         loss, raw.loss = raw.loss, None
         if loss is not None:
             self._effects.losses.settle(loss)
 
     def _quietly(self, raw: MirroredFileIO, act: Callable[[], None]) -> None:
-        """Python would drop what this raises; here it is owed to the script."""
+        """Do `act`; Python would drop what it raises, which on rank 0 is owed to the script."""
         try:
             act()
         except OSError as error:
@@ -230,9 +248,10 @@ class OpenFiles:
                 raw.loss = raw.loss or self._effects.losses.note(raw.path, error)
 
     def _compare(self, path: str, facts: list[int] | None) -> None:
-        """On another rank: where the real file is here, it is the same for all readers."""
+        """Drop the copy of a rank above 0 where the real file is here, the same for all readers."""
         scratch = self._effects.scratch
-        here = self._effects.client is not None or facts == _facts(path)  # or handed over when it is read
+        # on a node that does not share rank 0's folders, the file is handed over when it is read
+        here = self._effects.client is not None or facts == _facts(path)
         if self._effects.rank and facts is not None and here:
             scratch.drop(scratch.key(path))
 
@@ -256,12 +275,12 @@ class OpenFiles:
 
 
 def _by_logging() -> bool:
-    """Whether a handler flushes, as it does after every record; it prints errors, and goes on."""
+    """Return whether a logging handler flushes, after a record; it prints errors, and goes on."""
     return sys._getframe(3).f_code.co_filename == logging.__file__
 
 
 def _facts(path: str) -> list[int] | None:
-    """By what two ranks see that they see one file."""
+    """Return the size and time that tell one file from another; None if it is gone."""
     try:
         there = os.stat(path)
     except OSError:

@@ -1,9 +1,10 @@
-"""The world as a rank above 0 sees it: as it was for one process here, and what this rank has done to it.
+"""The disk as a rank above 0 sees it: as it was for one process, with this rank's own changes.
 
-What a library does on such a rank is done in a private folder. `entries` maps a name to where its content
-lies: there, at another name on the disk (it was renamed), or nowhere (it was removed). A folder made here
-has all that is below it. Names that are not among them are what the disk says, or what it said before
-rank 0 went ahead, see `Before`. Once rank 0 has come as far as this rank, the disk is the truth.
+What a library does on such a rank is done in a private folder. `Scratch.overlay` maps a name to
+where its content lies: there, at another name on the disk (it was renamed), or nowhere (it was
+removed). A folder made here has all that is below it. Names that are not among them are what the
+disk says, or what it said before rank 0 went ahead, see `Past`. Once rank 0 has come as far as this
+rank, the disk is the truth.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from autoddp.effects.sight import FoundPath, Path, Sight, error
 
 
 class Overlay(Sight):
-    """What this rank changes for itself alone."""
+    """The changes to the disk that this rank makes for itself alone."""
 
     def __init__(self, scratch: Scratch) -> None:
         super().__init__(scratch)
-        self.number = 0  # of effects, when entries were last held against the disk
+        self.number = 0  # of effects, when entries were last compared with the disk
         self._main = threading.get_ident()
-        self._mine: set[str] = set()  # entries that the script's thread made where ranks did not meet
+        self._mine: set[str] = set()  # made by the script's thread where ranks did not meet
         scratch.agreed = self.agreed
 
     def to_write(self, path: Path, keep: bool, new: bool = False) -> str:
-        """Where to write what is at `path`: a copy of it, if it is kept; a file of this rank's own.
+        """Return where to write what is at `path`: a file of this rank's own, a copy if `keep`.
 
         Raises:
-            OSError: As the operating system would, where it may not be.
+            OSError: The operating system would raise it for a write to `path`, too.
         """
         found = self.find(path)
         last = self.find(path, follow=False)
@@ -49,7 +50,7 @@ class Overlay(Sight):
         return at
 
     def forget(self, path: Path) -> None:
-        """What was to be written there was not: it is what it was."""
+        """Undo `to_write` for `path`, where nothing was written after all."""
         found = self.find(path)
         if found.at and not found.there:
             self.scratch.overlay.pop(found.name, None)
@@ -64,25 +65,25 @@ class Overlay(Sight):
                 return  # else rank 0 has just changed what was copied
 
     def make(self, path: Path, mode: int) -> None:
-        """A folder."""
+        """Make the folder `path`."""
         at = self._new(path)
         posix.mkdir(at[1], mode)
         self.lay(*at)
 
     def link_to(self, said: Path, path: Path) -> None:
-        """A symbolic link."""
+        """Make `path` a symbolic link that says `said`."""
         at = self._new(path)
         posix.symlink(said, at[1])
         self.lay(*at)
 
     def special(self, path: Path, make: Any) -> None:
-        """A pipe or a device, which `make` makes."""
+        """Make `path` a pipe or a device, by calling `make` with a place for it."""
         at = self._new(path)
         make(at[1])
         self.lay(*at)
 
     def link(self, source: Path, target: Path) -> None:
-        """Another name for a file."""
+        """Give the file `source` the other name `target`."""
         found = self._there(source)
         if found is None:
             return
@@ -94,7 +95,7 @@ class Overlay(Sight):
         self.lay(name, at)
 
     def remove(self, path: Path, tree: bool = False) -> None:
-        """A file; or a folder with all that is in it."""
+        """Remove a file; with `tree`, a folder with all that is in it."""
         found = self._there(path)
         if found is None:
             return
@@ -103,7 +104,7 @@ class Overlay(Sight):
         self.clear(found)
 
     def remove_folder(self, path: Path) -> None:
-        """A folder, which must be empty."""
+        """Remove a folder, which must be empty."""
         found = self._there(path)
         if found is None:
             return
@@ -115,7 +116,7 @@ class Overlay(Sight):
         self.clear(found)
 
     def rename(self, source: Path, target: Path) -> None:
-        """`source` and all below it is now called `target`."""
+        """Rename `source`, with all below it, to `target`."""
         found, other = self._there(source), self.find(target, follow=False)
         if found is None:  # rank 0 has done so already
             self.agreed(other.name)
@@ -141,7 +142,7 @@ class Overlay(Sight):
             self.lay(f"{other.name}/{rest}", at)
 
     def room(self, path: Path) -> str:
-        """A folder of this rank's own for new files of the folder `path`.
+        """Return a folder of this rank's own for new files of the folder `path`.
 
         Raises:
             OSError: There is no such folder.
@@ -150,14 +151,14 @@ class Overlay(Sight):
         return os.path.dirname(self._place(found, path, new=True))
 
     def take(self, source: Path, target: Path) -> None:
-        """`source`, which is on the disk and this rank's own, is now called `target`, which is not."""
+        """Move `source`, a real file of this rank's own, to `target`, which is not on the disk."""
         other = self.find(target, follow=False)
         at = self._place(other, target, new=True)
         posix.rename(source, at)
         self.lay(other.name, at)
 
     def _moved(self, found: FoundPath, folder: bool, place: str) -> str:
-        """Where the content of what is renamed lies from now on."""
+        """Return where a renamed entry's content lies from now on; move what is this rank's own."""
         if self.own(found):
             posix.rename(found.at, place)
             return place
@@ -170,7 +171,7 @@ class Overlay(Sight):
         return place
 
     def _alive(self, path: Path) -> str:
-        """Where a file of the disk can be read from now on, whatever rank 0 does to its name."""
+        """Return where a file of the disk stays readable, whatever rank 0 does to its name."""
         while True:
             found = self.find(path, follow=False)
             with suppress(FileNotFoundError):
@@ -180,7 +181,7 @@ class Overlay(Sight):
                 self.scratch.let_go(at)  # rank 0 has just changed it
 
     def clear(self, found: FoundPath, moved: bool = False) -> None:
-        """Nothing is there any more."""
+        """Make `found` disappear for this rank; content that was `moved` is not deleted."""
         name = found.name
         for at in [*self.scratch.taken(name + "/").values(), self.scratch.overlay.pop(name, GONE)]:
             self.scratch.let_go(at)  # what was moved is there no more
@@ -193,7 +194,7 @@ class Overlay(Sight):
             self.lay(name, GONE)
 
     def lay(self, name: str, at: str) -> None:
-        """From now on `name` is found at `at`."""
+        """Record that `name` is found at `at` from now on."""
         folder = self.find(os.path.dirname(name))
         if at and folder.base is None and at == f"{folder.at}/{os.path.basename(name)}":
             self.scratch.overlay.pop(name, None)  # it lies in a folder of this rank's own
@@ -212,7 +213,7 @@ class Overlay(Sight):
         return found.name, self._place(found, path, new=True)
 
     def _place(self, found: FoundPath, path: Path, new: bool = False) -> str:
-        """Where something new is put; its folder must be there, and let rank 0 write, or its file must."""
+        """Return where to put something new; its folder must be there, and rank 0 may write."""
         name = found.name
         folder = self.find(os.path.dirname(name))
         if not folder.there:
@@ -226,7 +227,7 @@ class Overlay(Sight):
         return self.scratch.new(name)
 
     def _there(self, path: Path) -> FoundPath | None:
-        """What is to be removed or renamed; None where rank 0 may have done so already."""
+        """Find what is to be removed or renamed; None where rank 0 may have done so already."""
         found = self.find(path, follow=False)
         if found.there:
             return found
@@ -240,19 +241,19 @@ class Overlay(Sight):
         return None
 
     def _known(self, found: FoundPath) -> bool:
-        """Whether it was there before; without a journal, rank 0 may just have made it."""
+        """Return whether the entry was there before; without a journal, rank 0 may be its maker."""
         return self.before is not None or self.own(found)
 
     # ---- what becomes of it
 
     def agreed(self, path: str) -> None:
-        """The script has changed `path` on all ranks; a thread's folder that it lies in is for all, too."""
+        """Note that the script changed `path` on all ranks; threads' folders above are for all."""
         self._mine.update(top for top in paths.above(path) if top in self.scratch.overlay)
         if self.before is not None:
             self.before.agreed(path)
 
     def settle(self, number: int) -> None:
-        """Rank 0 has come through so many effects: what it has for real is no longer this rank's own."""
+        """Give up this rank's own entries that rank 0, after `number` effects, has for real."""
         if number == self.number:
             return
         self.number = number

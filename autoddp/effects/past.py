@@ -1,4 +1,4 @@
-"""What a rank above 0 reads in rank 0's journal: where what was there before is now."""
+"""The reader of rank 0's journal on the other ranks: it tells where earlier content is now."""
 
 from __future__ import annotations
 
@@ -43,41 +43,43 @@ TICK = 1e-4  # seconds
 
 
 class Past:
-    """The world as it was for one process at the point to which this rank has come."""
+    """The disk as it was for one process at the point to which this rank has come."""
 
     def __init__(self, board: Board, rank: int, room: Callable[[str], str]) -> None:
         self._board, self._word, self._room = board, FIRST + rank, room
         self._turn, self._file = 0, 0
-        self._read = {False: 0, True: 0}  # bytes: of what is forgotten some day, and of what never is
+        # bytes that were read: of what is forgotten some day, and (True) of what never is
+        self._read = {False: 0, True: 0}
         self._records: dict[int, Any] = {}  # by their serial numbers
         self._index: dict[str, list[int]] = {}
-        self._agreed: dict[str, int] = {}  # the newest record when the script itself changed something,
-        self._above: dict[str, int] = {}  # and by the folders that it lies in
+        # the newest record when the script changed a path on all ranks, and by the folders above it
+        self._agreed: dict[str, int] = {}
+        self._above: dict[str, int] = {}
         self._made: dict[str, str] = {}
         self.number = 0
         self._lock, self._pid = threading.RLock(), posix.getpid()  # threads read, too
 
     def idle(self) -> bool:
-        """Whether rank 0 has changed nothing that others might not see."""
+        """Return whether rank 0 has changed nothing that others might not see."""
         return self._board.words[LIVE] == 0
 
     def come(self, number: int) -> None:
-        """This rank has come through so many effects."""
+        """Tell rank 0 that this rank has come through `number` effects."""
         self._board.words[self._word] = self.number = number
 
     def turn(self) -> int:
-        """Another number after each record."""
+        """Return a number that changes with each record."""
         return self._board.words[TURN]
 
     def mine(self) -> threading.RLock:
-        """What one thread at a time looks in."""
-        if self._pid != posix.getpid():  # a process forked from this rank, perhaps while a thread looked
+        """Return the lock for one thread at a time to look; a forked process gets a new one."""
+        if self._pid != posix.getpid():  # forked from this rank, perhaps while a thread looked
             self._pid, self._lock = posix.getpid(), threading.RLock()
             self._turn = self._file = -1
         return self._lock
 
     def refresh(self) -> int:
-        """Read what is new, one thread at a time; the number of this turn."""
+        """Read what is new, one thread at a time, and return the number of this turn."""
         with self.mine():
             return self._refresh()
 
@@ -104,8 +106,10 @@ class Past:
         return self._turn
 
     def _begin(self, number: int) -> None:
-        """A new file holds what is left of the old one."""
-        self._records = {serial: record for serial, record in self._records.items() if record[0] == APART}
+        """Drop the old file's records: the new one holds those that are still needed."""
+        self._records = {
+            serial: record for serial, record in self._records.items() if record[0] == APART
+        }
         self._index.clear()
         for serial, record in self._records.items():
             self._index.setdefault(record[1], []).append(serial)
@@ -128,7 +132,7 @@ class Past:
             self._records[record[4]] = record
 
     def agreed(self, path: str) -> None:
-        """The script itself has changed `path`, on all ranks: what rank 0's threads made there is for all."""
+        """Note that the script changed `path` on all ranks: what threads made there is for all."""
         if self._board.words[LASTING] == 0:
             return
         with self.mine():
@@ -137,7 +141,7 @@ class Past:
             self._above.update(dict.fromkeys(paths.above(path), newest))
 
     def resolve(self, path: str, since: int = 0) -> str:
-        """Where what was at `path` is: there, elsewhere, or nowhere."""
+        """Return where the earlier content of `path` is: there, elsewhere, or nowhere ("")."""
         first = self._first(path, since)
         if first is None:
             return path
@@ -156,7 +160,7 @@ class Past:
         return str(value)
 
     def names(self, folder: str) -> Iterator[tuple[str, bool]]:
-        """Of entries of a folder that rank 0 has changed: whether they were there."""
+        """Yield each name in a folder that rank 0 has changed, and whether it was there before."""
         for path in list(self._index):
             if os.path.dirname(path) == folder and self._first(path, 0) is not None:
                 yield os.path.basename(path), bool(self.resolve(path))
@@ -166,15 +170,19 @@ class Past:
                     yield name, bool(self.resolve(f"{folder}/{name}"))
 
     def taken(self, path: str) -> bool:
-        """Whether a thread of rank 0's has removed or renamed it."""
-        return any(self._records[at][2] == TAKEN and not self._is_agreed(path, at) for at in self._of(path))
+        """Return whether a thread of rank 0's has removed or renamed `path` or a folder above."""
+        return any(
+            self._records[at][2] == TAKEN and not self._is_agreed(path, at) for at in self._of(path)
+        )
 
     def _first(self, path: str, since: int) -> int | None:
-        found = (at for at in self._of(path) if at >= since and self._hides(path, *self._records[at]))
+        found = (
+            at for at in self._of(path) if at >= since and self._hides(path, *self._records[at])
+        )
         return min(found, default=None)
 
     def _of(self, path: str) -> Iterator[int]:
-        """The records of a path, and of the folders that it lies in."""
+        """Return the serial numbers of the records of a path, and of the folders above it."""
         return (at for top in (path, *paths.above(path)) for at in self._index.get(top, ()))
 
     def _hides(self, path: str, number: int, _: str, kind: str, __: Any, serial: int) -> bool:
@@ -183,14 +191,15 @@ class Past:
         return number != APART or not self._is_agreed(path, serial)
 
     def _is_agreed(self, path: str, serial: int) -> bool:
-        """Whether the script itself has changed a path since then: it is for all, with what it lies in."""
+        """Return whether the script changed the path, or one above or below, since that record."""
         if self._above.get(path, 0) >= serial:
             return True
         return any(self._agreed.get(top, 0) >= serial for top in (path, *paths.above(path)))
 
     def _in_a_threads(self, folder: str) -> bool:
         return any(
-            self._records[at][0] == APART and self._records[at][2] == ABSENT for at in self._of(folder)
+            self._records[at][0] == APART and self._records[at][2] == ABSENT
+            for at in self._of(folder)
         )
 
     def _in_tree(self, record: int, tree: dict[str, Any], rest: str) -> str:
@@ -211,7 +220,7 @@ class Past:
         paths.copy(self.resolve(path, record + 1), at, size)
 
     def _view(self, record: int, path: str, make: Callable[[str], None]) -> str:
-        """What is made once to be looked at, of one record."""
+        """Return the path of a stand-in for `path`, which `make` makes once for a record."""
         key = f"{record} {path}"
         if key not in self._made:
             at = self._room(path)
@@ -221,7 +230,7 @@ class Past:
 
 
 def _shell(at: str, names: dict[str, Any]) -> None:
-    """A folder as it was, for who lists it; what was in its files is found by their names."""
+    """Make a folder as it was, to be listed; what was in its files is found by their names."""
     posix.mkdir(at, 0o700)
     for name, (kind, value) in names.items():
         if kind == TREE:
@@ -233,7 +242,7 @@ def _shell(at: str, names: dict[str, Any]) -> None:
 
 
 def share(effects: Effects) -> None:
-    """Rank 0 begins a journal, which the ranks of its node read; all ranks ask, once."""
+    """Begin a journal on rank 0, which the ranks of its node read; all ranks call this, once."""
     if not effects.exchange or effects.begun:
         return
     effects.begun = True
@@ -241,7 +250,9 @@ def share(effects: Effects) -> None:
 
     def make() -> str:
         folder = paths.fresh(HERE.private or tempfile.gettempdir())
-        effects.journal = Journal(Board(folder, group.size, make=True), placed.count(0), effects.threads)
+        effects.journal = Journal(
+            Board(folder, group.size, make=True), placed.count(0), effects.threads
+        )
         return folder
 
     with effects.own():

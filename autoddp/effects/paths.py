@@ -9,25 +9,25 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-LINKS = 40  # that are followed, as the kernel does
+LINKS = 40  # that are followed in one path, as the kernel does
 PART = 1 << 26  # bytes that the kernel copies at once
 
 
 def text(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
-    """The full path, its links not followed."""
+    """Return the full path, its links not followed."""
     name = os.fsdecode(path)
     return os.path.normpath(name if name.startswith("/") else os.path.join(here(), name))
 
 
 def whole(path: Any, folder: int | None) -> Any:
-    """A path that may be given from an open folder on."""
+    """Return `path`, joined to the folder that descriptor `folder` has open, if one is given."""
     if folder is None:
         return path
     return os.path.join(os.fsdecode(posix.readlink(f"/proc/self/fd/{folder}")), os.fsdecode(path))
 
 
 def here() -> str:
-    """The current folder; the root where it has been removed: a script may go on with full paths."""
+    """Return the current folder, or the root where it was removed: a script may use full paths."""
     try:
         return posix.getcwd()
     except FileNotFoundError:
@@ -35,7 +35,7 @@ def here() -> str:
 
 
 def real(path: str | bytes | os.PathLike[str] | os.PathLike[bytes], follow: bool) -> str:
-    """The one name of an entry: links to folders are followed, one at the end if asked."""
+    """Return the one name of an entry: links to folders are followed, one at the end if asked."""
     parts, done, links = os.path.join(here(), os.fsdecode(path)).split("/")[::-1], "", 0
     while parts:
         part = parts.pop()
@@ -53,14 +53,14 @@ def real(path: str | bytes | os.PathLike[str] | os.PathLike[bytes], follow: bool
 
 
 def above(path: str) -> Iterator[str]:
-    """The folders that it lies in, from the nearest."""
+    """Yield the folders that `path` lies in, from the nearest."""
     while (folder := os.path.dirname(path)) != path:
         yield folder
         path = folder
 
 
 def link(path: str) -> str | None:
-    """What a symbolic link says; what a descriptor of a process's stands for is no link here."""
+    """Return what a symbolic link says, if it is one; a process's descriptors are no links here."""
     if path.startswith("/proc/"):
         return None
     try:
@@ -70,7 +70,7 @@ def link(path: str) -> str | None:
 
 
 def seen(path: str, follow: bool = True) -> os.stat_result | None:
-    """What is there, None if nothing."""
+    """Return the status of what is at `path`, None if nothing is there."""
     try:
         return posix.stat(path) if follow or path.startswith("/proc/") else posix.lstat(path)
     except OSError:
@@ -78,7 +78,7 @@ def seen(path: str, follow: bool = True) -> os.stat_result | None:
 
 
 def held() -> set[str]:
-    """What this process has open."""
+    """Return the paths of what this process has open."""
     found = set()
     for number in posix.listdir("/proc/self/fd"):
         with suppress(OSError):  # the descriptor that lists them
@@ -87,7 +87,7 @@ def held() -> set[str]:
 
 
 def names(folder: str) -> list[str]:
-    """What is in a folder that may be there."""
+    """Return the names in a folder, none if there is no such folder."""
     try:
         return posix.listdir(folder)
     except OSError:
@@ -95,19 +95,19 @@ def names(folder: str) -> list[str]:
 
 
 def is_folder(path: str, follow: bool = False) -> bool:
-    """Whether a folder is there."""
+    """Return whether `path` is a folder, or with `follow` a link to one."""
     there = seen(path, follow)
     return there is not None and stat.S_ISDIR(there.st_mode)
 
 
 def is_file(path: str) -> bool:
-    """Whether a file is there."""
+    """Return whether `path` is a plain file, or a link to one."""
     there = seen(path) if path else None
     return there is not None and stat.S_ISREG(there.st_mode)
 
 
 def copy(source: str, target: str, limit: int | None = None) -> None:
-    """Copy the first bytes of a file, all unless `limit` says, with its permissions and times."""
+    """Copy a file, or its first `limit` bytes, with its permissions and times."""
     reader = posix.open(source, os.O_RDONLY | os.O_CLOEXEC)
     try:
         there = posix.fstat(reader)
@@ -125,7 +125,7 @@ def copy(source: str, target: str, limit: int | None = None) -> None:
 
 
 def fresh(folder: str) -> str:
-    """A new folder that nobody else reads."""
+    """Make a new folder in `folder` that nobody else reads, and return its path."""
     while True:
         path = os.path.join(folder, f"autoddp-{int.from_bytes(posix.urandom(6)):012x}")
         try:

@@ -29,35 +29,40 @@ class End:
         return taken(told)
 
     def readable(self) -> bool:
-        """As the real one."""
         return not self._writes
 
     def writable(self) -> bool:
-        """As the real one."""
         return self._writes
 
     def fileno(self) -> int:
-        """Rank 0's, for what it does for all: another program may read from it."""
+        """Return rank 0's descriptor, for what it does for all: another program may read from it.
+
+        Raises:
+            io.UnsupportedOperation: The script asks, or another rank does.
+        """
         if self._own is None or self._told.mode() is not Mode.PASS_THROUGH:
             raise io.UnsupportedOperation(ALONE)
         return int(self._own.fileno())
 
     def write(self, data: Any, /) -> int:
-        """On rank 0."""
+        """Write `data` on rank 0, and return how much was written."""
         return int(self._ask("write", lambda own: own.write(data)))
 
     def writelines(self, lines: Iterable[Any], /) -> None:
-        """On rank 0."""
+        """Write the lines on rank 0."""
         for line in lines:
             self.write(line)
 
     def flush(self) -> None:
-        """On rank 0."""
+        """Flush the pipe on rank 0."""
         if self._writes and not self._closing:
             self._ask("flush", lambda own: own.flush())
 
     def close(self) -> None:
-        """Rank 0's; what it raises (a program that has ended), all raise."""
+        """Close rank 0's end of the pipe.
+
+        What that raises for an end that writes (the program has ended), all ranks raise.
+        """
         if self._closing:
             return
         self._closing = True
@@ -70,12 +75,12 @@ class End:
             super().close()  # type: ignore[misc]
 
     def shut(self) -> None:
-        """Rank 0's is closed."""
+        """Close this rank's end only, since rank 0's is closed."""
         self._closing = True
         super().close()  # type: ignore[misc]
 
     def __del__(self) -> None:
-        """The real one closes itself at its end: nobody is asked then."""
+        """Do nothing: the real end closes itself, and nobody is asked then."""
 
     def __getattr__(self, name: str) -> Any:
         if self.__dict__.get("_own") is None:
@@ -84,37 +89,41 @@ class End:
 
 
 class BytesEnd(End, io.BufferedIOBase):
-    """A pipe of bytes."""
+    """One end of a pipe of bytes."""
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """What rank 0 read."""
+        """Return what rank 0 read."""
         return bytes(self._ask("read", lambda own: own.read(size)))
 
     def read1(self, size: int = -1, /) -> bytes:
-        """What rank 0 read."""
+        """Return what rank 0 read in one step."""
         return bytes(self._ask("read1", lambda own: own.read1(size)))
 
     def readline(self, size: int | None = -1, /) -> bytes:
-        """What rank 0 read."""
+        """Return the line that rank 0 read."""
         return bytes(self._ask("readline", lambda own: own.readline(size)))
 
     def readlines(self, hint: int | None = -1, /) -> list[bytes]:
-        """What rank 0 read."""
-        return io.BytesIO(self.read()).readlines() if hint in (None, -1) else super().readlines(hint or -1)
+        """Return the lines that rank 0 read."""
+        return (
+            io.BytesIO(self.read()).readlines()
+            if hint in (None, -1)
+            else super().readlines(hint or -1)
+        )
 
     def readinto(self, buffer: Any, /) -> int:
-        """What rank 0 read."""
+        """Fill `buffer` with what rank 0 read, and return the number of bytes."""
         data = self.read(memoryview(buffer).nbytes)
         memoryview(buffer).cast("B")[: len(data)] = data
         return len(data)
 
     def peek(self, size: int = 0, /) -> bytes:
-        """What rank 0 sees."""
+        """Return what rank 0 sees, and leave it there."""
         return bytes(self._ask("peek", lambda own: own.peek(size)))
 
 
 class TextEnd(End, io.TextIOBase):
-    """A pipe of text."""
+    """One end of a pipe of text."""
 
     def __init__(
         self, own: Any, told: Unhurried, name: str, writes: bool, encoding: str, errors: Any
@@ -123,29 +132,33 @@ class TextEnd(End, io.TextIOBase):
         self._encoding, self._errors = encoding, errors or "strict"
 
     def read(self, size: int | None = -1, /) -> str:
-        """What rank 0 read."""
+        """Return what rank 0 read."""
         return str(self._ask("read", lambda own: own.read(size)))
 
     def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
-        """What rank 0 read."""
+        """Return the line that rank 0 read."""
         return str(self._ask("readline", lambda own: own.readline(size)))
 
     def readlines(self, hint: int | None = -1, /) -> list[str]:  # type: ignore[override]
-        """What rank 0 read."""
-        return io.StringIO(self.read()).readlines() if hint in (None, -1) else super().readlines(hint or -1)
+        """Return the lines that rank 0 read."""
+        return (
+            io.StringIO(self.read()).readlines()
+            if hint in (None, -1)
+            else super().readlines(hint or -1)
+        )
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """How it is decoded."""
+        """Return the encoding of the text."""
         return self._encoding
 
     @property
     def errors(self) -> str:  # type: ignore[override]
-        """What becomes of what cannot be decoded."""
+        """Return how bytes that cannot be decoded are handled."""
         return self._errors
 
     @property
     def buffer(self) -> BytesEnd:
-        """The bytes below."""
+        """Return the end of the pipe of bytes below the text."""
         own = self._own.buffer if self._own is not None else None
         return BytesEnd(own, self._told, f"{self._name}/buffer", self._writes)

@@ -1,4 +1,4 @@
-"""Processes that the script forks, becomes, waits for and signals are one for all ranks: rank 0's."""
+"""The processes that the script forks, becomes, waits for and signals: rank 0's, one for all."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Processes(Outward):
-    """The process that the script runs in has rank 0's number, and rank 0's children."""
+    """The feature that gives the script's process rank 0's number, and rank 0's children."""
 
     name: ClassVar[str] = "processes"
-    without: ClassVar[str] = "every rank forks and sends signals by itself, and has a number of its own"
+    without: ClassVar[str] = (
+        "every rank forks and sends signals by itself, and has a number of its own"
+    )
     views: ClassVar[tuple[str, ...]] = ("global",)
 
     def setup(self, undo: ExitStack) -> None:
-        """Rank 0 tells its number once."""
+        """Have rank 0 tell its number, and its parent's, once."""
         super().setup(undo)
         self.told = Unhurried(self.effects, self.name)
         self.numbers = self.run.group.effect("the process", lambda: [os.getpid(), os.getppid()])
@@ -39,7 +41,7 @@ class Processes(Outward):
 
     @patch("os:getpid", "os:getppid", why="the script's process has one number: rank 0's", hot=True)
     def number(self, original: Callable[[], int]) -> Callable[[], int]:
-        """No rank is asked; in a forked child, its own."""
+        """Tell rank 0's number without asking it; in a forked child, the child's own."""
         here, users, frame = self.effects.in_rank_process, is_users, sys._getframe
         told = self.numbers[original.__name__ == "getppid"]
 
@@ -51,7 +53,10 @@ class Processes(Outward):
 
     @patch("os:fork", why="a child that the script forks is one: rank 0's")
     def fork_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Others are told its number, and never are the child. `os.spawn*` are made of this."""
+        """Fork on rank 0; the others are told the child's number, and never are the child.
+
+        `os.spawn*` are made of this.
+        """
         mode = self._mode()
         if mode is Mode.PASS_THROUGH:
             return wrapped(*args, **kwargs)
@@ -66,10 +71,18 @@ class Processes(Outward):
         return self.told.tell(mode, "os.fork", f"os.fork/{users_line()}", forked.unwrap)
 
     @patch("os:forkpty", why="a child with a terminal of its own is each rank's, which is said")
-    def fork_on_each(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Its terminal is read by a descriptor; `pty.spawn` is made of this."""
+    def fork_on_each(
+        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Fork on every rank, and say so: the child's terminal is read by a descriptor.
+
+        `pty.spawn` is made of this.
+        """
         if self._mode() is not Mode.PASS_THROUGH:
-            what = "a child with a terminal of its own is forked by every rank (os.fork forks one for all)"
+            what = (
+                "a child with a terminal of its own is forked by every rank "
+                "(os.fork forks one for all)"
+            )
             self.run.report.doubt("processes", users_line(), what)
         return wrapped(*args, **kwargs)
 
@@ -82,35 +95,45 @@ class Processes(Outward):
         why="how a child of the script ended, rank 0 tells",
     )
     def wait_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Of children that multiprocessing started, each rank has its own."""
+        """Wait on rank 0; for its children of multiprocessing, each rank waits by itself."""
         mode = self._mode()
         if mode is Mode.PASS_THROUGH or _own_child(args):
             return wrapped(*args, **kwargs)
         name = f"os.{wrapped.__name__}"
-        told = self.told.tell(mode, name, f"{name}{args}", lambda: _listed(wrapped(*args, **kwargs)))
+        told = self.told.tell(
+            mode, name, f"{name}{args}", lambda: _listed(wrapped(*args, **kwargs))
+        )
         see(self.effects)
         return _made(wrapped.__name__, told)
 
     @patch("os:kill", "os:killpg", why="a signal is sent once, by rank 0")
-    def signal_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """To children that multiprocessing started, each rank sends its own."""
+    def signal_once(
+        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Send a signal on rank 0; to children of multiprocessing, each rank sends its own."""
         mode = self._mode()
         if mode is Mode.PASS_THROUGH or _own_child(args):
             return wrapped(*args, **kwargs)
         if mode is Mode.SYNCED:
-            return self.effects.do_on_rank0(f"os.{wrapped.__name__}", lambda: wrapped(*args, **kwargs))
+            return self.effects.do_on_rank0(
+                f"os.{wrapped.__name__}", lambda: wrapped(*args, **kwargs)
+            )
         return wrapped(*args, **kwargs) if self.rank == 0 and mode is Mode.UNSYNCED else None
 
     @patch("os:getpgid", "os:getsid", why="about a process that is rank 0's, rank 0 tells")
     def ask_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Its group, to signal it."""
+        """Ask rank 0 for the group or session of a process, which the script may signal."""
         if self._mode() is not Mode.SYNCED or _own_child(args):
             return wrapped(*args, **kwargs)
         return self.effects.ask_rank0(f"os.{wrapped.__name__}", lambda: wrapped(*args, **kwargs))
 
     @patch("os:execv", "os:execve", why="rank 0 becomes the other program; the other ranks end")
     def become(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Rank 0 stays to hand its exit code to the launcher; nothing of the script happens any more."""
+        """Start the program on rank 0, and end the script on all ranks.
+
+        Rank 0 stays to hand the program's exit code to the launcher; nothing of the script happens
+        any more.
+        """
         mode = self._mode()
         if mode is not Mode.SYNCED:
             with plain_world():
@@ -118,12 +141,16 @@ class Processes(Outward):
         process = self.effects.do_on_rank0(
             f"os.{wrapped.__name__}", lambda: _started(*args, **kwargs), told=bool
         )
-        for enter in self.run.view.trials:  # neither `finally` nor `atexit` would see it in one process
+        # `finally` and `atexit` would not run in one process: here they leave no trace
+        for enter in self.run.view.trials:
             self._kept.enter_context(enter())
         raise SystemExit(_code(process) if self.rank == 0 else 0)
 
     def _mode(self) -> Mode:
-        """PASS_THROUGH in a forked child, whose children are its own, and for asyncio on every rank."""
+        """Return the mode, which is PASS_THROUGH in a forked child and for asyncio.
+
+        A forked child's children are its own; asyncio's are on every rank.
+        """
         return (
             self.effects.users()
             if self.effects.in_rank_process() and not for_asyncio()
@@ -131,30 +158,32 @@ class Processes(Outward):
         )
 
     def _be_a_child(self) -> None:
-        """As one process's child: all it does is plain, and so is its environment."""
+        """Make this process a plain child: all it does is plain, and so is its environment."""
         self.effects.end()
         self._kept.enter_context(plain_world())
         signal.set_wakeup_fd(-1)  # that is how rank 0 tells the launcher of its own signals
 
 
 def _nothing() -> None:
-    """All ranks are here."""
+    """Do nothing: all that counts is that all ranks are here."""
 
 
 def _own_child(args: tuple[Any, ...]) -> bool:
     children: set[Any] = multiprocessing.process._children  # type: ignore[attr-defined]
-    return bool(args) and any(child._popen is not None and child._popen.pid == args[0] for child in children)
+    return bool(args) and any(
+        child._popen is not None and child._popen.pid == args[0] for child in children
+    )
 
 
 def _listed(result: Any) -> Any:
-    """As JSON can carry it."""
+    """Return what a wait returned in a form that JSON can carry."""
     if result is None:
         return None
     return [list(part) if isinstance(part, resource.struct_rusage) else part for part in result]
 
 
 def _made(name: str, told: Any) -> Any:
-    """The inverse."""
+    """Rebuild what the wait called `name` returned from what `_listed` made of it."""
     if told is None:
         return None
     if name == "waitid":
@@ -165,7 +194,7 @@ def _made(name: str, told: Any) -> Any:
 
 
 def _started(path: Any, args: Any, env: Any = None) -> Any:
-    """The program that rank 0 becomes, which ends with it."""
+    """Start the program that rank 0 becomes, and that ends when rank 0 does."""
     path = os.fsdecode(path)
     prctl = ctypes.CDLL(None).prctl
     try:
@@ -183,7 +212,7 @@ def _started(path: Any, args: Any, env: Any = None) -> Any:
 
 
 def _code(process: Any) -> int:
-    """Its exit code, as a shell tells it."""
+    """Wait for the program, pass signals on to it, and return its exit code as a shell tells it."""
     for number in PASSED_ON:
         signal.signal(number, lambda number, frame: process.send_signal(number))
     for number in (signal.SIGINT, signal.SIGQUIT):

@@ -1,4 +1,4 @@
-"""Programs that the script starts run once, on rank 0; every rank sees what they answer and print."""
+"""The programs that the script starts: they run once, on rank 0, and all ranks see their output."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ THROUGH = (subprocess.__file__,)
 
 
 class Programs(Outward):
-    """`subprocess.run`, `check_output`, `os.popen` and all the others are made of these few."""
+    """The feature that runs a program once; `subprocess.run`, `os.popen` and others use it."""
 
     name: ClassVar[str] = "programs"
     without: ClassVar[str] = "every rank starts the programs that the script starts"
     views: ClassVar[tuple[str, ...]] = ("global",)
 
     def setup(self, undo: ExitStack) -> None:
-        """None was started yet."""
+        """Set up with no program started yet."""
         super().setup(undo)
         self.running = Running(self.effects)
 
-    @patch("subprocess:Popen.__init__", why="a program that the script starts runs once: rank 0 starts it")
+    @patch(
+        "subprocess:Popen.__init__",
+        why="a program that the script starts runs once: rank 0 starts it",
+    )
     def start_once(self, wrapped: Callable[..., Any], process: Any, args: Any, kwargs: Any) -> Any:
-        """Others hold an object of the same type that asks rank 0."""
+        """Start the program on rank 0; the others hold a `Popen`, too, which asks rank 0."""
         mode = self.running.told.users(THROUGH)
         call = Call(wrapped, args, kwargs)
         if mode is Mode.PASS_THROUGH or not call.named:
@@ -39,8 +42,8 @@ class Programs(Outward):
             self.run.report.doubt(
                 "programs",
                 users_line(),
-                "asyncio reads a program's pipes by their descriptors: it runs on every rank (subprocess.run "
-                "in a thread runs it once)",
+                "asyncio reads a program's pipes by their descriptors: it runs on every rank "
+                "(subprocess.run in a thread runs it once)",
             )
             return wrapped(*args, **kwargs)
         return self.running.start(mode, process, call)
@@ -53,7 +56,7 @@ class Programs(Outward):
         why="whether a program has ended, and what it printed, rank 0 tells",
     )
     def ask_once(self, wrapped: Callable[..., Any], process: Any, args: Any, kwargs: Any) -> Any:
-        """`terminate`, `kill` and leaving a `with` are made of these."""
+        """Ask rank 0's process; `terminate`, `kill` and leaving a `with` call these, too."""
         if not self.running.has(process) or (
             self.rank == 0 and self.running.told.mode() is Mode.PASS_THROUGH
         ):
@@ -67,7 +70,7 @@ class Programs(Outward):
         why="a program that the script starts runs once: rank 0 starts it",
     )
     def run_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Its exit status, or its process, is everybody's."""
+        """Run the program on rank 0; its exit status, or its process number, is for all ranks."""
         mode = self.running.told.users()
         if mode is Mode.PASS_THROUGH:
             return wrapped(*args, **kwargs)

@@ -19,7 +19,7 @@ from autoddp.effects.entropy import Entropy
 from autoddp.effects.ownership import caller
 from autoddp.patching import patch
 
-# Whose calls are their own business: what torch seeds, all ranks seed alike.
+# Folders whose calls are their own business: what torch seeds, all ranks seed alike.
 _NOT = (os.path.dirname(torch.__file__) + "/", os.path.dirname(os.path.dirname(__file__)) + "/")
 
 SEED = 32  # bytes that a generator is seeded with
@@ -27,10 +27,12 @@ PROBE = "a text whose hash is that of other ranks where PYTHONHASHSEED is"
 
 
 class Randomness(Outward):
-    """One seed for all ranks; what the outside world would make differ is rank 0's."""
+    """The feature that gives all ranks one seed, and rank 0's answers where the system is asked."""
 
     name: ClassVar[str] = "randomness"
-    without: ClassVar[str] = "each rank draws and seeds for itself where the script leaves that to the system"
+    without: ClassVar[str] = (
+        "each rank draws and seeds for itself where the script leaves that to the system"
+    )
 
     def setup(self, undo: ExitStack) -> None:
         """Start from rank 0's states: unseeded scripts draw the same numbers everywhere."""
@@ -40,7 +42,8 @@ class Randomness(Outward):
             self.run.report.doubt(
                 "randomness",
                 "",
-                "hash() of text, and the order of sets, differ between ranks: set PYTHONHASHSEED=0 for all",
+                "hash() of text, and the order of sets, differ between ranks: "
+                "set PYTHONHASHSEED=0 for all",
             )
         take(self.run.group.effect("the states of the random generators", states))
         secret = self.run.group.effect("the secret of the job", lambda: os.urandom(32).hex())
@@ -68,32 +71,40 @@ class Randomness(Outward):
         optional=True,
     )
     def seed_alike(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Numbers and texts travel; where none is given, ranks draw the same."""
+        """Seed with rank 0's number or text; where none is given, all ranks draw the same."""
         if self.effects.mode() is not Mode.SYNCED or caller().startswith(_NOT):
             return wrapped(*args, **kwargs)
         call = Call(wrapped, args, kwargs)
         name = next((n for n in ("seed", "a") if n in call.named), None)
         value = None if name is None else call.named[name]
-        if value is None and call.name.startswith("random."):  # which asks the system from C
+        if value is None and call.name.startswith("random."):  # random asks the system from C
             drawn = self.drawn(SEED)
-            return call.plain() if drawn is None else call.changed(a=int.from_bytes(drawn, "little"))
+            return (
+                call.plain() if drawn is None else call.changed(a=int.from_bytes(drawn, "little"))
+            )
         if not isinstance(value, (Integral, float, str)):
             return call.plain()
         value = int(value) if isinstance(value, Integral) else value
         return call.changed(**{str(name): self.effects.ask_rank0(call.name, lambda: value)})
 
-    @patch("torch:seed", "torch.random:seed", why="a seed that nobody chose is the same on all ranks")
-    def choose_seed(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Torch asks the system from C."""
+    @patch(
+        "torch:seed", "torch.random:seed", why="a seed that nobody chose is the same on all ranks"
+    )
+    def choose_seed(
+        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Draw the same seed on all ranks, where torch would ask the system from C."""
         drawn = self.drawn(SEED)
         if drawn is None:
             return wrapped(*args, **kwargs)
         with self.effects.own():
             return torch.manual_seed(_as_torch(drawn)).initial_seed()
 
-    @patch("torch._C:Generator.seed", why="a seed that nobody chose is the same on all ranks", hot=True)
+    @patch(
+        "torch._C:Generator.seed", why="a seed that nobody chose is the same on all ranks", hot=True
+    )
     def choose_own(self, original: Any) -> Any:
-        """As `torch.seed`, of a generator that the script made."""
+        """Draw the seed of a generator that the script made, the same on all ranks."""
 
         def seed(generator: torch.Generator) -> int:
             drawn = self.drawn(SEED)
@@ -111,7 +122,7 @@ class Randomness(Outward):
         hot=True,
     )
     def draw_alike(self, original: Callable[..., bytes]) -> Callable[..., bytes]:
-        """Whoever draws on the script's thread: a library's numbers steer the script, too."""
+        """Draw alike on the script's thread, whoever calls: a library's draws steer it, too."""
 
         @stands_for(original)
         def draw(*args: Any, **named: Any) -> bytes:
@@ -121,12 +132,12 @@ class Randomness(Outward):
         return draw
 
     def drawn(self, size: int) -> bytes | None:
-        """What all ranks draw here; None where each draws its own."""
+        """Return `size` bytes that all ranks draw here, None where each draws its own."""
         return self.entropy.draw(size) if self.effects.mode() is Mode.SYNCED else None
 
     @patch("uuid:uuid1", why="a name that is made of the machine and the time is rank 0's")
     def name_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """`uuid4` draws from the system, above."""
+        """Return rank 0's name on all ranks; `uuid4` draws from the system, see `draw_alike`."""
         if self.effects.users() is not Mode.SYNCED:
             return wrapped(*args, **kwargs)
         made = self.effects.ask_rank0("uuid.uuid1", lambda: wrapped(*args, **kwargs).hex)
@@ -134,7 +145,7 @@ class Randomness(Outward):
 
 
 def states() -> list[Any]:
-    """The states of Python's, numpy's and torch's generators, as JSON can carry them."""
+    """Return the states of Python's, numpy's and torch's generators, as JSON can carry them."""
     numpy = sys.modules.get("numpy")
     kind, keys, *rest = numpy.random.get_state() if numpy is not None else ("", [], 0)
     return [
@@ -146,7 +157,7 @@ def states() -> list[Any]:
 
 
 def take(theirs: list[Any]) -> None:
-    """Go on from these states."""
+    """Set the generators to the states that `states` returned."""
     (version, words, gauss), (kind, keys, *rest), cpu, devices = theirs
     random.setstate((version, tuple(words), gauss))
     if kind and "numpy" in sys.modules:

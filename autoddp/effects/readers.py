@@ -1,4 +1,4 @@
-"""What reads a file that it is given by name past Python's open: where that lies elsewhere, it is told."""
+"""Functions that read a named file past Python's `open`: they are told where else it may lie."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ READERS = (
     "torchvision.io:read_image",
     "torchvision.io.image:read_image",
 )
-# What these functions call that argument.
+# The names that these functions give that argument.
 PATHS = ("f", "fname", "filename", "path", "source", "name")
 
 
 def read(call: Call, find: Callable[[Any], Any]) -> Any:
-    """Such a call, of the file where `find` says that it is."""
-    if not call.named and call.args and isinstance(call.args[0], (str, os.PathLike)):  # written in C
+    """Make the call of a reader, of the file where `find` says that it is."""
+    # a function that is written in C does not tell the names of its arguments
+    if not call.named and call.args and isinstance(call.args[0], (str, os.PathLike)):
         return call.wrapped(find(call.args[0]), *call.args[1:], **call.kwargs)
     for name in PATHS:
         given = call.named.get(name)

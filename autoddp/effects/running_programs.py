@@ -1,4 +1,4 @@
-"""Programs that rank 0 runs for all; the other ranks hold a `Popen` that has no process of its own."""
+"""Programs that rank 0 runs for all; the others hold a `Popen` that has no process of its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STREAMS = ("stdin", "stdout", "stderr")
 
 
 class RunningPrograms:
-    """What rank 0 started, and what it said."""
+    """The programs that rank 0 has started, and their answers."""
 
     def __init__(self, effects: Effects) -> None:
         self.effects, self.told = effects, Unhurried(effects, "programs")
@@ -34,11 +34,11 @@ class RunningPrograms:
         self._count = 0
 
     def has(self, process: Any) -> bool:
-        """Whether it is one process for all ranks."""
+        """Return whether `process` is one process for all ranks."""
         return process in self._known
 
     def start(self, mode: Mode, process: Any, call: Call) -> None:
-        """`Popen.__init__`, once all ranks are here."""
+        """Run `Popen.__init__` on rank 0, in the script's order once all ranks are here."""
         name = self._name(mode, repr(call.named.get("args")))
 
         def act() -> list[Any]:
@@ -57,7 +57,7 @@ class RunningPrograms:
         self._known[process] = name
 
     def ask(self, process: Any, what: str, act: Callable[[], Any]) -> Any:
-        """What rank 0's process answers; whether it has ended, all learn at once."""
+        """Return what rank 0's process answers; all learn at once whether it has ended."""
         mode = self.told.mode()
         if mode is Mode.PASS_THROUGH and self.effects.rank and what in ("poll", "wait"):
             return process.returncode
@@ -85,18 +85,23 @@ class RunningPrograms:
         return out, err
 
     def run(self, mode: Mode, what: str, asked: str, act: Callable[[], Any]) -> Any:
-        """A function that starts a program, once all ranks are here."""
+        """Run a function that starts a program, on rank 0 once all ranks are here."""
 
         def plain() -> Any:
             with plain_world():
                 return act()
 
-        answer = self.told.tell(mode, what, self._name(mode, what + asked), plain, meet=True, wait=False)
+        answer = self.told.tell(
+            mode, what, self._name(mode, what + asked), plain, meet=True, wait=False
+        )
         see(self.effects)
         return answer
 
     def _name(self, mode: Mode, asked: str) -> str:
-        """Threads come in any order: the line and what is asked for tell which is which."""
+        """Return the name by which all ranks know the program.
+
+        Threads come in any order: the line and what is asked for tell which is which.
+        """
         if mode is Mode.UNSYNCED:
             return f"{users_line(2)}/{hashlib.sha1(asked.encode(errors='replace')).hexdigest()}"
         self._count += 1
@@ -116,12 +121,14 @@ class RunningPrograms:
 
 
 def _closed(process: Any) -> list[str]:
-    """The pipes that are through: `communicate` closes them, one after the other."""
-    return [name for name in STREAMS if isinstance(end := getattr(process, name), End) and end.closed]
+    """Return the names of the closed pipes: `communicate` closes them, one after the other."""
+    return [
+        name for name in STREAMS if isinstance(end := getattr(process, name), End) and end.closed
+    ]
 
 
 def for_asyncio() -> bool:
-    """Whether it is asyncio that calls, for the script."""
+    """Return whether asyncio makes this call for the script."""
     frame = sys._getframe(1)
     while frame.f_back is not None and not is_users(frame.f_code.co_filename):
         if frame.f_code.co_filename.startswith(ASYNCIO):
@@ -131,7 +138,10 @@ def for_asyncio() -> bool:
 
 
 def see(effects: Effects) -> None:
-    """A program has run: what is on the disk is newer than what this rank wrote, unless it still does."""
+    """Drop this rank's copies of what is on the disk, unless they are still open here.
+
+    A program has run: what is on the disk is newer.
+    """
     scratch = effects.scratch
     if not effects.rank or not scratch.overlay or not effects.in_rank_process():
         return
@@ -143,12 +153,14 @@ def see(effects: Effects) -> None:
 
 
 def plain_world() -> AbstractContextManager[None]:
-    """A program that is started in here sees the environment that one process would have given it."""
+    """Give programs that are started inside the environment that one process would give them."""
     return as_found(HERE.given)
 
 
-def _describe(process: Any, named: dict[str, Any], pid: int, encoding: str | None, text: bool) -> None:
-    """What `Popen.__init__` leaves on its instance, but for a process: `_child_created` stays false."""
+def _describe(
+    process: Any, named: dict[str, Any], pid: int, encoding: str | None, text: bool
+) -> None:
+    """Set what `Popen.__init__` sets, but without a process: `_child_created` stays false."""
     process.args, process.pid, process.returncode = named["args"], pid, None
     process.stdin = process.stdout = process.stderr = None
     process.encoding, process.errors, process.text_mode = encoding, named.get("errors"), text

@@ -1,4 +1,4 @@
-"""Where ranks above 0 write what rank 0 writes for real, and where they find it again."""
+"""The place where ranks above 0 write what rank 0 writes for real, and where they find it again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GONE = ""  # where what this rank has removed lies
 class Scratch:
     """A private folder, and which of the user's paths lie in it on this rank.
 
-    The overlay maps the one name of what this rank wrote, made, renamed or removed to where it lies.
+    The overlay maps the one name of what this rank wrote, made, renamed or removed to its place.
     """
 
     def __init__(self) -> None:
@@ -26,14 +26,17 @@ class Scratch:
         self._count = 0
         self.overlay: dict[str, str] = {}
         self._alive: dict[str, int] = {}  # descriptors of what has no name any more
-        self.changed: set[str] | None = None  # with several nodes: what rank 0's disk has the truth about
-        self.agreed: Callable[[str], None] = lambda path: None  # told what has come to be on the disk for all
-        self.private: set[str] = set()  # what libraries on this rank made for themselves to be temporary
+        # with several nodes: the paths about which rank 0's disk has the truth
+        self.changed: set[str] | None = None
+        # told each path that has come to be on the disk for all
+        self.agreed: Callable[[str], None] = lambda path: None
+        # temporary paths that libraries on this rank made for themselves
+        self.private: set[str] = set()
 
     def new(self, path: str) -> str:
-        """A path of our own with the same last part (names decide formats)."""
+        """Return a new path of this rank's own with the same last part (names decide formats)."""
         inside = self.ready()
-        if self._owner != os.getpid():  # a process forked from this rank, and its equals
+        if self._owner != os.getpid():  # in a process forked from this rank
             self.below(inside)
         self._count += 1
         folder = os.path.join(self.ready(), str(self._count))
@@ -41,57 +44,66 @@ class Scratch:
         return os.path.join(folder, os.path.basename(path) or "_")
 
     def ready(self) -> str:
-        """The private folder: made before a fork, so that who made it removes it."""
+        """Return the private folder, made before a fork, so that who made it removes it."""
         if self._folder is None:
-            self._owner, self._folder = os.getpid(), paths.fresh(HERE.private or tempfile.gettempdir())
+            self._owner, self._folder = (
+                os.getpid(),
+                paths.fresh(HERE.private or tempfile.gettempdir()),
+            )
         return self._folder
 
     def below(self, folder: str) -> None:
-        """Lie in another's private folder, who removes it; what is found there already is read there."""
+        """Write to a new folder in another process's private `folder`, which that one removes.
+
+        What is found in the other one's already is read there.
+        """
         self._owner, self._folder = os.getpid(), paths.fresh(folder)
 
     def holds(self, at: str) -> bool:
-        """Whether it lies in the private folder; a child process's lies in its parent's."""
+        """Return whether `at` is in the private folder; a child process's is in its parent's."""
         return self._folder is not None and at.startswith(self._folder + "/")
 
     def alive(self, path: str) -> str:
-        """Where a file on the disk can be read, even when rank 0 has removed it."""
+        """Open a file of the disk; return where it can be read even after rank 0 removes it."""
         handle = posix.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         at = f"/proc/{posix.getpid()}/fd/{handle}"
         self._alive[at] = handle
         return at
 
     def let_go(self, at: str) -> None:
-        """Nobody finds anything there any more."""
+        """Delete or close what is at `at`, where nobody finds anything any more."""
         if self.holds(at):
             paths.remove(at)
-            with suppress(OSError):  # that it was made for; another may lie beside it
+            with suppress(OSError):  # the folder made for it; another may lie beside
                 posix.rmdir(os.path.dirname(at))
         elif at in self._alive:
             posix.close(self._alive.pop(at))
 
     def taken(self, top: str) -> dict[str, str]:
-        """The entries below `top`, by the rest of their names; they are no longer in force."""
+        """Remove the entries below `top`, and return them by the rest of their names."""
         names = [name for name in list(self.overlay) if name.startswith(top)]
         return {name[len(top) :]: self.overlay.pop(name) for name in names}
 
     @staticmethod
     def key(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
-        """One name for one file."""
+        """Return the one name of a file, its links followed."""
         return os.path.realpath(os.fsdecode(path))
 
     @staticmethod
     def entry(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
-        """One name for one entry of a folder, which may be a link: removed, renamed as such."""
+        """Return the one name of an entry of a folder.
+
+        An entry may be a link, which is removed or renamed as such: it is not followed.
+        """
         folder, name = os.path.split(os.path.abspath(os.fsdecode(path)))
         return os.path.join(os.path.realpath(folder), name)
 
     def lay(self, path: str, at: str) -> None:
-        """From now on `path` is found at `at`."""
+        """Record that `path` is found at `at` from now on."""
         self.overlay[path] = at
 
     def drop(self, path: str) -> None:
-        """`path`, and all below it, is what the disk says."""
+        """Forget the entries of `path`, and of all below it: they are what the disk says."""
         for key in list(self._below(path)):
             self.overlay.pop(key)
         self.show(path)
@@ -99,7 +111,7 @@ class Scratch:
             self.changed.add(path)
 
     def show(self, path: str) -> None:
-        """`path` has come to be on the disk: neither it nor what it lies in is hidden."""
+        """Note that `path` is on the disk now: neither it nor what it lies in is hidden."""
         self.agreed(path)
         while self.overlay and path != os.path.dirname(path):
             if self.overlay.get(path) == GONE:
@@ -107,7 +119,7 @@ class Scratch:
             path = os.path.dirname(path)
 
     def move(self, source: str, target: str) -> None:
-        """`source`, and all below it, is now called `target`."""
+        """Rename the entries of `source`, and of all below it, to `target`."""
         moved = {target + key[len(source) :]: self.overlay[key] for key in self._below(source)}
         self.drop(source)
         self.drop(target)

@@ -1,4 +1,4 @@
-"""What a rank above 0 finds under a name: its own, the disk's, or what was there before rank 0 went ahead."""
+"""The lookup of names on a rank above 0: its own, the disk's, or as before rank 0 went ahead."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 @dataclass(frozen=True)
 class FoundPath:
-    """Where an entry is.
+    """The place where an entry was found.
 
     Attributes:
-        name: Its full name, links followed.
-        at: Where its content lies, if it is anywhere.
-        base: What it is called on the disk, or None in a folder that this rank made.
-        seen: What is there, its links not followed.
+        name: The full name, links followed.
+        at: The place of the content, empty if it is nowhere.
+        base: The name on the disk, or None for what this rank made or removed, and all below it.
+        seen: The status of what is there, links not followed.
         plain: Whether the links on the way are the disk's own.
     """
 
@@ -37,41 +37,41 @@ class FoundPath:
 
     @property
     def here(self) -> bool:
-        """Whether the disk finds it by the name that was given."""
+        """Return whether the disk finds the entry by the name that was given."""
         return self.plain and self.at == self.name
 
     @property
     def there(self) -> bool:
-        """Whether anything is there."""
+        """Return whether anything is there."""
         return self.seen is not None
 
     @property
     def folder(self) -> bool:
-        """Whether that is a folder."""
+        """Return whether a folder is there."""
         return self.seen is not None and stat.S_ISDIR(self.seen.st_mode)
 
 
 class Sight:
-    """Where this rank finds what a name stands for."""
+    """The view that this rank has of the disk, which finds what a name stands for."""
 
     def __init__(self, scratch: Scratch) -> None:
         self.scratch = scratch
         self.before: Past | None = None
 
     def idle(self) -> bool:
-        """Whether everything is where its name says."""
+        """Return whether everything is where its name says."""
         return not self.scratch.overlay and (self.before is None or self.before.idle())
 
     def own(self, found: FoundPath) -> bool:
-        """Whether it is this rank's own, and may be changed."""
+        """Return whether an entry is this rank's own, and may be changed."""
         return found.base is None and self.scratch.holds(found.at)
 
     def turn(self) -> int:
-        """Another number whenever rank 0 has gone further ahead."""
+        """Return a number that changes whenever rank 0 goes further ahead."""
         return 0 if self.before is None else self.before.turn()
 
     def find(self, path: Path, follow: bool = True) -> FoundPath:
-        """Where `path` is; a link at its end is followed if asked."""
+        """Find the entry `path`; a link at its end is followed if `follow`."""
 
         def look() -> FoundPath:
             found = self._find(path, follow)
@@ -80,7 +80,7 @@ class Sight:
         return self._still(look)
 
     def _still(self, look: Callable[[], Any]) -> Any:
-        """What `look` finds while rank 0 goes no further."""
+        """Repeat `look` until rank 0 goes no further meanwhile, and return what it found."""
         if self.before is None:
             return look()
         with self.before.mine():
@@ -129,10 +129,10 @@ class Sight:
         return FoundPath(name, at if self.before is None else self.before.resolve(at), at)
 
     def where(self, path: Path, follow: bool = True) -> Any:
-        """What to give to the operating system for `path`.
+        """Return what to give to the operating system for `path`.
 
         Raises:
-            FileNotFoundError: It is not there for this rank.
+            FileNotFoundError: Nothing is there for this rank.
         """
         found = self.find(path, follow)
         if found.here:
@@ -142,16 +142,18 @@ class Sight:
         return os.fsencode(found.at) if isinstance(path, bytes) else found.at
 
     def names(self, path: Path) -> list[str] | None:
-        """What is in a folder; None if the disk alone knows."""
+        """Return the names in a folder, None if the disk alone knows."""
         return self._still(lambda: self._names(path))
 
     def _names(self, path: Path) -> list[str] | None:
         found = self.find(path)
         if not found.at:
             raise error(errno.ENOENT, path)
-        entries = list(self.scratch.overlay)  # at once: a thread may add to it
+        entries = list(self.scratch.overlay)  # copied at once: a thread may add to it
         own = [os.path.basename(name) for name in entries if _is_in(name, found.name)]
-        changed = dict(self.before.names(found.base)) if self.before and found.base is not None else {}
+        changed = (
+            dict(self.before.names(found.base)) if self.before and found.base is not None else {}
+        )
         if found.here and not own and not changed:
             return None
         names = dict.fromkeys(named(lambda: posix.listdir(found.at), path))
@@ -172,12 +174,12 @@ def _is_in(name: str, folder: str) -> bool:
 
 
 def error(number: int, path: Any) -> OSError:
-    """As the operating system would raise it."""
+    """Return the error that the operating system would raise for `path`."""
     return OSError(number, os.strerror(number), os.fspath(path))
 
 
 def named(act: Callable[[], Any], path: Any, other: Any = None) -> Any:
-    """What `act` does; what it raises names the user's paths."""
+    """Do `act`; what it raises names the user's paths."""
     try:
         return act()
     except OSError as error:

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from autoddp.process.run import Run
 
 WHY = "a handler that saves, stops or raises does so at the same step on all ranks"
-MINE = (signal.SIGCHLD, NEWS)  # of this process alone: its own children, our own news
+MINE = (signal.SIGCHLD, NEWS)  # of this process alone: its children, news of an order
 
 
 class Signals(Feature):
-    """The script's handlers run where rank 0 says, once for all; see `Points`."""
+    """The feature that runs the script's handlers where rank 0 says, for all; see `SignalSync`."""
 
     name: ClassVar[str] = "signals"
     without: ClassVar[str] = "each rank acts on a signal where it stands"
@@ -34,12 +34,16 @@ class Signals(Feature):
         self.handlers: dict[int, Any] = {}
 
     def setup(self, undo: ExitStack) -> None:
-        """Take over what handles a signal already: Ctrl-C's KeyboardInterrupt."""
+        """Take over the handlers that are there already, such as Ctrl-C's KeyboardInterrupt."""
         if threading.current_thread() is not threading.main_thread():
             return  # Python runs handlers on the main thread, and the job is on another
         for number in signal.valid_signals():
             handler = signal.getsignal(number)
-            if callable(handler) and not isinstance(handler, signal.Handlers) and number not in MINE:
+            if (
+                callable(handler)
+                and not isinstance(handler, signal.Handlers)
+                and number not in MINE
+            ):
                 self.handlers[number] = handler
                 signal.signal(number, self._received)
         points, view, before = self.points, self.run.view, signal.signal(NEWS, self.points.news)
@@ -57,9 +61,11 @@ class Signals(Feature):
 
     @patch("signal:signal", why=WHY)
     def handle(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """A function of the script's is called when all ranks are at one point."""
+        """Set a handler of the script's, to be called when all ranks are at one point."""
         number, handler = _arguments(*args, **kwargs)
-        shared = callable(handler) and not isinstance(handler, signal.Handlers) and number not in MINE
+        shared = (
+            callable(handler) and not isinstance(handler, signal.Handlers) and number not in MINE
+        )
         if not self._ours() or not (shared or number in self.handlers):
             return wrapped(*args, **kwargs)
         before = wrapped(number, self._received if shared else handler)
@@ -70,7 +76,7 @@ class Signals(Feature):
 
     @patch("signal:getsignal", why="the script finds the handler that it has set")
     def handled(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Whoever asks."""
+        """Return the handler that the script has set, whoever asks."""
         found = wrapped(*args, **kwargs)
         if found != self._received:
             return found
@@ -82,12 +88,15 @@ class Signals(Feature):
         why="a signal that the script sends to itself comes to all ranks at that place",
     )
     def send(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Its handler runs there at once, as in one process; no rank waits for another."""
+        """Run at once the handler of a signal that the process sends to itself.
+
+        This is as in one process; no rank waits for another.
+        """
         given: tuple[Any, ...] = (*args, *kwargs.values())
         number = given[-1] if given and given[:-1] in ((), (os.getpid(),)) else None
         if not isinstance(number, int) or number not in self.handlers:
             return wrapped(*args, **kwargs)
-        blocked = number in signal.pthread_sigmask(signal.SIG_BLOCK, ())  # it is to wait
+        blocked = number in signal.pthread_sigmask(signal.SIG_BLOCK, ())  # the signal is to wait
         if blocked or not (self.effects.accepts_effects() and self.points.here()):
             return wrapped(*args, **kwargs)
         return self._act(int(number))
@@ -101,7 +110,7 @@ class Signals(Feature):
     def _act(self, number: int) -> None:
         """Run the script's handler, as if the signal had come just now."""
         handler = self.handlers.get(number)
-        if handler is None:  # it was taken away meanwhile, on all ranks: as it would be handled now
+        if handler is None:  # removed meanwhile, on all ranks: what is set now handles it
             os.kill(os.getpid(), number)
             return
         aside, self.effects.aside = self.effects.aside, 0  # what it does is the script's, for all
@@ -115,10 +124,11 @@ class Signals(Feature):
             os.write(told, bytes([RETURNED + number]))
 
     def _give_back(self) -> None:
-        """The script's handlers are the process's."""
+        """Set the script's handlers as the process's own again."""
         for timer, which in TIMERS.items():
             if self.points.spent(timer) and not signal.getitimer(which)[1]:
-                signal.setitimer(which, 0)  # it would go off once more, when nothing is put off any longer
+                # the timer would go off once more, when nothing is put off any longer
+                signal.setitimer(which, 0)
         self.points.act = None
         for number, handler in self.handlers.items():
             if signal.getsignal(number) == self._received:

@@ -12,47 +12,46 @@ from autoddp.report import users_line
 
 
 class SharedStdin(io.TextIOBase):
-    """Its text."""
+    """The text of standard input, the same on all ranks."""
 
     def __init__(self, own: Any, effects: Effects, terminal: bool) -> None:
         self._own, self._effects, self._terminal = own, effects, terminal
 
     def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
-        """The next line, on all ranks."""
+        """Return the next line, on all ranks."""
         return self._read("readline", lambda: self._own.readline(size))
 
     def read(self, size: int | None = -1, /) -> str:
-        """What is left, on all ranks."""
+        """Return what is left, or `size` characters of it, on all ranks."""
         return self._read("read", lambda: self._own.read(size))
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     @property
     def buffer(self) -> Bytes:
-        """What is below the text."""
+        """Return the bytes below the text."""
         return Bytes(self._own.buffer, self._effects)
 
     def isatty(self) -> bool:
-        """What rank 0's is."""
+        """Return whether rank 0's standard input is a terminal."""
         return self._terminal
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._own, name)
 
     def fileno(self) -> int:
-        """This process's own."""
+        """Return this process's own descriptor."""
         return self._own.fileno()
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """How it is decoded."""
+        """Return the encoding of the text."""
         return self._own.encoding
 
     @property
     def errors(self) -> str | None:  # type: ignore[override]
-        """What becomes of what cannot be decoded."""
+        """Return how bytes that cannot be decoded are handled."""
         return self._own.errors
 
     def close(self) -> None:
@@ -66,44 +65,43 @@ class SharedStdin(io.TextIOBase):
 
 
 class Bytes(io.BufferedIOBase):
-    """Its bytes."""
+    """The bytes of standard input, the same on all ranks."""
 
     def __init__(self, own: Any, effects: Effects) -> None:
         self._own, self._effects = own, effects
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """What is left, or so much of it."""
+        """Return what is left, or `size` bytes of it."""
         return self._read("read", lambda: self._own.read(size))
 
     def read1(self, size: int = -1, /) -> bytes:
-        """What is there."""
+        """Return what is there, at most `size` bytes."""
         return self._read("read1", lambda: self._own.read1(size))
 
     def readline(self, size: int | None = -1, /) -> bytes:
-        """The next line."""
+        """Return the next line."""
         return self._read("readline", lambda: self._own.readline(size))
 
     def peek(self, size: int = 0, /) -> bytes:
-        """What comes next, and stays."""
+        """Return what comes next, and leave it there."""
         return self._read("peek", lambda: self._own.peek(size))
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._own, name)
 
     def fileno(self) -> int:
-        """This process's own."""
+        """Return this process's own descriptor."""
         return int(self._own.fileno())
 
     def isatty(self) -> bool:
-        """What rank 0's is."""
+        """Return whether rank 0's standard input is a terminal."""
         return os.isatty(self.fileno())
 
     def close(self) -> None:
-        """It is Python's, which keeps it."""
+        """Do nothing: the buffer is Python's, which keeps it."""
 
     def _read(self, what: str, act: Callable[[], bytes]) -> bytes:
         if self._effects.mode() is not Mode.SYNCED:

@@ -15,13 +15,13 @@ from autoddp.patching import patch
 
 
 class Temporary(Outward):
-    """A temporary folder is one for all ranks, and goes away once."""
+    """The feature that has one temporary file or folder for all ranks, which goes away once."""
 
     name: ClassVar[str] = "temporary"
     without: ClassVar[str] = "temporary files and folders are each rank's own"
 
     def setup(self, undo: ExitStack) -> None:
-        """Nothing was lent yet."""
+        """Set up with nothing of rank 0's lent to this rank yet."""
         super().setup(undo)
         self._lent: set[str] = set()
 
@@ -31,7 +31,7 @@ class Temporary(Outward):
         why="ranks share the temporary folder that rank 0 made",
     )
     def name_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Its name is rank 0's."""
+        """Return the name that rank 0 gave, on all ranks."""
         call = Call(wrapped, args, kwargs)
         if self._mode(call) is not Mode.SYNCED:
             return self._own(call)
@@ -45,7 +45,7 @@ class Temporary(Outward):
 
     @patch("tempfile:mkstemp", why="a temporary file has the name that rank 0 gave it")
     def open_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Others write to their scratch under that name."""
+        """Open rank 0's file; the others write to their scratch under that name."""
         call = Call(wrapped, args, kwargs)
         effects = self.effects
         if self._mode(call) is not Mode.SYNCED:
@@ -63,7 +63,7 @@ class Temporary(Outward):
 
     @patch("tempfile:NamedTemporaryFile", why="a temporary file has the name that rank 0 gave it")
     def named_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Others write to their scratch under that name."""
+        """Open rank 0's file; the others write to their scratch under its name."""
         call = Call(wrapped, args, kwargs)
         effects = self.effects
         mode = self._mode(call)
@@ -82,12 +82,14 @@ class Temporary(Outward):
 
     @patch("tempfile:TemporaryFile", why="a file without a name is each rank's own")
     def open_own(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Whatever it opens on the way is no file of the user's."""
+        """Open a file of this rank's own; what is opened on the way is no file of the user's."""
         return self._own(Call(wrapped, args, kwargs))
 
-    @patch("tempfile:TemporaryDirectory.cleanup", why="rank 0 removes the temporary folder, for all")
+    @patch(
+        "tempfile:TemporaryDirectory.cleanup", why="rank 0 removes the temporary folder, for all"
+    )
     def remove_once(self, wrapped: Callable[..., Any], folder: Any, args: Any, kwargs: Any) -> Any:
-        """Once all ranks are through with it."""
+        """Remove the folder on rank 0, once all ranks are through with it."""
         if self.effects.users() is not Mode.SYNCED:
             return wrapped(*args, **kwargs)
         if self.rank and folder.name in self._lent:
@@ -102,11 +104,15 @@ class Temporary(Outward):
         hot=True,
     )
     def leave_alone(self, original: Any) -> Any:
-        """A folder that nobody cleaned up goes at its end, but not a borrowed one.
+        """Remove a folder that nobody cleaned up at its end, but not one that rank 0 made.
 
-        A plain class method: a wrapper would hold the object whose end it waits for.
+        The method is a plain class method: a wrapper would hold the object whose end it waits for.
         """
-        slot, lent, effects = vars(tempfile.TemporaryDirectory)["_cleanup"], self._lent, self.effects
+        slot, lent, effects = (
+            vars(tempfile.TemporaryDirectory)["_cleanup"],
+            self._lent,
+            self.effects,
+        )
 
         def cleanup(kind: type[Any], name: str, *args: Any, **kwargs: Any) -> Any:
             if effects.rank and name in lent:
@@ -117,19 +123,22 @@ class Temporary(Outward):
         return classmethod(cleanup)
 
     def _remove(self, path: str) -> None:
-        """On this node, if it does not share rank 0's folder."""
+        """Remove the folder on this node, if it does not share rank 0's folders."""
         with self.effects.own():
             self.effects.scratch.drop(self.effects.scratch.key(path))
             if self.effects.client is not None:
                 self.effects.client.made.remove(path)
 
     def _mode(self, call: Call) -> Mode:
-        """UNSYNCED if a library makes it beside the job's files; PASS_THROUGH if it is temporary indeed."""
+        """Return the mode of a call, by the folder that it names.
+
+        A library's is UNSYNCED beside the job's files, and PASS_THROUGH if it is temporary indeed.
+        """
         folder = call.named.get("dir")
         return self.effects.touch(os.devnull if folder is None else folder)
 
     def _named_alone(self, call: Call) -> Any:
-        """A file of this rank's own under a name of its own."""
+        """Open a file of this rank's own under a name of its own."""
         effects = self.effects
         folder = os.fsdecode(call.named["dir"])
         at = effects.overlay.room(folder)

@@ -1,4 +1,4 @@
-"""Which ranks are on one node."""
+"""The assignment of ranks to nodes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ if TYPE_CHECKING:
 
 
 def nodes(effects: Effects) -> list[int]:
-    """The node of each rank, rank 0's is 0; all ranks ask."""
+    """Return the node of each rank, rank 0's is 0; all ranks call this."""
     if effects.placed is None:
         world, effect = effects.group.world, effects.group.effect
-        mine = f"{world.node_rank} {socket.gethostname()}"  # not every launcher tells the former
+        mine = f"{world.node_rank} {socket.gethostname()}"  # not every launcher tells node_rank
         many = world.local_world_size < world.world_size
-        told = [effect("the nodes", lambda: mine, by=rank) for rank in range(world.world_size) if many]
+        told = [
+            effect("the nodes", lambda: mine, by=rank) for rank in range(world.world_size) if many
+        ]
         names = list(dict.fromkeys(told))
         effects.placed = [names.index(name) for name in told] or [0] * world.world_size
     return effects.placed
 
 
 def leaders(effects: Effects) -> list[int]:
-    """The first rank of each node."""
+    """Return the first rank of each node; all ranks call this."""
     placed = nodes(effects)
     return [placed.index(node) for node in range(max(placed) + 1)]

@@ -1,4 +1,4 @@
-"""Experiment trackers: the run is rank 0's; the other ranks hold one like it that keeps to itself."""
+"""Experiment trackers: the run is rank 0's; the others hold one like it that keeps to itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autoddp.effects.engine import Call, Effects, Mode, Outward
 from autoddp.effects.write_calls import whole
 from autoddp.patching import patch
 
-# Where a SummaryWriter is defined, and what it calls its folder.
+# The modules that define a SummaryWriter, and the arguments that name its folder.
 TENSORBOARD = {"torch.utils.tensorboard.writer": "log_dir", "tensorboardX.writer": "logdir"}
 # What the other ranks are told of rank 0's run; what the script may set is in its settings.
 TOLD = (
@@ -25,19 +25,22 @@ TOLD = (
 
 
 class Trackers(Outward):
-    """One folder of events, one run: its name, its folder and its settings are the same for all."""
+    """The feature that keeps one run for all ranks, with one name, folder and settings."""
 
     name: ClassVar[str] = "trackers"
     without: ClassVar[str] = "every rank logs to TensorBoard and wandb, to runs of its own"
 
     @patch(
         *(f"{module}:SummaryWriter.__init__" for module in TENSORBOARD),
-        why="ranks log to one folder: where it has no name, or the time in it, the name is rank 0's",
+        why="ranks log to one folder: where it has no name, or the time in it, "
+        "the name is rank 0's",
         optional=True,
         told=True,
     )
-    def name_once(self, target: str, wrapped: Callable[..., Any], writer: Any, args: Any, kwargs: Any) -> Any:
-        """Whoever calls: `add_hparams` makes a writer of its own."""
+    def name_once(
+        self, target: str, wrapped: Callable[..., Any], writer: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Name the folder as rank 0 does, whoever calls: `add_hparams` makes its own writer."""
         call, argument = Call(wrapped, args, kwargs), TENSORBOARD[target.partition(":")[0]]
         if self.effects.mode() is not Mode.SYNCED or not call.named:
             return call.plain()
@@ -48,7 +51,9 @@ class Trackers(Outward):
             return None
         theirs = self.effects.do_on_rank0("SummaryWriter", call.plain)
         given = call.named.get("logdir") or call.named.get("log_dir")
-        return call.plain() if given and str(given) == theirs else call.changed(**{argument: theirs})
+        return (
+            call.plain() if given and str(given) == theirs else call.changed(**{argument: theirs})
+        )
 
     @patch(
         *(f"{module}:FileWriter.__init__" for module in TENSORBOARD),
@@ -59,7 +64,7 @@ class Trackers(Outward):
     def write_once(
         self, target: str, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     ) -> Any:
-        """Also where rank 0 is not waited for."""
+        """Write on rank 0, elsewhere to scratch, even where rank 0 is not waited for."""
         call, argument = Call(wrapped, args, kwargs), TENSORBOARD[target.partition(":")[0]]
         trial = self.effects.mode() is Mode.SUPPRESSED
         if not call.named or not self.effects.in_rank_process() or not (self.rank or trial):
@@ -71,8 +76,10 @@ class Trackers(Outward):
         why="what one process would not have run logs nothing",
         optional=True,
     )
-    def log_no_trial(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """All else that is logged comes by here, on every rank."""
+    def log_no_trial(
+        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Log nothing in a trial; all else that is logged comes by here, on every rank."""
         return None if self.effects.mode() is Mode.SUPPRESSED else wrapped(*args, **kwargs)
 
     @patch(
@@ -84,7 +91,7 @@ class Trackers(Outward):
     def end_together(
         self, target: str, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     ) -> Any:
-        """All ranks wait for rank 0's."""
+        """Flush or close the writer; all ranks wait for rank 0's."""
         call = Call(wrapped, args, kwargs)
         if self.effects.mode() is not Mode.SYNCED:
             return call.plain()
@@ -101,7 +108,7 @@ class Trackers(Outward):
         optional=True,
     )
     def run_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Whoever calls."""
+        """Begin a run on rank 0, whoever calls; the others' are disabled."""
         call, mode = Call(wrapped, args, kwargs), self.effects.mode()
         if not call.named and (args or kwargs):
             return call.plain()  # words what is wrong with its arguments
@@ -123,7 +130,7 @@ class Trackers(Outward):
         optional=True,
     )
     def log_whole(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """A loss is summed over ranks when it is read: by all of them."""
+        """Log whole values: a loss is summed over ranks when it is read, by all of them."""
         mode = self.effects.mode()
         if mode is Mode.SUPPRESSED:
             return None
@@ -137,8 +144,10 @@ class Trackers(Outward):
         why="the summary of a disabled run holds what rank 0's holds: numbers",
         optional=True,
     )
-    def keep_numbers(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """What the others log comes by here."""
+    def keep_numbers(
+        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Keep numbers in the summary: what ranks above 0 log comes by here."""
         mode = self.effects.mode()
         if mode is Mode.SUPPRESSED:
             return None
@@ -148,8 +157,9 @@ class Trackers(Outward):
 
 
 def _facts(run: Any) -> dict[str, Any]:
-    """What the script may ask of rank 0's run, and that stays."""
-    named = TOLD[:-3] if run.offline or run.disabled else TOLD  # offline, wandb warns of asking for these
+    """Return facts of rank 0's run that the script may ask for, and that do not change."""
+    # offline, wandb warns of asking for the last three
+    named = TOLD[:-3] if run.offline or run.disabled else TOLD
     facts = {name: getattr(run, name, None) for name in named}
     return {**facts, "id": run.id, "name": run.name, "step": run.step}
 
@@ -163,7 +173,7 @@ def _told(facts: dict[str, Any], name: str, run: Any) -> Any:
 
 
 def _seconded(call: Call, facts: dict[str, Any], effects: Effects) -> Any:
-    """A run that answers as rank 0's, and logs nothing."""
+    """Return a run that answers as rank 0's, and logs nothing."""
     wandb = sys.modules["wandb"]
     if wandb.run is not None and wandb.run.id == facts["id"]:
         return wandb.run  # rank 0 has got its run again, too
@@ -173,7 +183,9 @@ def _seconded(call: Call, facts: dict[str, Any], effects: Effects) -> Any:
     plain = type(run)
     answers = {name: property(partial(_told, facts, name)) for name in TOLD}
 
-    def log(self: Any, data: Any, step: int | None = None, commit: bool | None = None, **_: Any) -> None:
+    def log(
+        self: Any, data: Any, step: int | None = None, commit: bool | None = None, **_: Any
+    ) -> None:
         if effects.mode() is Mode.SUPPRESSED:
             return
         plain.log(self, data)

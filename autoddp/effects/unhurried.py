@@ -1,7 +1,8 @@
-"""What rank 0 does for all, however long it takes; in the order of the script, or in a thread's own.
+"""Acts of rank 0 for all ranks, however long they take, in the order of the script or a thread.
 
-The ledger's waits end some day, since a rank that is that late has gone astray. A program may run for
-days: here all ranks agree first that they are at the same place, and then wait for as long as it takes.
+The waits of `Group.effect` end some day, since a rank that is that late has gone astray. A program
+may run for days: here all ranks agree first that they are at the same place, and then wait for as
+long as it takes.
 """
 
 from __future__ import annotations
@@ -23,30 +24,37 @@ from autoddp.effects.ownership import users_call
 from autoddp.errors import Disagreement, OutOfReach
 
 PART = 1 << 20  # bytes that travel under one key
-KEPT = 256  # of what was told; older is deleted when all ranks have it
+KEPT = 256  # answers; older ones are deleted when all ranks have them
 LOOK = timedelta(seconds=0.5)  # how long a signal may have to wait for its handler
 TICK = 0.005
 PATIENCE = 1800.0  # seconds until a thread of rank 0 must have come to where another rank's is
 
 
 class Unhurried:
-    """Rank 0 acts; the others are told what became of it."""
+    """The channel on which rank 0 acts, and the others are told what became of it."""
 
     def __init__(self, effects: Effects, who: str) -> None:
         self.effects, self._who = effects, who
         self._turn = 0
-        self._clone = (os.getpid(), effects.group.store)  # or a copy, in a process forked from this rank
+        # this process, and the store, or in a process forked from the rank a copy of it
+        self._clone = os.getpid(), effects.group.store
         self._keys: list[str] = []
         self._within = threading.local()  # `effects.own` is the main thread's
 
     def mode(self) -> Mode:
-        """As of effects; what rank 0 does for all is plain inside, in threads and worker processes, too."""
+        """Return the mode of `effects`, or PASS_THROUGH inside what rank 0 does for all.
+
+        The latter holds in threads and worker processes, too; else a forked child is UNSYNCED.
+        """
         if getattr(self._within, "acts", False):
             return Mode.PASS_THROUGH
         return Mode.UNSYNCED if self.effects.in_forked_child() else self.effects.mode()
 
     def users(self, through: tuple[str, ...] = ()) -> Mode:
-        """As `mode`, but PASS_THROUGH where a library does it for itself; files of `through` are none."""
+        """Return the mode, but PASS_THROUGH where a library acts for itself.
+
+        Files in `through` count as no library.
+        """
         mode = self.mode()
         return mode if mode is Mode.PASS_THROUGH or users_call(2, through) else Mode.PASS_THROUGH
 
@@ -60,21 +68,24 @@ class Unhurried:
         meet: bool = False,
         wait: bool = True,
     ) -> Any:
-        """What `act` returned on rank 0, which JSON can carry; or raise what it raised.
+        """Return what `act` returned on rank 0, which JSON can carry; or raise what it raised.
 
         Args:
-            mode: What `mode` said, or stricter.
-            what: For messages.
-            name: By which threads and worker processes of the ranks find each other; calls are counted.
-            act: Only rank 0 calls it.
-            meet: Act when all ranks are here.
-            wait: Whether a thread may wait for ever, not only for rank 0's to come here.
+            mode: The answer of `mode`, or a stricter one.
+            what: A description for messages.
+            name: The name by which threads and worker processes of the ranks find each other; calls
+                are counted.
+            act: The act, which only rank 0 calls.
+            meet: Whether to act only when all ranks are here.
+            wait: Whether a thread may wait for ever, not only `PATIENCE` for rank 0's to answer.
 
         Raises:
             OutOfReach: Rank 0 cannot be asked here.
         """
         if mode is Mode.SUPPRESSED:
-            raise OutOfReach(f"{what} in a trial: it would have been done once more than the script does it")
+            raise OutOfReach(
+                f"{what} in a trial: it would have been done once more than the script does it"
+            )
         if mode is Mode.PASS_THROUGH:
             return self._plain(what, act)
         if mode is Mode.SYNCED:
@@ -90,8 +101,8 @@ class Unhurried:
         if self.effects.rank == 0:
             return act()
         raise OutOfReach(
-            f"{what}: the program is rank 0's, which cannot be asked here (in a data set's fetch, or in a "
-            "process of this rank's own); do it outside of it"
+            f"{what}: the program is rank 0's, which cannot be asked here (in a data set's fetch, "
+            "or in a process of this rank's own); do it outside of it"
         )
 
     def _in_order(self, what: str, act: Callable[[], Any], meet: bool) -> Any:
@@ -136,15 +147,20 @@ class Unhurried:
         return Outcome.from_data(json.loads(data.decode("utf-8", "surrogatepass"))).unwrap()
 
     def _look(self, what: str, key: str, deadline: float | None) -> Any:
-        """Not by a blocking call: the thread that runs the script has the store's one connection."""
+        """Wait in a thread for rank 0's answer, without a blocking call.
+
+        The thread that runs the script has the store's one connection.
+        """
         while not self._store().check([key]):
             if self.effects.over or (deadline is not None and time.monotonic() > deadline):
-                raise Disagreement(f"rank {self.effects.rank}: no thread of rank 0's came to this {what}")
+                raise Disagreement(
+                    f"rank {self.effects.rank}: no thread of rank 0's came to this {what}"
+                )
             time.sleep(TICK)
         return self._read(key)
 
     def _store(self) -> Any:
-        """The job's; a connection that was forked is the parent's."""
+        """Return the job's store; in a forked process, by a connection that is not the parent's."""
         if self._clone[0] != os.getpid():
             self._clone = os.getpid(), self.effects.group.store.clone()
         return self._clone[1]
@@ -156,14 +172,14 @@ class Unhurried:
 
 
 def _nothing() -> None:
-    """All it takes is that ranks are at the same place."""
+    """Do nothing: all that counts is that ranks are at the same place."""
 
 
 def carried(value: Any) -> Any:
-    """Bytes too, in a form that JSON can carry."""
+    """Return `value`, which may be bytes, in a form that JSON can carry."""
     return [value.decode("latin-1")] if isinstance(value, bytes) else value
 
 
 def taken(value: Any) -> Any:
-    """The inverse."""
+    """Return the value that was given to `carried`."""
     return value[0].encode("latin-1") if isinstance(value, list) else value

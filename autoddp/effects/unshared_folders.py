@@ -18,15 +18,17 @@ _WRITES = frozenset("wax+")
 
 
 class UnsharedFolders(Outward):
-    """The truth about a file that the job changed is on node 0."""
+    """The feature that hands files which the job changed from node 0 to nodes that lack them."""
 
     name: ClassVar[str] = "nodes"
-    without: ClassVar[str] = "a node that does not share rank 0's folders does not find what rank 0 wrote"
+    without: ClassVar[str] = (
+        "a node that does not share rank 0's folders does not find what rank 0 wrote"
+    )
     views: ClassVar[tuple[str, ...]] = ("global",)
     apart: ClassVar[bool] = True
 
     def setup(self, undo: ExitStack) -> None:
-        """Who is where, and which node does not share the working folder: that is said."""
+        """Find each rank's node, say which do not share the working folder, and serve files."""
         super().setup(undo)
         effects, placed = self.effects, nodes(self.effects)
         if max(placed) == 0:
@@ -56,7 +58,7 @@ class UnsharedFolders(Outward):
         hot=True,
     )
     def open_here(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """In worker processes, too."""
+        """Open what rank 0 hands over, in worker processes, too."""
         client = self.effects.client
         if client is None:
             return original
@@ -76,7 +78,7 @@ class UnsharedFolders(Outward):
 
     @patch(*READERS, why="a file of rank 0's that this node lacks is handed over", optional=True)
     def read_here(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """They open by themselves what is at a path."""
+        """Hand the file to readers that open by themselves what is at a path."""
         client = self.effects.client
         if client is None:
             return wrapped(*args, **kwargs)
@@ -84,10 +86,13 @@ class UnsharedFolders(Outward):
 
     @patch("os:chdir", why="a folder that rank 0 made is there on each node")
     def enter(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Rank 0 enters it first; what that raises, all raise."""
+        """Enter a folder, rank 0 first; what that raises, all raise."""
         call = Call(wrapped, args, kwargs)
         path = call.named.get("path")
-        if not isinstance(path, (str, bytes, os.PathLike)) or self.effects.users() is not Mode.SYNCED:
+        if (
+            not isinstance(path, (str, bytes, os.PathLike))
+            or self.effects.users() is not Mode.SYNCED
+        ):
             return wrapped(*args, **kwargs)
         self.effects.ask_rank0("os.chdir", lambda: wrapped(*args, **kwargs))
         if self.rank == 0:
@@ -98,7 +103,7 @@ class UnsharedFolders(Outward):
             return wrapped(*args, **kwargs)
 
     def _probe(self) -> None:
-        """Who sees a file that rank 0 puts into the working folder?"""
+        """Say which nodes do not see a file that rank 0 puts into the working folder."""
         effect, placed = self.run.group.effect, nodes(self.effects)
         name = effect("a file for all nodes", _probe_file)
         if name is None:
@@ -116,8 +121,9 @@ class UnsharedFolders(Outward):
             self.run.report.say_once(
                 "nodes",
                 "",
-                f"node{'s' * many} {', '.join(lacking)} do{'es' * (not many)} not share {os.getcwd()} "
-                "with node 0: what rank 0 writes is handed over when it is read there",
+                f"node{'s' * many} {', '.join(lacking)} do{'es' * (not many)} not share "
+                f"{os.getcwd()} with node 0: what rank 0 writes is handed over when it is read "
+                "there",
             )
 
 
@@ -126,7 +132,10 @@ def _folder() -> str:
 
 
 def _probe_file() -> str | None:
-    """Its path; None where the working folder cannot be written to, and nothing is to be shared."""
+    """Make a file that all nodes should see, and return its path.
+
+    Return None where the working folder cannot be written to: nothing is to be shared then.
+    """
     try:
         handle, name = tempfile.mkstemp(prefix=".autoddp-", dir=os.getcwd())
     except OSError:

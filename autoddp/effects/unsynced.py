@@ -1,4 +1,4 @@
-"""A change of names where ranks do not meet: rank 0 notes what was, the others have it to themselves."""
+"""Changes of names where ranks do not meet: rank 0 notes what was, others have their own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autoddp.effects.entries import Entry, Listing
 from autoddp.effects.journal import FILLED, GONE
 from autoddp.effects.sight import FoundPath, named
 
-# What is made of the others: Python does it by calling them.
+# Functions that Python makes of the others: they call them.
 MADE = frozenset(
     [
         "makedirs",
@@ -38,7 +38,7 @@ SMALL = 1 << 20  # bytes of a file of rank 0's that is copied for another mode, 
 
 
 class UnsyncedChange:
-    """One call of a function of `os` or `shutil`."""
+    """The calls of `os` and `shutil` that change or ask for names where ranks do not meet."""
 
     def __init__(self, effects: Effects) -> None:
         self._effects, self._overlay = effects, effects.overlay
@@ -57,7 +57,7 @@ class UnsyncedChange:
         }
 
     def change(self, call: Call) -> Any:
-        """The call, on this rank."""
+        """Make a call that changes something, without the other ranks."""
         name = call.name.rpartition(".")[2]
         if name in MADE:
             return call.plain()
@@ -68,7 +68,7 @@ class UnsyncedChange:
         if self._effects.rank == 0:
             with self._noted(name, path, to), self._effects.own():
                 return call.plain()
-        self._effects.reads()  # and so is up to date
+        self._effects.reads()  # brings the overlay up to date
         return named(
             lambda: self._changes.get(name, self._mark)(call, path, to),
             _given(call, "path", "src"),
@@ -76,24 +76,28 @@ class UnsyncedChange:
         )
 
     def ask(self, call: Call) -> Any:
-        """What `os.stat` and the like say of what this rank finds there."""
+        """Return what `os.stat` and the like say of what this rank finds there."""
         path = _given(call, "path")
         if path is None:
             return call.plain()
-        follow = call.named.get("follow_symlinks", True) and not call.name.endswith(("lstat", "readlink"))
+        follow = call.named.get("follow_symlinks", True) and not call.name.endswith(
+            ("lstat", "readlink")
+        )
         whole = paths.whole(path, _folder(call, "dir_fd"))
         if call.name.endswith("access"):
-            found = self._overlay.find(whole, follow) if os.fspath(path) else FoundPath("", "", None)
+            found = (
+                self._overlay.find(whole, follow) if os.fspath(path) else FoundPath("", "", None)
+            )
             return bool(_elsewhere(call, found.at)) if found.there else False
         at = self._overlay.where(whole, follow)
         if at is whole:
             return call.plain()
-        if not follow and os.fsdecode(at).startswith("/proc/"):  # a file, kept alive by a descriptor
-            return os.stat(at)
+        if not follow and os.fsdecode(at).startswith("/proc/"):
+            return os.stat(at)  # a file, kept alive by a descriptor
         return named(lambda: _elsewhere(call, at), path)
 
     def enter(self, call: Call) -> Any:
-        """`os.chdir`: programs and C code go on from there, so that it should be rank 0's folder."""
+        """Call `os.chdir`, if possible to rank 0's folder: programs and C code go on from there."""
         path = _given(call, "path")
         if path is None:
             return call.plain()
@@ -106,7 +110,7 @@ class UnsyncedChange:
         return named(lambda: call.changed(path=self._overlay.where(path)), path)
 
     def names(self, call: Call) -> list[Any]:
-        """As `os.listdir`."""
+        """Return the names that `os.listdir` finds on this rank."""
         path = call.named.get("path")
         names = None if isinstance(path, int) else self._overlay.names(path or ".")
         if names is None:
@@ -114,7 +118,7 @@ class UnsyncedChange:
         return [os.fsencode(name) for name in names] if isinstance(path, bytes) else list(names)
 
     def scan(self, call: Call) -> Any:
-        """As `os.scandir`."""
+        """Return the entries that `os.scandir` finds on this rank."""
         path = call.named.get("path")
         names = None if isinstance(path, int) else self._overlay.names(path or ".")
         if names is None:
@@ -136,12 +140,12 @@ class UnsyncedChange:
     # ---- rank 0
 
     def _noted(self, name: str, path: Any, to: Any) -> AbstractContextManager[None]:
-        """What is done inside is written down before."""
+        """Write down in rank 0's journal, before it happens, what is done inside."""
         if name in ("rename", "replace"):
             return self._effects.moving(path, to)
         if name in ("symlink", "link", "mkdir", "mkfifo", "mknod"):
             made = path if to is None else to
-            if paths.seen(paths.real(made, False), follow=False) is None:  # else it raises
+            if paths.seen(paths.real(made, False), follow=False) is None:  # else the call raises
                 self._effects.note(made)
         elif name in REMOVE and not (name == "rmdir" and paths.names(paths.real(path, False))):
             self._effects.note(path, GONE)
@@ -171,7 +175,7 @@ class UnsyncedChange:
                 raise
 
     def _mark(self, call: Call, path: Any, to: Any) -> Any:
-        """A mode, an owner, a time, a length: a large file of rank 0's has it from rank 0 alone."""
+        """Set a mode, owner, time or length; of a large file, rank 0 sets all but the length."""
         follow = call.named.get("follow_symlinks", True) and not call.name.endswith("lchown")
         found = self._overlay.find(path, follow)
         if not found.there:
@@ -187,13 +191,13 @@ class UnsyncedChange:
 
 
 def _elsewhere(call: Call, at: Any) -> Any:
-    """The call, of a path that was made whole."""
+    """Make the call with another path, which is a full one."""
     more = {name: value for name, value in call.kwargs.items() if name not in ("path", "dir_fd")}
     return call.wrapped(at, *call.args[1:], **more)
 
 
 def _given(call: Call, *names: str) -> Any:
-    """The path among these arguments."""
+    """Return the path among these arguments, None without one."""
     found = (call.named.get(name) for name in names)
     return next((path for path in found if isinstance(path, (str, bytes, os.PathLike))), None)
 

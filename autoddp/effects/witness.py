@@ -1,4 +1,4 @@
-"""What slips past us is said: what writes past Python's open does so on every rank."""
+"""The check that says which code writes past Python's `open`, and so on every rank."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from autoddp.report import INSTALLED, is_users, users_frame, users_line
 
 KIND = "witness"
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-# Python's own audit events, and how many of their first arguments are names that are changed. Folders
-# are not among them: made twice they either do not matter, or the second rank raises.
+# Python's own audit events, and how many of their first arguments are names that are changed. The
+# making of folders is not among them: twice it either does not matter, or the second rank raises.
 CHANGES = {
     "os.remove": 1,
     "os.rmdir": 1,
@@ -30,13 +30,13 @@ CHANGES = {
     "sqlite3.connect": 1,
 }
 EVENTS = frozenset(["open", *CHANGES])
-WAIT = timedelta(seconds=10)  # that rank 0, with something to say, leaves the witness to end
+WAIT = timedelta(seconds=10)  # for rank 1 to end, if rank 0 has something to say
 
 
 class Witness(Outward):
-    """Rank 1 sees what it does itself on behalf of the user's code; rank 0, which saw it too, says it.
+    """The feature that says on rank 0 what the user's code does past us on ranks 0 and 1 alike.
 
-    Neither alone would do: what is behind `if autoddp.rank() == 0` is right.
+    Neither rank alone would do: what is behind `if autoddp.rank() == 0` is right.
     """
 
     name: ClassVar[str] = "witness"
@@ -44,7 +44,7 @@ class Witness(Outward):
     views: ClassVar[tuple[str, ...]] = ("global",)
 
     def setup(self, undo: ExitStack) -> None:
-        """An audit hook stays for good, so that it must cost nothing once we are gone."""
+        """Add an audit hook; it stays for good, and so must cost nothing once we are gone."""
         super().setup(undo)
         self._seen: dict[str, tuple[str, str]] = {}
         if self.rank < 2 and self.effects.exchange:
@@ -59,7 +59,7 @@ class Witness(Outward):
             sys.addaudithook(hook)
 
     def _look(self, event: str, args: tuple[Any, ...]) -> None:
-        """On the script's own thread, outside of effects, trials and fetches."""
+        """Look at what the script's own thread does outside of effects, trials and fetches."""
         if self.effects.mode() is not Mode.SYNCED:
             return
         with self.effects.own():
@@ -69,14 +69,18 @@ class Witness(Outward):
                 self._note(name, (path or "").removeprefix(paths.here() + "/"))
 
     def _changed(self, event: str, args: tuple[Any, ...]) -> str | None:
-        """The name that is changed, if it is not a cache's."""
+        """Return the name that is changed, None if it is a cache's."""
         if event == "open" and not (isinstance(args[2], int) and args[2] & WRITES):
             return None
         names = args[: CHANGES.get(event, 1)]
         # what is below an open folder has no name here; rmtree goes that way once it has begun
         if any(isinstance(name, int) for name in names) or _by_handle(event, args):
             return None
-        full = [os.path.normpath(os.path.join(paths.here(), os.fsdecode(name))) for name in names if name]
+        full = [
+            os.path.normpath(os.path.join(paths.here(), os.fsdecode(name)))
+            for name in names
+            if name
+        ]
         return next((path for path in full if not self.effects.keeps(path)), None)
 
     def _note(self, name: str, path: str) -> None:
@@ -92,7 +96,7 @@ class Witness(Outward):
                 self.run.report.doubt(KIND, where, what)
 
     def _end(self) -> None:
-        """Rank 0 says what another rank has seen itself do as well."""
+        """Say on rank 0 what another rank has seen itself do as well."""
         store = self.run.group.store
         try:
             if self.rank:
@@ -100,14 +104,14 @@ class Witness(Outward):
             elif self._seen:
                 store.wait([f"{KIND}/end"], WAIT)
         except dist.DistError:
-            pass  # the other rank has not come to its end: it, or this one, has failed, which is said
+            pass  # the other rank has not come to its end: one of both has failed, which is said
         for key, (where, what) in self._seen.items():
             if not self.rank and store.check([key]):
                 self.run.report.say_once(KIND, where, what)
 
 
 def _called() -> str | None:
-    """What the user's code has called that does it; None if it is nobody's that we know."""
+    """Return the function of a known file that the user's code called, None if there is none."""
     file = caller()
     if not (is_users(file) or any(part in file for part in INSTALLED)):
         return None
@@ -124,7 +128,7 @@ def _called() -> str | None:
 
 
 def _by_handle(event: str, args: tuple[Any, ...]) -> bool:
-    """Whether a name is relative to an open folder: such events end with its descriptor, or -1."""
+    """Return whether a name is relative to an open folder: its descriptor, or -1, comes last."""
     if event in ("open", "sqlite3.connect", "os.truncate"):
         return False
     return any(isinstance(one, int) and one >= 0 for one in args[1:])

@@ -1,4 +1,4 @@
-"""One call of a function that writes: rank 0 for real, whole or not at all, the others to nothing."""
+"""Calls of functions that write: rank 0's for real, whole or not at all, the others' to nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autoddp.view.rows import Partial, Rows, full
 
 
 class WriteCall:
-    """A call of a function of the table, which can be made with another path."""
+    """A call of a function of the table of writers, which can be made with another path."""
 
     def __init__(self, call: Call, row: Writer) -> None:
         self._call, self.row = call, row
@@ -32,17 +32,17 @@ class WriteCall:
 
     @property
     def keeps(self) -> bool:
-        """Whether it adds to what the file holds."""
+        """Return whether the call adds to what the file holds."""
         more = {**self._named.get("kwargs", {}), **self._named.get("params", {}), **self._named}
         mode = str(more.get("mode", self.row.mode))
         return not {"a", "+"}.isdisjoint(mode) or bool(more.get("append"))
 
     def plain(self) -> Any:
-        """As it was made."""
+        """Make the call as it was made."""
         return self._call.plain()
 
     def to(self, path: str) -> Any:
-        """With another path; what it returns names the user's own."""
+        """Make the call with another path; what it returns names the user's own."""
         at: Any = os.fsencode(path) if self._bytes else path
         call, name, position = self._call, self.row.argument, self.row.position
         if call.named:
@@ -63,7 +63,7 @@ class WriteCall:
 
 
 class WriteCalls:
-    """All ranks make such a call at the same time, since it may need them all, to gather rows.
+    """The calls that write, made by all ranks at the same time: to gather rows may take them all.
 
     Then rank 0 puts the file in place, once nobody can still be reading the old one.
     """
@@ -72,7 +72,7 @@ class WriteCalls:
         self._effects = effects
 
     def write(self, call: Call, row: Writer) -> Any:
-        """The call, once for all ranks; what it raises on rank 0, it raises on all."""
+        """Make the call, once for all ranks; what it raises on rank 0, it raises on all."""
         writing = WriteCall(call, row)
         path = writing.path
         mode = self._effects.touch(path)
@@ -85,16 +85,17 @@ class WriteCalls:
         if mode is Mode.SYNCED and row is CHECKPOINT:
             for check in self._effects.before_save:
                 check()
-        if self._effects.mode() is Mode.SYNCED and not row.blind:  # what pickles gathers by itself
+        if self._effects.mode() is Mode.SYNCED and not row.blind:  # pickling gathers by itself
             writing = WriteCall(Call(call.wrapped, *whole((call.args, call.kwargs))), row)
         if row.folder and mode is Mode.SYNCED:
-            self._effects.do_on_rank0(writing.site, lambda: None)  # nobody reads the old one any more
+            # from here on nobody reads the old folder any more
+            self._effects.do_on_rank0(writing.site, lambda: None)
         if self._effects.rank:
             return self._go_along(writing, path, mode)
         return self._fill(writing, mode) if row.folder else self._put(writing, path, mode)
 
     def _put(self, writing: WriteCall, path: str, mode: Mode) -> Any:
-        """Rank 0 writes, and puts the file in place."""
+        """Write on rank 0, and put the file in place."""
         with self._effects.own():
             draft = Draft(path, keep=writing.keeps)
 
@@ -114,7 +115,7 @@ class WriteCalls:
         return outcome.value
 
     def _fill(self, writing: WriteCall, mode: Mode) -> Any:
-        """Rank 0 fills the folder."""
+        """Fill the folder on rank 0."""
         if mode is Mode.UNSYNCED:
             self._effects.note(writing.path)
         with self._effects.own():
@@ -135,10 +136,10 @@ class WriteCalls:
         mode: Mode,
         made: Sequence[str] = (),
     ) -> None:
-        """Rank 0 finishes once all have written; `made` is what it then puts in place."""
+        """Finish on rank 0 once all have written; `made` is what it then puts in place."""
         if mode is Mode.SYNCED:
             if outcome.error is not None:
-                self._throw_away(writing)  # others still gather: they need us
+                self._throw_away(writing)  # others still gather, which needs this rank
             self._effects.do_on_rank0(writing.site, finish, told=list)
         else:
             with self._effects.own():
@@ -147,7 +148,7 @@ class WriteCalls:
                 finish()
 
     def _go_along(self, writing: WriteCall, path: str, mode: Mode) -> Any:
-        """Another rank writes to nothing, and learns what became of rank 0's file."""
+        """Write to nothing on a rank above 0, and learn what became of rank 0's file."""
         if writing.row.folder and mode is Mode.UNSYNCED:
             return self._fill_own(writing, path)
         outcome = self._throw_away(writing, keep=mode is Mode.UNSYNCED)
@@ -160,7 +161,7 @@ class WriteCalls:
         return outcome.unwrap()
 
     def _fill_own(self, writing: WriteCall, path: str) -> Any:
-        """The folder, for this rank alone."""
+        """Fill the folder for this rank alone."""
         overlay = self._effects.overlay
         if not overlay.find(path).there:
             os.makedirs(path)
@@ -172,16 +173,16 @@ class WriteCalls:
         return value
 
     def _follow(self, path: str, theirs: str, made: list[str]) -> None:
-        """What rank 0 has made is there for all, also under a name that tells ranks apart."""
+        """Have this rank find what rank 0 has made, also under a name that tells ranks apart."""
         scratch = self._effects.scratch
         with self._effects.own():
             for name in (path, *made):
                 scratch.drop(scratch.key(name))
-            for name in made if path != theirs else ():
-                scratch.lay(scratch.key(path + name.removeprefix(theirs)), name)  # numpy adds a suffix
+            for name in made if path != theirs else ():  # numpy adds a suffix
+                scratch.lay(scratch.key(path + name.removeprefix(theirs)), name)
 
     def _throw_away(self, writing: WriteCall, keep: bool = False) -> Outcome:
-        """Make the call, and leave no file, unless this rank may read it before rank 0 has written."""
+        """Make the call and delete the file, unless this rank may read it before rank 0 writes."""
         there = self._effects.found(writing.path or "") if writing.keeps else ""
         there = there if paths.is_file(there) else ""
         with self._effects.own():
@@ -201,18 +202,21 @@ class WriteCalls:
 
 
 def whole(data: Any) -> Any:
-    """The data with what is held by rows gathered: all ranks take part, before they part."""
+    """Return `data` with all rows gathered; all ranks take part, before rank 0 goes its own way."""
     if not any(isinstance(leaf, (Rows, Partial)) for leaf in tree_leaves(data)):
         return data
     return tree_map(full, data)
 
 
 def path_of(given: Any) -> str | None:
-    """The path that an argument names; what can be closed (an ExcelWriter has a path, too) is open."""
+    """Return the path that an argument names, None for an open file (or an ExcelWriter)."""
     names = isinstance(given, (str, bytes, os.PathLike)) and not hasattr(given, "close")
     return os.fsdecode(given) if names else None
 
 
 def _plain(value: Any) -> list[Any]:
-    """A value that travels (cv2 says so by False if it has not written), or nothing."""
+    """Return a list of `value` if that can travel, else an empty one.
+
+    cv2 returns False, which travels, if it has not written.
+    """
     return [value] if isinstance(value, (bool, int, float, str)) else []

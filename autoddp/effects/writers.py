@@ -10,17 +10,18 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Writer:
-    """One such function.
+    """A function that writes a file, or fills a folder.
 
     Attributes:
-        target: Where it is found, as "module:Dotted.path".
-        argument: The argument that names the file. What is no path (None, an open file) is left alone.
-        position: Where that argument stands if the function, written in C, does not tell its names.
-        folder: Whether it names a folder that is filled.
-        mode: The mode that it writes in unless its own argument `mode` says; "a" keeps what was there.
+        target: The place where it is found, as "module:Dotted.path".
+        argument: The argument that names the file. What is no path (None, an open file) is left
+            alone.
+        position: The place of that argument if the function, written in C, tells no names.
+        folder: Whether the argument names a folder that is filled.
+        mode: The mode that it writes in unless its argument `mode` says; "a" keeps what was there.
         blind: Whether it looks neither at the file's name nor reads it, so that /dev/null will do.
-        large: Whether ranks meet here, whoever calls: what is written is a whole model, or data set, which
-            other ranks write to nothing.
+        large: Whether ranks meet here, whoever calls: what is written is a whole model, or data
+            set, which other ranks write to nothing.
     """
 
     target: str
@@ -33,7 +34,7 @@ class Writer:
 
 
 def rows(owner: str, names: str, argument: str, **more: bool | int | str) -> tuple[Writer, ...]:
-    """A row for each of `names`, which are functions of a module or methods of "module:Class"."""
+    """Return a row for each of `names`, which are functions of a module or methods of a class."""
     dot = "." if ":" in owner else ":"
     return tuple(Writer(f"{owner}{dot}{name}", argument, **more) for name in names.split())  # type: ignore[arg-type]
 
@@ -89,7 +90,12 @@ MODELS = (
     *rows("xgboost:Booster", "save_model", "fname"),
     *rows("xgboost:XGBModel", "save_model", "fname"),
     *rows("lightgbm:Booster", "save_model", "filename"),
-    *rows("transformers.modeling_utils:PreTrainedModel", "save_pretrained", "save_directory", folder=True),
+    *rows(
+        "transformers.modeling_utils:PreTrainedModel",
+        "save_pretrained",
+        "save_directory",
+        folder=True,
+    ),
     *rows(
         "transformers.tokenization_utils_base:PreTrainedTokenizerBase",
         "save_pretrained",
@@ -97,10 +103,20 @@ MODELS = (
         folder=True,
     ),
     *rows(
-        "transformers.configuration_utils:PretrainedConfig", "save_pretrained", "save_directory", folder=True
+        "transformers.configuration_utils:PretrainedConfig",
+        "save_pretrained",
+        "save_directory",
+        folder=True,
     ),
-    *rows("transformers.processing_utils:ProcessorMixin", "save_pretrained", "save_directory", folder=True),
-    *rows("huggingface_hub.hub_mixin:ModelHubMixin", "save_pretrained", "save_directory", folder=True),
+    *rows(
+        "transformers.processing_utils:ProcessorMixin",
+        "save_pretrained",
+        "save_directory",
+        folder=True,
+    ),
+    *rows(
+        "huggingface_hub.hub_mixin:ModelHubMixin", "save_pretrained", "save_directory", folder=True
+    ),
     *rows("omegaconf:OmegaConf", "save", "f"),
 )
 TABLES = (

@@ -29,10 +29,10 @@ PORT = 29500  # torchrun's
 
 
 def run(script: Script, options: Options) -> int:
-    """Run the script as the options say; the exit code of the command.
+    """Run the script as the options say; return the exit code of the command.
 
     Raises:
-        BadInput: It cannot be done; nothing was started.
+        BadInput: The options cannot be met; nothing was started.
     """
     options = schedulers.settle(os.environ, options)
     script.find()
@@ -48,13 +48,18 @@ def run(script: Script, options: Options) -> int:
     if own.kind is own_ddp.Kind.ONCE:
         return own_ranks(script, options, own)
     ready = prepare(options)
-    if ready.nproc == 1 and ready.nnodes == 1 and own.kind is own_ddp.Kind.VIEW and not ready.max_restarts:
+    if (
+        ready.nproc == 1
+        and ready.nnodes == 1
+        and own.kind is own_ddp.Kind.VIEW
+        and not ready.max_restarts
+    ):
         return alone(script, ready, "1 rank: the script runs as it is")
     return start(script, ready, own)
 
 
 def launched(environ: Mapping[str, str]) -> bool:
-    """Whether another launcher has started this process as one of its ranks.
+    """Return whether another launcher has started this process as one of its ranks.
 
     Raises:
         BadInput: Some of its variables are there, but not all.
@@ -66,13 +71,15 @@ def launched(environ: Mapping[str, str]) -> bool:
 
 
 def prepare(options: Options) -> Options:
-    """The options with what they left open filled in, and checked against this machine.
+    """Fill in what the options left open, and check them against this machine.
 
     Raises:
-        BadInput: They cannot be met here.
+        BadInput: The options cannot be met here.
     """
     found = devices.there(os.environ)
-    ready = replace(options, nproc=options.nproc or max(1, len(found.names) // options.gpus_per_rank))
+    ready = replace(
+        options, nproc=options.nproc or max(1, len(found.names) // options.gpus_per_rank)
+    )
     assert ready.nproc is not None
     devices.share(found, ready.nproc, ready.backend, ready.gpus_per_rank)
     if ready.nnodes == 1:
@@ -100,7 +107,7 @@ def prepare(options: Options) -> Options:
 
 
 def features() -> Sequence[type[Feature]]:
-    """All features; they import torch."""
+    """Return the classes of all features; they import torch."""
     from autoddp.process.features import FEATURES
 
     return FEATURES
@@ -110,7 +117,7 @@ def check_disabled(options: Options) -> None:
     """Check the names of what is to be left out.
 
     Raises:
-        BadInput: One is no feature's.
+        BadInput: A name is no feature's.
     """
     known = [feature.name for feature in features()] if options.disable else []
     for name in options.disable:
@@ -120,14 +127,16 @@ def check_disabled(options: Options) -> None:
 
 
 def check_places(options: Options) -> None:
-    """Make the folder for logs, look for that of the report.
+    """Make the folder for logs, and look for the folder of the report.
 
     Raises:
-        BadInput: It cannot be made, or is not there.
+        BadInput: The first cannot be made, or the second is not there.
     """
     folder = os.path.dirname(options.report or "")
     if folder and not os.path.isdir(folder):
-        raise BadInput(f"--report is {options.report}, but there is no folder {folder}; make it first")
+        raise BadInput(
+            f"--report is {options.report}, but there is no folder {folder}; make it first"
+        )
     if options.log_dir is None:
         return
     try:
@@ -140,14 +149,14 @@ def check_places(options: Options) -> None:
 
 
 def alone(script: Script, options: Options, why: str) -> int:
-    """The script in this process, as it is."""
+    """Run the script in this process, as it is; return its exit code."""
     say(options, why)
     HERE.world = World()  # `@distributed` shall start no job in it
     return script.run(whole_traceback=options.verbose)
 
 
 def own_ranks(script: Script, options: Options, own: own_ddp.LaunchForm) -> int:
-    """The script as `alone`, which starts its ranks itself."""
+    """Run, like `alone`, a script that starts its ranks itself; return its exit code."""
     code = alone(script, options, own_ddp.once(script.name, own.line))
     if code and not options.quiet and "torch" in sys.modules:
         from autoddp.process.guard import tell_lacking
@@ -157,7 +166,7 @@ def own_ranks(script: Script, options: Options, own: own_ddp.LaunchForm) -> int:
 
 
 def start(script: Script, options: Options, own: own_ddp.LaunchForm) -> int:
-    """Fork the ranks from this process and wait for them."""
+    """Fork the ranks from this process, wait for them, and return the job's exit code."""
     assert options.nproc is not None
     if "OMP_NUM_THREADS" not in os.environ:  # before torch and numpy make their pools
         give(HERE.given, "OMP_NUM_THREADS", threads(options.nproc))
@@ -185,12 +194,12 @@ def start(script: Script, options: Options, own: own_ddp.LaunchForm) -> int:
 
 
 def threads(ranks: int) -> str:
-    """How many each of a node's ranks has, unless the user says so."""
+    """Return how many threads each of a node's ranks has, unless the user says so."""
     return str(max(1, len(os.sched_getaffinity(0)) // ranks))
 
 
 def import_torch(several: bool) -> None:
-    """Once, for all ranks; with several nodes, deaf to its sockets' complaints of lacking DNS."""
+    """Import torch once for all ranks; on several nodes mute its sockets' complaints of DNS."""
     level = "TORCH_CPP_LOG_LEVEL"  # read once, at this import; then no longer for others to see
     quiet = several and level not in os.environ
     if quiet:
@@ -202,14 +211,14 @@ def import_torch(several: bool) -> None:
 
 
 def outcome(failure: Failure, first: int | None, ending: int | None) -> int:
-    """The exit code of a job of which a rank failed."""
+    """Return the exit code of a job of which a rank failed."""
     if ending is not None:
         return first if first is not None else 128 + ending
     return failure.code if failure.code >= 0 else 128 - failure.code
 
 
 def tell(failure: Failure, logs: Logs, ending: int | None) -> bool:
-    """Say who failed, unless rank 0 has said it by itself; whether its log is needed still."""
+    """Say who failed, unless rank 0 said it itself; return whether its log is still needed."""
     from autoddp.launch.agent import words
 
     if ending is not None or (failure.rank == 0 and not failure.killed):
@@ -219,6 +228,6 @@ def tell(failure: Failure, logs: Logs, ending: int | None) -> bool:
 
 
 def say(options: Options, text: str) -> None:
-    """A line of the launcher's own."""
+    """Print a line of the launcher's own, unless --quiet."""
     if not options.quiet:
         print(f"{PREFIX} {text}", file=sys.stderr, flush=True)

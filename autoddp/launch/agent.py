@@ -34,13 +34,14 @@ from autoddp.process.worker import Job
 from autoddp.report import PREFIX
 
 STARTED = 60.0  # seconds in which all ranks of a node are forked
-LONGEST = 107 - len("/listener-12345678")  # a folder for unix sockets, as multiprocessing names them
+# of a folder for unix sockets, as multiprocessing names them
+LONGEST = 107 - len("/listener-12345678")
 INTERVAL = 0.02  # seconds between two looks at the ranks
 
 
 @dataclass
 class ParentState:
-    """What a forked rank must put back to be as one process that python started."""
+    """The launcher's state that a forked rank puts back, to be as a process that python started."""
 
     job: Job
     signals: LauncherSignals
@@ -52,23 +53,25 @@ class ParentState:
 
 
 class Starting(DefaultLogsSpecs):
-    """The agent's logs are none; it asks for them after the rendezvous, just before it forks."""
+    """No logs for torch's agent, which asks for them after the rendezvous, just before it forks."""
 
     def __init__(self, ready: Callable[[], None]) -> None:
         super().__init__(log_dir=os.devnull)
         self.ready = ready
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Nowhere."""
+        """Call `ready`, and send the logs nowhere."""
         self.ready()
         return super().reify(envs)
 
 
 def start(job: Job, signals: LauncherSignals) -> Failure | None:
-    """Run the ranks of this node to their end; the first failure, if any."""
+    """Run the ranks of this node to their end; return the first failure, if any."""
     process, gate = multiprocessing.current_process(), get_context("fork").Barrier(signals.ranks)
     faults = faulthandler.is_enabled()
-    parent = ParentState(job, signals, process, sys.stdin, logging.root.manager.disable, gate, faults)
+    parent = ParentState(
+        job, signals, process, sys.stdin, logging.root.manager.disable, gate, faults
+    )
 
     def ready() -> None:
         if agent.attempt:
@@ -85,7 +88,8 @@ def start(job: Job, signals: LauncherSignals) -> Failure | None:
     sys.stdin = None
     signals.wait()
     logging.disable(logging.CRITICAL)  # the agent's own words; the failure is told by us
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""  # ours, see `signals`: torch's end the job at once
+    # the handlers are ours, see `signals`: torch's end the job at once
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""
     try:
         kind = Changing if job.options.changes else Agent
         agent = kind(spec(parent), Starting(ready), job.options, signals)
@@ -101,10 +105,10 @@ def start(job: Job, signals: LauncherSignals) -> Failure | None:
 
 
 def again(job: Job, signals: LauncherSignals, agent: Agent) -> None:
-    """All ranks have ended since one failed, and start once more from the beginning of the script.
+    """Get ready for, and say, that all ranks start once more from the beginning of the script.
 
     Raises:
-        Signalled: It was a signal to this job that ended them.
+        Signalled: A signal to this job has ended the ranks.
     """
     signals.check()
     signals.restart()
@@ -116,7 +120,7 @@ def again(job: Job, signals: LauncherSignals, agent: Agent) -> None:
 
 
 def words(failure: Failure, logs: streams.Logs) -> str:
-    """Who failed, and the end of its log."""
+    """Describe who failed, with the end of its log or the node where that is."""
     if failure.lost:
         return f"{PREFIX} {failure.where} is lost: {failure.lost}"
     if failure.where:
@@ -125,7 +129,10 @@ def words(failure: Failure, logs: streams.Logs) -> str:
 
 
 def spec(parent: ParentState) -> WorkerSpec:
-    """What the agent runs; one node meets by itself, several at the master's address, as with torchrun."""
+    """Return what the agent runs.
+
+    One node meets by itself, several at the master's address, as with torchrun.
+    """
     options, ranks = parent.job.options, parent.signals.ranks
     several = options.nnodes > 1
     return WorkerSpec(
@@ -142,14 +149,15 @@ def spec(parent: ParentState) -> WorkerSpec:
 
 
 def meeting(options: Options, signals: LauncherSignals) -> RendezvousHandler:
-    """How the launchers of the job's nodes find each other."""
+    """Return the rendezvous at which the launchers of the job's nodes find each other."""
     if options.changes:
         return membership.create(options, signals.check)
     several = options.nnodes > 1
     return get_rendezvous_handler(
         RendezvousParameters(
             backend="static" if several else rendezvous.BACKEND,
-            endpoint=f"{options.master_addr if several else rendezvous.HOST}:{options.master_port or 0}",
+            endpoint=f"{options.master_addr if several else rendezvous.HOST}:"
+            f"{options.master_port or 0}",
             run_id="autoddp",
             min_nodes=options.nnodes,
             max_nodes=options.nnodes,
@@ -159,7 +167,7 @@ def meeting(options: Options, signals: LauncherSignals) -> RendezvousHandler:
 
 
 def enter(parent: ParentState) -> None:
-    """In the fork: be a rank; what torch would see of it is its exit code."""
+    """Be a rank in this fork; torch sees no more of the rank than its exit code."""
     local_rank = int(os.environ["LOCAL_RANK"])
     try:
         code = be(parent, local_rank)
@@ -177,14 +185,15 @@ def enter(parent: ParentState) -> None:
 
 
 def be(parent: ParentState, local_rank: int) -> int:
-    """As a process of its own, a rank; its exit code."""
+    """Run this rank as if it were a process of its own; return its exit code."""
     parent.signals.arrive(local_rank)
-    # None may ask the store for anything before all are forked: its server, a thread of the
+    # No rank may ask the store for anything before all are forked: its server, a thread of the
     # parent, then looks up an address, and a rank forked meanwhile finds libc's resolver locked.
     parent.gate.wait(STARTED)
     logging.disable(parent.logging)
     if not parent.faults:
-        faulthandler.disable()  # torch's agent enables it, and its own frames would be most of what is shown
+        # torch's agent enables it, and its own frames would be most of what is shown
+        faulthandler.disable()
     sys.stdin = parent.stdin
     # to the script this is the main process, with no start method chosen yet
     multiprocessing.process._current_process = parent.process  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
-"""The agent of a job whose nodes come and go: its ranks start again with those that are there.
+"""The agent of a job whose nodes come and go: its ranks start again with the nodes there.
 
-Node 0, whose launcher hosts the store, decides. Its lines tell the others to come along, so that none of
-them takes for a failure what is a change; the rendezvous then says who takes part.
+Node 0, whose launcher hosts the store, decides. Its lines tell the others to come along, so that
+none of them takes for a failure what is a change; the rendezvous then says who takes part.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ TRIES = 2  # a node may be lost between the rendezvous and its first word to nod
 
 
 class Changing(Agent):
-    """One node's."""
+    """The agent of one node, where nodes come and go."""
 
-    _ended: RunResult | None = None  # the ranks here have, and all is well; others may still run
+    _ended: RunResult | None = None  # of the ranks here, if all is well; others may still run
     _leaves = False
 
     @property
     def membership(self) -> Membership:
-        """Of this node."""
+        """Return this node's rendezvous handler."""
         return cast("Membership", self._worker_group.spec.rdzv_handler)
 
     def run(self, role: str = "default") -> RunResult:
-        """See torch.
+        """Run this node's ranks to their end, as torch's agent does.
 
         Raises:
             AutoDDPError: There are not enough nodes, or the one with the store is gone.
@@ -49,17 +49,17 @@ class Changing(Agent):
             return cast("RunResult", super().run(role))
         except RendezvousTimeoutError:
             raise AutoDDPError(
-                f"{o.min_nodes} nodes were not there within {JOIN.seconds // 60} minutes, as --nnodes "
-                f"{o.nodes} wants"
+                f"{o.min_nodes} nodes were not there within {JOIN.seconds // 60} minutes, "
+                f"as --nnodes {o.nodes} wants"
             ) from None
         except (RendezvousError, dist.DistError):
             raise AutoDDPError(
-                f"the job at {o.master_addr}:{o.master_port} has ended, or the node that hosts its store is "
-                "lost: nobody answers there any more"
+                f"the job at {o.master_addr}:{o.master_port} has ended, or the node that hosts its "
+                "store is lost: nobody answers there any more"
             ) from None
 
     def again(self) -> str:
-        """Said when ranks start once more."""
+        """Return what is said when ranks start once more."""
         if self.failure is not None and not self.failure.lost:
             return super().again()
         nodes = self._worker_group.group_world_size
@@ -79,7 +79,10 @@ class Changing(Agent):
         raise AssertionError
 
     def _part(self) -> None:
-        """Node 0 knows who was lost; what the old lines still bring is of the old ranks."""
+        """Close the lines of the last round; on node 0, note the nodes that were lost.
+
+        What the old lines still bring is of the old ranks.
+        """
         if self.nodes is None:
             return
         if self.membership.hosts:
@@ -129,13 +132,13 @@ class Changing(Agent):
         return result
 
     def _is_called(self, result: RunResult) -> bool:
-        """Whether a node has come, and nothing else has happened."""
+        """Return whether a node has come, and nothing else has happened."""
         assert self.nodes is not None
         healthy = result.state == WorkerState.HEALTHY and self.signals.ending is None
         return healthy and self.nodes.heard(0) is None and self.membership.waiting()
 
     def _restart(self, worker_group: WorkerGroup) -> RunResult:
-        """With other nodes; that uses up none of --max-restarts."""
+        """Start the ranks again with other nodes, which uses up none of --max-restarts."""
         self._restart_workers(worker_group)
         return RunResult(WorkerState.HEALTHY)
 
@@ -154,7 +157,7 @@ class Changing(Agent):
         super()._tell(own)
 
     def _leave(self) -> None:
-        """This launcher was told to end: the others go on, where node 0 is among them."""
+        """Part from the job, as was asked by a signal; the others go on if node 0 is among them."""
         assert self.nodes is not None
         self._leaves = True
         self._remaining_restarts = 0
@@ -162,4 +165,4 @@ class Changing(Agent):
             self._tell(Failure(0, 0, 1))
 
     def _exit_barrier(self) -> None:
-        """The others have ended, too: see `_monitor_workers`."""
+        """Do nothing: the other nodes have ended, too, see `_monitor_workers`."""

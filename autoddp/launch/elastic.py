@@ -1,4 +1,4 @@
-"""Torch's elastic agent, for the ranks of this node: it tells who failed first, and hears of other nodes."""
+"""Torch's elastic agent for the ranks of this node; tells who failed first, on all nodes."""
 
 from __future__ import annotations
 
@@ -28,22 +28,25 @@ PATIENCE = 2.0  # seconds that ranks here have to fail by themselves, once one e
 
 
 class Agent(LocalElasticAgent):
-    """One node's."""
+    """The agent of one node, which starts its ranks and sees them to their end."""
 
-    def __init__(self, spec: WorkerSpec, logs: LogsSpecs, options: Options, signals: LauncherSignals) -> None:
+    def __init__(
+        self, spec: WorkerSpec, logs: LogsSpecs, options: Options, signals: LauncherSignals
+    ) -> None:
         super().__init__(spec, logs, start_method="fork")
         self.options, self.signals = options, signals
-        self.failure: Failure | None = None  # of this attempt, or of the one before while ranks start
+        # of this attempt, or of the one before while ranks start
+        self.failure: Failure | None = None
         self.nodes: NodeLinks | None = None
         self.attempt = -1
 
     @property
     def restarts(self) -> int:
-        """How often the job was run again because a rank failed."""
+        """Return how often the job was run again because a rank failed."""
         return int(self._worker_group.spec.max_restarts - self._remaining_restarts)
 
     def again(self) -> str:
-        """Said when ranks start once more."""
+        """Return what is said when ranks start once more."""
         return f"the job is run again ({self.restarts} of {self._worker_group.spec.max_restarts})"
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
@@ -69,7 +72,10 @@ class Agent(LocalElasticAgent):
         self.nodes = NodeLinks(o.node_rank, o.nnodes, o.master_addr, apart, o.hang_timeout)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        own, elsewhere = self._first(worker_group), self.nodes.heard(PATIENCE) if self.nodes else None
+        own, elsewhere = (
+            self._first(worker_group),
+            self.nodes.heard(PATIENCE) if self.nodes else None,
+        )
         self.failure = elsewhere or own
         if elsewhere is not None:
             return self._follow(elsewhere, worker_group)
@@ -84,11 +90,13 @@ class Agent(LocalElasticAgent):
             self._tell(self.failure)
         if early and result.state == WorkerState.HEALTHY:
             self._shutdown()
-            return RunResult(WorkerState.SUCCEEDED, {w.global_rank: None for w in worker_group.workers})
+            return RunResult(
+                WorkerState.SUCCEEDED, {w.global_rank: None for w in worker_group.workers}
+            )
         return result
 
     def _follow(self, elsewhere: Failure, worker_group: WorkerGroup) -> RunResult:
-        """What becomes of the ranks here."""
+        """Fail the ranks here, as one elsewhere has failed."""
         assert self.nodes is not None
         self.nodes.take()
         if elsewhere.lost:
@@ -104,7 +112,10 @@ class Agent(LocalElasticAgent):
             super()._shutdown(*how, **named)
 
     def _exit_barrier(self) -> None:
-        """The lines between launchers know when a node is lost; a store does not."""
+        """Wait until the ranks of all nodes have ended, or one has failed.
+
+        The lines between launchers tell when a node is lost; torch's store does not.
+        """
         if self.nodes is None:
             return
         self.nodes.done()
@@ -116,7 +127,11 @@ class Agent(LocalElasticAgent):
     # ---- how the ranks of this node have ended
 
     def _first(self, worker_group: WorkerGroup) -> Failure | None:
-        """Of those that failed within one interval, one that was killed: others fail because it is gone."""
+        """Return the first failure of a rank here, None if none has failed.
+
+        Of ranks that failed within one interval it is one that was killed: others fail because
+        that one is gone.
+        """
         failed = [(rank, code) for rank, code in self._codes().items() if code]
         if not failed:
             return None
@@ -124,13 +139,15 @@ class Agent(LocalElasticAgent):
         return Failure(worker_group.workers[local_rank].global_rank, local_rank, code)
 
     def _left_early(self) -> bool:
-        """Whether all have ended well, some by `os._exit(0)`, which gives torch no word of it."""
+        """Return whether all ended well, some by `os._exit(0)`, which gives torch no word of it."""
         codes = self._codes()
         ranks = range(self.signals.ranks)
-        return bool(codes) and all(rank in codes or self.signals.code_of(rank) == 0 for rank in ranks)
+        return bool(codes) and all(
+            rank in codes or self.signals.code_of(rank) == 0 for rank in ranks
+        )
 
     def _codes(self) -> dict[int, int]:
-        """Of those that have ended: looked at, and left to torch to wait for."""
+        """Return the exit codes of the ranks that have ended, and leave the wait to torch."""
         assert self._pcontext is not None
         found = {}
         for local_rank, pid in self._pcontext.pids().items():
@@ -140,13 +157,15 @@ class Agent(LocalElasticAgent):
                 found[local_rank] = 0  # torch has waited for it, and says by itself if it failed
                 continue
             if end is not None:
-                found[local_rank] = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+                found[local_rank] = (
+                    end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+                )
         return found
 
 
 @contextmanager
 def _deadline() -> Iterator[None]:
-    """What does not end on a SIGTERM, for which torch waits half a minute, is killed."""
+    """Kill the ranks that do not end soon on a SIGTERM, for which torch waits half a minute."""
     timer = threading.Timer(ALONE, kill)
     timer.daemon = True
     timer.start()
@@ -163,6 +182,6 @@ def _none() -> Iterator[None]:
 
 
 def kill() -> None:
-    """All ranks of this node, at once."""
+    """Kill all ranks of this node, at once."""
     for child in multiprocessing.active_children():
         child.kill()

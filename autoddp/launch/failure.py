@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Failure:
-    """Who failed, and how.
+    """The first failure of a job: who failed, and how.
 
     Attributes:
-        code: Its exit code; negative: minus the signal that ended it.
+        code: The exit code; negative: minus the signal that ended the rank.
         where: The node, in words, if it is another one.
         lost: Why the whole node counts as lost.
     """
@@ -24,17 +24,17 @@ class Failure:
 
     @property
     def killed(self) -> bool:
-        """By a signal."""
+        """Return whether a signal ended the rank."""
         return self.code < 0
 
     @property
     def who(self) -> str:
-        """The rank, and where that is."""
+        """Return the rank in words, with its node if that is another one."""
         return f"rank {self.rank} on {self.where}" if self.where else f"rank {self.rank}"
 
     @property
     def what(self) -> str:
-        """How it ended."""
+        """Return in words how the rank ended."""
         if not self.killed:
             return f"ended with exit code {self.code}"
         names = {number.value: number.name for number in signal.Signals}
@@ -42,5 +42,5 @@ class Failure:
 
 
 def lost(where: str, why: str) -> Failure:
-    """A node with all its ranks."""
+    """Return the failure of a node with all its ranks."""
     return Failure(-1, -1, 1, where, why)

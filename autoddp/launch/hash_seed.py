@@ -1,4 +1,7 @@
-"""Ranks that are no forks of one process hash text alike: sets of names have one order, as in one process."""
+"""The seed of Python's hashes, the same on ranks that are no forks of one process.
+
+Sets of names then have one order on all ranks, as in one process.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,13 @@ import sys
 from collections.abc import MutableMapping, Sequence
 
 VARIABLE = "PYTHONHASHSEED"
-RANK = {"RANK", "SLURM_STEP_ID", "OMPI_COMM_WORLD_RANK"}  # one of them: a launcher started this process
+# where one of these is set, a launcher started this process
+RANK = {"RANK", "SLURM_STEP_ID", "OMPI_COMM_WORLD_RANK"}
 BEFORE = "AUTODDP_PYTHONHASHSEED"  # what it was before this process started anew
 
 
 def settle(arguments: Sequence[str], environ: MutableMapping[str, str]) -> None:
-    """Start this process anew with a seed that other nodes, and other ranks of a launcher, have too.
+    """Start this process anew with the seed that other nodes, or a launcher's other ranks, have.
 
     Python takes the seed when it starts. With ranks on one node alone there is nothing to do: they
     are forks. What the user has set stays, and the script sees the variable as it was.
@@ -24,7 +28,9 @@ def settle(arguments: Sequence[str], environ: MutableMapping[str, str]) -> None:
         else:
             environ.pop(VARIABLE, None)
         return
-    apart = not RANK.isdisjoint(environ) or any(argument.startswith("--nnodes") for argument in arguments)
+    apart = not RANK.isdisjoint(environ) or any(
+        argument.startswith("--nnodes") for argument in arguments
+    )
     if apart and environ.get(VARIABLE, "") in ("", "random") and sys.executable:
         environ[BEFORE], environ[VARIABLE] = environ.get(VARIABLE, ""), "0"
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], dict(environ))

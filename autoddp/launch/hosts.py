@@ -13,10 +13,10 @@ RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 
 
 def expand(text: str) -> list[str]:
-    """All hosts, in their order; as `scontrol show hostnames` does it.
+    """Return all hosts of a list, in their order, as `scontrol show hostnames` does.
 
     Raises:
-        BadInput: It is no such list.
+        BadInput: `text` is no such list, or one of too many hosts.
     """
     names: list[str] = []
     for part in _apart(text):
@@ -33,7 +33,7 @@ def expand(text: str) -> list[str]:
 
 
 def _apart(text: str) -> list[str]:
-    """At the commas outside of brackets."""
+    """Split a list of hosts at the commas outside of brackets."""
     parts, depth = [""], 0
     for letter in text.strip():
         depth += (letter == "[") - (letter == "]")
@@ -49,12 +49,14 @@ def _apart(text: str) -> list[str]:
 
 
 def _numbers(ranges: str, text: str) -> list[str]:
-    """`01-03,7` is 01, 02, 03, 7: as many digits as the first has."""
+    """Expand `01-03,7` to 01, 02, 03, 7: as many digits as the first number of a range has."""
     found: list[str] = []
     for part in ranges.split(","):
         match = RANGE.fullmatch(part)
         if match is None:
-            raise BadInput(f"{text!r} is no list of hosts: [{ranges}] holds no numbers such as 01-03,7")
+            raise BadInput(
+                f"{text!r} is no list of hosts: [{ranges}] holds no numbers such as 01-03,7"
+            )
         first, last = match[1], match[2] or match[1]
         if int(last) - int(first) >= MOST:
             raise BadInput(f"{text!r} are more than {MOST} hosts")
@@ -63,10 +65,10 @@ def _numbers(ranges: str, text: str) -> list[str]:
 
 
 def address(name: str) -> str:
-    """Where SLURM's node of that name is: some clusters call a node as no resolver does.
+    """Return an address of SLURM's node `name`: some clusters call a node as no resolver does.
 
     Raises:
-        BadInput: Neither a resolver nor SLURM knows.
+        BadInput: Neither a resolver nor SLURM knows the node.
     """
     try:
         socket.getaddrinfo(name, None)
@@ -74,8 +76,8 @@ def address(name: str) -> str:
         found = re.search(r"\bNodeAddr=(\S+)", _scontrol("show", "node", name))
         if found is None:
             raise BadInput(
-                f"node 0 of this SLURM step is {name}, which this machine cannot resolve; set MASTER_ADDR to "
-                "an address that every node can reach"
+                f"node 0 of this SLURM step is {name}, which this machine cannot resolve; "
+                "set MASTER_ADDR to an address that every node can reach"
             ) from None
         return found[1]
     return name

@@ -1,7 +1,8 @@
 """Nodes that come and go: torch's rendezvous, in which node 0 is the one that hosts its store.
 
-The job cannot outlive that node, so its ranks come first: rank 0, whose files and terminal are the job's, is
-there from the beginning to the end, and all ranks and launchers have one address to reach.
+The job cannot outlive that node, so its ranks come first: rank 0, whose files and terminal are the
+job's, is there from the beginning to the end, and all ranks and launchers have one address to
+reach.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from autoddp.errors import AutoDDPError
 from autoddp.process import network
 
 if TYPE_CHECKING:
-    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousContext
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+        _NodeDesc,
+        _RendezvousContext,
+    )
 
     from autoddp.options import Options
 
@@ -39,7 +43,7 @@ ANSWER = timedelta(seconds=60)  # in which the store does what it is asked; torc
 
 
 class Membership(DynamicRendezvousHandler):
-    """Torch's handler of one launcher."""
+    """Torch's rendezvous handler in one launcher."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -52,11 +56,11 @@ class Membership(DynamicRendezvousHandler):
 
     @property
     def hosts(self) -> bool:
-        """Whether the store is this launcher's."""
+        """Return whether this launcher hosts the store."""
         return self._this_node.addr == HOST
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Meet those that are there; ranks get a store of their own, with nothing of former ranks in it."""
+        """Meet the nodes that are there; ranks get a store of their own, empty of former ranks'."""
         self._bootstrap_store_info = self._shared_tcp_store_server = None
         still = set(self._former) - self._lost
         self._expected = len(still | self._state_holder.state.wait_list)
@@ -69,23 +73,23 @@ class Membership(DynamicRendezvousHandler):
         return info
 
     def beat(self) -> None:
-        """The ranks are forked."""
+        """Start the heartbeats again, once the ranks are forked."""
         self._start_heartbeats()
 
     def num_nodes_waiting(self) -> int:
-        """None that torch's agent should act on by itself: see `waiting`."""
+        """Return 0: torch's agent shall not act on nodes that wait by itself, see `waiting`."""
         return 0
 
     def waiting(self) -> bool:
-        """Whether nodes want to take part; node 0 asks, and tells the others."""
+        """Return whether nodes want to take part; node 0 asks, and tells the others."""
         return self.hosts and super().num_nodes_waiting() > 0
 
     def lose(self, number: int) -> None:
-        """That node is not waited for any more."""
+        """Stop waiting for the node of this number."""
         self._lost |= {node for node, rank in self._former.items() if rank == number}
 
     def _decide(self, action: Callable[[], _Action], ctx: _RendezvousContext) -> _Action:
-        """Torch's next step, but nobody takes node 0's seat, and none waits for the lost."""
+        """Choose torch's next step, but let nobody take node 0's seat or wait for lost nodes."""
         if self._meets:  # not in the thread that says that this node lives
             self.check()
         state = ctx.state
@@ -93,22 +97,30 @@ class Membership(DynamicRendezvousHandler):
             del state.participants[node]
             state.last_heartbeats.pop(node, None)
         step, there = action(), state.participants
-        if step is _Action.ADD_TO_PARTICIPANTS and not self.hosts and all(n.addr != HOST for n in there):
+        if (
+            step is _Action.ADD_TO_PARTICIPANTS
+            and not self.hosts
+            and all(n.addr != HOST for n in there)
+        ):
             return _Action.KEEP_ALIVE if _should_keep_alive(ctx) else _Action.SYNC
-        waits = step in (_Action.SYNC, _Action.KEEP_ALIVE) and ctx.node in there and not state.complete
+        waits = (
+            step in (_Action.SYNC, _Action.KEEP_ALIVE) and ctx.node in there and not state.complete
+        )
         if waits and self._expected and len(there) >= max(self._expected, ctx.settings.min_nodes):
             return _Action.MARK_RENDEZVOUS_COMPLETE  # all that were there before are: no last call
         return step
 
 
 class Doorkeeper:
-    """Torch's executor, with another mind at each step."""
+    """Torch's executor of rendezvous operations, whose steps are decided by `decide`."""
 
-    def __init__(self, executor: Any, decide: Callable[[Callable[[], _Action], Any], _Action]) -> None:
+    def __init__(
+        self, executor: Any, decide: Callable[[Callable[[], _Action], Any], _Action]
+    ) -> None:
         self._executor, self._decide = executor, decide
 
     def run(self, handler: Callable[..., _Action], deadline: float, update: Any = None) -> None:
-        """Run one operation."""
+        """Run one operation of torch's handler."""
 
         def step(ctx: _RendezvousContext, until: float) -> _Action:
             return self._decide(lambda: handler(ctx, until), ctx)
@@ -117,10 +129,10 @@ class Doorkeeper:
 
 
 def create(options: Options, check: Callable[[], None]) -> Membership:
-    """Host the store, or reach it; `check` is called now and then while nodes are waited for.
+    """Host the store, or reach it; call `check` now and then while nodes are waited for.
 
     Raises:
-        AutoDDPError: Nobody hosts it.
+        AutoDDPError: Nobody hosts the store.
     """
     assert options.master_addr is not None
     assert options.master_port is not None
@@ -139,18 +151,20 @@ def create(options: Options, check: Callable[[], None]) -> Membership:
 
 
 def _store(host: str, port: int) -> tuple[TCPStore, bool]:
-    """The store, and whether it is ours: the first launcher that has the address hosts it."""
+    """Return the store, and whether it is ours: the first launcher at the address hosts it."""
     if network.is_here(host) and network.is_free(port):
         try:
-            return TCPStore(host, port, is_master=True, timeout=ANSWER, wait_for_workers=False), True
+            return TCPStore(
+                host, port, is_master=True, timeout=ANSWER, wait_for_workers=False
+            ), True
         except dist.DistNetworkError:
             pass  # another launcher on this machine was quicker
     try:
         store = TCPStore(host, port, is_master=False, timeout=JOIN)
     except dist.DistError:
         raise AutoDDPError(
-            f"nobody answers at {host}:{port} for {JOIN.seconds // 60} minutes; the node with that address "
-            "hosts the job's store: start it"
+            f"nobody answers at {host}:{port} for {JOIN.seconds // 60} minutes; "
+            "the node with that address hosts the job's store: start it"
         ) from None
     store.set_timeout(ANSWER)
     return store, False

@@ -1,7 +1,8 @@
-"""The launchers of a job's nodes: who has failed on one is known to all, and a node that is lost is missed.
+"""Lines between the launchers of a job's nodes: all learn who has failed, and that a node is lost.
 
-Node 0 has a line to each other launcher. A thread listens; it rests while ranks are forked. A launcher that
-ends without a word was lost with its node, and so is one that the kernel has no answer from for a while.
+Node 0 has a line to each other launcher. A thread listens; it rests while ranks are forked. A
+launcher that ends without a word was lost with its node, and so is one that the kernel has no
+answer from for a while.
 """
 
 from __future__ import annotations
@@ -32,10 +33,17 @@ STUCK = 10.0  # seconds that this launcher may ask a store in vain that was lost
 
 
 class NodeLinks:
-    """One launcher's lines."""
+    """One launcher's lines to the others: node 0's to all, another node's to node 0."""
 
     def __init__(
-        self, node: int, count: int, address: str, store: Store, hang_timeout: float, *, changes: bool = False
+        self,
+        node: int,
+        count: int,
+        address: str,
+        store: Store,
+        hang_timeout: float,
+        *,
+        changes: bool = False,
     ) -> None:
         self.node, self.address, self.changes = node, address, changes
         self.limit = SHARE * hang_timeout or LIMIT
@@ -61,30 +69,34 @@ class NodeLinks:
     # ---- what the launcher does
 
     def listen(self, attempt: int) -> None:
-        """The ranks are forked."""
+        """Start the thread that listens, once the ranks are forked."""
         self._attempt, self._told, self._through = attempt, None, set()
         self._rests.clear()
         self._thread = threading.Thread(target=self._run, name="autoddp-nodes", daemon=True)
         self._thread.start()
 
     def rest(self) -> None:
-        """Ranks are about to be forked."""
+        """End the thread that listens, before ranks are forked."""
         if self._thread is not None:
             self._rests.set()
             self._thread.join()
 
     def close(self) -> None:
-        """The lines end, and this node is not lost: its ranks start again, by new lines."""
+        """Close the lines of a node that is not lost: its ranks start again, by new lines."""
         self.rest()
         self._send("parts", None)
         self._channel.close()
 
     def call(self) -> None:
-        """Of node 0: all are to start again."""
+        """Tell the other launchers, from node 0, that all ranks are to start again."""
         self._send("again", None)
 
     def heard(self, patience: float) -> Failure | None:
-        """A failure elsewhere; one by an exit code only after a while, in which ranks here tell theirs."""
+        """Return a failure elsewhere, None if there is none.
+
+        One by an exit code is returned only after `patience` seconds, in which ranks here tell
+        theirs.
+        """
         if self._told is None:
             return None
         failure, since = self._told
@@ -92,17 +104,17 @@ class NodeLinks:
         return None if plain and time.monotonic() - since < patience else failure
 
     def take(self) -> None:
-        """The launcher knows, and ends the ranks."""
+        """Note that the launcher knows of the failure, and ends the ranks."""
         self._taken.set()
 
     def tell(self, failure: Failure) -> None:
-        """A rank here was the first that failed."""
+        """Tell the others that a rank here failed first."""
         self.take()
         if self._told is None:
             self._send("failed", vars(failure))
 
     def done(self) -> None:
-        """All ranks here have ended well; wait for those of the other nodes."""
+        """Tell the others that all ranks here ended well; `over` is set once all nodes' have."""
         self._through.add(self.node)
         self._send("through", self.node)
         self._conclude()
@@ -123,7 +135,7 @@ class NodeLinks:
                 self._leave()
 
     def _hear(self, node: int) -> bool:
-        """Whether more may come."""
+        """Take what a node has said; return whether more may come."""
         try:
             came = self._lines[node].arrived()
         except Unreachable:
@@ -169,7 +181,7 @@ class NodeLinks:
         self._note(lost(self._hosts[node], why), node)
 
     def _note(self, failure: Failure, source: int) -> None:
-        """The first one counts; node 0 hands it on."""
+        """Keep a failure if it is the first; node 0 hands it on."""
         if self._told is None:
             self._told = failure, time.monotonic()
             if self.node == 0:
@@ -189,12 +201,12 @@ class NodeLinks:
                     line.send(message)
 
     def _where(self, node: int, host: str) -> str:
-        """A node, in words."""
+        """Describe a node by its number, address and host name."""
         found = [self.address if node == 0 else self._lines[node].address, host]
         return f"node {node} ({', '.join(word for word in found if word)})"
 
     def _leave(self) -> None:
-        """The launcher's main thread does not hear: it asks a store that was lost."""
+        """End this process if its main thread asks a lost store, and so does not hear."""
         if self._taken.is_set() or self._told is None or not self._told[0].lost:
             return
         failure = self._told[0]

@@ -1,4 +1,4 @@
-"""`autoddp launch-script`: what a scheduler is given to run a script, ready, with a word on each line."""
+"""The recipes of `autoddp launch-script`: what a scheduler is given, with a word on each line."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ IMAGE = "my-image:latest"
 
 @dataclass(frozen=True)
 class RecipeOptions:
-    """A job.
+    """The job that a recipe is to run.
 
     Attributes:
         command: The script and its arguments; with -m before a module.
         nproc: Ranks of a node, each with a GPU.
-        image: Of the containers.
+        image: The image of the containers.
     """
 
     command: tuple[str, ...]
@@ -31,26 +31,28 @@ class RecipeOptions:
 
     @property
     def name(self) -> str:
-        """Of the job, as all schedulers take one."""
+        """Return a name of the job that all schedulers take."""
         script = next((word for word in self.command if not word.startswith("-")), "")
         stem = os.path.basename(script).removesuffix(".py").lower()
         return re.sub("[^a-z0-9]+", "-", stem).strip("-")[:40] or "job"
 
     @property
     def run(self) -> str:
-        """The command on each node."""
+        """Return the command that runs on each node."""
         return shlex.join(["autoddp", "run", "--nproc", str(self.nproc), *self.command])
 
 
 def slurm(wanted: RecipeOptions) -> str:
-    """A batch script: `autoddp launch-script --slurm train.py > job.sh; sbatch job.sh`."""
+    """Return a batch script: `autoddp launch-script --slurm train.py > job.sh; sbatch job.sh`."""
     return f"""\
 #!/bin/bash
 #SBATCH --job-name={wanted.name}
 #SBATCH --nodes={wanted.nnodes}
 #SBATCH --ntasks-per-node=1        # one autoddp on each node: it starts the ranks of its node
-#SBATCH --cpus-per-task={4 * wanted.nproc}         # for its ranks, and the workers of their data loaders
-##SBATCH --gpus-per-node={wanted.nproc}       # take one # away where nodes have GPUs: one for each rank
+#SBATCH --cpus-per-task={4 * wanted.nproc}         # for its ranks, and the workers \
+of their data loaders
+##SBATCH --gpus-per-node={wanted.nproc}       # take one # away where nodes have \
+GPUs: one for each rank
 #SBATCH --time=24:00:00
 #SBATCH --output=%x-%j.out         # {wanted.name}-<job>.out
 #SBATCH --open-mode=append         # a job that is started again goes on in the same file
@@ -62,18 +64,20 @@ srun --kill-on-bad-exit=1 {wanted.run}
 
 
 def kubernetes(wanted: RecipeOptions) -> str:
-    """A manifest: `autoddp launch-script --k8s train.py | kubectl apply -f -`."""
+    """Return a manifest: `autoddp launch-script --k8s train.py | kubectl apply -f -`."""
     roles = [("Master", 1)] + [("Worker", wanted.nnodes - 1)] * (wanted.nnodes > 1)
     replicas = "".join(_replicas(role, count, wanted) for role, count in roles)
     return f"""\
-# For Kubeflow's training operator, which gives each pod MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK.
+# For Kubeflow's training operator, which gives each pod MASTER_ADDR, MASTER_PORT, \
+WORLD_SIZE and RANK.
 apiVersion: kubeflow.org/v1
 kind: PyTorchJob
 metadata:
   name: {wanted.name}
 spec:
   runPolicy:
-    backoffLimit: 3  # a job that failed is run again: what your script has saved, it resumes from by itself
+    backoffLimit: 3  # a job that failed is run again: what your script has saved, \
+it resumes from by itself
   pytorchReplicaSpecs:
 {replicas}"""
 
@@ -100,12 +104,13 @@ def _replicas(role: str, count: int, wanted: RecipeOptions) -> str:
 
 
 def mpi(wanted: RecipeOptions) -> str:
-    """A command line: `autoddp launch-script --mpi train.py > job.sh; bash job.sh`."""
+    """Return a command line: `autoddp launch-script --mpi train.py > job.sh; bash job.sh`."""
     hosts = ",".join(f"node{number}:{wanted.nproc}" for number in range(wanted.nnodes))
     where = f" \\\n    --host {hosts}" if wanted.nnodes > 1 else ""
     told = f" \\\n    -x MASTER_ADDR=node0 -x MASTER_PORT={FIRST_PORT}" if wanted.nnodes > 1 else ""
     why = (
-        "# node0, node1 ...: your nodes, the first of which has rank 0; autoddp and the script are on each.\n"
+        "# node0, node1 ...: your nodes, the first of which has rank 0; "
+        "autoddp and the script are on each.\n"
         if wanted.nnodes > 1
         else ""
     )
@@ -122,10 +127,10 @@ RECIPES = {"slurm": slurm, "k8s": kubernetes, "mpi": mpi}
 
 
 def written(kinds: list[str], wanted: RecipeOptions) -> str:
-    """The one that is asked for.
+    """Return the recipe of the kind that is asked for.
 
     Raises:
-        BadInput: None is, or several; or a number is no number of ranks.
+        BadInput: None is asked for, or several; or a number or a word cannot be part of one.
     """
     if len(kinds) != 1:
         given = " and ".join(f"--{kind}" for kind in kinds) or "none"
@@ -134,5 +139,7 @@ def written(kinds: list[str], wanted: RecipeOptions) -> str:
         if not 1 <= number <= 100_000:
             raise BadInput(f"{name} is {number}; it takes a whole number from 1 on")
     if any("\n" in word for word in (*wanted.command, wanted.image)):
-        raise BadInput("an argument holds the end of a line, which no batch script takes as part of a word")
+        raise BadInput(
+            "an argument holds the end of a line, which no batch script takes as part of a word"
+        )
     return RECIPES[kinds[0]](wanted)

@@ -1,7 +1,7 @@
-"""One node meets by itself: a store on a free port, and nobody to wait for.
+"""The rendezvous of a job on one node: a store on a free port, and nobody to wait for.
 
 torch's own c10d rendezvous sleeps at random so that many nodes do not meet all at once, and starts
-a thread before the ranks are forked; a tenth of the time that a short job takes.
+a thread before the ranks are forked; that takes a tenth of the time of a short job.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ HOST = "127.0.0.1"
 
 
 def serve(port: int = 0) -> TCPStore:
-    """A store that listens on the loopback alone, where torch's own would on every interface."""
+    """Host a store that listens on the loopback alone; torch's own would on every interface."""
     door = socket.create_server((HOST, port), backlog=socket.SOMAXCONN)
     port = door.getsockname()[1]
-    return TCPStore(HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=door.detach())
+    return TCPStore(
+        HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=door.detach()
+    )
 
 
 class OneNode(RendezvousHandler):
@@ -36,41 +38,38 @@ class OneNode(RendezvousHandler):
         self.server = serve(port)
 
     def get_backend(self) -> str:
-        """Its name."""
         return BACKEND
 
     @property
     def use_agent_store(self) -> bool:
-        """The store lives as long as the ranks."""
+        """Return True: the store lives as long as the ranks."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Node 0 of 1, at once."""
+        """Return at once, as node 0 of 1."""
         where = RendezvousStoreInfo(HOST, self.server.port)
         return RendezvousInfo(PrefixStore(self.run_id, self.server), 0, 1, where)
 
     def is_closed(self) -> bool:
-        """Never: it ends with the launcher."""
+        """Return False: the rendezvous ends with the launcher."""
         return False
 
     def set_closed(self) -> None:
-        """Nobody else is there to be told."""
+        """Do nothing: nobody else is there to be told."""
 
     def num_nodes_waiting(self) -> int:
-        """None."""
         return 0
 
     def get_run_id(self) -> str:
-        """The job's name."""
         return self.run_id
 
     def shutdown(self) -> bool:
-        """The store's server ends with the launcher."""
+        """Return True: the store's server ends with the launcher."""
         return True
 
 
 def create(parameters: RendezvousParameters) -> OneNode:
-    """As torch's registry calls it; the endpoint is host:port, and port 0 a free one."""
+    """Make the handler for torch's registry; the endpoint is host:port, port 0 a free one."""
     return OneNode(parameters.run_id, int(parameters.endpoint.rpartition(":")[2]))
 
 

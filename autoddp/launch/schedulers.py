@@ -1,8 +1,7 @@
 """SLURM, Open MPI and Kubernetes: what they tell of this process, in torchrun's words.
 
-A scheduler starts either one process for each rank, which joins as it is, or one for each node, which
-starts the ranks of its node. It is the latter where each node has one process, and more ranks are
-asked for by --nproc or there are several GPUs.
+A scheduler's process is one rank, which joins as it is, or starts the ranks of its node: the latter
+if each node has one process, and --nproc asks for more ranks or there are several GPUs.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 @dataclass(frozen=True)
 class SchedulerTask:
-    """This process among those that a scheduler started for one job.
+    """The place of this process among those that a scheduler started for one job.
 
     Attributes:
         by: The command or system that started it.
         said: The variables that say so, for messages.
-        local_sizes: How many there are on each node, as far as that is told; on this one, else.
-        address: Of rank 0's node.
-        port: Free there, as far as the scheduler keeps jobs apart.
+        local_sizes: The number of them on each node, as far as that is told; else on this one.
+        address: The address of rank 0's node.
+        port: A port that is free there, as far as the scheduler keeps jobs apart.
     """
 
     by: str
@@ -49,15 +48,15 @@ class SchedulerTask:
 
     @property
     def local_size(self) -> int:
-        """On this node."""
+        """Return the number of processes on this node."""
         return self.local_sizes[self.node if len(self.local_sizes) > 1 else 0]
 
 
 def settle(environ: MutableMapping[str, str], options: Options) -> Options:
-    """Have `environ` say, as torchrun would, which rank this process is; or the options, which node.
+    """Have `environ` tell this process's rank as torchrun would, or the options its node.
 
     Raises:
-        BadInput: What the scheduler says lacks a part, or contradicts another launcher or the options.
+        BadInput: The scheduler's words lack a part, or contradict another launcher or the options.
     """
     task = find(environ)
     if task is not None and task.by == CLUSTER:
@@ -67,8 +66,8 @@ def settle(environ: MutableMapping[str, str], options: Options) -> Options:
         return options
     if options.min_nodes is not None:
         raise BadInput(
-            f"--nnodes is {options.nodes}, but {task.by} says {task.said}, and no more will come; leave "
-            "--nnodes out"
+            f"--nnodes is {options.nodes}, but {task.by} says {task.said}, and no more will come; "
+            "leave --nnodes out"
         )
     if set(LAUNCHER) <= set(environ):
         _agree(task, World.read(environ), environ)
@@ -78,24 +77,28 @@ def settle(environ: MutableMapping[str, str], options: Options) -> Options:
     if options.nproc is not None and {options.nproc} != set(task.local_sizes):
         sizes = " and ".join(map(str, sorted(set(task.local_sizes))))
         raise BadInput(
-            f"--nproc is {options.nproc}, but {task.by} started {sizes} processes a node ({task.said}); "
-            f"leave --nproc out, or have {task.by} start one process on each node"
+            f"--nproc is {options.nproc}, but {task.by} started {sizes} processes a node "
+            f"({task.said}); leave --nproc out, or have {task.by} start one process on each node"
         )
     environ.update(_as_torchrun(task))
     return options
 
 
 def find(environ: Mapping[str, str]) -> SchedulerTask | None:
-    """What the innermost scheduler says; None where none started this process.
+    """Return what the innermost scheduler says; None where none started this process.
 
-    Raises:
-        BadInput: Two of them contradict each other, or one does itself.
+    If two schedulers contradict each other, or one does itself, raise BadInput.
     """
     mpi, slurm = _mpi(environ), _slurm(environ)
-    if mpi is not None and slurm is not None and 1 < slurm.size != mpi.size and slurm.size > mpi.nodes:
+    if (
+        mpi is not None
+        and slurm is not None
+        and 1 < slurm.size != mpi.size
+        and slurm.size > mpi.nodes
+    ):
         raise BadInput(
-            f"{slurm.by} says {slurm.said}, {mpi.by} says {mpi.said}: these are two jobs in one another; "
-            f"start the ranks by one of them"
+            f"{slurm.by} says {slurm.said}, {mpi.by} says {mpi.said}: these are two jobs "
+            f"in one another; start the ranks by one of them"
         )
     return mpi or slurm or _pod(environ)
 
@@ -107,7 +110,7 @@ def _starts_ranks(options: Options, environ: Mapping[str, str]) -> bool:
 
 
 def _node(task: SchedulerTask, options: Options) -> Options:
-    """This process is the launcher of a node."""
+    """Return the options with which this process is the launcher of its node."""
     given = options.nnodes, options.node_rank
     if given not in ((1, 0), (task.nodes, task.node)):
         raise BadInput(
@@ -137,10 +140,9 @@ def _as_torchrun(task: SchedulerTask) -> dict[str, str]:
 
 
 def _agree(task: SchedulerTask, world: World, environ: Mapping[str, str]) -> None:
-    """A launcher within this task, or variables that the user made of the scheduler's.
+    """Check that a launcher runs within this task, or the user copied the scheduler's variables.
 
-    Raises:
-        BadInput: Neither: the launcher's are inherited by several tasks.
+    If neither is so, several tasks have inherited a launcher's variables: raise BadInput.
     """
     nodes = environ.get("GROUP_WORLD_SIZE")
     by_hand = "TORCHELASTIC_RUN_ID" not in environ
@@ -150,8 +152,8 @@ def _agree(task: SchedulerTask, world: World, environ: Mapping[str, str]) -> Non
         return
     raise BadInput(
         f"two launchers contradict each other: {task.by} says {task.said}, and another one RANK "
-        f"{world.rank}, WORLD_SIZE {world.world_size}, LOCAL_RANK {world.local_rank}; start the ranks by one "
-        "of them"
+        f"{world.rank}, WORLD_SIZE {world.world_size}, LOCAL_RANK {world.local_rank}; "
+        "start the ranks by one of them"
     )
 
 
@@ -159,24 +161,31 @@ def _agree(task: SchedulerTask, world: World, environ: Mapping[str, str]) -> Non
 
 
 def _slurm(environ: Mapping[str, str]) -> SchedulerTask | None:
-    """Of a step, started by `srun`: the script of a batch job is one process, with nobody to join."""
+    """Read a step, which `srun` started; a batch job's script is one process, joining nobody."""
     if "SLURM_STEP_NUM_TASKS" not in environ or "SLURM_PROCID" not in environ:
         return None
-    names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_NODES")
+    names = (
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_LOCALID",
+        "SLURM_NODEID",
+        "SLURM_STEP_NUM_NODES",
+    )
     rank, size, local_rank, node, nodes = (_number(environ, name) for name in names)
     text = _text(environ, "SLURM_STEP_TASKS_PER_NODE")
     local_sizes = tuple(tasks_per_node(text))
     if len(local_sizes) != nodes or sum(local_sizes) != size or not 0 <= node < nodes:
         raise BadInput(
-            f"SLURM_STEP_TASKS_PER_NODE is {text!r} with SLURM_STEP_NUM_TASKS {size}, SLURM_STEP_NUM_NODES "
-            f"{nodes} and SLURM_NODEID {node}; these contradict each other"
+            f"SLURM_STEP_TASKS_PER_NODE is {text!r} with SLURM_STEP_NUM_TASKS {size}, "
+            f"SLURM_STEP_NUM_NODES {nodes} and SLURM_NODEID {node}; these contradict each other"
         )
     given = environ.get("MASTER_ADDR")
     if given is None and nodes > 1:
         name = "SLURM_STEP_NODELIST" if "SLURM_STEP_NODELIST" in environ else "SLURM_JOB_NODELIST"
         given = hosts.address(hosts.expand(_text(environ, name))[0])
     job, step = (
-        int(re.sub(r"\D", "", environ.get(name, "")) or 0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")
+        int(re.sub(r"\D", "", environ.get(name, "")) or 0)
+        for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")
     )
     return SchedulerTask(
         "srun",
@@ -193,16 +202,14 @@ def _slurm(environ: Mapping[str, str]) -> SchedulerTask | None:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """`2(x3),1` is 2, 2, 2, 1.
-
-    Raises:
-        BadInput: It is not of that form.
-    """
+    """Expand `2(x3),1` to 2, 2, 2, 1; raise BadInput if `text` is not of that form."""
     found: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,6})\))?", part)
         if match is None:
-            raise BadInput(f"SLURM_STEP_TASKS_PER_NODE is {text!r}, which is no list such as 2(x3),1")
+            raise BadInput(
+                f"SLURM_STEP_TASKS_PER_NODE is {text!r}, which is no list such as 2(x3),1"
+            )
         found += [int(match[1])] * int(match[2] or 1)
     return found
 
@@ -214,7 +221,9 @@ def _mpi(environ: Mapping[str, str]) -> SchedulerTask | None:
     if "OMPI_COMM_WORLD_RANK" not in environ:
         return None
     names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
-    rank, size, local_rank, local_size = (_number(environ, f"OMPI_COMM_WORLD_{name}") for name in names)
+    rank, size, local_rank, local_size = (
+        _number(environ, f"OMPI_COMM_WORLD_{name}") for name in names
+    )
     said = f"OMPI_COMM_WORLD_RANK {rank} of OMPI_COMM_WORLD_SIZE {size}"
     if local_size == size:
         node, nodes = 0, 1
@@ -224,22 +233,24 @@ def _mpi(environ: Mapping[str, str]) -> SchedulerTask | None:
     address = environ.get("MASTER_ADDR") or (LOOPBACK if nodes == 1 else _head(environ))
     if address is None or not (0 <= node < nodes):
         raise BadInput(
-            f"mpirun says {said} on {nodes} nodes, but not where rank 0 is; add -x MASTER_ADDR=<rank 0's "
-            "node> to its command line"
+            f"mpirun says {said} on {nodes} nodes, but not where rank 0 is; "
+            "add -x MASTER_ADDR=<rank 0's node> to its command line"
         )
     job = re.sub(r"\D", "", environ.get("PMIX_NAMESPACE", ""))
     port = _port(environ, int(job or 0))
-    return SchedulerTask("mpirun", said, rank, size, local_rank, (local_size,), node, nodes, address, port)
+    return SchedulerTask(
+        "mpirun", said, rank, size, local_rank, (local_size,), node, nodes, address, port
+    )
 
 
 def _daemon(environ: Mapping[str, str], otherwise: int) -> int:
-    """Open MPI 4 has a daemon on each node, with a number: mpirun's own is 0."""
+    """Return the number of this node's daemon, which Open MPI 4 has: mpirun's own is 0."""
     match = re.match(r"\d+\.(\d+);", environ.get("OMPI_MCA_orte_local_daemon_uri", ""))
     return int(match[1]) if match else otherwise
 
 
 def _head(environ: Mapping[str, str]) -> str | None:
-    """The node of mpirun, on which rank 0 is if that node has ranks at all."""
+    """Return mpirun's node, on which rank 0 is if that node has ranks at all."""
     match = re.search(r"tcp://([^:,]+)", environ.get("OMPI_MCA_orte_hnp_uri", ""))
     return match[1] if match else None
 
@@ -248,24 +259,28 @@ def _head(environ: Mapping[str, str]) -> str | None:
 
 
 def _pod(environ: Mapping[str, str]) -> SchedulerTask | None:
-    """A PyTorchJob's: RANK is the pod's, and says nothing of ranks within it."""
+    """Read a pod of a PyTorchJob: RANK is the pod's, and says nothing of ranks within it."""
     there = set(POD) <= set(environ)
     if not there or {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} & set(environ):
         return None
     rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
-    size = _number(environ, "PET_NNODES", size) if environ.get("PET_NNODES", "").isdecimal() else size
+    size = (
+        _number(environ, "PET_NNODES", size) if environ.get("PET_NNODES", "").isdecimal() else size
+    )
     if not 0 <= rank < size:
         raise BadInput(f"RANK is {rank} with WORLD_SIZE {size}; ranks go from 0 to {size - 1}")
     said = f"RANK {rank} of WORLD_SIZE {size}"
     port = _port(environ, 0)
-    return SchedulerTask(CLUSTER, said, rank, size, 0, (1,), rank, size, environ["MASTER_ADDR"], port)
+    return SchedulerTask(
+        CLUSTER, said, rank, size, 0, (1,), rank, size, environ["MASTER_ADDR"], port
+    )
 
 
 # ---- all
 
 
 def _port(environ: Mapping[str, str], job: int) -> int:
-    """The same on all nodes, and another one for each job."""
+    """Return a port, the same on all nodes, and another one for each job."""
     return _number(environ, "MASTER_PORT", FIRST_PORT + job % PORTS)
 
 

@@ -28,7 +28,7 @@ ABSENT = object()
 
 @dataclass(frozen=True)
 class Patch:
-    """One replaced function: where, why, and which method of the feature serves it.
+    """A replaced function: where, why, and which method of the feature serves it.
 
     `targets` are "module:Dotted.path"; several are aliases of one function. A hot patch is a plain
     function made once by its method from the original: ten times cheaper to call than a wrapper.
@@ -62,28 +62,29 @@ def patch(
 
 
 class Feature:
-    """One promise and the patches that keep it; what it knows lives on its instance."""
+    """A promise and the patches that keep it; what it knows lives on its instance."""
 
     name: ClassVar[str]
     without: ClassVar[str] = ""  # what is so when it is left out, in one sentence
     views: ClassVar[tuple[str, ...]] = ("global", "local")  # where it applies
     apart: ClassVar[bool] = False  # whether only a job on several nodes needs it
-    libraries: ClassVar[bool] = False  # whether it serves libraries, too, by whatever name they call it
+    # whether it serves libraries, too, by whatever name they call it
+    libraries: ClassVar[bool] = False
 
     def __init__(self, run: Any = None) -> None:
         self.run = run  # what the features of a job share; nothing here looks at it
 
     @classmethod
     def wanted(cls, options: Any) -> bool:
-        """Whether these options have any use for it."""
+        """Return whether these options have any use for the feature."""
         return True
 
     def setup(self, undo: ExitStack) -> None:
-        """Whatever is no patch: torch's own hooks, state. Push every reversal on `undo`."""
+        """Set up whatever is no patch: torch's own hooks, state. Push every reversal on `undo`."""
 
     @classmethod
     def patches(cls) -> list[Patch]:
-        """What this feature replaces, in the order of declaration; needs no instance."""
+        """Return the patches of this feature, in the order of declaration; needs no instance."""
         found: dict[str, Patch] = {}
         for owner in reversed(cls.__mro__):
             for method, value in vars(owner).items():
@@ -117,10 +118,11 @@ class Installation:
         self._now: list[ModuleType] | None = None  # the importers, while all is installed at once
         self._aliases: Aliases | None = None  # of libraries, as long
         self._originals: dict[str, Any] = {}
-        self._done: set[tuple[str, str]] = set()  # two features may patch one target: the later is outside
+        # by feature and target: two features may patch one target, the later is outside
+        self._done: set[tuple[str, str]] = set()
 
     def install(self) -> Installation:
-        """Install all; a second call does nothing.
+        """Install all patches; a second call does nothing.
 
         Raises:
             PatchTargetMissing: A required target does not exist; all is rolled back.
@@ -156,15 +158,15 @@ class Installation:
         self.undo()
 
     def is_patched(self, target: str) -> bool:
-        """Whether `target` ("module:Dotted.path") is replaced at present."""
+        """Return whether `target` ("module:Dotted.path") is replaced at present."""
         return target in self._originals
 
     def original(self, target: str) -> Any:
-        """What stood at `target` before."""
+        """Return what stood at `target` before it was replaced."""
         return self._originals[target]
 
     def status(self) -> Iterator[tuple[Patch, str]]:
-        """Each patch with active, waiting for import, or off."""
+        """Yield each patch with its state: active, waiting for import, or off."""
         for feature in self.features:
             for item in feature.patches():
                 there = any(target in self._originals for target in item.targets)
@@ -217,7 +219,7 @@ class Installation:
         self._undo.callback(layer.clear)
 
     def _replace_imported(self, current: Any, replacement: Any) -> None:
-        """`from torch.utils.checkpoint import checkpoint` came before us."""
+        """Replace names of earlier imports, as `from torch.utils.checkpoint import checkpoint`."""
         for module in self.importers() if self._now is None else self._now:
             for name in _holds(vars(module), current):
                 before = vars(module)[name]
@@ -226,7 +228,7 @@ class Installation:
 
 
 def _holds(space: dict[str, Any], value: Any) -> Iterator[str]:
-    """The names of a module that stand for `value`, or for a wrapper of ours around it, now off."""
+    """Yield the names in `space` for `value`, or for a former wrapper of ours around it."""
     for name, found in list(space.items()):
         wrapped = type(found) is wrapt.FunctionWrapper and found.__wrapped__ is value
         if found is value or (wrapped and _is_ours(found)):
@@ -240,10 +242,12 @@ def _is_ours(found: Any) -> bool:
 
 
 def find(target: str, module: ModuleType, optional: bool = False) -> tuple[Any, str, Any]:
-    """The owner of `target`, the attribute's name, and its value (ABSENT if optional and missing).
+    """Return the owner of `target`, the attribute's name, and its value.
+
+    The value is ABSENT if the target is optional and missing.
 
     Raises:
-        PatchTargetMissing: It is required, and not there.
+        PatchTargetMissing: The target is required, and not there.
     """
     *path, name = target.partition(":")[2].split(".")
     owner: Any = module
@@ -266,7 +270,8 @@ def assign(owner: Any, name: str, value: Any) -> None:
     except TypeError:
         slots: Sequence[Any] = gc.get_referents(vars(owner))  # the dict behind the mappingproxy
         slots[0][name] = value
-        ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))  # call sites remember what they found
+        # call sites remember what they found
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))
 
 
 def restore(owner: Any, name: str, slot: Any, ours: Any) -> None:

@@ -1,4 +1,4 @@
-"""Where a library that was imported before us holds a function by a name of its own."""
+"""The names by which libraries that were imported before us hold functions of others."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _FUNCTIONS = (BuiltinFunctionType, FunctionType)
 class Aliases:
     """The names of `modules`, and of the classes that they define, for functions of other modules.
 
-    `from os import replace` in a module, `_open = staticmethod(open)` in a class. Modules are looked through
-    once, since that takes some hundredths of a second.
+    Such are `from os import replace` in a module, `_open = staticmethod(open)` in a class. Modules
+    are looked through once, since that takes some hundredths of a second.
     """
 
     def __init__(self, modules: Iterable[ModuleType]) -> None:
@@ -29,12 +29,17 @@ class Aliases:
         for name, value in list(vars(owner).items()):
             if type(value) is staticmethod:
                 self._slots.setdefault(id(value.__func__), []).append((owner, name))
-            elif type(value) is BuiltinFunctionType:  # which binds no instance; a Python function would
+            # a built-in function binds no instance; a Python function would
+            elif type(value) is BuiltinFunctionType:
                 self._slots.setdefault(id(value), []).append((owner, name))
 
     def replace(self, current: Any, replacement: Any) -> Iterator[tuple[Any, str, Any]]:
-        """Owner, name and new value of each slot of `current`, which are `replacement`'s from now on."""
+        """Yield owner, name and new value of each slot of `current`, now `replacement`'s."""
         slots = self._slots.pop(id(current), [])
         self._slots[id(replacement)] = slots
         for owner, name in slots:
-            yield owner, name, replacement if isinstance(owner, ModuleType) else staticmethod(replacement)
+            yield (
+                owner,
+                name,
+                replacement if isinstance(owner, ModuleType) else staticmethod(replacement),
+            )

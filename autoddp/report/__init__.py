@@ -21,7 +21,7 @@ PREFIX = "[autoddp]"
 
 @dataclass
 class Decision:
-    """What was decided about one place in the user's script, and how often it came up."""
+    """A decision about one place in the user's script, and how often it came up."""
 
     kind: str
     where: str
@@ -31,17 +31,17 @@ class Decision:
 
 @dataclass
 class Report:
-    """Collects decisions; rank 0 says each once, on stderr, in a line with [autoddp] before it."""
+    """The decisions of a run; rank 0 says each once, on stderr, in a line with [autoddp] first."""
 
     speaks: bool = False
     strict: bool = False
     stream: TextIO = field(default_factory=lambda: sys.stderr)
     decisions: dict[tuple[str, str, str], Decision] = field(default_factory=dict)
     begun: Begun = field(default_factory=Begun)  # whether the script has begun a line
-    held: list[str] = field(default_factory=list)  # what is said when it has ended it
+    held: list[str] = field(default_factory=list)  # said once the script has ended the line
 
     def add(self, kind: str, where: str, what: str) -> bool:
-        """Note a decision; returns whether it is new."""
+        """Note a decision; return whether it is new."""
         key = (kind, where, what)
         if key in self.decisions:
             self.decisions[key].count += 1
@@ -50,19 +50,19 @@ class Report:
         return True
 
     def say(self, text: str) -> None:
-        """One line to the user, from rank 0 alone."""
+        """Print one line to the user, from rank 0 alone."""
         if self.speaks:
             print(f"{self.begun.end()}{PREFIX} {one_line(text)}", file=self.stream, flush=True)
 
     def say_between(self, text: str) -> None:
-        """One line that can wait until the script has ended the one that it has begun: a bar, say."""
+        """Say one line, once the script has ended a line that it has begun: a bar, say."""
         if self.begun():
             self.held.append(text)
         else:
             self.say(text)
 
     def release(self) -> None:
-        """Say what was held."""
+        """Say the lines that were held."""
         held, self.held = self.held, []
         for text in held:
             self.say(text)
@@ -73,7 +73,7 @@ class Report:
             self.say(f"{where}: {what}" if where else what)
 
     def doubt(self, kind: str, where: str, what: str) -> None:
-        """Something that one process would not have done exactly so: said once, or with --strict refused.
+        """Say once, or refuse with --strict, what one process would not have done exactly so.
 
         Raises:
             BadInput: The job is strict.
@@ -83,17 +83,17 @@ class Report:
         self.say_once(kind, where, what)
 
     def of(self, kind: str) -> list[Decision]:
-        """All decisions of a kind, the most frequent first."""
+        """Return all decisions of a kind, the most frequent first."""
         found = [d for d in self.decisions.values() if d.kind == kind]
         return sorted(found, key=lambda d: -d.count)
 
     def to_json(self) -> str:
-        """All decisions, for --report PATH."""
+        """Return all decisions as JSON, for --report PATH."""
         return json.dumps([vars(d) for d in self.decisions.values()], indent=2)
 
 
 class _Users(dict[str, bool]):
-    """Answers that are kept; wrappers ask some twenty times a step, and a Python function costs."""
+    """A dictionary of known answers: wrappers ask twenty times a step, and a function is slow."""
 
     def __missing__(self, filename: str) -> bool:
         temporary = filename.startswith(_TEMPORARY)
@@ -109,7 +109,7 @@ is_users: Callable[[str], bool] = _Users().__getitem__
 
 @cache
 def is_own(filename: str) -> bool:
-    """Whether a file is neither Python's, nor installed, nor ours; a library may have written it."""
+    """Return whether a file is not Python's, installed or ours; a library may have written it."""
     if filename.endswith(_CUSTOMIZE):
         return False
     if filename.startswith("<"):
@@ -118,10 +118,10 @@ def is_own(filename: str) -> bool:
 
 
 def _is_imported(filename: str) -> bool:
-    """Whether a file in the temporary folder lies where modules are imported from, as the user's own may.
+    """Return whether a file in the temporary folder lies on `sys.path`, as the user's own may.
 
-    A library that writes its code there loads it by its path. What was once the user's stays so: a script
-    may change its folder, and its path.
+    A library that writes its code there loads it by its path. A file that was once the user's stays
+    so: a script may change its folder, and its path.
     """
     if filename in _imported:
         return True
@@ -144,24 +144,31 @@ _LIBRARIES = tuple(
 
 
 def users_modules() -> list[ModuleType]:
-    """The modules that are loaded of the user's own."""
+    """Return the loaded modules that are the user's own."""
     loaded = list(sys.modules.items())
-    return [m for name, m in loaded if name == "__main__" or is_users(getattr(m, "__file__", None) or "<")]
+    return [
+        m
+        for name, m in loaded
+        if name == "__main__" or is_users(getattr(m, "__file__", None) or "<")
+    ]
 
 
 def library_modules() -> list[ModuleType]:
-    """The modules that are loaded of installed libraries; not torch's own, which are many."""
+    """Return the loaded modules of installed libraries; not ours, nor torch's, which are many."""
     loaded = list(sys.modules.items())
-    files = ((name, m, getattr(m, "__file__", None) or "") for name, m in loaded if type(m) is ModuleType)
+    files = (
+        (name, m, getattr(m, "__file__", None) or "") for name, m in loaded if type(m) is ModuleType
+    )
     return [
         module
         for name, module, file in files
-        if name.partition(".")[0] not in ("torch", "autoddp") and any(part in file for part in INSTALLED)
+        if name.partition(".")[0] not in ("torch", "autoddp")
+        and any(part in file for part in INSTALLED)
     ]
 
 
 def users_frame(depth: int = 1) -> FrameType | None:
-    """The nearest calling frame that runs the user's own code, or None."""
+    """Return the nearest calling frame that runs the user's own code, or None."""
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
@@ -169,7 +176,7 @@ def users_frame(depth: int = 1) -> FrameType | None:
 
 
 def users_line(depth: int = 1) -> str:
-    """`train.py:41`, the line of the user's code that led here."""
+    """Return the line of the user's code that led here, as `train.py:41`; `?` if none did."""
     frame = users_frame(depth + 1)
     if frame is None:
         return "?"

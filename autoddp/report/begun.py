@@ -1,4 +1,4 @@
-"""Whether the script has begun a line of its output, a bar or half a sentence, that ours would cut in two."""
+"""A watch for a line that the script has begun, a bar say, which ours would cut in two."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 
 
 class Begun:
-    """Watches what is written to the script's streams; whoever waits for the end of a line is called then."""
+    """A watch on the script's streams, which calls `ended` whenever no line is begun any more."""
 
     def __init__(self, ended: Callable[[], None] = lambda: None) -> None:
         self._ended = ended
         self._tails: dict[int, str] = {}  # by stream: what stands in its last line
 
     def __call__(self) -> bool:
-        """Whether it has, on any of them."""
+        """Return whether a line is begun on any of the streams."""
         return any(self._tails.values())
 
     def end(self) -> str:
-        """What ends such a line, if there is one: on a terminal it is one line for all streams."""
+        """Return what ends a begun line, if there is one: on a terminal all streams share it."""
         begun = self()
         self._tails.clear()
         return "\n" if begun else ""
 
     def watch(self, stream: Any, undo: ExitStack) -> None:
-        """By its own `write`, which `print` and all others look up at each call."""
+        """Watch a stream by a `write` of its own, which `print` and others look up each time."""
         if not hasattr(stream, "__dict__"):
             return
         before, plain, key = vars(stream).get("write"), stream.write, id(stream)
