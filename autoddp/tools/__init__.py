@@ -1,1 +1,1 @@
-"""What is built upon whole runs: verify, bench."""
+"""The commands that are built upon whole runs of a script: verify and bench."""

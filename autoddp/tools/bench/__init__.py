@@ -1,1 +1,1 @@
-"""What `autoddp bench` is made of: the ways to run a script, where their time goes, and what that advises."""
+"""The parts of `autoddp bench`: the ways to run a script, where their time goes, and advice."""

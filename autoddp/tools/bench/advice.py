@@ -1,4 +1,4 @@
-"""What the figures advise, in plain words: of all rows each rule speaks of the one where it weighs most."""
+"""Say what the figures advise: each rule speaks of the row where it weighs most."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from autoddp.tools.bench.figures import Row
 from autoddp.tools.bench.phases import GATHERING, GRADIENTS, LOADING
 from autoddp.tools.bench.variants import GLOBAL, LOCAL, PLAIN, SCALED
 
-MUCH = 0.3  # of a step, for loading
-SOME = 0.2  # of a step, for what ranks say to each other
+MUCH = 0.3  # part of a step, for loading
+SOME = 0.2  # part of a step, for what ranks say to each other
 FEW = 8  # rows of a batch for each rank
 SHORT = 0.005  # seconds of a step
-NOISE = 0.1  # by which rounds may differ
-WORSE = 0.1  # of a loss that is worse
-SAME = 0.05  # of a loss that one process has, too: a chaotic training drifts apart by rounding
+NOISE = 0.1  # part by which rounds may differ
+WORSE = 0.1  # part by which a loss is worse
+SAME = 0.05  # part by which equal losses may differ: chaotic training drifts apart by rounding
 
 
 @dataclass(frozen=True)
 class RowEvidence:
-    """What is known of a row when it is judged."""
+    """The figures of a row by which the rules judge it."""
 
     title: str
     kind: str
@@ -37,66 +37,74 @@ class RowEvidence:
     threads: int
     cores: int
     gpus: int
-    ended: bool = True  # it was not cut off by --steps
+    ended: bool = True  # the run was not cut off by --steps
 
     @property
     def worse(self) -> float:
-        """By what part of one process's loss its own is higher."""
+        """Return by what part of one process's loss the loss of this row is higher."""
         if self.loss is None or not self.plain_loss:
             return 0.0
         return (self.loss - self.plain_loss) / abs(self.plain_loss)
 
     @property
     def split(self) -> bool:
-        """Whether several ranks share the work."""
+        """Return whether several ranks share the work."""
         return self.ranks > 1
 
     @property
     def grown(self) -> bool:
-        """Whether its batches are larger than one process's."""
+        """Return whether the row's batches are larger than those of one process."""
         return self.kind in (LOCAL, SCALED)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Weighs nothing where it does not apply; of several rows the heaviest is spoken of."""
+    """A piece of advice, and how much it weighs for a row: nothing where it does not apply.
+
+    Of several rows the heaviest is spoken of.
+    """
 
     weight: Callable[[RowEvidence], float]
     words: str
 
 
 def above(value: float, least: float) -> float:
-    """The value, if it is that large."""
+    """Return the value if it is at least `least`, else 0."""
     return value if value >= least else 0.0
 
 
 RULES = (
     Rule(
         lambda c: c.split * above(c.loading, MUCH),
-        "data loading takes {c.loading:.0%} of the step ({c.title}): more workers help, more ranks do not",
+        "data loading takes {c.loading:.0%} of the step ({c.title}): more workers help, more "
+        "ranks do not",
     ),
     Rule(
         lambda c: (c.kind == PLAIN) * above(c.loading, MUCH),
-        "data loading takes {c.loading:.0%} of the step ({c.title}): more workers help, and ranks share it",
+        "data loading takes {c.loading:.0%} of the step ({c.title}): more workers help, "
+        "and ranks share it",
     ),
     Rule(
         lambda c: c.split * float(0 < c.batch < c.ranks) * c.ranks,
-        "the global batch of {c.batch:g} has fewer rows than ranks ({c.title}): every rank computes all of "
-        "it; a larger batch, or fewer ranks, would share it",
+        "the global batch of {c.batch:g} has fewer rows than ranks ({c.title}): every rank "
+        "computes all of it; a larger batch, or fewer ranks, would share it",
     ),
     Rule(
-        lambda c: float(c.ranks <= c.batch < FEW * c.ranks and c.split and c.speed_up < 1) * c.ranks,
-        "a batch of {c.batch:g} rows leaves few of them to each rank ({c.title}): a larger batch gains more",
+        lambda c: (
+            float(c.ranks <= c.batch < FEW * c.ranks and c.split and c.speed_up < 1) * c.ranks
+        ),
+        "a batch of {c.batch:g} rows leaves few of them to each rank ({c.title}): a larger "
+        "batch gains more",
     ),
     Rule(
         lambda c: above(c.gathering, SOME),
-        "gathering takes {c.gathering:.0%} of the step ({c.title}): see what gathers, and in which line, "
-        "with autoddp run --report FILE",
+        "gathering takes {c.gathering:.0%} of the step ({c.title}): see what gathers, and in which "
+        "line, with autoddp run --report FILE",
     ),
     Rule(
         lambda c: above(c.gradients, SOME),
-        "waiting for gradients takes {c.gradients:.0%} of the step ({c.title}): larger batches, or several "
-        "of them for each optimizer step, wait less often",
+        "waiting for gradients takes {c.gradients:.0%} of the step ({c.title}): larger batches, or "
+        "several of them for each optimizer step, wait less often",
     ),
     Rule(
         lambda c: float(not c.gpus and c.ranks > c.cores) * c.ranks,
@@ -108,40 +116,41 @@ RULES = (
     ),
     Rule(
         lambda c: float(c.split and c.kind == GLOBAL and c.speed_up < 1 and c.plain_median < SHORT),
-        "a step of one process takes {c.plain_median:.2g} s: a model so small is mostly Python, which "
-        "ranks do not share",
+        "a step of one process takes {c.plain_median:.2g} s: a model so small is mostly Python, "
+        "which ranks do not share",
     ),
     Rule(
         lambda c: float(c.kind == PLAIN and not c.gpus and c.threads > 1),
-        "one process computes by {c.threads} threads already: on CPUs ranks gain what these leave idle",
+        "one process computes by {c.threads} threads already: on CPUs ranks gain what these "
+        "leave idle",
     ),
     Rule(
         lambda c: c.grown * c.ended * above(c.worse, WORSE),
         "batches of {c.batch:g} rows end at a loss of {c.loss:.4g} instead of {c.plain_loss:.4g} "
-        "({c.title}): fewer steps see the same data; keep the global batch, or tune the learning rate "
-        "and train longer",
+        "({c.title}): fewer steps see the same data; keep the global batch, or tune the learning "
+        "rate and train longer",
     ),
     Rule(
         lambda c: (c.kind == GLOBAL and c.split) * above(abs(c.worse), SAME),
-        "the loss of {c.title} is not that of one process ({c.loss:.4g}, {c.plain_loss:.4g}): autoddp verify "
-        "tells why (data sets that draw, rounding)",
+        "the loss of {c.title} is not that of one process ({c.loss:.4g}, {c.plain_loss:.4g}): "
+        "autoddp verify tells why (data sets that draw, rounding)",
     ),
     Rule(
         lambda c: above(c.spread, NOISE),
-        "rounds of one row differ by ±{c.spread:.0%} ({c.title}): something else runs on this machine; more "
-        "--rounds or --steps tell more",
+        "rounds of one row differ by ±{c.spread:.0%} ({c.title}): something else runs on this "
+        "machine; more --rounds or --steps tell more",
     ),
 )
 NOTHING = "no part of a step stands out"
 
 
 def advice(rows: Sequence[Row], cores: int, gpus: int, ended: bool) -> list[str]:
-    """A sentence for each rule that applies.
+    """Return a sentence for each rule that applies.
 
     Args:
-        rows: Of which the first is one process.
-        cores: That this machine has for us.
-        gpus: How many.
+        rows: The rows of the tables, of which the first is one process.
+        cores: The number of cores of this machine that this process may use.
+        gpus: The number of GPUs.
         ended: Whether scripts came to their end.
     """
     found = [case_of(row, rows[0], cores, gpus, ended) for row in rows if row.rounds]
@@ -149,7 +158,7 @@ def advice(rows: Sequence[Row], cores: int, gpus: int, ended: bool) -> list[str]
 
 
 def case_of(row: Row, plain: Row, cores: int, gpus: int, ended: bool) -> RowEvidence:
-    """What the rules look at."""
+    """Gather what the rules look at in a row."""
     return RowEvidence(
         title=row.way.title,
         kind=row.way.kind,
@@ -171,7 +180,7 @@ def case_of(row: Row, plain: Row, cores: int, gpus: int, ended: bool) -> RowEvid
 
 
 def sentences(cases: Sequence[RowEvidence]) -> list[str]:
-    """The fastest row, and those of all rules."""
+    """Return a sentence on the fastest row, and those of all rules that apply."""
     ranks = [case for case in cases if case.split]
     found = [fastest(ranks)] if ranks and len(cases) > 1 else []
     for rule in RULES:
@@ -182,14 +191,17 @@ def sentences(cases: Sequence[RowEvidence]) -> list[str]:
 
 
 def fastest(ranks: Sequence[RowEvidence]) -> str:
-    """Of the rows that have the numbers of one process, and of all."""
+    """Name the fastest row with the numbers of one process, and the fastest of all."""
     ordered = sorted(ranks, key=lambda case: -case.speed_up)
     best = ordered[0]
     same = next((c for c in ordered if c.kind == GLOBAL and c.speed_up > 1), None)
     if same is None:
         words = "no ranks are faster than one process with its numbers"
     else:
-        words = f"fastest with the numbers of one process: {same.title}, {same.speed_up:.2f} times its speed"
+        words = (
+            f"fastest with the numbers of one process: {same.title}, "
+            f"{same.speed_up:.2f} times its speed"
+        )
     if best is not same and best.speed_up > 1:
         words += f"; of all: {best.title}, {best.speed_up:.2f}"
     return words

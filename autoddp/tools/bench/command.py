@@ -1,4 +1,4 @@
-"""The same script in all the ways that there are to run it: how fast is each, where does the time go?"""
+"""Run a script in all the ways that there are: how fast each is, and where the time goes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ from autoddp.tools.rehearse.runs import Left, Runner
 RECORDER = "autoddp.tools.bench.recorder:record"
 NOT_RUN, SOME_FAILED = 2, 1  # exit codes
 LEAST = 2  # steps: the first one is not measured
-NO_LOADER = "per-rank batches are left out: no DataLoader makes this script's batches, so none can grow"
+NO_LOADER = (
+    "per-rank batches are left out: no DataLoader makes this script's batches, so none can grow"
+)
 
 NO_BATCH = "no batch was seen at all: a sample is a step"
 SHARE = "per-rank rows are of the local view: what they print is of rank 0's share, its metrics too"
@@ -50,7 +52,9 @@ class BenchOptions:
         if min(self.nnodes) < 1:
             raise BadInput(f"--nnodes is {min(self.nnodes)}; a row is of at least 1 node")
         if self.steps is not None and self.steps < LEAST:
-            raise BadInput(f"--steps is {self.steps}; it takes {LEAST} or more: the first is not measured")
+            raise BadInput(
+                f"--steps is {self.steps}; it takes {LEAST} or more: the first is not measured"
+            )
         if self.rounds < 1:
             raise BadInput(f"--rounds is {self.rounds}; each row is run at least once")
         folder = os.path.dirname(self.json or "")
@@ -59,29 +63,36 @@ class BenchOptions:
 
 
 class NotRun(Exception):
-    """One process cannot run it, or there is nothing to measure."""
+    """The error that one process cannot run the script, or that there is nothing to measure."""
 
     def __init__(self, why: str, lines: Sequence[str] = ()) -> None:
         super().__init__(why)
         self.lines = list(lines)
 
 
-def run(script: Script, options: Options, wanted: BenchOptions, parents: Parents | None = None) -> int:
-    """Measure, and tell; 0, or 1 if a row failed, 2 if one process cannot run it.
+def run(
+    script: Script, options: Options, wanted: BenchOptions, parents: Parents | None = None
+) -> int:
+    """Measure the script in all ways, and tell the result.
 
-    Every run is in a private copy of the folder. Rows alternate: each round runs all of them once, so that
-    what else the machine does falls on all. Threads are as `autoddp run` and `python` have them: one process
-    has all cores, ranks share them. Rows of several nodes are run by all these nodes, as node 0 says, which
-    has the tables.
+    Every run is in a private copy of the folder. Rows alternate: each round runs all of them once,
+    so that what else the machine does falls on all. Threads are as `autoddp run` and `python` have
+    them: one process has all cores, ranks share them. Rows of several nodes are run by all these
+    nodes, as node 0 says, which has the tables.
 
     Args:
-        script: What to run.
-        options: What all ranks' rows share.
+        script: The script to run.
+        options: The options that the rows of all ranks share.
         wanted: What to measure, and what to make of it.
-        parents: Where runs come from, if they are there already; they are kept.
+        parents: The processes to fork runs from, if they are there already; they are kept.
+
+    Returns:
+        0, or 1 if a row failed, 2 if one process cannot run the script.
 
     Raises:
-        BadInput: It cannot be done; nothing was started.
+        BadInput: The options do not allow it, and nothing was started; or the disk is full, or a
+            node is to measure something else.
+        AutoDDPError: A node has not come in time, or has ended.
     """
     check(script, options, wanted)
     if options.node_rank:
@@ -94,7 +105,7 @@ def run(script: Script, options: Options, wanted: BenchOptions, parents: Parents
 def measured(
     script: Script, options: Options, wanted: BenchOptions, parents: Parents | None, others: Others
 ) -> int:
-    """What `run` does on node 0, which is the only one as a rule."""
+    """Measure on node 0, which is the only one as a rule, and return the exit code."""
     there = devices.there(os.environ)
     several = sorted(set(wanted.nnodes))
     found, notes = ways(options, counts(wanted.nproc, len(there.names)), there, several)
@@ -118,7 +129,7 @@ def measured(
 
 
 def counts(given: Sequence[int], gpus: int) -> list[int]:
-    """Of ranks, each once; without any, 2, 4, ... as far as GPUs go."""
+    """Return the numbers of ranks, each once; without any, 2, 4, ... as far as GPUs go."""
     if given:
         return sorted(set(given))
     return [2**k for k in range(1, max(2, gpus).bit_length())]
@@ -128,7 +139,7 @@ def check(script: Script, options: Options, wanted: BenchOptions) -> None:
     """Check that all that is asked for can be done.
 
     Raises:
-        BadInput: It cannot.
+        BadInput: The script or the options do not allow it.
     """
     runs.check(script, options, "bench")
     remote.check(options, wanted.nnodes)
@@ -137,7 +148,7 @@ def check(script: Script, options: Options, wanted: BenchOptions) -> None:
 
 
 class Bench:
-    """The rows, round by round."""
+    """The rows of the tables, measured round by round."""
 
     def __init__(self, runner: Runner, found: Sequence[Way], wanted: BenchOptions) -> None:
         self.runner, self.wanted = runner, wanted
@@ -146,13 +157,14 @@ class Bench:
         self.notes: list[str] = []
 
     def measure(self) -> None:
-        """All rounds.
+        """Run every row in every round.
 
         Raises:
-            NotRun: One process cannot run it, or makes no steps.
+            NotRun: One process cannot run the script, or makes too few steps.
         """
         for way in {row.way.ranks > 1: row.way for row in self.rows}.values():
-            self.runner.parent(way.options.nproc or 1, way.nodes)  # both import torch at once
+            # both parents import torch at the same time
+            self.runner.parent(way.options.nproc or 1, way.nodes)
         for number in range(1, self.wanted.rounds + 1):
             for row in list(self.rows):
                 if row in self.rows and not row.failed:
@@ -184,8 +196,9 @@ class Bench:
             raise NotRun(why, tail(left.err))
         if steps < LEAST:
             raise NotRun(
-                f"{name} makes {steps or 'no'} optimizer step{'s' * (steps != 1)} on one process: there is "
-                "nothing to measure (bench looks at steps of torch.optim's optimizers, from the second on)"
+                f"{name} makes {steps or 'no'} optimizer step{'s' * (steps != 1)} on one process: "
+                "there is nothing to measure (bench looks at steps of torch.optim's optimizers, "
+                "from the second on)"
             )
         if not any(step["rows"] for step in left.steps[0]):
             self.by_hand = left.ends[0].get("by hand") or 1
@@ -194,7 +207,7 @@ class Bench:
 
 
 def finish(bench: Bench, notes: list[str], wanted: BenchOptions, quiet: bool, devices: int) -> int:
-    """Tables, advice, picture and JSON; the exit code."""
+    """Write tables, advice, picture and JSON, and return the exit code."""
     rows, cores = bench.rows, len(os.sched_getaffinity(0))
     notes = [*notes, *bench.notes, *said_of(rows, wanted)]
     told = advice(rows, cores, devices, wanted.steps is None)
@@ -219,17 +232,19 @@ def finish(bench: Bench, notes: list[str], wanted: BenchOptions, quiet: bool, de
 
 
 def said_of(rows: Sequence[Row], wanted: BenchOptions) -> list[str]:
-    """What a reader of the tables has to know."""
+    """Return the notes that a reader of the tables needs."""
     first = rows[0].rounds[0]
     lines = [
-        f"medians over {wanted.rounds} round{'s' * (wanted.rounds > 1)} (± is half their range); the first "
-        f"{first.warm_up} of {first.steps} steps are not measured; MiB is the most that a rank had"
+        f"medians over {wanted.rounds} round{'s' * (wanted.rounds > 1)} (± is half their range); "
+        f"the first {first.warm_up} of {first.steps} steps are not measured; "
+        "MiB is the most that a rank had"
         + (" on its GPU" if first.on_gpu else " in memory")
         + "; loss is the mean of the last tenth"
     ]
     if wanted.steps is not None:
         lines.append(
-            f"--steps {wanted.steps}: all rows end there, so that rows of larger batches saw more data"
+            f"--steps {wanted.steps}: all rows end there, so that rows of larger batches saw "
+            "more data"
         )
     if any(row.way.nodes > 1 for row in rows):
         lines.append("2x3 ranks are 3 on each of 2 nodes")

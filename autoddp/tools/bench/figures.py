@@ -1,4 +1,4 @@
-"""What a run's records come to, and what the rounds of a row come to."""
+"""Figures from the records of a run, and from the rounds of a row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
 @dataclass(frozen=True)
 class Figures:
-    """One run's; times are rank 0's and in seconds, memory is in bytes and that of each rank."""
+    """The figures of one run: times are rank 0's, in seconds; memory is each rank's, in bytes."""
 
     steps: int
     warm_up: int  # of the steps, which are in no time below
@@ -32,7 +32,8 @@ class Figures:
     memory: list[int]
     on_gpu: bool
     threads: int
-    loss: float | None  # the mean of the last tenth of the losses, over ranks where each has its own
+    # the mean of the last tenth of the losses, over ranks where each has its own
+    loss: float | None
     losses: list[float]
     printed: str  # the last line
     metric: float | None  # its last number
@@ -41,11 +42,11 @@ class Figures:
 
 
 def figures(left: Left, way: Way, by_hand: int | None) -> Figures:
-    """Those of a run of at least two steps.
+    """Compute the figures of a run of at least two steps.
 
     Args:
-        left: What it left.
-        way: How it was run.
+        left: The remains of the run.
+        way: The way in which it was run.
         by_hand: Rows of a batch, where no loader makes them.
     """
     mine, warm = left.steps[0], warm_up(len(left.steps[0]))
@@ -82,9 +83,9 @@ def figures(left: Left, way: Way, by_hand: int | None) -> Figures:
 
 
 def rows_of_steps(left: Left, local: bool, by_hand: int | None) -> list[int]:
-    """What was trained on in each step: of the local view all ranks' shares, else what rank 0 sees.
+    """Count the rows of each step: all ranks' shares in the local view, else what rank 0 sees.
 
-    A batch of fewer rows than ranks, which all ranks get in the local view, counts for each of them.
+    A batch of fewer rows than ranks, which all ranks get in the local view, counts for each.
     """
     ranks = [left.steps[rank] for rank in sorted(left.steps)] if local else [left.steps[0]]
     rows = [sum(step["rows"] for step in steps) for steps in zip(*ranks, strict=False)]
@@ -94,65 +95,65 @@ def rows_of_steps(left: Left, local: bool, by_hand: int | None) -> list[int]:
 
 
 def warm_up(steps: int) -> int:
-    """How many of so many steps are not measured: the first always, as it is where all begins."""
+    """Return how many steps are not measured: always the first, as it is where all begins."""
     return max(1, min(WARM_UP, steps // 4))
 
 
 def percentile(values: list[float], part: float) -> float:
-    """The smallest value that so many are not above."""
+    """Return the smallest value that `part` of the values are not above."""
     return sorted(values)[math.ceil(part * len(values)) - 1]
 
 
 def last_tenth(values: list[float]) -> float | None:
-    """Its mean; of few values the last one."""
+    """Return the mean of the last tenth, of few values the last one, None if there are none."""
     return statistics.fmean(values[-max(1, len(values) // 10) :]) if values else None
 
 
 def last_number(line: str) -> float | None:
-    """The last one that a line has."""
+    """Return the last number in a line, None if there is none."""
     found = NUMBER.findall(line)
     return float(found[-1]) if found else None
 
 
 @dataclass
 class Row:
-    """A way, and what it came to in each round; or why it did not."""
+    """A way to run the script, with its figures in each round, or why it has none."""
 
     way: Way
     rounds: list[Figures] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)  # the end of its traceback
 
     def of(self, name: str) -> float:
-        """The median over rounds of a figure or a share."""
+        """Return the median over rounds of a figure or a share."""
         return statistics.median(
             run.shares[name] if name in run.shares else getattr(run, name) for run in self.rounds
         )
 
     @property
     def spread(self) -> float:
-        """By how much rounds lie above or below their middle, as a part of it."""
+        """Return how far rounds lie above or below their middle, as a part of it."""
         rates = [run.rate for run in self.rounds]
         return (max(rates) - min(rates)) / (max(rates) + min(rates)) if max(rates) else 0.0
 
     @property
     def memory(self) -> int:
-        """The most that a rank had."""
+        """Return the most bytes that a rank had in any round."""
         return max(max(run.memory) for run in self.rounds)
 
     @property
     def loss(self) -> float | None:
-        """The median of the rounds' final losses."""
+        """Return the median of the rounds' final losses, None if there are none."""
         found = [run.loss for run in self.rounds if run.loss is not None]
         return statistics.median(found) if found else None
 
     def speed_up(self, plain: Row) -> float | None:
-        """The median over rounds, each against one process in the same round."""
+        """Return the median over rounds, each against one process in the same round."""
         pairs = zip(self.rounds, plain.rounds, strict=False)
         found = [mine.rate / theirs.rate for mine, theirs in pairs if theirs.rate]
         return statistics.median(found) if found else None
 
     def data(self, plain: Row) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """Return all of the row, for JSON."""
         about = {
             "row": self.way.kind,
             "ranks": self.way.ranks,

@@ -1,4 +1,4 @@
-"""A node above 0 of a bench: it runs what node 0 says, leaves it what was recorded, and ends with it."""
+"""A bench's node above 0: it runs what node 0 says, sends what was recorded, and ends with it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ AGAIN = 0.2  # seconds until a node looks for node 0 once more
 
 
 class RunOverrun(Exception):
-    """Node 0 has more to say, or has ended, while a run goes on."""
+    """The error that node 0 has more to say, or has ended, while a run goes on."""
 
 
 @dataclass
 class Guest(Runner):
-    """Another node's runs."""
+    """The runs of a node above 0."""
 
     node: int = 0
     line: NodeLine | None = None
@@ -57,16 +57,16 @@ class Guest(Runner):
             raise RunOverrun
 
     def close(self) -> None:
-        """Leave nothing behind of its own."""
+        """Delete what this node has made, and leave node 0's folder as it is."""
         shutil.rmtree(self.mine if self.shared else self.root, ignore_errors=True)
 
 
 def take_part(script: Script, recorder: str, options: Options) -> int:
-    """Run what node 0 says; its exit code.
+    """Run what node 0 says, and return its exit code.
 
     Raises:
         AutoDDPError: There is no node 0, or it has ended without a word.
-        BadInput: It does not want this node.
+        BadInput: Node 0 does not want this node.
     """
     with runs.stoppable():
         line = find(options)
@@ -90,12 +90,15 @@ def take_part(script: Script, recorder: str, options: Options) -> int:
 
 
 def find(options: Options) -> NodeLine:
-    """Node 0, as soon as it is there.
+    """Connect to node 0, as soon as it is there.
 
     Raises:
-        AutoDDPError: It does not come in time.
+        AutoDDPError: Node 0 does not come in time.
     """
-    where, deadline = (options.master_addr or "", options.master_port or PORT), time.monotonic() + MEET
+    where, deadline = (
+        (options.master_addr or "", options.master_port or PORT),
+        time.monotonic() + MEET,
+    )
     say(options, f"waiting for node 0 at {where[0]}:{where[1]}")
     while time.monotonic() < deadline:
         try:
@@ -107,11 +110,15 @@ def find(options: Options) -> NodeLine:
     )
 
 
-def recorded(guest: Guest, mine: Options, name: str, options: str, steps: int | None, settings: Any) -> Any:
-    """One run, and what was recorded on this node's ranks; how it failed is said here."""
+def recorded(
+    guest: Guest, mine: Options, name: str, options: str, steps: int | None, settings: Any
+) -> Any:
+    """Make one run, tell here how it failed, and return what this node's ranks recorded."""
     how = replace(Options.from_json(options), node_rank=mine.node_rank, report=None)
     left = guest.run(name, how, steps=steps, settings=settings)
     if left.code and not mine.quiet:
-        print("\n".join([f"{PREFIX} {name}: exit code {left.code}", *tail(left.err)]), file=sys.stderr)
+        print(
+            "\n".join([f"{PREFIX} {name}: exit code {left.code}", *tail(left.err)]), file=sys.stderr
+        )
     left.forget()
     return [left.steps, left.ends]

@@ -11,7 +11,7 @@ PARTS = (LOADING, GATHERING, GRADIENTS)  # the rest of a step is computing
 
 
 class Parts:
-    """Nested parts count as the outermost of them.
+    """The parts of a step and their seconds; nested parts count as the outermost of them.
 
     A GPU works behind Python's back: it is waited for where a part begins and where it ends.
     """
@@ -22,26 +22,26 @@ class Parts:
         self.restart()
 
     def restart(self) -> None:
-        """A step begins."""
+        """Begin a step, in which nothing is spent yet."""
         self.began = now()
         self.spent = dict.fromkeys(PARTS, 0.0)
 
     def begin(self, part: str) -> bool:
-        """From here on; whether it is the outermost."""
+        """Begin a part here, and return whether it is the outermost."""
         if self.inside is not None:
             return False
         self.inside, self.entered = part, now()
         return True
 
     def end(self) -> None:
-        """Of the part that was begun, if any."""
+        """End the part that was begun, if any."""
         if self.inside is not None:
             self.spent[self.inside] += now() - self.entered
             self.inside = None
 
     @contextmanager
     def spend(self, part: str) -> Iterator[None]:
-        """What is done in here is that part."""
+        """Spend the time of what is done in here on a part."""
         outermost = self.begin(part)
         try:
             yield
@@ -50,12 +50,12 @@ class Parts:
                 self.end()
 
     def record(self) -> dict[str, float]:
-        """The step's seconds, and those of its parts."""
+        """Return the seconds of the step, and those of its parts."""
         return {"seconds": now() - self.began, **self.spent}
 
 
 def now() -> float:
-    """Once the GPU has come as far as Python has."""
+    """Read the clock once the GPU has come as far as Python has, unless a graph is captured."""
     from autoddp.comm import accelerator
 
     if not accelerator.capturing():

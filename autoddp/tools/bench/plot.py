@@ -8,7 +8,7 @@ from autoddp.tools.bench.figures import Row
 
 
 def curves(rows: Sequence[Row]) -> dict[str, list[tuple[int, float]]]:
-    """Of each kind of row its devices and its speed-up, the fewest first."""
+    """Return for each kind of row its devices and its speed-up, the fewest devices first."""
     found: dict[str, list[tuple[int, float]]] = {}
     for row in rows[1:]:
         gained = row.speed_up(rows[0]) if row.rounds else None
@@ -19,7 +19,7 @@ def curves(rows: Sequence[Row]) -> dict[str, list[tuple[int, float]]]:
 
 
 def draw(path: str, rows: Sequence[Row]) -> None:
-    """Write the picture."""
+    """Draw speed-up against ideal to the file `path`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,14 +1,16 @@
-"""Where the time of each step goes, on every rank: one line of JSON a step, and one at the end.
+"""Record where the time of steps goes on every rank: a line of JSON a step, one at the end.
 
-A step reaches from the end of the optimizer step before to the end of its own, so that all that a script
-does in between is in it, but an evaluation: when batches were fetched of which none was trained on, or an
-epoch has ended, the step begins with the next fetch. The parts of a step are wall times:
+A step reaches from the end of the optimizer step before to the end of its own, so that all that a
+script does in between is in it, but an evaluation: when batches were fetched of which none was
+trained on, or an epoch has ended, the step begins with the next fetch. The parts of a step are wall
+times:
 
-* loading: inside the `next` of a DataLoader's iterator, and where the iterator is made (workers start);
-* gathering: inside the collectives of the view (losses, gathered batches, BatchNorm), and the checks that
-  ranks are equal;
-* gradients: from where a backward has all gradients of this rank to where they are averaged: what of the
-  communication of DDP's buckets computing does not hide. Waiting for a slower rank is in it;
+* loading: inside the `next` of a DataLoader's iterator, and where the iterator is made (workers
+  start);
+* gathering: inside the collectives of the view (losses, gathered batches, BatchNorm), and the
+  checks that ranks are equal;
+* gradients: from where a backward has all gradients of this rank to where they are averaged: what
+  of the communication of DDP's buckets computing does not hide. Waiting for a slower rank is in it;
 * computing: the rest, Python and the view's own work included.
 """
 
@@ -49,7 +51,7 @@ MOST = 10_000  # losses that are kept, the last ones
 
 
 def record(task: RunTask, world: World, undo: ExitStack) -> TimeRecorder:
-    """The recorder of a run, which records from here on."""
+    """Start the recorder of a run, which records from here on."""
     if task.settings.get("data_parallel"):
         replicate.setup(undo)
     recorder = TimeRecorder(Path(task.records), world, task.steps)
@@ -58,7 +60,7 @@ def record(task: RunTask, world: World, undo: ExitStack) -> TimeRecorder:
 
 
 class TimeRecorder:
-    """One process's."""
+    """The recorder of one process."""
 
     def __init__(self, folder: Path, world: World, steps: int | None) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
@@ -67,7 +69,8 @@ class TimeRecorder:
         self.process, self.thread = os.getpid(), threading.get_ident()
         self.parts = Parts()
         self.losses: deque[Tensor] = deque(maxlen=MOST)
-        self.scaled: tuple[Any, Tensor] | None = None  # what a GradScaler made of the last loss, and that
+        # what a GradScaler made of the last loss, and that loss
+        self.scaled: tuple[Any, Tensor] | None = None
         self.stepping = self.backing = 0  # how deep in an optimizer's step, in a backward
         self.backwards = self.ever = 0  # in this step, in all
         self.fetched: set[int] = set()  # iterators, since the last backward
@@ -101,7 +104,7 @@ class TimeRecorder:
     # ---- batches
 
     def iterate(self, plain: Any, loader: Any) -> Any:
-        """An iterator that is looked at."""
+        """Make an iterator of a loader, every fetch of which is looked at."""
         made = plain.__get__(loader, type(loader))
         if not self._here():
             return made()
@@ -113,7 +116,7 @@ class TimeRecorder:
             return Timed(self, made())
 
     def fetch(self, inner: Any) -> Any:
-        """The next batch."""
+        """Fetch the next batch, and count its time as loading."""
         if not self._here():
             return next(inner)
         if not self.backwards and (self.over or id(inner) in self.fetched):
@@ -129,21 +132,25 @@ class TimeRecorder:
         return batch
 
     def _restart(self) -> None:
-        """What came before in this step was no training."""
+        """Begin the step anew: what came before was no training, unless a backward was in it."""
         if not self.backwards:
             self.parts.restart()
             self.fetched.clear()
             self.over = False
 
     def call(self, module: nn.Module, args: Any) -> None:
-        """The batch of a script without a loader is what its model is first called with."""
-        if self.by_hand is None and torch.is_grad_enabled() and next(module.parameters(), None) is not None:
+        """Count the rows that a model is first called with: the batch, if there is no loader."""
+        if (
+            self.by_hand is None
+            and torch.is_grad_enabled()
+            and next(module.parameters(), None) is not None
+        ):
             self.by_hand = rows_of(args) or None
 
     # ---- backwards
 
     def backward(self, plain: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        """Its roots are losses; what is after its last gradient is waiting for the other ranks'."""
+        """Run a backward of losses; time after its last gradient is waiting for other ranks."""
         if not self._here():
             return plain(tensors, *args, **kwargs)
         if not self.backing:
@@ -169,14 +176,18 @@ class TimeRecorder:
             self.losses += [root.detach() for root in roots]
 
     def scale(self, plain: Any, scaler: Any, outputs: Any) -> Any:
-        """The loss is what it was before."""
+        """Scale a loss, and remember the loss that it was before."""
         made = plain.__get__(scaler, type(scaler))(outputs)
         if isinstance(outputs, Tensor):
             self.scaled = made, outputs
         return made
 
     def arm(self, plain: Any, replicas: Any, *args: Any) -> Any:
-        """Torch calls back in the order in which it was asked: us, then DDP, which waits for its buckets."""
+        """Arm the replicas, and count as waiting what follows this rank's own backward.
+
+        Torch calls back in the order in which it was asked: first here, then DDP,
+        which waits for its buckets.
+        """
         tops = plain(replicas, *args)
         root = next(top for top in tops if top.requires_grad)
 
@@ -191,7 +202,7 @@ class TimeRecorder:
         return tops
 
     def timed(self, part: str) -> Callable[..., Any]:
-        """A method of ours that is a part of the step."""
+        """Make a wrapper that counts the time of a method as a part of the step."""
 
         def call(plain: Any, *args: Any, **kwargs: Any) -> Any:
             with self.parts.spend(part):
@@ -202,11 +213,11 @@ class TimeRecorder:
     # ---- steps
 
     def begin(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """A subclass that calls its parent's step is one step."""
+        """Count how deep steps are nested: a subclass calling its parent's step is one step."""
         self.stepping += self._here()
 
     def end(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """A second optimizer after one backward is of the same step."""
+        """Write the line of a step; a second optimizer after one backward is of the same step."""
         if not self._here():
             return
         self.stepping -= 1
@@ -223,7 +234,10 @@ class TimeRecorder:
             raise Enough
 
     def close(self, raised: BaseException | None = None) -> None:
-        """The line at the end. All ranks read every loss, so that those who sum it over the ranks meet."""
+        """Write the line at the end.
+
+        All ranks read every loss: reading may sum it over the ranks, and then all must take part.
+        """
         if os.getpid() != self.process:
             return
         with torch.no_grad():
@@ -257,12 +271,12 @@ class Timed(LoaderIterator):
 
 
 def rows_of(batch: Any) -> int:
-    """The length of the first tensor that has one."""
+    """Return the length of the first tensor that has one, 0 if none has."""
     return next((x.shape[0] for x in tree_leaves(batch) if isinstance(x, Tensor) and x.dim()), 0)
 
 
 def around(undo: ExitStack, owner: Any, name: str, call: Callable[..., Any]) -> None:
-    """Have `owner.name` call `call`, which is given what was there before all else."""
+    """Have `owner.name` call `call`, whose first argument is what was there before."""
     plain = vars(owner)[name]
 
     @functools.wraps(plain)

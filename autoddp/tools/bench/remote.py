@@ -1,8 +1,8 @@
 """Rows of several nodes: node 0 says what is run next, and all nodes run it together.
 
-Node 0 has a line to each other node. It says there how the script is run; which script that is, each
-node's own command line says. All run it in a folder of one path: each node's own, or node 0's where the
-others see that.
+Node 0 has a line to each other node. It says there how the script is run; which script that is,
+each node's own command line says. All run it in a folder of one path: each node's own, or node 0's
+where the others see that.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def check(options: Options, nnodes: Sequence[int]) -> None:
     """Check that nodes can meet.
 
     Raises:
-        BadInput: They cannot.
+        BadInput: The address of node 0 is missing or means nothing here, or its port is taken.
     """
     if options.nnodes == 1:
         return
     if options.master_addr is None:
         raise BadInput(
-            f"--nnodes is {','.join(map(str, nnodes))} without --master-addr; give the address of node 0, "
-            "the same on every node"
+            f"--nnodes is {','.join(map(str, nnodes))} without --master-addr; give the address of "
+            "node 0, the same on every node"
         )
     network.resolve(options.master_addr)
     if options.node_rank == 0:
@@ -50,12 +50,12 @@ def check(options: Options, nnodes: Sequence[int]) -> None:
 
 
 def command(script: Script) -> list[Any]:
-    """What all nodes must be given alike."""
+    """Return the words of the command line that must be alike on all nodes."""
     return ["-m", script.name, *script.args] if script.module else [script.name, *script.args]
 
 
 class NodeLine:
-    """Messages to and from another node."""
+    """A line for messages to and from another node."""
 
     def __init__(self, node: int, connected: socket.socket) -> None:
         self.node, self.socket = node, connected
@@ -64,36 +64,38 @@ class NodeLine:
         self.file = connected.makefile("rwb", buffering=0)
 
     def send(self, message: Any) -> None:
-        """It may have ended: then it has no answer."""
+        """Send a message to the node, which may have ended: then there is no answer."""
         with contextlib.suppress(OSError):
             self.file.write(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> Any:
-        """Its next message.
+        """Receive the next message of the node.
 
         Raises:
-            AutoDDPError: It has ended.
+            AutoDDPError: The node has ended.
         """
         try:
             return json.loads(self.file.readline())
         except (OSError, ValueError):
-            raise AutoDDPError(f"node {self.node} has ended, or is none; see what it said there") from None
+            raise AutoDDPError(
+                f"node {self.node} has ended, or is none; see what it said there"
+            ) from None
 
     def has_news(self) -> bool:
-        """Whether there is a message, or its end."""
+        """Return whether there is a message, or the end of the line."""
         return bool(select.select([self.socket], [], [], 0)[0])
 
     def look(self) -> None:
-        """See whether it is still there.
+        """Check that the node is still there.
 
         Raises:
-            AutoDDPError: It has ended.
+            AutoDDPError: The node has ended.
         """
         if self.has_news() and not self.socket.recv(1, socket.MSG_PEEK):
             self.receive()
 
     def close(self) -> None:
-        """It sees our end."""
+        """Close the line; the node sees that it has ended."""
         self.file.close()
         self.socket.close()
 
@@ -109,7 +111,10 @@ class Others:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        raised: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         code = raised.code if isinstance(raised, SystemExit) else self.code
         for line in self.lines.values():
@@ -117,11 +122,11 @@ class Others:
             line.close()
 
     def meet(self, root: Path) -> None:
-        """Wait for all of them.
+        """Wait for all other nodes, and tell them the folder of the runs.
 
         Raises:
-            AutoDDPError: They have not come in time.
-            BadInput: One is to measure something else.
+            AutoDDPError: Some nodes have not come in time.
+            BadInput: A node is to measure something else.
         """
         options, port = self.options, self.options.master_port or PORT
         if options.nnodes == 1:
@@ -143,33 +148,40 @@ class Others:
             node, wanted = json.loads(connected.makefile("rb", buffering=0).readline(1 << 16))
             theirs = " ".join(wanted)
         except (OSError, ValueError, TypeError):
-            connected.close()  # no node's
+            connected.close()  # who connected is no node
             return
         line = NodeLine(node, connected)
         if wanted != self.command:
-            line.send({"refused": f"node 0 measures {' '.join(self.command)}; give the same script here"})
+            line.send(
+                {"refused": f"node 0 measures {' '.join(self.command)}; give the same script here"}
+            )
             line.close()
             raise BadInput(f"node {node} is to measure {theirs}; give the same script there")
         if node in self.lines or node not in range(1, self.options.nnodes):
-            line.send({"refused": f"--node-rank is {node}, which node 0 does not wait for; give another one"})
+            line.send(
+                {
+                    "refused": f"--node-rank is {node}, which node 0 does not wait for; "
+                    "give another one"
+                }
+            )
             line.close()
             return
         line.send({"root": str(root)})
         self.lines[node] = line
 
     def order(self, nodes: int, message: Any) -> None:
-        """Have the first so many run something."""
+        """Send the nodes 1 to `nodes` - 1 a message: what they shall run."""
         for node in range(1, nodes):
             self.lines[node].send(message)
 
     def gather(self, nodes: int) -> list[Any]:
-        """What was recorded there."""
+        """Gather what was recorded on the nodes 1 to `nodes` - 1."""
         return [self.lines[node].receive() for node in range(1, nodes)]
 
 
 @dataclass
 class Host(Runner):
-    """Node 0's runs."""
+    """The runs of node 0."""
 
     others: Others | None = None
     recorded: list[Any] = field(default_factory=list)  # on other nodes, in the last run
@@ -183,7 +195,7 @@ class Host(Runner):
         settings: Mapping[str, Any] = NOTHING,
         environ: Mapping[str, str] = NOTHING,
     ) -> Left:
-        """As any run; of ranks of other nodes there is what they recorded, too."""
+        """Run the script as `Runner.run` does; ranks of other nodes add what they recorded."""
         if options.nnodes > 1:
             options = replace(options, master_port=free_port())
         self.recorded = []
@@ -193,7 +205,9 @@ class Host(Runner):
             left.ends.update({int(rank): found for rank, found in ends_of.items()})
         return left
 
-    def _follow(self, name: str, results: Path, work: Path, task: RunTask, more: Mapping[str, str]) -> int:
+    def _follow(
+        self, name: str, results: Path, work: Path, task: RunTask, more: Mapping[str, str]
+    ) -> int:
         nodes = Options.from_json(task.options).nnodes
         if nodes == 1:
             return super()._follow(name, results, work, task, more)
@@ -212,22 +226,23 @@ class Host(Runner):
 
 
 def _door(host: str, port: int) -> socket.socket:
-    """Open at that address alone.
+    """Listen at that address alone.
 
     Raises:
-        BadInput: It is none of this node.
+        BadInput: The address is none of this node.
     """
     family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     try:
         return socket.create_server(where, family=family)
     except OSError as error:
         raise BadInput(
-            f"--master-addr is {host}, where node 0 cannot listen ({error.strerror}); give one of its own"
+            f"--master-addr is {host}, where node 0 cannot listen ({error.strerror}); "
+            "give one of its own"
         ) from None
 
 
 def free_port() -> int:
-    """One at which the ranks of a run may meet."""
+    """Find a free port at which the ranks of a run may meet."""
     with socket.create_server(("", 0)) as door:
         number: int = door.getsockname()[1]
         return number

@@ -11,13 +11,13 @@ from torch.nn.parallel import data_parallel
 
 
 class ModuleReplicas:
-    """What a script calls is replicated at each call, as `nn.DataParallel` does."""
+    """The replication of what a script calls, at each call, as `nn.DataParallel` does it."""
 
     def __init__(self, kind: str, devices: list[int]) -> None:
         self.kind, self.devices, self.inside = kind, devices, False
 
     def call(self, plain: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """A module on a GPU that is called with tensors; what it calls in turn is its own affair."""
+        """Replicate a module on a GPU that is called with tensors, not those that it calls."""
         first = next(module.parameters(), None)
         known = self.inside or isinstance(module, nn.DataParallel) or torch.compiler.is_compiling()
         there = first is not None and first.device.type == self.kind
@@ -31,10 +31,13 @@ class ModuleReplicas:
 
 
 def setup(undo: ExitStack) -> None:
-    """From here on, on all GPUs that this process sees."""
+    """Replicate modules from here on, on all GPUs that this process sees."""
     there = torch.accelerator.current_accelerator()
     devices = list(range(torch.accelerator.device_count()))
-    replicas, plain = ModuleReplicas(there.type if there is not None else "", devices), nn.Module.__call__
+    replicas, plain = (
+        ModuleReplicas(there.type if there is not None else "", devices),
+        nn.Module.__call__,
+    )
 
     def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return replicas.call(plain, module, args, kwargs)

@@ -21,7 +21,7 @@ END = 48  # characters of the last printed line
 
 
 def tell(rows: Sequence[Row], notes: Sequence[str], advice: Sequence[str]) -> None:
-    """All of it on stdout."""
+    """Print all of it on stdout: tables, failed rows, notes and advice."""
     width = None if sys.stdout.isatty() else WIDTH
     console = Console(file=sys.stdout, width=width, highlight=False)
     console.print(speed(rows))
@@ -35,16 +35,28 @@ def tell(rows: Sequence[Row], notes: Sequence[str], advice: Sequence[str]) -> No
 
 
 def table(title: str, columns: Sequence[str]) -> Table:
-    """Text to the left, figures to the right."""
-    made = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False, title_style="bold")
+    """Make an empty table, with text to the left and figures to the right."""
+    made = Table(
+        title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False, title_style="bold"
+    )
     for name in columns:
         made.add_column(name, justify="left" if name in TEXT else "right", no_wrap=True)
     return made
 
 
 def speed(rows: Sequence[Row]) -> Table:
-    """How fast."""
-    columns = ("", "ranks", "batch", "samples/s", "±", "step ms", "p95 ms", "speed-up", "efficiency")
+    """Make the table of how fast the rows are."""
+    columns = (
+        "",
+        "ranks",
+        "batch",
+        "samples/s",
+        "±",
+        "step ms",
+        "p95 ms",
+        "speed-up",
+        "efficiency",
+    )
     made = table("how fast", columns)
     for row in rows:
         about = row.way.kind, row.way.count
@@ -60,7 +72,7 @@ def speed(rows: Sequence[Row]) -> Table:
 
 
 def parts(rows: Sequence[Row]) -> Table:
-    """Where the time goes, and how much memory it takes."""
+    """Make the table of where the time goes, and how much memory it takes."""
     names = LOADING, COMPUTING, GATHERING, GRADIENTS
     made = table("where the time of a step goes", ("", "ranks", *names, "MiB"))
     for row in rows:
@@ -71,7 +83,7 @@ def parts(rows: Sequence[Row]) -> Table:
 
 
 def results(rows: Sequence[Row]) -> Table:
-    """What comes out."""
+    """Make the table of what comes out: steps, loss, and the last printed line."""
     made = table("what comes out", ("", "ranks", "steps", "loss", PRINTED))
     for row in rows:
         if row.rounds:
@@ -82,5 +94,5 @@ def results(rows: Sequence[Row]) -> Table:
 
 
 def ending(line: str) -> str:
-    """The end of a line, as it was printed."""
+    """Cut a long line to its end."""
     return line if len(line) <= END else "…" + line[1 - END :]

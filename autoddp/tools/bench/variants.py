@@ -24,7 +24,7 @@ CUDAS = "DataParallel is left out: torch scatters to CUDA alone, and here is {ki
 
 @dataclass(frozen=True)
 class Way:
-    """One of them."""
+    """A way to run a script: options, devices, settings and environment."""
 
     kind: str
     options: Options
@@ -34,27 +34,27 @@ class Way:
 
     @property
     def ranks(self) -> int:
-        """How many."""
+        """Return the number of ranks on all nodes together."""
         return (self.options.nproc or 1) * self.nodes
 
     @property
     def nodes(self) -> int:
-        """On how many nodes."""
+        """Return the number of nodes."""
         return self.options.nnodes
 
     @property
     def count(self) -> str:
-        """How many ranks, by nodes where there are several."""
+        """Return the number of ranks as text, by nodes where there are several."""
         return str(self.ranks) if self.nodes == 1 else f"{self.nodes}x{self.options.nproc}"
 
     @property
     def local(self) -> bool:
-        """Whether each rank sees its share of a batch alone."""
+        """Return whether each rank sees its share of a batch alone."""
         return self.options.view == "local"
 
     @property
     def title(self) -> str:
-        """Its name in a sentence."""
+        """Return the way's name in a sentence."""
         if self.kind in (PLAIN, DATA_PARALLEL):
             return self.kind
         where = f" on {self.nodes} nodes" if self.nodes > 1 else ""
@@ -64,13 +64,13 @@ class Way:
 def ways(
     options: Options, counts: Sequence[int], found: There, nnodes: Sequence[int] = (1,)
 ) -> tuple[list[Way], list[str]]:
-    """All of them, one process first, and what is left out.
+    """Make all ways to run a script, one process first, and say what is left out.
 
     Args:
-        options: Those that all ways share.
-        counts: Of ranks on each node.
+        options: The options that all ways share.
+        counts: The numbers of ranks on each node.
         found: The accelerators that are visible: one process sees the first.
-        nnodes: Of nodes.
+        nnodes: The numbers of nodes.
     """
     gpus = found.names
     first = {devices.variable(found.kind, os.environ): gpus[0]} if len(gpus) > 1 else {}

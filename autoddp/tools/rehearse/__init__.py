@@ -1,1 +1,1 @@
-"""Runs of a script in private copies of its folder, from which nothing is left behind: see `runs`."""
+"""Runs of a script in private copies of its folder that leave nothing behind: see `runs`."""

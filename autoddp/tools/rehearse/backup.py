@@ -1,4 +1,4 @@
-"""What a run changed outside of its folder is collected, and put back as it was."""
+"""Collect what a run changed outside of its folder, and put back what was there before."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 import shutil
 from pathlib import Path
 
-JOURNAL = "journal.jsonl"  # of paths, and where what was there is kept
+JOURNAL = "journal.jsonl"  # its lines: a path, and where the copy of what was there is kept
 
 
 def copy(path: str, to: str) -> None:
-    """A file, a link as it is, or a folder with all that it holds."""
+    """Copy a file, a link as a link, or a folder with all that it holds."""
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.copytree(path, to, symlinks=True)
     else:
@@ -19,9 +19,15 @@ def copy(path: str, to: str) -> None:
 
 
 def put_back(kept: Path, results: Path) -> list[str]:
-    """Move what a run made outside of its folder to `results`, and put there what was; their paths."""
+    """Move what a run made outside of its folder to `results`, and put back what was there.
+
+    Returns:
+        The absolute paths of all that the run touched there.
+    """
     journal = kept / JOURNAL
-    entries = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
+    entries = (
+        [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
+    )
     for entry in entries:
         path = entry["path"]
         if os.path.lexists(path):

@@ -1,4 +1,4 @@
-"""One run: a script on one process or on ranks, with a recorder in each of them."""
+"""One run of a script, on one process or on ranks, with a recorder in each of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from autoddp.report import PREFIX
 from autoddp.tools.rehearse.parents import serve
 from autoddp.tools.rehearse.task import RunTask
 
-SEED = 20250131  # of every generator, before the script seeds its own
+SEED = 20250131  # for every generator, before the script seeds its own
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class RecordedScript(Script):
     task: RunTask | None = None
 
     def run(self, whole_traceback: bool = False, ended: Sequence[Callable[[], None]] = ()) -> int:
-        """As any script, within the recorder and the guard."""
+        """Run the script as `Script.run` does, within the recorder and the guard."""
         from autoddp.patching import Installation
         from autoddp.tools.rehearse.guard import Backups, OutsideGuard
 
@@ -40,7 +40,8 @@ class RecordedScript(Script):
         assert task is not None
         seed()
         guard = OutsideGuard(Path(task.root), Path(task.kept))
-        guard.setup(ExitStack())  # to the very end of the process: files are written at exit, too
+        # for the very rest of the process, so never closed: files are written at exit, too
+        guard.setup(ExitStack())
         with ExitStack() as undo:
             if world.world_size == 1:
                 undo.enter_context(Installation([Backups(guard)]))
@@ -51,7 +52,7 @@ class RecordedScript(Script):
 
 
 def seed() -> None:
-    """The same numbers for a script that does not seed."""
+    """Seed random, torch and an imported numpy alike in all runs, for scripts that do not seed."""
     import torch
 
     random.seed(SEED)
@@ -62,7 +63,7 @@ def seed() -> None:
 
 
 def main(fd: str, ranks: str) -> NoReturn:
-    """Be a parent of runs, and in each fork run its task and end as `autoddp run` does."""
+    """Serve as a parent of runs: each fork runs its task, and ends as `autoddp run` does."""
     task = RunTask.read(serve(int(fd), ranks == "1"))
     script = RecordedScript(task.script, task.args, task.module, task)
     options = Options.from_json(task.options)

@@ -18,29 +18,32 @@ from autoddp.effects.writers import CHECKPOINT, WRITERS, Writer
 from autoddp.patching import Feature, patch
 from autoddp.tools.rehearse.backup import JOURNAL, copy
 
-# Python's own events beyond those that the witness knows, and how many of their arguments are names.
+# Python's own events beyond those of the witness, and how many of their arguments are names.
 MORE = {"os.mkdir": 1, "shutil.rmtree": 1, "os.chmod": 1, "os.utime": 1, "tempfile.mkdtemp": 1}
 EVENTS = CHANGES | MORE
-FOLLOW = frozenset(["open", "sqlite3.connect", "os.truncate", "os.chmod", "os.utime"])  # a link's target
+# These events change a link's target, all others the link itself.
+FOLLOW = frozenset(["open", "sqlite3.connect", "os.truncate", "os.chmod", "os.utime"])
 
 
 class OutsideGuard:
-    """Sees what this process, or one forked from it, is about to change outside of `free`.
+    """A watch on what this process, or one forked from it, is about to change outside of `free`.
 
     Args:
-        free: The folders in which a run may do what it likes.
-        kept: Where what was there is kept, with a journal.
+        free: The folder in which a run may do what it likes.
+        kept: The folder for copies of what was there, with a journal of them.
     """
 
     def __init__(self, free: Path, kept: Path) -> None:
         home = os.path.expanduser("~") + "/"
-        caches = [os.path.realpath(os.environ[name]) + "/" for name in NAMED if os.environ.get(name)]
+        caches = [
+            os.path.realpath(os.environ[name]) + "/" for name in NAMED if os.environ.get(name)
+        ]
         self.kept, self.free = kept, (f"{free}/", *NOBODYS, home + ".", *caches)
         self.known: set[str] = set()
         self.busy = threading.local()
 
     def setup(self, undo: ExitStack) -> None:
-        """An audit hook stays for good: it looks at nothing once we are gone."""
+        """Add an audit hook, which stays for good, but sees nothing once `undo` is closed."""
         active = [self.look]
         undo.callback(active.clear)
 
@@ -51,7 +54,7 @@ class OutsideGuard:
         sys.addaudithook(hook)
 
     def look(self, event: str, args: tuple[Any, ...]) -> None:
-        """One event of Python's."""
+        """Keep what an audit event is about to change, which opening a file to read does not."""
         if event == "open" and not (isinstance(args[2], int) and args[2] & WRITES):
             return
         for name in args[: EVENTS.get(event, 1)]:
@@ -59,14 +62,16 @@ class OutsideGuard:
                 self.touch(name, event in FOLLOW)
 
     def touch(self, name: Any, follow: bool = True) -> None:
-        """Keep what is at `name`, unless it is known already."""
+        """Keep what is at `name`, unless it lies in a free folder or is known already."""
         if getattr(self.busy, "now", False):
             return
         self.busy.now = True
         try:
             path = os.path.abspath(os.fsdecode(name))
             folder, last = os.path.split(path)
-            path = os.path.realpath(path) if follow else os.path.join(os.path.realpath(folder), last)
+            path = (
+                os.path.realpath(path) if follow else os.path.join(os.path.realpath(folder), last)
+            )
             if not path.startswith(self.free) and not any(part in path for part in PARTS):
                 self._note(path)
         finally:
@@ -76,7 +81,7 @@ class OutsideGuard:
         if self._is_known(path):
             return
         with open(self.kept / JOURNAL, "a+") as journal:
-            fcntl.flock(journal, fcntl.LOCK_EX)  # ranks and workers touch one file at a time
+            fcntl.flock(journal, fcntl.LOCK_EX)  # several ranks and workers write to the journal
             journal.seek(0)
             self.known |= {json.loads(line)["path"] for line in journal}
             if not self._is_known(path):
@@ -88,7 +93,7 @@ class OutsideGuard:
                 self.known.add(path)
 
     def _is_known(self, path: str) -> bool:
-        """Whether it, or a folder above it, was kept or was not there."""
+        """Return whether the path, or a folder above it, was kept or was not there."""
         while path not in self.known:
             path, below = os.path.dirname(path), path
             if path == below:
@@ -97,7 +102,7 @@ class OutsideGuard:
 
 
 class Backups(Feature):
-    """In one process, what libraries write by their own C code is seen by the table of writers.
+    """The guard's sight, in one process, of what libraries write by C code: the table of writers.
 
     Ranks need none of it: rank 0 writes under another name, and Python renames.
     """
@@ -108,9 +113,16 @@ class Backups(Feature):
         super().__init__()
         self.guard = guard
 
-    @patch("torch:save", "torch.serialization:save", *WRITERS, why="see files", optional=True, told=True)
+    @patch(
+        "torch:save",
+        "torch.serialization:save",
+        *WRITERS,
+        why="see files",
+        optional=True,
+        told=True,
+    )
     def see(self, target: str, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        """Keep what is there, then write."""
+        """Keep what is at the path that a library is about to write, then let it write."""
         path = argument(WRITERS.get(target, CHECKPOINT), wrapped, args, kwargs)
         if isinstance(path, (str, bytes, os.PathLike)):
             self.guard.touch(path)
@@ -118,7 +130,7 @@ class Backups(Feature):
 
 
 def argument(row: Writer, wrapped: Any, args: Any, kwargs: Any) -> Any:
-    """What a call gives for the file."""
+    """Return the argument of a call that names the file, None if it cannot be told."""
     if row.argument in kwargs:
         return kwargs[row.argument]
     if row.position is not None:
@@ -126,4 +138,4 @@ def argument(row: Writer, wrapped: Any, args: Any, kwargs: Any) -> Any:
     try:
         return inspect.signature(wrapped).bind_partial(*args, **kwargs).arguments.get(row.argument)
     except (TypeError, ValueError):
-        return None  # a wrong call, which says so itself
+        return None  # a wrong call: the function says so itself

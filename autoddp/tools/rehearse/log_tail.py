@@ -1,4 +1,4 @@
-"""How a run that failed ended."""
+"""The last lines of what a run that failed has said, for the user to see."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import re
 from autoddp.report import INSTALLED
 
 TAIL = 12  # lines of a failure that are shown
-REPORTED = re.compile(  # no error
-    r"\[autoddp\] (nothing is split|fetching|split|by its parts|gathered|\d+ ranks on|waiting for \d+ nodes"
-    r"|\w+ at \S+: (batches of|learning rate))\b"
-    r"|\[W\S+ \S+ socket\.cpp"  # torch's, on nodes without names
+REPORTED = re.compile(  # lines that are no errors
+    r"\[autoddp\] (nothing is split|fetching|split|by its parts|gathered|\d+ ranks on"
+    r"|waiting for \d+ nodes|\w+ at \S+: (batches of|learning rate))\b"
+    r"|\[W\S+ \S+ socket\.cpp"  # torch's own, on nodes without DNS names
 )
 
 
 def tail(text: str) -> list[str]:
-    """The end of what went wrong, without the frames of libraries."""
+    """Cut a text to the last lines of what went wrong, without the frames of libraries."""
     kept: list[str] = []
     library = False
     for line in text.rstrip().splitlines():

@@ -25,27 +25,29 @@ from autoddp.errors import AutoDDPError
 from autoddp.process.boot import BOOT
 
 CHILD = "autoddp.tools.rehearse.child"
-ALONE = ("torch", "torch._dynamo")  # the latter is imported by the first optimizer, and takes the longest
+# The first optimizer imports torch._dynamo, which takes the longest.
+ALONE = ("torch", "torch._dynamo")
 RANKS = (*ALONE, "autoddp.launch.agent", "autoddp.process.worker")
-PASSING = ("PWD", "OLDPWD", "TMPDIR", "PYTEST_CURRENT_TEST")  # nothing that is imported depends on them
+# Variables on which nothing that is imported depends.
+PASSING = ("PWD", "OLDPWD", "TMPDIR", "PYTEST_CURRENT_TEST")
 FIXED = {"PYTHONDONTWRITEBYTECODE": "1"}
 
 
 class Forked:
-    """A run that goes on."""
+    """A run that was forked from a warm parent."""
 
     def __init__(self, answers: Any, pid: int) -> None:
         self.answers, self.pid = answers, pid
         self.code: int | None = None
 
     def wait(self, seconds: float) -> int | None:
-        """Its exit code, negative for a signal; None if it has not ended by then."""
+        """Wait up to `seconds` for the exit code, negative for a signal; None if still running."""
         if self.code is None and select.select([self.answers], [], [], seconds)[0]:
             self.code = int(_line(self.answers))
         return self.code
 
     def signal(self, number: int) -> None:
-        """It may have ended meanwhile."""
+        """Send a signal to the run, which may have ended meanwhile."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
@@ -56,7 +58,7 @@ class WarmParent:
     def __init__(self, environ: Mapping[str, str], ranks: bool) -> None:
         ours, theirs = socket.socketpair()
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        # Ctrl-C is the run's affair; it waits until this process is deaf to it
+        # Ctrl-C is for the run to handle; it is held back until the new process ignores it
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         with theirs:
             self.process = subprocess.Popen(
@@ -70,27 +72,30 @@ class WarmParent:
         self.answers = ours.makefile("rwb", buffering=0)
         ours.close()
 
-    def fork(self, task: str, folder: Path, environ: Mapping[str, str], outputs: tuple[Path, Path]) -> Forked:
-        """Start a run in `folder`, which prints to `outputs`."""
+    def fork(
+        self, task: str, folder: Path, environ: Mapping[str, str], outputs: tuple[Path, Path]
+    ) -> Forked:
+        """Start a run in `folder`; its stdout and stderr go to the two files `outputs`."""
         asked = [task, str(folder), dict(environ), [str(path) for path in outputs]]
         self.answers.write(json.dumps(asked).encode() + b"\n")
         return Forked(self.answers, int(_line(self.answers)))
 
     def close(self) -> None:
-        """End it; it waits for the run that goes on, if any."""
+        """End the process, after the run that goes on, if any."""
         self.answers.close()
         self.process.wait()
 
 
 class Parents:
-    """Those that were needed so far, by the variables that they were started with."""
+    """The warm parents that were needed so far, by the variables that they were started with."""
 
     def __init__(self) -> None:
         self.known: dict[tuple[Any, ...], WarmParent] = {}
-        self.temporary = tempfile.mkdtemp(prefix="autoddp-")  # what torch's compiler makes when imported
+        # for what torch's compiler makes when it is imported
+        self.temporary = tempfile.mkdtemp(prefix="autoddp-")
 
     def of(self, ranks: bool, environ: Mapping[str, str]) -> WarmParent:
-        """The one for such runs, started if there is none yet."""
+        """Return the warm parent for such runs, started now if there is none yet."""
         asked = settled(environ) | FIXED
         key = ranks, *sorted(item for item in asked.items() if item[0] not in PASSING)
         if key not in self.known:
@@ -98,16 +103,20 @@ class Parents:
         return self.known[key]
 
     def close(self) -> None:
-        """End all of them."""
+        """End all parents, and remove their temporary folder."""
         for parent in self.known.values():
-            parent.answers.close()  # none shall begin what was asked for while it was importing
+            # no parent shall begin a run that was asked for while it was importing
+            parent.answers.close()
         while self.known:
             self.known.popitem()[1].close()
         shutil.rmtree(self.temporary, ignore_errors=True)
 
 
 def settled(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment, with one order of sets in all runs, and folders that mean the same in a copy."""
+    """Copy the environment, with one order of sets in all runs.
+
+    Folders of PYTHONPATH are named so that they mean the same in a copy of this folder.
+    """
     found = dict(environ)
     if found.get("PYTHONHASHSEED", "random") in ("", "random"):
         found["PYTHONHASHSEED"] = "0"
@@ -117,7 +126,10 @@ def settled(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _lasting(path: str) -> str:
-    """A folder outside of this one, by its whole path: a run starts in a copy that lies elsewhere."""
+    """Name a folder outside of this one by its whole path.
+
+    A run starts in a copy that lies elsewhere.
+    """
     outside = os.path.relpath(path or ".").startswith(os.pardir)
     return os.path.abspath(path) if outside else path
 
@@ -125,18 +137,21 @@ def _lasting(path: str) -> str:
 def _line(answers: Any) -> bytes:
     line: bytes = answers.readline()
     if not line:
-        raise AutoDDPError("the process that runs were to be forked from has ended; what it said is above")
+        raise AutoDDPError(
+            "the process that runs were to be forked from has ended; what it said is above"
+        )
     return line
 
 
 def serve(fd: int, ranks: bool) -> str:
-    """Fork a run for each line that comes; returns in the forks alone, with the task."""
+    """Fork a run for each line that comes; return in the forks alone, with the path of the task."""
     interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     for name in RANKS if ranks else ALONE:
         importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # what is there now would be copied, page by page, whenever a fork looks for garbage
+    # else what is there now would be copied, page by page, whenever a fork looks for garbage
+    gc.freeze()
     answers = os.fdopen(fd, "r+b", buffering=0)
     while (line := answers.readline()) and not _is_left(fd):
         pid = os.fork()
@@ -150,14 +165,14 @@ def serve(fd: int, ranks: bool) -> str:
 
 
 def _is_left(fd: int) -> bool:
-    """Whether who asked was stopped while this process was still importing."""
+    """Return whether the process that asked was stopped while this one was still importing."""
     poller = select.poll()
     poller.register(fd, 0)
     return bool(poller.poll(0))
 
 
 def become(task: str, folder: str, environ: dict[str, str], outputs: list[str]) -> str:
-    """In the fork: the place, the variables and the outputs of a run."""
+    """Give a fork the folder, variables and outputs of its run; return the path of its task."""
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environ)

@@ -1,4 +1,4 @@
-"""Whether a picture can be drawn, and where."""
+"""The check that a picture can be drawn where the user wants it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autoddp.errors import BadInput
 
 
 def check(path: str) -> None:
-    """Before anything runs: can it be drawn?
+    """Check, before anything runs, that a picture can be drawn at `path`.
 
     Raises:
         BadInput: There is no matplotlib, or no such folder.

@@ -1,4 +1,4 @@
-"""What recorders share: how a run ends early, and the number that a loss is."""
+"""The parts that recorders share: how a run ends early, and the number that a loss is."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 
 class Enough(SystemExit):
-    """As many steps as were asked for: the script ends here, and well."""
+    """The end of a script, with exit code 0, after as many steps as were asked for."""
 
     def __init__(self) -> None:
         super().__init__(0)
 
 
 def value(root: Tensor) -> float:
-    """A loss; of something larger a number that any change of it changes."""
+    """Read a loss as a number; a tensor of several numbers by its norm."""
     if root.is_complex():
         root = torch.view_as_real(root)
     return float(root if root.dim() == 0 else root.double().norm())

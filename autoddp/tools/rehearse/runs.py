@@ -36,26 +36,26 @@ GRACE = 40  # seconds that a run has to end in after it was told to
 
 @dataclass(frozen=True)
 class Left:
-    """What a run left: its exit code, what it printed, its folder, what was recorded on each rank."""
+    """The remains of a run: its exit code, output and folder, and the records of each rank."""
 
     name: str
     code: int
     out: str
     err: str
     folder: Path
-    outside: Path  # what it wrote elsewhere, below its absolute path
+    outside: Path  # what the run wrote elsewhere, below its absolute path
     steps: dict[int, list[dict[str, Any]]]
     ends: dict[int, dict[str, Any]]
     decisions: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
 
     def forget(self) -> None:
-        """What it left is not needed any more, and may be large."""
+        """Delete what the run left, which may be large, once it is not needed any more."""
         shutil.rmtree(self.folder.parent, ignore_errors=True)
 
     @property
     def raised(self) -> bool:
-        """Whether the script ended in an exception."""
+        """Return whether the script ended in an exception."""
         return self.code != 0 and any(end.get("raised") for end in self.ends.values())
 
 
@@ -63,13 +63,15 @@ class Left:
 class Runner:
     """Runs of one script, one after the other, each where the one before was.
 
-    The paths are the same in all of them, so that what is printed of them is, too.
+    The paths are the same in all runs, so that what is printed of them is, too.
     """
 
     script: Script
     recorder: str  # see `RunTask`
     follow: Callable[[str, int], None] = lambda name, steps: None
-    root: Path = field(default_factory=lambda: Path(os.path.realpath(tempfile.mkdtemp(prefix="autoddp-"))))
+    root: Path = field(
+        default_factory=lambda: Path(os.path.realpath(tempfile.mkdtemp(prefix="autoddp-")))
+    )
     parents: Parents = field(default_factory=Parents)
 
     def run(
@@ -81,14 +83,14 @@ class Runner:
         settings: Mapping[str, Any] = NOTHING,
         environ: Mapping[str, str] = NOTHING,
     ) -> Left:
-        """Run it.
+        """Run the script once, in a copy of the current folder.
 
         Args:
-            name: What it is called.
+            name: The name of the run, as progress shows it.
             options: On how many ranks, and how.
-            steps: After how many it ends, if fewer than all.
-            settings: The recorder's own.
-            environ: What its variables differ by.
+            steps: The number of optimizer steps after which the run ends, if fewer than all.
+            settings: The recorder's own settings.
+            environ: The environment variables in which the run differs from this process.
         """
         assert options.nproc is not None
         results, work = self._results(), self._copy()
@@ -118,36 +120,42 @@ class Runner:
         return collect(name, results, code, seconds)
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Delete the folder that holds all runs."""
         shutil.rmtree(self.root, ignore_errors=True)
 
     def _results(self) -> Path:
-        """Where the next run's results shall be."""
+        """Return the path of the next run's results, which is not there yet."""
         return self.root / str(len(os.listdir(self.root)))
 
     def _copy(self) -> Path:
-        """A copy of this folder, in which a run starts, and a folder for temporary files."""
+        """Copy this folder, for a run to start in, and make a folder for temporary files."""
         (self.root / "tmp").mkdir()
         work = self.root / "folder"
         copy_folder(Path.cwd(), work, self.root)
         return work
 
     def _keep(self, work: Path, results: Path) -> None:
-        """What the run has made of it."""
+        """Move the run's copy of the folder to `results`, and delete its temporary files."""
         shutil.rmtree(self.root / "tmp", ignore_errors=True)
         work.rename(results / "folder")
 
     def _script(self, work: Path) -> str:
-        """The script's name in the copy; one that lies elsewhere by its whole path."""
+        """Return the script's name in the copy; one that lies elsewhere by its whole path."""
         if self.script.module:
             return self.script.name
         path, here = os.path.abspath(self.script.name), os.getcwd() + "/"
         if not path.startswith(here):
             return path
-        return str(work / path.removeprefix(here)) if os.path.isabs(self.script.name) else self.script.name
+        return (
+            str(work / path.removeprefix(here))
+            if os.path.isabs(self.script.name)
+            else self.script.name
+        )
 
-    def _follow(self, name: str, results: Path, work: Path, task: RunTask, more: Mapping[str, str]) -> int:
-        """Its exit code, as the shell knows it."""
+    def _follow(
+        self, name: str, results: Path, work: Path, task: RunTask, more: Mapping[str, str]
+    ) -> int:
+        """Fork the run, follow it to its end, and return its exit code, negative for a signal."""
         options = Options.from_json(task.options)
         assert options.nproc is not None
         environ = settled(os.environ) | FIXED | dict(more) | {"TMPDIR": str(self.root / "tmp")}
@@ -164,18 +172,18 @@ class Runner:
         return code
 
     def _look(self, name: str, steps: int) -> None:
-        """At a run that goes on."""
+        """Report how many steps a run that goes on has made."""
         self.follow(name, steps)
 
     def parent(self, nproc: int, nnodes: int = 1) -> WarmParent:
-        """The process that such a run is forked from; started now if it is not there yet."""
+        """Return the process that such a run is forked from, started now if it is not there yet."""
         ranks = nproc * nnodes > 1
         threads = {"OMP_NUM_THREADS": launch.threads(nproc)} if ranks else {}
         return self.parents.of(ranks, threads | dict(os.environ))
 
 
 def end(forked: Forked) -> None:
-    """Of a run that goes on, as somebody has stopped us."""
+    """End a run that goes on when this command is stopped: by SIGTERM, then by SIGKILL."""
     if forked.code is not None:
         return
     forked.signal(signal.SIGTERM)
@@ -185,13 +193,13 @@ def end(forked: Forked) -> None:
 
 
 class LineCount:
-    """How many lines a file that grows has by now."""
+    """A count of the lines of a file that grows."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.read, self.lines = path, 0, 0
 
     def count(self) -> int:
-        """None, if there is no such file yet."""
+        """Count the lines that the file has by now, 0 if there is no such file yet."""
         if self.path.exists():
             with self.path.open("rb") as file:
                 file.seek(self.read)
@@ -202,10 +210,10 @@ class LineCount:
 
 
 def check(script: Script, options: Options, command: str) -> None:
-    """Check that the script can be run so, on one process and on ranks.
+    """Check that the script can be run with these options, on one process and on ranks.
 
     Raises:
-        BadInput: It cannot.
+        BadInput: The script cannot be run so.
     """
     script.find()
     launch.check_disabled(options)
@@ -213,16 +221,17 @@ def check(script: Script, options: Options, command: str) -> None:
     own = own_ddp.of(SourceFacts() if options.own_ddp == "no" else script.read(), options.own_ddp)
     if own.kind is not own_ddp.Kind.VIEW:
         raise BadInput(
-            f"{script.name} is distributed by itself ({own.line or '--own-ddp yes'}): autoddp run is its "
-            f"launcher, and there is nothing of ours to {command} (--own-ddp no changes that)"
+            f"{script.name} is distributed by itself ({own.line or '--own-ddp yes'}): autoddp run "
+            f"is its launcher, and there is nothing of ours to {command} "
+            "(--own-ddp no changes that)"
         )
 
 
 def outside_of_a_job(command: str) -> None:
-    """Check that no launcher has started us.
+    """Check that no launcher has started this process.
 
     Raises:
-        BadInput: One has.
+        BadInput: A launcher has.
     """
     if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
         names = ", ".join(name for name in ADDED if name in os.environ)
@@ -232,7 +241,7 @@ def outside_of_a_job(command: str) -> None:
 
 
 def collect(name: str, results: Path, code: int, seconds: float) -> Left:
-    """What is in the folder of results."""
+    """Read what a run left in its folder of results."""
     steps: dict[int, list[dict[str, Any]]] = {}
     ends: dict[int, dict[str, Any]] = {}
     for path in sorted((results / "records").glob("*.jsonl")):
@@ -244,12 +253,14 @@ def collect(name: str, results: Path, code: int, seconds: float) -> Left:
     out, err = ((results / name).read_text(errors="replace") for name in ("out", "err"))
     decisions = json.loads(report.read_text()) if report.exists() and report.stat().st_size else []
     return Left(
-        *(name, code, out, err, results / "folder", results / "outside", steps, ends), decisions, seconds
+        *(name, code, out, err, results / "folder", results / "outside", steps, ends),
+        decisions,
+        seconds,
     )
 
 
 def stop(number: int, frame: FrameType | None) -> NoReturn:
-    """A signal's handler: what was begun is put in order on the way out; a second signal disturbs nothing."""
+    """Exit at a signal, so that what was begun is put in order; a second one disturbs nothing."""
     for each in STOPS:
         signal.signal(each, signal.SIG_IGN)
     raise SystemExit(128 + number)
@@ -257,10 +268,10 @@ def stop(number: int, frame: FrameType | None) -> NoReturn:
 
 @contextmanager
 def enough_room(folder: Path) -> Iterator[None]:
-    """A disk that is full is said in one line.
+    """Say in one line that the disk is full.
 
     Raises:
-        BadInput: It is.
+        BadInput: The disk is full.
     """
     try:
         yield
@@ -275,7 +286,7 @@ def enough_room(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """A signal ends the run that goes on, and everything is put back as it was."""
+    """Let a signal end the run that goes on, and everything be put back as it was."""
     before = {number: signal.signal(number, stop) for number in STOPS}
     try:
         yield

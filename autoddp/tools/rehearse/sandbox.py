@@ -9,18 +9,27 @@ from pathlib import Path
 
 BIG = 8 * 2**20  # bytes above which a file is a link
 MUCH, MANY = 64 * 2**20, 2000  # bytes and files above which a folder without code is a link
-SKIPPED = {".git", ".hg", ".svn", "__pycache__", "node_modules", ".tox", ".mypy_cache", ".pytest_cache"}
+SKIPPED = {
+    ".git",
+    ".hg",
+    ".svn",
+    "__pycache__",
+    "node_modules",
+    ".tox",
+    ".mypy_cache",
+    ".pytest_cache",
+}
 
 
 def copy_folder(source: Path, target: Path, skip: Path) -> None:
     """Make `target` a copy of `source`, in which nothing that is written reaches `source` unseen.
 
-    What is written through a link is seen by the guard.
+    The guard sees what is written through a link.
 
     Args:
         source: The user's folder.
         target: The copy, which is made.
-        skip: A folder of ours that may lie within.
+        skip: A folder of autoddp's that may lie within `source`.
     """
     target.mkdir()
     with os.scandir(source) as entries:
@@ -47,18 +56,21 @@ def _copy_entry(entry: os.DirEntry[str], target: Path, skip: Path) -> None:
 
 
 def _link(path: str) -> str:
-    """Where a link points, from anywhere, unless to a neighbour in the same folder, which is copied, too."""
+    """Read where a link points, in full, so that it means the same from anywhere.
+
+    A link to a neighbour in the same folder stays as it is: the neighbour is copied, too.
+    """
     text = os.readlink(path)
     return text if "/" not in text else os.path.join(os.path.dirname(os.path.abspath(path)), text)
 
 
 def _is_environment(path: str) -> bool:
-    """Whether it is a virtual environment."""
+    """Return whether the folder is a virtual environment."""
     return os.path.exists(os.path.join(path, "pyvenv.cfg"))
 
 
 def _is_data(path: str) -> bool:
-    """Whether it holds much, and no code."""
+    """Return whether the folder holds much, and no code as far as it had to be looked through."""
     size = files = 0
     for folder, _, names in os.walk(path):
         for name in names:

@@ -1,4 +1,4 @@
-"""What a run is told, by the command that starts it."""
+"""The task of a run, written by the command that starts the run."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RunTask:
-    """What a run is told."""
+    """The task of a run: its script and options, and where and by what it is recorded."""
 
     script: str
     args: tuple[str, ...]
     module: bool
     options: str
-    root: str  # the folder in which it may do what it likes
+    root: str  # the folder in which the run may do what it likes
     records: str
     kept: str
-    recorder: str  # `package.module:function`, which is called before the script in each process of the run
+    recorder: str  # `package.module:function`, called before the script in each process of the run
     steps: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)  # the recorder's own
 
     def to_json(self) -> str:
-        """As text for a file."""
+        """Write the task as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def read(cls, path: str) -> RunTask:
-        """The inverse."""
+        """Read what `to_json` wrote to the file at `path`."""
         values = json.loads(Path(path).read_text())
         return cls(**values | {"args": tuple(values["args"])})

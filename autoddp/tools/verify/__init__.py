@@ -1,1 +1,1 @@
-"""What `autoddp verify` is made of: what runs record, how they compare, and why they differ."""
+"""The parts of `autoddp verify`: what runs record, how they compare, and why they differ."""

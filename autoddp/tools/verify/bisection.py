@@ -1,4 +1,4 @@
-"""The ranks once more with less of autoddp: what must be left out for them to be right is at fault."""
+"""Search for the part of autoddp that is at fault: without it, ranks give the right numbers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ from collections.abc import Callable, Iterator, Mapping
 
 from autoddp.tools.verify.causes import Cause
 
-MOST = 24  # runs more, of all searches together
+MOST = 24  # further runs, of all searches together
 REPORT = "and please report it"
-# What is left out together, in this order, and what it is that is at fault if that mends it.
+# Features that are left out together, tried in this order, and the cause if that mends the ranks.
 FEATURES = (
     (
         ("modules", "loaders"),
         "operators",
         "an operator on a batch by rows, outside of modules that are split",
     ),
-    (("modules", "loaders", "batchnorm", "gradients"), "gradients", "how gradients are put together"),
+    (
+        ("modules", "loaders", "batchnorm", "gradients"),
+        "gradients",
+        "how gradients are put together",
+    ),
     (("randomness",), "randomness", "how random numbers are agreed"),
     (("clocks",), "clocks", "how clocks are agreed"),
     (("identity",), "identity", "how a batch's type is answered for"),
@@ -28,7 +32,7 @@ class Trials:
     """Runs with something left out, each made once.
 
     Args:
-        run: Whether the ranks give one process's numbers without some features.
+        run: Tells whether the ranks give the numbers of one process without some features.
         modules: The names of all modules with parameters, with their types.
     """
 
@@ -37,7 +41,7 @@ class Trials:
         self.known: dict[Left, bool] = {}
 
     def mends(self, *left_out: str) -> bool:
-        """Whether it is right without; no longer asked after so many runs."""
+        """Return whether ranks are right without these; False, untried, after `MOST` runs."""
         if left_out not in self.known:
             if len(self.known) >= MOST:
                 return False
@@ -45,7 +49,10 @@ class Trials:
         return self.known[left_out]
 
     def cause(self, steps: bool = True) -> Iterator[Cause]:
-        """What is at fault, if it can be told so; without `steps` each run is a whole one: few are made."""
+        """Yield the cause, if it can be told, by leaving out more and more features.
+
+        Without `steps` each run is a whole one, so that few are made.
+        """
         if self.mends("modules"):
             yield self._of_modules()
             return
@@ -55,18 +62,19 @@ class Trials:
                 return
 
     def _of(self, features: Left, name: str, what: str) -> Cause:
-        """As few of them as will do."""
+        """Name the cause by as few of these features as will do."""
         if "loaders" in features[:2] and self.mends("loaders"):
             features = ("loaders",)
         names = ",".join(features)
         return Cause(
             name,
-            f"{what}: --disable modules alone does not make the ranks equal, --disable {names} does",
+            f"{what}: --disable modules alone does not make the ranks equal, "
+            f"--disable {names} does",
             f"--disable {names}, {REPORT}",
         )
 
     def _of_modules(self) -> Cause:
-        """Which module it is, as far down as can be told."""
+        """Find the module at fault, as far down as can be told."""
         level, at = self._children(""), ""
         while level:
             found = self._narrow(level)
@@ -81,7 +89,7 @@ class Trials:
         return self._one(at) if at and not self._children(at) else self._several(level, at)
 
     def _narrow(self, level: list[str]) -> list[str]:
-        """The one of these without which it is right; if it is several, all that are left."""
+        """Halve modules down to the one at fault; if several are, return all that are left."""
         while len(level) > 1:
             halves = level[: len(level) // 2], level[len(level) // 2 :]
             half = next((half for half in halves if self.mends(*_below(half))), None)
@@ -91,15 +99,15 @@ class Trials:
         return level
 
     def _children(self, of: str) -> list[str]:
-        """The names one step down; of nothing, the outermost."""
+        """Return the names one step below a module; below an empty name, the outermost."""
         inner = [name for name in self.modules if name.rpartition(".")[0] == of]
         return list(dict.fromkeys(inner))
 
     def _one(self, name: str) -> Cause:
         return Cause(
             "modules",
-            f"{name} ({self.modules[name]}) was taken for row-wise and is not, or its gradients are not put "
-            "together rightly: if it is not run by rows as one, the ranks are equal",
+            f"{name} ({self.modules[name]}) was taken for row-wise and is not, or its gradients "
+            "are not put together rightly: if it is not run by rows as one, the ranks are equal",
             f"--disable modules:{name}, {REPORT}",
         )
 
@@ -108,12 +116,13 @@ class Trials:
         some = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
         return Cause(
             "modules",
-            f"modules{of} were taken for row-wise and are not, or their gradients are not put together "
-            f"rightly (among them: {some or at or 'unknown'}): with --disable modules the ranks are equal",
+            f"modules{of} were taken for row-wise and are not, or their gradients are not put "
+            f"together rightly (among them: {some or at or 'unknown'}): with --disable modules the "
+            "ranks are equal",
             f"--disable modules, which is exact and no faster; {REPORT}",
         )
 
 
 def _below(names: list[str]) -> Left:
-    """Leave these and all that is in them out."""
+    """Return the features that leave out these modules and all that is in them."""
     return tuple(f"modules:{pattern}" for name in names for pattern in (name, f"{name}.*"))

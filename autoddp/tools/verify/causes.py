@@ -1,4 +1,4 @@
-"""Why ranks differ from one process, where it can be told, and the option that mends it."""
+"""The reasons why ranks differ from one process, where they can be told, and what mends them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from autoddp.tools.verify.findings import GENERATOR, LOSS, OTHER, STEPS, Finding
 LARGE = 1e-3  # two runs of one process whose first losses differ by more do not repeat themselves
 LAYOUT = "reshape() instead of view(), or --disable modules,loaders; and please report it"
 DECIDED = (
-    "let nothing that is computed depend on autoddp.rank(), or on what is not the same on every rank (a host "
-    "name, a file or a number of its own)"
+    "let nothing that is computed depend on autoddp.rank(), or on what is not the same on every "
+    "rank (a host name, a file or a number of its own)"
 )
 ERROR = re.compile(r"^[\w.]*(Error|Disagreement|Exception|RankEnded|LostGradient|Interrupt)\b.*:")
 
-HANGS, MISSING = re.compile(r"\[autoddp\] the job hangs: "), re.compile(r"\[autoddp\] (?=rank \d+ .* is at )")
+HANGS, MISSING = (
+    re.compile(r"\[autoddp\] the job hangs: "),
+    re.compile(r"\[autoddp\] (?=rank \d+ .* is at )"),
+)
 
 
 @dataclass(frozen=True)
 class Cause:
-    """One sentence, and what to do about it."""
+    """A cause of differences: one sentence, and what to do about it."""
 
     name: str
     what: str
@@ -32,14 +35,14 @@ class Cause:
 
 @dataclass(frozen=True)
 class CauseEvidence:
-    """All that is known of a difference.
+    """The evidence on a difference: all that the runs have told.
 
     Attributes:
         findings: One process against the ranks, without what is excused.
         among: The ranks against rank 0.
         control: One process against itself, summing in another order.
-        ranks: What the ranks left.
-        options: The ranks'.
+        ranks: The remains of the ranks' run.
+        options: The options of the ranks' run.
         wide: The ranks against one process in float64, if asked for.
     """
 
@@ -52,13 +55,13 @@ class CauseEvidence:
 
 
 def cause_of(case: CauseEvidence) -> Cause | None:
-    """The first that is so, as far as these runs tell."""
+    """Return the first cause that applies, as far as these runs tell, None if none does."""
     rules = (decides, unrepeated, stops, augments, own_draws, own_statistics, left_out, tipped)
     return next((found for rule in rules for found in rule(case)), None)
 
 
 def unknown(tried: Iterable[tuple[str, ...]]) -> Cause:
-    """After all that was tried."""
+    """Say that no cause was found, and what was left out in vain."""
     left_out = "; ".join(",".join(names) for names in tried)
     return Cause(
         "unknown",
@@ -68,27 +71,27 @@ def unknown(tried: Iterable[tuple[str, ...]]) -> Cause:
 
 
 def unrepeated(case: CauseEvidence) -> Iterator[Cause]:
-    """One process alone gives other numbers each time."""
+    """Yield a cause if one process alone gives other numbers each time."""
     yield from repeats(case.control)
 
 
 def repeats(control: Findings) -> Iterator[Cause]:
-    """Two runs of one process are not one process's numbers."""
+    """Yield a cause if two runs of one process differ in generators, or much in first losses."""
     for found in control.differences:
         own = found.aspect == GENERATOR or (found.aspect == LOSS and (found.step or 9) < 3)
         if own and found.size > LARGE:
             yield Cause(
                 "not repeatable",
                 f"two runs of one process differ, too: {found.told()}",
-                "seed all generators with fixed numbers: what is drawn from the clock or the system is "
-                "another number each time",
+                "seed all generators with fixed numbers: what is drawn from the clock or the "
+                "system is another number each time",
             )
             return
 
 
 def decides(case: CauseEvidence) -> Iterator[Cause]:
-    """The script does one thing on one rank, and another elsewhere."""
-    ended = case.ranks.code != 0  # then who came how far is chance
+    """Yield a cause if the script does one thing on one rank, and another elsewhere."""
+    ended = case.ranks.code != 0  # then it is chance how far each rank came
     first = next((d for d in case.among.differences if not (ended and d.aspect == STEPS)), None)
     if first is None:
         return
@@ -102,7 +105,7 @@ def decides(case: CauseEvidence) -> Iterator[Cause]:
 
 
 def stops(case: CauseEvidence) -> Iterator[Cause]:
-    """The ranks ended in an error that one process does not have."""
+    """Yield a cause if the ranks ended in an error that one process does not have."""
     if case.ranks.code == 0 or not case.findings.of("ending"):
         return
     lines = case.ranks.err.rstrip().splitlines()
@@ -112,7 +115,9 @@ def stops(case: CauseEvidence) -> Iterator[Cause]:
         said = "; ".join([HANGS.sub("", hangs).partition(";")[0], *missing])
         yield Cause("a hang", f"the ranks hang: {said}", DECIDED)
         return
-    error = next((line for line in reversed(lines) if ERROR.match(line)), lines[-1] if lines else "?")
+    error = next(
+        (line for line in reversed(lines) if ERROR.match(line)), lines[-1] if lines else "?"
+    )
     part = any(word in error for word in ("Disagreement", "RankEnded", "parted"))
     if "size is not compatible with input tensor's size and stride" in error:
         yield Cause("layout", f"a gather changed how a tensor lies in memory: {error}", LAYOUT)
@@ -125,19 +130,21 @@ def stops(case: CauseEvidence) -> Iterator[Cause]:
 
 
 def augments(case: CauseEvidence) -> Iterator[Cause]:
-    """A data set draws, and each rank fetches its rows of it alone."""
-    drawn = [d for d in case.ranks.decisions if "its data set draws random numbers: each" in d["what"]]
+    """Yield a cause if a data set draws, and each rank fetches its rows of it alone."""
+    drawn = [
+        d for d in case.ranks.decisions if "its data set draws random numbers: each" in d["what"]
+    ]
     if drawn and case.findings.steps:
         yield Cause(
             "augmentation",
-            f"{drawn[0]['where']}: the data set draws random numbers, and each rank draws its own for its "
-            "rows: statistically the same, not the same numbers",
+            f"{drawn[0]['where']}: the data set draws random numbers, and each rank draws its own "
+            "for its rows: statistically the same, not the same numbers",
             "--loading auto",
         )
 
 
 def own_draws(case: CauseEvidence) -> Iterator[Cause]:
-    """Draws inside a model that are each rank's own."""
+    """Yield a cause if draws inside a model are each rank's own."""
     drawn = [d for d in case.ranks.decisions if d["kind"] == "draws"]
     if case.findings.steps and (drawn or case.options.draws == "own"):
         what = drawn[0]["what"] if drawn else "--draws own: each rank draws its own rows"
@@ -145,15 +152,17 @@ def own_draws(case: CauseEvidence) -> Iterator[Cause]:
 
 
 def own_statistics(case: CauseEvidence) -> Iterator[Cause]:
-    """BatchNorm over the rows of each rank."""
+    """Yield a cause if BatchNorm is over the rows of each rank."""
     if case.options.batchnorm == "local":
         yield Cause(
-            "batchnorm", "--batchnorm local: each rank normalizes by its own rows", "--batchnorm exact"
+            "batchnorm",
+            "--batchnorm local: each rank normalizes by its own rows",
+            "--batchnorm exact",
         )
 
 
 def left_out(case: CauseEvidence) -> Iterator[Cause]:
-    """What the user has turned off."""
+    """Yield a cause if the user has turned features off."""
     if case.options.disable:
         names = ",".join(case.options.disable)
         yield Cause(
@@ -164,15 +173,16 @@ def left_out(case: CauseEvidence) -> Iterator[Cause]:
 
 
 def tipped(case: CauseEvidence) -> Iterator[Cause]:
-    """Rounding made the script go another way: in float64 it does not."""
+    """Yield a cause if float64 is equal: rounding made the script go another way."""
     if case.wide is not None and case.wide.equal:
         yield Cause(
             "rounding",
-            "in float64 all is equal: the last digits of a float32 number tip a decision of the script",
+            "in float64 all is equal: the last digits of a float32 number tip a decision of "
+            "the script",
             "nothing of autoddp: compare numbers with a margin, or decide by fewer digits",
         )
 
 
 def rounding(findings: Findings) -> bool:
-    """Whether all that differs are numbers, so that rounding may be why."""
+    """Return whether all that differs is numbers, so that rounding may be why."""
     return all(found.size != OTHER for found in findings.differences)

@@ -1,4 +1,4 @@
-"""The same script on one process and on ranks: are the numbers the same, and if not, since where and why?"""
+"""Run a script on one process and on ranks, and tell where and why their numbers differ."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from autoddp.tools.verify.show import tell
 from autoddp.tools.verify.verdict import DIFFERENT, EQUAL, NOT_RUN, Conclusion
 
 RECORDER = "autoddp.tools.verify.recorder:record"
-# One process that sums in another order: how far rounding alone carries this training. Torch and its
-# libraries read these when they first compute.
+# Variables that make one process sum in another order, to tell how far rounding alone carries this
+# training. Torch and its libraries read them when they first compute.
 OTHER_ORDER = MappingProxyType(
     {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "AVX", "MKL_CBWR": "AVX"}
 )
@@ -48,17 +48,22 @@ class VerifyOptions:
             raise BadInput(f"--json is {self.json}, but there is no folder {folder}; make it first")
 
 
-def run(script: Script, options: Options, wanted: VerifyOptions, parents: Parents | None = None) -> int:
-    """Compare; 0 if equal, 1 if different, 2 if one process cannot run it.
+def run(
+    script: Script, options: Options, wanted: VerifyOptions, parents: Parents | None = None
+) -> int:
+    """Run the script on one process and on ranks, compare their numbers, and tell the result.
 
     Args:
-        script: What to run.
-        options: How, on ranks.
+        script: The script to run.
+        options: The options of the ranks.
         wanted: What to compare, and what to make of it.
-        parents: Where runs come from, if they are there already; they are kept.
+        parents: The processes to fork runs from, if they are there already; they are kept.
+
+    Returns:
+        0 if equal, 1 if different, 2 if one process cannot run the script.
 
     Raises:
-        BadInput: It cannot be done; nothing was started.
+        BadInput: The options do not allow it, and nothing was started; or the disk is full.
     """
     nproc = check(script, options, wanted)
     progress = Progress(options.quiet, wanted.steps)
@@ -80,10 +85,10 @@ def run(script: Script, options: Options, wanted: VerifyOptions, parents: Parent
 
 
 def check(script: Script, options: Options, wanted: VerifyOptions) -> int:
-    """How many ranks, if all that is asked for can be done.
+    """Check that all that is asked for can be done, and return the number of ranks.
 
     Raises:
-        BadInput: It cannot.
+        BadInput: The script or the options do not allow it.
     """
     runs.check(script, options, "verify")
     if wanted.plot is not None:
@@ -95,21 +100,23 @@ def check(script: Script, options: Options, wanted: VerifyOptions) -> int:
 
 
 class Verification:
-    """The runs that it takes, each only if it is needed."""
+    """The runs that a comparison takes, each made only if it is needed."""
 
     def __init__(self, runner: Runner, options: Options, nproc: int, wanted: VerifyOptions) -> None:
         self.runner, self.options, self.nproc, self.wanted = runner, options, nproc, wanted
         self.seconds: dict[str, float] = {}
 
     def verdict(self) -> Conclusion:
-        """What comes of it."""
+        """Make the runs, compare them, and conclude."""
         verdict = Conclusion(self.runner.script.name, self.nproc, seconds=self.seconds)
-        for nproc in (1, self.nproc):  # both import torch at once
+        for nproc in (1, self.nproc):  # both parents import torch at the same time
             self.runner.parent(nproc)
         one = self._run("one process", 1)
         if one.raised or (one.code and not one.steps.get(0)):
             verdict.code, verdict.tail = NOT_RUN, tail(one.err)
-            verdict.why = f"{verdict.script} ends with exit code {one.code} on one process, without autoddp"
+            verdict.why = (
+                f"{verdict.script} ends with exit code {one.code} on one process, without autoddp"
+            )
             return verdict
         ranks = self._run(f"{self.nproc} ranks", self.nproc)
         if self.wanted.plot is not None:
@@ -144,9 +151,12 @@ class Verification:
     def _compared(
         self, one: Left, ranks: Left, parted: Difference | None, float64: bool = False
     ) -> tuple[Findings, Findings]:
-        """What differs by more than one process does from itself, and how far that does.
+        """Compare two runs, and excuse what differs about as much between two runs of one process.
 
         Where the ranks parted, only what came before can be rounding.
+
+        Returns:
+            What differs, and how one process differs from itself if it sums in another order.
         """
         found = compare(one, ranks)
         last = parted.step if parted else None
@@ -165,7 +175,8 @@ class Verification:
         came = min(len(left.steps.get(0, [])) for left in (one, ranks))
         if self.wanted.steps is not None and came >= self.wanted.steps:
             verdict.notes.append(
-                f"--steps {self.wanted.steps}: both ended there; prints and files are compared up to there"
+                f"--steps {self.wanted.steps}: both ended there; prints and files are compared "
+                "up to there"
             )
         if not one.steps.get(0):
             verdict.notes.append(
@@ -175,12 +186,12 @@ class Verification:
         if excused and verdict.findings.equal:
             worst = max(excused, key=lambda found: found.size if found.size != OTHER else 0.0)
             verdict.notes.append(
-                f"rounding: {len(excused)} numbers and lines differ, by no more than those of one process "
-                f"that sums in another order; the largest: {worst.told()}"
+                f"rounding: {len(excused)} numbers and lines differ, by no more than those of one "
+                f"process that sums in another order; the largest: {worst.told()}"
             )
 
     def _widen(self, verdict: Conclusion) -> None:
-        """The same in float64, where rounding is too small to be taken for an error."""
+        """Compare again in float64, where rounding is too small to be taken for an error."""
         if not self.wanted.float64:
             return
         one = self._run("one process in float64", 1, float64=True)
@@ -193,8 +204,8 @@ class Verification:
         ranks = self._run(f"{self.nproc} ranks in float64", self.nproc, float64=True)
         verdict.wide, _ = self._compared(one, ranks, among(ranks).first, float64=True)
         verdict.notes.append(
-            "float64: the default type, float32 by name, .float() and arrays of float32 were float64, and so "
-            "is what was printed and written then; half precision stayed"
+            "float64: the default type, float32 by name, .float() and arrays of float32 were "
+            "float64, and so is what was printed and written then; half precision stayed"
         )
 
     def _judge(self, verdict: Conclusion, one: Left, ranks: Left) -> None:
@@ -212,7 +223,7 @@ class Verification:
         verdict.cause = cause_of(case) or self._search(one, findings, verdict.control)
 
     def _search(self, one: Left, findings: Findings, control: Findings) -> Cause:
-        """The ranks once more, up to where they differed, with less and less of autoddp."""
+        """Run the ranks again, up to where they differed, with less and less of autoddp."""
         step = findings.first.step if findings.first else None
 
         def right(left_out: tuple[str, ...]) -> bool:
@@ -223,13 +234,15 @@ class Verification:
             found.excuse(control)
             return found.equal
 
-        modules = {k: v for record in one.steps.get(0, []) for k, v in record.get("modules", {}).items()}
+        modules = {
+            k: v for record in one.steps.get(0, []) for k, v in record.get("modules", {}).items()
+        }
         trials = Trials(right, modules)
         return next(trials.cause(steps=step is not None), None) or unknown(trials.known)
 
 
 def compare(want: Left, got: Left) -> Findings:
-    """Steps, prints and files."""
+    """Compare the steps, prints and files of two runs."""
     from autoddp.tools.verify.outputs import compare_outputs
     from autoddp.tools.verify.steps import allowed
 
@@ -244,7 +257,7 @@ def compare(want: Left, got: Left) -> Findings:
 
 
 def compare_steps_of(want: Left, got: Left, last: int | None = None) -> Findings:
-    """Rank 0's steps, up to one."""
+    """Compare rank 0's steps in two runs, up to `last`; without it, also the losses after them."""
     from autoddp.tools.verify.steps import compare_rest, compare_steps
 
     findings = compare_steps(want.steps.get(0, [])[:last], got.steps.get(0, [])[:last])
@@ -254,22 +267,25 @@ def compare_steps_of(want: Left, got: Left, last: int | None = None) -> Findings
 
 
 def among(ranks: Left) -> Findings:
-    """The ranks with each other."""
+    """Compare the steps of all ranks with those of rank 0."""
     from autoddp.tools.verify.steps import compare_ranks
 
     return compare_ranks(ranks.steps)
 
 
 def explain(verdict: Conclusion) -> str:
-    """Why it counts as equal."""
+    """Say why the ranks count as equal."""
     if verdict.wide is not None:
         return f"in float64 no number is off by more than {verdict.wide.largest:.1e}" + (
             "; what differs in the script's own type is rounding" if verdict.findings.apart else ""
         )
     if any(found.step for found in verdict.findings.excused):
         return (
-            f"{verdict.nproc} ranks differ from one process by rounding, as one process does from itself; "
-            "--float64 tells for certain"
+            f"{verdict.nproc} ranks differ from one process by rounding, as one process does from "
+            "itself; --float64 tells for certain"
         )
     worst = verdict.findings.largest
-    return f"{verdict.nproc} ranks give the numbers of one process; the largest difference is {worst:.1e}"
+    return (
+        f"{verdict.nproc} ranks give the numbers of one process; "
+        f"the largest difference is {worst:.1e}"
+    )

@@ -1,4 +1,4 @@
-"""A script in float64 that was written for float32: what makes float32 numbers makes float64."""
+"""A script for float32 that runs in float64: what makes float32 numbers makes float64 numbers."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from typing import Any
 import torch
 
 FLOAT32 = torch.float32
-TABLES = ("_dtype_to_storage_type_map", "_storage_type_to_dtype_map")  # what checkpoints are written by
-MAKERS = ("from_numpy", "as_tensor", "tensor", "frombuffer")  # what takes the type of what it is given
+# Torch's tables that checkpoints are written by.
+TABLES = ("_dtype_to_storage_type_map", "_storage_type_to_dtype_map")
+# Functions whose tensors have the type of what they are given.
+MAKERS = ("from_numpy", "as_tensor", "tensor", "frombuffer")
 
 
 def setup(undo: ExitStack) -> None:
-    """The default is float64, and `float32` by its names, `.float()` and arrays of it become float64.
+    """Make float64 the default, and have `float32`, `.float()` and float32 arrays give float64.
 
     Half precision and autocast stay what they are.
     """
     for table in TABLES:
-        getattr(torch.storage, table)()  # made of the types by their names, once: with the right ones
+        # torch makes it once, of the types by their names: now, while the names mean the right ones
+        getattr(torch.storage, table)()
     undo.callback(torch.set_default_dtype, torch.get_default_dtype())
     torch.set_default_dtype(torch.float64)
     _put(undo, torch.Tensor, "float", torch.Tensor.double)

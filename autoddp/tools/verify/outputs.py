@@ -1,4 +1,4 @@
-"""Two runs by what they left: how they ended, what they printed, each file by its kind."""
+"""Compare two runs by what they left: how they ended, what they printed, each file by its kind."""
 
 from __future__ import annotations
 
@@ -19,30 +19,37 @@ from autoddp.tools.verify.same import CLOCK, NUMBER, SMALL, Unlike, same_value, 
 BAR = re.compile(r".*\d%")  # a progress bar, which the clock draws
 PICTURES = {".png", ".jpg", ".jpeg", ".gif", ".pdf", ".svg"}
 SHOWN = 200  # characters of a line that are shown
-COARSE = 1e-2  # a number of so few digits that one unit of the last is more than this is no measure
+COARSE = 1e-2  # part of a number that a unit of its last digit may be, if it is to pass as rounding
 ANY = float("inf")  # an rtol that lets every number pass, to learn how far it is off
 
 
 def compare_outputs(want: Left, got: Left, rtol: float) -> Findings:
-    """Everything but what is ours, and what the clock draws."""
+    """Compare exit codes, prints and files, without autoddp's lines and what the clock draws."""
     findings = Findings()
     findings.add(ENDING)
     if want.code != got.code:
         findings.differs(Difference(ENDING, "exit code", str(want.code), str(got.code), OTHER))
-    for name, a, b in (("stdout", want.out, got.out), ("stderr", _theirs(want.err), _theirs(got.err))):
+    for name, a, b in (
+        ("stdout", want.out, got.out),
+        ("stderr", _theirs(want.err), _theirs(got.err)),
+    ):
         compare_text(findings, PRINT, name, (a, b), rtol)
     compare_files(findings, want, got, rtol)
     return findings
 
 
 def _theirs(err: str) -> str:
-    """What the script said there."""
-    kept = [line for line in err.splitlines() if not line.startswith(PREFIX) and not BAR.match(line)]
+    """Return the script's own lines of stderr, without autoddp's and without progress bars."""
+    kept = [
+        line for line in err.splitlines() if not line.startswith(PREFIX) and not BAR.match(line)
+    ]
     return "\n".join(kept)
 
 
-def compare_text(findings: Findings, aspect: str, name: str, texts: tuple[str, str], rtol: float) -> None:
-    """Line by line; a line more or less is one difference, and ends it."""
+def compare_text(
+    findings: Findings, aspect: str, name: str, texts: tuple[str, str], rtol: float
+) -> None:
+    """Compare two texts line by line; a line more or less is one difference, and the last."""
     want, got = (CLOCK.sub("TIME", text).splitlines() for text in texts)
     for number, (a, b) in enumerate(zip(want, got, strict=False), start=1):
         size = 0.0 if a == b else line_off(a, b, rtol)
@@ -58,7 +65,7 @@ def compare_text(findings: Findings, aspect: str, name: str, texts: tuple[str, s
 
 
 def line_off(want: str, got: str, rtol: float) -> float:
-    """How far the numbers of a line are off: `OTHER` if it is another line."""
+    """Return how far the numbers of a line are off, `OTHER` if it is another line."""
     if NUMBER.sub("#", want) != NUMBER.sub("#", got):
         return OTHER
     pairs = zip(NUMBER.findall(want), NUMBER.findall(got), strict=True)
@@ -66,7 +73,10 @@ def line_off(want: str, got: str, rtol: float) -> float:
 
 
 def number_off(want: str, got: str, rtol: float) -> float:
-    """A whole number that differs is never within `rtol`; a last digit may be rounded the other way."""
+    """Return how far two numbers are off, relative to the larger one.
+
+    A whole number that differs is never within `rtol`; a last digit may be rounded the other way.
+    """
     a, b = float(want), float(got)
     if a != a or b != b:
         return 0.0 if a != a and b != b else OTHER
@@ -82,7 +92,7 @@ def number_off(want: str, got: str, rtol: float) -> float:
 
 
 def compare_files(findings: Findings, want: Left, got: Left, rtol: float) -> None:
-    """Names first; then each that both have."""
+    """Compare the names of all files, and the content of those that both runs have."""
     theirs, ours = dict(files(want)), dict(files(got))
     for name in sorted({*theirs, *ours}):
         if name not in ours or name not in theirs:
@@ -102,7 +112,10 @@ def compare_files(findings: Findings, want: Left, got: Left, rtol: float) -> Non
 
 
 def files(left: Left) -> Iterator[tuple[str, Path]]:
-    """Those that a run left, without what is a link to the user's data; below `/` what is elsewhere."""
+    """Yield the files and folders that a run left, by name, without links to the user's data.
+
+    Names that begin with `/` are of files outside of the run's folder.
+    """
     for top, prefix in ((left.folder, ""), (left.outside, "/")):
         for folder, folders, names in os.walk(top):
             for name in (*folders, *names):
@@ -112,7 +125,7 @@ def files(left: Left) -> Iterator[tuple[str, Path]]:
 
 
 def untouched(copy: Path, original: Path) -> bool:
-    """Whether a file of the copy is as it came: its time is the original's, too."""
+    """Return whether a file of the copy is as it came: its time is the original's, too."""
     try:
         return copy.stat().st_mtime_ns == original.stat().st_mtime_ns
     except FileNotFoundError:
@@ -124,7 +137,7 @@ def _kind(path: Path) -> str:
 
 
 def compare_file(findings: Findings, name: str, pair: tuple[Path, Path], rtol: float) -> None:
-    """By its kind: numbers where it holds numbers, else bytes."""
+    """Compare two files by their kind: numbers where they hold numbers, else bytes."""
     suffix = Path(name).suffix.lower()
     if suffix in PICTURES:
         findings.add(FILE)
@@ -132,7 +145,7 @@ def compare_file(findings: Findings, name: str, pair: tuple[Path, Path], rtol: f
         return
     try:
         loaded = load(pair[0]), load(pair[1])
-    except (ValueError, EOFError, pickle.UnpicklingError):  # neither text nor what we know how to read
+    except (ValueError, EOFError, pickle.UnpicklingError):  # neither text nor a kind that is known
         size, message = OTHER, "other bytes"
     else:
         if isinstance(loaded[0], str):
@@ -149,7 +162,7 @@ def compare_file(findings: Findings, name: str, pair: tuple[Path, Path], rtol: f
 
 
 def value_off(pair: tuple[Any, Any], rtol: float, name: str) -> tuple[float, str]:
-    """How far what two files hold is off, and where it is first."""
+    """Return how far the values of two files are off, and where they first differ too much."""
     message = ""
     try:
         same_value(*pair, rtol, name)
@@ -162,10 +175,12 @@ def value_off(pair: tuple[Any, Any], rtol: float, name: str) -> tuple[float, str
 
 
 def load(path: Path) -> Any:
-    """What a file holds: a checkpoint, arrays, or text.
+    """Load a file: a checkpoint, arrays, the files of an archive, or text.
 
     Raises:
-        ValueError: None of these; EOFError, UnpicklingError: it is cut off.
+        ValueError: The file is none of these.
+        EOFError: The file is cut off.
+        UnpicklingError: The file is cut off.
     """
     import numpy as np
 

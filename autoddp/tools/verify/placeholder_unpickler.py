@@ -1,4 +1,4 @@
-"""A checkpoint is loaded although the script that pickled its own classes into it is not imported."""
+"""Load a checkpoint without the script whose own classes are pickled in it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Stranger(dict[str, Any]):
-    """Stands for an object of the script's own class: its class's name and all that it holds."""
+    """A placeholder for an object of the script's own class: the class's name, and all it holds."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -20,23 +20,23 @@ class Stranger(dict[str, Any]):
         self["state"] = state
 
     def __call__(self, *args: Any, **kwargs: Any) -> Stranger:
-        """Of a function that makes an object when it is loaded."""
+        """Stand for what an object of the script makes when it is called while loading."""
         return self
 
     def append(self, item: Any) -> None:
-        """Of a class that extends list."""
+        """Keep an item, for a class that extends list."""
         self.setdefault("items", []).append(item)
 
     def extend(self, items: Any) -> None:
-        """Of a class that extends list."""
+        """Keep items, for a class that extends list."""
         self.setdefault("items", []).extend(items)
 
 
 class Unpickler(pickle.Unpickler):
-    """Knows what can be imported, and makes a stranger of the rest."""
+    """An unpickler that makes a placeholder of what cannot be imported."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """A class or function by its name."""
+        """Import a class or function by its name, or make a placeholder class of that name."""
         try:
             return super().find_class(module, name)
         except (ImportError, AttributeError):
@@ -45,13 +45,15 @@ class Unpickler(pickle.Unpickler):
 
 @functools.cache
 def stranger(module: str, name: str) -> Any:
-    """The one class of that name: two files that hold it hold values of one type."""
+    """Make the one placeholder class of a name: two files that hold it hold values of one type."""
     return type(name, (Stranger,), {"__module__": module})
 
 
 def load_checkpoint(path: Path) -> Any:
-    """What `torch.save` wrote, on the CPU."""
+    """Load what `torch.save` wrote, on the CPU."""
     import torch
 
-    pickles: Any = types.SimpleNamespace(**vars(pickle) | {"Unpickler": Unpickler, "__name__": __name__})
+    pickles: Any = types.SimpleNamespace(
+        **vars(pickle) | {"Unpickler": Unpickler, "__name__": __name__}
+    )
     return torch.load(path, map_location="cpu", pickle_module=pickles, weights_only=False)

@@ -1,4 +1,4 @@
-"""Both loss curves, and their difference, as a picture."""
+"""The picture of both loss curves and their difference."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from autoddp.tools.rehearse.runs import Left
 
 
 def losses(left: Left) -> list[float]:
-    """All of rank 0's, in their order."""
+    """Return all losses of rank 0, in their order."""
     records = [*left.steps.get(0, []), left.ends.get(0, {})]
     return [value for record in records for _, value in record.get("losses", [])]
 
 
 def draw(path: str, want: Left, got: Left) -> None:
-    """Write the picture."""
+    """Draw both loss curves, and their difference, to the file `path`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""What each optimizer step had and made: one file of JSON lines for each rank."""
+"""Record what each optimizer step had and made: one file of JSON lines for each rank."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ SIGNS = 4096  # length of the fixed row of signs that numbers are summed with
 
 
 class StepRecorder:
-    """One line of JSON after every step of any optimizer, and one at the end.
+    """A writer of one line of JSON after every step of any optimizer, and one at the end.
 
-    All ranks read every loss, so that those who sum it over the ranks meet.
+    All ranks read every loss: reading may sum it over the ranks, and then all must take part.
     """
 
     def __init__(self, folder: Path, rank: int, steps: int | None) -> None:
@@ -42,8 +42,10 @@ class StepRecorder:
         self.file = os.open(folder / f"{rank}.jsonl", flags, 0o600)
         self.steps, self.count, self.depth, self.process = steps, 0, 0, os.getpid()
         self.losses: list[tuple[str, Tensor]] = []
-        self.before: dict[int, list[list[float] | None]] = {}  # gradients, of optimizers that step now
-        self.optimizers: dict[int, tuple[int, int]] = {}  # which one it is, and how many parameters it had
+        # by the id of an optimizer: the gradients, while it steps
+        self.before: dict[int, list[list[float] | None]] = {}
+        # by the id of an optimizer: its number, and how many parameters it had
+        self.optimizers: dict[int, tuple[int, int]] = {}
         self.names: dict[int, str] = {}
 
     def setup(self, undo: ExitStack) -> None:
@@ -69,25 +71,25 @@ class StepRecorder:
         return os.getpid() == self.process and not torch.compiler.is_compiling()
 
     def note(self, tensors: Any) -> None:
-        """Remember the roots of a backward."""
+        """Remember the roots of a backward as losses."""
         where = users_line(2)
         with torch.no_grad():
             roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
             self.losses += [(where, root.detach()) for root in roots]
 
     def begin(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Gradients are looked at before the step, which may use them up."""
+        """Read the gradients before the step, which may use them up."""
         if self._here():
             self.before[id(optimizer)] = prints_of(p.grad for p in parameters(optimizer))
 
     def end(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Write down what there was, and what it became."""
+        """Write down what the step had, and what it made of the parameters."""
         if not self._here():
             return
         self.count += 1
         mine = parameters(optimizer)
         gradients = self.before.pop(id(optimizer), [])
-        if not any(gradients):  # a closure made them
+        if not any(gradients):  # a closure makes them within the step
             gradients = prints_of(p.grad for p in mine)
         record = {
             "step": self.count,
@@ -104,10 +106,12 @@ class StepRecorder:
             raise Enough
 
     def close(self, raised: BaseException | None = None) -> None:
-        """The line at the end; what was left of losses no step followed."""
+        """Write the line at the end, with the losses that no step followed."""
         if os.getpid() == self.process:
             losses = [] if raised else self._losses()
-            self._write({"ended": True, "losses": losses, "raised": raised and type(raised).__name__})
+            self._write(
+                {"ended": True, "losses": losses, "raised": raised and type(raised).__name__}
+            )
             os.close(self.file)
 
     def _losses(self) -> list[tuple[str, float]]:
@@ -116,7 +120,7 @@ class StepRecorder:
             return [(where, value(root)) for where, root in found]
 
     def _who(self, optimizer: Any, mine: list[Tensor]) -> dict[str, Any]:
-        """The optimizer's number, and, where they are new, the names of what it changes."""
+        """Return the optimizer's number, and, where they are new, the names of what it changes."""
         number, known = self.optimizers.get(id(optimizer), (len(self.optimizers), -1))
         self.optimizers[id(optimizer)] = number, len(mine)
         who: dict[str, Any] = {"optimizer": number}
@@ -137,7 +141,7 @@ class StepRecorder:
 
 
 def record(task: RunTask, world: World, undo: ExitStack) -> StepRecorder:
-    """The recorder of a run, which records from here on."""
+    """Start the recorder of a run, which records from here on."""
     if task.settings.get("other_order"):
         torch.set_num_threads(1 if torch.get_num_threads() > 1 else 2)
     if task.settings.get("float64"):
@@ -148,12 +152,15 @@ def record(task: RunTask, world: World, undo: ExitStack) -> StepRecorder:
 
 
 def parameters(optimizer: Any) -> list[Tensor]:
-    """All of them, in the order of their groups."""
+    """Return all parameters of an optimizer, in the order of their groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def prints_of(tensors: Any) -> list[list[float] | None]:
-    """Of each its norm, its sum, and its sum under fixed signs, in float64; None where there is none."""
+    """Compute a fingerprint of each tensor in float64; None stays None.
+
+    A fingerprint is the norm, the sum, and the sum under fixed signs.
+    """
     with torch.no_grad():
         found = [None if x is None else fingerprint(x) for x in tensors]
         by_device: dict[torch.device, list[Tensor]] = {}
@@ -165,7 +172,10 @@ def prints_of(tensors: Any) -> list[list[float] | None]:
 
 
 def fingerprint(x: Tensor) -> Tensor:
-    """Three numbers; the last two change by about the norm of what changes."""
+    """Reduce a tensor to its norm, its sum and its signed sum.
+
+    The last two change by about the norm of what changes.
+    """
     x = x.detach()
     if x.layout is not torch.strided:
         x = x.coalesce().values() if x.layout is torch.sparse_coo else x.to_dense()
@@ -176,7 +186,7 @@ def fingerprint(x: Tensor) -> Tensor:
 
 
 def signed(flat: Tensor) -> Tensor:
-    """The sum of the numbers under signs that are the same in every run."""
+    """Sum the numbers under signs that are the same in every run."""
     row = signs(str(flat.device))
     while len(flat) > SIGNS:
         whole = len(flat) // SIGNS * SIGNS
@@ -187,14 +197,14 @@ def signed(flat: Tensor) -> Tensor:
 
 @functools.cache
 def signs(device: str) -> Tensor:
-    """Drawn from no generator that the script sees."""
+    """Draw the row of signs, from no generator that the script sees."""
     draw = random.Random(0)
     row = [draw.choice((-1.0, 1.0)) for _ in range(SIGNS)]
     return torch.tensor(row, dtype=torch.float64, device=device)
 
 
 def generators() -> dict[str, int]:
-    """A number for the state of each generator that a script knows."""
+    """Return a number for the state of each generator that a script knows."""
     _, numbers, rest = random.getstate()
     found = {"random": zlib.crc32(array.array("Q", numbers).tobytes() + repr(rest).encode())}
     if "numpy" in sys.modules:
@@ -207,7 +217,7 @@ def generators() -> dict[str, int]:
 
 
 def names_of_parameters(modules: dict[int, tuple[str, nn.Module]]) -> dict[int, str]:
-    """`Net.fc.weight` for every parameter of a module."""
+    """Name every parameter of these modules by its id, as in `Net.fc.weight`."""
     found: dict[int, str] = {}
     for path, module in modules.values():
         for name, parameter in module.named_parameters(recurse=False):

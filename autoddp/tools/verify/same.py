@@ -1,8 +1,9 @@
-"""Is one value, array, text or line the other, but for rounding?
+"""Compare values, arrays, texts and lines, but for rounding.
 
 Every comparison returns the largest difference it met, relative to the larger value (a value below
-a thousandth counts as one: a sum that cancels to nothing has no relative accuracy), and raises
-`Unlike` with the place and both values where that is above `rtol`, or where nothing numeric differs.
+a thousandth counts as a thousandth: a sum that cancels to nothing has no relative accuracy). It
+raises `Unlike` with the place and both values where that is above `rtol`, or where something that
+is no number differs.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ CLOCK = re.compile(r"\d{8}-\d{6}")  # a name made by strftime("%Y%m%d-%H%M%S")
 
 
 class Unlike(AssertionError):
-    """Two things differ by more than rounding; the message is the place and both."""
+    """A difference by more than rounding; the message is the place and both values."""
 
 
 def check(equal: bool, message: str) -> None:
-    """Raise `Unlike` with the message if it is not so."""
+    """Raise `Unlike` with the message unless `equal` is true."""
     if not equal:
         raise Unlike(message)
 
 
 def same_line(want: str, got: str, rtol: float, place: str) -> float:
-    """Numbers close, whole numbers and all other text equal."""
+    """Compare two lines: numbers must be close, whole numbers and all other text equal."""
     place = f"{place}: {got!r} instead of {want!r}"
     check(NUMBER.sub("#", want) == NUMBER.sub("#", got), place)
     worst = 0.0
@@ -43,7 +44,7 @@ def same_line(want: str, got: str, rtol: float, place: str) -> float:
 
 
 def same_text(want: str, got: str, rtol: float, where: str) -> float:
-    """Line by line; an `rtol` of 0 asks for the same characters."""
+    """Compare two texts line by line; an `rtol` of 0 asks for the same characters."""
     want, got = CLOCK.sub("TIME", want), CLOCK.sub("TIME", got)
     if rtol == 0:
         check(got == want, f"{where}: {_first_line(want, got)}")
@@ -56,7 +57,7 @@ def same_text(want: str, got: str, rtol: float, where: str) -> float:
 
 
 def same_value(want: Any, got: Any, rtol: float, where: str) -> float:
-    """Anything that a checkpoint holds, to its leaves: types, order, keys, dtypes, values."""
+    """Compare all that a checkpoint may hold, to its leaves: types, order, keys, dtypes, values."""
     check(type(got) is type(want), f"{where}: {type(got)} instead of {type(want)}")
     if isinstance(want, torch.Tensor):
         return same_tensor(want, got, rtol, where)
@@ -78,8 +79,11 @@ def same_value(want: Any, got: Any, rtol: float, where: str) -> float:
 
 
 def same_tensor(want: torch.Tensor, got: torch.Tensor, rtol: float, where: str) -> float:
-    """All that a script can ask of one, and its values."""
-    a, b = ((x.dtype, tuple(x.shape), x.stride(), x.device, x.requires_grad, x.layout) for x in (want, got))
+    """Compare all that a script can ask of two tensors, and their values."""
+    a, b = (
+        (x.dtype, tuple(x.shape), x.stride(), x.device, x.requires_grad, x.layout)
+        for x in (want, got)
+    )
     check(a == b, f"{where}: {b} instead of {a}")
     if want.dtype == torch.bfloat16:
         want, got = want.float(), got.float()
@@ -87,7 +91,7 @@ def same_tensor(want: torch.Tensor, got: torch.Tensor, rtol: float, where: str) 
 
 
 def same_array(want: np.ndarray, got: np.ndarray, rtol: float, where: str) -> float:
-    """Values by their size, if they are no whole numbers."""
+    """Compare dtypes, shapes and values of two arrays; whole numbers must be equal."""
     kinds = (got.dtype, got.shape), (want.dtype, want.shape)
     check(kinds[0] == kinds[1], f"{where}: {kinds[0]} instead of {kinds[1]}")
     if want.dtype.kind not in "fc":
@@ -106,7 +110,7 @@ def same_array(want: np.ndarray, got: np.ndarray, rtol: float, where: str) -> fl
 
 
 def near(want: float, got: float, rtol: float, place: str) -> float:
-    """Two numbers."""
+    """Compare two numbers, relative to the larger one; NaN is near NaN."""
     if want == got or (math.isnan(want) and math.isnan(got)):
         return 0.0
     off = abs(want - got) / max(abs(want), abs(got), SMALL)
@@ -115,7 +119,7 @@ def near(want: float, got: float, rtol: float, place: str) -> float:
 
 
 def whole(number: str) -> bool:
-    """Whether a number is written without a point."""
+    """Return whether a number is written without a point."""
     return number.lstrip("-").isdigit()
 
 

@@ -1,4 +1,4 @@
-"""The answer, where it differs, and the table."""
+"""Print the answer, where the numbers differ, and the table."""
 
 from __future__ import annotations
 
@@ -18,33 +18,40 @@ PLURALS = {
     "file": "files",
 }
 NO_NUMBERS = ("steps", "generator", "ending")
-TOGETHER = 4  # differences of the first step that differs that are shown
+TOGETHER = 4  # at most so many differences of the first step that differs are shown
 GAP = "  "
 
 
 def tell(verdict: Conclusion) -> None:
-    """All of it on stdout."""
+    """Print all of the verdict on stdout."""
     print("\n".join(lines(verdict)))
 
 
 def lines(verdict: Conclusion) -> list[str]:
-    """The answer first; then what led to it."""
+    """Return the lines to print: the answer first, then what led to it."""
     found = [f"{PREFIX} {WORDS[verdict.code]}: {verdict.why}"]
     if verdict.cause is not None:
-        found += [f"{PREFIX} cause: {verdict.cause.what}", f"{PREFIX} what helps: {verdict.cause.mend}"]
+        found += [
+            f"{PREFIX} cause: {verdict.cause.what}",
+            f"{PREFIX} what helps: {verdict.cause.mend}",
+        ]
     found += verdict.tail
     if verdict.code == DIFFERENT:
         wide = [] if verdict.wide is None else verdict.wide.differences
         others = verdict.among.differences
         found += first("rank 0", f"rank {others[0].rank}" if others else "", others, "ranks part")
-        found += first("one process", f"{verdict.nproc} ranks", verdict.findings.differences or wide)
+        found += first(
+            "one process", f"{verdict.nproc} ranks", verdict.findings.differences or wide
+        )
     if verdict.code != NOT_RUN:
         found += ["", *aligned(table(verdict))]
     return found + [""] * bool(verdict.notes) + [f"{PREFIX} {note}" for note in verdict.notes]
 
 
-def first(one: str, other: str, differences: list[Difference], title: str = "first divergence") -> list[str]:
-    """The first divergence: what differs at its step, with both values."""
+def first(
+    one: str, other: str, differences: list[Difference], title: str = "first divergence"
+) -> list[str]:
+    """Show the first divergence: what differs at its step, with both values."""
     if not differences:
         return []
     start = differences[0]
@@ -55,23 +62,26 @@ def first(one: str, other: str, differences: list[Difference], title: str = "fir
 
 
 def table(verdict: Conclusion) -> list[list[str]]:
-    """One row for each thing that was compared."""
+    """Make one row for each thing that was compared, below a row of titles."""
     control = verdict.control if verdict.control.counts else None
     made = [
-        ["compared", "number", "differ", "off by at most"] + ["one process alone"] * (control is not None)
+        ["compared", "number", "differ", "off by at most"]
+        + ["one process alone"] * (control is not None)
     ]
     kinds = [("", verdict.findings, control), (", in float64", verdict.wide, None)]
     for name, findings, again in kinds:
         for aspect in ASPECTS:
             if findings is not None and aspect in findings.counts:
-                made.append([PLURALS[aspect] + name, *cells(findings, aspect), *alone(again, aspect)])
+                made.append(
+                    [PLURALS[aspect] + name, *cells(findings, aspect), *alone(again, aspect)]
+                )
     for count in verdict.among.counts.values():
         made.append(["steps, rank against rank", str(count.compared), str(count.differ), ""])
     return made
 
 
 def cells(findings: Findings, aspect: str) -> tuple[str, str, str]:
-    """How many, how many differ, by how much."""
+    """Return how many were compared, how many differ, and by how much."""
     count = findings.counts[aspect]
     worst = f"{count.worst:.1e}" if count.worst else "0"
     differ = str(findings.differ(aspect))
@@ -79,7 +89,7 @@ def cells(findings: Findings, aspect: str) -> tuple[str, str, str]:
 
 
 def alone(control: Findings | None, aspect: str) -> list[str]:
-    """By how much one process differs from itself."""
+    """Return a cell with how much one process differs from itself, or none if unknown."""
     if control is None or aspect in NO_NUMBERS or aspect not in control.counts:
         return []
     worst = control.counts[aspect].worst
@@ -87,7 +97,7 @@ def alone(control: Findings | None, aspect: str) -> list[str]:
 
 
 def aligned(rows: list[list[str]]) -> list[str]:
-    """Columns, the first to the left and numbers to the right."""
+    """Align columns, the first to the left and numbers to the right."""
     width = [max(len(row[k]) for row in rows if k < len(row)) for k in range(len(rows[0]))]
     return [
         GAP.join(

@@ -1,4 +1,4 @@
-"""Two runs, step by step: losses, learning rates, gradients, parameters, generators."""
+"""Compare two runs step by step: losses, learning rates, gradients, parameters, generators."""
 
 from __future__ import annotations
 
@@ -25,23 +25,28 @@ Record = dict[str, Any]
 # The relative difference that is allowed at the first step; sums in another order are off by less.
 ALLOWED = {"float64": 1e-9, "float32": 2e-5}
 HALF = 5e-2  # bfloat16 and float16 keep 8 and 11 bits
-DOUBLES, MOST = 20, 1e-2  # float32: it doubles every so many steps, up to so much
-PARTS = ("norm", "sum", "signed sum")  # a fingerprint
+DOUBLES, MOST = 20, 1e-2  # float32: what is allowed doubles every so many steps, up to so much
+PARTS = ("norm", "sum", "signed sum")  # of a fingerprint
 LEAST = 3  # digits of a number that are shown, at least
 TOLD = 3  # parameters of a step that are named, those that differ the most
-SMALL = 1e-3  # of all gradients together: what is smaller may be rounding throughout
+SMALL = 1e-3  # part of the norm of all tensors: what is smaller may be rounding throughout
 
 
 def allowed(dtypes: list[str], step: int) -> float:
-    """How far numbers may be off that were computed from parameters of these types."""
-    worst = max((ALLOWED.get(name, HALF) for name in dtypes if "float" in name), default=ALLOWED["float64"])
+    """Return how far numbers computed from parameters of these types may be off at a step."""
+    worst = max(
+        (ALLOWED.get(name, HALF) for name in dtypes if "float" in name), default=ALLOWED["float64"]
+    )
     if worst != ALLOWED["float32"]:
         return worst
     return min(MOST, worst * 2.0 ** (step / DOUBLES))
 
 
 def compare_steps(want: list[Record], got: list[Record], rank: int | None = None) -> Findings:
-    """One process's records with another run's; of a step that differs its first difference of each kind."""
+    """Compare one process's records with another run's, step by step.
+
+    Of the gradients and parameters of a step only those that differ the most are named.
+    """
     findings, names = Findings(), dict[int, list[str]]()
     for a, b in zip(want, got, strict=False):
         if "names" in a:
@@ -56,13 +61,13 @@ def compare_steps(want: list[Record], got: list[Record], rank: int | None = None
 
 
 def compare_rest(findings: Findings, want: Record, got: Record) -> None:
-    """The losses that no step of an optimizer followed."""
+    """Compare the losses that no step of an optimizer followed."""
     a, b = ({"step": 0, "line": None, "dtypes": ["float32"], **end} for end in (want, got))
     Step(findings, a, b, None).losses(a.get("losses", []), b.get("losses", []))
 
 
 def compare_ranks(steps: dict[int, list[Record]]) -> Findings:
-    """The ranks with rank 0: all of them compute one process's numbers."""
+    """Compare the ranks with rank 0: all of them compute one process's numbers."""
     findings = Findings()
     for rank in sorted(steps)[1:]:
         found = compare_steps(steps[0], steps[rank], rank)
@@ -75,7 +80,7 @@ def compare_ranks(steps: dict[int, list[Record]]) -> Findings:
 
 
 class Step:
-    """One step of both runs."""
+    """A step of the two runs that are compared."""
 
     def __init__(self, findings: Findings, want: Record, got: Record, rank: int | None) -> None:
         self.findings, self.want, self.got, self.rank = findings, want, got, rank
@@ -83,10 +88,12 @@ class Step:
         self.rtol = allowed(want["dtypes"], self.step)
 
     def compare(self, names: list[str]) -> None:
-        """In the order of what causes what."""
+        """Compare all that was recorded, in the order of what causes what."""
         a, b = self.want, self.got
         if (a["optimizer"], a["line"]) != (b["optimizer"], b["line"]):
-            self._differs(STEPS, "order", f"optimizer {a['optimizer']} at {a['line']}", _who(b), OTHER)
+            self._differs(
+                STEPS, "order", f"optimizer {a['optimizer']} at {a['line']}", _who(b), OTHER
+            )
         self.losses(a["losses"], b["losses"])
         self._rates(a["lr"], b["lr"])
         self._prints(GRADIENT, names, a["gradients"], b["gradients"])
@@ -98,7 +105,7 @@ class Step:
                 self._differs(GENERATOR, name, "one state", "another", OTHER)
 
     def losses(self, want: list[Any], got: list[Any]) -> None:
-        """Those of the backward passes since the step before."""
+        """Compare the losses of the backward passes since the step before."""
         if len(want) != len(got):
             self._differs(LOSS, "count", f"{len(want)} backward passes", f"{len(got)}", OTHER)
         for (line, a), (_, b) in zip(want, got, strict=False):
@@ -109,7 +116,7 @@ class Step:
             self._number(RATE, f"of group {at}", a, b, max(abs(a), abs(b), 1e-30))
 
     def _prints(self, aspect: str, names: list[str], want: list[Any], got: list[Any]) -> None:
-        """Those that differ the most come first."""
+        """Compare fingerprints; those that differ the most come first."""
         if [x is None for x in want] != [x is None for x in got]:
             there = [sum(x is not None for x in some) for some in (want, got)]
             self._differs(aspect, "count", f"{there[0]} tensors", f"{there[1]}", OTHER)
@@ -118,7 +125,9 @@ class Step:
         for name, a, b in zip(names, want, got, strict=False):
             if a is not None and b is not None:
                 scale = max(a[0], b[0], SMALL * total, 1e-30)
-                found.append((max(_off(x, y, scale) for x, y in zip(a, b, strict=True)), name, a, b))
+                found.append(
+                    (max(_off(x, y, scale) for x, y in zip(a, b, strict=True)), name, a, b)
+                )
         for at, (size, name, a, b) in enumerate(sorted(found, key=lambda one: -one[0])):
             self.findings.add(aspect, size, self.step, name)
             if size > self.rtol:
@@ -153,14 +162,18 @@ def _off(a: float, b: float, scale: float) -> float:
 
 
 def _shown(want: list[float], got: list[float], size: float) -> tuple[str, str, str]:
-    """The one of the three numbers that is off the most."""
+    """Return the name and both values of the fingerprint's number that is off the most."""
     at = max(range(len(PARTS)), key=lambda k: abs(want[k] - got[k]))
     return PARTS[at], _number(want[at], size), _number(got[at], size)
 
 
 def _number(value: float, size: float) -> str:
-    """With as many digits as it takes to see that it is off by so much."""
-    return f"{value:.{LEAST + max(0, math.ceil(-math.log10(size)))}g}" if 0 < size < OTHER else f"{value:.9g}"
+    """Write a number with as many digits as it takes to see that it is off by `size`."""
+    return (
+        f"{value:.{LEAST + max(0, math.ceil(-math.log10(size)))}g}"
+        if 0 < size < OTHER
+        else f"{value:.9g}"
+    )
 
 
 def _who(record: Record) -> str:

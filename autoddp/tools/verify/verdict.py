@@ -1,4 +1,4 @@
-"""What all runs together say: equal, different, or not to be told."""
+"""The conclusion from all runs together: equal, different, or not to be told."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORDS = {EQUAL: "equal", DIFFERENT: "different", NOT_RUN: "could not run"}
 
 @dataclass
 class Conclusion:
-    """Of one script on some number of ranks."""
+    """The conclusion on one script, run on some number of ranks."""
 
     script: str
     nproc: int
@@ -23,14 +23,14 @@ class Conclusion:
     findings: Findings = field(default_factory=Findings)
     among: Findings = field(default_factory=Findings)
     control: Findings = field(default_factory=Findings)  # one process against itself
-    wide: Findings | None = None  # of the pair in float64
+    wide: Findings | None = None  # one process against the ranks in float64
     cause: Cause | None = None
-    tail: list[str] = field(default_factory=list)  # of an error
+    tail: list[str] = field(default_factory=list)  # the end of an error
     notes: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
     def data(self) -> dict[str, Any]:
-        """For --json."""
+        """Return the conclusion as --json writes it."""
         return {
             "script": self.script,
             "nproc": self.nproc,
@@ -70,5 +70,5 @@ def _counts(findings: Findings) -> dict[str, Any]:
 
 
 def _data(found: Difference) -> dict[str, Any]:
-    """A size that is no number's is null: JSON has no infinity."""
+    """Return a difference for JSON, which has no infinity: a size that is no number's is null."""
     return vars(found) | {"size": None if found.size == OTHER else found.size, "told": found.told()}
