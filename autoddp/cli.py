@@ -224,7 +224,7 @@ def launch_script(
 
 
 def split(given: list[str] | None) -> tuple[str, ...]:
-    """The names in an option that takes several, apart or with commas."""
+    """Split what was typed for an option that takes names, apart or with commas."""
     return tuple(name for some in given or () for name in some.split(",") if name)
 
 
@@ -257,7 +257,7 @@ def env() -> Act:
 
 
 def main() -> NoReturn:
-    """The console script `autoddp`."""
+    """Run the console script `autoddp`."""
     hash_seed.settle(sys.argv[1:], os.environ)
     code = command(sys.argv[1:])
     if "autoddp.launch.agent" in sys.modules:
@@ -269,7 +269,7 @@ def main() -> NoReturn:
 
 
 def command(arguments: list[str]) -> int:
-    """Do what the arguments say; the exit code. What cannot be done ends in one line and 2."""
+    """Do what the arguments say and return the exit code: 2 and one line if it cannot be done."""
     try:
         act = parse(arguments)
         return act() if callable(act) else act or 0
@@ -279,7 +279,7 @@ def command(arguments: list[str]) -> int:
 
 
 def parse(arguments: list[str]) -> Act | int | None:
-    """What the arguments ask for, to be called; or the exit code where help was asked for.
+    """Return the act that the arguments ask for; or the exit code where help was asked for.
 
     Raises:
         BadInput: An unknown command or option.

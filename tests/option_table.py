@@ -1,4 +1,4 @@
-"""README's table of options, made from the package's own: `python -m tests.option_table` writes it there."""
+"""README's table of options: `python -m tests.option_table` writes it from the package's own."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import TypedDict
 
 
 class Keywords(TypedDict, total=False):
-    """The options that `@distributed` takes: a test holds them to the table of `autoddp.options`."""
+    """The options that `@distributed` takes; a test holds them to `autoddp.options`."""
 
     nproc: int | None
     nnodes: int

@@ -184,21 +184,21 @@ class Options:
 
     @property
     def nodes(self) -> str:
-        """How many, as the command line has it."""
+        """Return the number of nodes as the command line has it."""
         return str(self.nnodes) if self.min_nodes is None else f"{self.min_nodes}:{self.nnodes}"
 
     @property
     def changes(self) -> bool:
-        """Whether nodes may come and go."""
+        """Return whether nodes may come and go."""
         return self.min_nodes is not None and self.nnodes > 1
 
     def to_json(self) -> str:
-        """As text for the variable AUTODDP_OPTIONS."""
+        """Write the options as text for the variable AUTODDP_OPTIONS."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Options:
-        """The inverse of `to_json`.
+        """Read what `to_json` wrote.
 
         Raises:
             BadInput: The text is not what `to_json` wrote.
@@ -217,7 +217,7 @@ class Options:
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Options:
-        """The options that the launcher handed to this rank, or the defaults."""
+        """Read the options that the launcher handed to this rank, or return the defaults."""
         return cls.from_json(environ[VARIABLE]) if VARIABLE in environ else cls()
 
 
@@ -233,7 +233,7 @@ def table(taker: str) -> Iterator[tuple[Field[Any], OptionRow]]:
 
 
 class Span(TypedDict):
-    """How many nodes, as `Options` has it."""
+    """The number of nodes, as `Options` has it."""
 
     nnodes: int
     min_nodes: int | None
