@@ -69,9 +69,8 @@ def _scopes(path: str, folder: str) -> tuple[dict[str, list[Scope]], list[str]]:
     pending = [path]
     while pending:
         file = pending.pop()
-        # a script may have any name
         if file in roots or (roots and not (file.endswith(".py") and is_own(file))):
-            continue
+            continue  # the script itself may have any name
         roots.append(file)
         try:
             with open(file, "rb") as opened:

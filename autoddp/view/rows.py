@@ -17,7 +17,7 @@ from autoddp.view.cuts import Cuts
 from autoddp.view.family import RAW, WholeFamily, as_made, same, shows, version
 from autoddp.view.partials import Part
 from autoddp.view.state import View
-from autoddp.view.table import is_mutable, rule_for
+from autoddp.view.table import in_place, is_mutable, rule_for
 
 
 class Like(type(Tensor)):  # type: ignore[misc]  # torch's stub does not know it for a class
@@ -240,14 +240,6 @@ def answer(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if args and type(args[0]) is Rows and args[0].family.lent and in_place(func):
         args[0].family.refresh()
     return out
-
-
-def in_place(func: Any) -> bool:
-    """Return whether the function writes into its first argument."""
-    name: str = func.__name__
-    if name.startswith("__i") and name.endswith("__"):
-        return name != "__invert__"
-    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
 
 SCALARS = {Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.__complex__}

@@ -125,3 +125,14 @@ def is_mutable(func: Any) -> bool:
     if isinstance(func, torch_internals.OpOverloadPacket):
         return any(torch_internals.is_mutable(getattr(func, name)) for name in func.overloads())
     return isinstance(func, torch_internals.OpOverload) and torch_internals.is_mutable(func)
+
+
+NOT_IN_PLACE = {"__invert__", "__int__", "__index__"}  # which begin as `__iadd__` does
+
+
+def in_place(func: Any) -> bool:
+    """Return whether a function writes into its first argument, by its name."""
+    name: str = func.__name__
+    if name.startswith("__i") and name.endswith("__"):
+        return name not in NOT_IN_PLACE
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))

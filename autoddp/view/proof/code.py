@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
+import sys
 from collections.abc import Iterator
-from types import CellType, CodeType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
+from torch import nn
+
+from autoddp.report import is_users
+
+NAMESPACES = (SimpleNamespace, argparse.Namespace)  # these hold attributes for whoever likes
 EMPTY = object()  # a cell that nothing was put into yet
 
 
@@ -43,3 +50,23 @@ def content_of(cell: CellType) -> Any:
         return cell.cell_contents
     except ValueError:
         return EMPTY
+
+
+def may_hold_state(value: Any) -> bool:
+    """Return whether `value` is the user's, a data set of torch's, or a holder of attributes."""
+    if type(value).__module__.startswith("torch.utils.data"):
+        return True
+    return is_users_class(type(value)) or type(value) in NAMESPACES
+
+
+def is_users_class(kind: type) -> bool:
+    """Return whether a class is defined in the user's own files."""
+    return is_users(getattr(sys.modules.get(kind.__module__), "__file__", None) or "<")
+
+
+def forwards_of(module: nn.Module) -> Iterator[FunctionType]:
+    """Yield every forward of this tree."""
+    for kind in {type(part) for part in module.modules()}:
+        forward = getattr(kind, "forward", None)  # a scripted module's class has none
+        if isinstance(forward, FunctionType):
+            yield forward

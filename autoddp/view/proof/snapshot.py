@@ -8,11 +8,9 @@ row-wise.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import BuiltinFunctionType, CellType, FunctionType, ModuleType, SimpleNamespace
+from collections.abc import Callable, Iterable, Mapping
+from types import BuiltinFunctionType, CellType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -20,12 +18,20 @@ from torch import Tensor, nn
 
 from autoddp.report import is_users
 from autoddp.view.proof import opaque
-from autoddp.view.proof.code import EMPTY, called_by, content_of, functions_of, names_of
+from autoddp.view.proof.code import (
+    EMPTY,
+    called_by,
+    content_of,
+    forwards_of,
+    functions_of,
+    is_users_class,
+    may_hold_state,
+    names_of,
+)
 
 DEPTH = 5
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 CODE = (ModuleType, type, FunctionType, BuiltinFunctionType, staticmethod, classmethod, property)
-HOLDERS = (SimpleNamespace, argparse.Namespace)  # these hold attributes for whoever likes
 MOST_OF_ONE = 2**24  # elements; a larger tensor is data, not state
 MOST = 2**30  # bytes of parameters that are copied, to put back what a forward wrote into them
 
@@ -69,7 +75,7 @@ class Snapshot:
                 if keep_parameters:
                     self._tensor(f"parameter {name}.{key}", value)
             self._namespace(f"{name or type(part).__name__}", vars(part), 0)
-        for function in _forwards(module):
+        for function in forwards_of(module):
             self._function(function)
         for kind in {type(part) for part in module.modules()}:
             self._classes(kind)
@@ -127,7 +133,7 @@ class Snapshot:
             self._checks.append(lambda: f"it changes {where}" if check() else None)
         elif opaque.advances(value):
             self.refused = self.refused or f"{where} is an iterator, which cannot be put back"
-        elif hasattr(value, "__dict__") and _may_hold_state(value):
+        elif hasattr(value, "__dict__") and may_hold_state(value):
             self._seen[id(value)] = value
             self._namespace(where, vars(value), depth)
             self._classes(type(value))
@@ -252,7 +258,7 @@ class Snapshot:
     def _classes(self, kind: type) -> None:
         """Note the user's classes among `kind` and its bases."""
         for one in kind.__mro__:
-            if _users_class(one):
+            if is_users_class(one):
                 self._class(one)
 
     def _class(self, kind: type) -> None:
@@ -290,22 +296,3 @@ def _data(space: Mapping[str, Any]) -> dict[str, Any]:
 
 def _same(a: Any, b: Any) -> bool:
     return a is b or (type(a) is type(b) and isinstance(a, PLAIN) and a == b)
-
-
-def _may_hold_state(value: Any) -> bool:
-    """Return whether `value` is the user's, a data set of torch's, or a holder of attributes."""
-    if type(value).__module__.startswith("torch.utils.data"):
-        return True
-    return _users_class(type(value)) or type(value) in HOLDERS
-
-
-def _users_class(kind: type) -> bool:
-    return is_users(getattr(sys.modules.get(kind.__module__), "__file__", None) or "<")
-
-
-def _forwards(module: nn.Module) -> Iterator[FunctionType]:
-    """Yield every forward of this tree."""
-    for kind in {type(part) for part in module.modules()}:
-        forward = getattr(kind, "forward", None)  # a scripted module's class has none
-        if isinstance(forward, FunctionType):
-            yield forward

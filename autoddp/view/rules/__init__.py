@@ -3,6 +3,7 @@
 from autoddp.view.rules import (
     attributes,
     gradients,
+    indexing,
     losses,
     partial,
     pointwise,
@@ -16,6 +17,7 @@ from autoddp.view.rules import (
 __all__ = [
     "attributes",
     "gradients",
+    "indexing",
     "losses",
     "partial",
     "pointwise",

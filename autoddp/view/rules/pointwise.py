@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from autoddp.view.rows import Partial, Rows, in_place, split
+from autoddp.view.rows import Partial, Rows, split
 from autoddp.view.rules.operands import UNCLEAR, operand, rewrap
 from autoddp.view.rules.partial import linear
-from autoddp.view.table import pointwise_rule, rule
+from autoddp.view.table import in_place, pointwise_rule, rule
 
 
 @pointwise_rule
