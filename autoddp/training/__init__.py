@@ -1,1 +1,1 @@
-"""What makes a training parallel: loaders, modules, gradients."""
+"""Features that run a training data-parallel: loaders, modules, gradients, optimizers."""

@@ -30,15 +30,16 @@ Said = dict[str, Any]  # what a rank says of itself at a meeting
 
 
 class Averaging(Feature):
-    """`--average-every`, by torch's `PeriodicModelAverager`: after K, 2 K, ... steps of an optimizer.
+    """The option `--average-every K`: weights averaged after K, 2 K, ... steps of an optimizer.
 
-    Two differences from it: weights are averaged in place, since a script holds on to them, and there
-    are more averagings. All ranks come to those: the end of a loader in which gradients were taken,
-    evaluation, `torch.save`, the end of the script. The numbers of steps between two of them may differ
-    (a scaler skips a step, a stream is longer): a rank that is there takes part in the averagings of the
-    others until all are there. So nobody waits for a step that does not come.
+    There are two differences from torch's `PeriodicModelAverager`: weights are averaged in place,
+    since a script holds on to them, and there are more averagings. All ranks come to those: the end
+    of a loader in which gradients were taken, evaluation, `torch.save`, the end of the script. The
+    numbers of steps between two of them may differ (a scaler skips a step, a stream is longer): a
+    rank that is there takes part in the averagings of the others until all are there. So nobody
+    waits for a step that does not come.
 
-    What no optimizer steps stays each rank's own, statistics of BatchNorm included, as with torch's.
+    What no optimizer steps stays each rank's own, BatchNorm's statistics included, as with torch's.
     """
 
     name = "averaging"
@@ -52,24 +53,25 @@ class Averaging(Feature):
         self.weights = Weights(run.group, run.options.average_momentum)
         self.steps: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self.stale = False  # gradients were taken, on all ranks, since all averaged all
-        self.stepped: set[int] = set()  # numbers of optimizers that changed weights since they were averaged
+        # numbers of optimizers that changed weights since they were averaged
+        self.stepped: set[int] = set()
         self.trained: set[int] = set()  # ids of what optimizers change, known while stale
 
     @classmethod
     def wanted(cls, options: Options) -> bool:
-        """If it is asked for."""
+        """Return whether `--average-every` is given."""
         return options.average_every is not None
 
     def setup(self, undo: ExitStack) -> None:
-        """Hooks of torch, and the end of the script."""
+        """Register torch's hooks, and an averaging at the end of the script."""
         every = self.run.options.average_every
         when = "every epoch" if self.period is None else f"every {every} steps"
         what = "weights and momentum" if self.weights.momentum else "weights"
         self.run.report.say_once(
             "averaging",
             f"--average-every {every}",
-            f"each rank trains by itself on its share; {what} are averaged {when}, and before evaluation, "
-            "torch.save and the end",
+            f"each rank trains by itself on its share; {what} are averaged {when}, and before "
+            "evaluation, torch.save and the end",
         )
         undo.callback(register_optimizer_step_post_hook(self.after_step).remove)
         undo.callback(register_module_forward_pre_hook(self.before_forward).remove)
@@ -78,22 +80,24 @@ class Averaging(Feature):
 
     # ---- what makes weights differ
 
-    @patch("torch.optim:Optimizer.__init__", why="ranks know their optimizers by the order they are made in")
+    @patch(
+        "torch.optim:Optimizer.__init__",
+        why="ranks know their optimizers by the order they are made in",
+    )
     def note_optimizer(self, wrapped: Any, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Number it."""
         wrapped(*args, **kwargs)
         if self.view.here():
             self.weights.number(optimizer)
 
     @patch("torch.autograd:backward", why="weights are going to differ between ranks")
     def backward(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
-        """The same on all ranks, unlike the steps, of which a scaler may leave out one."""
+        """Mark weights as stale: all ranks call backward alike, but a scaler may skip a step."""
         wrapped(*args, **kwargs)
         if self.view.here() and not self.stale:
             self._grow_stale()
 
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Count it; every K-th is followed by an averaging of what this optimizer changes."""
+        """Count the step; after every K-th, average what this optimizer changes."""
         if not self.view.here() or _within_a_step(optimizer):
             return
         number = self.weights.number(optimizer)
@@ -112,14 +116,14 @@ class Averaging(Feature):
 
     @patch("torch.utils.data:DataLoader.__iter__", why="an epoch ends where its loader does")
     def watch_loader(self, wrapped: Any, loader: Any, args: Any, kwargs: Any) -> Any:
-        """If gradients were taken meanwhile."""
+        """Average at the end of the loader, if gradients were taken meanwhile."""
         if not self.view.here() or get_worker_info() is not None:
             return wrapped()
         return EpochIterator(self, wrapped())
 
     @patch("torch.nn:Module.train", why="evaluation sees averaged weights")
     def before_eval(self, wrapped: Any, module: Any, args: Any, kwargs: Any) -> Any:
-        """`model.eval()`, of a module that holds all that an optimizer trains: a frozen part is no reason."""
+        """Average before `eval()` of all that an optimizer trains; a frozen part is no reason."""
         mode = args[0] if args else kwargs.get("mode", True)
         if self.stale and not mode and self.view.here():
             held = {id(p) for p in module.parameters()}
@@ -129,8 +133,13 @@ class Averaging(Feature):
         return wrapped(*args, **kwargs)
 
     def before_forward(self, module: nn.Module, args: Any) -> None:
-        """Without gradients, by weights that are trained: an evaluation, whatever mode it is in."""
-        if torch.compiler.is_compiling() or not self.stale or torch.is_grad_enabled() or not self.view.here():
+        """Average before trained weights run without gradients: an evaluation, in whatever mode."""
+        if (
+            torch.compiler.is_compiling()
+            or not self.stale
+            or torch.is_grad_enabled()
+            or not self.view.here()
+        ):
             return
         compiled = "_orig_mod" in module._modules  # its parts run no hook
         held = module.parameters() if compiled else module._parameters.values()
@@ -139,7 +148,7 @@ class Averaging(Feature):
 
     @patch("torch:save", "torch.serialization:save", why="a checkpoint holds averaged weights")
     def before_save(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        """Those in a `state_dict()` share the memory of the script's own."""
+        """Average before saving: a `state_dict()` shares the memory of the script's weights."""
         if self.stale and self.view.here():
             self.settle(f"torch.save at {users_line()}")
         return wrapped(*args, **kwargs)
@@ -158,7 +167,7 @@ class Averaging(Feature):
             self._meet(place, set())
 
     def _meet(self, place: str, due: set[int]) -> None:
-        """One averaging, with whatever the other ranks want: all know the same after it.
+        """Average once, with whatever the other ranks want: all know the same after it.
 
         Args:
             place: Where all ranks come to, and this one is; empty after a step.
@@ -205,7 +214,7 @@ class Weights:
         self._known: list[weakref.ref[Optimizer]] = []
 
     def number(self, optimizer: Optimizer) -> int:
-        """Of an optimizer, known from now on."""
+        """Return the number of an optimizer, known from now on."""
         for number, known in enumerate(self._known):
             if known() is optimizer:
                 return number
@@ -213,14 +222,14 @@ class Weights:
         return len(self._known) - 1
 
     def alive(self) -> Iterator[tuple[int, Optimizer]]:
-        """Those that are still there, by number."""
+        """Yield the optimizers that are still there, with their numbers."""
         for number, known in enumerate(self._known):
             optimizer = known()
             if optimizer is not None:
                 yield number, optimizer
 
     def meet(self, mine: Said) -> list[Said]:
-        """What every rank says, of its optimizers too."""
+        """Exchange what every rank says, with the parameters' sizes of its optimizers added."""
         mine["sizes"] = {n: [p.numel() for p in trainable(some)] for n, some in self.alive()}
         if self.momentum:
             mine["states"] = {n: sorted(_momentum(some)) for n, some in self.alive()}
@@ -238,16 +247,20 @@ class Weights:
         for number in sorted(numbers):
             sizes = [each["sizes"].get(str(number)) for each in said]
             if None in sizes:
-                continue  # on some rank the garbage collector has had it: nobody trains with it any more
+                continue  # garbage-collected on some rank: nobody trains with it any more
             if any(other != sizes[0] for other in sizes):
                 raise Disagreement(
-                    f"optimizer {number} of the script changes other parameters on other ranks; build models "
-                    "and optimizers alike on all of them"
+                    f"optimizer {number} of the script changes other parameters on other ranks; "
+                    "build models and optimizers alike on all of them"
                 )
             tensors += [p.detach() for p in trainable(known[number])]
             if self.momentum:
-                there = set.intersection(*({tuple(x) for x in each["states"][str(number)]} for each in said))
-                tensors += [x for key, x in sorted(_momentum(known[number]).items()) if key in there]
+                there = set.intersection(
+                    *({tuple(x) for x in each["states"][str(number)]} for each in said)
+                )
+                tensors += [
+                    x for key, x in sorted(_momentum(known[number]).items()) if key in there
+                ]
         for some, flat in flattened(tensors):
             with self.group.together("averaging", flat):
                 self.group.start_all_reduce(flat).wait()
@@ -257,22 +270,25 @@ class Weights:
 
 
 def trainable(optimizer: Optimizer) -> list[Tensor]:
-    """What an optimizer changes, in its order."""
+    """Return the parameters that an optimizer changes, in its order."""
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
 
 
 def _momentum(optimizer: Optimizer) -> dict[tuple[int, str], Tensor]:
-    """What an optimizer keeps of the size of its parameters, by the parameter's place and a name."""
+    """Return the state that has its parameter's shape, by the parameter's place and a name."""
     return {
         (place, name): value
         for place, p in enumerate(trainable(optimizer))
         for name, value in optimizer.state.get(p, {}).items()
-        if isinstance(value, Tensor) and value.shape == p.shape and value.is_floating_point() and value.dim()
+        if isinstance(value, Tensor)
+        and value.shape == p.shape
+        and value.is_floating_point()
+        and value.dim()
     }
 
 
 def _within_a_step(optimizer: Optimizer) -> bool:
-    """Whether torch's hooks belong to a step that another one of this optimizer calls, by `super()`."""
+    """Return whether this step is called by another one of the same optimizer, by `super()`."""
     frame = sys._getframe(2)  # torch's wrapper around a step, which calls the hook
     code, outer = frame.f_code, frame.f_back
     while outer is not None:

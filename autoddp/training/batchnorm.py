@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 
 class BatchNorm(Feature):
-    """Every rank's count, mean and variance, gathered once in forward; two sums in backward.
+    """BatchNorm over all ranks' rows: statistics gathered once in forward, two sums in backward.
 
-    No module changes its type. What torch.compile traces of a function below is one of two: that of a split
-    call, or the plain one, as it reads `view.region`.
+    The statistics are each rank's count, mean and variance. No module changes its type. Of a
+    function below torch.compile traces one of two variants, by `view.region`: that of a split call
+    or the plain one.
     """
 
     name = "batchnorm"
@@ -33,7 +34,7 @@ class BatchNorm(Feature):
         self.view, self.exact = run.view, run.options.batchnorm == "exact"
 
     def setup(self, undo: ExitStack) -> None:
-        """Operators in compiled graphs know no view."""
+        """Make the group known to operators in compiled graphs, which know no view."""
         normalization.meet(self.view.group, undo)
 
     @patch(
@@ -42,7 +43,7 @@ class BatchNorm(Feature):
         hot=True,
     )
     def batch_norm(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """A plain function, since torch.compile looks into it."""
+        """Replace batch_norm by a plain function, since torch.compile looks into it."""
         view, exact = self.view, self.exact
 
         def batch_norm(
@@ -86,7 +87,7 @@ class BatchNorm(Feature):
         hot=True,
     )
     def instance_norm(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Each row is normalized by itself; only what is kept for later is of all rows."""
+        """Normalize each row by itself; running statistics follow all rows of the batch."""
         view = self.view
 
         def instance_norm(
@@ -133,16 +134,20 @@ def _compiled(
     momentum: float,
     eps: float,
 ) -> Tensor:
-    """In a graph: an operator that a compiler does not look into."""
+    """Normalize in a compiled graph, by an operator that a compiler does not look into."""
     out, mean, invstd, counts = torch.ops.autoddp.normalize(x, weight, bias, eps)
     follow((running_mean, running_var, momentum), mean, invstd.pow(-2) - eps, counts.sum())
     return out
 
 
 def _follow(
-    x: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float, add_up: Callable[[Tensor], Tensor]
+    x: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+    add_up: Callable[[Tensor], Tensor],
 ) -> None:
-    """The mean over all rows of what each row's mean and variance are."""
+    """Move running statistics towards the mean over all rows of each row's mean and variance."""
     if x.dtype in LOW:
         x = x.float()
     over = list(range(2, x.dim()))

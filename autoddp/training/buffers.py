@@ -1,4 +1,4 @@
-"""What modules keep on accelerators beside their weights is rank 0's now and then."""
+"""Buffers of modules on accelerators, which become rank 0's now and then."""
 
 from __future__ import annotations
 
@@ -27,28 +27,32 @@ OFTEN, EVERY = 3, 100  # the first steps of an optimizer, and one in so many
 
 
 class Buffers(Feature):
-    """Accelerators add up in an order of their own: what ranks compute alike differs in its last bits.
+    """Buffers on accelerators, kept alike on all ranks in spite of rounding.
 
-    Gradients are averaged, so weights stay alike. Buffers that are updated outside of autograd (a codebook's
-    moving average, the statistics of a BatchNorm that runs whole) would drift apart.
+    Accelerators add up in an order of their own: what ranks compute alike differs in its last bits.
+    Gradients are averaged, so weights stay alike. Buffers that are updated outside of autograd (a
+    codebook's moving average, the statistics of a BatchNorm that runs whole) would drift apart.
     """
 
     name = "buffers"
-    without = "on accelerators, buffers that are updated outside of autograd may drift apart by rounding"
+    without = (
+        "on accelerators, buffers that are updated outside of autograd may drift apart by rounding"
+    )
     views = ("global",)
 
     def __init__(self, run: Run) -> None:
         self.run, self.view, self.group = run, run.view, run.group
-        self.steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of each optimizer
+        # of each optimizer
+        self.steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def setup(self, undo: ExitStack) -> None:
-        """Only where ranks compute on accelerators, and mean the same by a buffer."""
+        """Register a hook where ranks compute on accelerators, and mean the same by a buffer."""
         if self.group.kind and self.run.options.batchnorm == "exact":
             undo.callback(register_optimizer_step_pre_hook(self.before_step).remove)
 
     @disable_dynamo
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """At the steps at which gradients are compared, too: the host waits for the device there."""
+        """Share rank 0's buffers when gradients are compared, too: the host waits there anyway."""
         if not self.view.here() or self.view.inside or accelerator.capturing():
             return
         count = self.steps[optimizer] = self.steps.get(optimizer, 0) + 1
@@ -57,7 +61,7 @@ class Buffers(Feature):
                 self._share(list(self._floats()))
 
     def _floats(self) -> Iterator[tuple[str, Tensor]]:
-        """The buffers of the modules that were called, on all ranks the same."""
+        """Yield the buffers of the modules that were called, the same ones on all ranks."""
         modules = [reference() for reference in self.view.met]
         # what the garbage collector has freed is each rank's own affair
         there = torch.tensor([module is not None for module in modules], device=CPU).long()
@@ -78,10 +82,13 @@ class Buffers(Feature):
             prints.add(name, [x])
         try:
             prints.compare(self.group)
-        except Disagreement as error:  # by more than rounding: a buffer that nothing was written into, maybe
+        except Disagreement as error:
+            # by more than rounding: a buffer that nothing was written into, maybe
             self.run.report.doubt("buffers", "", f"{error}; rank 0's is taken")
         kinds = list(flattened([x for _, x in found]))
-        self.group.broadcast([[flat for _, flat in kinds], *([] for _ in range(1, self.group.size))])
+        self.group.broadcast(
+            [[flat for _, flat in kinds], *([] for _ in range(1, self.group.size))]
+        )
         for some, flat in kinds if self.group.rank else ():
             for x, new in zip(some, flat.split([x.numel() for x in some]), strict=True):
                 x.data.copy_(new.view_as(x))  # for autograd it is what it was

@@ -1,4 +1,4 @@
-"""What is split, what gathers, what is whole, and why: after the first steps; at the end, what came of it."""
+"""Explanation of what is split, gathers or is whole, and why; at the end, where the time went."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from autoddp.view.work import TRIAL, WHOLE
 if TYPE_CHECKING:
     from autoddp.process.run import Run
 
-STEPS = 3  # after which it is said
-LINES = 6  # of each kind; all with -v
-LONG = 5.0  # seconds that a script ran which is told what came of it
-MUCH = 0.1  # of that time, to be worth a word
+STEPS = 3  # of all optimizers, after which the decisions are printed
+LINES = 6  # decisions of each kind that are printed; all with -v
+LONG = 5.0  # seconds that a script runs at least to be told at its end where the time went
+MUCH = 0.1  # share of that time that is lost at least where advice is given
 KINDS = {
     "loaders": "fetching",
     "split": "split",
@@ -28,7 +28,7 @@ KINDS = {
 
 
 class Explanation(Feature):
-    """One line for each decision, and one for the whole, on rank 0's stderr."""
+    """One line for each decision after the first steps, one for the whole, on rank 0's stderr."""
 
     name = "explanation"
     without = "nothing is said about what runs by rows, nor where the time went"
@@ -38,21 +38,25 @@ class Explanation(Feature):
         self.began = perf_counter()
 
     def setup(self, undo: ExitStack) -> None:
-        """Counts the steps of all optimizers; a script with fewer hears it at its end."""
+        """Count the steps of all optimizers; a script with too few is told at its end."""
         self.run.ended.append(self.end)
         undo.callback(self.end)
         undo.callback(register_optimizer_step_post_hook(self.count).remove)
 
     def count(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """The hook."""
         self.steps += 1
         if self.steps == STEPS:
             self.explain()
 
     def explain(self) -> None:
-        """Say it once."""
+        """Print the decisions of the report, once."""
         report = self.run.report
-        if self.said or not self.run.view.here() or not report.decisions or self.run.options.view != "global":
+        if (
+            self.said
+            or not self.run.view.here()
+            or not report.decisions
+            or self.run.options.view != "global"
+        ):
             return
         self.said = True
         for kind, title in KINDS.items():
@@ -64,12 +68,13 @@ class Explanation(Feature):
                 report.say_between(f"{title}: {len(found) - len(shown)} more (-v shows them)")
         if not report.of("split"):
             report.say_between(
-                "nothing is split: every rank computes all of it, which is right and no faster. A module is "
-                "split when it is called with a batch of at least one row for each rank and proven row-wise"
+                "nothing is split: every rank computes all of it, which is right and no faster. "
+                "A module is split when it is called with a batch of at least one row for each "
+                "rank and proven row-wise"
             )
 
     def end(self) -> None:
-        """The script has ended, in whatever way."""
+        """Print what is still due when the script has ended, in whatever way."""
         if self.told or not self.run.view.here():
             return
         self.told = True
@@ -80,14 +85,16 @@ class Explanation(Feature):
             self.run.report.say_once("account", "", self.account(seconds))
 
     def account(self, seconds: float) -> str:
-        """Where the time went, on this rank, and what would help most."""
+        """Say in one line where the time of this rank went, and what would help most."""
         group, work = self.run.group, self.run.view.work
         loading = sum(waiting.seconds for waiting in self.run.waited.values())
         waited, share = group.position.waited, work.share()
         lost = {
             "more workers for its loaders (num_workers=) would help most": loading,
             "larger batches, or fewer ranks, would help most": waited,
-            "it took long to try modules, once: a longer run loses less by that": work.seconds[TRIAL],
+            "it took long to try modules, once: a longer run loses less by that": (
+                work.seconds[TRIAL]
+            ),
             "most was lost where modules ran whole, for which the lines above have the reason": (
                 work.seconds[WHOLE] * (1 - 1 / group.size)
             ),
@@ -117,7 +124,7 @@ def _size(count: float) -> str:
 
 
 def _line(decision: Decision) -> str:
-    """In one order: who reads metrics out of a log must not take a count for the value of a loss."""
+    """Format a decision so that a reader of metrics in the log takes no count for a loss."""
     if decision.kind != "gather":
         return f"{decision.where}: {decision.what}"
     often = f", {decision.count} times" if decision.count > 1 else ""

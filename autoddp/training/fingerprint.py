@@ -1,4 +1,4 @@
-"""Numbers that must be the same on every rank, held against each other: weights, gradients, generators."""
+"""Comparison of numbers that must be equal on all ranks: weights, gradients, generators."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ if TYPE_CHECKING:
     from autoddp.comm.group import Group
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-ROUNDING = (
-    1e-5  # of the sum of the absolute values: GPUs of two kinds round otherwise, and that much is harmless
-)
+# Of the sum of the absolute values: GPUs of two kinds round differently, and so much is harmless.
+ROUNDING = 1e-5
 
 
 class Fingerprint:
-    """Named numbers; a tensor is in it by the sums of its elements, with their signs and without."""
+    """Named numbers to compare: of a tensor, the sums of its elements with signs and without."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        # each the sum of a tensor and that of its absolute values, where the tensor is, and whose it is
+        # by device: of each tensor its sum and that of its absolute values, and its name's number
         self._pairs: dict[torch.device, tuple[list[Tensor], list[int]]] = {}
 
     def add(self, name: str, tensors: Iterable[Tensor]) -> None:
-        """Tensors as one number."""
+        """Add tensors under one name, as the sums over all of them."""
         for x in tensors:
             values = x.detach()
             values = values if values.layout is torch.strided else values.coalesce().values()
@@ -42,14 +41,16 @@ class Fingerprint:
         self.names.append(name)
 
     def add_generators(self) -> None:
-        """The states of `random`, numpy and torch, on all devices: all ranks draw the same."""
+        """Add the states of `random`, numpy and torch, on all devices: all ranks draw the same."""
         self._exactly("the state of torch's generator", torch.get_rng_state().numpy().tobytes())
         for device, state in zip(accelerator.devices(), accelerator.states(), strict=True):
             self._exactly(f"the state of the generator of {device}", state.cpu().numpy().tobytes())
         self._exactly("the state of random", repr(random.getstate()).encode())
         numpy = sys.modules.get("numpy")
         if numpy is not None:
-            self._exactly("the state of numpy's generator", repr(_plain(numpy.random.get_state())).encode())
+            self._exactly(
+                "the state of numpy's generator", repr(_plain(numpy.random.get_state())).encode()
+            )
 
     def _exactly(self, name: str, data: bytes) -> None:
         self._note(torch.tensor([zlib.crc32(data), 0.0], dtype=torch.float64, device=CPU))
@@ -61,7 +62,7 @@ class Fingerprint:
         owners.append(len(self.names))
 
     def _table(self) -> Tensor:
-        """All of it; each device is waited for once."""
+        """Return all sums, of shape (names, 2); wait for each device once."""
         table = torch.zeros(len(self.names), 2, dtype=torch.float64, device=CPU)
         for pairs, owners in self._pairs.values():
             found = torch.stack(pairs).cpu().double()
@@ -69,7 +70,7 @@ class Fingerprint:
         return table.nan_to_num()
 
     def compare(self, group: Group, where: str = "", exact: bool = False) -> None:
-        """Hold it against that of all ranks.
+        """Compare these numbers with those of all ranks.
 
         Raises:
             Disagreement: Two ranks differ, by more than rounding unless `exact`.
@@ -84,26 +85,31 @@ class Fingerprint:
         ours, theirs = (_shown(found[rank, at]) for rank in (0, other))
         raise Disagreement(
             f"{where + ': ' if where else ''}{self.names[at]} is not the same on all ranks "
-            f"(rank 0 has {ours}, rank {other} {theirs}): something that differs between ranks went into it, "
-            "such as a file, a clock, a thread that draws, another kind of GPU, or a backward that went past "
-            "torch.autograd.backward"
+            f"(rank 0 has {ours}, rank {other} {theirs}): something that differs between ranks "
+            "went into it, such as a file, a clock, a thread that draws, another kind of GPU, or "
+            "a backward that went past torch.autograd.backward"
         )
 
 
 def _sums(values: Tensor) -> Tensor:
-    """As float64 where the device has it, and without a copy of the tensor in that where torch can do so."""
+    """Sum values and absolute values, in float64 where the device has it.
+
+    No copy of the tensor in that dtype is made where torch can do without.
+    """
     wide = torch.float32 if values.device.type == "mps" else torch.float64
     if values.dtype in FLOATS:
-        return torch.stack([values.sum(dtype=wide), torch.linalg.vector_norm(values, 1, dtype=wide)])
+        return torch.stack(
+            [values.sum(dtype=wide), torch.linalg.vector_norm(values, 1, dtype=wide)]
+        )
     return torch.stack([values.to(wide).sum(), values.to(wide).abs().sum()])
 
 
 def _shown(pair: Tensor) -> str:
-    """A sum, and the sum of the absolute values, which is 0 for what is a number itself."""
+    """Format a sum and the sum of absolute values, which is 0 for a number that is no sum."""
     total, absolute = pair.tolist()
     return f"{total:.9g}" if not absolute else f"{total:.9g}, {absolute:.9g} without signs"
 
 
 def _plain(state: Any) -> Any:
-    """The state without the array, whose text leaves out its middle."""
+    """Return numpy's state with its array as bytes, since an array's text omits its middle."""
     return [part.tobytes() if hasattr(part, "tobytes") else part for part in state]

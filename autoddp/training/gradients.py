@@ -18,7 +18,7 @@ from autoddp.comm.group import MIN
 from autoddp.comm.position import BACKWARD
 from autoddp.patching import Feature, patch
 from autoddp.report import users_line
-from autoddp.torch_internals import disable_dynamo  # where a compiled step breaks its graph, we run as we are
+from autoddp.torch_internals import disable_dynamo  # a compiled step breaks its graph there
 from autoddp.training.compression import announce
 from autoddp.training.fingerprint import Fingerprint
 from autoddp.training.replica import Leaves, Replicas, leaves_of
@@ -35,9 +35,9 @@ RECENT = 8  # optimizers whose weights are compared before a checkpoint
 
 
 class Gradients(Feature):
-    """torch's DistributedDataParallel averages them, armed when backward() is called.
+    """Averaging by torch's DistributedDataParallel, armed when backward() is called.
 
-    They are averaged when backward ends, not at `step()`: clipping and unscaling come before.
+    Gradients are averaged when backward ends, not at `step()`: clipping and unscaling come before.
     """
 
     name = "gradients"
@@ -47,15 +47,19 @@ class Gradients(Feature):
     def __init__(self, run: Run) -> None:
         self.run, self.view, self.group = run, run.view, run.group
         self.replicas = Replicas(run.group, run.options.compress)
-        self.depth, self.asked = 0, False  # a backward, or gradients that the script asks for, go on
+        # a backward, or gradients that the script asks for, go on
+        self.depth, self.asked = 0, False
         self.hidden: dict[int, Tensor] = {}  # leaves of nested backwards, which hide from the graph
-        self.recent: list[weakref.ref[Any]] = []  # those that stepped, in the order of their first steps
-        self.steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of each optimizer
+        # optimizers that stepped, in the order of their first steps
+        self.recent: list[weakref.ref[Any]] = []
+        # of each optimizer
+        self.steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def setup(self, undo: ExitStack) -> None:
-        """The safety net: every optimizer looks now and then whether its gradients are equal."""
+        """Set up the safety net: optimizers look now and then whether their gradients are equal."""
         before = list(warnings.filters)
-        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")  # no matter here
+        # no matter here
+        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
         now: Any = warnings.filters
         added = [entry for entry in now if entry not in before]
         undo.callback(lambda: [now.remove(entry) for entry in added if entry in now])
@@ -77,7 +81,7 @@ class Gradients(Feature):
     @patch("torch.autograd:backward", why="gradients are averaged over ranks before it returns")
     @disable_dynamo
     def backward(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
-        """Arm the reducer of the leaves it leads to; what none covers is averaged at its end."""
+        """Arm the reducer of the leaves of this backward; average at its end what none covers."""
         names = (
             "tensors",
             "grad_tensors",
@@ -93,8 +97,11 @@ class Gradients(Feature):
         seeds_given = given.pop("grad_tensors", None)
         tops, seeds = roots(given.pop("tensors"), old if seeds_given is None else seeds_given)
         if self.depth:  # from inside a backward: what recomputes there hides its leaves
-            leaves = leaves_of(tops, self.view.order).all  # among them the inputs of what is recomputed
-            self.hidden.update({id(leaf): leaf for leaf in leaves if isinstance(leaf, nn.Parameter)})
+            # among them the inputs of what is recomputed
+            leaves = leaves_of(tops, self.view.order).all
+            self.hidden.update(
+                {id(leaf): leaf for leaf in leaves if isinstance(leaf, nn.Parameter)}
+            )
             return wrapped(tops, seeds, **given)
         self.depth += 1
         try:
@@ -139,14 +146,15 @@ class Gradients(Feature):
     )
     @disable_dynamo
     def grad(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        """Inside a backward, a split call or a transform it is torch's own."""
+        """Compute true gradients; inside a backward, split call or transform, do as torch does."""
         names = ["outputs", "inputs", "grad_outputs", "retain_graph", "create_graph", "only_inputs"]
         names += ["allow_unused", "is_grads_batched", "materialize_grads"]
         given = dict(zip(names, args, strict=False)) | kwargs
         if self._plain() or self.depth or self.asked:
             return wrapped(**given)
         outputs, inputs = given.pop("outputs"), given.pop("inputs")
-        self.asked = True  # where a mode is on, as of a default device, torch calls itself once more
+        # where a mode is on, as of a default device, torch calls itself once more
+        self.asked = True
         try:
             with self.view.set_aside(), in_one_order():
                 seeds = given.pop("grad_outputs", None)
@@ -160,7 +168,7 @@ class Gradients(Feature):
         why="a hook on a parameter sees the true gradient, not this rank's part of it",
     )
     def hook_sees_mean(self, wrapped: Any, tensor: Any, args: Any, kwargs: Any) -> Any:
-        """Averaged before the hook; averaging again afterwards changes nothing."""
+        """Average the gradient before the hook; averaging again afterwards changes nothing."""
         leaf = isinstance(tensor, Tensor) and not isinstance(tensor, Rows) and tensor.is_leaf
         if not leaf or self._plain() or len(args) != 1 or kwargs or _ours(args[0]):
             return wrapped(*args, **kwargs)
@@ -176,10 +184,10 @@ class Gradients(Feature):
 
     @disable_dynamo
     def compare_before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """What differs between ranks would make the replicas drift apart in silence.
+        """Compare gradients, weights and generators: replicas could drift apart in silence.
 
         Raises:
-            Disagreement: Gradients, weights or generators do.
+            Disagreement: Gradients, weights or generators differ between ranks.
         """
         if self._plain():
             return
@@ -190,7 +198,7 @@ class Gradients(Feature):
             self._compare([optimizer])
 
     def compare_before_save(self) -> None:
-        """As before a step: a checkpoint of a rank that has drifted is worth nothing."""
+        """Compare weights and generators: a checkpoint of a drifted rank is worth nothing."""
         if self._plain() or not self.recent:
             return
         found = [ref() for ref in self.recent]
@@ -198,7 +206,9 @@ class Gradients(Feature):
         alive = self.group.all_reduce(
             torch.tensor([each is not None for each in found], device=CPU).long(), MIN
         )
-        self._compare([each for each, there in zip(found, alive, strict=True) if there], gradients=False)
+        self._compare(
+            [each for each, there in zip(found, alive, strict=True) if there], gradients=False
+        )
 
     def _compare(self, optimizers: list[Any], gradients: bool = True) -> None:
         found = Fingerprint()
@@ -207,7 +217,8 @@ class Gradients(Feature):
             leaves = [p for group in optimizer.param_groups for p in group["params"]]
             if gradients:
                 found.add(
-                    f"the sum of the gradients of {name}", [p.grad for p in leaves if p.grad is not None]
+                    f"the sum of the gradients of {name}",
+                    [p.grad for p in leaves if p.grad is not None],
                 )
             for number, leaf in enumerate(leaves):
                 found.add(f"parameter {number} of {name}, of shape {tuple(leaf.shape)},", [leaf])
@@ -218,9 +229,9 @@ class Gradients(Feature):
 
 
 def in_one_order() -> AbstractContextManager[object]:
-    """Torch's engine has a thread for each device; which of two comes first to a collective is chance.
+    """Keep backward on this thread if the rank sees several devices: one order on all ranks.
 
-    Where this rank sees several, it computes on this thread, in one order on all ranks.
+    Torch's engine has a thread for each device; which of two comes first to a collective is chance.
     """
     one = len(accelerator.devices()) < 2
     return nullcontext() if one else torch.autograd.set_multithreading_enabled(False)

@@ -1,4 +1,4 @@
-"""A DataLoader's iterator that does something of ours at every `next`."""
+"""The base of the iterators that do something of ours at every `next` of a DataLoader."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from typing import Any
 
 
 class LoaderIterator:
-    """All but `next` is the inner iterator's: its length, and what libraries keep on it."""
+    """A wrapper of an iterator: all but `next` is the inner one's.
+
+    That holds for its length, and for what libraries keep on it.
+    """
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner

@@ -1,4 +1,4 @@
-"""Each rank fetches its rows of every batch, where that gives the same; else one rank loads for its node."""
+"""Loading of batches: each rank its rows, where that gives the same; else one rank for its node."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from autoddp.training.sharing.stamp import Stamp
 if TYPE_CHECKING:
     from autoddp.process.run import Run
 
-MUCH = 0.2  # of the time, for waiting
-LEAST = 5.0  # seconds before that is judged
+MUCH = 0.2  # share of the time that is spent waiting
+LEAST = 5.0  # seconds of a loader's passes before its waiting is judged
 LATER = "its data set draws random numbers, which it did not for its first sample"
 
 
 class Loaders(Feature):
-    """Data sets that draw nothing are fetched by rows; what others give is loaded once on each node.
+    """Loading of data sets: by rows those that draw nothing, the others once on each node.
 
     Attributes:
-        waited: By loader, in words: how long its batches kept this rank waiting.
+        waited: How long batches kept this rank waiting, by a description of their loader.
     """
 
     name = "loaders"
@@ -60,19 +60,24 @@ class Loaders(Feature):
         self._drew: set[str] = set()  # those of them where something was, on this rank
 
     def setup(self, undo: ExitStack) -> None:
-        """What was noticed after the last pass is said at the end."""
+        """Have the end of the script report what was noticed after the last pass."""
         undo.callback(self.sharing.close)
         self.run.group.at_end.append(self._at_end)
         undo.callback(self.run.group.at_end.remove, self._at_end)
 
     @patch("torch.utils.data:DataLoader.__iter__", why="each rank fetches its rows of every batch")
     def share_batches(self, wrapped: Any, loader: Any, args: Any, kwargs: Any) -> Any:
-        """Batches come out as rows, in training and in evaluation."""
+        """Give the loader's batches as this rank's rows, in training and in evaluation.
+
+        Where the plan is that every rank loads all, they come out whole.
+        """
         if not self.view.here() or torch.utils.data.get_worker_info() is not None:
             return wrapped()
         where, apart = f"DataLoader at {users_line()}", threading.get_ident() != self._thread
         plan = self._planned(loader, where, apart)
-        waiting = self.waited.setdefault(where, Waiting(workers=loader.num_workers, thread=self._thread))
+        waiting = self.waited.setdefault(
+            where, Waiting(workers=loader.num_workers, thread=self._thread)
+        )
         self.judge(where)
         if plan.way == EACH or (plan.way == SHARED and apart):
             return Whole(self.view, wrapped(), waiting)
@@ -96,7 +101,7 @@ class Loaders(Feature):
         hot=True,
     )
     def rows_of_indices(self, plain: property) -> property:
-        """While an iterator is made."""
+        """Replace the loader's index sampler by this rank's while an iterator is made."""
         return self.fetching.index_sampler(plain)
 
     @patch(
@@ -104,7 +109,7 @@ class Loaders(Feature):
         why="one rank of a node starts the worker processes of a loader that its ranks share",
     )
     def follow(self, wrapped: Any, loader: Any, args: Any, kwargs: Any) -> Any:
-        """While an iterator is made."""
+        """Make the loader's iterator; on ranks without workers, one that follows the first's."""
         return self.sharing.follower(loader, wrapped)
 
     def _planned(self, loader: Any, where: str, apart: bool) -> Plan:
@@ -113,13 +118,23 @@ class Loaders(Feature):
             if apart and not in_memory(loader.dataset):
                 return Plan(EACH, "it is iterated in a thread of the script's")
             plan = self._decide(loader, where, self._plan(loader, where))
-        elif plan.way == ROWS and not plan.known and not plan.draws and not apart and self._agreed(where):
+        elif (
+            plan.way == ROWS
+            and not plan.known
+            and not plan.draws
+            and not apart
+            and self._agreed(where)
+        ):
             plan = self._decide(loader, where, self._shared(loader, LATER))
         return plan
 
     def _decide(self, loader: Any, where: str, plan: Plan) -> Plan:
         self.plans[loader] = plan
-        say = self.run.report.say_once if plan.way == EACH and self.loading != EACH else self.run.report.add
+        say = (
+            self.run.report.say_once
+            if plan.way == EACH and self.loading != EACH
+            else self.run.report.add
+        )
         say("loaders", where, plan.said())
         return plan
 
@@ -136,7 +151,9 @@ class Loaders(Feature):
         found = self._probe(loader)
         if found.way != ROWS and not found.draws:
             return (
-                found if found.way == EACH and not loader.num_workers else self._shared(loader, found.reason)
+                found
+                if found.way == EACH and not loader.num_workers
+                else self._shared(loader, found.reason)
             )
         if not found.draws:
             self._probed += [where] * (where not in self._probed)
@@ -152,7 +169,7 @@ class Loaders(Feature):
         return Plan(ROWS, draws=True)
 
     def _shared(self, loader: Any, reason: str) -> Plan:
-        """Loaded once on each node, where that is possible."""
+        """Plan to load once on each node where that is possible, else on every rank."""
         alone = self.sharing.meet()
         if not alone and loader.num_workers:
             shared = Stamp(loader.dataset, loader.collate_fn).shared
@@ -160,7 +177,7 @@ class Loaders(Feature):
         return Plan(EACH, f"{reason}; {alone}") if alone else Plan(SHARED, reason)
 
     def _probe(self, loader: Any) -> Plan:
-        """What all ranks find out by one sample more than one process fetches."""
+        """Plan together with all ranks, by fetching one sample more than one process does."""
         reason, draws, state = tried(self.view, loader)
         found = torch.tensor([float(bool(reason)), float(draws), float(state)], device=CPU)
         unlike = not reason and not draws
@@ -175,8 +192,10 @@ class Loaders(Feature):
         return Plan(ROWS, "its data set draws random numbers" if drawn else "", drawn)
 
     def _agreed(self, where: str) -> bool:
-        """Whether any rank has noticed draws there; each place is said once."""
-        drew = self.view.group.all_reduce(torch.tensor([float(where in self._drew)], device=CPU), MAX)
+        """Return whether any rank has noticed draws at this place; report each place once."""
+        drew = self.view.group.all_reduce(
+            torch.tensor([float(where in self._drew)], device=CPU), MAX
+        )
         if drew.item():
             self._drew.discard(where)
             self.run.report.doubt(
@@ -185,19 +204,21 @@ class Loaders(Feature):
         return bool(drew.item())
 
     def _at_end(self) -> None:
-        """What no further pass has brought up."""
+        """Report waiting and draws that no further pass has brought up."""
         for waiting in list(self.waited):
             self.judge(waiting)
         for where in self._probed:
             self._agreed(where)
 
     def judge(self, where: str) -> None:
-        """Name a loader that kept ranks waiting for much of the time."""
+        """Report a loader that kept ranks waiting for much of the time."""
         waiting = self.waited[where]
         if waiting.total < LEAST or waiting.share < MUCH:
             return
         more = (
-            "more of them (num_workers=) help" if waiting.workers else "num_workers= has them loaded beside"
+            "more of them (num_workers=) help"
+            if waiting.workers
+            else "num_workers= has them loaded beside"
         )
         rows = "" if self.loading == ROWS else ", or --loading rows, where each rank draws its own"
         kind = "waiting"
@@ -205,6 +226,6 @@ class Loaders(Feature):
             self.run.report.say_once(
                 kind,
                 where,
-                f"its batches kept ranks waiting for {waiting.share:.0%} of the time, with {waiting.workers} "
-                f"workers; {more}{rows}",
+                f"its batches kept ranks waiting for {waiting.share:.0%} of the time, with "
+                f"{waiting.workers} workers; {more}{rows}",
             )

@@ -25,7 +25,7 @@ PRINTED = "losses and metrics that are printed are those of rank 0's rows alone"
 
 
 class LocalView(Feature):
-    """Plain tensors with this rank's rows; gradients averaged, weighted by the share of the batch."""
+    """Plain tensors with this rank's rows; gradients averaged, weighted by share of the batch."""
 
     name = "local-view"
     without = "every rank trains on all rows, with its own gradients"
@@ -39,7 +39,7 @@ class LocalView(Feature):
         self.busy = False
 
     def setup(self, undo: ExitStack) -> None:
-        """The job is the script's to see, its process group included."""
+        """Show the job to the script, its process group included."""
         self.run.report.say_once("view", "--view local", PRINTED)
         before = dist.group.WORLD
         dist.group.WORLD = self.group.pg
@@ -48,7 +48,7 @@ class LocalView(Feature):
 
     @patch("torch.utils.data:DataLoader.__iter__", why="each rank fetches its rows of every batch")
     def share_batches(self, wrapped: Any, loader: Any, args: Any, kwargs: Any) -> Any:
-        """Map-style data sets are fetched by rows; of others the rows are taken after the fetch."""
+        """Fetch map-style data sets by rows; take the rows of others after the fetch."""
         if not self.view.here() or torch.utils.data.get_worker_info() is not None:
             return wrapped()
         streams = isinstance(loader.dataset, IterableDataset)
@@ -62,13 +62,20 @@ class LocalView(Feature):
         hot=True,
     )
     def rows_of_indices(self, plain: property) -> property:
-        """While an iterator is made."""
+        """Replace the loader's index sampler by this rank's while an iterator is made."""
         return self.fetching.index_sampler(plain)
 
     @patch("torch.autograd:backward", why="gradients are averaged over ranks before it returns")
     def backward(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
-        """A mean over this rank's rows counts by its share of the batch."""
-        names = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
+        """Average gradients; a mean over this rank's rows counts by its share of the batch."""
+        names = (
+            "tensors",
+            "grad_tensors",
+            "retain_graph",
+            "create_graph",
+            "grad_variables",
+            "inputs",
+        )
         given = dict(zip(names, args, strict=False)) | kwargs
         if self.busy or not self.view.here() or self.run.options.average_every is not None:
             return wrapped(**given)
@@ -107,12 +114,14 @@ class Fetched(LoaderIterator):
         batch = self.feature.fetching.fetch(self.inner)
         sizes = self.sizes.popleft()
         world = self.feature.run.world
-        self.feature.share = 1.0 if sizes is None else sizes[world.rank] * world.world_size / sum(sizes)
+        self.feature.share = (
+            1.0 if sizes is None else sizes[world.rank] * world.world_size / sum(sizes)
+        )
         return batch
 
 
 class Cut(LoaderIterator):
-    """An iterator that every rank reads whole; the rows are cut after."""
+    """An iterator that every rank reads whole; this rank's rows are cut after."""
 
     def __init__(self, feature: LocalView, inner: Any) -> None:
         super().__init__(inner)
@@ -121,7 +130,9 @@ class Cut(LoaderIterator):
     def __next__(self) -> Any:
         batch = next(self.inner)
         feature = self.feature
-        rows = next((x.shape[0] for x in tree_leaves(batch) if isinstance(x, Tensor) and x.dim()), 0)
+        rows = next(
+            (x.shape[0] for x in tree_leaves(batch) if isinstance(x, Tensor) and x.dim()), 0
+        )
         feature.share = 1.0
         if rows < feature.group.size:
             return batch

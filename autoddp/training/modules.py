@@ -33,17 +33,22 @@ CHECKPOINT = (
     "preserve_rng_state",
     "early_stop",
 )
-# `__call__` below is traced, and plain then
+# Not this module: `__call__` below is traced, and plain then.
 UNTRACED = (
     *("autoddp.view", "autoddp.report", "autoddp.effects"),
     *("autoddp.comm.accelerator", "autoddp.comm.channel", "autoddp.comm.collective_check"),
-    *("autoddp.comm.passed", "autoddp.comm.position", "autoddp.comm.rpc", "autoddp.comm.signal_sync"),
+    *(
+        "autoddp.comm.passed",
+        "autoddp.comm.position",
+        "autoddp.comm.rpc",
+        "autoddp.comm.signal_sync",
+    ),
 )
 TRANSFORMS = ("vmap", "grad", "grad_and_value", "jacrev", "jacfwd", "hessian", "functionalize")
 
 
 class Modules(Feature):
-    """The outermost call of a module runs by rows if proven row-wise; else its parts are tried."""
+    """Split calls: an outermost call runs by rows if proven row-wise, else its parts are tried."""
 
     name = "modules"
     without = "every model runs whole, on every rank"
@@ -51,22 +56,36 @@ class Modules(Feature):
 
     def __init__(self, run: Run) -> None:
         self.view = run.view
-        names = [name.partition(":")[2] for name in run.options.disable if name.startswith("modules:")]
+        names = [
+            name.partition(":")[2] for name in run.options.disable if name.startswith("modules:")
+        ]
         self.calls = Calls(run.view, tuple(names))
 
     def setup(self, undo: ExitStack) -> None:
-        """What decides how a module runs is no part of what torch.compile traces."""
+        """Keep what decides how a module runs out of what torch.compile traces."""
         wrapt.register_post_import_hook(_leave_out, "torch._dynamo.trace_rules")
 
-    @patch("torch.nn:Module.__call__", why="runs on this rank's rows what is proven row-wise", hot=True)
+    @patch(
+        "torch.nn:Module.__call__", why="runs on this rank's rows what is proven row-wise", hot=True
+    )
     def split_calls(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """A plain function: a wrapper would cost each call of each module ten times as much."""
+        """Replace `__call__` by a plain function: a wrapper would cost ten times as much."""
         view, calls = self.view, self.calls
 
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or view.region is not None or view.proving or view.aside:
+            if (
+                torch.compiler.is_compiling()
+                or view.region is not None
+                or view.proving
+                or view.aside
+            ):
                 return plain(module, *args, **kwargs)
-            if not view.here() or _traced() or next(module.parameters(), None) is None or capturing():
+            if (
+                not view.here()
+                or _traced()
+                or next(module.parameters(), None) is None
+                or capturing()
+            ):
                 return plain(module, *args, **kwargs)
             return calls.call(module, lambda *a, **k: plain(module, *a, **k), args, kwargs)
 
@@ -81,7 +100,7 @@ class Modules(Feature):
         why="a hook sees the whole batch: a module with one runs by its parts",
     )
     def note_hook(self, wrapped: Any, module: Any, args: Any, kwargs: Any) -> Any:
-        """Looked up again at the next call."""
+        """Note that hooks have changed: verdicts are looked up again at the next call."""
         self.calls.verdicts.hooks += 1
         return wrapped(*args, **kwargs)
 
@@ -91,7 +110,7 @@ class Modules(Feature):
         hot=True,
     )
     def note_setting(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Only noted; looked at when the module is called."""
+        """Note the setting alone, to be looked at when the module is called."""
         note = self.calls.verdicts.settings.note
 
         def __setattr__(module: nn.Module, name: str, value: Any) -> None:
@@ -107,13 +126,12 @@ class Modules(Feature):
         why="layers that come or go change what a forward does: it is proven anew",
     )
     def note_layer(self, wrapped: Any, module: Any, args: Any, kwargs: Any) -> Any:
-        """As what is set."""
         self.calls.verdicts.settings.changes += 1
         return wrapped(*args, **kwargs)
 
     @patch("torch.autograd:Function.apply", why=f"a custom autograd function: {FULL}", hot=True)
     def apply_to_whole(self, plain: Any) -> Any:
-        """The script's own functions; ours are the boundaries themselves."""
+        """Give the script's own functions whole tensors; ours are the boundaries themselves."""
         bind = vars(torch.autograd.Function)["apply"].__get__  # a descriptor, in C in some versions
 
         def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -130,20 +148,22 @@ class Modules(Feature):
 
         return classmethod(apply)
 
-    @patch("torch.utils.dlpack:to_dlpack", "torch:to_dlpack", why=f"the first form of DLPack: {FULL}")
+    @patch(
+        "torch.utils.dlpack:to_dlpack", "torch:to_dlpack", why=f"the first form of DLPack: {FULL}"
+    )
     def show_whole(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        """Else it shows memory that nobody has."""
+        """Show the whole batch: else DLPack shows memory that nobody has."""
         return self.take_whole(wrapped, instance, args, kwargs)
 
     @patch("torch.jit:ScriptFunction.__call__", why=f"a scripted function: {FULL}")
     def take_whole(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        """What is written there reaches the rows."""
+        """Call the function with whole tensors; what it writes into them reaches the rows."""
         held = any(isinstance(x, (Rows, Partial)) for x in tree_leaves((args, kwargs)))
         return of_the_whole(wrapped, args, kwargs) if held else wrapped(*args, **kwargs)
 
     @patch("torch:Tensor.as_subclass", why=f"a tensor of another class: {FULL}", hot=True)
     def as_subclass(self, plain: Any) -> Any:
-        """What a class of its own does with the batch is its own affair."""
+        """Give the other class the whole batch: what it does with that is its own affair."""
 
         def as_subclass(x: Tensor, cls: type[Tensor]) -> Tensor:
             return plain(full(x), _as_seen(cls))
@@ -157,22 +177,26 @@ class Modules(Feature):
         hot=True,
     )
     def make_subclass(self, plain: Any) -> Any:
-        """As above; `Image(x)` of a class without a constructor comes here."""
+        """Give the other class the whole batch, as by `Image(x)` without a constructor."""
 
-        def make(*args: Any, **kwargs: Any) -> Any:  # a signature that torch.compile's own stand-in accepts
+        # a signature that torch.compile's own stand-in accepts
+        def make(*args: Any, **kwargs: Any) -> Any:
             cls, *rest = args
             return plain(
-                _as_seen(cls), *map(full, rest), **{name: full(value) for name, value in kwargs.items()}
+                _as_seen(cls),
+                *map(full, rest),
+                **{name: full(value) for name, value in kwargs.items()},
             )
 
         return staticmethod(make)
 
     @patch(
         "torch.utils.checkpoint:checkpoint",
-        why="what is recomputed in backward belongs to the split call that it was first computed in",
+        why="what is recomputed in backward belongs to the split call that it was first "
+        "computed in",
     )
     def checkpoint(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        """Inside a split call by rows; called by the script as a module is, or whole."""
+        """Run the checkpoint by rows in a split call; elsewhere like a module, or whole."""
         function, *rest = args
         if self.view.region is None and not self.view.inside:
             if isinstance(function, nn.Module) and not self.view.aside and self.view.here():
@@ -189,7 +213,7 @@ class Modules(Feature):
         return wrapped(self._again(function), *rest, **kwargs)
 
     def _again(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, which runs in today's region whenever it is called."""
+        """Wrap `function` to run in the present split call whenever it is called."""
         region = self.view.region
         if region is None:
             return function
@@ -204,7 +228,7 @@ class Modules(Feature):
 
     @patch("torch:compile", why=f"a compiled function: {FULL}")
     def compile(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        """A compiled module is a module; a compiled function gets whole tensors."""
+        """Leave a compiled module as it is; give a compiled function whole tensors."""
         made = wrapped(*args, **kwargs)
         model = args[0] if args else kwargs.get("model")
         if model is None:
@@ -217,7 +241,7 @@ class Modules(Feature):
         why=f"a transform of torch.func: {FULL}",
     )
     def transform(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        """What it returns is called with whole tensors."""
+        """Give whole tensors to the function that the transform returns."""
         return whole_inputs(wrapped(*args, **kwargs))
 
     @patch(
@@ -227,17 +251,18 @@ class Modules(Feature):
         why="weights that are no leaves: called on whole tensors, by every rank",
     )
     def call_whole(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        """Whole, and plain inside."""
+        """Call the function with whole tensors, and with modules plain inside."""
         return self._call_whole(wrapped, args, kwargs)
 
     @patch(
         "torch.jit:trace",
         "torch.jit:trace_module",
         "torch.jit:_get_trace_graph",
-        why="what is recorded with a batch as the example is recorded of the whole: also by add_graph",
+        why="what is recorded with a batch as the example is recorded of the whole: also by "
+        "add_graph",
     )
     def trace(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        """As a transform: one process's graph, with its shapes."""
+        """Trace with whole tensors: the graph is one process's, with its shapes."""
         return self._call_whole(wrapped, args, kwargs)
 
     @patch(
@@ -248,7 +273,6 @@ class Modules(Feature):
         optional=True,
     )
     def export(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        """As above."""
         return self._call_whole(wrapped, args, kwargs)
 
     def _call_whole(self, wrapped: Any, args: Any, kwargs: Any) -> Any:
@@ -258,7 +282,7 @@ class Modules(Feature):
 
 
 def whole_inputs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, called with whole tensors."""
+    """Wrap `function` to be called with whole tensors."""
     import functools
 
     @functools.wraps(function)
@@ -279,11 +303,11 @@ def _traced() -> bool:
 
 
 def _as_seen(cls: type) -> type:
-    """The class of a batch is Tensor to the script, which may have asked `type(batch)`."""
+    """Return Tensor for the class of a batch, as the script may have it from `type(batch)`."""
     return Tensor if cls is Rows or cls is Partial else cls
 
 
 def _leave_out(rules: ModuleType) -> None:
-    """At such a frame a graph breaks, where Dynamo can do that; traced, it fails in what it does not know."""
+    """Break graphs at our modules where Dynamo can: tracing fails in what it does not know."""
     for name in UNTRACED:
         rules.add(name)

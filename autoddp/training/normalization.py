@@ -1,7 +1,8 @@
-"""BatchNorm over the rows of all ranks: what each computes of its own, and the two sums that they share.
+"""BatchNorm over the rows of all ranks: each rank's own part, and the two sums that they share.
 
-Method: torch's SyncBatchNorm, on any backend. Of the input nothing is kept but itself. Where a device has
-SyncBatchNorm's own kernels they are used, elsewhere those of BatchNorm on given statistics.
+The method is torch's SyncBatchNorm, on any backend. For backward nothing is kept of the input but
+itself. Where a device has SyncBatchNorm's own kernels they are used, elsewhere those of BatchNorm
+on given statistics.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ KERNELS = (
     "batch_norm_backward_reduce",
     "batch_norm_backward_elemt",
 )
-Running = tuple[Tensor | None, Tensor | None, float]  # the module's mean and variance, and its momentum
+# The module's mean and variance, and its momentum.
+Running = tuple[Tensor | None, Tensor | None, float]
 
 
 @cache
 def has_kernels(device: str) -> bool:
-    """Whether a type of device has SyncBatchNorm's own."""
+    """Return whether a type of device has SyncBatchNorm's own kernels."""
     return all(torch_internals.has_kernel(name, device) for name in KERNELS)
 
 
@@ -40,12 +42,21 @@ def has_kernels(device: str) -> bool:
 def normalized(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, running: Running, eps: float, group: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The output; of all rows the mean, one over the standard deviation, and each rank's count."""
+    """Normalize this rank's rows by the statistics of all rows, which `running` follows.
+
+    Returns:
+        The output; of all rows the mean, one over the standard deviation, and each rank's count.
+    """
     if has_kernels(x.device.type):
         x = _dense(x)
         counts, means, invstds = _of_all(aten.batch_norm_stats(x, eps), x, group)
         mean, invstd = aten.batch_norm_gather_stats_with_counts(
-            x, means, invstds, *running, eps, counts if running[0] is None else counts.to(running[0].dtype)
+            x,
+            means,
+            invstds,
+            *running,
+            eps,
+            counts if running[0] is None else counts.to(running[0].dtype),
         )
         return aten.batch_norm_elemt(x, weight, bias, mean, invstd, eps), mean, invstd, counts
     counts, means, invstds = _of_all(_stats(x, eps), x, group)
@@ -67,7 +78,7 @@ def derived(
     group: Any,
     needs_x: bool,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """The gradients of the input, the weight and the bias; of the latter two this rank's part."""
+    """Return the gradients of input, weight and bias; of the latter two this rank's part."""
     mean, invstd, counts = stats
     if has_kernels(x.device.type):
         g, x = _dense(g), _dense(x)
@@ -78,7 +89,9 @@ def derived(
         if not needs_x:
             return None, of_weight, of_bias
         sums = group.all_reduce(torch.cat([sum_g, sum_gx])).chunk(2)
-        of_x = aten.batch_norm_backward_elemt(g, x, mean, invstd, weight, *sums, counts.to(torch.int32))
+        of_x = aten.batch_norm_backward_elemt(
+            g, x, mean, invstd, weight, *sums, counts.to(torch.int32)
+        )
         return of_x, of_weight, of_bias
     var, weight = invstd.pow(-2), _as_stats(weight, mean)  # eps is in it
     _, of_weight, of_bias = aten.native_batch_norm_backward(
@@ -88,12 +101,14 @@ def derived(
         return None, of_weight, of_bias
     sums = group.all_reduce(torch.stack([of_weight, of_bias]))
     scale = invstd if weight is None else invstd * weight
-    of_x = aten.native_batch_norm(x, *(sums * (scale / -counts.sum())), mean, var, False, 0.0, 0.0)[0]
+    of_x = aten.native_batch_norm(x, *(sums * (scale / -counts.sum())), mean, var, False, 0.0, 0.0)[
+        0
+    ]
     return of_x.addcmul_(g, _beside(scale, x)), of_weight, of_bias
 
 
 def follow(running: Running, mean: Tensor, var: Tensor, count: Tensor) -> None:
-    """What the module keeps goes on towards these."""
+    """Move the running statistics of the module towards these."""
     running_mean, running_var, momentum = running
     if running_mean is not None and running_var is not None:
         with torch.no_grad():
@@ -112,7 +127,7 @@ def _stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 def _of_all(stats: tuple[Tensor, Tensor], x: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """The ranks' counts, means, and ones over standard deviations."""
+    """Gather all ranks' counts, means, and ones over standard deviations."""
     channels = x.shape[1]
     mine = torch.cat([*stats, stats[0].new_full((1,), x.numel() // channels)])
     means, invstds, counts = group.all_gather(mine).split([channels, channels, 1], 1)
@@ -136,10 +151,10 @@ def _beside(x: Tensor, rows: Tensor) -> Tensor:
 
 
 class Normalize(Boundary):
-    """`normalized`, differentiable as often as is asked for."""
+    """The autograd function of `normalized`, differentiable as often as is asked for."""
 
     @staticmethod
-    def forward(  # noqa: D102
+    def forward(
         ctx: Any,
         x: Tensor,
         weight: Tensor | None,
@@ -154,7 +169,7 @@ class Normalize(Boundary):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:  # noqa: D102
+    def backward(ctx: Any, *grads: Any) -> Any:
         x, weight, *stats = ctx.saved_tensors
         found: tuple[Tensor | None, Tensor, Tensor]
         if torch.is_grad_enabled():  # a second derivative will follow
@@ -169,7 +184,7 @@ class Normalize(Boundary):
 def _derived_again(
     g: Tensor, x: Tensor, weight: Tensor | None, eps: float, group: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `derived`, by operators that are differentiable themselves."""
+    """Compute what `derived` does, by operators that are differentiable themselves."""
     dtype, wide = x.dtype, torch.float32 if x.dtype in LOW else x.dtype
     x, g = x.to(wide), g.to(wide)
     over = [d for d in range(x.dim()) if d != 1]
@@ -188,12 +203,13 @@ def _derived_again(
 # ---- under torch.compile
 
 
-ON_HOST = torch.Tag.cudagraph_unsafe  # ranks meet on the host, too: a recorded graph would leave that out
+# Ranks meet on the host, too: a recorded graph would leave that out.
+ON_HOST = torch.Tag.cudagraph_unsafe
 GROUPS: list[Any] = []  # whom an operator in a compiled graph speaks to: the latest
 
 
 def meet(group: Any, undo: ExitStack) -> None:
-    """From here on compiled code normalizes over these ranks."""
+    """Have compiled code normalize over these ranks from here on."""
     GROUPS.append(group)
     undo.callback(GROUPS.remove, group)
 
@@ -202,14 +218,19 @@ def meet(group: Any, undo: ExitStack) -> None:
 def normalize(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`normalized`, opaque to a compiler."""
+    """Call `normalized`, opaque to a compiler."""
     return normalized(x, weight, bias, (None, None, 0.0), eps, GROUPS[-1])
 
 
 @normalize.register_fake
 def _(x: Tensor, weight: Any, bias: Any, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     stats = x.new_empty(x.shape[1], dtype=torch.float32 if x.dtype in LOW else x.dtype)
-    return torch.empty_like(_dense(x)), stats, torch.empty_like(stats), stats.new_empty(GROUPS[-1].size)
+    return (
+        torch.empty_like(_dense(x)),
+        stats,
+        torch.empty_like(stats),
+        stats.new_empty(GROUPS[-1].size),
+    )
 
 
 @torch.library.custom_op("autoddp::normalize_backward", mutates_args=(), tags=[ON_HOST])
@@ -222,7 +243,7 @@ def normalize_backward(
     counts: Tensor,
     needs_x: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`derived`, opaque to a compiler."""
+    """Call `derived`, opaque to a compiler."""
     of_x, *others = derived(g, x, weight, (mean, invstd, counts), GROUPS[-1], needs_x)
     return mean.new_empty(0) if of_x is None else of_x, others[0], others[1]
 
@@ -242,7 +263,9 @@ def _keep(ctx: Any, inputs: Any, output: Any) -> None:
 def _backward(ctx: Any, g: Tensor, *_: Any) -> Any:
     x, weight, *stats = ctx.saved_tensors
     found = torch.ops.autoddp.normalize_backward(g, x, weight, *stats, ctx.needs_input_grad[0])
-    return *(d if needed else None for d, needed in zip(found, ctx.needs_input_grad[:3], strict=True)), None
+    return *(
+        d if needed else None for d, needed in zip(found, ctx.needs_input_grad[:3], strict=True)
+    ), None
 
 
 normalize.register_autograd(_backward, setup_context=_keep)
@@ -250,7 +273,7 @@ normalize.register_autograd(_backward, setup_context=_keep)
 
 @torch.library.custom_op("autoddp::add_up", mutates_args=(), tags=[ON_HOST])
 def add_up(x: Tensor) -> Tensor:
-    """The sum over ranks, opaque to a compiler; without a gradient."""
+    """Add up over ranks, opaque to a compiler; without a gradient."""
     return GROUPS[-1].all_reduce(x.clone(memory_format=torch.contiguous_format))
 
 
@@ -259,7 +282,7 @@ def _(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-# Ranks wait for each other in these: a compiler that puts them into another order on one rank, as it may
-# by the sizes of tensors, would make ranks exchange what does not belong together.
+# Ranks wait for each other in these: a compiler that puts them into another order on one rank, as
+# it may by the sizes of tensors, would make ranks exchange what does not belong together.
 for _operator in (normalize, normalize_backward, add_up):
     _operator.register_effect(torch_internals.ORDERED)

@@ -1,9 +1,9 @@
 """The averaging of gradients over ranks: torch's DistributedDataParallel, armed at backward.
 
-One `DistributedDataParallel` for each set of leaves that a backward leads to. It owns the script's own
-parameters, its forward is the identity on the losses, and its reducer averages `.grad` in buckets
-while the backward runs: the same buckets and overlap as written by hand. The mean is exact for split
-and for replicated work, and idempotent, so accumulation needs no care.
+There is one `DistributedDataParallel` for each set of leaves that a backward leads to. It owns the
+script's own parameters, its forward is the identity on the losses, and its reducer averages `.grad`
+in buckets while the backward runs: the same buckets and overlap as written by hand. The mean is
+exact for split and for replicated work, and idempotent, so accumulation needs no care.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROOM = 1 << 30  # bytes of gradients of those on an accelerator, beyond the one 
 
 
 class Anchor(nn.Module):
-    """Owns some leaves; its forward is the identity."""
+    """A module that owns some leaves, and whose forward is the identity."""
 
     def __init__(self, leaves: list[Tensor]) -> None:
         super().__init__()
@@ -36,27 +36,27 @@ class Anchor(nn.Module):
             self._parameters[f"leaf{number}"] = leaf  # type: ignore[assignment]  # any leaf will do
 
     def forward(self, *losses: Tensor) -> tuple[Tensor, ...]:
-        """Nothing."""
         return losses
 
 
 @dataclass
 class Leaves:
-    """What a backward leads to, in an order that every rank shares."""
+    """Leaves that a backward leads to, in an order that every rank shares."""
 
     dense: list[Tensor] = field(default_factory=list)
-    others: list[Tensor] = field(default_factory=list)  # sparse or complex gradients, another kind of device
+    # sparse or complex gradients, another kind of device
+    others: list[Tensor] = field(default_factory=list)
     recomputes: bool = False  # a reentrant checkpoint hides more leaves
-    accumulators: dict[int, Any] = field(default_factory=dict)  # the graph's node of each, by its id
+    # the graph's node of each leaf, by the leaf's id
+    accumulators: dict[int, Any] = field(default_factory=dict)
 
     @property
     def all(self) -> list[Tensor]:
-        """Both kinds."""
         return self.dense + self.others
 
     @property
     def key(self) -> tuple[tuple[int, int], ...]:
-        """What a reducer is made for: `model.to(...)` gives the same leaf another accumulator."""
+        """Return what a reducer is made for; `model.to(...)` gives a leaf another accumulator."""
         return tuple((id(leaf), id(self.accumulators[id(leaf)])) for leaf in self.dense)
 
 
@@ -65,7 +65,7 @@ REENTRANT = ("CheckpointFunctionBackward",)
 
 
 def leaves_of(roots: Iterable[Tensor], one_order: Order) -> Leaves:
-    """Walk the graph; every rank finds the same leaves, and puts them in the same order."""
+    """Walk the graph for its leaves; every rank finds the same ones, in the same order."""
     found, sparse = Leaves(), set()
     seen: set[Any] = set()
     order: dict[int, Tensor] = {}
@@ -101,7 +101,10 @@ def leaves_of(roots: Iterable[Tensor], one_order: Order) -> Leaves:
 
 
 def _most(leaves: Iterable[Tensor]) -> str:
-    """The kind of device that holds most of them: a reducer serves one, the rest is averaged by itself."""
+    """Return the kind of device that holds most of the leaves, by bytes.
+
+    A reducer serves one kind; the rest is averaged by itself.
+    """
     sizes: dict[str, int] = {}
     for leaf in leaves:
         sizes[leaf.device.type] = sizes.get(leaf.device.type, 0) + leaf.nbytes
@@ -109,13 +112,13 @@ def _most(leaves: Iterable[Tensor]) -> str:
 
 
 def _accumulator(leaf: Tensor) -> Any:
-    """A root may be a leaf itself."""
+    """Return the accumulator of a leaf, since a root may be one itself."""
     view = leaf.view_as(leaf).grad_fn
     return view.next_functions[0][0] if view is not None else None
 
 
 def flattened(tensors: list[Tensor]) -> Iterator[tuple[list[Tensor], Tensor]]:
-    """Those of each dtype and device, and their elements, one after the other."""
+    """Yield the tensors of each dtype and device, and their elements in one flat tensor."""
     kinds: dict[Any, list[Tensor]] = {}
     for x in tensors:
         kinds.setdefault((x.dtype, x.device), []).append(x)
@@ -128,10 +131,11 @@ class Replicas:
 
     def __init__(self, group: Group, compress: str = "none") -> None:
         self.group, self.compress = group, compress
-        self._kept: dict[Any, tuple[DistributedDataParallel, Leaves]] = {}  # alive, so that ids stay theirs
+        # alive, so that ids stay theirs
+        self._kept: dict[Any, tuple[DistributedDataParallel, Leaves]] = {}
 
     def armed(self, leaves: Leaves, roots: list[Tensor]) -> list[Tensor]:
-        """The roots, once the reducer of the dense leaves waits for their gradients."""
+        """Return the roots, once the reducer of the dense leaves waits for their gradients."""
         key = leaves.key
         replica, noted = self._kept.pop(key, (None, leaves))
         if replica is None:
@@ -146,29 +150,34 @@ class Replicas:
             return list(replica(*roots))
 
     def _held(self) -> int:
-        """Bytes that reducers hold of an accelerator's memory, beyond the one used last."""
-        held = [x.nbytes for _, known in [*self._kept.values()][:-1] for x in known.dense if not x.is_cpu]
+        """Count bytes of accelerators' memory that reducers hold, beyond the one used last."""
+        held = [
+            x.nbytes
+            for _, known in [*self._kept.values()][:-1]
+            for x in known.dense
+            if not x.is_cpu
+        ]
         return sum(held)
 
     def drop(self, leaves: Leaves) -> None:
-        """A backward that raised leaves a reducer half-way: it refuses every later forward."""
+        """Drop the reducer of a backward that raised: half-way, it refuses every later forward."""
         self._kept.pop(leaves.key, None)
 
     def compare(self, leaves: list[Tensor]) -> None:
-        """Parameters are equal on all ranks, since all run the same script on the same values.
+        """Compare leaves over ranks: equal, since all run the same script on the same values.
 
         Raises:
-            Disagreement: They are not.
+            Disagreement: They are not equal.
         """
         found = Fingerprint()
         for number, leaf in enumerate(leaves):
             found.add(f"parameter {number} of {len(leaves)}, of shape {tuple(leaf.shape)},", [leaf])
-        # accelerators add up in an order of their own; what was computed there may differ in its last bits
+        # accelerators add up in an order of their own: what is computed there differs in last bits
         exact = all(leaf.device.type == "cpu" for leaf in leaves)
         found.compare(self.group, exact=exact or torch.are_deterministic_algorithms_enabled())
 
     def average(self, leaves: Iterable[Tensor], differentiable: Any = None) -> None:
-        """Average `.grad` at once, for what no reducer covers."""
+        """Average the `.grad` of leaves that no reducer covers, at once."""
         dense: list[Tensor] = []
         for leaf in leaves:
             grad = leaf.grad
@@ -183,14 +192,14 @@ class Replicas:
         self.average_dense(dense)
 
     def average_dense(self, grads: list[Tensor]) -> None:
-        """In place, in one all-reduce for each dtype and device."""
+        """Average gradients in place, in one all-reduce for each dtype and device."""
         for some, flat in flattened([grad.detach() for grad in grads]):
             self.group.all_reduce(flat).div_(self.group.size)
             for g, mean in zip(some, flat.split([g.numel() for g in some]), strict=True):
                 g.copy_(mean.view_as(g))
 
     def average_sparse(self, grad: Tensor) -> Tensor:
-        """The mean of sparse gradients: every rank's entries, one after the other."""
+        """Return the mean of a sparse gradient: every rank's entries, one after the other."""
         grad = grad.coalesce()
         counts = self.group.all_gather(torch.tensor([grad._nnz()], device=CPU)).flatten().tolist()
         room = max(counts)
@@ -204,7 +213,8 @@ class Replicas:
         )
         cut_i = torch.cat([i[:, :n] for i, n in zip(gathered_i, counts, strict=True)], 1)
         cut_v = torch.cat([v[:n] for v, n in zip(gathered_v, counts, strict=True)])
-        # as torch's kernels do: `torch.sparse_coo_tensor` of torch 2.11 warns, whatever one says of checks
+        # as torch's kernels do: `torch.sparse_coo_tensor` of torch 2.11 warns, whatever is said of
+        # checks
         make = torch_internals.sparse_of_parts
         kind = {"dtype": grad.dtype, "layout": grad.layout, "device": grad.device}
         dims = grad.sparse_dim(), grad.dense_dim()

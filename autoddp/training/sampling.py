@@ -1,4 +1,4 @@
-"""This rank's rows of every batch that a loader makes up, in the order of one process."""
+"""Samplers and fetches of this rank's rows of every batch, in the order of one process."""
 
 from __future__ import annotations
 
@@ -28,18 +28,21 @@ if TYPE_CHECKING:
     from autoddp.process.run import Run
 
 APART = 7919  # what the seeds of two neighbouring ranks differ by
-TORCHS = (RandomSampler, SequentialSampler, WeightedRandomSampler)  # draw nothing between two batches
+# Samplers of torch that draw nothing between two batches.
+TORCHS = (RandomSampler, SequentialSampler, WeightedRandomSampler)
 
 
 class RowSampler(DistributedSampler[Any]):
-    """Cuts the index batches of the script's own sampler.
+    """A sampler that cuts this rank's part out of the index batches of the script's sampler.
 
-    All ranks hold the same random state, so that sampler yields the order of one process on every
-    rank. Nothing is repeated or dropped: sizes differ by one at most, and a batch with fewer rows
-    than ranks goes to all of them.
+    All ranks hold the same random state, so the script's sampler yields the order of one process
+    on every rank. Nothing is repeated or dropped: sizes differ by one at most, and a batch with
+    fewer rows than ranks goes to all of them.
     """
 
-    def __init__(self, batches: Any, ranks: int, rank: int, before_fetch: Callable[[], None]) -> None:
+    def __init__(
+        self, batches: Any, ranks: int, rank: int, before_fetch: Callable[[], None]
+    ) -> None:
         nothing: Any = ()  # the data set may have no length; what is cut is the batches
         super().__init__(nothing, num_replicas=ranks, rank=rank, shuffle=False)
         self.batches, self.before_fetch = batches, before_fetch
@@ -65,20 +68,20 @@ class RowSampler(DistributedSampler[Any]):
 
 @dataclass
 class Drawn:
-    """A batch of which the samples were drawn where nothing was expected to be."""
+    """A batch whose samples drew random numbers where none were expected."""
 
     batch: Any
 
 
 class Noticing:
-    """A collate function in a worker process that says so when a generator has moved."""
+    """A collate function for worker processes that says so when a generator has moved."""
 
     def __init__(self, loader: Any) -> None:
         self.collate, self.begin = loader.collate_fn, loader.worker_init_fn
         self.before: Generators | None = None
 
     def __call__(self, samples: Any) -> Any:
-        """The batch; once, in what says so."""
+        """Collate the batch; the first time that a generator has moved, wrap it in `Drawn`."""
         batch = self.collate(samples)
         if self.before is None or self.before.same(Generators()):
             return batch
@@ -87,13 +90,12 @@ class Noticing:
 
 
 class Beginning:
-    """The worker's function of the script's, after which its generators stand where they begin."""
+    """A `worker_init_fn` that calls the script's own, then notes where the generators begin."""
 
     def __init__(self, noticing: Noticing) -> None:
         self.noticing = noticing
 
     def __call__(self, number: int) -> None:
-        """In the worker."""
         if self.noticing.begin is not None:
             self.noticing.begin(number)
         self.noticing.before = Generators()
@@ -110,14 +112,14 @@ def _noticed(loader: Any) -> Iterator[None]:
 
 
 class Fetching:
-    """Iterators of which this rank fetches its rows.
+    """A maker of loader iterators that fetch this rank's rows alone.
 
-    What a data set draws moves no generator that the script sees: these stay equal on all ranks.
+    Draws of a data set move no generator that the script sees: these stay equal on all ranks.
     """
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.starting: Any = None  # what the iterator that is being made takes its indices from
+        self.starting: Any = None  # index sampler of the iterator that is being made
         self._own: Generators | None = None  # this rank's stream, for data sets that draw
         self._outside: Generators | None = None  # where the generators are to be after a fetch
         self._drawing = False
@@ -132,14 +134,15 @@ class Fetching:
         still: bool = False,
         drew: Callable[[], None] | None = None,
     ) -> Any:
-        """What `make()` returns, an iterator over this rank's rows.
+        """Make the loader's iterator, over this rank's rows of every batch.
 
         Args:
             loader: The DataLoader.
             make: Its own `__iter__`.
             draws: Whether its data set draws random numbers: each rank then draws its own.
             still: Whether it is certain that none are drawn.
-            drew: Called where numbers are drawn in this process, if that would be news.
+            drew: Called where numbers are drawn in this process, if none are expected; with workers
+                their batch comes as `Drawn`.
         """
         world = self.run.world
         here = loader.num_workers == 0 and not still  # else the data set draws in its workers
@@ -160,7 +163,10 @@ class Fetching:
             self.starting = None
 
     def index_sampler(self, plain: property) -> property:
-        """Ours while an iterator is made, else the script's: `len(loader)` is that of one process."""
+        """Return a property: our sampler while an iterator is made, else the script's.
+
+        So `len(loader)` is that of one process.
+        """
 
         def index_sampler(loader: Any) -> Any:
             return self.starting if self.starting is not None else plain.fget(loader)  # type: ignore[misc]
@@ -168,10 +174,11 @@ class Fetching:
         return property(index_sampler)
 
     def fetch(self, inner: Any) -> Any:
-        """The next batch; modules in a data set are plain."""
+        """Fetch the next batch, with modules in the data set plain, and put the generators back."""
         self._outside = None
         if threading.get_ident() != self._thread:
-            return next(inner)  # what the script does meanwhile must not be plain, nor its draws undone
+            # what the script does meanwhile must not be plain, nor its draws undone
+            return next(inner)
         try:
             with self.run.view.set_aside():
                 return next(inner)
@@ -196,7 +203,7 @@ class Fetching:
 
     @contextmanager
     def _fewer_workers(self, loader: Any) -> Iterator[None]:
-        """The node's workers are shared out, unless a sampler of the script's draws between batches."""
+        """Divide the workers over the node's ranks, unless the sampler may draw between batches."""
         batches, before = loader.batch_sampler, loader.num_workers
         known = type(batches) is BatchSampler and type(batches.sampler) in TORCHS
         if known and before:
@@ -209,12 +216,13 @@ class Fetching:
 
     @contextmanager
     def _own_seeds(self, loader: Any, draws: bool) -> Iterator[None]:
-        """Seeds of workers differ by rank; the script's generator moves on as in one process."""
+        """Seed workers apart on each rank; the script's generator moves on as in one process."""
         if not draws:
             yield
             return
         before = loader.generator
-        drawn = torch.empty((), dtype=torch.int64).random_(generator=before)  # on the device that torch takes
+        # on the device that torch takes
+        drawn = torch.empty((), dtype=torch.int64).random_(generator=before)
         seed = (int(drawn.item()) + APART * self.run.world.rank) % 2**63
         loader.generator = torch.Generator(drawn.device).manual_seed(seed)
         try:

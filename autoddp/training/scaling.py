@@ -17,7 +17,7 @@ INIT = inspect.signature(DataLoader.__init__)
 
 
 class Scaling(Feature):
-    """`--batch per-rank` and `--scale-lr`: the only options that change the training."""
+    """The options `--batch per-rank` and `--scale-lr`, which change the training on purpose."""
 
     name = "scaling"
     without = "--batch per-rank and --scale-lr change nothing"
@@ -25,27 +25,39 @@ class Scaling(Feature):
     def __init__(self, run: Run) -> None:
         self.run, ranks = run, run.world.world_size
         self.grows = run.options.batch == "per-rank"
-        self.factor = {"none": 1.0, "linear": float(ranks), "sqrt": ranks**0.5}[run.options.scale_lr]
+        self.factor = {"none": 1.0, "linear": float(ranks), "sqrt": ranks**0.5}[
+            run.options.scale_lr
+        ]
 
-    @patch("torch.utils.data:DataLoader.__init__", why="--batch per-rank: training batches N times as large")
+    @patch(
+        "torch.utils.data:DataLoader.__init__",
+        why="--batch per-rank: training batches N times as large",
+    )
     def grow_batches(self, wrapped: Any, loader: Any, args: Any, kwargs: Any) -> Any:
-        """Of loaders that shuffle, or have a sampler that does: those are for training."""
+        """Multiply the batch size of training loaders: with shuffle or a sampler not sequential."""
         given = INIT.bind(loader, *args, **kwargs).arguments
         sampler = given.get("sampler")
-        trains = given.get("shuffle") or (sampler is not None and not isinstance(sampler, SequentialSampler))
+        trains = given.get("shuffle") or (
+            sampler is not None and not isinstance(sampler, SequentialSampler)
+        )
         size = given.get("batch_size", 1)
         if not self.grows or not self.run.view.here() or not trains or not isinstance(size, int):
             return wrapped(*args, **kwargs)
         del given["self"]
         given["batch_size"] = size * self.run.world.world_size
         self.run.report.say_once(
-            "scaling", f"DataLoader at {users_line()}", f"batches of {given['batch_size']} instead of {size}"
+            "scaling",
+            f"DataLoader at {users_line()}",
+            f"batches of {given['batch_size']} instead of {size}",
         )
         return wrapped(**given)
 
-    @patch("torch.optim:Optimizer.add_param_group", why="--scale-lr: a learning rate for the larger batch")
+    @patch(
+        "torch.optim:Optimizer.add_param_group",
+        why="--scale-lr: a learning rate for the larger batch",
+    )
     def scale_group(self, wrapped: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """Every group gets its rate here: one of its own, or the default."""
+        """Scale the learning rate of a group, its own or the default: every group comes here."""
         group = args[0] if args else kwargs.get("param_group")
         if self.factor == 1 or not self.run.view.here() or not isinstance(group, dict):
             return wrapped(*args, **kwargs)
@@ -53,6 +65,8 @@ class Scaling(Feature):
         if rate is None:
             return wrapped(*args, **kwargs)
         self.run.report.say_once(
-            "scaling", f"{type(optimizer).__name__} at {users_line()}", f"learning rate times {self.factor:g}"
+            "scaling",
+            f"{type(optimizer).__name__} at {users_line()}",
+            f"learning rate times {self.factor:g}",
         )
         return wrapped({**group, "lr": rate * self.factor})

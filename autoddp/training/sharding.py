@@ -28,7 +28,8 @@ from autoddp.training.replica import flattened
 if TYPE_CHECKING:
     from autoddp.process.run import Run
 
-# They step each parameter by itself, leave alone what has no gradient, and make its state when it has one.
+# Each steps every parameter by itself, leaves alone one that has no gradient, and makes its state
+# when it has one.
 KINDS: tuple[type[Optimizer], ...] = (
     *(optim.SGD, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.RMSprop),
     *(optim.Adadelta, optim.Rprop, optim.ASGD),
@@ -36,11 +37,12 @@ KINDS: tuple[type[Optimizer], ...] = (
 
 
 class Sharding(Feature):
-    """`--shard-optimizer`: what torch's `ZeroRedundancyOptimizer` does, for the script's own optimizer.
+    """The option `--shard-optimizer`: `ZeroRedundancyOptimizer` for the script's own optimizer.
 
-    It sees gradients of this rank's share alone, so it makes state of these alone; then each rank hands
-    on the parameters that it has stepped. Only `optimizer.state` tells: `state_dict()`, a pickle and a copy
-    hold the whole, on all ranks, and all of them must ask; of what is loaded a rank keeps its share.
+    An optimizer sees gradients of this rank's share alone, so it makes state of these alone; then
+    each rank hands on the parameters that it has stepped. Only `optimizer.state` shows the split:
+    `state_dict()`, a pickle and a copy hold the whole, on all ranks, and all of them must ask for
+    it; of a state that is loaded a rank keeps its share.
     """
 
     name = "sharding"
@@ -53,11 +55,11 @@ class Sharding(Feature):
 
     @classmethod
     def wanted(cls, options: Options) -> bool:
-        """If it is asked for."""
+        """Return whether `--shard-optimizer` is given."""
         return options.shard_optimizer
 
     def setup(self, undo: ExitStack) -> None:
-        """The hooks around steps; at the end of the script its optimizers are whole again."""
+        """Register hooks around steps, and make optimizers whole again at the end of the script."""
         undo.callback(register_optimizer_step_pre_hook(self.before_step).remove)
         undo.callback(register_optimizer_step_post_hook(self.after_step).remove)
         self.run.group.at_end.append(self.complete)
@@ -65,7 +67,7 @@ class Sharding(Feature):
 
     @disable_dynamo
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """Hide the gradients that are another rank's to apply; a closure makes them first."""
+        """Hide the gradients that are another rank's to apply, after a closure has made them."""
         if not self.view.here() or not self._shards(optimizer):
             return None
         share = self.shares.get(optimizer)
@@ -99,7 +101,7 @@ class Sharding(Feature):
 
     @disable_dynamo
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Every rank gets what the others have stepped."""
+        """Give every rank the parameters that the others have stepped."""
         share = self.shares.get(optimizer) if self.view.here() else None
         if share is not None:
             share.show()
@@ -108,19 +110,26 @@ class Sharding(Feature):
 
     @patch("torch.optim:Optimizer.state_dict", why="a checkpoint holds the state of all parameters")
     def whole_state(self, wrapped: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """As one process's."""
         with self._whole(optimizer):
             return wrapped(*args, **kwargs)
 
-    @patch("torch.optim:Optimizer.__getstate__", why="a pickle or a copy holds the state of all parameters")
+    @patch(
+        "torch.optim:Optimizer.__getstate__",
+        why="a pickle or a copy holds the state of all parameters",
+    )
     def whole_pickle(self, wrapped: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """As one process's."""
         with self._whole(optimizer):
             return wrapped(*args, **kwargs)
 
-    @patch("torch.optim:Optimizer.load_state_dict", why="of the state that is loaded a rank keeps its share")
+    @patch(
+        "torch.optim:Optimizer.load_state_dict",
+        why="of the state that is loaded a rank keeps its share",
+    )
     def load(self, wrapped: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """Before its first step an optimizer has no shares yet: then it drops what is not its own."""
+        """Load the state, and drop that of other ranks' parameters.
+
+        Before its first step an optimizer has no share yet: it drops the rest at that step.
+        """
         found = wrapped(*args, **kwargs)
         share = self.shares.get(optimizer) if self.view.here() else None
         if share is not None:
@@ -145,7 +154,7 @@ class Sharding(Feature):
             return share.gathered(optimizer)
 
     def complete(self) -> None:
-        """Give every optimizer its whole state: after a decorated function it steps in one process."""
+        """Give every optimizer its whole state: after a decorated function one process steps it."""
         found = [reference() for reference in self.known]
         if not found:
             return
@@ -159,7 +168,7 @@ class Sharding(Feature):
 
 
 class Share:
-    """Who steps which parameters of one optimizer: torch's partition, the largest first, evenly by size."""
+    """The owners of an optimizer's parameters: torch's partition, largest first, evenly by size."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -169,7 +178,7 @@ class Share:
         self._stepped: list[Tensor] = []
 
     def _owners(self, optimizer: Optimizer) -> dict[int, int]:
-        """The partition; parameters that are added later find their place."""
+        """Return the owners of parameters, by id; those that are added later find their place."""
         new = [p for p in parameters(optimizer) if id(p) not in self._owner]
         for p in sorted(new, key=lambda p: -p.numel()):
             smallest = self._sizes.index(min(self._sizes))
@@ -191,14 +200,14 @@ class Share:
         self.drop(optimizer)
 
     def show(self) -> None:
-        """Put back what is hidden."""
+        """Put hidden gradients back, unless a parameter has got another one."""
         hidden, self._hidden = self._hidden, []
         for p, grad in hidden:
             if p.grad is None:
                 p.grad = grad
 
     def drop(self, optimizer: Optimizer) -> None:
-        """Let go of the state of parameters that are another rank's."""
+        """Drop the state of parameters that are another rank's."""
         mine = self._mine(optimizer)
         for p in parameters(optimizer):
             if not mine(p):
@@ -206,7 +215,7 @@ class Share:
 
     @torch.no_grad()
     def hand_on(self) -> None:
-        """Each rank's parameters from the rank that has stepped them."""
+        """Broadcast each rank's parameters from the rank that has stepped them."""
         stepped, self._stepped = self._stepped, []
         parts = [
             list(flattened([p.detach() for p in stepped if self._owner[id(p)] == rank]))
@@ -219,22 +228,28 @@ class Share:
                     p.copy_(new.view_as(p))
 
     def gathered(self, optimizer: Optimizer) -> defaultdict[Any, Any]:
-        """The state of all parameters, in their order."""
+        """Gather the state of all parameters from all ranks, in the parameters' order."""
         mine = self._mine(optimizer)
         every = parameters(optimizer)
-        own = {n: optimizer.state[p] for n, p in enumerate(every) if mine(p) and p in optimizer.state}
+        own = {
+            n: optimizer.state[p] for n, p in enumerate(every) if mine(p) and p in optimizer.state
+        }
         states: dict[int, Any] = {}
         packed = io.BytesIO()
         torch.save(own, packed)
         for rank, data in enumerate(self.group.all_bytes(packed.getvalue())):
             # numbers and text alone: nothing that comes over a network is run
-            theirs = own if rank == self.group.rank else torch.load(io.BytesIO(data), weights_only=True)
+            theirs = (
+                own if rank == self.group.rank else torch.load(io.BytesIO(data), weights_only=True)
+            )
             states.update(theirs)
-        whole = defaultdict(dict, {key: x for key, x in optimizer.state.items() if key not in set(every)})
+        whole = defaultdict(
+            dict, {key: x for key, x in optimizer.state.items() if key not in set(every)}
+        )
         whole.update({every[n]: states[n] for n in sorted(states)})
         return whole
 
 
 def parameters(optimizer: Optimizer) -> list[Tensor]:
-    """Those of all groups, in their order."""
+    """Return the parameters of all groups, in their order."""
     return [p for group in optimizer.param_groups for p in group["params"]]

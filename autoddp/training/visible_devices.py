@@ -10,7 +10,7 @@ from autoddp.patching import Feature, patch
 
 
 class Visible(Feature):
-    """Each rank is one of what `nn.DataParallel` would make of one process."""
+    """The devices of `nn.DataParallel`: each rank is one of the replicas of one process."""
 
     name = "visible"
     without = "`nn.DataParallel` asks for devices that are another rank's, and fails"
@@ -18,8 +18,10 @@ class Visible(Feature):
 
     @patch("torch.nn:DataParallel.__init__", why="a rank sees its own devices: others are left out")
     def use_own(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        """Ids of devices that this rank does not see are left out."""
-        given = dict(zip(("module", "device_ids", "output_device", "dim"), args, strict=False)) | kwargs
+        """Leave out the ids of devices that this rank does not see."""
+        given = (
+            dict(zip(("module", "device_ids", "output_device", "dim"), args, strict=False)) | kwargs
+        )
         there = torch.accelerator.device_count()
         for name in ("device_ids", "output_device"):
             given[name] = among(given.get(name), there) if there else given.get(name)
@@ -27,7 +29,7 @@ class Visible(Feature):
 
 
 def among(ids: Any, there: int) -> Any:
-    """Those of devices that are there; None, as torch has it for all, where none is."""
+    """Keep ids of devices that are there; None, as torch has it for all, where none is."""
     if isinstance(ids, (list, tuple)):
         return [each for each in ids if among(each, there) is not None] or None
     number = torch.device(ids).index if isinstance(ids, (str, torch.device)) else ids

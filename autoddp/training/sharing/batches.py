@@ -29,7 +29,7 @@ from autoddp.view.state import View
 
 @dataclass
 class Waiting:
-    """For a loader: how long this rank waited for its batches, of how many seconds of its passes."""
+    """The seconds that this rank waited for a loader's batches, of how many of its passes."""
 
     seconds: float = 0.0
     total: float = 0.0
@@ -38,7 +38,7 @@ class Waiting:
 
     @property
     def share(self) -> float:
-        """Of the time."""
+        """Return the share of the time."""
         return self.seconds / self.total if self.total else 0.0
 
 
@@ -63,7 +63,8 @@ class Whole(LoaderIterator):
 
     def _batch(self) -> Any:
         if threading.get_ident() != self.thread:
-            return next(self.inner)  # or modules of the script's own thread would be plain meanwhile
+            # set aside, modules of the script's own thread would be plain meanwhile
+            return next(self.inner)
         with self.view.set_aside():
             return next(self.inner)
 
@@ -73,7 +74,12 @@ class Handed(Whole):
 
     def __init__(self, view: View, inner: Pass, waiting: Waiting) -> None:
         super().__init__(view, inner, waiting)
-        self.batched, self.pins, self.took, self.memory = inner.batched, inner.pins, inner.took, inner.memory
+        self.batched, self.pins, self.took, self.memory = (
+            inner.batched,
+            inner.pins,
+            inner.took,
+            inner.memory,
+        )
 
     def _batch(self) -> Any:
         batch = super()._batch()
@@ -98,16 +104,19 @@ class Handed(Whole):
         return counted(Rows(self._mine(x, cuts), cuts), x)
 
     def _mine(self, x: Tensor, cuts: Cuts) -> Tensor:
-        """This rank's rows, where no other rank looks or writes.
+        """Return this rank's rows, where no other rank looks or writes.
 
-        What a worker collated is shared with this process as with one process, and not used again, so that
-        each rank's rows can stay where they are; but all ranks count what is ignored among all targets.
+        Tensors that a worker collated are shared with this process as with one process, and not
+        used again, so that each rank's rows can stay where they are; but all ranks count what is
+        ignored among all targets.
         """
         rows = cuts.take(x, 0)
         if self.pins:
             return self._pinned(rows)
         large = x.nbytes >= WORTH and x.dtype is not torch.int64
-        return rows if large and rows.data_ptr() % ALIGNED == 0 and x.is_contiguous() else rows.clone()
+        return (
+            rows if large and rows.data_ptr() % ALIGNED == 0 and x.is_contiguous() else rows.clone()
+        )
 
     def _pinned(self, rows: Tensor) -> Tensor:
         return torch.empty_like(rows, pin_memory=True).copy_(rows) if self.pins else rows
@@ -115,7 +124,7 @@ class Handed(Whole):
 
 @dataclass(frozen=True)
 class Source:
-    """Of a loader that is fetched by rows: how, what to call where draws are noticed, and its targets."""
+    """A loader that is fetched by rows: how, what to call where it draws, and its targets."""
 
     fetching: Fetching
     drawn: Callable[[], None]
@@ -151,14 +160,14 @@ class Shared(Whole):
 
 
 def _copied(x: Any) -> Any:
-    """What pytree takes for a leaf may hold tensors, too: a dictionary of a user's own kind."""
+    """Copy a leaf; for pytree, a user's own kind of dictionary is one, and may hold tensors."""
     if type(x) is Lent:
         return x.whole()
     return x.clone() if isinstance(x, Tensor) else copy.deepcopy(x)
 
 
 def _rows_of(leaves: list[Any]) -> int:
-    """How many rows all of these tensors have; 0 where that cannot be said."""
+    """Return how many rows all of these tensors have; 0 where that cannot be said."""
     plain = all(type(x) is Lent or _is_strided(x) for x in leaves)
     sizes = {x.shape[0] for x in leaves} if plain else set()
     return int(sizes.pop()) if len(sizes) == 1 else 0
@@ -170,7 +179,7 @@ def _is_strided(x: Any) -> bool:
 
 def _unlike(x: Any) -> str:
     return (
-        f"a batch of the DataLoader holds a {type(x).__name__} where its first sample held numbers; each "
-        "rank fetched its rows alone, and cannot give the script all of it: samples must be alike, or "
-        "--disable loaders has every rank fetch all"
+        f"a batch of the DataLoader holds a {type(x).__name__} where its first sample held "
+        "numbers; each rank fetched its rows alone, and cannot give the script all of it: samples "
+        "must be alike, or --disable loaders has every rank fetch all"
     )

@@ -1,12 +1,12 @@
 """Lines between the first rank of a node and its others: messages, and descriptors with them.
 
-Unix sockets that admit the same user alone, and of those only who knows the token. The first rank says
-something only in a call of the script's that the others make, too, and waits only where one of them is
-`AHEAD` batches of a pass behind it. That cannot deadlock: all ranks run one program; whoever waits here waits
-for a rank that is further behind in it, or, for a batch, for the first rank where that one is behind. The
-rank that is furthest behind finds all that it was sent, and all collectives and effects that it comes to the
-others have begun: it goes on until another one is furthest behind. In threads of the script's each waits for
-its own pass alone: nobody holds the lines while he waits.
+They are Unix sockets, which admit processes of the same user that know the token. The first rank
+says something only in a call of the script's that the others make, too, and waits only where one
+of them is `AHEAD` batches of a pass behind it. That cannot deadlock: all ranks run one program; who
+waits here waits for a rank that is further behind in it, or, for a batch, for the first rank where
+that one is behind. The rank that is furthest behind finds all that it was sent, and the others have
+begun all collectives and effects that it comes to: it goes on until another one is furthest behind.
+In threads of the script's each waits for its own pass alone: none holds the lines while it waits.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Message = tuple[str, int, Any, list[int]]  # kind, how-manieth, what is said, de
 
 
 class Lines:
-    """Of the first rank of a node to all others of it; of another rank to the first."""
+    """The lines of a node's first rank to all others, or those of another rank to the first."""
 
     def __init__(self, sockets: dict[int, socket.socket], first: int) -> None:
         self.sockets, self.first = sockets, first
@@ -71,28 +71,30 @@ class Lines:
         os.register_at_fork(after_in_child=leave)
 
     def close(self) -> None:
-        """No line is left; twice is harmless."""
+        """Close all lines; a second call is harmless."""
         for connected in self.sockets.values():
             connected.close()
 
     # ---- the first rank
 
     def room(self, course: int, ahead: int = AHEAD) -> bool:
-        """Whether nobody has so many batches of this pass before him."""
+        """Return whether no rank has so many batches of this pass before it."""
         return self.behind(course) < ahead
 
     def behind(self, course: int) -> int:
-        """How many batches of this pass he has before him who has most."""
+        """Return the most batches of this pass that any of the other ranks has before it."""
         with self._lock:
             self._take_note()
             return max((theirs[course] for theirs in self._ahead.values()), default=0)
 
     def wait(self) -> None:
-        """Until something was taken, or for a moment: another thread may have noted it."""
+        """Wait until something was taken, or for a moment: another thread may have noted it."""
         _readable(*list(self.sockets.values()), seconds=TICK)
 
-    def say(self, course: int, kind: str, number: int, said: Any = None, descriptors: Any = ()) -> None:
-        """To all others; a batch counts until it is taken."""
+    def say(
+        self, course: int, kind: str, number: int, said: Any = None, descriptors: Any = ()
+    ) -> None:
+        """Send a message to all others; a batch counts until it is taken."""
         message, long = pickle.dumps((course, kind, number, said), 5), []
         if len(message) > SAID:
             long = [nameless(len(message))]
@@ -108,7 +110,7 @@ class Lines:
         self._say_ended()
 
     def end(self, course: int) -> None:
-        """Nothing more will come of this pass; the garbage collector may say so at any moment."""
+        """Tell the others that this pass has ended; the garbage collector may do so at any time."""
         self._ending.append(course)
         self._say_ended()
 
@@ -118,13 +120,15 @@ class Lines:
                 with contextlib.suppress(IndexError):
                     course = self._ending.popleft()
                     for rank in list(self.sockets):
-                        if self._send(rank, LONG.pack(False) + pickle.dumps((course, ENDED, 0, None), 5), ()):
+                        if self._send(
+                            rank, LONG.pack(False) + pickle.dumps((course, ENDED, 0, None), 5), ()
+                        ):
                             self._ahead[rank].pop(course, None)
             finally:
                 self._lock.release()
 
     def _send(self, rank: int, message: bytes, descriptors: Any) -> bool:
-        """Whether that rank is there."""
+        """Send a message to a rank, and return whether that rank is there."""
         connected = self.sockets[rank]
         try:
             socket.send_fds(connected, [message], list(descriptors), socket.MSG_NOSIGNAL)
@@ -153,10 +157,10 @@ class Lines:
     # ---- the others
 
     def hear(self, course: int) -> Message:
-        """What the first rank says next of this pass.
+        """Wait for what the first rank says next of this pass.
 
         Raises:
-            RankEnded: It has ended without it.
+            RankEnded: The first rank has ended without saying it.
         """
         while True:
             with self._came:
@@ -175,12 +179,12 @@ class Lines:
                     self._came.notify_all()
 
     def took(self, course: int) -> None:
-        """A batch: the first rank may send another."""
+        """Tell the first rank that a batch was taken: it may send another."""
         with contextlib.suppress(OSError):
             self.sockets[self.first].send(TAKEN.pack(course), socket.MSG_NOSIGNAL)
 
     def forget(self, course: int) -> None:
-        """Nobody asks for this pass any more."""
+        """Drop what comes of this pass, for which nobody asks any more."""
         self._forgotten.add(course)
         for *_, descriptors in self._inbox.pop(course, ()):
             close(descriptors)
@@ -190,11 +194,13 @@ class Lines:
         _readable(connected)
         try:
             data, descriptors, _, _ = socket.recv_fds(connected, 2 * SAID, DESCRIPTORS)
-        except ConnectionResetError:  # said once, of what it has not read; what it said before is still here
+        except ConnectionResetError:
+            # said once, of what the first rank has not read; what it said before is still here
             data, descriptors, _, _ = socket.recv_fds(connected, 2 * SAID, DESCRIPTORS)
         if not data:
             raise RankEnded(
-                f"rank {self.first} has ended, which loads this node's batches, and this rank waits for one"
+                f"rank {self.first} has ended, which loads this node's batches, "
+                "and this rank waits for one"
             )
         if LONG.unpack(data[:1])[0]:
             data = data[:1] + _whole(descriptors.pop())
@@ -212,7 +218,7 @@ STEP, MADE, BATCH, RAISED, YOURSELF, ENDED = "step", "made", "batch", "raised", 
 
 
 def _readable(*sockets: socket.socket, seconds: float | None = None) -> bool:
-    """Whether one has something to read by then; `select` knows no descriptor above 1023."""
+    """Return whether a socket has something to read in time; `select` ends at descriptor 1023."""
     poll = select.poll()
     for connected in sockets:
         poll.register(connected, select.POLLIN)
@@ -220,7 +226,7 @@ def _readable(*sockets: socket.socket, seconds: float | None = None) -> bool:
 
 
 def _whole(descriptor: int) -> bytes:
-    """What was too long for a message."""
+    """Read from memory what was too long for a message."""
     filled = bytearray(os.fstat(descriptor).st_size)
     read(descriptor, memoryview(filled), 0)
     os.close(descriptor)
@@ -228,15 +234,16 @@ def _whole(descriptor: int) -> bytes:
 
 
 def close(descriptors: list[int]) -> None:
-    """What came with a message that nobody asks for."""
+    """Close descriptors, as those of a message that nobody asks for."""
     for descriptor in descriptors:
         os.close(descriptor)
 
 
 def meet(rank: int, ranks: list[int], store: Store) -> Lines | None:
-    """Lines between the ranks of one node, who must all come; None where they do not reach each other."""
+    """Connect the ranks of a node, which must all come; None where one does not reach the first."""
     first = ranks[0]
-    key = f"sharing/{first}/{store.add(f'sharing/of/{rank}', 1)}"  # of this session; there may be several
+    # of this session; there may be several
+    key = f"sharing/{first}/{store.add(f'sharing/of/{rank}', 1)}"
     if rank != first:
         where, token = json.loads(store.get(key))
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -255,7 +262,9 @@ def meet(rank: int, ranks: list[int], store: Store) -> Lines | None:
     return Lines(found, first) if len(found) == len(ranks) - 1 else None
 
 
-def _arrivals(door: socket.socket, token: bytes, missing: set[int], lost: Any) -> dict[int, socket.socket]:
+def _arrivals(
+    door: socket.socket, token: bytes, missing: set[int], lost: Any
+) -> dict[int, socket.socket]:
     found: dict[int, socket.socket] = {}
     deadline = time.monotonic() + PATIENCE
     while missing:

@@ -1,4 +1,4 @@
-"""Memory that ranks of a node share: it has no name, and is gone with the last process that maps it."""
+"""Memory that ranks of a node share: without a name, gone with the last process that maps it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 WORTH = 1 << 16  # bytes of a batch below which one copy costs less than memory of its own
 MOST = 8  # pieces of private memory whose end is waited for
-FRESH, COPIED = 0, -1  # numbers of memory that is no piece: it holds one batch; a copy of parts of it
+# Numbers of memory that is no piece: it holds one batch; a copy of parts of it.
+FRESH, COPIED = 0, -1
 
 
 def nameless(size: int) -> int:
-    """A descriptor of so many bytes; a container's small /dev/shm does not limit it."""
+    """Return a descriptor of so many bytes; a container's small /dev/shm does not limit it."""
     descriptor = os.memfd_create("autoddp", os.MFD_CLOEXEC)
     os.ftruncate(descriptor, size)
     return descriptor
@@ -38,10 +39,10 @@ KEPT = sys.getrefcount(ALONE[0])  # by a list and who asks
 
 
 class Piece:
-    """Of such memory, mapped; its pages are there once they were written.
+    """A mapped piece of such memory; its pages are there once they were written.
 
     Attributes:
-        number: One of this process's own, by which the others know it again.
+        number: One of this process's own, by which the other ranks know the piece again.
     """
 
     _numbers = itertools.count(1)
@@ -55,9 +56,9 @@ class Piece:
 
 
 class Lent:
-    """A tensor of a batch, in a piece that is used again: whoever gets the batch copies what he needs.
+    """A tensor of a batch, in a piece that is used again: each rank copies what it needs of it.
 
-    The first rank has its own rows where one process would have them, and the piece is without them.
+    The first rank has its own rows where one process would have them; the piece lacks them.
     """
 
     def __init__(self, laid: Tensor, own: Tensor | None = None, start: int = 0) -> None:
@@ -65,14 +66,14 @@ class Lent:
         self.shape, self.dtype = laid.shape, laid.dtype
 
     def rows(self, cuts: Cuts, again: Again) -> Tensor:
-        """Those of this rank, which are the script's."""
+        """Return this rank's rows, in memory that is the script's."""
         if self.own is not None:
             return self.own
         rows = cuts.take(self.laid, 0)
         return again.empty(rows.shape, rows.dtype).copy_(rows)
 
     def whole(self) -> Tensor:
-        """All of it, a copy."""
+        """Return a copy of the whole tensor."""
         if self.own is not None:
             self.laid.narrow(0, self.start, len(self.own)).copy_(self.own)
         return self.laid.clone()
@@ -81,19 +82,23 @@ class Lent:
 class Again:
     """Private memory for a rank's rows, used again when no tensor lies there any more.
 
-    A batch is as large as the last one, and comes when that is gone: pages that the C library gives back to
-    the kernel, and asks for again, cost more than the copy.
+    A batch is as large as the last one, and comes when that is gone: pages that the C library gives
+    back to the kernel, and asks for again, cost more than the copy.
     """
 
     def __init__(self) -> None:
         self._maps: list[mmap.mmap] = []
 
     def empty(self, shape: Any, dtype: torch.dtype) -> Tensor:
-        """As torch's function."""
+        """Allocate like torch.empty, in memory used again."""
         size = math.prod(shape) * dtype.itemsize
         if size < WORTH:
             return torch.empty(shape, dtype=dtype, device=CPU)
-        fits = (n for n in range(len(self._maps)) if len(self._maps[n]) == size and _is_free(self._maps, n))
+        fits = (
+            n
+            for n in range(len(self._maps))
+            if len(self._maps[n]) == size and _is_free(self._maps, n)
+        )
         number = next(fits, None)
         if number is None:
             busy = [n for n in range(len(self._maps)) if not _is_free(self._maps, n)]
@@ -104,14 +109,15 @@ class Again:
 
 
 class Memory:
-    """Where the batches of a loader without workers are collated, as its workers would: in shared memory.
+    """Shared memory where batches of a loader without workers are collated, as workers would.
 
-    Pages that were written once are used again when nobody reads what was there: new ones cost more than
-    the copy.
+    Pages that were written once are used again when nobody reads what was there: new ones cost more
+    than the copy.
 
     Attributes:
-        cut: How batches were cut over the ranks last, if they were: this rank's rows are kept apart then.
-        again: Where these are.
+        cut: Cuts batches over the ranks as the last one was, if it was: this rank's rows are kept
+            apart then.
+        again: Memory of these rows.
     """
 
     def __init__(self, behind: Callable[[], int] = lambda: sys.maxsize) -> None:
@@ -124,10 +130,10 @@ class Memory:
         self._free: list[Piece] = []
 
     def collate(self, samples: Any) -> Any:
-        """What torch's default function gives; large tensors are `Lent`, but those of the first batch.
+        """Collate like torch's default; large tensors are `Lent`, but those of the first batch.
 
-        How it was cut is not known yet; and the C library keeps as much memory for later as was freed at
-        once, which is to be as much as in one process.
+        The cut of that is not known yet; and the C library keeps as much memory for later as was
+        freed at once, which is to be as much as in one process.
         """
         self._free += self._made.values()  # that batch was not given
         self._made.clear()
@@ -141,29 +147,34 @@ class Memory:
         return collate.collate(samples, collate_fn_map=kinds)
 
     def given(self) -> None:
-        """A batch was, to all others."""
+        """Note that the batch was given to all others."""
         self._given.append(list(self._made.values()))
         self._made.clear()
 
     def live(self) -> list[int]:
-        """The numbers of all pieces that may come again."""
-        return [piece.number for piece in itertools.chain(self._free, self._made.values(), *self._given)]
+        """Return the numbers of all pieces that may come again."""
+        return [
+            piece.number for piece in itertools.chain(self._free, self._made.values(), *self._given)
+        ]
 
     def found(self, storage: torch.UntypedStorage) -> tuple[int, int, int] | None:
-        """A descriptor of what was collated there, which the caller is to close, its size and number."""
+        """Return what was collated there: a descriptor for the caller to close, size and number."""
         piece = self._made.get(storage.data_ptr())
         return None if piece is None else (os.dup(piece.descriptor), piece.size, piece.number)
 
     def _stacked(self, samples: Any, *, collate_fn_map: Any = None) -> Any:
         first, plain = samples[0], collate.collate_tensor_fn
-        if not all(_is_plain(x) and x.shape == first.shape and x.dtype is first.dtype for x in samples):
+        if not all(
+            _is_plain(x) and x.shape == first.shape and x.dtype is first.dtype for x in samples
+        ):
             return plain(samples, collate_fn_map=collate_fn_map)
         size = len(samples) * first.numel() * first.element_size()
         if size < WORTH:
             return plain(samples, collate_fn_map=collate_fn_map)
         laid = self._piece(size).view(first.dtype).view(len(samples), *first.shape)
         cuts = self.cut(len(samples)) if self.cut else None
-        if cuts is None or not cuts.smallest or first.dtype is torch.int64:  # of that, targets are counted
+        # int64: targets are counted in the whole
+        if cuts is None or not cuts.smallest or first.dtype is torch.int64:
             return Lent(torch.stack(samples, 0, out=laid))
         start, end = cuts.start, cuts.start + cuts.mine
         for here in (slice(start), slice(end, None)):
@@ -183,13 +194,13 @@ class Memory:
 
 
 class Maps:
-    """Of the first rank's pieces, on another one: mapping pages costs more than copying from them."""
+    """Maps of the first rank's pieces on another one: mapping costs more than copying from them."""
 
     def __init__(self) -> None:
         self._maps: dict[int, mmap.mmap] = {}
 
     def of(self, descriptor: int, size: int, number: int) -> mmap.mmap | None:
-        """The pages that all share, a piece's mapped once; None where the batch was copied for the others."""
+        """Map the pages that all share, a piece's once; None if the batch was copied for others."""
         if number == COPIED:
             return None
         found = self._maps.get(number) or mmap.mmap(descriptor, size)
@@ -198,18 +209,18 @@ class Maps:
         return found
 
     def keep(self, live: list[int]) -> None:
-        """These alone."""
+        """Drop the maps of all pieces but these."""
         for number in self._maps.keys() - set(live):
             del self._maps[number]
 
 
 def _is_free(maps: list[mmap.mmap], number: int) -> bool:
-    """Whether no tensor keeps it."""
+    """Return whether no tensor keeps this map."""
     return sys.getrefcount(maps[number]) <= KEPT
 
 
 def _plainly_held(sample: Any) -> bool:
-    """Whether no container of a user's own kind sees what it is to hold."""
+    """Return whether no container of a user's own kind is there, which would see a `Lent`."""
     if type(sample) is dict:
         return all(map(_plainly_held, sample.values()))
     if type(sample) in (list, tuple):
@@ -227,21 +238,24 @@ def _is_plain(x: Any) -> bool:
 
 
 def write(descriptor: int, raw: memoryview, at: int) -> None:
-    """All of it, at this place."""
+    """Write all bytes to a descriptor, from this place on."""
     done = 0
     while done < raw.nbytes:
         done += os.pwrite(descriptor, raw[done:], at + done)
 
 
 def read(descriptor: int, into: memoryview, at: int) -> None:
-    """As much as there is room for, from this place; the place of a descriptor is that of all who have it."""
+    """Read as much as there is room for, from this place on.
+
+    The place is given, since that of a descriptor is shared by all who have it.
+    """
     done = 0
     while done < into.nbytes:
         done += os.preadv(descriptor, [into[done:]], at + done)
 
 
 def bytes_of(storage: torch.UntypedStorage) -> memoryview:
-    """Its memory."""
+    """Return the memory of a storage, without a copy."""
     if not storage.nbytes():
         return memoryview(b"")
     kind = ctypes.c_ubyte * storage.nbytes()

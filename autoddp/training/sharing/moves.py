@@ -1,4 +1,4 @@
-"""What a fetch did to the generators, and what it raised: told by one rank, done by the others."""
+"""Moves of generators in a fetch, and exceptions: told by one rank, repeated by the others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Moves = dict[str, Any]
 
 
 def moves(before: Generators | None) -> Moves:
-    """The states of those that have moved since; none where that is not known."""
+    """Return the states of generators that have moved since; none where that is not known."""
     found: Moves = {}
     if before is None:
         return found
@@ -35,7 +35,7 @@ def moves(before: Generators | None) -> Moves:
 
 
 def follow(told: Moves) -> None:
-    """The generators of this rank as those of the other."""
+    """Set this rank's generators to the states that the other rank told."""
     if "python" in told:
         random.setstate(told["python"])
     if "numpy" in told:
@@ -47,7 +47,7 @@ def follow(told: Moves) -> None:
 
 
 def told(error: BaseException) -> tuple[Any, ...]:
-    """An exception, by its class and what it holds; what cannot travel is told in words."""
+    """Take an exception apart, into its class and content; tell in words what cannot travel."""
     kind = type(error)
     for holds in (vars(error), {}):
         for args in (error.args, tuple(map(str, error.args))):
@@ -62,7 +62,7 @@ def told(error: BaseException) -> tuple[Any, ...]:
 
 
 def raised(parts: tuple[Any, ...]) -> BaseException:
-    """The inverse."""
+    """Make the exception that `told` took apart."""
     kind, args, holds, os_parts = parts
     if kind is None:
         return RemoteError(*args)

@@ -1,8 +1,9 @@
-"""A batch on its way to the other ranks of a node: tensors and arrays by memory, the rest as a pickle.
+"""A batch on its way to a node's other ranks: tensors and arrays by memory, the rest as a pickle.
 
-What lies in shared memory already (what worker processes collate does) is told by its descriptor; the rest is
-copied once for all ranks, into memory without a name, so that nothing is left behind by a job that is killed.
-Whoever opens a parcel copies it, or what it needs of it: what a script writes into its batch stays its own.
+Memory that is shared already (worker processes collate in it) is told by its descriptor; the rest
+is copied once for all ranks, into memory without a name: a job that is killed leaves none behind.
+Whoever opens a parcel copies it, or what it needs of it: what a script writes into its batch stays
+its own.
 """
 
 from __future__ import annotations
@@ -22,51 +23,61 @@ from torch.multiprocessing import get_sharing_strategy
 
 from autoddp import torch_internals
 from autoddp.comm.accelerator import CPU
-from autoddp.training.sharing.memory import COPIED, FRESH, Lent, Maps, Memory, bytes_of, nameless, read, write
+from autoddp.training.sharing.memory import (
+    COPIED,
+    FRESH,
+    Lent,
+    Maps,
+    Memory,
+    bytes_of,
+    nameless,
+    read,
+    write,
+)
 
 SMALL = 1 << 12  # bytes of a tensor, or an array, that travel in the message
 INLINE = 1 << 13  # bytes of all that do
 FEW = 64  # descriptors of one message; what a batch holds beyond that is copied into one
 ALIGNED = 64
-NOWHERE, LAID = -1, -2  # instead of a descriptor's number: in the message; in what is copied, the last one
+# Instead of a descriptor's number: in the message; in what is copied, the last descriptor.
+NOWHERE, LAID = -1, -2
 
-Extent = tuple[int, int, int, int]  # descriptor's number, where there, how many bytes, where in the original
+# Descriptor's number, where there, how many bytes, where in the original.
+Extent = tuple[int, int, int, int]
 
 
 class Unfit(Exception):
-    """A batch cannot be handed over as it is; the message says why."""
+    """The refusal of a batch that cannot be handed over as it is; the message says why."""
 
 
 @dataclass
 class Parcel:
-    """What the message says of a batch, and the descriptors that go with it."""
+    """A packed batch: what the message says of it, and the descriptors that go with it."""
 
     body: bytes
     extents: list[Extent] = field(default_factory=list)
-    buffers: list[tuple[Extent, bool]] = field(
-        default_factory=list
-    )  # of arrays, and whether they are readonly
+    buffers: list[tuple[Extent, bool]] = field(default_factory=list)  # arrays; whether readonly
     inline: bytes = b""
-    sizes: list[tuple[int, int]] = field(default_factory=list)  # of what descriptors stand for; its number
+    sizes: list[tuple[int, int]] = field(default_factory=list)  # of memory described; its number
     descriptors: list[int] = field(default_factory=list)
     live: list[int] = field(default_factory=list)  # the numbers that may come again
 
     def said(self) -> tuple[Any, ...]:
-        """What travels beside the descriptors."""
+        """Return what travels beside the descriptors."""
         return self.body, self.extents, self.buffers, self.inline, self.sizes, self.live
 
     @classmethod
     def heard(cls, said: tuple[Any, ...], descriptors: list[int]) -> Parcel:
-        """The inverse."""
+        """Make a parcel again of what its `said` returned, and of its descriptors."""
         body, extents, buffers, inline, sizes, live = said
         return cls(body, extents, buffers, inline, sizes, descriptors, live)
 
     def open(self, known: Maps | None = None) -> Any:
-        """The batch, which is this rank's own; the descriptors are closed.
+        """Unpack the batch, which is this rank's own, and close the descriptors.
 
         Args:
-            known: It lies in the pages that all share, those of a piece in what is `Lent`, and the script
-                is to have of it what no other rank has.
+            known: If given, the batch lies in pages that all ranks share, those of a piece in what
+                is `Lent`; the script is to get copies, which no other rank has.
         """
         try:
             maps: list[mmap.mmap | None] = [None] * len(self.descriptors)
@@ -77,14 +88,16 @@ class Parcel:
             views = (self._view(extent, maps, readonly) for extent, readonly in self.buffers)
             reader = _Unpickler(io.BytesIO(self.body), views, lambda n: self._storage(n, maps))
             reader.lent = {
-                n for n, (at, *_) in enumerate(self.extents) if at >= 0 and self.sizes[at][1] > FRESH
+                n
+                for n, (at, *_) in enumerate(self.extents)
+                if at >= 0 and self.sizes[at][1] > FRESH
             }
             return reader.load()
         finally:
             self.close()
 
     def close(self) -> None:
-        """What it holds of the kernel."""
+        """Close the parcel's descriptors, if they are open."""
         descriptors, self.descriptors = self.descriptors, []
         for descriptor in descriptors:
             os.close(descriptor)
@@ -100,8 +113,10 @@ class Parcel:
             read(self.descriptors[number], view, at)
         return view.toreadonly() if readonly else view
 
-    def _storage(self, number: int, maps: list[mmap.mmap | None]) -> tuple[torch.UntypedStorage, int]:
-        """And what was left out before it."""
+    def _storage(
+        self, number: int, maps: list[mmap.mmap | None]
+    ) -> tuple[torch.UntypedStorage, int]:
+        """Return a storage, and how many bytes were left out before it."""
         extent = self.extents[number]
         if not extent[2]:
             return torch.UntypedStorage(0), extent[3]
@@ -116,17 +131,18 @@ class Parcel:
 def pack(
     batch: Any, memory: Memory, keeps: Callable[[Any], bool], apart: bool, copied: bool = False
 ) -> Parcel:
-    """A parcel of a batch that this rank keeps.
+    """Pack a batch for other ranks, while this rank keeps it.
 
     Args:
         batch: What the loader gave.
         memory: Where its tensors may have been collated.
         keeps: Whether an object is the data set's own, which the script may change by the batch.
         apart: Whether the batch comes from another process, and shares nothing with this one.
-        copied: Whether this rank copies its tensors before the script has them; else they get other pages.
+        copied: Whether this rank copies its tensors before the script has them; else they get
+            other pages.
 
     Raises:
-        Unfit: It holds what has no meaning, or another one, in another process.
+        Unfit: The batch holds what has no meaning, or another one, in another process.
     """
     body = io.BytesIO()
     pickler = _Pickler(body, keeps, apart, copied)
@@ -135,14 +151,19 @@ def pack(
     except Unfit:
         raise
     except Exception as error:  # whatever an object's own way to be pickled raises
-        raise Unfit(f"its batches cannot be handed over ({type(error).__name__}: {error})") from None
+        raise Unfit(
+            f"its batches cannot be handed over ({type(error).__name__}: {error})"
+        ) from None
     return _Packing(memory, pickler).parcel(body.getvalue())
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, body: io.BytesIO, keeps: Callable[[Any], bool], apart: bool, copied: bool) -> None:
+    def __init__(
+        self, body: io.BytesIO, keeps: Callable[[Any], bool], apart: bool, copied: bool
+    ) -> None:
         self.buffers: list[pickle.PickleBuffer] = []
-        super().__init__(body, protocol=5, buffer_callback=self.buffers.append)  # no cycle, or batches stay
+        # no cycle, or batches stay
+        super().__init__(body, protocol=5, buffer_callback=self.buffers.append)
         self.keeps, self.apart, self.copied = keeps, apart, copied
         self.storages: dict[int, list[Any]] = {}  # number, storage, its tensors; kept alive by this
         self.known: dict[int, Any] = {}
@@ -199,7 +220,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Packing:
-    """Where what a pickler left aside is laid."""
+    """The layout of the tensors and arrays that a pickler left aside."""
 
     def __init__(self, memory: Memory, pickler: _Pickler) -> None:
         self.memory, self.pickler = memory, pickler
@@ -210,9 +231,11 @@ class _Packing:
         self.lent: list[tuple[int, int, list[Tensor]]] = []
 
     def parcel(self, body: bytes) -> Parcel:
-        """All of it; this rank's tensors lie in pages of their own after that."""
+        """Lay all of it out; this rank's tensors lie in pages of their own after that."""
         try:
-            extents = [self._storage(s, list(x.values())) for _, s, x in self.pickler.storages.values()]
+            extents = [
+                self._storage(s, list(x.values())) for _, s, x in self.pickler.storages.values()
+            ]
             buffers = [(self._copied(b.raw(), 0), b.raw().readonly) for b in self.pickler.buffers]
             for descriptor, size, tensors in () if self.pickler.copied else self.lent:
                 _keep_apart(descriptor, size, tensors)
@@ -254,7 +277,7 @@ class _Packing:
         return LAID, at, raw.nbytes, before
 
     def _lay(self) -> None:
-        """One copy, into one piece of memory."""
+        """Copy all parts into one piece of memory."""
         descriptor = nameless(self.size)
         self.descriptors.append(descriptor)
         self.sizes.append((self.size, COPIED))
@@ -263,19 +286,21 @@ class _Packing:
 
 
 def _used(tensors: list[Tensor]) -> tuple[int, int]:
-    """The bytes of their storage, from and to, that any of them shows."""
+    """Return the bytes of the tensors' storage, from and to, that any of them shows."""
     first: int = sys.maxsize
     end = 0
     for x in tensors:
         if x.numel():
-            reach = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+            reach = sum(
+                (size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)
+            )
             first = min(first, int(x.storage_offset()) * x.element_size())
             end = max(end, (int(x.storage_offset()) + reach + 1) * x.element_size())
     return min(first, end) // ALIGNED * ALIGNED, end
 
 
 def _keep_apart(descriptor: int, size: int, tensors: list[Tensor]) -> None:
-    """Others map these pages: what is written into this rank's batch must not be seen there."""
+    """Copy pages on write: others map these, and must not see what this rank's script writes."""
     memory = mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE)
     private = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
     for x in tensors:
@@ -284,7 +309,7 @@ def _keep_apart(descriptor: int, size: int, tensors: list[Tensor]) -> None:
 
 
 def _refuse_shared(storage: torch.UntypedStorage, tensors: list[Tensor]) -> None:
-    """What a script writes into memory that a data set keeps would be seen on this rank alone."""
+    """Refuse memory that the data set keeps: what is written there, this rank alone would see."""
     given = {id(x) for x in tensors}
     bases = {id(x._base): x for x in tensors if x._base is not None and id(x._base) not in given}
     alone = _holders(torch.empty(2, device=CPU)[:1])
@@ -295,5 +320,5 @@ def _refuse_shared(storage: torch.UntypedStorage, tensors: list[Tensor]) -> None
 
 
 def _holders(x: Tensor) -> int:
-    """Of the tensor that this one is a view of."""
+    """Count the references to the tensor that this one is a view of."""
     return sys.getrefcount(x._base)

@@ -1,8 +1,8 @@
-"""One pass over a loader that the first rank of a node loads for all; without workers: in its own process.
+"""A pass over a loader that the first rank of a node loads for all, and its fetch without workers.
 
-Every rank has the script's own iterator, whose sampler goes on as ever; only its fetch is the first rank's.
-That rank looks whether the fetch changed what the script can see: then the others fetch, too, what they have
-missed, from where the generators were.
+Without workers every rank has the script's own iterator, whose sampler goes on as ever; only its
+fetch is the first rank's, in its own process. That rank looks whether the fetch changed what the
+script can see: then the others fetch, too, what they have missed, from where the generators were.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ MOST = 10_000  # fetches that can be made up for
 
 
 class Course:
-    """One pass, on one rank.
+    """One pass over a loader, on one rank.
 
     Attributes:
         number: All ranks number their passes alike, as they begin them.
         where: The loader, in words.
-        batched: Torch's own function makes its batches, of which a rank takes its rows.
+        batched: Whether torch's own function makes the batches, of which a rank takes its rows.
     """
 
     def __init__(self, run: Run, lines: Lines, number: int, where: str, batched: bool) -> None:
@@ -51,14 +51,16 @@ class Course:
     # ---- the first rank
 
     def say(self, kind: str, said: Any = None) -> None:
-        """What became of what was asked for last."""
+        """Tell the others what became of what was asked for last."""
         self.lines.say(self.number, kind, self.asked, said)
 
-    def give(self, batch: Any, before: Generators | None, keeps: Callable[[Any], bool], apart: bool) -> None:
-        """A batch, to all others.
+    def give(
+        self, batch: Any, before: Generators | None, keeps: Callable[[Any], bool], apart: bool
+    ) -> None:
+        """Give a batch to all others.
 
         Raises:
-            Unfit: It cannot be handed over.
+            Unfit: The batch cannot be handed over.
         """
         changed = moves(before)
         parcel = pack((batch, changed), self.memory, keeps, apart, self.batched)
@@ -71,7 +73,7 @@ class Course:
         self.memory.given()
 
     def fail(self, error: BaseException, before: Generators | None) -> None:
-        """What was raised, to all others."""
+        """Tell all others what was raised."""
         self.say(RAISED, (told(error), moves(before)))
 
     def _wait_for_room(self) -> None:
@@ -84,7 +86,7 @@ class Course:
     # ---- the others
 
     def hear(self, step: Callable[[], None] | None = None) -> tuple[str, Any, list[int]]:
-        """What became of what was asked for last: its kind, what was said, and descriptors."""
+        """Wait for what became of what was asked for last: kind, what was said, descriptors."""
         with self.at(EFFECT, self._words()):
             while True:
                 kind, number, said, descriptors = self.lines.hear(self.number)
@@ -93,12 +95,14 @@ class Course:
                 elif kind == ENDED or number == self.asked:
                     return kind, said, descriptors
                 elif number > self.asked:
-                    raise Disagreement(f"rank {self.lines.first} was interrupted in {self._words()}")
+                    raise Disagreement(
+                        f"rank {self.lines.first} was interrupted in {self._words()}"
+                    )
                 else:
                     close(descriptors)  # an interrupt has kept the script from taking it
 
     def open(self, said: Any, descriptors: list[int]) -> tuple[Any, Moves]:
-        """A batch that was given, and what its fetch did to generators."""
+        """Open a batch that was given, and return with it what its fetch did to generators."""
         batch, changed = Parcel.heard(said, descriptors).open(self.maps if self.batched else None)
         self._owes = True
         if not self.batched:
@@ -106,34 +110,37 @@ class Course:
         return batch, changed
 
     def took(self) -> None:
-        """Nothing of the memory of the batch that was given last is needed any more."""
+        """Tell the first rank that the memory of the last batch is not needed any more."""
         if self._owes:
             self._owes = False
             self.lines.took(self.number)
 
     def states(self) -> Generators | None:
-        """Of the generators; none in a thread of the script's, beside which another one may draw."""
+        """Return the states of generators; None in a thread of the script's: another may draw."""
         return Generators() if self._at_home() else None
 
     def _at_home(self) -> bool:
         return (os.getpid(), threading.get_ident()) == self._home
 
     def at(self, kind: str, words: str) -> AbstractContextManager[None]:
-        """In here this rank is in the midst of that, for those who look after the job."""
+        """Show to those who watch the job what this rank is in the midst of."""
         if not self._at_home():
             return nullcontext()
         return self.run.group.position.at(kind, words)
 
     def acting(self) -> AbstractContextManager[None]:
-        """The first rank does in here what the others wait for."""
+        """Show that the first rank does in here what the others wait for."""
         return self.at(ACTING, self._words())
 
     def _words(self) -> str:
-        return f"batch {self.asked} of {self.where}, pass {self.number}, loaded by rank {self.lines.first}"
+        return (
+            f"batch {self.asked} of {self.where}, pass {self.number}, "
+            f"loaded by rank {self.lines.first}"
+        )
 
     @contextmanager
     def own(self) -> Iterator[None]:
-        """What a data set does to the outside world is done as if we were not there."""
+        """Let a data set act on the outside world as if autoddp were not there."""
         with self.run.effects.own():
             yield
 
@@ -141,7 +148,9 @@ class Course:
 class FirstRankFetch:
     """The fetch of a loader without workers, on the first rank."""
 
-    def __init__(self, course: Course, real: Any, look: DatasetWatch, part: Callable[[str], bool]) -> None:
+    def __init__(
+        self, course: Course, real: Any, look: DatasetWatch, part: Callable[[str], bool]
+    ) -> None:
         self.course, self.real, self.look = course, real, look
         self.part = part  # told why all have to load; returns whether they do from then on
         self.each = False
@@ -152,7 +161,7 @@ class FirstRankFetch:
         return getattr(self.real, name)
 
     def fetch(self, index: Any) -> Any:
-        """As the script's own; the others are told."""
+        """Fetch as the script's own does, and tell the others."""
         course = self.course
         course.asked += 1
         if self.each:
@@ -189,7 +198,7 @@ class FirstRankFetch:
 
 
 class Taken:
-    """The same on the other ranks."""
+    """The fetch of a loader without workers, on the other ranks."""
 
     def __init__(self, course: Course, real: Any, part: Callable[[str], bool], once: bool) -> None:
         self.course, self.real, self.part = course, real, part
@@ -204,7 +213,7 @@ class Taken:
         return getattr(self.real, name)
 
     def fetch(self, index: Any) -> Any:
-        """What the first rank fetched."""
+        """Take the batch that the first rank fetched; fetch here what it cannot give."""
         self.course.asked += 1
         if self.each:
             return self._own(index)
@@ -253,11 +262,11 @@ class Taken:
         self._after = self.course.states() if self.once else None
 
     def _catch_up(self) -> Any:
-        """Fetch what was missed, from where the generators were; the script has all but the last."""
+        """Fetch what was missed, from where generators were; the script has all but the last."""
         if len(self.missed) == MOST and self.once:
             raise Disagreement(
-                f"{self.course.where} is found to keep state after {MOST} batches, too many to make up for; "
-                "run with --loading each"
+                f"{self.course.where} is found to keep state after {MOST} batches, "
+                "too many to make up for; run with --loading each"
             )
         missed, self.missed = self.missed, deque()
         while True:

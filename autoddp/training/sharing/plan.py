@@ -1,4 +1,4 @@
-"""How a loader is run: each rank fetches its rows, one rank loads for its node, or every rank loads all."""
+"""Plans for loaders: each rank fetches its rows, one loads for its node, or every one loads all."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ ROWS, SHARED, EACH = "rows", "shared", "each"
 
 @dataclass(frozen=True)
 class Plan:
-    """How a loader is run, and why not by rows; whether its data set draws numbers.
+    """The way a loader is run, and why not by rows; whether its data set draws numbers.
 
-    Of tensors in memory (`known`) it is certain that none is drawn, and whether a target is ignored.
+    Of tensors in memory (`known`) it is certain that none is drawn, and if a target is ignored.
     """
 
     way: str
@@ -32,7 +32,7 @@ class Plan:
     known: bool = False
 
     def said(self) -> str:
-        """In words."""
+        """Put the plan into words."""
         how = {
             ROWS: "each rank fetches its rows",
             SHARED: "loaded once on each node, for all of its ranks",
@@ -42,40 +42,46 @@ class Plan:
 
 
 def unlike_rows(loader: Any) -> str:
-    """Why a loader cannot be fetched by rows, or nothing."""
+    """Return why a loader cannot be fetched by rows, or nothing."""
     if isinstance(loader.dataset, IterableDataset):
         return "its data set is an iterable"
     if not loader._auto_collation:
         return "it makes no batches (batch_size=None)"
     if loader.collate_fn is not default_collate:
         return "it has a collate function of its own"
-    return "" if getattr(loader, "in_order", True) else "its batches come in any order (in_order=False)"
+    return (
+        ""
+        if getattr(loader, "in_order", True)
+        else "its batches come in any order (in_order=False)"
+    )
 
 
 def in_memory(dataset: Any) -> bool:
-    """Tensors, or a part of them, by torch's own classes: known to draw nothing and keep no state."""
+    """Return whether torch's own classes hold tensors: they draw nothing and keep no state."""
     if type(dataset) is Subset:
         return in_memory(dataset.dataset)
     return type(dataset) is TensorDataset and all(type(t) is Tensor for t in dataset.tensors)
 
 
 def none_ignored(dataset: Any) -> bool:
-    """Whether no target in memory is one that losses ignore."""
+    """Return whether no target in memory is one that losses ignore."""
     while type(dataset) is Subset:
         dataset = dataset.dataset
     return not any(bool((t == IGNORED).any()) for t in dataset.tensors if t.dtype is torch.int64)
 
 
 def own_iterator(loader: Any) -> bool:
-    """Whether a subclass makes its iterators itself."""
-    return any("_get_iterator" in vars(kind) for kind in type(loader).__mro__ if kind is not DataLoader)
+    """Return whether a subclass of DataLoader makes its iterators itself."""
+    return any(
+        "_get_iterator" in vars(kind) for kind in type(loader).__mro__ if kind is not DataLoader
+    )
 
 
 def numbers_only(sample: Any) -> bool:
-    """Whether collating a part of the samples gives that part of the batch, tensors throughout.
+    """Return whether collating a part of the samples gives that part of the batch, all tensors.
 
-    Looked through as the batch will be: a container that pytree does not know (a dict's subclass) is
-    a leaf, and no number.
+    The sample is looked through as the batch will be: a container that pytree does not know (a
+    dict's subclass) is a leaf, and no number.
     """
     return all(isinstance(x, (Tensor, int, float)) or _of_numpy(x) for x in tree_leaves(sample))
 
@@ -85,7 +91,7 @@ def _of_numpy(x: Any) -> bool:
 
 
 def tried(view: View, loader: Any) -> tuple[str, bool, bool]:
-    """Why a loader is not run by rows; whether its data set draws, and whether it keeps state."""
+    """Try a sample: return why not by rows, whether the data set draws, and if it keeps state."""
     indices = getattr(loader.sampler, "indices", None)
     before, state = Generators(), Snapshot(dataset=loader.dataset)
     if state.refused:

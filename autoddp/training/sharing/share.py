@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Pass(LoaderIterator):
-    """What the script iterates; when it is gone, so is the pass."""
+    """The iterator that the script gets; when it is gone, so is the pass."""
 
     def __init__(self, inner: Any, course: Course, pins: str) -> None:
         super().__init__(inner)
@@ -37,7 +37,7 @@ class Pass(LoaderIterator):
 
 
 class Sharing:
-    """What the ranks of this node share: lines, made when they are first needed, and a count of passes."""
+    """The lines between this node's ranks, made when first needed, and their count of passes."""
 
     def __init__(self, run: Run, fetching: Fetching) -> None:
         self.run, self.fetching = run, fetching
@@ -49,7 +49,7 @@ class Sharing:
         self._strikes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def meet(self) -> str:
-        """Have all ranks of each node connected; why not, in words."""
+        """Connect all ranks of each node; return why that cannot be, in words, or nothing."""
         if self.lines is None and not self.alone:
             world, group = self.run.world, self.run.group
             placed = nodes(self.run.effects)
@@ -63,12 +63,14 @@ class Sharing:
         return self.alone
 
     def close(self) -> None:
-        """The session ends."""
+        """Close the lines when the session ends."""
         if self.lines is not None:
             self.lines.close()
 
-    def start(self, loader: Any, make: Callable[[], Any], where: str, part: Callable[[str], None]) -> Any:
-        """An iterator that gives every rank of the node what the first one's loader gives.
+    def start(
+        self, loader: Any, make: Callable[[], Any], where: str, part: Callable[[str], None]
+    ) -> Any:
+        """Return an iterator that gives every rank of the node what the first one's loader gives.
 
         Args:
             loader: The DataLoader.
@@ -86,7 +88,7 @@ class Sharing:
         return Pass(inner, course, pins)
 
     def follower(self, loader: Any, plain: Callable[[], Any]) -> Any:
-        """The iterator that `DataLoader.__iter__` makes: on ranks that have no workers, ours."""
+        """Make the iterator of `DataLoader.__iter__`: on ranks that have no workers, ours."""
         course = self._course
         if course is None or course.first:
             return plain()
@@ -96,7 +98,9 @@ class Sharing:
         assert self._course is not None
         return self._course
 
-    def _without(self, loader: Any, inner: Any, course: Course, part: Callable[[str], None]) -> None:
+    def _without(
+        self, loader: Any, inner: Any, course: Course, part: Callable[[str], None]
+    ) -> None:
         once = isinstance(loader.dataset, IterableDataset)
 
         def parted(reason: str) -> bool:
@@ -120,7 +124,8 @@ class Sharing:
         try:
             if not course.first:
                 return make()
-            if not isinstance(loader.dataset, IterableDataset):  # that one's sampler says always the same
+            # an iterable's sampler says always the same
+            if not isinstance(loader.dataset, IterableDataset):
                 self.fetching.starting = self._stepping(loader, course)
             before = course.states()
             try:
@@ -134,7 +139,7 @@ class Sharing:
             self._course = self.fetching.starting = None
 
     def _stepping(self, loader: Any, course: Course) -> Steps:
-        """Its sampler; persistent workers keep the iterator, and what that takes from."""
+        """Wrap the sampler to tell others; persistent workers keep the iterator and its sampler."""
         steps = self._kept.get(loader)
         if steps is None:
             steps = Steps(loader._index_sampler)
@@ -145,7 +150,10 @@ class Sharing:
 
     @contextmanager
     def _pinning_later(self, loader: Any) -> Iterator[str]:
-        """Pinned memory is each process's own: batches are handed over before; for which device they are."""
+        """Pin no batches before they are handed over; yield the device for which to pin them then.
+
+        Pinned memory is each process's own. The device is empty where nothing is to be pinned.
+        """
         if not loader.pin_memory or not torch.accelerator.is_available():
             yield ""
             return

@@ -1,7 +1,7 @@
-"""Whether a fetch changes what the script can see: the data set, and all that it and its functions reach.
+"""Detection of what a fetch changes: the data set, and all that it and its functions reach.
 
-Nothing is put back, and nothing deep is copied: containers are compared by what they hold, tensors by torch's
-own count of what was written into them. What a C extension keeps to itself is not seen.
+Nothing is put back, and nothing deep is copied: containers are compared by what they hold, tensors
+by torch's own count of writes into them. What a C extension keeps to itself is not seen.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.sharedctypes import SynchronizedBase
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, MethodWrapperType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+)
 from typing import Any
 
 import torch
@@ -37,16 +44,16 @@ SHARED = (SynchronizedBase, SharedMemory, mmap.mmap, ctypes.Array, ctypes._Simpl
 MOST = 300_000  # objects that are looked at; of more it cannot be told in time
 ATOMS = {int, float, bool, str, bytes, complex, type(None), type(Ellipsis), range, slice}
 SHARE = 0.5  # of the time of fetching, for looking
-ENOUGH, SURE = 8, 16  # fetches in which that is found out: what all have missed is little, and clocks cost
+ENOUGH, SURE = 8, 16  # fetches that tell it: what all have missed is little then; clocks cost
 
 Change = Callable[[], bool]
 
 
 class Stamp:
-    """Of some objects, at one moment.
+    """The state of some objects, at one moment.
 
     Attributes:
-        refused: Why it cannot be told whether they change; empty if it can.
+        refused: Why it cannot be told whether the objects change; empty if it can.
         shared: What worker processes may change for the script to see; empty if nothing.
     """
 
@@ -61,12 +68,14 @@ class Stamp:
                 self.refused = f"it holds more than {MOST} objects"
 
     def moved(self) -> str:
-        """What has changed, in words, or nothing."""
+        """Return what has changed, in words, or nothing."""
         return next((where for where, changed in self._checks if changed()), "")
 
     def keeps(self, x: Any) -> bool:
-        """Whether an object, which can be changed, is one of those that were looked at."""
-        return id(x) in self._seen and not isinstance(x, (tuple, frozenset, type, FunctionType, MethodType))
+        """Return whether an object is mutable and was looked at."""
+        return id(x) in self._seen and not isinstance(
+            x, (tuple, frozenset, type, FunctionType, MethodType)
+        )
 
     def _look(self, where: str, x: Any) -> None:
         if type(x) in ATOMS or id(x) in self._seen:
@@ -77,7 +86,9 @@ class Stamp:
         elif isinstance(x, dict):
             self._dict(where, x)
         elif isinstance(x, Tensor):
-            self._shared(where, x.device.type == "cpu" and x.layout is torch.strided and x.is_shared())
+            self._shared(
+                where, x.device.type == "cpu" and x.layout is torch.strided and x.is_shared()
+            )
             self._check(where, lambda: _version(x))
         elif isinstance(x, type):
             self._class(x)
@@ -95,8 +106,12 @@ class Stamp:
 
     def _dict(self, where: str, x: dict[Any, Any]) -> None:
         keys, values = list(x), list(x.values())
-        self._checks.append((where, lambda: not (_same(keys, list(x)) and _same(values, list(x.values())))))
-        self._todo.extend((f"{where}.{key}", value) for key, value in x.items() if type(value) not in ATOMS)
+        self._checks.append(
+            (where, lambda: not (_same(keys, list(x)) and _same(values, list(x.values()))))
+        )
+        self._todo.extend(
+            (f"{where}.{key}", value) for key, value in x.items() if type(value) not in ATOMS
+        )
 
     def _check(self, where: str, state: Callable[[], Any]) -> None:
         before = state()
@@ -109,7 +124,9 @@ class Stamp:
         if isinstance(x, (BuiltinFunctionType, MethodWrapperType)):
             self._todo.append((where, x.__self__))  # a module, or the object whose method it is
             return
-        if isinstance(x, logging.Logger) or any(x is each for each in (sys.stdout, sys.stderr, sys.stdin)):
+        if isinstance(x, logging.Logger) or any(
+            x is each for each in (sys.stdout, sys.stderr, sys.stdin)
+        ):
             return  # what is logged is an effect
         self._shared(where, isinstance(x, SHARED) or type(x).__module__.startswith(SHARING))
         if advances(x) or isinstance(x, io.IOBase):
@@ -128,7 +145,7 @@ class Stamp:
         self._todo.append((where, type(x)))
 
     def _class(self, kind: type) -> None:
-        """What the user's among its bases keep for all objects, and what their methods get at."""
+        """Look at what a class's user-written bases keep, and at what their methods reach."""
         for one in kind.__mro__:
             if one.__module__ != "__main__" and not is_users(_file_of(one)):
                 continue
@@ -142,7 +159,9 @@ class Stamp:
         if not is_users(function.__code__.co_filename):
             return
         self._todo.extend((function.__name__, value) for value in function.__defaults__ or ())
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
             self._check(name, lambda cell=cell: _told(content_of(cell)))  # type: ignore[misc]
             if content_of(cell) is not EMPTY:
                 self._todo.append((name, content_of(cell)))
@@ -162,31 +181,29 @@ class Stamp:
 
 
 class DatasetWatch:
-    """At the data set, before and after each fetch, so that no change is seen late.
-
-    Attributes:
-        refused: As of `Stamp`; or that to look takes too much of the time: then all ranks load, as exactly.
-    """
+    """A look at the data set before and after each fetch, so that no change is seen late."""
 
     def __init__(self, *roots: Any) -> None:
         self._roots = roots
         self._fetches = 0
         self._looked = self._fetched = self._began = 0.0
         self._take()
-        self.refused = self.stamp.refused
+        self.refused = self.stamp.refused  # or that looking takes long: all load then, as exactly
 
     def before(self) -> None:
-        """What the script has changed meanwhile is not the fetch's."""
+        """Pass over what the script has changed meanwhile, which is not the fetch's."""
         self._moved()
         self._began = time.perf_counter()
 
     def after(self) -> str:
-        """What the fetch changed."""
+        """Return what the fetch changed, in words."""
         self._fetched += time.perf_counter() - self._began
         self._fetches += 1
         moved = self._moved()
         if ENOUGH <= self._fetches <= SURE and self._looked > SHARE * self._fetched:
-            self.refused = self.refused or "to look whether a fetch changes it takes as long as the fetch"
+            self.refused = (
+                self.refused or "to look whether a fetch changes it takes as long as the fetch"
+            )
         return moved
 
     def _moved(self) -> str:
@@ -217,7 +234,6 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _told(value: Any) -> Any:
-    """A plain value, or which object it is."""
     return value if type(value) in ATOMS else id(value)
 
 
@@ -226,7 +242,7 @@ def _version(x: Tensor) -> int:
 
 
 def _state(x: Any) -> Callable[[], Any] | None:
-    """How to read the state of what has no attributes."""
+    """Return a function that reads the state of what has no attributes; None for others."""
     if isinstance(x, (bytearray, ctypes.Array, ctypes._SimpleCData)):
         return lambda: bytes(x)
     if isinstance(x, random.SystemRandom):
@@ -270,9 +286,10 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 @functools.lru_cache(maxsize=1024)
 def _written(code: CodeType) -> tuple[str, ...]:
-    """The globals that a function, and what is defined in it, assigns to."""
     steps = (step for each in _codes(code) for step in dis.get_instructions(each))
-    return tuple({step.argval for step in steps if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")})
+    return tuple(
+        {step.argval for step in steps if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")}
+    )
 
 
 @functools.lru_cache(maxsize=1024)

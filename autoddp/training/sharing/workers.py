@@ -1,7 +1,7 @@
-"""The same for a loader with worker processes: the first rank of the node alone has them.
+"""Sharing of a loader with worker processes, which the first rank of the node alone has.
 
-The others have an iterator that takes from their own sampler whenever the first rank's did, so that it is as
-far there, whatever it draws.
+The others have an iterator that takes from their own sampler whenever the first rank's did, so that
+the sampler is as far there, whatever it draws.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autoddp.training.sharing.passes import Course
 
 
 class Steps:
-    """A sampler of which the others are told whenever it is asked for more."""
+    """A sampler that has the other ranks told whenever it is asked for more."""
 
     def __init__(self, plain: Any) -> None:
         self.plain = plain
@@ -48,7 +48,7 @@ class Steps:
 
 
 class Follower(_BaseDataLoaderIter):
-    """The iterator of a loader with workers on the other ranks: it has none, but a sampler."""
+    """The iterator of a loader with workers on the other ranks: it has a sampler and no workers."""
 
     def __init__(self, loader: Any, course: Callable[[], Course]) -> None:
         super().__init__(loader)
@@ -117,5 +117,5 @@ class Leading(LoaderIterator):
 
 
 def _nothing(_: Any) -> bool:
-    """A data set in another process keeps nothing that comes from there."""
+    """Return False: a data set in another process keeps nothing that comes from there."""
     return False
