@@ -22,6 +22,7 @@ DispatchMode = torch.utils._python_dispatch.TorchDispatchMode
 OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket
 HigherOrderOperator = torch._ops.HigherOrderOperator
 TensorBase: type = torch._C.TensorBase
+BatchNorm = torch.nn.modules.batchnorm._BatchNorm  # of all dimensions, synchronized or not
 ORDERED = EffectType.ORDERED  # of an operator that a compiler must leave where it is
 plain_tensors = torch._C.DisableTorchFunctionSubclass  # inside, subclasses are plain tensors
 no_dispatch = torch.utils._mode_utils.no_dispatch

@@ -13,6 +13,7 @@ import pytest
 
 from autoddp import distributed
 from autoddp.decorator import NAMES, choose, count
+from autoddp.decorator.agreement import digest
 from autoddp.decorator.keywords import Keywords
 from autoddp.errors import BadInput
 from autoddp.options import Options
@@ -577,6 +578,12 @@ def test_under_torchrun_a_rank_that_raises_alone_shows_its_log(tmp_path):
     assert done.rc == 1
     assert "[autoddp] rank 1 raised an exception; the end of its log" in done.err
     assert "ValueError: only me\n" in done.err
+
+
+def test_values_that_differ_have_digests_that_differ():
+    values = [[1, 23], [12, 3], [[1], 23], {"a": 1}, {"a": [1]}, ["a", 1], "a1", {"a1"}, {"a", "1"}]
+    assert len({digest(value) for value in values}) == len(values)
+    assert digest({"b": 1, "a": [2.0, None]}) == digest({"b": 1, "a": [2.0, None]})
 
 
 # ---- options

@@ -12,7 +12,7 @@ import torch
 from autoddp.process import own_ddp
 from autoddp.process.own_ddp import Kind
 from autoddp.process.script import Script
-from tests.cli import run_cli, run_python
+from tests.cli import fork_cli, run_cli, run_python
 from tests.same import same_text
 
 RTOL = 1e-9
@@ -495,6 +495,26 @@ def test_a_script_that_does_its_own_ddp_is_recognised(tmp_path, source, kind):
     path = tmp_path / "s.py"
     path.write_text(source)
     assert own_ddp.of(Script(str(path)).read(), "auto").kind is kind
+
+
+def test_a_script_of_any_name_is_read(tmp_path):
+    path = tmp_path / "train"
+    path.write_text("import os\nos.environ['RANK']\ninit_process_group()\n")
+    assert own_ddp.of(Script(str(path)).read(), "auto").kind is Kind.RANKS
+
+
+def test_a_script_of_any_name_starts_processes(tmp_path):
+    path = tmp_path / "train"
+    path.write_text(
+        "import multiprocessing as mp\n"
+        "def work(n): n.value += 1\n"
+        "n = mp.Value('i', 0)\n"
+        "p = mp.get_context('fork').Process(target=work, args=(n,))\n"
+        "p.start(); p.join()\n"
+        "print(n.value)\n"
+    )
+    done = fork_cli("run", "-n", 2, path)
+    assert (done.rc, done.out) == (0, "1\n"), done.err
 
 
 def test_a_module_and_its_relatives_are_read(tmp_path, monkeypatch):

@@ -57,6 +57,12 @@ def test_inside_plain_tensors_no_subclass_is_asked():
     assert Plain.seen == 1
 
 
+def test_all_kinds_of_batchnorm_are_one():
+    kinds = (torch.nn.BatchNorm1d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm)
+    assert all(issubclass(kind, torch_internals.BatchNorm) for kind in kinds)
+    assert not issubclass(torch.nn.InstanceNorm1d, torch_internals.BatchNorm)
+
+
 def test_a_tensor_is_a_tensor_base():
     assert issubclass(torch.Tensor, torch_internals.TensorBase)
 

@@ -90,7 +90,7 @@ def _done(value: Any) -> Any:
 def registered(kind: str) -> Iterator[str]:
     """Yield the name by which torch knows `Copies`; afterwards, it is nobody's default."""
     known = dict(dist.Backend.default_device_backend_map)
-    if NAME.upper() not in dist.Backend._plugins:
+    if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, Copies, devices=["cpu", kind])
     try:
         yield NAME

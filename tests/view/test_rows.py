@@ -192,7 +192,7 @@ def adversary(x: Tensor) -> Any:
 
 DEEDS: list[Callable[[Tensor], Any]] = [
     written_after, row_then_mul, whole_around, through_flat, through_numpy, through_a_row,
-    through_memory, masked, no_grad_first, second, retained,
+    through_memory, masked, no_grad_first, second, retained, asked_twice,
     given_grad, hooked, of_parameters, seeds, adversary,
 ]  # fmt: skip
 

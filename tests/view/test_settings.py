@@ -30,8 +30,7 @@ class Net(nn.Module):
 def test_objects_that_know_their_keys_only_are_left_alone():
     net = Net()
     net.hp = STRICT
-    known = Settings()
-    assert known.of(net) == known.of(net)
+    assert Settings().of(net) == Settings().of(net)
 
 
 def test_settings_in_a_dataclass_or_a_namespace_belong_to_the_proof(monkeypatch):

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autoddp import torch_internals
 from autoddp.report import is_users
 from autoddp.view.proof import opaque
 from autoddp.view.proof.code import (
@@ -62,11 +63,10 @@ class Snapshot:
 
     def _module(self, module: nn.Module) -> None:
         keep_parameters = sum(p.numel() * p.element_size() for p in module.parameters()) <= MOST
-        batchnorms = (nn.modules.batchnorm._BatchNorm,)
         for name, part in module.named_modules():
             counts = (
                 {id(b) for b in part.buffers(recurse=False)}
-                if isinstance(part, batchnorms)
+                if isinstance(part, torch_internals.BatchNorm)
                 else set()
             )
             for key, value in part.named_buffers(recurse=False):
