@@ -139,6 +139,32 @@ def test_modules_say_what_they_are(path):
     assert text or not path.read_text(), "a module has a docstring"
 
 
+NAMELESS = {
+    *("what", "whether", "who", "how", "where", "which", "as", "of"),
+    *("it", "its", "they", "this", "that", "these", "those"),
+}
+
+
+def docstrings(path: Path):
+    """Each class and function with the first sentence of its docstring."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            text = " ".join((ast.get_docstring(node) or "").split())
+            if text:
+                yield (
+                    f"{path.name}:{node.lineno} {node.name}",
+                    re.split(r"\.(?: |$)", text)[0].split(),
+                )
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_docstrings_name_what_they_are_about(path):
+    """Below four words they say nothing; ruff's D401 sees to the imperative."""
+    for where, words in docstrings(path):
+        assert 4 <= len(words) <= 20, where
+        assert words[0].lower().strip(",:") not in NAMELESS, where
+
+
 def test_the_spine_that_the_docs_name_is_there_and_short():
     text = Path(ROOT, "docs", "architecture.md").read_text()
     spine = re.findall(r"^\d+\. `(.*?)`", text, flags=re.M)

@@ -31,7 +31,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class OptionRow:
-    """What is said of an option, and where it is taken.
+    """The row of an option: what it does, who takes it, and what values it has.
 
     Attributes:
         says: The command line's help and README's explanation.
