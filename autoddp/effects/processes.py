@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from autoddp.comm.outcome import Outcome
-from autoddp.effects.engine import Mode, Outward, stands_for
+from autoddp.effects.engine import Call, Mode, Outward, stands_for
 from autoddp.effects.running_programs import for_asyncio, plain_world, see
 from autoddp.effects.unhurried import Unhurried
 from autoddp.patching import patch
@@ -138,8 +138,11 @@ class Processes(Outward):
         if mode is not Mode.SYNCED:
             with plain_world():
                 return wrapped(*args, **kwargs)
+        call = Call(wrapped, args, kwargs)
+        if not call.named:
+            return call.plain()  # a TypeError
         process = self.effects.do_on_rank0(
-            f"os.{wrapped.__name__}", lambda: _started(*args, **kwargs), told=bool
+            f"os.{wrapped.__name__}", lambda: _started(**call.named), told=bool
         )
         # `finally` and `atexit` would not run in one process: here they leave no trace
         for enter in self.run.view.trials:
@@ -193,14 +196,14 @@ def _made(name: str, told: Any) -> Any:
     return tuple(told)
 
 
-def _started(path: Any, args: Any, env: Any = None) -> Any:
+def _started(path: Any, argv: Any, env: Any = None) -> Any:
     """Start the program that rank 0 becomes, and that ends when rank 0 does."""
     path = os.fsdecode(path)
     prctl = ctypes.CDLL(None).prctl
     try:
         with plain_world():
             return subprocess.Popen(
-                list(args),
+                list(argv),
                 executable=path if "/" in path else f"./{path}",
                 env=env,
                 close_fds=False,

@@ -160,3 +160,22 @@ def test_what_cannot_be_executed_is_an_error_on_all(tmp_path):
     expected.append(raised(lambda: os.execlp("no-such-program", "x")))
     expected.append(raised(lambda: os.execv(sys.executable + "/x", ["x"])))
     assert list(found) == expected
+
+
+@pytest.mark.parametrize(
+    ("call", "word"),
+    [
+        ("os.execve('/bin/sh', argv, {'WORD': 'env'})", "env"),
+        ("os.execve(path='/bin/sh', argv=argv, env={'WORD': 'env'})", "env"),
+        ("os.execve('/bin/sh', argv)", "TypeError"),
+        ("os.execv(path='/bin/sh', argv=argv)", "TypeError"),
+    ],
+    ids=["by place", "by name", "without env", "by a name that it does not take"],
+)
+def test_execve_takes_its_arguments_by_name(call, word, tmp_path):
+    (tmp_path / "script.py").write_text(
+        "import os\nargv = ['sh', '-c', 'echo $WORD > calls']\n"
+        f"try:\n    {call}\nexcept TypeError:\n    open('calls', 'w').write('TypeError')\n"
+    )
+    assert fork_cli("run", "-n", "2", "script.py", cwd=tmp_path).rc == 0
+    assert calls(tmp_path) == [word]
