@@ -23,8 +23,9 @@ from autoddp.report.begun import Begun
 
 STANDARD = (0, 1, 2)
 OURS = ("autoddp.*", "wrapt.*")
-# A cache, a stream, and the text that was to be written there before the cache remembered its call.
-Saved = list[tuple[Any, Any, Any]]
+# What finds a cache if it is still there, a stream, and the text that was to be written there
+# before the cache remembered its call.
+Saved = list[tuple[Callable[[], Any], Any, Any]]
 
 
 class Console(Outward):
@@ -200,7 +201,7 @@ class Console(Outward):
 
 
 @contextmanager
-def discarded(stream: Any, saved: Saved) -> Iterator[None]:
+def discarded(stream: Any, saved: Saved, cached: Cached) -> Iterator[None]:
     """Throw away all writes to `stream`; save those that a cache keeps from happening again."""
     before = vars(stream).get("write")
 
@@ -210,7 +211,6 @@ def discarded(stream: Any, saved: Saved) -> Iterator[None]:
             saved.append((cache, stream, text))
         return len(text)
 
-    cached = Cached()
     stream.write = write
     try:
         yield
@@ -229,7 +229,9 @@ def muted() -> Iterator[None]:
     it said is printed afterwards.
     """
     saved: Saved = []
+    cached = Cached()
     with ExitStack() as undo:
+        undo.callback(cached.forget)
         undo.enter_context(_nowhere(1))
         undo.enter_context(_unwarned())
         for stream in (sys.stdout, sys.stderr):
@@ -238,10 +240,12 @@ def muted() -> Iterator[None]:
             stream.flush()  # what was printed before is to be seen
             for layer in (stream, getattr(stream, "buffer", None)):
                 if hasattr(layer, "__dict__"):
-                    undo.enter_context(discarded(layer, saved))
+                    undo.enter_context(discarded(layer, saved, cached))
         yield
-    for cache, stream, text in saved:
-        if cache.cache_info().currsize:  # else it was put back, as the user's own are
+    for found, stream, text in saved:
+        cache = found()
+        # else it was put back, as the user's own are, or it went with the function that made it
+        if cache is not None and cache.cache_info().currsize:
             stream.write(text)
 
 

@@ -1,4 +1,5 @@
 # ruff: noqa: SIM115 - the standard streams stay open
+import functools
 import logging
 import os
 import pty
@@ -124,6 +125,24 @@ def test_nothing_is_printed_in_a_trial(on, tmp_path):
 
     assert on(script) == [False, False]
     assert sorted((tmp_path / "log0").read_text().split()) == ["one", "seven", "six"]
+
+
+def test_what_a_cache_of_a_trial_will_not_say_again_is_printed(on, tmp_path):
+    """A module that is imported there has caches that stay; one of a function goes with it."""
+
+    def script(run):
+        with trial(run):
+            print("trial")
+            stays = functools.lru_cache(lambda: print("once"))
+            stays()
+            goes = functools.lru_cache(lambda: print("in earnest alone"))
+            goes()
+            del goes
+        stays()
+        print("end", flush=True)
+
+    on(script)
+    assert (tmp_path / "log0").read_text().splitlines() == ["once", "end"]
 
 
 def test_a_warning_is_shown_as_often_as_by_one_process(on):
