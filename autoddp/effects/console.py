@@ -64,18 +64,21 @@ class Console(Outward):
             return wrapped(*args, **kwargs)
         return self.effects.ask_rank0("input", lambda: wrapped(*args, **kwargs))
 
-    @patch(
-        "getpass:getpass",
-        "getpass:getuser",
-        why="what is typed is read once, on rank 0's terminal, for all",
-    )
+    @patch("getpass:getpass", why="what is typed is read once, on rank 0's terminal, for all")
     def ask_secretly(
         self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     ) -> Any:
-        """Ask for a password or user on rank 0 for all; it travels between ranks in the clear."""
+        """Ask for a password on rank 0 for all ranks; it travels between them in the clear."""
         if self.effects.mode() is not Mode.SYNCED:
             return wrapped(*args, **kwargs)
-        return self.effects.ask_rank0("getpass", lambda: wrapped(*args, **kwargs))
+        return self.effects.ask_rank0("getpass.getpass", lambda: wrapped(*args, **kwargs))
+
+    @patch("getpass:getuser", why="the login name, which may say where to write, is rank 0's")
+    def ask_user(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Return rank 0's login name if the script asks; a library is told this rank's."""
+        if self.effects.users() is not Mode.SYNCED:
+            return wrapped(*args, **kwargs)
+        return self.effects.ask_rank0("getpass.getuser", lambda: wrapped(*args, **kwargs))
 
     @patch("os:isatty", why="whether there is a terminal is asked of rank 0's")
     def is_terminal(

@@ -1,5 +1,6 @@
 # ruff: noqa: SIM115 - the standard streams stay open
 import functools
+import getpass
 import logging
 import os
 import pty
@@ -51,6 +52,26 @@ def test_the_whole_input_is_read_once(on):
     assert (
         on(lambda run: (sys.stdin.read(2), sys.stdin.read()), 2, "abcd\n") == [("ab", "cd\n")] * 2
     )
+
+
+def test_the_login_name_is_rank_0s_and_called_so(on):
+    """A script names its folders by it; a library's question is each rank's own."""
+    library = {}
+    source = "import getpass\ndef user():\n    return getpass.getuser()\n"
+    exec(compile(source, "/usr/lib/python3/site-packages/library.py", "exec"), library)
+
+    def script(run):
+        os.environ["LOGNAME"] = f"user{run.world.rank}"
+        seen = getpass.getuser(), library["user"]()
+        return *seen, raised(getpass.getuser if run.world.rank else input)
+
+    zero, one = on(script, typed="a\n")
+    assert one[2][0] == "Disagreement"
+    assert one[2][1].startswith("rank 1 is at «getpass.getuser at ")
+    assert zero == ("user0", "user0", ("", ""))
+    assert one[:2] == ("user0", "user1")
+    (row,) = [row for row in Console.patches() if "getpass:getuser" in row.targets]
+    assert row.why.startswith("the login name")
 
 
 def test_an_interrupted_question_is_interrupted_everywhere(on):
