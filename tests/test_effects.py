@@ -1,12 +1,15 @@
 import functools
+import gc
 import os
 import sys
 import threading
+from contextlib import ExitStack
 
 import pytest
 
 import autoddp
 from autoddp.effects.engine import Call, Mode
+from autoddp.effects.gc_watch import GcWatch
 from autoddp.effects.ownership import caller, users_call
 from autoddp.patching import Feature
 from tests.features.outward import on_ranks, trial
@@ -107,6 +110,26 @@ def test_after_the_session_everything_is_plain():
         return run.effects.mode(), os.path.exists(folder), run.view.trials
 
     assert run_ranks(rank, 2) == [(Mode.PASS_THROUGH, False, [])] * 2
+
+
+def test_the_collector_is_watched_again_after_the_undo():
+    class Cycle:
+        def __init__(self):
+            self.me = self
+
+        def __del__(self):
+            seen.append(watch.running)
+
+    seen, watch = [], GcWatch()
+    for _ in range(2):
+        with ExitStack() as undo:
+            watch.watch(undo)
+            watch.watch(undo)  # by another feature
+            Cycle()
+            gc.collect()
+        Cycle()
+        gc.collect()
+    assert seen == [True, False] * 2
 
 
 def test_every_feature_of_the_outside_world_undoes_exactly():

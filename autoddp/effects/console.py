@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import io
 import os
-import re
 import sys
-import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import Any, ClassVar
 
-import torch
-
-from autoddp.effects.cached import Cached
 from autoddp.effects.engine import Call, Mode, Outward, stands_for
+from autoddp.effects.muting import muted
 from autoddp.effects.stdin import SharedStdin
 from autoddp.patching import patch
 from autoddp.report import users_line
@@ -23,8 +18,6 @@ from autoddp.report.begun import Begun
 
 STANDARD = (0, 1, 2)
 OURS = ("autoddp.*", "wrapt.*")
-# A cache, a stream, and the text that was to be written there before the cache remembered its call.
-Saved = list[tuple[Any, Any, Any]]
 
 
 class Console(Outward):
@@ -63,18 +56,21 @@ class Console(Outward):
             return wrapped(*args, **kwargs)
         return self.effects.ask_rank0("input", lambda: wrapped(*args, **kwargs))
 
-    @patch(
-        "getpass:getpass",
-        "getpass:getuser",
-        why="what is typed is read once, on rank 0's terminal, for all",
-    )
+    @patch("getpass:getpass", why="what is typed is read once, on rank 0's terminal, for all")
     def ask_secretly(
         self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     ) -> Any:
-        """Ask for a password or user on rank 0 for all; it travels between ranks in the clear."""
+        """Ask for a password on rank 0 for all ranks; it travels between them in the clear."""
         if self.effects.mode() is not Mode.SYNCED:
             return wrapped(*args, **kwargs)
-        return self.effects.ask_rank0("getpass", lambda: wrapped(*args, **kwargs))
+        return self.effects.ask_rank0("getpass.getpass", lambda: wrapped(*args, **kwargs))
+
+    @patch("getpass:getuser", why="the login name, which may say where to write, is rank 0's")
+    def ask_user(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Return rank 0's login name if the script asks; a library is told this rank's."""
+        if self.effects.users() is not Mode.SYNCED:
+            return wrapped(*args, **kwargs)
+        return self.effects.ask_rank0("getpass.getuser", lambda: wrapped(*args, **kwargs))
 
     @patch("os:isatty", why="whether there is a terminal is asked of rank 0's")
     def is_terminal(
@@ -197,102 +193,6 @@ class Console(Outward):
             answer = self.terminal[number]
             stream.isatty = lambda: answer
             undo.callback(delattr, stream, "isatty")
-
-
-@contextmanager
-def discarded(stream: Any, saved: Saved) -> Iterator[None]:
-    """Throw away all writes to `stream`; save those that a cache keeps from happening again."""
-    before = vars(stream).get("write")
-
-    def write(text: Any) -> int:
-        cache = cached.running()
-        if cache is not None:
-            saved.append((cache, stream, text))
-        return len(text)
-
-    cached = Cached()
-    stream.write = write
-    try:
-        yield
-    finally:
-        if before is None:
-            del stream.write
-        else:
-            stream.write = before
-
-
-@contextmanager
-def muted() -> Iterator[None]:
-    """Print nothing inside, also not by what holds on to the streams, or to descriptor 1.
-
-    A call that a cache remembers (`warning_once` of many a library) will not print in earnest: what
-    it said is printed afterwards.
-    """
-    saved: Saved = []
-    with ExitStack() as undo:
-        undo.enter_context(_nowhere(1))
-        undo.enter_context(_unwarned())
-        for stream in (sys.stdout, sys.stderr):
-            if stream is None or getattr(stream, "closed", False):
-                continue
-            stream.flush()  # what was printed before is to be seen
-            for layer in (stream, getattr(stream, "buffer", None)):
-                if hasattr(layer, "__dict__"):
-                    undo.enter_context(discarded(layer, saved))
-        yield
-    for cache, stream, text in saved:
-        if cache.cache_info().currsize:  # else it was put back, as the user's own are
-            stream.write(text)
-
-
-@contextmanager
-def _unwarned() -> Iterator[None]:
-    """Ignore warnings without counting them as given, so that they are still shown in earnest.
-
-    Python notes nothing where a filter ignores a warning; `catch_warnings` would have it forget all
-    that it has shown.
-    """
-    filters, always = warnings.filters, torch.is_warn_always_enabled()
-    ignore = ("ignore", re.compile(""), Warning, None, 0)
-    filters.insert(0, ignore)  # type: ignore[attr-defined]  # its stub says Sequence
-    torch.set_warn_always(True)  # else torch's C++ code notes what it gave once
-    try:
-        yield
-    finally:
-        torch.set_warn_always(always)
-        if ignore in filters:  # the user's code may have reset them
-            filters.remove(ignore)  # type: ignore[attr-defined]
-
-
-@contextmanager
-def _nowhere(number: int) -> Iterator[None]:
-    """Throw away what is written to descriptor `number`, by C code too.
-
-    Not for standard error: what a crash says there is to be seen.
-    """
-    try:
-        kept = os.dup(number)
-    except OSError:
-        yield  # the descriptor is closed
-        return
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    try:
-        _write_out()
-        os.dup2(nothing, number)
-        yield
-    finally:
-        _write_out()
-        os.dup2(kept, number)
-        os.close(kept)
-        os.close(nothing)
-
-
-def _write_out() -> None:
-    """Flush what is buffered for standard output, in Python and in C."""
-    for stream in (sys.stdout, sys.__stdout__):
-        if stream is not None and not getattr(stream, "closed", False):
-            stream.flush()
-    ctypes.CDLL(None).fflush(None)
 
 
 def _is_input(one: Any) -> bool:

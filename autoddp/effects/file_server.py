@@ -147,8 +147,7 @@ class FileClient:
         group = self._effects.group
         with suppress(DistError):  # rank 0 went first
             group.store.set(f"handover/left/{group.rank}", "")
-            left = group.store.add(f"handover/left/of/{self._node}", 1)
-            if left < group.world.local_world_size:
+            if group.store.add(f"handover/left/of/{self._node}", 1) < group.world.local_world_size:
                 return
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -162,14 +161,17 @@ class FileClient:
                 f"share, or copy it to node {self._node}"
             )
         folder = os.path.join(self._folder, hashlib.sha1(path.encode()).hexdigest())
-        at = os.path.join(folder, f"{changed}-{size}", os.path.basename(path))
-        with _alone(folder):
+        at = os.path.join(folder, version := f"{changed}-{size}", os.path.basename(path))
+        with _alone(folder) as note:
             if not os.path.exists(at):
                 os.makedirs(os.path.dirname(at), exist_ok=True)
                 self._copy(path, facts, at)
                 os.utime(at, ns=(changed, changed))
-                # the one before stays: a worker may be about to open it
-                for old in sorted(os.listdir(folder))[:-2]:
+            before = os.pread(note, 99, 0).decode().rstrip()
+            if before != version:
+                os.pwrite(note, f"{version:99}".encode(), 0)
+                # by turn: times may go back; and a worker may be about to open the one before
+                for old in set(os.listdir(folder)) - {version, before}:
                     shutil.rmtree(os.path.join(folder, old))
         return at
 
@@ -251,12 +253,12 @@ class MirroredFolders:
 
 
 @contextmanager
-def _alone(folder: str) -> Iterator[None]:
-    """Let one rank or worker of this node inside at a time."""
+def _alone(folder: str) -> Iterator[int]:
+    """Let one rank or worker of this node inside at a time; yield a file to leave notes in."""
     handle = os.open(folder + ".lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+        yield handle
     finally:
         os.close(handle)
 

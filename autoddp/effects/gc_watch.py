@@ -16,13 +16,11 @@ class GcWatch:
 
     def __init__(self) -> None:
         self.running = False
-        self._watched = False
         self._thread = threading.get_ident()
 
     def watch(self, undo: ExitStack) -> None:
         """Watch the collector from now on; twice is harmless."""
-        if not self._watched:
-            self._watched = True
+        if self._note not in gc.callbacks:
             gc.callbacks.append(self._note)
             undo.callback(gc.callbacks.remove, self._note)
 

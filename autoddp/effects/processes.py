@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from autoddp.comm.outcome import Outcome
-from autoddp.effects.engine import Mode, Outward, stands_for
+from autoddp.effects.engine import Call, Mode, Outward, stands_for
 from autoddp.effects.running_programs import for_asyncio, plain_world, see
 from autoddp.effects.unhurried import Unhurried
 from autoddp.patching import patch
@@ -96,13 +96,11 @@ class Processes(Outward):
     )
     def wait_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """Wait on rank 0; for its children of multiprocessing, each rank waits by itself."""
-        mode = self._mode()
-        if mode is Mode.PASS_THROUGH or _own_child(args):
-            return wrapped(*args, **kwargs)
+        mode, call = self._mode(), Call(wrapped, args, kwargs)
+        if mode is Mode.PASS_THROUGH or _own_child(call):
+            return call.plain()
         name = f"os.{wrapped.__name__}"
-        told = self.told.tell(
-            mode, name, f"{name}{args}", lambda: _listed(wrapped(*args, **kwargs))
-        )
+        told = self.told.tell(mode, name, f"{name}{args}{kwargs}", lambda: _listed(call.plain()))
         see(self.effects)
         return _made(wrapped.__name__, told)
 
@@ -111,21 +109,20 @@ class Processes(Outward):
         self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     ) -> Any:
         """Send a signal on rank 0; to children of multiprocessing, each rank sends its own."""
-        mode = self._mode()
-        if mode is Mode.PASS_THROUGH or _own_child(args):
-            return wrapped(*args, **kwargs)
+        mode, call = self._mode(), Call(wrapped, args, kwargs)
+        if mode is Mode.PASS_THROUGH or _own_child(call):
+            return call.plain()
         if mode is Mode.SYNCED:
-            return self.effects.do_on_rank0(
-                f"os.{wrapped.__name__}", lambda: wrapped(*args, **kwargs)
-            )
-        return wrapped(*args, **kwargs) if self.rank == 0 and mode is Mode.UNSYNCED else None
+            return self.effects.do_on_rank0(f"os.{wrapped.__name__}", call.plain)
+        return call.plain() if self.rank == 0 and mode is Mode.UNSYNCED else None
 
     @patch("os:getpgid", "os:getsid", why="about a process that is rank 0's, rank 0 tells")
     def ask_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """Ask rank 0 for the group or session of a process, which the script may signal."""
-        if self._mode() is not Mode.SYNCED or _own_child(args):
-            return wrapped(*args, **kwargs)
-        return self.effects.ask_rank0(f"os.{wrapped.__name__}", lambda: wrapped(*args, **kwargs))
+        call = Call(wrapped, args, kwargs)
+        if self._mode() is not Mode.SYNCED or _own_child(call):
+            return call.plain()
+        return self.effects.ask_rank0(f"os.{wrapped.__name__}", call.plain)
 
     @patch("os:execv", "os:execve", why="rank 0 becomes the other program; the other ranks end")
     def become(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -138,8 +135,11 @@ class Processes(Outward):
         if mode is not Mode.SYNCED:
             with plain_world():
                 return wrapped(*args, **kwargs)
+        call = Call(wrapped, args, kwargs)
+        if not call.named:
+            return call.plain()  # a TypeError
         process = self.effects.do_on_rank0(
-            f"os.{wrapped.__name__}", lambda: _started(*args, **kwargs), told=bool
+            f"os.{wrapped.__name__}", lambda: _started(**call.named), told=bool
         )
         # `finally` and `atexit` would not run in one process: here they leave no trace
         for enter in self.run.view.trials:
@@ -168,11 +168,15 @@ def _nothing() -> None:
     """Do nothing: all that counts is that all ranks are here."""
 
 
-def _own_child(args: tuple[Any, ...]) -> bool:
+def _own_child(call: Call) -> bool:
+    """Return whether the call is about a child of multiprocessing, or the group that it leads."""
+    named = call.named
+    if named.get("idtype", os.P_PID) not in (os.P_PID, os.P_PGID):
+        return False
+    number = named.get("pid", named.get("pgid", named.get("id")))
     children: set[Any] = multiprocessing.process._children  # type: ignore[attr-defined]
-    return bool(args) and any(
-        child._popen is not None and child._popen.pid == args[0] for child in children
-    )
+    pids = {child._popen.pid for child in children if child._popen is not None}
+    return any(number in (pid, -pid) for pid in pids)  # below zero it is a group's
 
 
 def _listed(result: Any) -> Any:
@@ -193,14 +197,14 @@ def _made(name: str, told: Any) -> Any:
     return tuple(told)
 
 
-def _started(path: Any, args: Any, env: Any = None) -> Any:
+def _started(path: Any, argv: Any, env: Any = None) -> Any:
     """Start the program that rank 0 becomes, and that ends when rank 0 does."""
     path = os.fsdecode(path)
     prctl = ctypes.CDLL(None).prctl
     try:
         with plain_world():
             return subprocess.Popen(
-                list(args),
+                list(argv),
                 executable=path if "/" in path else f"./{path}",
                 env=env,
                 close_fds=False,

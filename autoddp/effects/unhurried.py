@@ -77,7 +77,7 @@ class Unhurried:
                 are counted.
             act: The act, which only rank 0 calls.
             meet: Whether to act only when all ranks are here.
-            wait: Whether a thread may wait for ever, not only `PATIENCE` for rank 0's to answer.
+            wait: Whether a thread may wait for ever, not only `PATIENCE` for rank 0's to come.
 
         Raises:
             OutOfReach: Rank 0 cannot be asked here.
@@ -92,10 +92,10 @@ class Unhurried:
             with self.effects.own():
                 return self._in_order(what, act, meet)
         name = f"{self._who}/{name}"
-        key = f"{name}/{self._store().add(f'{name}/by {self.effects.rank}', 1)}"
+        turn = self._store().add(f"{name}/by {self.effects.rank}", 1)
         if self.effects.rank == 0:
-            return self._do(key, act)
-        return self._look(what, key, None if wait else time.monotonic() + PATIENCE)
+            return self._do(f"{name}/{turn}", act)
+        return self._look(what, name, turn, None if wait else time.monotonic() + PATIENCE)
 
     def _plain(self, what: str, act: Callable[[], Any]) -> Any:
         if self.effects.rank == 0:
@@ -146,13 +146,20 @@ class Unhurried:
         data = first + b"".join(store.get(f"{key}/{at}") for at in range(1, int(count)))
         return Outcome.from_data(json.loads(data.decode("utf-8", "surrogatepass"))).unwrap()
 
-    def _look(self, what: str, key: str, deadline: float | None) -> Any:
+    def _look(self, what: str, name: str, turn: int, deadline: float | None) -> Any:
         """Wait in a thread for rank 0's answer, without a blocking call.
 
         The thread that runs the script has the store's one connection.
+
+        Raises:
+            Disagreement: Rank 0 has not come before `deadline`; once there, it may take its time.
         """
-        while not self._store().check([key]):
-            if self.effects.over or (deadline is not None and time.monotonic() > deadline):
+        store, key = self._store(), f"{name}/{turn}"
+        while not store.check([key]):
+            late = deadline is not None and time.monotonic() > deadline
+            if late and store.add(f"{name}/by 0", 0) >= turn:
+                deadline, late = None, False
+            if self.effects.over or late:
                 raise Disagreement(
                     f"rank {self.effects.rank}: no thread of rank 0's came to this {what}"
                 )

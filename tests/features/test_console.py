@@ -1,4 +1,6 @@
 # ruff: noqa: SIM115 - the standard streams stay open
+import functools
+import getpass
 import logging
 import os
 import pty
@@ -50,6 +52,26 @@ def test_the_whole_input_is_read_once(on):
     assert (
         on(lambda run: (sys.stdin.read(2), sys.stdin.read()), 2, "abcd\n") == [("ab", "cd\n")] * 2
     )
+
+
+def test_the_login_name_is_rank_0s_and_called_so(on):
+    """A script names its folders by it; a library's question is each rank's own."""
+    library = {}
+    source = "import getpass\ndef user():\n    return getpass.getuser()\n"
+    exec(compile(source, "/usr/lib/python3/site-packages/library.py", "exec"), library)
+
+    def script(run):
+        os.environ["LOGNAME"] = f"user{run.world.rank}"
+        seen = getpass.getuser(), library["user"]()
+        return *seen, raised(getpass.getuser if run.world.rank else input)
+
+    zero, one = on(script, typed="a\n")
+    assert one[2][0] == "Disagreement"
+    assert one[2][1].startswith("rank 1 is at «getpass.getuser at ")
+    assert zero == ("user0", "user0", ("", ""))
+    assert one[:2] == ("user0", "user1")
+    (row,) = [row for row in Console.patches() if "getpass:getuser" in row.targets]
+    assert row.why.startswith("the login name")
 
 
 def test_an_interrupted_question_is_interrupted_everywhere(on):
@@ -124,6 +146,24 @@ def test_nothing_is_printed_in_a_trial(on, tmp_path):
 
     assert on(script) == [False, False]
     assert sorted((tmp_path / "log0").read_text().split()) == ["one", "seven", "six"]
+
+
+def test_what_a_cache_of_a_trial_will_not_say_again_is_printed(on, tmp_path):
+    """A module that is imported there has caches that stay; one of a function goes with it."""
+
+    def script(run):
+        with trial(run):
+            print("trial")
+            stays = functools.lru_cache(lambda: print("once"))
+            stays()
+            goes = functools.lru_cache(lambda: print("in earnest alone"))
+            goes()
+            del goes
+        stays()
+        print("end", flush=True)
+
+    on(script)
+    assert (tmp_path / "log0").read_text().splitlines() == ["once", "end"]
 
 
 def test_a_warning_is_shown_as_often_as_by_one_process(on):

@@ -202,6 +202,24 @@ def test_once_each_node(on, monkeypatch):
     assert parts.value == 4 + 2, "4 parts of the large file, and two small ones"
 
 
+def test_a_file_whose_time_goes_back_is_handed_over_too(on):
+    """An older file takes the name: the copy just made stays, and so does the one before it."""
+
+    def script(run):
+        found, seen = [], []
+        for word, changed in zip("abca", (3, 2, 1, 3), strict=True):
+            Path("new").write_text(word)
+            os.utime("new", (changed, changed))
+            os.replace("new", "last")
+            found.append(run.effects.found("last"))
+            with run.effects.own():
+                assert all(map(os.path.exists, found[-2:])), found[-2:]
+            seen.append(Path("last").read_text())
+        return seen
+
+    assert on(script) == [["a", "b", "c", "a"]] * 2
+
+
 def test_a_file_too_large_is_refused_with_the_way_out(on, monkeypatch):
     monkeypatch.setattr(file_server, "LIMIT", 1000)
     monkeypatch.setattr(file_server, "LATE", 1.0)

@@ -1,5 +1,6 @@
 """Processes that the script forks, waits for and signals are one for all ranks."""
 
+import multiprocessing
 import os
 import resource
 import signal
@@ -76,6 +77,37 @@ def test_children_are_waited_for_and_signalled_once(tmp_path):
     assert seen == [(True, signal.SIGTERM), 3, 2 << 8, 4]
     assert [kind for kind, _ in failures] == ["ChildProcessError", "ProcessLookupError"]
     assert calls(tmp_path) == ["x"] * 2
+
+
+def test_ways_to_wait_know_each_ranks_worker(tmp_path):
+    """A multiprocessing child is each rank's own, however the wait for it is written."""
+    ways = [
+        lambda pid: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT).si_pid,
+        lambda pid: os.waitid(os.P_PGID, pid, os.WEXITED | os.WNOWAIT).si_pid,
+        lambda pid: os.waitpid(-pid, 0)[0],
+        lambda pid: os.wait4(pid=pid, options=0)[0],
+        lambda pid: os.wait4(pid, 0)[0],
+    ]
+
+    def script(run):
+        seen = []
+        for way in ways:
+            leads = multiprocessing.get_context("fork").Barrier(2)
+            child = multiprocessing.get_context("fork").Process(target=lead, args=(leads,))
+            child.start()
+            leads.wait()
+            asked = os.getpgid(pid=child.pid), way(child.pid)
+            child.join()
+            seen.append((child.pid, *asked))
+        return seen
+
+    for seen in on_ranks(script, 2, Processes, folder=tmp_path):
+        assert seen == [(pid,) * 3 for pid, *_ in seen]
+
+
+def lead(leads):
+    os.setpgid(0, 0)
+    leads.wait()
 
 
 def test_a_thread_may_fork_too(tmp_path):
@@ -160,3 +192,22 @@ def test_what_cannot_be_executed_is_an_error_on_all(tmp_path):
     expected.append(raised(lambda: os.execlp("no-such-program", "x")))
     expected.append(raised(lambda: os.execv(sys.executable + "/x", ["x"])))
     assert list(found) == expected
+
+
+@pytest.mark.parametrize(
+    ("call", "word"),
+    [
+        ("os.execve('/bin/sh', argv, {'WORD': 'env'})", "env"),
+        ("os.execve(path='/bin/sh', argv=argv, env={'WORD': 'env'})", "env"),
+        ("os.execve('/bin/sh', argv)", "TypeError"),
+        ("os.execv(path='/bin/sh', argv=argv)", "TypeError"),
+    ],
+    ids=["by place", "by name", "without env", "by a name that it does not take"],
+)
+def test_execve_takes_its_arguments_by_name(call, word, tmp_path):
+    (tmp_path / "script.py").write_text(
+        "import os\nargv = ['sh', '-c', 'echo $WORD > calls']\n"
+        f"try:\n    {call}\nexcept TypeError:\n    open('calls', 'w').write('TypeError')\n"
+    )
+    assert fork_cli("run", "-n", "2", "script.py", cwd=tmp_path).rc == 0
+    assert calls(tmp_path) == [word]

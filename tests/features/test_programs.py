@@ -12,6 +12,7 @@ import warnings
 
 import pytest
 
+from autoddp.effects import unhurried
 from autoddp.effects.files import Files
 from autoddp.effects.processes import Processes
 from autoddp.effects.programs import Programs
@@ -225,6 +226,30 @@ def test_threads_share_programs_too(tmp_path):
     assert found == [(name, (name, 512)) for name in "abc"] + [("lines", ["1\n", "2\n", "3\n"])]
     assert code == 4
     assert sorted(calls(tmp_path)) == list("aabbcc")
+
+
+def test_a_threads_program_may_take_long_once_rank_0_has_come(tmp_path, monkeypatch):
+    monkeypatch.setattr(unhurried, "PATIENCE", 0.2)
+
+    def script(run):
+        found = []
+
+        def work():
+            found.append(os.system("echo x >> calls; sleep 1; exit 3"))
+            found.append(raised(lambda: run.world.rank and os.system("exit 4")))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        return found
+
+    zero, one = on_ranks(script, 2, Programs, folder=tmp_path)
+    assert zero == [3 << 8, ("", "")]
+    assert one == [
+        3 << 8,
+        ("Disagreement", "rank 1: no thread of rank 0's came to this os.system"),
+    ]
+    assert calls(tmp_path) == ["x"]
 
 
 def test_a_librarys_programs_are_each_ranks_own(tmp_path):
