@@ -8,7 +8,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from autoddp.training.sharing.memory import Again, Lent, Maps, Memory
-from autoddp.training.sharing.parcel import Parcel, pack
+from autoddp.training.sharing.packing import pack
+from autoddp.training.sharing.parcel import Parcel
 from tests.training import Scripts, assert_as_alone, on_ranks
 
 script = Scripts()

@@ -16,7 +16,8 @@ from autoddp.errors import RankEnded
 from autoddp.training.sharing.lines import AHEAD, BATCH, ENDED, meet
 from autoddp.training.sharing.memory import Memory
 from autoddp.training.sharing.moves import follow, moves, raised, told
-from autoddp.training.sharing.parcel import Parcel, Unfit, pack
+from autoddp.training.sharing.packing import pack
+from autoddp.training.sharing.parcel import Parcel, Unfit
 from autoddp.training.sharing.stamp import DatasetWatch, Stamp
 from autoddp.view import split
 from autoddp.view.generators import Generators
