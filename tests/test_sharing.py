@@ -1,6 +1,7 @@
 """A batch that one rank of a node loads for all: what travels, is noticed, who waits for whom."""
 
 import collections
+import io
 import os
 import random
 import time
@@ -630,6 +631,33 @@ def test_a_stamp_refuses_what_advances():
     assert "list_iterator" in Stamp(Sampled(iter([1]).__next__)).refused
     with open(__file__) as file:
         assert "TextIOWrapper" in Stamp(Sampled(file.readline)).refused
+
+
+def line_of(data):
+    return float(data.lines.readline()) if data.lines else 0.0
+
+
+def test_what_the_script_gives_the_data_set_later_may_advance_too():
+    def script():
+        data = Sampled(lambda n: (torch.tensor([n, line_of(data)]), "more than numbers"))
+        data.lines, found = None, []
+        for x, _ in DataLoader(data, 2):
+            found.append(x.tolist())
+            data.lines = data.lines or io.StringIO("".join(f"{n}\n" for n in range(12)))
+        return found, data.lines.readline()
+
+    assert on_ranks(script, 2) == on_ranks(script, 1) * 2
+
+
+def test_a_watch_refuses_what_advances_as_long_as_it_is_there():
+    data = Sampled([])
+    look = DatasetWatch(data)
+    data.lines = io.StringIO()
+    look.before()
+    assert "StringIO" in look.refused
+    del data.lines
+    look.before()
+    assert not look.refused
 
 
 class Interrupted(random.Random):
