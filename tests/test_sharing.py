@@ -4,6 +4,7 @@ import collections
 import io
 import os
 import random
+import socket
 import time
 import typing
 
@@ -13,7 +14,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from autoddp.errors import RankEnded
+from autoddp.comm.sockets import near
+from autoddp.errors import AutoDDPError, RankEnded
+from autoddp.training.sharing import lines
 from autoddp.training.sharing.lines import AHEAD, BATCH, ENDED, meet
 from autoddp.training.sharing.memory import Memory
 from autoddp.training.sharing.moves import follow, moves, raised, told
@@ -434,6 +437,17 @@ def test_the_first_rank_goes_on_where_another_one_is_gone():
         return [lines.hear(0)[0] for _ in range(4)] if group.rank == 2 else None
 
     assert run_ranks(rank, 3) == [[2], None, [BATCH] * 3 + [ENDED]]
+
+
+def test_ranks_found_lost_as_patience_ends_are_none_that_do_not_come(monkeypatch):
+    def door_at_its_end(asked):
+        monkeypatch.setattr(lines, "PATIENCE", 0.0)
+        with near(f"\0test-{os.getpid()}", socket.SOCK_SEQPACKET) as door:
+            return lines._arrivals(door, b"", {1, 2}, asked)
+
+    assert door_at_its_end(lambda rank: True) == {}
+    with pytest.raises(AutoDDPError, match="rank 2 did not come"):
+        door_at_its_end(lambda rank: rank == 1)
 
 
 def test_a_line_works_beside_a_thousand_open_files():
