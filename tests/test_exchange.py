@@ -77,6 +77,23 @@ def test_layouts_scalars_conjugates_and_gradients_stay_as_they_are():
     assert run_ranks(rank, 2) == [want] * 2
 
 
+@pytest.mark.parametrize("turn", [torch.clone, torch.t])
+def test_autograd_does_not_see_a_small_tensor_written_whatever_its_layout(turn):
+    def rank(group):
+        leaf = torch.ones(2, 3, requires_grad=True)
+        x = turn(leaf * 2)
+        squares = (x**2).sum()  # keeps x for backward
+        group.all_reduce(x)
+        with torch.inference_mode():
+            quiet = group.all_reduce(turn(torch.ones(2, 3)))
+        squares.backward()
+        return x.tolist(), x._version, quiet.sum().item(), leaf.grad is not None
+
+    for value, version, quiet, differentiated in run_ranks(rank, 2):
+        assert value == turn(torch.full((2, 3), 4.0)).tolist()
+        assert (version, quiet, differentiated) == (0, 12.0, True)
+
+
 @pytest.mark.parametrize("numel", [1, SMALL])
 def test_ranks_in_different_collectives_are_told_which(numel):
     """The same shapes: the sum would be wrong, and nobody would know."""

@@ -1,14 +1,17 @@
 """Memory of batches that one rank loads for all: what is shared, reused, whose rows lie where."""
 
 import gc
+import os
 import types
 import weakref
 
+import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from autoddp.training.sharing.memory import Again, Lent, Maps, Memory
-from autoddp.training.sharing.parcel import Parcel, pack
+from autoddp.training.sharing.memory import Again, Lent, Maps, Memory, nameless, read
+from autoddp.training.sharing.packing import pack
+from autoddp.training.sharing.parcel import Parcel
 from tests.training import Scripts, assert_as_alone, on_ranks
 
 script = Scripts()
@@ -75,6 +78,16 @@ def cut(total):
     half = -(-total // 2)
     take = lambda x, _: x[:half]  # noqa: E731
     return types.SimpleNamespace(start=0, mine=half, smallest=total // 2, take=take)
+
+
+def test_what_is_missing_is_told_and_not_waited_for():
+    descriptor = nameless(4)
+    whole = bytearray(b"--------")
+    with pytest.raises(EOFError, match="4 of 8 bytes"):
+        read(descriptor, memoryview(whole), 0)
+    read(descriptor, memoryview(whole)[:3], 1)
+    os.close(descriptor)
+    assert whole == b"\0\0\0\0----"
 
 
 def samples():

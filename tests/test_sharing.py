@@ -1,8 +1,10 @@
 """A batch that one rank of a node loads for all: what travels, is noticed, who waits for whom."""
 
 import collections
+import io
 import os
 import random
+import socket
 import time
 import typing
 
@@ -12,11 +14,14 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from autoddp.errors import RankEnded
+from autoddp.comm.sockets import near
+from autoddp.errors import AutoDDPError, RankEnded
+from autoddp.training.sharing import lines
 from autoddp.training.sharing.lines import AHEAD, BATCH, ENDED, meet
 from autoddp.training.sharing.memory import Memory
 from autoddp.training.sharing.moves import follow, moves, raised, told
-from autoddp.training.sharing.parcel import Parcel, Unfit, pack
+from autoddp.training.sharing.packing import pack
+from autoddp.training.sharing.parcel import Parcel, Unfit
 from autoddp.training.sharing.stamp import DatasetWatch, Stamp
 from autoddp.view import split
 from autoddp.view.generators import Generators
@@ -434,6 +439,17 @@ def test_the_first_rank_goes_on_where_another_one_is_gone():
     assert run_ranks(rank, 3) == [[2], None, [BATCH] * 3 + [ENDED]]
 
 
+def test_ranks_found_lost_as_patience_ends_are_none_that_do_not_come(monkeypatch):
+    def door_at_its_end(asked):
+        monkeypatch.setattr(lines, "PATIENCE", 0.0)
+        with near(f"\0test-{os.getpid()}", socket.SOCK_SEQPACKET) as door:
+            return lines._arrivals(door, b"", {1, 2}, asked)
+
+    assert door_at_its_end(lambda rank: True) == {}
+    with pytest.raises(AutoDDPError, match="rank 2 did not come"):
+        door_at_its_end(lambda rank: rank == 1)
+
+
 def test_a_line_works_beside_a_thousand_open_files():
     def rank(group):
         import resource
@@ -629,6 +645,33 @@ def test_a_stamp_refuses_what_advances():
     assert "list_iterator" in Stamp(Sampled(iter([1]).__next__)).refused
     with open(__file__) as file:
         assert "TextIOWrapper" in Stamp(Sampled(file.readline)).refused
+
+
+def line_of(data):
+    return float(data.lines.readline()) if data.lines else 0.0
+
+
+def test_what_the_script_gives_the_data_set_later_may_advance_too():
+    def script():
+        data = Sampled(lambda n: (torch.tensor([n, line_of(data)]), "more than numbers"))
+        data.lines, found = None, []
+        for x, _ in DataLoader(data, 2):
+            found.append(x.tolist())
+            data.lines = data.lines or io.StringIO("".join(f"{n}\n" for n in range(12)))
+        return found, data.lines.readline()
+
+    assert on_ranks(script, 2) == on_ranks(script, 1) * 2
+
+
+def test_a_watch_refuses_what_advances_as_long_as_it_is_there():
+    data = Sampled([])
+    look = DatasetWatch(data)
+    data.lines = io.StringIO()
+    look.before()
+    assert "StringIO" in look.refused
+    del data.lines
+    look.before()
+    assert not look.refused
 
 
 class Interrupted(random.Random):

@@ -258,11 +258,12 @@ def bytes_of(x: Tensor) -> bytes:
 
 
 def write(x: Tensor, data: bytes) -> None:
-    """Fill `x` with what `bytes_of` made, in place and, if contiguous, unseen by autograd."""
+    """Fill `x` with what `bytes_of` made, in place and unseen by autograd."""
     if x.is_contiguous():
         ctypes.memmove(x.data_ptr(), data, len(data))
     else:
-        x.detach().copy_(torch.frombuffer(bytearray(data), dtype=x.dtype).view(x.shape))
+        # unlike that of `x.detach()`, its count of writes is not that of `x`
+        x.data.copy_(torch.frombuffer(bytearray(data), dtype=x.dtype).view(x.shape))
 
 
 def reducing(dtype: torch.dtype, op: Any) -> Callable[[list[bytes]], bytes]:

@@ -174,7 +174,8 @@ class Averaging(Feature):
             due: The optimizers that want it now.
         """
         mine = {"place": place, "due": sorted(due), "left": sorted(self.stepped)}
-        said = self.weights.meet(mine)
+        known = dict(self.weights.alive())  # held: the garbage collector may come meanwhile
+        said = self.weights.meet(mine, known)
         places = {each["place"] for each in said}
         if len(places - {""}) > 1:
             raise Disagreement(
@@ -184,7 +185,7 @@ class Averaging(Feature):
             )
         everything = "" not in places
         wanted = {n for each in said for n in each["left" if everything else "due"]}
-        self.weights.average(wanted, said)
+        self.weights.average(wanted, said, known)
         self.stepped -= wanted
         left = {n for each in said for n in each["left"]} - wanted
         if everything or (places == {""} and not left):
@@ -228,22 +229,22 @@ class Weights:
             if optimizer is not None:
                 yield number, optimizer
 
-    def meet(self, mine: Said) -> list[Said]:
-        """Exchange what every rank says, with the parameters' sizes of its optimizers added."""
-        mine["sizes"] = {n: [p.numel() for p in trainable(some)] for n, some in self.alive()}
+    def meet(self, mine: Said, known: dict[int, Optimizer]) -> list[Said]:
+        """Exchange what every rank says, with the parameters' sizes of these optimizers added."""
+        mine["sizes"] = {n: [p.numel() for p in trainable(some)] for n, some in known.items()}
         if self.momentum:
-            mine["states"] = {n: sorted(_momentum(some)) for n, some in self.alive()}
+            mine["states"] = {n: sorted(_momentum(some)) for n, some in known.items()}
         said: list[Said] = json.loads(self.group.confer("averaging", json.dumps(mine).encode()))
         return said
 
     @torch.no_grad()
-    def average(self, numbers: set[int], said: list[Said]) -> None:
-        """Take the mean over ranks, in place, of what these optimizers change.
+    def average(self, numbers: set[int], said: list[Said], known: dict[int, Optimizer]) -> None:
+        """Take the mean over ranks, in place, of what the optimizers of these numbers change.
 
         Raises:
             Disagreement: An optimizer has other parameters on another rank.
         """
-        known, tensors = dict(self.alive()), []
+        tensors: list[Tensor] = []
         for number in sorted(numbers):
             sizes = [each["sizes"].get(str(number)) for each in said]
             if None in sizes:

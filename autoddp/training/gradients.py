@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autoddp import torch_internals
@@ -19,9 +20,10 @@ from autoddp.comm.position import BACKWARD
 from autoddp.patching import Feature, patch
 from autoddp.report import users_line
 from autoddp.torch_internals import disable_dynamo  # a compiled step breaks its graph there
+from autoddp.training.backwards import Backwards, named
 from autoddp.training.compression import announce
 from autoddp.training.fingerprint import Fingerprint
-from autoddp.training.replica import Leaves, Replicas, leaves_of
+from autoddp.training.replica import Replicas
 from autoddp.view import Rows
 from autoddp.view.boundaries import Mean
 from autoddp.view.rules.gradients import gradients_of, roots
@@ -47,9 +49,8 @@ class Gradients(Feature):
     def __init__(self, run: Run) -> None:
         self.run, self.view, self.group = run, run.view, run.group
         self.replicas = Replicas(run.group, run.options.compress)
-        # a backward, or gradients that the script asks for, go on
-        self.depth, self.asked = 0, False
-        self.hidden: dict[int, Tensor] = {}  # leaves of nested backwards, which hide from the graph
+        self.backwards = Backwards(self.replicas, run.view.order, self._at_its_place)
+        self.asked = False  # gradients that the script asks for are computed
         # optimizers that stepped, in the order of their first steps
         self.recent: list[weakref.ref[Any]] = []
         # of each optimizer
@@ -82,63 +83,22 @@ class Gradients(Feature):
     @disable_dynamo
     def backward(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
         """Arm the reducer of the leaves of this backward; average at its end what none covers."""
-        names = (
-            "tensors",
-            "grad_tensors",
-            "retain_graph",
-            "create_graph",
-            "grad_variables",
-            "inputs",
-        )
-        given = dict(zip(names, args, strict=False)) | kwargs
+        given, seeds = named(args, kwargs)
         if self._plain():
             return wrapped(**given)
-        old = given.pop("grad_variables", None)
-        seeds_given = given.pop("grad_tensors", None)
-        tops, seeds = roots(given.pop("tensors"), old if seeds_given is None else seeds_given)
-        if self.depth:  # from inside a backward: what recomputes there hides its leaves
-            # among them the inputs of what is recomputed
-            leaves = leaves_of(tops, self.view.order).all
-            self.hidden.update(
-                {id(leaf): leaf for leaf in leaves if isinstance(leaf, nn.Parameter)}
-            )
-            return wrapped(tops, seeds, **given)
-        self.depth += 1
-        try:
-            with self.view.set_aside(), in_one_order():
-                self._outermost(wrapped, tops, seeds, given)
-        finally:
-            self.depth -= 1
-            self.hidden.clear()
+        tops, given[seeds] = roots(given.pop("tensors"), given.get(seeds))
+        if self.backwards.depth:
+            self.backwards.inner(tops)
+            return wrapped(tops, **given)
+        with self.view.set_aside(), in_one_order():
+            self.backwards.outermost(wrapped, tops, given)
         return None
 
-    def _outermost(self, plain: Any, tops: list[Tensor], seeds: Any, given: dict[str, Any]) -> None:
-        leaves = leaves_of(tops, self.view.order)
-        inputs = given.get("inputs")
-        by_hand = inputs is not None or given.get("create_graph") or leaves.recomputes
-        if by_hand or not leaves.dense:
-            plain(tops, seeds, **given)
-            self._average(leaves, inputs, given.get("create_graph"))
-            return
-        try:
-            armed = self.replicas.armed(leaves, tops)
-            with self.group.together("backward", leaves.dense[0], BACKWARD) as stamp:
-                self.group.exchange.pass_by(stamp)
-                plain(armed, seeds, **given)
-        except BaseException:
-            self.replicas.drop(leaves)
-            raise
-        covered = {id(leaf) for leaf in leaves.dense}
-        self.replicas.average(leaves.others)
-        self.replicas.average(leaf for key, leaf in self.hidden.items() if key not in covered)
-
-    def _average(self, leaves: Leaves, inputs: Any, create_graph: Any) -> None:
-        found = {id(leaf): leaf for leaf in leaves.all} | self.hidden
-        if inputs is not None:
-            wanted = {id(x) for x in ([inputs] if isinstance(inputs, Tensor) else inputs)}
-            found = {key: leaf for key, leaf in found.items() if key in wanted}
-        leaves_found = self.view.order.sorted(found.values())
-        self.replicas.average(leaves_found, Mean.apply if create_graph else None)
+    @contextmanager
+    def _at_its_place(self, leaf: Tensor) -> Iterator[None]:
+        with self.group.together("backward", leaf, BACKWARD) as stamp:
+            self.group.exchange.pass_by(stamp)
+            yield
 
     @patch(
         "torch.autograd:grad",
@@ -150,7 +110,7 @@ class Gradients(Feature):
         names = ["outputs", "inputs", "grad_outputs", "retain_graph", "create_graph", "only_inputs"]
         names += ["allow_unused", "is_grads_batched", "materialize_grads"]
         given = dict(zip(names, args, strict=False)) | kwargs
-        if self._plain() or self.depth or self.asked:
+        if self._plain() or self.backwards.depth or self.asked:
             return wrapped(**given)
         outputs, inputs = given.pop("outputs"), given.pop("inputs")
         # where a mode is on, as of a default device, torch calls itself once more

@@ -13,10 +13,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import IterableDataset
 
 from autoddp.patching import Feature, patch
+from autoddp.training.backwards import Backwards, named
 from autoddp.training.compression import announce
 from autoddp.training.iterator import LoaderIterator
-from autoddp.training.replica import Replicas, leaves_of
+from autoddp.training.replica import Replicas
 from autoddp.training.sampling import Fetching
+from autoddp.view.rules.gradients import listed
 
 if TYPE_CHECKING:
     from autoddp.process.run import Run
@@ -36,7 +38,7 @@ class LocalView(Feature):
         self.fetching = Fetching(run)
         self.replicas = Replicas(run.group, run.options.compress)
         self.share = 1.0  # of the batch fetched last: this rank's rows times ranks, by all rows
-        self.busy = False
+        self.backwards = Backwards(self.replicas, run.view.order)
 
     def setup(self, undo: ExitStack) -> None:
         """Show the job to the script, its process group included."""
@@ -68,38 +70,22 @@ class LocalView(Feature):
     @patch("torch.autograd:backward", why="gradients are averaged over ranks before it returns")
     def backward(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
         """Average gradients; a mean over this rank's rows counts by its share of the batch."""
-        names = (
-            "tensors",
-            "grad_tensors",
-            "retain_graph",
-            "create_graph",
-            "grad_variables",
-            "inputs",
-        )
-        given = dict(zip(names, args, strict=False)) | kwargs
-        if self.busy or not self.view.here() or self.run.options.average_every is not None:
+        given, seeds = named(args, kwargs)
+        if not self.view.here() or self.run.options.average_every is not None:
             return wrapped(**given)
-        tensors, seeds = given.pop("tensors"), given.pop("grad_tensors", None)
-        tops = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        listed = [seeds] if seeds is None or isinstance(seeds, Tensor) else list(seeds)
-        listed += [None] * (len(tops) - len(listed))
-        weighed = [
-            self.share * (torch.ones_like(top) if seed is None else seed)
-            for top, seed in zip(tops, listed, strict=True)
-        ]
-        leaves = leaves_of(tops, self.view.order)
-        self.busy = True
-        try:
-            if leaves.dense and given.get("inputs") is None:
-                tops = self.replicas.armed(leaves, tops)
-            wrapped(tops, weighed, **given)
-            self.replicas.average(leaves.others if given.get("inputs") is None else leaves.all)
-        except BaseException:
-            self.replicas.drop(leaves)
-            raise
-        finally:
-            self.busy = False
+        tops, some = listed(given.pop("tensors")), listed(given.get(seeds))
+        if self.backwards.depth:  # its seeds come of those that are weighed already
+            self.backwards.inner(tops)
+            return wrapped(tops, **given)
+        some += [None] * (len(tops) - len(some))
+        given[seeds] = [self._weighed(top, seed) for top, seed in zip(tops, some, strict=True)]
+        self.backwards.outermost(wrapped, tops, given)
         return None
+
+    def _weighed(self, top: Tensor, seed: Tensor | None) -> Tensor | None:
+        if seed is None and (top.numel() != 1 or not top.is_floating_point()):
+            return None  # refused by torch: it is no real scalar
+        return self.share * (torch.ones_like(top) if seed is None else seed)
 
 
 class Fetched(LoaderIterator):

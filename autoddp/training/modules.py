@@ -10,21 +10,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 import wrapt
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from autoddp import torch_internals
 from autoddp.comm.accelerator import capturing
-from autoddp.patching import Feature, patch
+from autoddp.patching import patch
+from autoddp.training.whole_calls import FULL, WholeCalls
 from autoddp.view import Partial, Rows, full
 from autoddp.view.boundaries import BOUNDARIES, Renamed
 from autoddp.view.calls import Calls
 from autoddp.view.rows import of_the_whole
-from autoddp.view.rules.operands import PLAIN
 
 if TYPE_CHECKING:
     from autoddp.process.run import Run
 
-FULL = "it sees the whole batch, as Python does not ask __torch_function__ there"
 CHECKPOINT = (
     "use_reentrant",
     "context_fn",
@@ -44,10 +43,9 @@ UNTRACED = (
         "autoddp.comm.signal_sync",
     ),
 )
-TRANSFORMS = ("vmap", "grad", "grad_and_value", "jacrev", "jacfwd", "hessian", "functionalize")
 
 
-class Modules(Feature):
+class Modules(WholeCalls):
     """Split calls: an outermost call runs by rows if proven row-wise, else its parts are tried."""
 
     name = "modules"
@@ -225,77 +223,6 @@ class Modules(Feature):
                 return function(*args, **kwargs)
 
         return again
-
-    @patch("torch:compile", why=f"a compiled function: {FULL}")
-    def compile(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        """Leave a compiled module as it is; give a compiled function whole tensors."""
-        made = wrapped(*args, **kwargs)
-        model = args[0] if args else kwargs.get("model")
-        if model is None:
-            return lambda function: whole_inputs(made(function))
-        return made if isinstance(model, nn.Module) else whole_inputs(made)
-
-    @patch(
-        *(f"torch.func:{name}" for name in TRANSFORMS),
-        "torch:vmap",
-        why=f"a transform of torch.func: {FULL}",
-    )
-    def transform(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        """Give whole tensors to the function that the transform returns."""
-        return whole_inputs(wrapped(*args, **kwargs))
-
-    @patch(
-        "torch.func:vjp",
-        "torch.func:jvp",
-        "torch.func:functional_call",
-        why="weights that are no leaves: called on whole tensors, by every rank",
-    )
-    def call_whole(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        """Call the function with whole tensors, and with modules plain inside."""
-        return self._call_whole(wrapped, args, kwargs)
-
-    @patch(
-        "torch.jit:trace",
-        "torch.jit:trace_module",
-        "torch.jit:_get_trace_graph",
-        why="what is recorded with a batch as the example is recorded of the whole: also by "
-        "add_graph",
-    )
-    def trace(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        """Trace with whole tensors: the graph is one process's, with its shapes."""
-        return self._call_whole(wrapped, args, kwargs)
-
-    @patch(
-        "torch.export:export",
-        "torch.export:export_for_training",
-        "torch.onnx:export",
-        why="what is exported with a batch as the example is exported of the whole",
-        optional=True,
-    )
-    def export(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        return self._call_whole(wrapped, args, kwargs)
-
-    def _call_whole(self, wrapped: Any, args: Any, kwargs: Any) -> Any:
-        whole_args, whole_kwargs = _gathered((args, kwargs))
-        with self.view.set_aside():
-            return wrapped(*whole_args, **whole_kwargs)
-
-
-def whole_inputs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `function` to be called with whole tensors."""
-    import functools
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        whole_args, whole_kwargs = _gathered((args, kwargs))
-        return function(*whole_args, **whole_kwargs)
-
-    return call
-
-
-def _gathered(args: Any) -> Any:
-    with PLAIN():
-        return tree_map_only((Rows, Partial), full, args)
 
 
 def _traced() -> bool:

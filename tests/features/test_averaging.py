@@ -1,6 +1,7 @@
 """Local SGD: against averaging by hand, in one process."""
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -173,6 +174,29 @@ def step(model, optimizer, loader):
     F.cross_entropy(model(x), y).backward()
     optimizer.step()
     return weights(model)
+
+
+def test_an_optimizer_may_be_collected_while_ranks_meet():
+    def script(run):
+        model, kept = mlp(), []
+        kept.append(sgd(model))
+        confer = run.group.confer
+
+        def and_collect(*args):
+            said = confer(*args)
+            if run.group.rank:
+                kept.clear()
+                gc.collect()
+            return said
+
+        run.group.confer = and_collect
+        for x, y in batches(8, 4):
+            F.cross_entropy(model(x), y).backward()
+            kept[0].step()
+        run.group.confer = confer
+        return weights(model)
+
+    assert equal(on_ranks(script, RANKS, **local("epoch")))
 
 
 def test_evaluation_saves_and_the_end_see_averaged_weights(tmp_path):

@@ -19,7 +19,7 @@ from autoddp.errors import Disagreement
 from autoddp.training.iterator import LoaderIterator
 from autoddp.training.sampling import Drawn, Fetching
 from autoddp.training.sharing.memory import WORTH, Lent
-from autoddp.training.sharing.parcel import ALIGNED
+from autoddp.training.sharing.packing import ALIGNED
 from autoddp.training.sharing.share import Pass
 from autoddp.view import Rows
 from autoddp.view.cuts import Cuts

@@ -270,7 +270,7 @@ def _arrivals(
     while missing:
         if not _readable(door, seconds=TICK):
             missing -= {rank for rank in missing if lost(rank)}
-            if time.monotonic() > deadline:
+            if missing and time.monotonic() > deadline:
                 raise AutoDDPError(
                     f"rank {min(missing)} did not come to its node's first within {PATIENCE:.0f} s"
                 )

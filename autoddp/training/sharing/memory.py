@@ -248,10 +248,16 @@ def read(descriptor: int, into: memoryview, at: int) -> None:
     """Read as much as there is room for, from this place on.
 
     The place is given, since that of a descriptor is shared by all who have it.
+
+    Raises:
+        EOFError: There is less to be read.
     """
     done = 0
     while done < into.nbytes:
-        done += os.preadv(descriptor, [into[done:]], at + done)
+        some = os.preadv(descriptor, [into[done:]], at + done)
+        if not some:
+            raise EOFError(f"memory that ranks share ends after {done} of {into.nbytes} bytes")
+        done += some
 
 
 def bytes_of(storage: torch.UntypedStorage) -> memoryview:

@@ -19,7 +19,8 @@ from autoddp.errors import Disagreement
 from autoddp.training.sharing.lines import BATCH, ENDED, RAISED, STEP, YOURSELF, Lines, close
 from autoddp.training.sharing.memory import Maps, Memory
 from autoddp.training.sharing.moves import Moves, follow, moves, raised, told
-from autoddp.training.sharing.parcel import Parcel, Unfit, pack
+from autoddp.training.sharing.packing import pack
+from autoddp.training.sharing.parcel import Parcel, Unfit
 from autoddp.training.sharing.stamp import DatasetWatch
 from autoddp.view.generators import Generators
 

@@ -187,8 +187,13 @@ class DatasetWatch:
         self._roots = roots
         self._fetches = 0
         self._looked = self._fetched = self._began = 0.0
-        self._take()
-        self.refused = self.stamp.refused  # or that looking takes long: all load then, as exactly
+        self._slow = ""  # why looking is no use: all load then, as exactly
+        self.stamp = Stamp(*roots)
+
+    @property
+    def refused(self) -> str:
+        """Why it cannot be told whether a fetch changes anything, as things are now."""
+        return self.stamp.refused or self._slow
 
     def before(self) -> None:
         """Pass over what the script has changed meanwhile, which is not the fetch's."""
@@ -201,9 +206,7 @@ class DatasetWatch:
         self._fetches += 1
         moved = self._moved()
         if ENOUGH <= self._fetches <= SURE and self._looked > SHARE * self._fetched:
-            self.refused = (
-                self.refused or "to look whether a fetch changes it takes as long as the fetch"
-            )
+            self._slow = "to look whether a fetch changes it takes as long as the fetch"
         return moved
 
     def _moved(self) -> str:
@@ -211,12 +214,9 @@ class DatasetWatch:
         began = time.thread_time() if timed else 0.0  # a busy machine makes no look dearer
         moved = self.stamp.moved()
         if moved:
-            self._take()
+            self.stamp = Stamp(*self._roots)
         self._looked += time.thread_time() - began if timed else 0.0
         return moved
-
-    def _take(self) -> None:
-        self.stamp = Stamp(*self._roots)
 
 
 def _file_of(kind: type) -> str:

@@ -1,0 +1,96 @@
+"""One backward of the script: who averages which gradients, also of leaves that nothing shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from torch import Tensor, nn
+
+from autoddp.training.replica import Leaves, Replicas, leaves_of
+from autoddp.view.boundaries import Mean, MeanGradient
+from autoddp.view.order import Order
+
+NAMES = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
+
+
+def named(args: Any, kwargs: Any) -> tuple[dict[str, Any], str]:
+    """Return the arguments of a backward by name, and the name by which seeds are given.
+
+    They are passed on by that name: torch has something to say of the old one, and of both.
+    """
+    given = dict(zip(NAMES, args, strict=False)) | kwargs
+    return given, "grad_tensors" if given.get("grad_variables") is None else "grad_variables"
+
+
+class Backwards:
+    """The backwards of one rank: gradients are averaged when the outermost ends.
+
+    Attributes:
+        depth: How many go on: what recomputes inside a backward may call another one.
+        hidden: Leaves of these inner ones, which hide from the graph, by id.
+    """
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        order: Order,
+        around: Callable[[Tensor], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self.replicas, self.order = replicas, order
+        self.around = around  # a backward that a reducer, of this leaf among others, serves
+        self.depth = 0
+        self.hidden: dict[int, Tensor] = {}
+
+    def inner(self, tops: list[Tensor]) -> None:
+        """Note the leaves of a backward inside another one; its end averages them."""
+        # among them the inputs of what is recomputed
+        leaves = leaves_of(tops, self.order).all
+        self.hidden.update({id(leaf): leaf for leaf in leaves if isinstance(leaf, nn.Parameter)})
+
+    def outermost(self, plain: Any, tops: list[Tensor], given: dict[str, Any]) -> None:
+        """Run a backward from these tensors on, with its other arguments, and average."""
+        self.depth += 1
+        try:
+            self._run(plain, tops, given)
+        finally:
+            self.depth -= 1
+            self.hidden.clear()
+
+    def _run(self, plain: Any, tops: list[Tensor], given: dict[str, Any]) -> None:
+        leaves = leaves_of(tops, self.order)
+        inputs = given.get("inputs")
+        by_hand = inputs is not None or given.get("create_graph") or leaves.recomputes
+        if by_hand or not leaves.dense:
+            plain(tops, **given)
+            self._average(leaves, inputs, given.get("create_graph"))
+            return
+        try:
+            armed = self.replicas.armed(leaves, tops)
+            with self.around(leaves.dense[0]):
+                plain(armed, **given)
+        except BaseException:
+            self.replicas.drop(leaves)
+            raise
+        covered = {id(leaf) for leaf in leaves.dense}
+        self.replicas.average(leaves.others)
+        self.replicas.average(leaf for key, leaf in self.hidden.items() if key not in covered)
+
+    def _average(self, leaves: Leaves, inputs: Any, create_graph: Any) -> None:
+        found = {id(leaf): leaf for leaf in leaves.all} | self.hidden
+        if inputs is not None:
+            listed = [inputs] if isinstance(inputs, Tensor) else inputs
+            wanted = {id(x) for x in (listed.values() if isinstance(listed, dict) else listed)}
+            found = {key: leaf for key, leaf in found.items() if key in wanted}
+        leaves_found = self.order.sorted(found.values())
+        self.replicas.average(leaves_found, _mean if create_graph else None)
+
+
+def _mean(gradient: Tensor, group: Any) -> Tensor:
+    """Return the mean over ranks; what comes back is the mean, too: ranks may weigh their losses.
+
+    The mean is outside: what a function returns as a view of its input refuses to be detached.
+    """
+    mean: Tensor = Mean.apply(MeanGradient.apply(gradient, group), group)
+    return mean

@@ -1,0 +1,96 @@
+"""Functions that are called with whole batches: compiled, transformed, traced or exported ones."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.utils._pytree import tree_map_only
+
+from autoddp.patching import Feature, patch
+from autoddp.view import Partial, Rows, full
+from autoddp.view.rules.operands import PLAIN
+
+if TYPE_CHECKING:
+    from autoddp.view.state import View
+
+FULL = "it sees the whole batch, as Python does not ask __torch_function__ there"
+TRANSFORMS = ("vmap", "grad", "grad_and_value", "jacrev", "jacfwd", "hessian", "functionalize")
+
+
+class WholeCalls(Feature):
+    """Patches of what asks no tensor's class: whole tensors go in, and modules are plain inside."""
+
+    view: View
+
+    @patch("torch:compile", why=f"a compiled function: {FULL}")
+    def compile(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        """Leave a compiled module as it is; give a compiled function whole tensors."""
+        made = wrapped(*args, **kwargs)
+        model = args[0] if args else kwargs.get("model")
+        if model is None:
+            return lambda function: whole_inputs(made(function))
+        return made if isinstance(model, nn.Module) else whole_inputs(made)
+
+    @patch(
+        *(f"torch.func:{name}" for name in TRANSFORMS),
+        "torch:vmap",
+        why=f"a transform of torch.func: {FULL}",
+    )
+    def transform(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        """Give whole tensors to the function that the transform returns."""
+        return whole_inputs(wrapped(*args, **kwargs))
+
+    @patch(
+        "torch.func:vjp",
+        "torch.func:jvp",
+        "torch.func:functional_call",
+        why="weights that are no leaves: called on whole tensors, by every rank",
+    )
+    def call_whole(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        """Call the function with whole tensors, and with modules plain inside."""
+        return self._call_whole(wrapped, args, kwargs)
+
+    @patch(
+        "torch.jit:trace",
+        "torch.jit:trace_module",
+        "torch.jit:_get_trace_graph",
+        why="what is recorded with a batch as the example is recorded of the whole: also by "
+        "add_graph",
+    )
+    def trace(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        """Trace with whole tensors: the graph is one process's, with its shapes."""
+        return self._call_whole(wrapped, args, kwargs)
+
+    @patch(
+        "torch.export:export",
+        "torch.export:export_for_training",
+        "torch.onnx:export",
+        why="what is exported with a batch as the example is exported of the whole",
+        optional=True,
+    )
+    def export(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        return self._call_whole(wrapped, args, kwargs)
+
+    def _call_whole(self, wrapped: Any, args: Any, kwargs: Any) -> Any:
+        whole_args, whole_kwargs = _gathered((args, kwargs))
+        with self.view.set_aside():
+            return wrapped(*whole_args, **whole_kwargs)
+
+
+def whole_inputs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `function` to be called with whole tensors."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        whole_args, whole_kwargs = _gathered((args, kwargs))
+        return function(*whole_args, **whole_kwargs)
+
+    return call
+
+
+def _gathered(args: Any) -> Any:
+    with PLAIN():
+        return tree_map_only((Rows, Partial), full, args)
