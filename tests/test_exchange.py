@@ -94,6 +94,15 @@ def test_autograd_does_not_see_a_small_tensor_written_whatever_its_layout(turn):
         assert (version, quiet, differentiated) == (0, 12.0, True)
 
 
+def test_a_small_tensor_that_torch_holds_negated_is_reduced():
+    def rank(group):
+        x = torch.tensor([3 + 2j]).conj().imag  # one element: contiguous, and its sign is a bit
+        group.all_reduce(x)
+        return x.is_neg(), x.tolist()
+
+    assert run_ranks(rank, 2) == [(True, [-4.0])] * 2
+
+
 @pytest.mark.parametrize("numel", [1, SMALL])
 def test_ranks_in_different_collectives_are_told_which(numel):
     """The same shapes: the sum would be wrong, and nobody would know."""

@@ -259,7 +259,7 @@ def bytes_of(x: Tensor) -> bytes:
 
 def write(x: Tensor, data: bytes) -> None:
     """Fill `x` with what `bytes_of` made, in place and unseen by autograd."""
-    if x.is_contiguous():
+    if x.is_contiguous() and not (x.is_neg() or x.is_conj()):
         ctypes.memmove(x.data_ptr(), data, len(data))
     else:
         # unlike that of `x.detach()`, its count of writes is not that of `x`
