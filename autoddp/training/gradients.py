@@ -66,7 +66,7 @@ class Gradients(Feature):
         undo.callback(lambda: [now.remove(entry) for entry in added if entry in now])
         undo.callback(register_optimizer_step_pre_hook(self.compare_before_step).remove)
         self.run.effects.before_save.append(self.compare_before_save)
-        undo.callback(self.run.effects.before_save.clear)
+        undo.callback(self.run.effects.before_save.remove, self.compare_before_save)
         announce(self.run.report, self.run.options.compress)
 
     def _plain(self) -> bool:
