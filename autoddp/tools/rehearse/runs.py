@@ -115,7 +115,9 @@ class Runner:
             code = self._follow(name, results, work, task, environ)
         finally:
             seconds = time.monotonic() - started
-            put_back(results / "kept", results / "outside")
+            beside = self.root.parent  # where nothing is deleted when the runs are over
+            rescue = beside / "-".join(results.relative_to(beside).parts)
+            put_back(results / "kept", results / "outside", rescue)
             self._keep(work, results)
         return collect(name, results, code, seconds)
 

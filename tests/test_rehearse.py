@@ -1,0 +1,101 @@
+"""What a rehearsed run changes outside of its folder is kept first, collected, and put back."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from autoddp.errors import AutoDDPError
+from autoddp.tools.rehearse.backup import put_back
+from autoddp.tools.rehearse.guard import OutsideGuard
+
+
+@pytest.fixture
+def rehearsed(tmp_path):
+    """`rehearsed(act)`: where what `act(out)` left was collected, once all is put back."""
+    root, out = tmp_path / "root", tmp_path / "out"
+    (root / "kept").mkdir(parents=True)
+    out.mkdir()
+    (out / "x.txt").write_text("user's")
+
+    def rehearsed(act) -> Path:
+        with ExitStack() as undo:
+            OutsideGuard(root, root / "kept").setup(undo)
+            act(out)
+        put_back(root / "kept", root / "outside", tmp_path / "rescue")
+        return root / "outside" / str(out)[1:]
+
+    return rehearsed
+
+
+def held(folder: Path) -> dict[str, str | None]:
+    """What is in a folder; None stands for a folder in it."""
+    found = sorted(folder.rglob("*"))
+    return {str(p.relative_to(folder)): p.read_text() if p.is_file() else None for p in found}
+
+
+def test_a_file_is_put_back_though_its_folder_went_after_it(rehearsed, tmp_path):
+    def act(out):
+        (out / "x.txt").write_text("run's")
+        shutil.rmtree(out)
+
+    assert not rehearsed(act).exists()
+    assert held(tmp_path / "out") == {"x.txt": "user's"}
+
+
+def test_a_file_is_put_back_as_it_was_though_its_folder_was_made_again(rehearsed, tmp_path):
+    def act(out):
+        (out / "x.txt").write_text("run's")
+        (out / "new.txt").write_text("run's")
+        shutil.rmtree(out)
+        (out / "sub").mkdir(parents=True)
+        (out / "x.txt").write_text("run's last")
+
+    assert held(rehearsed(act)) == {"sub": None, "x.txt": "run's last"}
+    assert held(tmp_path / "out") == {"x.txt": "user's"}
+
+
+def test_a_file_is_put_back_though_a_program_took_its_folder(rehearsed, tmp_path):
+    def act(out):
+        (out / "x.txt").write_text("run's")
+        os.spawnlp(os.P_WAIT, "rm", "rm", "-r", str(out))
+
+    rehearsed(act)
+    assert held(tmp_path / "out") == {"x.txt": "user's"}
+
+
+def test_what_cannot_be_put_back_is_kept_and_all_else_is_put_back(rehearsed, tmp_path):
+    (tmp_path / "out" / "sub").mkdir()
+    (tmp_path / "out" / "sub" / "y.txt").write_text("user's, too")
+
+    def act(out):
+        for name in ("x.txt", "sub/y.txt", "z.txt"):
+            (out / name).write_text("run's")
+        os.spawnlp(os.P_WAIT, "rm", "rm", "-r", str(out / "sub"))
+        os.spawnlp(os.P_WAIT, "touch", "touch", str(out / "sub"))  # no folder is made there
+
+    with pytest.raises(AutoDDPError) as error:
+        rehearsed(act)
+    shutil.rmtree(tmp_path / "root")  # as when the runs are over
+    assert held(tmp_path / "out") == {"x.txt": "user's", "sub": ""}
+    said = str(error.value)
+    assert said.startswith(f"{tmp_path}/out/sub/y.txt could not be put back as it was; its copy is")
+    assert len(said.splitlines()) == 1
+    assert Path(said.split("its copy is ")[1].split(": ")[0]).read_text() == "user's, too"
+    assert (tmp_path / "rescue").stat().st_mode & 0o77 == 0
+
+
+def test_what_cannot_be_collected_is_put_back_all_the_same(rehearsed, tmp_path):
+    (tmp_path / "root" / "outside").touch()  # no folder, so that nothing can be moved there
+
+    def act(out):
+        for name in ("x.txt", "z.txt"):
+            (out / name).write_text("run's")
+
+    with pytest.raises(OSError, match="outside"):
+        rehearsed(act)
+    assert held(tmp_path / "out") == {"x.txt": "user's"}
