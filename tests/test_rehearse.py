@@ -99,3 +99,38 @@ def test_what_cannot_be_collected_is_put_back_all_the_same(rehearsed, tmp_path):
     with pytest.raises(OSError, match="outside"):
         rehearsed(act)
     assert held(tmp_path / "out") == {"x.txt": "user's"}
+
+
+def test_a_name_below_an_open_folder_is_read_there(rehearsed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.txt").write_text("of the current folder")
+
+    def act(out):
+        folder = os.open(out, os.O_RDONLY)
+        os.mkdir("new", dir_fd=folder)
+        os.rename("x.txt", "y.txt", src_dir_fd=folder, dst_dir_fd=folder)
+        os.symlink("y.txt", "link", dir_fd=folder)
+        os.link("y.txt", "again", src_dir_fd=folder, dst_dir_fd=folder)
+        os.chmod("y.txt", 0o600, dir_fd=folder)
+        os.utime("y.txt", (1, 1), dir_fd=folder)
+        os.unlink("again", dir_fd=folder)
+        os.close(folder)
+
+    there = rehearsed(act)
+    assert held(there) == {"link": "user's", "new": None, "y.txt": "user's"}
+    assert held(tmp_path / "out") == {"x.txt": "user's"}
+    assert not (there.parent / "x.txt").exists(), "touched by nobody"
+
+
+def test_of_a_folder_that_is_removed_one_copy_is_kept(rehearsed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.txt").write_text("of the current folder")
+    rehearsed(shutil.rmtree)
+    assert sorted(os.listdir(tmp_path / "root" / "kept")) == ["0", "journal.jsonl"]
+    assert held(tmp_path / "out") == {"x.txt": "user's"}
+
+
+def test_what_a_new_link_points_to_is_not_copied(rehearsed, tmp_path):
+    rehearsed(lambda out: os.symlink(tmp_path / "out" / "x.txt", tmp_path / "link"))
+    assert os.listdir(tmp_path / "root" / "kept") == ["journal.jsonl"]
+    assert not os.path.lexists(tmp_path / "link")
