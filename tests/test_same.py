@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import logging
+import pickle
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -69,6 +75,68 @@ def test_checkpoints_that_differ(change):
     assert same_value(STATE, dict(STATE), 0, "ckpt.pt") == 0
     with pytest.raises(AssertionError, match=r"ckpt\.pt"):
         same_value(STATE, STATE | change, 1e-9, "ckpt.pt")
+
+
+@dataclass
+class Kept:
+    """A value with an `==` of its own, which fails on a tensor; `other` closes a circle."""
+
+    value: object
+    other: object = None
+
+
+def stepped(lr=0.1):
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.Adam([weight], lr=lr)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    weight.square().sum().backward()
+    optimizer.step()
+    scheduler.step()
+    return scheduler
+
+
+def circle(value):
+    made = Kept(value)
+    made.other = [made]
+    return made
+
+
+OBJECTS = {
+    "scheduler": stepped,
+    "optimizer": lambda lr=0.1: stepped(lr).optimizer,
+    "formatter": lambda value=0.5: logging.Formatter(f"%(message)s {value}"),
+    "dataclass": lambda value=0.5: Kept(torch.full((3,), value)),
+    "circle": lambda value=0.5: circle(value),
+    "partial": lambda value=0.5: functools.partial(print, value),
+    "complex": lambda value=0.5: complex(1, value),
+    "numpy": lambda value=0.5: np.float32(value),
+    "generator": lambda value=0.5: np.random.default_rng(int(10 * value)),
+    "set": lambda value=0.5: {value},
+    "function": lambda value=0.5: (len, max)[value > 0.5],
+    "class": lambda value=0.5: (int, str)[value > 0.5],
+}
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_objects_are_compared_by_what_they_hold(name):
+    make = OBJECTS[name]
+    want, got = pickle.loads(pickle.dumps(make())), pickle.loads(pickle.dumps(make()))
+    assert same_value({"it": want}, {"it": got}, 0, "ckpt.pt") == 0
+    with pytest.raises(AssertionError, match=r"ckpt\.pt\['it'\]"):
+        same_value({"it": want}, {"it": make(0.6)}, 1e-9, "ckpt.pt")
+
+
+@pytest.mark.parametrize("name", ["scheduler", "optimizer", "dataclass", "circle", "complex"])
+def test_objects_that_agree_within_rounding(name):
+    make = OBJECTS[name]
+    assert 0 < same_value(make(0.5), make(0.5 + 1e-7), 1e-6, "ckpt.pt") <= 1e-6
+
+
+def test_what_is_held_many_times_is_compared_once():
+    shared = [0.5]
+    for _ in range(60):
+        shared = [shared, shared]
+    assert same_value(shared, copy.deepcopy(shared), 0, "ckpt.pt") == 0
 
 
 def write(folder, loss=0.5, extra=False):
