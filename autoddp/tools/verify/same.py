@@ -105,7 +105,7 @@ def _same_parts(want: Parts, got: Parts, rtol: float, where: str, seen: dict[Any
 
 
 def _held(value: Any) -> Parts | None:
-    """Return the parts of a value by name, as pickle would write them, None if it has none."""
+    """Return the parts of a value by name, None if it has none."""
     if isinstance(value, Mapping):
         names = [f"[{key!r}]" if isinstance(key, LEAVES) else "[...]" for key in value]
         others = [("[...]", key) for key in value if not isinstance(key, LEAVES)]
@@ -114,6 +114,11 @@ def _held(value: Any) -> Parts | None:
         return [(f"[{i}]", item) for i, item in enumerate(value)]
     if isinstance(value, torch.nn.Module):
         return [("", value.state_dict())]
+    return _pickled(value)
+
+
+def _pickled(value: Any) -> Parts | None:
+    """Return what pickle would write of an object, None if it would write no parts."""
     try:
         made = value.__reduce_ex__(2)
     except Exception:  # whatever a class of anybody's raises that cannot be pickled
@@ -129,13 +134,33 @@ def _held(value: Any) -> Parts | None:
 def same_tensor(want: torch.Tensor, got: torch.Tensor, rtol: float, where: str) -> float:
     """Compare all that a script can ask of two tensors, and their values."""
     a, b = (
-        (x.dtype, tuple(x.shape), x.stride(), x.device, x.requires_grad, x.layout)
+        (x.dtype, x.device, x.requires_grad, x.layout, x.is_nested)
+        + ((tuple(x.shape), x.stride()) if _is_plain(x) else ())
         for x in (want, got)
     )
     check(a == b, f"{where}: {b} instead of {a}")
-    if want.dtype == torch.bfloat16:
-        want, got = want.float(), got.float()
-    return same_array(want.detach().numpy(), got.detach().numpy(), rtol, where)
+    if _is_plain(want):
+        return same_array(_array(want), _array(got), rtol, where)
+    return _same_parts(_pickled(want) or [], _pickled(got) or [], rtol, where, {})
+
+
+def _is_plain(x: torch.Tensor) -> bool:
+    """Return whether a tensor has its values in one block of memory, one stride for each size."""
+    return x.layout == torch.strided and not x.is_nested and not x.is_meta
+
+
+def _array(x: torch.Tensor) -> np.ndarray:
+    """Return the values of a tensor, of a type that numpy lacks as a wider one, or as bytes."""
+    x = x.detach().resolve_conj().resolve_neg()
+    x = x.dequantize() if x.is_quantized else x
+    try:
+        return x.numpy()
+    except TypeError:
+        wider = torch.complex64 if x.is_complex() else torch.float32
+    try:
+        return x.to(wider).numpy()
+    except NotImplementedError:  # torch computes nothing of it, either
+        return x.view(torch.uint8).numpy()
 
 
 def same_array(want: np.ndarray, got: np.ndarray, rtol: float, where: str) -> float:
