@@ -6,6 +6,7 @@ import contextlib
 import fnmatch
 import io
 import json
+import operator
 import os
 import pty
 import signal
@@ -15,6 +16,7 @@ import textwrap
 import threading
 import time
 import tracemalloc
+import zipfile
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -638,6 +640,43 @@ def test_large_files_are_compared_piece_by_piece(tmp_path):
     tracemalloc.stop()
     assert findings.equal
     assert most < 2**20
+
+
+def pair_of(folder: Path) -> tuple[Left, Left]:
+    """What two runs left, which wrote nothing yet."""
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+    one, two = (
+        Left(name, 0, "", "", folder / name, folder / "outside", {}, {}) for name in ("one", "two")
+    )
+    return one, two
+
+
+class Unloadable:
+    """An object that is pickled, but raises when it is loaded."""
+
+    def __reduce__(self):
+        return operator.getitem, ({}, "no key")
+
+
+@pytest.mark.parametrize("name", ["archive", "arrays", "checkpoint"])
+def test_files_that_cannot_be_loaded_differ_by_their_bytes(name, tmp_path):
+    pair = pair_of(tmp_path)
+    for number, left in enumerate(pair):
+        path = left.folder / "it"
+        if name == "checkpoint":
+            torch.save({"it": Unloadable(), "number": number}, path)
+            continue
+        with zipfile.ZipFile(path, "w") as archive:
+            inside = "a.txt" if name == "archive" else "a.npy"
+            archive.writestr(inside, f"number {number}")
+        path.write_bytes(path.read_bytes().replace(b"number", b"nummer"))  # another checksum
+    findings = Findings()
+    compare_files(findings, *pair, 1e-9)
+    assert [(d.aspect, d.place, d.got) for d in findings.differences] == [
+        ("file", "it", "other bytes")
+    ]
+    assert findings.counts["file"].compared == 1
 
 
 def test_paths_to_folders_beside_this_one_hold_in_a_copy(tmp_path, monkeypatch):
