@@ -616,6 +616,24 @@ def test_node_0_takes_those_in_that_it_waits_for(tmp_path, capfd):
     assert capfd.readouterr().err == f"[autoddp] waiting for 2 nodes at 127.0.0.1:{port}\n"
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_others_cannot_read_what_a_node_keeps(shared, tmp_path):
+    root = tmp_path / "above" / "autoddp-x"
+    if shared:
+        root.mkdir(parents=True)
+    before = os.umask(0o022)
+    try:
+        host = guest.Guest(Script("train.py"), "", root=root, node=1)
+    finally:
+        os.umask(before)
+    ours = root / "node1" if shared else root
+    assert ours.stat().st_mode & 0o77 == 0
+    host.parents.close()
+    host.close()
+    assert not ours.exists()
+    assert root.exists() == shared
+
+
 def test_a_node_that_ends_during_a_run_is_missed(tmp_path):
     ours, theirs = socket.socketpair()
     others = remote.Others(Options(nnodes=2, master_addr="127.0.0.1"), ["train.py"])
