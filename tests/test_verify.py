@@ -36,7 +36,7 @@ from autoddp.tools.verify.findings import OTHER, Difference, Findings
 from autoddp.tools.verify.outputs import compare_files, line_off
 from autoddp.tools.verify.placeholder_unpickler import load_checkpoint
 from autoddp.tools.verify.show import lines
-from autoddp.tools.verify.steps import allowed
+from autoddp.tools.verify.steps import allowed, compare_ranks
 from autoddp.tools.verify.verdict import DIFFERENT, Conclusion
 from tests.cli import environ
 from tests.warm import leftover
@@ -470,6 +470,35 @@ def test_what_one_process_differs_in_too_is_excused():
     found.excuse(control)
     assert [d.place for d in found.differences] == ["b"]
     assert [d.place for d in found.excused] == ["a", "c"]
+
+
+def test_the_json_counts_what_the_table_counts():
+    found, control = Findings(), Findings()
+    for findings in (found, control):
+        findings.add("print", 0.1)
+        findings.differs(Difference("print", "stdout line 1", "0.5", "0.6", 0.1))
+    found.add("loss", 0.2)
+    found.differs(Difference("loss", "", "0.5", "0.7", 0.2))
+    found.excuse(control)
+    steps = {0: [record(1, 0.5), record(2, 0.5)], 1: [record(1, 0.5), record(2, 0.7)]}
+    among = compare_ranks(steps)
+    verdict = Conclusion("train.py", 2, DIFFERENT, "", found, among)
+    data, shown = verdict.data(), [" ".join(line.split()) for line in lines(verdict)]
+    assert {name: count["differ"] for name, count in data["compared"].items()} == {
+        "print": 0,
+        "loss": 1,
+    }
+    assert "printed lines 1 0 1.0e-01" in shown
+    assert "losses 1 1 2.0e-01" in shown
+    assert data["among ranks"]["compared"]["steps"]["differ"] == 1
+    assert "steps, rank against rank 2 1" in shown
+
+
+def record(step: int, loss: float) -> dict:
+    """What a rank records of a step."""
+    nothing = {"gradients": [], "parameters": [], "generators": {}}
+    at = {"step": step, "line": "train.py:3", "optimizer": 0, "names": [], "dtypes": ["float64"]}
+    return at | nothing | {"losses": [["train.py:2", loss]], "lr": [0.1]}
 
 
 @pytest.mark.parametrize(
