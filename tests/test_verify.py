@@ -681,6 +681,20 @@ def pair_of(folder: Path) -> tuple[Left, Left]:
     return one, two
 
 
+def test_a_folder_where_there_was_a_file_is_compared(tmp_path, monkeypatch):
+    pair = pair_of(tmp_path)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "it").touch()
+    for left in pair:
+        (left.folder / "it").mkdir()
+        (left.folder / "it" / "log.txt").write_text("a line")
+    monkeypatch.chdir(tmp_path / "here")
+    findings = Findings()
+    compare_files(findings, *pair, 1e-9)
+    assert findings.equal
+    assert findings.counts["file"].compared == 1
+
+
 class Unloadable:
     """An object that is pickled, but raises when it is loaded."""
 

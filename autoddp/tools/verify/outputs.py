@@ -127,7 +127,7 @@ def untouched(copy: Path, original: Path) -> bool:
     """Return whether a file of the copy is as it came: its time is the original's, too."""
     try:
         return copy.stat().st_mtime_ns == original.stat().st_mtime_ns
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 
