@@ -695,6 +695,21 @@ def test_a_folder_where_there_was_a_file_is_compared(tmp_path, monkeypatch):
     assert findings.counts["file"].compared == 1
 
 
+def test_files_whose_names_differ_by_the_clock_alone_are_all_compared(tmp_path):
+    pair = pair_of(tmp_path)
+    for left, day, values in zip(pair, (1, 2), ((0.5, 0.6, 0.7), (0.5, 0.8, 0.7)), strict=True):
+        for second in (2, 0, 1):  # the order of time is not that of the folder
+            path = left.folder / f"runs-2025010{day}-12000{second}"
+            path.mkdir()
+            (path / "log.txt").write_text(f"loss {values[second]}\n")
+    findings = Findings()
+    compare_files(findings, *pair, 1e-9)
+    assert [(d.place, d.want, d.got) for d in findings.differences] == [
+        ("runs-TIME/log.txt (2) line 1", "'loss 0.6'", "'loss 0.8'")
+    ]
+    assert findings.counts["file"].compared == 3
+
+
 class Unloadable:
     """An object that is pickled, but raises when it is loaded."""
 
