@@ -13,7 +13,7 @@ LOSS, RATE, GRADIENT, PARAMETER, GENERATOR = (
     "parameter",
     "generator",
 )
-STEPS, PRINT, FILE, ENDING, RANK = "steps", "print", "file", "ending", "rank"
+STEPS, PRINT, FILE, ENDING = "steps", "print", "file", "ending"
 ASPECTS = (STEPS, LOSS, RATE, GRADIENT, PARAMETER, GENERATOR, ENDING, PRINT, FILE)
 
 OTHER = math.inf  # the size of a difference that is not between numbers
