@@ -37,6 +37,7 @@ from autoddp.tools.bench.recorder import TimeRecorder
 from autoddp.tools.bench.variants import DATA_PARALLEL, GLOBAL, LOCAL, PLAIN, SCALED, Way, ways
 from autoddp.tools.rehearse.parents import Parents
 from autoddp.tools.rehearse.recording import Enough
+from autoddp.tools.rehearse.runs import Runner
 from autoddp.training.replica import Replicas
 from tests.cli import environ
 from tests.warm import leftover
@@ -544,6 +545,25 @@ def test_the_heaviest_row_is_spoken_of_and_the_fastest_named():
     first, second = sentences(cases)
     assert first.endswith("global view, 4 ranks, 3.00 times its speed; of all: other, 3.50")
     assert second.startswith("gathering takes 40% of the step (other)")
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_is_null_in_the_json(loss, tmp_path):
+    wanted = command.BenchOptions(json=str(tmp_path / "found.json"))
+    runner = Runner(Script("train.py"), "", root=tmp_path)
+    bench = command.Bench(runner, [WAY], wanted)
+    bench.rows = [Row(WAY, [replace(RUN, loss=loss, losses=[0.5, loss])])]
+    assert command.finish(bench, [], wanted, True, 0) == 0
+
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    data = json.loads((tmp_path / "found.json").read_text(), parse_constant=refuse)
+    (row,) = data["rows"]
+    assert (row["loss"], row["rounds"][0]["loss"]) == (None, None)
+    assert row["rounds"][0]["losses"] == [0.5, None]
+    assert row["rate"] == 100
+    runner.parents.close()
 
 
 def test_ways():
