@@ -12,6 +12,7 @@ import pytest
 from autoddp.errors import AutoDDPError
 from autoddp.tools.rehearse.backup import put_back
 from autoddp.tools.rehearse.guard import OutsideGuard
+from autoddp.tools.rehearse.sandbox import MUCH, copy_folder
 
 
 @pytest.fixture
@@ -134,3 +135,16 @@ def test_what_a_new_link_points_to_is_not_copied(rehearsed, tmp_path):
     rehearsed(lambda out: os.symlink(tmp_path / "out" / "x.txt", tmp_path / "link"))
     assert os.listdir(tmp_path / "root" / "kept") == ["journal.jsonl"]
     assert not os.path.lexists(tmp_path / "link")
+
+
+def test_a_large_folder_with_code_far_down_is_no_link(tmp_path):
+    source = tmp_path / "source"
+    for name in ("lib", "data"):
+        (source / name / "below").mkdir(parents=True)
+        with open(source / name / "large.bin", "wb") as file:
+            file.truncate(MUCH + 1)  # no room on the disk
+    (source / "lib" / "below" / "code.py").write_text("x = 1")
+    copy_folder(source, tmp_path / "copy", tmp_path / "none")
+    links = {str(p.relative_to(tmp_path / "copy")) for p in tmp_path.rglob("*") if p.is_symlink()}
+    assert links == {"data", "lib/large.bin"}
+    assert (tmp_path / "copy" / "lib" / "below" / "code.py").read_text() == "x = 1"
