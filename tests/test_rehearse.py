@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import threading
+import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from autoddp.errors import AutoDDPError
+from autoddp.options import Options
+from autoddp.process.script import Script
 from autoddp.tools.rehearse.backup import put_back
 from autoddp.tools.rehearse.guard import OutsideGuard
+from autoddp.tools.rehearse.runs import Runner, stoppable
 from autoddp.tools.rehearse.sandbox import MUCH, copy_folder
 
 
@@ -148,3 +155,44 @@ def test_a_large_folder_with_code_far_down_is_no_link(tmp_path):
     links = {str(p.relative_to(tmp_path / "copy")) for p in tmp_path.rglob("*") if p.is_symlink()}
     assert links == {"data", "lib/large.bin"}
     assert (tmp_path / "copy" / "lib" / "below" / "code.py").read_text() == "x = 1"
+
+
+def test_a_signal_waits_until_all_is_put_back(tmp_path, monkeypatch):
+    names = [f"{number}.txt" for number in range(500)]
+    (tmp_path / "here").mkdir()
+    (tmp_path / "out").mkdir()
+    for name in names:
+        (tmp_path / "out" / name).write_text("user's")
+    monkeypatch.chdir(tmp_path / "here")
+
+    @dataclass
+    class Stopped(Runner):
+        """A run in this process, which is told to stop when it is over."""
+
+        def _follow(self, name, results, work, task, more):
+            with ExitStack() as undo:
+                OutsideGuard(self.root, results / "kept").setup(undo)
+                for each in names:
+                    (tmp_path / "out" / each).write_text("run's")
+            threading.Thread(target=tell_to_stop, args=(results / "outside",)).start()
+            return 0
+
+        def _keep(self, work, results):
+            time.sleep(60)  # for the signal, if it has not come by then
+
+    runner = Stopped(Script("train.py"), "")
+    try:
+        with pytest.raises(SystemExit) as ended, stoppable():
+            runner.run("one process", Options(nproc=1))
+    finally:
+        runner.close()
+        runner.parents.close()
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert held(tmp_path / "out") == dict.fromkeys(sorted(names), "user's")
+
+
+def tell_to_stop(when: Path) -> None:
+    """Send this process SIGTERM as soon as something is there."""
+    while not when.exists():
+        time.sleep(0.0001)
+    os.kill(os.getpid(), signal.SIGTERM)

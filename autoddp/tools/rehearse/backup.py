@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,20 @@ def copy(path: str, to: str) -> None:
         shutil.copytree(path, to, symlinks=True)
     else:
         shutil.copy2(path, to, follow_symlinks=False)
+
+
+@contextmanager
+def uninterrupted(signals: Iterable[int]) -> Iterator[None]:
+    """Let the first of these signals wait until the end."""
+    came: list[int] = []
+    before = {each: signal.signal(each, lambda n, _: came.append(n)) for each in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
 
 
 def put_back(kept: Path, results: Path, rescue: Path) -> None:
