@@ -37,6 +37,7 @@ from autoddp.tools.bench.recorder import TimeRecorder
 from autoddp.tools.bench.variants import DATA_PARALLEL, GLOBAL, LOCAL, PLAIN, SCALED, Way, ways
 from autoddp.tools.rehearse.parents import Parents
 from autoddp.tools.rehearse.recording import Enough
+from autoddp.tools.rehearse.runs import Runner
 from autoddp.training.replica import Replicas
 from tests.cli import environ
 from tests.warm import leftover
@@ -546,6 +547,25 @@ def test_the_heaviest_row_is_spoken_of_and_the_fastest_named():
     assert second.startswith("gathering takes 40% of the step (other)")
 
 
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_is_null_in_the_json(loss, tmp_path):
+    wanted = command.BenchOptions(json=str(tmp_path / "found.json"))
+    runner = Runner(Script("train.py"), "", root=tmp_path)
+    bench = command.Bench(runner, [WAY], wanted)
+    bench.rows = [Row(WAY, [replace(RUN, loss=loss, losses=[0.5, loss])])]
+    assert command.finish(bench, [], wanted, True, 0) == 0
+
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    data = json.loads((tmp_path / "found.json").read_text(), parse_constant=refuse)
+    (row,) = data["rows"]
+    assert (row["loss"], row["rounds"][0]["loss"]) == (None, None)
+    assert row["rounds"][0]["losses"] == [0.5, None]
+    assert row["rate"] == 100
+    runner.parents.close()
+
+
 def test_ways():
     found, left_out = ways(Options(), [1, 2], There())
     assert [(way.kind, way.ranks) for way in found] == [
@@ -614,6 +634,24 @@ def test_node_0_takes_those_in_that_it_waits_for(tmp_path, capfd):
     assert json.loads(taken) == {"root": str(tmp_path)}
     assert json.loads(end) == {"end": 3}
     assert capfd.readouterr().err == f"[autoddp] waiting for 2 nodes at 127.0.0.1:{port}\n"
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_others_cannot_read_what_a_node_keeps(shared, tmp_path):
+    root = tmp_path / "above" / "autoddp-x"
+    if shared:
+        root.mkdir(parents=True)
+    before = os.umask(0o022)
+    try:
+        host = guest.Guest(Script("train.py"), "", root=root, node=1)
+    finally:
+        os.umask(before)
+    ours = root / "node1" if shared else root
+    assert ours.stat().st_mode & 0o77 == 0
+    host.parents.close()
+    host.close()
+    assert not ours.exists()
+    assert root.exists() == shared
 
 
 def test_a_node_that_ends_during_a_run_is_missed(tmp_path):

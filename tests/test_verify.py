@@ -6,6 +6,7 @@ import contextlib
 import fnmatch
 import io
 import json
+import operator
 import os
 import pty
 import signal
@@ -15,6 +16,7 @@ import textwrap
 import threading
 import time
 import tracemalloc
+import zipfile
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +36,7 @@ from autoddp.tools.verify.findings import OTHER, Difference, Findings
 from autoddp.tools.verify.outputs import compare_files, line_off
 from autoddp.tools.verify.placeholder_unpickler import load_checkpoint
 from autoddp.tools.verify.show import lines
-from autoddp.tools.verify.steps import allowed
+from autoddp.tools.verify.steps import allowed, compare_ranks
 from autoddp.tools.verify.verdict import DIFFERENT, Conclusion
 from tests.cli import environ
 from tests.warm import leftover
@@ -470,6 +472,35 @@ def test_what_one_process_differs_in_too_is_excused():
     assert [d.place for d in found.excused] == ["a", "c"]
 
 
+def test_the_json_counts_what_the_table_counts():
+    found, control = Findings(), Findings()
+    for findings in (found, control):
+        findings.add("print", 0.1)
+        findings.differs(Difference("print", "stdout line 1", "0.5", "0.6", 0.1))
+    found.add("loss", 0.2)
+    found.differs(Difference("loss", "", "0.5", "0.7", 0.2))
+    found.excuse(control)
+    steps = {0: [record(1, 0.5), record(2, 0.5)], 1: [record(1, 0.5), record(2, 0.7)]}
+    among = compare_ranks(steps)
+    verdict = Conclusion("train.py", 2, DIFFERENT, "", found, among)
+    data, shown = verdict.data(), [" ".join(line.split()) for line in lines(verdict)]
+    assert {name: count["differ"] for name, count in data["compared"].items()} == {
+        "print": 0,
+        "loss": 1,
+    }
+    assert "printed lines 1 0 1.0e-01" in shown
+    assert "losses 1 1 2.0e-01" in shown
+    assert data["among ranks"]["compared"]["steps"]["differ"] == 1
+    assert "steps, rank against rank 2 1" in shown
+
+
+def record(step: int, loss: float) -> dict:
+    """What a rank records of a step."""
+    nothing = {"gradients": [], "parameters": [], "generators": {}}
+    at = {"step": step, "line": "train.py:3", "optimizer": 0, "names": [], "dtypes": ["float64"]}
+    return at | nothing | {"losses": [["train.py:2", loss]], "lr": [0.1]}
+
+
 @pytest.mark.parametrize(
     ("found", "repeated"),
     [
@@ -638,6 +669,72 @@ def test_large_files_are_compared_piece_by_piece(tmp_path):
     tracemalloc.stop()
     assert findings.equal
     assert most < 2**20
+
+
+def pair_of(folder: Path) -> tuple[Left, Left]:
+    """What two runs left, which wrote nothing yet."""
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+    one, two = (
+        Left(name, 0, "", "", folder / name, folder / "outside", {}, {}) for name in ("one", "two")
+    )
+    return one, two
+
+
+def test_a_folder_where_there_was_a_file_is_compared(tmp_path, monkeypatch):
+    pair = pair_of(tmp_path)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "it").touch()
+    for left in pair:
+        (left.folder / "it").mkdir()
+        (left.folder / "it" / "log.txt").write_text("a line")
+    monkeypatch.chdir(tmp_path / "here")
+    findings = Findings()
+    compare_files(findings, *pair, 1e-9)
+    assert findings.equal
+    assert findings.counts["file"].compared == 1
+
+
+def test_files_whose_names_differ_by_the_clock_alone_are_all_compared(tmp_path):
+    pair = pair_of(tmp_path)
+    for left, day, values in zip(pair, (1, 2), ((0.5, 0.6, 0.7), (0.5, 0.8, 0.7)), strict=True):
+        for second in (2, 0, 1):  # the order of time is not that of the folder
+            path = left.folder / f"runs-2025010{day}-12000{second}"
+            path.mkdir()
+            (path / "log.txt").write_text(f"loss {values[second]}\n")
+    findings = Findings()
+    compare_files(findings, *pair, 1e-9)
+    assert [(d.place, d.want, d.got) for d in findings.differences] == [
+        ("runs-TIME/log.txt (2) line 1", "'loss 0.6'", "'loss 0.8'")
+    ]
+    assert findings.counts["file"].compared == 3
+
+
+class Unloadable:
+    """An object that is pickled, but raises when it is loaded."""
+
+    def __reduce__(self):
+        return operator.getitem, ({}, "no key")
+
+
+@pytest.mark.parametrize("name", ["archive", "arrays", "checkpoint"])
+def test_files_that_cannot_be_loaded_differ_by_their_bytes(name, tmp_path):
+    pair = pair_of(tmp_path)
+    for number, left in enumerate(pair):
+        path = left.folder / "it"
+        if name == "checkpoint":
+            torch.save({"it": Unloadable(), "number": number}, path)
+            continue
+        with zipfile.ZipFile(path, "w") as archive:
+            inside = "a.txt" if name == "archive" else "a.npy"
+            archive.writestr(inside, f"number {number}")
+        path.write_bytes(path.read_bytes().replace(b"number", b"nummer"))  # another checksum
+    findings = Findings()
+    compare_files(findings, *pair, 1e-9)
+    assert [(d.aspect, d.place, d.got) for d in findings.differences] == [
+        ("file", "it", "other bytes")
+    ]
+    assert findings.counts["file"].compared == 1
 
 
 def test_paths_to_folders_beside_this_one_hold_in_a_copy(tmp_path, monkeypatch):

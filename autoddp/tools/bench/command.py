@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from autoddp.errors import BadInput
 from autoddp.options import Options
@@ -227,8 +229,17 @@ def finish(bench: Bench, notes: list[str], wanted: BenchOptions, quiet: bool, de
             "notes": notes,
             "advice": told,
         }
-        Path(wanted.json).write_text(json.dumps(data, indent=2))
+        Path(wanted.json).write_text(json.dumps(finite(data), indent=2))
     return SOME_FAILED if any(row.failed for row in rows) else 0
+
+
+def finite(data: Any) -> Any:
+    """Return data for JSON, which has no NaN and no infinity: null stands for them."""
+    if isinstance(data, dict):
+        return {key: finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def said_of(rows: Sequence[Row], wanted: BenchOptions) -> list[str]:

@@ -39,7 +39,9 @@ class Guest(Runner):
     def __post_init__(self) -> None:
         self.shared = self.root.exists()  # node 0's folder is seen from here
         self.mine = self.root / f"node{self.node}"
-        self.mine.mkdir(mode=0o700, parents=True)
+        if not self.shared:  # the mode is that of the last folder alone
+            self.root.mkdir(mode=0o700, parents=True)
+        self.mine.mkdir(mode=0o700)
 
     def _results(self) -> Path:
         return self.mine / str(len(os.listdir(self.mine)))

@@ -12,15 +12,32 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar
 
+from autoddp.effects import paths
 from autoddp.effects.caches import NAMED, NOBODYS, PARTS
-from autoddp.effects.witness import CHANGES, WRITES
+from autoddp.effects.witness import WRITES
 from autoddp.effects.writers import CHECKPOINT, WRITERS, Writer
 from autoddp.patching import Feature, patch
 from autoddp.tools.rehearse.backup import JOURNAL, copy
 
-# Python's own events beyond those of the witness, and how many of their arguments are names.
-MORE = {"os.mkdir": 1, "shutil.rmtree": 1, "os.chmod": 1, "os.utime": 1, "tempfile.mkdtemp": 1}
-EVENTS = CHANGES | MORE
+# Python's own audit events, and where among their arguments the names are of what changes. Each has
+# beside it the place of the open folder that it is relative to, if there can be one. Where a new
+# symbolic link points is only a text; a hard link's source changes with what is written by it.
+EVENTS: dict[str, tuple[tuple[int, int | None], ...]] = {
+    "open": ((0, None),),
+    "os.truncate": ((0, None),),
+    "sqlite3.connect": ((0, None),),
+    "tempfile.mkdtemp": ((0, None),),
+    "os.remove": ((0, 1),),
+    "os.rmdir": ((0, 1),),
+    "shutil.rmtree": ((0, 1),),
+    "os.mkdir": ((0, 2),),
+    "os.chmod": ((0, 2),),
+    "os.utime": ((0, 3),),
+    "os.symlink": ((1, 2),),
+    "os.rename": ((0, 2), (1, 3)),
+    "os.link": ((0, 2), (1, 3)),
+}
+NO_FOLDER = -1  # what events have where no open folder is given
 # These events change a link's target, all others the link itself.
 FOLLOW = frozenset(["open", "sqlite3.connect", "os.truncate", "os.chmod", "os.utime"])
 
@@ -48,7 +65,7 @@ class OutsideGuard:
         undo.callback(active.clear)
 
         def hook(event: str, args: tuple[Any, ...]) -> None:
-            if active and (event == "open" or event in EVENTS):
+            if active and event in EVENTS:
                 active[0](event, args)
 
         sys.addaudithook(hook)
@@ -57,9 +74,12 @@ class OutsideGuard:
         """Keep what an audit event is about to change, which opening a file to read does not."""
         if event == "open" and not (isinstance(args[2], int) and args[2] & WRITES):
             return
-        for name in args[: EVENTS.get(event, 1)]:
-            if isinstance(name, (str, bytes, os.PathLike)):
-                self.touch(name, event in FOLLOW)
+        for at, beside in EVENTS[event]:
+            if isinstance(args[at], (str, bytes, os.PathLike)):
+                folder = args[beside] if beside is not None and len(args) > beside else None
+                self.touch(
+                    paths.whole(args[at], None if folder == NO_FOLDER else folder), event in FOLLOW
+                )
 
     def touch(self, name: Any, follow: bool = True) -> None:
         """Keep what is at `name`, unless it lies in a free folder or is known already."""

@@ -23,7 +23,7 @@ from autoddp.options import Options
 from autoddp.process import own_ddp
 from autoddp.process.script import Script
 from autoddp.process.source import SourceFacts
-from autoddp.tools.rehearse.backup import put_back
+from autoddp.tools.rehearse.backup import put_back, uninterrupted
 from autoddp.tools.rehearse.parents import FIXED, Forked, Parents, WarmParent, settled
 from autoddp.tools.rehearse.sandbox import copy_folder
 from autoddp.tools.rehearse.task import RunTask
@@ -115,7 +115,10 @@ class Runner:
             code = self._follow(name, results, work, task, environ)
         finally:
             seconds = time.monotonic() - started
-            put_back(results / "kept", results / "outside")
+            beside = self.root.parent  # where nothing is deleted when the runs are over
+            rescue = beside / "-".join(results.relative_to(beside).parts)
+            with uninterrupted(STOPS):
+                put_back(results / "kept", results / "outside", rescue)
             self._keep(work, results)
         return collect(name, results, code, seconds)
 

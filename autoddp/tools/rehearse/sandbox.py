@@ -70,14 +70,15 @@ def _is_environment(path: str) -> bool:
 
 
 def _is_data(path: str) -> bool:
-    """Return whether the folder holds much, and no code as far as it had to be looked through."""
+    """Return whether the folder holds much, and no code at any depth."""
     size = files = 0
     for folder, _, names in os.walk(path):
         for name in names:
             if name.endswith(".py"):
                 return False
             files += 1
-            size += os.lstat(os.path.join(folder, name)).st_size
-        if size > MUCH or files > MANY:
-            return True
-    return False
+            if (
+                size <= MUCH and files <= MANY
+            ):  # the names of millions of files are read in seconds, their sizes not
+                size += os.lstat(os.path.join(folder, name)).st_size
+    return size > MUCH or files > MANY

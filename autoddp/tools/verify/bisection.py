@@ -78,8 +78,6 @@ class Trials:
         level, at = self._children(""), ""
         while level:
             found = self._narrow(level)
-            if not found:
-                break
             if len(found) > 1:
                 return self._several(found, at)
             at = found[0]

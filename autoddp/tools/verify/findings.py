@@ -13,7 +13,7 @@ LOSS, RATE, GRADIENT, PARAMETER, GENERATOR = (
     "parameter",
     "generator",
 )
-STEPS, PRINT, FILE, ENDING, RANK = "steps", "print", "file", "ending", "rank"
+STEPS, PRINT, FILE, ENDING = "steps", "print", "file", "ending"
 ASPECTS = (STEPS, LOSS, RATE, GRADIENT, PARAMETER, GENERATOR, ENDING, PRINT, FILE)
 
 OTHER = math.inf  # the size of a difference that is not between numbers
@@ -137,7 +137,8 @@ class Findings:
 
     def differ(self, aspect: str) -> int:
         """Return how many of an aspect differ, 0 if all that were named are excused."""
-        return self.counts[aspect].differ if self.of(aspect) else 0
+        excused = any(found.aspect == aspect for found in self.excused)
+        return 0 if excused and not self.of(aspect) else self.counts[aspect].differ
 
     def of(self, aspect: str) -> list[Difference]:
         """Return the differences of an aspect that have no excuse."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import filecmp
 import os
-import pickle
 import re
 import zipfile
-from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +92,7 @@ def number_off(want: str, got: str, rtol: float) -> float:
 
 def compare_files(findings: Findings, want: Left, got: Left, rtol: float) -> None:
     """Compare the names of all files, and the content of those that both runs have."""
-    theirs, ours = dict(files(want)), dict(files(got))
+    theirs, ours = files(want), files(got)
     for name in sorted({*theirs, *ours}):
         if name not in ours or name not in theirs:
             there = ("there", "not there") if name in theirs else ("not there", "there")
@@ -105,30 +104,40 @@ def compare_files(findings: Findings, want: Left, got: Left, rtol: float) -> Non
                 findings.differs(Difference(FILE, name, _kind(a), _kind(b), OTHER))
             continue
         if filecmp.cmp(a, b, shallow=False):  # piece by piece: they may be larger than memory
-            if not (name[:1] != "/" and untouched(a, Path(name)) and untouched(b, Path(name))):
+            if not (untouched(a, want) and untouched(b, got)):
                 findings.add(FILE)
         else:
             compare_file(findings, name, (a, b), rtol)
 
 
-def files(left: Left) -> Iterator[tuple[str, Path]]:
-    """Yield the files and folders that a run left, by name, without links to the user's data.
+def files(left: Left) -> dict[str, Path]:
+    """Return the files and folders that a run left, by name, without links to the user's data.
 
-    Names that begin with `/` are of files outside of the run's folder.
+    Names that begin with `/` are of files outside of the run's folder. Of files whose names differ
+    by the clock alone, all but the first have a number, in the order of time.
     """
+    found: dict[str, Path] = {}
     for top, prefix in ((left.folder, ""), (left.outside, "/")):
-        for folder, folders, names in os.walk(top):
-            for name in (*folders, *names):
-                path = Path(folder, name)
-                if not path.is_symlink() and "__pycache__" not in path.parts:
-                    yield prefix + CLOCK.sub("TIME", str(path.relative_to(top))), path
+        walk = os.walk(top)
+        paths = (Path(folder, name) for folder, *some in walk for names in some for name in names)
+        for path in sorted(paths):
+            if not path.is_symlink() and "__pycache__" not in path.parts:
+                name = first = prefix + CLOCK.sub("TIME", str(path.relative_to(top)))
+                numbers = count(2)
+                while name in found:
+                    name = f"{first} ({next(numbers)})"
+                found[name] = path
+    return found
 
 
-def untouched(copy: Path, original: Path) -> bool:
-    """Return whether a file of the copy is as it came: its time is the original's, too."""
+def untouched(path: Path, left: Left) -> bool:
+    """Return whether a file is as it came into the run's folder: its time is the original's."""
+    if not path.is_relative_to(left.folder):
+        return False
     try:
-        return copy.stat().st_mtime_ns == original.stat().st_mtime_ns
-    except FileNotFoundError:
+        original = path.relative_to(left.folder)  # in the current folder
+        return path.stat().st_mtime_ns == original.stat().st_mtime_ns
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 
@@ -138,14 +147,14 @@ def _kind(path: Path) -> str:
 
 def compare_file(findings: Findings, name: str, pair: tuple[Path, Path], rtol: float) -> None:
     """Compare two files by their kind: numbers where they hold numbers, else bytes."""
-    suffix = Path(name).suffix.lower()
+    suffix = pair[0].suffix.lower()
     if suffix in PICTURES:
         findings.add(FILE)
         findings.notes.append(f"{name} is a picture with other bytes: not compared further")
         return
     try:
         loaded = load(pair[0]), load(pair[1])
-    except (ValueError, EOFError, pickle.UnpicklingError):  # neither text nor a kind that is known
+    except Exception:  # a file that is cut off, or an object that is loaded, may raise anything
         size, message = OTHER, "other bytes"
     else:
         if isinstance(loaded[0], str):
@@ -178,9 +187,7 @@ def load(path: Path) -> Any:
     """Load a file: a checkpoint, arrays, the files of an archive, or text.
 
     Raises:
-        ValueError: The file is none of these.
-        EOFError: The file is cut off.
-        UnpicklingError: The file is cut off.
+        Exception: The file is none of these, or broken; an object in it may raise anything.
     """
     import numpy as np
 

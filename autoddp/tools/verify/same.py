@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,12 @@ import torch
 
 SMALL = 1e-3
 NUMBER = re.compile(r"(?<![\w.])-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)(?![\w])")
+# What is compared as a whole. An object without an `==` is compared by what it holds, since its own
+# would ask whether it is the same one; and so is any other, as its own would ask for the same bits.
+LEAVES = (int, str, bytes, type, set, frozenset)
 CLOCK = re.compile(r"\d{8}-\d{6}")  # a name made by strftime("%Y%m%d-%H%M%S")
+
+Parts = list[tuple[str, Any]]
 
 
 class Unlike(AssertionError):
@@ -56,38 +62,105 @@ def same_text(want: str, got: str, rtol: float, where: str) -> float:
     return worst
 
 
-def same_value(want: Any, got: Any, rtol: float, where: str) -> float:
-    """Compare all that a checkpoint may hold, to its leaves: types, order, keys, dtypes, values."""
+def same_value(
+    want: Any, got: Any, rtol: float, where: str, seen: dict[Any, Any] | None = None
+) -> float:
+    """Compare all that a checkpoint may hold, to its leaves: types, order, keys, dtypes, values.
+
+    Args:
+        want: The value of one process.
+        got: The other run's value.
+        rtol: The relative difference that is allowed.
+        where: The place, in words.
+        seen: The pairs that are compared already: objects may hold each other.
+    """
     check(type(got) is type(want), f"{where}: {type(got)} instead of {type(want)}")
     if isinstance(want, torch.Tensor):
         return same_tensor(want, got, rtol, where)
-    if isinstance(want, np.ndarray):
-        return same_array(want, got, rtol, where)
-    if isinstance(want, Mapping):
-        check(list(got) == list(want), f"{where}: keys {list(got)} instead of {list(want)}")
-        return max((same_value(want[k], got[k], rtol, f"{where}[{k!r}]") for k in want), default=0)
-    if isinstance(want, list | tuple):
-        check(len(got) == len(want), f"{where}: {len(got)} items instead of {len(want)}")
-        pairs = enumerate(zip(want, got, strict=True))
-        return max((same_value(a, b, rtol, f"{where}[{i}]") for i, (a, b) in pairs), default=0)
+    if isinstance(want, np.ndarray | np.generic):
+        return same_array(np.asarray(want), np.asarray(got), rtol, where)
     if isinstance(want, float):
         return near(want, got, rtol, f"{where}: {got!r} instead of {want!r}")
-    if isinstance(want, torch.nn.Module):
-        return same_value(want.state_dict(), got.state_dict(), rtol, where)
-    check(got == want, f"{where}: {got!r} instead of {want!r}")
-    return 0.0
+    if isinstance(want, LEAVES) or (held := _held(want)) is None:
+        check(got == want, f"{where}: {got!r} instead of {want!r}")
+        return 0.0
+    seen, pair = {} if seen is None else seen, (id(want), id(got))
+    if pair in seen:
+        return 0.0
+    seen[pair] = want, got  # as long as they are here, no others have their ids
+    return _same_parts(held, _held(got) or [], rtol, where, seen)
+
+
+def _same_parts(want: Parts, got: Parts, rtol: float, where: str, seen: dict[Any, Any]) -> float:
+    """Compare what two values hold, part by part."""
+    pairs = zip_longest(
+        *([name for name, _ in parts] for parts in (want, got)), fillvalue="nothing"
+    )
+    a, b = next(((a, b) for a, b in pairs if a != b), ("", ""))
+    check(a == b, f"{where}: {b} instead of {a}")
+    worst = 0.0
+    for (name, a), (_, b) in zip(want, got, strict=True):
+        worst = max(worst, same_value(a, b, rtol, where + name, seen))
+    return worst
+
+
+def _held(value: Any) -> Parts | None:
+    """Return the parts of a value by name, None if it has none."""
+    if isinstance(value, Mapping):
+        names = [f"[{key!r}]" if isinstance(key, LEAVES) else "[...]" for key in value]
+        others = [("[...]", key) for key in value if not isinstance(key, LEAVES)]
+        return [*others, *zip(names, value.values(), strict=True)]
+    if isinstance(value, list | tuple):
+        return [(f"[{i}]", item) for i, item in enumerate(value)]
+    if isinstance(value, torch.nn.Module):
+        return [("", value.state_dict())]
+    return _pickled(value)
+
+
+def _pickled(value: Any) -> Parts | None:
+    """Return what pickle would write of an object, None if it would write no parts."""
+    try:
+        made = value.__reduce_ex__(2)
+    except Exception:  # whatever a class of anybody's raises that cannot be pickled
+        return None
+    if isinstance(made, str):  # the name of what there is only one of
+        return None
+    function, arguments, state, items, pairs = (*made, None, None, None)[:5]
+    return [
+        ("", part) for part in (function, arguments, state, list(items or ()), list(pairs or ()))
+    ]
 
 
 def same_tensor(want: torch.Tensor, got: torch.Tensor, rtol: float, where: str) -> float:
     """Compare all that a script can ask of two tensors, and their values."""
     a, b = (
-        (x.dtype, tuple(x.shape), x.stride(), x.device, x.requires_grad, x.layout)
+        (x.dtype, x.device, x.requires_grad, x.layout, x.is_nested)
+        + ((tuple(x.shape), x.stride()) if _is_plain(x) else ())
         for x in (want, got)
     )
     check(a == b, f"{where}: {b} instead of {a}")
-    if want.dtype == torch.bfloat16:
-        want, got = want.float(), got.float()
-    return same_array(want.detach().numpy(), got.detach().numpy(), rtol, where)
+    if _is_plain(want):
+        return same_array(_array(want), _array(got), rtol, where)
+    return _same_parts(_pickled(want) or [], _pickled(got) or [], rtol, where, {})
+
+
+def _is_plain(x: torch.Tensor) -> bool:
+    """Return whether a tensor has its values in one block of memory, one stride for each size."""
+    return x.layout == torch.strided and not x.is_nested and not x.is_meta
+
+
+def _array(x: torch.Tensor) -> np.ndarray:
+    """Return the values of a tensor, of a type that numpy lacks as a wider one, or as bytes."""
+    x = x.detach().resolve_conj().resolve_neg()
+    x = x.dequantize() if x.is_quantized else x
+    try:
+        return x.numpy()
+    except TypeError:
+        wider = torch.complex64 if x.is_complex() else torch.float32
+    try:
+        return x.to(wider).numpy()
+    except NotImplementedError:  # torch computes nothing of it, either
+        return x.view(torch.uint8).numpy()
 
 
 def same_array(want: np.ndarray, got: np.ndarray, rtol: float, where: str) -> float:

@@ -75,8 +75,8 @@ def table(verdict: Conclusion) -> list[list[str]]:
                 made.append(
                     [PLURALS[aspect] + name, *cells(findings, aspect), *alone(again, aspect)]
                 )
-    for count in verdict.among.counts.values():
-        made.append(["steps, rank against rank", str(count.compared), str(count.differ), ""])
+    for aspect in verdict.among.counts:
+        made.append(["steps, rank against rank", *cells(verdict.among, aspect)])
     return made
 
 

@@ -62,7 +62,7 @@ def _counts(findings: Findings) -> dict[str, Any]:
     return {
         aspect: {
             "compared": count.compared,
-            "differ": count.differ if findings.differences else 0,
+            "differ": findings.differ(aspect),
             "largest relative difference": count.worst,
         }
         for aspect, count in findings.counts.items()
