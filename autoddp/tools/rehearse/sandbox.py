@@ -77,8 +77,7 @@ def _is_data(path: str) -> bool:
             if name.endswith(".py"):
                 return False
             files += 1
-            if (
-                size <= MUCH and files <= MANY
-            ):  # the names of millions of files are read in seconds, their sizes not
+            # the names of millions of files are read in seconds, their sizes not
+            if size <= MUCH and files <= MANY:
                 size += os.lstat(os.path.join(folder, name)).st_size
     return size > MUCH or files > MANY
