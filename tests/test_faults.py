@@ -1,7 +1,7 @@
 """Whatever happens to a job, in whatever it does: it ends soon, names its victim, leaves nothing.
 
 A set of faults and phases in which each comes up; all of them together are tried by
-`python -m tests.benchmarks.faults`.
+`python -m benchmarks.faults`.
 """
 
 from __future__ import annotations

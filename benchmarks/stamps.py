@@ -1,6 +1,6 @@
 """What it costs that ranks tell each other where they are: steps/s with stamps against without.
 
-    python -m tests.benchmarks.stamps [--metrics] [--rounds 9]
+    python -m benchmarks.stamps [--metrics] [--rounds 9]
 
 Without them every collective goes straight to gloo. Both run in the same 2 ranks, alternating, on a
 small network whose step takes a few ms; the ratio is the median over rounds. With --metrics the
@@ -19,7 +19,7 @@ from autoddp.comm.group import SUM, Group
 from autoddp.options import Options
 from autoddp.process.session import session
 from autoddp.report import Report
-from tests.benchmarks.steps import STEPS, make, train
+from benchmarks.steps import STEPS, make, train
 from tests.ranks import run_ranks
 
 

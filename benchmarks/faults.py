@@ -1,6 +1,6 @@
 """Every fault in every phase: how long until the command ends, how, and what it says.
 
-    python -m tests.benchmarks.faults [--times 3] [--markdown] [NAME ...]
+    python -m benchmarks.faults [--times 3] [--markdown] [NAME ...]
 
 Whatever is not as promised stands in the last column, and makes the exit code 1.
 """

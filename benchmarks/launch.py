@@ -1,6 +1,6 @@
 """Seconds from command to end of a job of one all-reduce: `autoddp run` against torchrun.
 
-    python -m tests.benchmarks.launch [RANKS [ROUNDS]]
+    python -m benchmarks.launch [RANKS [ROUNDS]]
 
 The two take turns, so that both meet the machine in the same moods; the median counts.
 """

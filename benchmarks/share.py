@@ -1,6 +1,6 @@
 """The share of one process's work that the busiest of N ranks does, over scripts/ and examples/.
 
-    python -m tests.benchmarks.share [--nproc 2] [--markdown] [--why] [NAME ...]
+    python -m benchmarks.share [--nproc 2] [--markdown] [--why] [NAME ...]
 
 Work is the input elements of modules without parts (see recorded.py): of all forwards in training;
 of these without the trials that prove a module row-wise, which a longer run makes no more of; and
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.recorded import COUNTS, counts
 from tests import archives, test_end_to_end, test_examples
-from tests.benchmarks.recorded import COUNTS, counts
 from tests.warm import Warm
 
 SHOWN = 4  # reasons
@@ -60,7 +60,7 @@ class Measure:
         path = folder / "counts"
         self.counts = counts(path, new=True)
         os.environ[COUNTS] = str(path)
-        self.warm = Warm("tests.benchmarks.recorded")
+        self.warm = Warm("benchmarks.recorded")
 
     def share(self, case: Case, mirror: str) -> Share:
         report = self.folder / "report.json"

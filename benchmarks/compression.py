@@ -1,6 +1,6 @@
 """Compressed gradients next to plain ones: steps/s, bytes a rank hands to the backend, the loss.
 
-    python -m tests.benchmarks.compression [--rounds 3] [--steps 60]
+    python -m benchmarks.compression [--rounds 3] [--steps 60]
         [plain fp16 bf16 powersgd:1 powersgd:4]
 
 All run in the same ranks (2, one thread each), in turn, on the same batches; the ratio is the

@@ -1,6 +1,6 @@
 """Loaders that cannot be fetched by rows: loaded once on a node, beside DDP by hand, one process.
 
-    python -m tests.benchmarks.loading [--ranks 2] [--workers 0,2,4] [--batches 30] [--rounds 3]
+    python -m benchmarks.loading [--ranks 2] [--workers 0,2,4] [--batches 30] [--rounds 3]
 
 Each job only loads and sums: rounds alternate between one process, DDP by hand (each rank its own
 rows, its own draws) and ranks with --loading auto and each. It prints samples/s, processor time per

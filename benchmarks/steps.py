@@ -1,6 +1,6 @@
 """steps/s of an unmodified script in the global view, against the same with hand-written DDP.
 
-    python -m tests.benchmarks.steps [--metrics] [--rounds 5] [mlp cnn norm lm]
+    python -m benchmarks.steps [--metrics] [--rounds 5] [mlp cnn norm lm]
 
 Both run in the same ranks (2, one thread each), at the same global batch, alternating; the ratio is
 the median over rounds. With --metrics the script also reads an accuracy every step.

@@ -1,6 +1,6 @@
 """Many short jobs in a row: does any hang, end otherwise than `python`, or leave something behind?
 
-    python -m tests.benchmarks.soak [--runs 1000] [--nproc 2] [--limit 120] [--fresh 20]
+    python -m benchmarks.soak [--runs 1000] [--nproc 2] [--limit 120] [--fresh 20]
         [--only FORM]
 
 Each run is `autoddp run` on a short script, the forms taking turns: every 20th (--fresh) by an

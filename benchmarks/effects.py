@@ -1,6 +1,6 @@
 """Microseconds that a touch of the outside world takes on ranks, and their ratio to plain Python.
 
-    python -m tests.benchmarks.effects [--ranks 2 3] [--rounds 5] [--nodes]
+    python -m benchmarks.effects [--ranks 2 3] [--rounds 5] [--nodes]
 
 The same lines run plainly and on several ranks with all features of the outside world in force,
 alternating; each figure is the slowest rank's, the median over rounds. With --nodes the ranks are
@@ -138,7 +138,7 @@ def on_two_nodes(rounds: int) -> None:
                 subprocess.run(line.split(), check=True)
             ranks = [
                 subprocess.Popen(
-                    f"ip netns exec {name} {sys.executable} -m tests.benchmarks.effects "
+                    f"ip netns exec {name} {sys.executable} -m benchmarks.effects "
                     f"--rounds {rounds} --node {node} {folder}".split()
                 )
                 for node, name in enumerate(names)
