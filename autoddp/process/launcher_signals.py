@@ -98,20 +98,13 @@ class LauncherSignals:
         code = self._pids[self.ranks + local_rank]
         return None if code == RUNNING else code
 
-    def restart(self) -> tuple[int, int] | None:
-        """Forget what the ranks have told, as they start once more.
-
-        Returns:
-            First local rank whose script had ended by itself and failed, with its exit code; None
-            if there is no such rank.
-        """
-        codes = [self.code_of(rank) for rank in range(self.ranks)]
+    def restart(self) -> None:
+        """Forget what the ranks have told, as they start once more."""
         for rank in range(self.ranks):
             self._pids[rank], self._pids[self.ranks + rank] = 0, RUNNING
             self._has_had(rank, 0)  # empties the pipe of what the old ranks have told
             self._heard[rank].clear()
             self._passed_on[rank].clear()
-        return next(((rank, code) for rank, code in enumerate(codes) if code), None)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self.launcher:
