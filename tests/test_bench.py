@@ -42,6 +42,8 @@ from autoddp.training.replica import Replicas
 from tests.cli import environ
 from tests.warm import leftover
 
+pytestmark = pytest.mark.slow
+
 # 42 rows by 8: five full batches an epoch, and a short one; with 2 ranks' batches two and one.
 TRAIN = """
     import time

@@ -17,6 +17,8 @@ from tests.test_examples import TASKS
 from tests.test_schedulers import LISTS
 from tests.test_two_nodes import ADDRESSES, nodes  # noqa: F401
 
+pytestmark = pytest.mark.cluster
+
 AUTODDP = f"{sys.executable} -m autoddp run"
 TRAIN = """
 import os

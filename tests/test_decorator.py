@@ -19,6 +19,8 @@ from autoddp.errors import BadInput
 from autoddp.options import Options
 from tests.cli import run_python
 
+pytestmark = pytest.mark.slow
+
 THREAD = (
     "import threading, time\n"
     "threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"

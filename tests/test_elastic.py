@@ -18,6 +18,8 @@ from autoddp.options import Options
 from tests.cli import ROOT, environ
 from tests.test_two_nodes import ADDRESSES, PORT, nodes  # noqa: F401
 
+pytestmark = pytest.mark.cluster
+
 LATEST = 60  # seconds
 HOST = socket.gethostname()
 AT = f"--master-addr {ADDRESSES[0]} --master-port {PORT}"

@@ -14,6 +14,22 @@ from tests.warm import Run, fresh
 
 SCRIPTS = {path.stem: path for path in sorted(Path(__file__).with_name("scripts").glob("*.py"))}
 
+QUICK = {  # thirty of all kinds, which README's own command runs; the others are slow
+    *(
+        "accumulate_short_last",
+        "batch_of_one",
+        "batch_sampler",
+        "batchnorm_cnn",
+        "checkpoint_inside",
+    ),
+    *("char_rnn_time_first", "detection", "dict_batches", "double_backward", "dropout_mlp"),
+    *("early_stopping", "ema_buffers", "few_rows", "frozen_layers", "gan", "gpt_returns_loss"),
+    *("grad_scaler", "infonce", "lbfgs", "log_file", "notebook", "own_collate", "random_dataset"),
+    *("reinforce", "resume_everything", "sequence_losses", "swa", "transformer_dropout"),
+    *("vae_noise_inside", "worker_pool"),
+}
+WANTED = [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in SCRIPTS]
+
 RTOL = 1e-9  # float64 sums in another order are off by 1e-15 each; training carries that on
 LOOSER = {
     # bfloat16 keeps 8 bits: a gradient summed from the parts of a batch rounds otherwise
@@ -80,8 +96,13 @@ def differences():
         Path(os.environ["AUTODDP_DIFFERENCES"]).write_text(json.dumps(found, indent=2))
 
 
+def test_thirty_are_quick():
+    assert len(QUICK) == 30
+    assert set(SCRIPTS) > QUICK
+
+
 @pytest.mark.parametrize("nproc", [1, 2, 3])
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", WANTED)
 def test_ranks_give_what_one_process_gives(name, nproc, warm, references, differences, tmp_path):
     """On 1 rank to the bit: else a script does not repeat itself, and comparing says nothing."""
     want = references(name)
@@ -105,6 +126,7 @@ def test_scripts_are_a_strangers(name):
     assert len(text.splitlines()) <= 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["transfer_learning", "csv_log", "cnn_workers", "exit_code"])
 def test_the_command_line_itself(name, references, tmp_path):
     """By fresh interpreters, as a shell would start them: both sides, and the warm reference."""

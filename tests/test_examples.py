@@ -10,6 +10,8 @@ import pytest
 from tests import archives
 from tests.same import same_files, same_terminal
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parent.parent / "examples" / "single_gpu"
 
 # float32 keeps 7 digits, and every step carries its rounding on, BatchNorm and Adam more than

@@ -12,6 +12,8 @@ import pytest
 
 from tests.faults import DEATHS, PHASES, RAISES, SIGNALS, SOON, Case, Laboratory, cases, wrong
 
+pytestmark = pytest.mark.slow
+
 # Each fault and each phase once at least, and each kind of wait that a rank can be lost from.
 CHOSEN = (
     Case("start", "int-launcher"),

@@ -11,6 +11,8 @@ from autoddp.comm.world import World, hide
 from autoddp.process import network
 from tests.fuzz import NUMERALS, WORDS, examples, number, refusal
 
+pytestmark = pytest.mark.slow
+
 TORCHRUN = (
     "RANK",
     "WORLD_SIZE",

@@ -13,6 +13,8 @@ from tests.gpu.checks import CHECKS, Result, same
 from tests.gpu.machine import Machine
 from tests.gpu.page import page
 
+pytestmark = pytest.mark.slow
+
 NONE = Machine([], "2", "None", "None")
 
 

@@ -7,6 +7,8 @@ import pytest
 
 from tests.cli import ROOT, run_python
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import os, time, uuid
 from pathlib import Path

@@ -19,6 +19,8 @@ import pytest
 from tests.cli import environ, fork_cli
 from tests.warm import shared
 
+pytestmark = pytest.mark.slow
+
 RANK = "import autoddp, os, sys, time, signal\nrank = autoddp.rank()\n"
 
 

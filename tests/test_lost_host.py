@@ -11,6 +11,8 @@ import pytest
 
 from tests.test_two_nodes import ADDRESSES, Job, nodes, sh  # noqa: F401
 
+pytestmark = pytest.mark.cluster
+
 LATEST = 60  # seconds until the survivors have ended
 HOST = socket.gethostname()
 TRAIN = """

@@ -15,6 +15,8 @@ from autoddp.process.script import Script
 from tests.cli import fork_cli, run_cli, run_python
 from tests.same import same_text
 
+pytestmark = pytest.mark.slow
+
 RTOL = 1e-9
 ATTEMPTS = 4  # torch's own ranks abort at their end now and then
 

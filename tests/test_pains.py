@@ -16,6 +16,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from tests.training import Scripts, assert_as_alone, batches, mlp, rows, sgd, train, weights
 
+pytestmark = pytest.mark.slow
+
 script = Scripts()
 
 

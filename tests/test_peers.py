@@ -10,6 +10,8 @@ import pytest
 from tests.cli import run_python
 from tests.same import same_text
 
+pytestmark = pytest.mark.slow
+
 SCRIPTS = Path(__file__).with_name("peers")
 RTOL = 1e-7
 

@@ -16,6 +16,8 @@ from tests import archives, test_two_nodes
 from tests.cli import environ, run_python
 from tests.test_two_nodes import ADDRESSES, PORT
 
+pytestmark = pytest.mark.cluster
+
 nodes = test_two_nodes.nodes
 CLONE_NEWNET = 0x40000000
 

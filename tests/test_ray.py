@@ -19,6 +19,8 @@ import pytest
 from tests.cli import ROOT, run_python
 from tests.same import same_files, same_text
 
+pytestmark = pytest.mark.cluster
+
 DRIVER = Path(__file__).parent / "peers" / "rayed.py"
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 RTOL = 1e-12

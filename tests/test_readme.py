@@ -141,6 +141,7 @@ def shape(line: str) -> str:
     return " ".join(NUMBER.sub("#", line).split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ALONE)
 def test_a_command(line, start, plain):
     ((out, err),) = end(start(short(line)))
@@ -158,6 +159,7 @@ def test_a_command(line, start, plain):
         assert len(out.splitlines()) > 5
 
 
+@pytest.mark.slow
 def test_two_machines(request, start, plain):
     """On two network namespaces; where these cannot be made, twice on this machine."""
     try:
@@ -178,6 +180,7 @@ def test_two_machines(request, start, plain):
     assert "[autoddp] 4 ranks on 2 nodes, " in err
 
 
+@pytest.mark.slow
 def test_the_decorator(start, plain):
     (block,) = [text for kind, text in BLOCKS if kind == "python"]
     lines = block.splitlines()

@@ -10,6 +10,8 @@ import pytest
 
 from tests.cli import environ, run_cli
 
+pytestmark = pytest.mark.cluster
+
 SCRIPT = ("--nnodes", "2", "--nproc", "4", "train it.py", "--lr", "0.1", "a b", "$HOME")
 
 

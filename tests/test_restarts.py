@@ -7,6 +7,8 @@ import random
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 KILLS = int(os.environ.get("AUTODDP_KILLS", "3"))  # at random steps of one job
 STEPS = 10 + 2 * KILLS
 

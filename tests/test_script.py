@@ -10,6 +10,8 @@ from autoddp.errors import BadInput
 from autoddp.process.script import Script
 from tests.cli import run_cli, run_python
 
+pytestmark = pytest.mark.slow
+
 PROBE = '''"""What a script can see of how it was started."""
 import logging, multiprocessing, os, signal, sys, threading
 import sibling

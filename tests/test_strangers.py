@@ -18,6 +18,8 @@ from autoddp.errors import BadInput
 from autoddp.launch.rendezvous import serve
 from autoddp.process import network
 
+pytestmark = pytest.mark.slow
+
 LISTENING = "0A"  # in /proc/net/tcp
 GARBAGE = (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 64, os.urandom(4096), b"\xff" * 100_000)
 

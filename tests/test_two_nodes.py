@@ -15,6 +15,8 @@ import pytest
 
 from tests.cli import ROOT, environ
 
+pytestmark = pytest.mark.cluster
+
 ADDRESSES = ("10.213.77.1", "10.213.77.2")
 PORT = 29611  # the namespaces are the test's own: nobody else is in them
 

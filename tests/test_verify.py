@@ -41,6 +41,8 @@ from autoddp.tools.verify.verdict import DIFFERENT, Conclusion
 from tests.cli import environ
 from tests.warm import leftover
 
+pytestmark = pytest.mark.slow
+
 TRAIN = """
     import sys, time
     import torch, torch.nn.functional as F

@@ -19,6 +19,8 @@ from autoddp.process.backend import Choice
 from autoddp.process.worker import greeting
 from tests.cli import environ, fork_cli, fork_python, run_cli, run_python
 
+pytestmark = pytest.mark.slow
+
 SHOW = (
     "import autoddp, os, sys, torch.distributed as dist\n"
     "print(autoddp.rank(), autoddp.world_size(), dist.is_initialized(), sys.argv[1:], "

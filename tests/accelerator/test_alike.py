@@ -7,6 +7,8 @@ import pytest
 from tests.accelerator import jobs
 from tests.accelerator.test_jobs import HEAD
 
+pytestmark = pytest.mark.slow
+
 DRIFT = """
 import sys
 import autoddp

@@ -7,6 +7,8 @@ import pytest
 from tests.accelerator import jobs
 from tests.same import same_run
 
+pytestmark = pytest.mark.slow
+
 HEAD = """
 import torch
 import torch.nn.functional as F

@@ -12,6 +12,8 @@ import pytest
 from tests.accelerator import jobs
 from tests.accelerator.test_jobs import HEAD
 
+pytestmark = pytest.mark.slow
+
 DECORATED = """
 import torch
 from autoddp import distributed

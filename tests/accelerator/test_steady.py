@@ -9,6 +9,8 @@ import pytest
 from tests.accelerator import jobs
 from tests.accelerator.test_jobs import HEAD
 
+pytestmark = pytest.mark.slow
+
 COUNTED = """
 import array, fcntl, gc, json, sys, termios
 from autoddp.comm.group import Group

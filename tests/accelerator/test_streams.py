@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.accelerator import jobs
 from tests.accelerator.test_jobs import HEAD
 from tests.same import same_run
+
+pytestmark = pytest.mark.slow
 
 RECORDED = """
 side = torch.Stream(device=D)

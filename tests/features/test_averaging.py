@@ -15,6 +15,8 @@ from autoddp.options import Options
 from tests.cli import fork_cli
 from tests.training import Scripts, assert_same, batches, mlp, on_ranks, sgd, train, weights
 
+pytestmark = pytest.mark.slow
+
 RANKS = 2
 script = Scripts()
 

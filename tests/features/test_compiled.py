@@ -12,9 +12,12 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.training import on_ranks, rows
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None, reason="inductor builds kernels for CPUs by g++"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        shutil.which("g++") is None, reason="inductor builds kernels for CPUs by g++"
+    ),
+]
 
 
 class Dropped(nn.Module):

@@ -11,6 +11,8 @@ from autoddp.options import Options
 from autoddp.training.compression import START
 from tests.training import assert_same, batches, mlp, on_ranks, rows, sgd
 
+pytestmark = pytest.mark.slow
+
 VIEWS = ("global", "local")
 
 

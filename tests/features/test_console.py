@@ -16,6 +16,8 @@ from autoddp.effects.console import Console
 from tests.features.outward import on_ranks, raised, trial
 from tests.terminal import in_pipe, in_terminal
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def on(tmp_path):

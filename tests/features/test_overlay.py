@@ -20,6 +20,8 @@ from tests.features import library
 from tests.features.outward import on_ranks
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 FEATURES = (Files, Descriptors, Holders, Folders, Temporary)
 LATE = 0.03  # seconds that a rank is late by, at each pause
 OWN = re.compile(r"own-\d+")

@@ -14,6 +14,8 @@ from tests.features import library_modes
 from tests.features.outward import on_ranks
 from tests.features.test_overlay import FEATURES, compared, install
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):

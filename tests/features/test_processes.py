@@ -17,6 +17,8 @@ from autoddp.effects.programs import Programs
 from tests.cli import fork_cli
 from tests.features.outward import on_ranks, raised, trial
 
+pytestmark = pytest.mark.slow
+
 
 def alike(script, nproc, folder):
     """What all ranks return, which is the same."""

@@ -21,6 +21,8 @@ from tests import test_two_nodes
 from tests.cli import environ
 from tests.features.outward import on_ranks, raised, trial
 
+pytestmark = pytest.mark.slow
+
 nodes = test_two_nodes.nodes
 RANKS = pytest.mark.parametrize("nproc", [2, 3])
 

@@ -5,6 +5,8 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from tests.training import assert_same, mlp, on_ranks, rows, sgd, train, weights
 
+pytestmark = pytest.mark.slow
+
 
 def sizes(run):
     """Batch sizes of every kind of loader, and of their batches."""

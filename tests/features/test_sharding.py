@@ -12,6 +12,8 @@ from autoddp.errors import BadInput
 from autoddp.options import Options
 from tests.training import Scripts, assert_same, batches, mlp, on_ranks, sgd, train, weights
 
+pytestmark = pytest.mark.slow
+
 RANKS = (2, 3, 5)  # the last ones are more than there are parameters
 script = Scripts()
 

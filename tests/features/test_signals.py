@@ -18,6 +18,8 @@ import pytest
 
 from tests.cli import environ
 
+pytestmark = pytest.mark.slow
+
 TRAIN = """\
 import os, signal, sys, time
 import torch

@@ -16,6 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.training import Scripts, assert_as_alone
 
+pytestmark = pytest.mark.slow
+
 MODES: tuple[Callable[[], AbstractContextManager[Any]], ...] = (
     torch.enable_grad, torch.no_grad, torch.inference_mode,
 )  # fmt: skip
