@@ -8,6 +8,7 @@ sum.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import torch
@@ -24,7 +25,10 @@ LOW = (torch.float16, torch.bfloat16)
 
 
 class Tally:
-    """The number of ignored targets of a batch, summed over ranks while other work runs."""
+    """The number of ignored targets of a batch, summed over ranks while other work runs.
+
+    It holds until these are written into; a copy gets one of its own, by `of`.
+    """
 
     def __init__(self, rows: Rows) -> None:
         self.source, self.version = rows.local, rows.local._version
@@ -37,6 +41,14 @@ class Tally:
             return None
         self.work.wait()
         return int(self.hits)
+
+    def of(self, rows: Rows) -> Tally | None:
+        """Return the same number for a copy or view of the targets, None if these were changed."""
+        if self.source._version != self.version or rows.local.is_inference():
+            return None
+        made = copy(self)
+        made.source, made.version = rows.local, rows.local._version
+        return made
 
 
 class Known(Tally):
