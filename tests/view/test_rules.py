@@ -124,7 +124,11 @@ F.cross_entropy(x[:, 0], i[:, 0], weight=w[0].detach().abs(), label_smoothing=0.
 F.cross_entropy(x[:, 0], i[:, 0] * 0 - 100)
 F.triplet_margin_loss(x, y, x * 2); F.multi_margin_loss(x[:, 0], i[:, 0])
 F.cosine_embedding_loss(x[:, 0], y[:, 0], i[:, 0].sign() * 2 - 1); F.poisson_nll_loss(x, y.abs())
-F.hinge_embedding_loss(x, y.sign())
+F.hinge_embedding_loss(x, y.sign()); F.mse_loss(x, y, weight=y.detach().abs())
+F.mse_loss(x, y, weight=y.detach().abs(), reduction="sum")
+F.huber_loss(x, y, weight=y.detach().abs()); F.mse_loss(x, torch.zeros(x.shape))
+F.mse_loss(x, torch.ones(1, *x.shape[1:])); F.binary_cross_entropy(x.sigmoid(), torch.ones(x.shape))
+F.cross_entropy(x[:, 0], torch.ones(x.shape[0], dtype=torch.long))
 """
 PARTIALS = """
 x.mean() + y.mean(); x.sum() - 2 * y.mean(); x.sum() / 3 + 1; \

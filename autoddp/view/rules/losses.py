@@ -120,11 +120,15 @@ def element_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     legacy = given.get("size_average") is not None or given.get("reduce") is not None
     if len(args) != 2 or not split(me) or me.at != 0 or legacy:
         return NotImplemented
+    if not isinstance(args[1], Tensor) or args[1].shape != me.shape:
+        return NotImplemented  # by shapes of the whole: those of one row are not every rank's
+    if name == "mse_loss" and reduction == "mean" and given.get("weight") is not None:
+        return NotImplemented  # it divides by the sum of the weights
     if reduction not in ("mean", "sum", "none") and (name, reduction) != ("kl_div", "batchmean"):
         return NotImplemented
     target = operand(args[1], me.cuts, 0, me.dim())
     given = {k: operand(v, me.cuts, 0, me.dim()) for k, v in given.items()}
-    if target is UNCLEAR or UNCLEAR in given.values() or me.local.shape != target.shape:
+    if target is UNCLEAR or UNCLEAR in given.values():
         return NotImplemented
     if reduction == "none":
         return Rows(func(me.local, target, reduction="none", **given), me.cuts, 0)
