@@ -17,7 +17,7 @@ from autoddp.view.cuts import Cuts
 from autoddp.view.family import RAW, WholeFamily, as_made, same, shows, version
 from autoddp.view.partials import Part
 from autoddp.view.state import View
-from autoddp.view.table import in_place, is_mutable, rule_for
+from autoddp.view.table import by_rule, in_place, is_mutable
 
 
 class Like(type(Tensor)):  # type: ignore[misc]  # torch's stub does not know it for a class
@@ -233,8 +233,7 @@ def view_of(args: Any) -> View:
 
 def answer(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute by rule, or on the whole; under a transform of torch.func always on the whole."""
-    rule = None if transform() else rule_for(func)
-    out = NotImplemented if rule is None else rule(func, args, kwargs)
+    out = NotImplemented if transform() else by_rule(func, args, kwargs)
     if out is NotImplemented:
         out = on_the_whole(func, args, kwargs)
     if args and type(args[0]) is Rows and args[0].family.lent and in_place(func):

@@ -68,6 +68,20 @@ def rule_for(func: Any) -> Rule | None:
         return found
 
 
+NUMPY = {"axis": "dim", "keepdims": "keepdim"}  # names that torch takes, too
+
+
+def by_rule(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Compute by the rule of `func`, NotImplemented without one.
+
+    Rules find what they work on at its place, and read torch's own names of arguments.
+    """
+    found = rule_for(func)
+    if found is None or not args:
+        return NotImplemented
+    return found(func, args, {NUMPY.get(name, name): value for name, value in kwargs.items()})
+
+
 KNOWN = {
     f
     for owner in (*OWNERS, torch_internals.TensorBase)

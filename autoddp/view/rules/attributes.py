@@ -229,6 +229,6 @@ def same_rows(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if func is torch.Tensor.type and not rest and not kwargs:
         return func(me.local)  # the name of the type
     out = related(me, func(me.local, *rest, **kwargs))
-    if out.tally is None and not out.dtype.is_floating_point:
-        out.tally = me.tally
+    if out.tally is None and me.tally is not None and not out.dtype.is_floating_point:
+        out.tally = me.tally.of(out)
     return out

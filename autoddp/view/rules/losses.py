@@ -8,6 +8,7 @@ sum.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import torch
@@ -24,7 +25,10 @@ LOW = (torch.float16, torch.bfloat16)
 
 
 class Tally:
-    """The number of ignored targets of a batch, summed over ranks while other work runs."""
+    """The number of ignored targets of a batch, summed over ranks while other work runs.
+
+    It holds until these are written into; a copy gets one of its own, by `of`.
+    """
 
     def __init__(self, rows: Rows) -> None:
         self.source, self.version = rows.local, rows.local._version
@@ -37,6 +41,14 @@ class Tally:
             return None
         self.work.wait()
         return int(self.hits)
+
+    def of(self, rows: Rows) -> Tally | None:
+        """Return the same number for a copy or view of the targets, None if these were changed."""
+        if self.source._version != self.version or rows.local.is_inference():
+            return None
+        made = copy(self)
+        made.source, made.version = rows.local, rows.local._version
+        return made
 
 
 class Known(Tally):
@@ -108,11 +120,15 @@ def element_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     legacy = given.get("size_average") is not None or given.get("reduce") is not None
     if len(args) != 2 or not split(me) or me.at != 0 or legacy:
         return NotImplemented
+    if not isinstance(args[1], Tensor) or args[1].shape != me.shape:
+        return NotImplemented  # by shapes of the whole: those of one row are not every rank's
+    if name == "mse_loss" and reduction == "mean" and given.get("weight") is not None:
+        return NotImplemented  # it divides by the sum of the weights
     if reduction not in ("mean", "sum", "none") and (name, reduction) != ("kl_div", "batchmean"):
         return NotImplemented
     target = operand(args[1], me.cuts, 0, me.dim())
     given = {k: operand(v, me.cuts, 0, me.dim()) for k, v in given.items()}
-    if target is UNCLEAR or UNCLEAR in given.values() or me.local.shape != target.shape:
+    if target is UNCLEAR or UNCLEAR in given.values():
         return NotImplemented
     if reduction == "none":
         return Rows(func(me.local, target, reduction="none", **given), me.cuts, 0)

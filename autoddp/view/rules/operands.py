@@ -33,7 +33,7 @@ def operand(x: Any, cuts: Cuts, at: int, ndim: int) -> Any:
     if x.layout is not torch.strided:
         return UNCLEAR
     dim = x.dim() - behind
-    if dim < 0 or x.shape[dim] == 1:
+    if dim < 0 or x.shape[dim] == 1 != cuts.total:
         return lend(x, cuts.view.group)
     return part(x, cuts, dim) if x.shape[dim] == cuts.total else UNCLEAR
 

@@ -60,7 +60,7 @@ def like(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     me, *rest = args
     if not split(me) or any(isinstance(x, (Rows, Partial)) for x in rest):
         return NotImplemented
-    if isinstance(kwargs.get("memory_format"), torch.memory_format) and me.cuts.mine < 2:
+    if isinstance(kwargs.get("memory_format"), torch.memory_format) and me.cuts.smallest < 2:
         return NotImplemented  # a dimension of size 1 hides the memory layout
     out = func(me.local, *rest, **kwargs)
     return NotImplemented if out.requires_grad else Rows(out, me.cuts, me.at)

@@ -56,7 +56,7 @@ def _regroup(func: Any, me: Rows, want: list[int]) -> Any:
         return NotImplemented
     want[at] = cuts.mine
     out = related(me, func(me.local, want), at, cuts)
-    out.tally = me.tally
+    out.tally = me.tally and me.tally.of(out)
     return out
 
 
@@ -80,7 +80,7 @@ def _in_turns(func: Any, me: Rows, want: list[int]) -> Any:
     if not viewed or not me.local.is_contiguous():
         return NotImplemented
     out = related(me, me.local.view(want), first, cuts)
-    out.tally = me.tally
+    out.tally = me.tally and me.tally.of(out)
     return out
 
 
