@@ -181,7 +181,8 @@ class Verdicts:
             group.all_reduce(torch.tensor([vote], device="cpu"), torch.distributed.ReduceOp.MIN)
         )
         if lowest == 2:
-            outs = [-1 if at is None else at for at in verdict.outs]
+            places = (at for _, at in verdict.places)
+            outs = [-1 if at is None else at for at in (*verdict.outs, *places)]
             noted = torch.tensor(
                 [len(outs), int(verdict.draws), hash(tuple(outs)) % 2**31], device="cpu"
             )
