@@ -215,11 +215,12 @@ class Modules(WholeCalls):
         region = self.view.region
         if region is None:
             return function
+        drawn = region.drawn
 
         def again(*args: Any, **kwargs: Any) -> Any:
             if self.view.region is region:  # the first time: we are inside already
                 return function(*args, **kwargs)
-            with self.calls.enter(region):
+            with self.calls.enter(region, drawn):
                 return function(*args, **kwargs)
 
         return again

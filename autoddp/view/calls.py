@@ -120,7 +120,7 @@ class Calls:
         ]
         at = next(a for a in ats if a is not None)
         with reach.filled(local) as values, written_back(leaves, local, ats, cuts):
-            with self.enter(Region(cuts, at, verdict.draws)):
+            with self.enter(Region(cuts, at, verdict.draws, verdict.places)):
                 out = reach.call(run, values)
             if isinstance(out, Tensor) and not reach.spaces and verdict.outs[0] is not None:
                 return _rows(out, cuts, verdict.outs[0], module)
@@ -135,12 +135,13 @@ class Calls:
             return after.fill([known.get(id(o), o) for o in after.leaves])[0]
 
     @contextmanager
-    def enter(self, region: Region | None) -> Iterator[None]:
-        """Run a split call in here, also where a checkpoint recomputes a part of it."""
+    def enter(self, region: Region, drawn: int = 0) -> Iterator[None]:
+        """Run a split call in here, from its first draw or, to recompute it, from a later one."""
+        region.drawn = drawn
         before, self.view.region = self.view.region, region
         work = self.view.work.turn(SPLIT)
         try:
-            with Draws.of(region.cuts, region.at) if region and region.draws else nullcontext():
+            with Draws.of(region.cuts, region.at, region) if region.draws else nullcontext():
                 yield
         finally:
             self.view.work.turn(work)

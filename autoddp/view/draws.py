@@ -7,8 +7,6 @@ draw its own rows from a stream of its own, and says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +14,14 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from autoddp.comm import accelerator
 from autoddp.torch_internals import DispatchMode, HigherOrderOperator, OpOverload
 from autoddp.view.boundaries import laid_out, order_of
+from autoddp.view.places import UNKNOWN, Shapes, place
+from autoddp.view.streams import own_stream
 
 if TYPE_CHECKING:
     from autoddp.view.cuts import Cuts
-    from autoddp.view.state import View
+    from autoddp.view.state import Region
 
 MOST = 64 * 2**20  # bytes of one draw that `--draws auto` makes whole
 FILL = {
@@ -54,10 +53,17 @@ class Draws(DispatchMode):
     """A mode that draws for `total` rows along the batch, not for `here`, and cuts at `start`."""
 
     def __init__(
-        self, here: int, start: int, total: int, at: int = 0, cuts: Cuts | None = None
+        self,
+        here: int,
+        start: int,
+        total: int,
+        at: int = 0,
+        cuts: Cuts | None = None,
+        region: Region | None = None,
     ) -> None:
         super().__init__()
         self.here, self.start, self.total, self.at, self.cuts = here, start, total, at, cuts
+        self.region, self.shapes = region, Shapes()
         self.view = None if cuts is None else cuts.view
         self.inside = False  # whether a kernel of a trial would have drawn inside
 
@@ -67,9 +73,9 @@ class Draws(DispatchMode):
         return True
 
     @classmethod
-    def of(cls, cuts: Cuts, at: int) -> Draws:
+    def of(cls, cuts: Cuts, at: int, region: Region | None = None) -> Draws:
         """Return the mode for this rank's rows of a batch, which lies along dimension `at`."""
-        return cls(cuts.mine, cuts.start, cuts.total, at, cuts)
+        return cls(cuts.mine, cuts.start, cuts.total, at, cuts, region)
 
     # higher-order operators are those of compiled code, which take operators and graphs
     supports_higher_order_operators = True
@@ -87,7 +93,7 @@ class Draws(DispatchMode):
         if name == "randint" and args[:2] == SEEDS and self.view is not None:
             return self._seeds(func(*args, **kwargs))
         shape = _shape_of(name, args)
-        dim = None if shape is None else self._batch_dim(shape)
+        dim = None if shape is None else self._place(shape)
         if dim is None or shape is None:
             return self._unknown(func, name, args, kwargs)
         if self._own(shape, args):
@@ -110,6 +116,16 @@ class Draws(DispatchMode):
         grown = [*args]
         grown[where] = self._grown(shape, dim)
         return self._mine(func(*grown, **kwargs), dim).contiguous()
+
+    def _place(self, shape: Any) -> int | None:
+        """Return the dimension of a draw that holds the batch, as the proof saw it."""
+        if self.region is None:
+            self.shapes.append(tuple(shape))
+            return self._batch_dim(shape)
+        found = place(shape, self.region.places, self.region.drawn)
+        self.region.drawn += 1
+        known = found is None or (found != UNKNOWN and shape[found] == self.here)
+        return found if known else self._batch_dim(shape)
 
     def _batch_dim(self, shape: Any) -> int | None:
         """Return the dimension that holds the batch, None if none has its size.
@@ -257,37 +273,3 @@ def _device(args: Any, kwargs: dict[str, Any]) -> torch.device:
     if isinstance(args[0], Tensor):
         return args[0].device
     return torch.device(kwargs.get("device") or "cpu")
-
-
-@contextmanager
-def own_stream(
-    view: View | None, device: torch.device, named: torch.Generator | None = None
-) -> Iterator[None]:
-    """Draw from this rank's own stream in here; the generator outside stays where it is.
-
-    Args:
-        view: The view of this rank; not None.
-        device: The device that draws.
-        named: The generator that the script draws from, where it names one.
-    """
-    assert view is not None
-    where = accelerator.at(device)
-    key = where if named is None else named
-    outside = accelerator.state(where) if named is None else named.get_state()
-    own = view.streams.get(key)
-    if own is None:
-        seed = torch.initial_seed() if named is None else named.initial_seed()
-        own = torch.Generator(where).manual_seed(seed + 7919 * (view.group.rank + 1)).get_state()
-    _go_on_from(own, where, named)
-    try:
-        yield
-    finally:
-        view.streams[key] = accelerator.state(where) if named is None else named.get_state()
-        _go_on_from(outside, where, named)
-
-
-def _go_on_from(state: Tensor, device: torch.device, named: torch.Generator | None) -> None:
-    if named is None:
-        accelerator.set_state(device, state)
-    else:
-        named.set_state(state)

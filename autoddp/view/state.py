@@ -17,6 +17,7 @@ from autoddp.report import Report, users_line
 from autoddp.view.cuts import Cuts, even_sizes
 from autoddp.view.order import Order
 from autoddp.view.partials import PendingSums
+from autoddp.view.places import Place
 from autoddp.view.work import TRIAL, Work
 
 if TYPE_CHECKING:
@@ -25,13 +26,15 @@ if TYPE_CHECKING:
 MET = 256  # modules whose first calls are remembered
 
 
-@dataclass(frozen=True)
+@dataclass
 class Region:
-    """A split call: which rows run here, and whether it draws random numbers."""
+    """A split call: which rows run here, whether it draws, where, and how often it has drawn."""
 
     cuts: Cuts
     at: int
     draws: bool
+    places: tuple[Place, ...] = ()
+    drawn: int = 0
 
 
 class View:

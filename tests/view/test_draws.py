@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoddp.view.draws import Draws
 from tests.ranks import run_ranks
 from tests.view.compare import Counting, by_rows, difference
+from tests.view.test_rows import installed
 
 DRAWN: dict[str, Callable[[Tensor], Tensor]] = {
     "dropout": lambda x: F.dropout(x, 0.4),
@@ -108,6 +110,66 @@ def _masked(group: Any) -> list[str]:
 def test_a_kernel_is_asked_for_its_mask_alone():
     """Its output for the whole batch comes along, of whatever its input holds, and goes at once."""
     assert run_ranks(_masked, 2) == [["empty_permuted", "native_dropout"]] * 2
+
+
+class Drawing(nn.Module):
+    """One that draws for its weights, for its steps and for its rows."""
+
+    def __init__(self, size: int, function: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.inner, self.function = nn.Linear(size, size), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def noisy_weights(m: Any, x: Tensor) -> Tensor:
+    return F.dropout(x @ (m.inner.weight + torch.randn_like(m.inner.weight)).T, 0.3)
+
+
+def noise_for_all(m: Any, x: Tensor) -> Tensor:
+    return m.inner(x + torch.randn(x.shape[1]))
+
+
+def steps_first(m: Any, x: Tensor) -> Tensor:
+    steps = m.inner(x)[..., None].expand(-1, -1, 3).transpose(0, 1)
+    return F.dropout(steps, 0.3).transpose(0, 1)
+
+
+def recomputed(m: Any, x: Tensor) -> Tensor:
+    first = m.inner(x + torch.randn_like(m.inner.bias))
+    return checkpoint.checkpoint(lambda h: noisy_weights(m, h), first, use_reentrant=False)
+
+
+def _of_one_size(group: Any) -> Any:
+    """As many features, or steps, as a rank has rows: sizes do not tell what is drawn for rows."""
+    torch.set_default_dtype(torch.float64)
+    rows, said = 18, []
+    batches = torch.randn(2 * rows, rows // group.size).split(rows)
+
+    def run(function: Any, batch: Callable[[Tensor], Tensor]) -> list[Any]:
+        torch.manual_seed(0)
+        net, seen = Drawing(rows // group.size, function), []
+        for x in batches:
+            net.zero_grad()
+            out = net(batch(x))
+            out.pow(2).mean().backward()
+            seen += [out.detach(), *(p.grad for p in net.parameters()), torch.rand(1)]
+        return seen
+
+    for function in (noisy_weights, noise_for_all, steps_first, recomputed):
+        want = run(function, lambda x: x)
+        with installed(group) as view:
+            found = difference(want, run(function, lambda x: by_rows(x, view.cut(len(x)))))
+            if found or not view.report.of("split"):
+                said.append(f"{function.__name__}: {found or 'it is not split'}")
+    return said
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_what_is_drawn_for_rows_is_not_told_by_its_size(nproc):
+    said = run_ranks(_of_one_size, nproc)
+    assert not any(said), said
 
 
 def _own(group: Any) -> Any:

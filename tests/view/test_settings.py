@@ -1,11 +1,18 @@
 """What a forward may go by: found in users' own objects, which are asked for nothing they lack."""
 
 from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from autoddp.view.proof.settings import Settings
+from tests.ranks import run_ranks
+from tests.view.compare import by_rows, difference
+from tests.view.test_rows import installed
 
 
 class Strict(dict):
@@ -43,3 +50,60 @@ def test_settings_in_a_dataclass_or_a_namespace_belong_to_the_proof(monkeypatch)
         patched.setattr(NAMED, "warm", False)
         assert known.of(net) != before
     assert known.of(net) == before
+
+
+class Phase(Enum):
+    WARM, COLD = 1, 2
+
+
+class Phased(nn.Module):
+    """One that centres its batch if an argument, or an attribute, says so."""
+
+    phase = Phase.WARM
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, given: Any = None) -> Tensor:
+        x = given(x) if callable(given) else x
+        return self.inner(x - x.mean(0) if Phase.COLD in (given, self.phase) else x)
+
+
+def centred(x: Tensor) -> Tensor:
+    return x - x.mean(0)
+
+
+STEERING: dict[str, tuple[Any, Any]] = {
+    "members of an Enum": (Phase.WARM, Phase.COLD),
+    "functions": (torch.relu, centred),
+    "functions of ours": (lambda x: x * 2, lambda x: x - x.mean(0)),
+    "modules": (nn.Tanh(), nn.Softmax(0)),
+}
+
+
+def _steered(group: Any) -> list[str]:
+    torch.set_default_dtype(torch.float64)
+    x, said = torch.randn(12, 4), []
+
+    def run(name: str, batch: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        torch.manual_seed(0)
+        net, seen = Phased(), []
+        if name in STEERING:
+            seen = [net(batch(x), given) for given in STEERING[name]]
+        for net.phase in Phase:
+            seen.append(net(batch(x)))
+        return seen
+
+    for name in (*STEERING, "an attribute"):
+        want = run(name, lambda x: x)
+        with installed(group) as view:
+            found = difference(want, run(name, lambda x: by_rows(x, view.cut(12))))
+            if found or not view.report.of("split"):
+                said.append(f"{name}: {found or 'it is not split'}")
+    return said
+
+
+def test_what_is_no_number_or_text_steers_a_forward_too():
+    said = run_ranks(_steered, 2)
+    assert not any(said), said

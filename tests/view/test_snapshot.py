@@ -81,6 +81,9 @@ CHANGES = {
     "a set": (lambda net: net.names.add("b"), "it changes the set Net.names"),
     "what it holds": (lambda net: net.meter.parts.append(1), "it changes the list Net.meter.parts"),
     "a buffer": (lambda net: net.count.add_(1), "it changes buffer .count"),
+    "a buffer's data": (lambda net: net.count.data.add_(1), "it changes buffer .count"),
+    "a buffer in numpy": (lambda net: net.count.numpy().fill(1), "buffer .count"),
+    "other data": (lambda net: setattr(net.count, "data", torch.ones(3)), "buffer .count"),
 }
 
 

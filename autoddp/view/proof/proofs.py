@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from autoddp.view.generators import Generators
+from autoddp.view.places import Place, places_of
 from autoddp.view.proof.reach import Reach
 from autoddp.view.proof.rounding import tolerance
 from autoddp.view.proof.sizes import normalized_of_all
@@ -48,6 +49,7 @@ class Verdict:
         outs: The batch dimension of each leaf that comes back, or None where it holds no batch.
         layout: What holds these leaves: the result, and what the call was given, as it left it.
         draws: Whether the call draws random numbers of torch's.
+        places: Where the batch lies in each draw.
         reason: Why not, in words; empty if the call is row-wise.
         sure: False where nothing was proven, as where all rows were alike: ask again.
     """
@@ -55,6 +57,7 @@ class Verdict:
     outs: tuple[int | None, ...] = ()
     layout: Hashable = None
     draws: bool = False
+    places: tuple[Place, ...] = ()
     reason: str = ""
     sure: bool = True
 
@@ -129,7 +132,16 @@ def _try(trial: Trial) -> Verdict:
         of_all = [len(x) * trial.given.cuts.total for x in whole.normalized]
         if of_all != [rows * size for rows in normalized_of_all(trial)]:
             return Verdict(reason=OTHER_ROWS)
-    return Verdict(tuple(outs), whole.layout, trial.inside or not trial.before.same_torch(after))
+    draws = trial.inside or not trial.before.same_torch(after)
+    return Verdict(tuple(outs), whole.layout, draws, _places(trial, parts))
+
+
+def _places(trial: Trial, parts: Parts) -> tuple[Place, ...]:
+    """Return where the batch lies in each draw: two forwards of other sizes show it."""
+    whole = parts[0, trial.size]
+    fewer = next(part for (_, rows), part in parts.items() if rows < trial.size)
+    at = next(a for a in trial.given.ats if a is not None)
+    return places_of(whole.drawn, fewer.drawn, at)
 
 
 def _at_a_glance(trial: Trial, whole: Forward, after: Generators) -> str:

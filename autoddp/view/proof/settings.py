@@ -10,16 +10,20 @@ import dis
 import weakref
 from argparse import Namespace
 from collections.abc import Hashable, Iterator
+from enum import Enum
 from hashlib import blake2b
-from types import CodeType, FunctionType, SimpleNamespace
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from autoddp.report import is_users
 from autoddp.view.proof.snapshot import PLAIN
 
 OURS = frozenset(vars(nn.Module())) - {"training"}  # what every module has
+# these are what they are, and are compared as such
+FIXED = (*PLAIN, Enum, BuiltinFunctionType, type, torch.dtype, torch.device, torch.Size)
 LARGEST = 64  # entries; what holds more is data, not settings
 Space = tuple[dict[str, Any], tuple[str, ...] | None]  # names and values; which of them, or all
 
@@ -49,6 +53,15 @@ class Settings:
         _, fixed, spaces = known
         return (fixed, *map(_plain_of, spaces)) if spaces else fixed
 
+    def of_argument(self, value: Any) -> Hashable:
+        """Return what a proof holds for, of an argument that is no batch: None for any object."""
+        if isinstance(value, nn.Module):
+            return self.of(value)
+        if isinstance(value, (FunctionType, MethodType)):
+            # a lambda is another object at each call, and the same code
+            return getattr(value, "__func__", value).__code__
+        return value if isinstance(value, FIXED) else None
+
     def _look(self, module: nn.Module) -> tuple[bytes, list[Space]]:
         """Digest what is set in the tree.
 
@@ -75,7 +88,7 @@ class Settings:
         return found
 
     def _value(self, value: Any) -> object:
-        if isinstance(value, PLAIN):
+        if isinstance(value, FIXED):
             return type(value), value
         return self._number(value) if isinstance(value, FunctionType) else type(value)
 

@@ -16,6 +16,7 @@ from autoddp.torch_internals import DispatchMode, plain_tensors
 from autoddp.view.cuts import Cuts
 from autoddp.view.draws import Draws
 from autoddp.view.generators import Generators
+from autoddp.view.places import Shapes
 from autoddp.view.proof.reach import Reach
 from autoddp.view.state import View
 
@@ -104,9 +105,8 @@ class Trial:
             raise Refused(left.refused)
         plain = [x.detach() if isinstance(x, Tensor) else x for x in out]
         apart = [watch.of_no_rows(x) for x in out]
-        return Forward(
-            plain, [own_of(x) for x in out], apart, left.layout, normalized, watch.dtypes
-        )
+        own = [own_of(x) for x in out]
+        return Forward(plain, own, apart, left.layout, normalized, watch.dtypes, draws.shapes)
 
     def ends(self, count: int) -> list[tuple[int, int, int]]:
         """Return start, count and the outermost row of the first and of the last rows."""
@@ -136,6 +136,7 @@ class Forward:
         own: The attributes of those outputs that are tensors of a class of their own, else None.
         apart: Whether an output is a tensor that was computed of no rows, as a table of positions.
         dtypes: What was computed in, of the rows, on the way.
+        drawn: The shapes of what it drew.
     """
 
     out: list[Any]
@@ -144,6 +145,7 @@ class Forward:
     layout: Hashable
     normalized: list[Tensor]
     dtypes: set[torch.dtype]
+    drawn: Shapes
 
 
 PLAIN_KINDS = (Tensor, nn.Parameter)

@@ -99,7 +99,7 @@ class Verdicts:
             return Verdict(reason="hooks on it see the batch")
         if self.left_out.covers(module):
             return Verdict(reason="--disable modules:NAME names it, or a part of it")
-        key = (*_key(module, given), self.settings.of(module))
+        key = (*_key(module, given, self.settings), self.settings.of(module))
         known = self.proven[module]
         known.calls += 1
         found = known.verdicts.get(key)
@@ -181,7 +181,8 @@ class Verdicts:
             group.all_reduce(torch.tensor([vote], device="cpu"), torch.distributed.ReduceOp.MIN)
         )
         if lowest == 2:
-            outs = [-1 if at is None else at for at in verdict.outs]
+            places = (at for _, at in verdict.places)
+            outs = [-1 if at is None else at for at in (*verdict.outs, *places)]
             noted = torch.tensor(
                 [len(outs), int(verdict.draws), hash(tuple(outs)) % 2**31], device="cpu"
             )
@@ -220,18 +221,14 @@ def _has_hooks(m: nn.Module) -> bool:
     )
 
 
-def _key(module: nn.Module, given: TrialCall) -> Key:
+def _key(module: nn.Module, given: TrialCall, settings: Settings) -> Key:
     """Return what a proof holds for: mode, layout of the arguments, plain settings among them."""
-    settings = tuple(
-        (x.dim(), x.dtype)
-        if isinstance(x, Tensor)
-        else x
-        if isinstance(x, (bool, int, float, str))
-        else None
+    leaves = tuple(
+        (x.dim(), x.dtype) if isinstance(x, Tensor) else settings.of_argument(x)
         for x in given.reach.leaves
     )
     alone = given.cuts.smallest == 1
-    return module.training, alone, tuple(given.ats), settings, given.reach.layout, _modes()
+    return module.training, alone, tuple(given.ats), leaves, given.reach.layout, _modes()
 
 
 def _modes() -> tuple[Any, ...]:
