@@ -7,10 +7,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
 from autoddp.training.replica import Leaves, Replicas, leaves_of
 from autoddp.view.boundaries import Mean, MeanGradient
 from autoddp.view.order import Order
+from autoddp.view.rules.gradients import listed
 
 NAMES = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
 
@@ -19,8 +21,14 @@ def named(args: Any, kwargs: Any) -> tuple[dict[str, Any], str]:
     """Return the arguments of a backward by name, and the name by which seeds are given.
 
     They are passed on by that name: torch has something to say of the old one, and of both.
+    Inputs, if any, are listed: an iterator would have none for a second look.
     """
     given = dict(zip(NAMES, args, strict=False)) | kwargs
+    inputs = given.pop("inputs", None)
+    if isinstance(inputs, GradientEdge):
+        given["inputs"] = [inputs]
+    elif inputs is not None:
+        given["inputs"] = listed(inputs.values() if isinstance(inputs, dict) else inputs)
     return given, "grad_tensors" if given.get("grad_variables") is None else "grad_variables"
 
 
@@ -80,8 +88,7 @@ class Backwards:
     def _average(self, leaves: Leaves, inputs: Any, create_graph: Any) -> None:
         found = {id(leaf): leaf for leaf in leaves.all} | self.hidden
         if inputs is not None:
-            listed = [inputs] if isinstance(inputs, Tensor) else inputs
-            wanted = {id(x) for x in (listed.values() if isinstance(listed, dict) else listed)}
+            wanted = {id(x) for x in inputs}
             found = {key: leaf for key, leaf in found.items() if key in wanted}
         leaves_found = self.order.sorted(found.values())
         self.replicas.average(leaves_found, _mean if create_graph else None)

@@ -55,6 +55,19 @@ def only_some_inputs():
 
 
 @script
+def inputs_that_are_rows_or_an_iterator():
+    model, (x, y) = mlp(), first()
+    x.requires_grad_()
+    F.cross_entropy(model(x), y).backward(inputs=x)
+    some = x.grad.clone(), grads(model)
+    loss = F.cross_entropy(model(x), y)
+    loss.backward(inputs=[x, model[0].weight], retain_graph=True)
+    loss.backward(inputs={"bias": model[0].bias, "input": x}, retain_graph=True)
+    loss.backward(inputs=list(model[2].parameters()).__iter__())
+    return some, x.grad, grads(model)
+
+
+@script
 def the_graph_is_kept():
     model, (x, y) = mlp(), first()
     out = model(x)
