@@ -301,6 +301,43 @@ def unused_are_none():
     return found, grads(model, unused)
 
 
+class Doubled(torch.autograd.Function):
+    """A function that gives one of its inputs no gradient."""
+
+    @staticmethod
+    def forward(ctx, x, threshold):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2, None
+
+
+@script
+def no_gradient_is_no_zeros():
+    model, threshold = mlp(), nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([*model.parameters(), threshold], 0.1, weight_decay=0.1)
+    found = []
+    for x, y in batches(22, 5):
+        optimizer.zero_grad()
+        apart = torch.zeros((), requires_grad=True)
+        loss = F.cross_entropy(Doubled.apply(model(x), threshold), y)
+        torch.autograd.backward([apart, loss])
+        found.append((threshold.grad, grads(model)))
+        optimizer.step()
+    threshold.grad = torch.ones(3)
+    F.cross_entropy(Doubled.apply(model(x), threshold), y).backward()
+    return found, threshold.grad, threshold.detach(), weights(model)
+
+
+@script
+def a_gradient_that_a_hook_takes_away():
+    model, (x, y) = mlp(), first()
+    model[0].weight.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+    F.cross_entropy(model(x), y).backward()
+    return grads(model)
+
+
 @script
 def clipping():
     model, norms = mlp(), []
