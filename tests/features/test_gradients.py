@@ -339,6 +339,23 @@ def a_gradient_that_a_hook_takes_away():
 
 
 @script
+def frozen_between_forward_and_backward():
+    model, losses, found = mlp(), [], []
+    optimizer = sgd(model, momentum=0.9, weight_decay=0.1)
+    for step, (x, y) in enumerate(batches(40, 5)):
+        model.requires_grad_(True)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        model[0].requires_grad_(step % 2 == 0)
+        model[2].requires_grad_(step % 3 == 0)
+        loss.backward()
+        found.append(grads(model))
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, found, weights(model)
+
+
+@script
 def clipping():
     model, norms = mlp(), []
     optimizer = sgd(model, 1.0)
