@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
+from autoddp import torch_internals
 from autoddp.training.replica import Leaves, Replicas, leaves_of
 from autoddp.view.boundaries import Mean, MeanGradient
 from autoddp.view.order import Order
+from autoddp.view.rules.gradients import listed
 
 NAMES = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
 
@@ -19,8 +22,14 @@ def named(args: Any, kwargs: Any) -> tuple[dict[str, Any], str]:
     """Return the arguments of a backward by name, and the name by which seeds are given.
 
     They are passed on by that name: torch has something to say of the old one, and of both.
+    Inputs, if any, are listed: an iterator would have none for a second look.
     """
     given = dict(zip(NAMES, args, strict=False)) | kwargs
+    inputs = given.pop("inputs", None)
+    if isinstance(inputs, GradientEdge):
+        given["inputs"] = [inputs]
+    elif inputs is not None:
+        given["inputs"] = listed(inputs.values() if isinstance(inputs, dict) else inputs)
     return given, "grad_tensors" if given.get("grad_variables") is None else "grad_variables"
 
 
@@ -68,7 +77,7 @@ class Backwards:
             return
         try:
             armed = self.replicas.armed(leaves, tops)
-            with self.around(leaves.dense[0]):
+            with self.around(leaves.dense[0]), _none_stays_none(armed, leaves.dense):
                 plain(armed, **given)
         except BaseException:
             self.replicas.drop(leaves)
@@ -80,11 +89,38 @@ class Backwards:
     def _average(self, leaves: Leaves, inputs: Any, create_graph: Any) -> None:
         found = {id(leaf): leaf for leaf in leaves.all} | self.hidden
         if inputs is not None:
-            listed = [inputs] if isinstance(inputs, Tensor) else inputs
-            wanted = {id(x) for x in (listed.values() if isinstance(listed, dict) else listed)}
+            wanted = {id(x) for x in inputs}
             found = {key: leaf for key, leaf in found.items() if key in wanted}
         leaves_found = self.order.sorted(found.values())
         self.replicas.average(leaves_found, _mean if create_graph else None)
+
+
+@contextmanager
+def _none_stays_none(tops: list[Tensor], leaves: list[Tensor]) -> Iterator[None]:
+    """Take back the zeros that a reducer gives to leaves which no gradient has reached.
+
+    A function's backward may give none, or a hook take it away; an optimizer leaves alone what has
+    none, and lets what has zeros decay. The reducer's work ends in the engine, behind what is noted
+    from the first root on.
+    """
+    without: list[Tensor] = []
+
+    def note() -> None:
+        without[:] = without or [leaf for leaf in leaves if leaf.grad is None]
+
+    hooks = [
+        top.register_hook(lambda _: torch_internals.after_backward(note))
+        for top in tops
+        if top.requires_grad
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for leaf in without:
+        if leaf.grad is not None and not leaf.grad.any():
+            leaf.grad = None
 
 
 def _mean(gradient: Tensor, group: Any) -> Tensor:

@@ -26,7 +26,7 @@ from autoddp.training.fingerprint import Fingerprint
 from autoddp.training.replica import Replicas
 from autoddp.view import Rows
 from autoddp.view.boundaries import Mean
-from autoddp.view.rules.gradients import gradients_of, roots
+from autoddp.view.rules.gradients import gradients_of, held, roots
 
 if TYPE_CHECKING:
     from autoddp.process.run import Run
@@ -87,6 +87,8 @@ class Gradients(Feature):
         if self._plain():
             return wrapped(**given)
         tops, given[seeds] = roots(given.pop("tensors"), given.get(seeds))
+        if "inputs" in given:
+            given["inputs"] = [held(x) for x in given["inputs"]]
         if self.backwards.depth:
             self.backwards.inner(tops)
             return wrapped(tops, **given)

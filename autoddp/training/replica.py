@@ -77,7 +77,8 @@ def leaves_of(roots: Iterable[Tensor], one_order: Order) -> Leaves:
         seen.add(node)
         variable = getattr(node, "variable", None)
         if variable is not None:
-            if not hasattr(variable, "_autoddp_rows"):
+            # one frozen since the forward gets no gradient
+            if variable.requires_grad and not hasattr(variable, "_autoddp_rows"):
                 order[id(variable)] = variable
                 found.accumulators[id(variable)] = node
             continue

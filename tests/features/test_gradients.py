@@ -55,6 +55,19 @@ def only_some_inputs():
 
 
 @script
+def inputs_that_are_rows_or_an_iterator():
+    model, (x, y) = mlp(), first()
+    x.requires_grad_()
+    F.cross_entropy(model(x), y).backward(inputs=x)
+    some = x.grad.clone(), grads(model)
+    loss = F.cross_entropy(model(x), y)
+    loss.backward(inputs=[x, model[0].weight], retain_graph=True)
+    loss.backward(inputs={"bias": model[0].bias, "input": x}, retain_graph=True)
+    loss.backward(inputs=list(model[2].parameters()).__iter__())
+    return some, x.grad, grads(model)
+
+
+@script
 def the_graph_is_kept():
     model, (x, y) = mlp(), first()
     out = model(x)
@@ -286,6 +299,60 @@ def unused_are_none():
     )
     loss.backward()
     return found, grads(model, unused)
+
+
+class Doubled(torch.autograd.Function):
+    """A function that gives one of its inputs no gradient."""
+
+    @staticmethod
+    def forward(ctx, x, threshold):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2, None
+
+
+@script
+def no_gradient_is_no_zeros():
+    model, threshold = mlp(), nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([*model.parameters(), threshold], 0.1, weight_decay=0.1)
+    found = []
+    for x, y in batches(22, 5):
+        optimizer.zero_grad()
+        apart = torch.zeros((), requires_grad=True)
+        loss = F.cross_entropy(Doubled.apply(model(x), threshold), y)
+        torch.autograd.backward([apart, loss])
+        found.append((threshold.grad, grads(model)))
+        optimizer.step()
+    threshold.grad = torch.ones(3)
+    F.cross_entropy(Doubled.apply(model(x), threshold), y).backward()
+    return found, threshold.grad, threshold.detach(), weights(model)
+
+
+@script
+def a_gradient_that_a_hook_takes_away():
+    model, (x, y) = mlp(), first()
+    model[0].weight.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+    F.cross_entropy(model(x), y).backward()
+    return grads(model)
+
+
+@script
+def frozen_between_forward_and_backward():
+    model, losses, found = mlp(), [], []
+    optimizer = sgd(model, momentum=0.9, weight_decay=0.1)
+    for step, (x, y) in enumerate(batches(40, 5)):
+        model.requires_grad_(True)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        model[0].requires_grad_(step % 2 == 0)
+        model[2].requires_grad_(step % 3 == 0)
+        loss.backward()
+        found.append(grads(model))
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, found, weights(model)
 
 
 @script

@@ -19,6 +19,11 @@ def listed(x: Any) -> list[Any]:
     return [] if x is None else [x] if isinstance(x, Tensor) else list(x)
 
 
+def held(x: Any) -> Any:
+    """Return what this rank has of an input for whose gradient the script asks."""
+    return x.local if split(x) or unread(x) else full(x)
+
+
 def roots(
     tensors: Any, grads: Any, scale: int | None = None
 ) -> tuple[list[Tensor], list[Tensor | None]]:
@@ -69,8 +74,7 @@ def gradients_of(
     outs, ins = listed(outputs), listed(inputs)
     tops, seeds = roots(outs, grad_outputs)
     seeds_given = None if all(seed is None for seed in seeds) else seeds
-    mine = [x.local if split(x) or unread(x) else full(x) for x in ins]
-    got = plain(tops, mine, seeds_given, **given)
+    got = plain(tops, [held(x) for x in ins], seeds_given, **given)
     return tuple(_true(g, x, group) for g, x in zip(got, ins, strict=True))
 
 
