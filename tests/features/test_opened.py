@@ -534,6 +534,25 @@ def test_a_thread_writes_on_rank_0_and_nobody_waits(on, tmp_path):
     assert (tmp_path / "own").read_text() == "t"
 
 
+def test_copies_of_what_is_on_the_disk_for_all_are_deleted(on, tmp_path):
+    def script(run):
+        for number in range(3):
+            for path in ("state", f"state-{number}"):
+                with open(path, "wb") as file:
+                    file.write(bytes(1000))
+        handle, path = tempfile.mkstemp(dir=".")
+        os.close(handle)
+        open("dropped", "w").write("x")
+        os.rename("dropped", "renamed")
+        kept = Path("renamed").read_text()
+        os.remove("renamed")
+        with run.effects.own():
+            left = [name for _, _, names in os.walk(run.effects.scratch.ready()) for name in names]
+        return kept, left, [os.path.getsize(name) for name in ("state", "state-0", "state-2")]
+
+    assert on(script) == [("x", [], [1000] * 3)] * 2
+
+
 def test_rotating_logs_rotate_once(on, tmp_path):
     def script(run):
         log = logging.getLogger("rotating")
