@@ -53,7 +53,7 @@ class Draft:
         except BaseException as error:
             beside = self._beside
             self.discard()
-            raise _renamed(error, beside, os.path.dirname(self.path)) from None
+            raise renamed(error, beside, os.path.dirname(self.path)) from None
         return result
 
     def put(self) -> None:
@@ -133,7 +133,7 @@ def _settle(path: str, target: str) -> None:
         os.close(handle)
 
 
-def _renamed(error: BaseException, beside: str, folder: str) -> BaseException:
+def renamed(error: BaseException, beside: str, folder: str) -> BaseException:
     """Return the error with the user's path in place of the draft's."""
 
     def users(value: Any) -> Any:

@@ -100,6 +100,23 @@ class Files(Outward):
         call = Call(wrapped, args, kwargs)
         return self.effects.look(call.plain, lambda: read(call, self.effects.where))
 
+    @patch(
+        "logging.handlers:RotatingFileHandler.shouldRollover",
+        "logging.handlers:TimedRotatingFileHandler.shouldRollover",
+        why="a log is renamed by the clock, or by a size that the time in it changes: rank 0's",
+    )
+    def roll_over_alike(
+        self, wrapped: Callable[..., Any], handler: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Return rank 0's answer; each rank looks at its own file, and at nobody's clock."""
+        if self.effects.users() is not Mode.SYNCED:
+            return wrapped(*args, **kwargs)
+        if handler.stream is None and hasattr(handler, "maxBytes"):
+            handler.stream = handler._open()  # as it would do below, where it were each rank's own
+        with self.effects.own():
+            now = wrapped(*args, **kwargs)
+        return self.effects.ask_rank0("shouldRollover", lambda: now)
+
     def _read(self, call: Call) -> Any:
         """Open a file for reading where this rank finds it, under the name that was given."""
         file = call.named.get("file")

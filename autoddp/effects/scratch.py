@@ -103,9 +103,9 @@ class Scratch:
         self.overlay[path] = at
 
     def drop(self, path: str) -> None:
-        """Forget the entries of `path`, and of all below it: they are what the disk says."""
+        """Delete the entries of `path`, and of all below it: they are what the disk says."""
         for key in list(self._below(path)):
-            self.overlay.pop(key)
+            self.let_go(self.overlay.pop(key))
         self.show(path)
         if self.changed is not None:
             self.changed.add(path)
@@ -120,7 +120,8 @@ class Scratch:
 
     def move(self, source: str, target: str) -> None:
         """Rename the entries of `source`, and of all below it, to `target`."""
-        moved = {target + key[len(source) :]: self.overlay[key] for key in self._below(source)}
+        below = list(self._below(source))
+        moved = {target + key[len(source) :]: self.overlay.pop(key) for key in below}
         self.drop(source)
         self.drop(target)
         self.overlay.update(moved)

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from autoddp.comm.outcome import Outcome
 from autoddp.effects import paths
-from autoddp.effects.atomic import Draft
+from autoddp.effects.atomic import Draft, renamed
 from autoddp.effects.engine import Call, Effects, Mode
 from autoddp.effects.writers import CHECKPOINT, Writer
 from autoddp.view.rows import Partial, Rows, full
@@ -151,7 +151,10 @@ class WriteCalls:
         """Write to nothing on a rank above 0, and learn what became of rank 0's file."""
         if writing.row.folder and mode is Mode.UNSYNCED:
             return self._fill_own(writing, path)
-        outcome = self._throw_away(writing, keep=mode is Mode.UNSYNCED)
+        if mode is Mode.UNSYNCED and self._has_no_folder(path):
+            outcome = self._fail(writing, path)
+        else:
+            outcome = self._throw_away(writing, keep=mode is Mode.UNSYNCED)
         if mode is Mode.SYNCED:
             theirs, made, value = self._effects.do_on_rank0(writing.site, writing.plain)
             self._follow(os.path.abspath(path), theirs, made)
@@ -159,6 +162,19 @@ class WriteCalls:
                 outcome.unwrap()
                 return value[0]
         return outcome.unwrap()
+
+    def _has_no_folder(self, path: str) -> bool:
+        self._effects.reads()  # brings the overlay up to date
+        return not self._effects.overlay.find(os.path.dirname(path) or os.curdir).folder
+
+    def _fail(self, writing: WriteCall, path: str) -> Outcome:
+        """Make the call in a folder that is missing here, too: it words the error itself."""
+        with self._effects.own():
+            missing = self._effects.scratch.new(path)
+            outcome = Outcome.of(lambda: writing.to(f"{missing}/{os.path.basename(path)}"))
+        if outcome.error is None:
+            return outcome
+        return Outcome(error=renamed(outcome.error, missing, os.path.dirname(path)))
 
     def _fill_own(self, writing: WriteCall, path: str) -> Any:
         """Fill the folder for this rank alone."""

@@ -127,6 +127,26 @@ def test_a_failure_in_the_midst_leaves_the_old_file_and_is_told_to_all(on, tmp_p
     assert os.listdir(tmp_path) == ["old.png"]
 
 
+def test_a_library_that_saves_into_a_missing_folder_fails_on_all(on, tmp_path):
+    save = library(tmp_path, "def save(x, path):\n    x.save(path)\n")["save"]
+    (tmp_path / "there").mkdir()
+
+    def script(run):
+        picture = Image.new("L", (2, 2))
+        seen = [raised(lambda: save(picture, "no/a.png")), raised(lambda: save(picture, "there/a"))]
+        os.mkdir("no")
+        seen.append(raised(lambda: save(picture, "no/a.png")))
+        return seen, Image.open("no/a.png").size
+
+    zero, one = on(script)
+    assert zero == one
+    assert zero[0][0] == (
+        "FileNotFoundError",
+        "[Errno 2] No such file or directory: 'no/a.png'",
+    )
+    assert [kind for kind, _ in zero[0]] == ["FileNotFoundError", "ValueError", ""]
+
+
 def test_a_trial_writes_nothing(on, tmp_path):
     def script(run):
         with trial(run):

@@ -534,6 +534,25 @@ def test_a_thread_writes_on_rank_0_and_nobody_waits(on, tmp_path):
     assert (tmp_path / "own").read_text() == "t"
 
 
+def test_copies_of_what_is_on_the_disk_for_all_are_deleted(on, tmp_path):
+    def script(run):
+        for number in range(3):
+            for path in ("state", f"state-{number}"):
+                with open(path, "wb") as file:
+                    file.write(bytes(1000))
+        handle, path = tempfile.mkstemp(dir=".")
+        os.close(handle)
+        open("dropped", "w").write("x")
+        os.rename("dropped", "renamed")
+        kept = Path("renamed").read_text()
+        os.remove("renamed")
+        with run.effects.own():
+            left = [name for _, _, names in os.walk(run.effects.scratch.ready()) for name in names]
+        return kept, left, [os.path.getsize(name) for name in ("state", "state-0", "state-2")]
+
+    assert on(script) == [("x", [], [1000] * 3)] * 2
+
+
 def test_rotating_logs_rotate_once(on, tmp_path):
     def script(run):
         log = logging.getLogger("rotating")
@@ -550,6 +569,34 @@ def test_rotating_logs_rotate_once(on, tmp_path):
     assert list(zero) == ["log", "log.1", "log.2"]
     assert zero["log"].endswith("number 9\n")
     assert {p.name: p.read_text() for p in tmp_path.iterdir()} == zero
+
+
+def test_when_a_log_is_rotated_rank_0_tells(on, tmp_path):
+    def script(run):
+        apart = logging.Formatter(f"%(message)s {'x' * run.world.rank}")
+        by_time = logging.handlers.TimedRotatingFileHandler("timed", when="H")
+        by_size = logging.handlers.RotatingFileHandler("sized", maxBytes=39, delay=True)
+        by_size.backupCount = 9
+        log = logging.getLogger("rotating")
+        log.propagate = False
+        for handler in (by_time, by_size):
+            handler.setFormatter(apart)
+            log.addHandler(handler)
+        for step in range(6):
+            # rank 0's comes last, between two records
+            by_time.rolloverAt = 0 if step == 2 + 2 * (run.world.rank == 0) else 1 << 40
+            log.warning("record %d", step)
+        for handler in (by_time, by_size):
+            handler.close()
+        timed, old = sorted(p for p in os.listdir() if p.startswith("timed"))
+        return Path(timed).read_text(), Path(old).read_text(), sorted(os.listdir())[:2]
+
+    zero, one = on(script)
+    assert zero == one
+    assert zero[0].split()[1::2] == ["4", "5"]
+    assert zero[1].split()[1::2] == ["0", "1", "2", "3"]
+    assert zero[2] == ["sized", "sized.1"]
+    assert (tmp_path / "sized").read_text().split()[1::2] == ["3", "4", "5"]
 
 
 def test_a_forked_child_raises_by_itself(on, small):
