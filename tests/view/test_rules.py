@@ -38,6 +38,7 @@ F.pairwise_distance(x, y)
 F.relu(x * 1, inplace=True); torch.zeros_like(x, memory_format=torch.preserve_format)
 torch.ones_like(input=x); torch.add(input=x, other=y); \
 torch.where(condition=x > 0, input=x, other=y)
+x[:, 0, 0].detach() == x[:, 0, 0].detach().numpy(); i != i.numpy()
 """
 REDUCTIONS = """
 x.sum(); x.mean(); x.sum(-1); x.mean(-1, keepdim=True); x.sum(0); x.mean(0); \

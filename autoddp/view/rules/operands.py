@@ -29,7 +29,7 @@ def operand(x: Any, cuts: Cuts, at: int, ndim: int) -> Any:
         return x.local if x.cuts is cuts and x.dim() - x.at == behind else UNCLEAR
     x = full(x)
     if not isinstance(x, Tensor):
-        return x
+        return UNCLEAR if getattr(x, "ndim", 0) else x  # an array of numpy's has all rows
     if x.layout is not torch.strided:
         return UNCLEAR
     dim = x.dim() - behind
