@@ -19,6 +19,7 @@ from autoddp.training.whole_calls import FULL, WholeCalls
 from autoddp.view import Partial, Rows, full
 from autoddp.view.boundaries import BOUNDARIES, Renamed
 from autoddp.view.calls import Calls
+from autoddp.view.proof.trial import Refused
 from autoddp.view.rows import of_the_whole
 
 if TYPE_CHECKING:
@@ -125,6 +126,17 @@ class Modules(WholeCalls):
     )
     def note_layer(self, wrapped: Any, module: Any, args: Any, kwargs: Any) -> Any:
         self.calls.verdicts.settings.changes += 1
+        return wrapped(*args, **kwargs)
+
+    @patch(
+        "torch:Tensor.register_hook",
+        "torch:Tensor.retain_grad",
+        why="what a forward keeps of a gradient is the whole batch's: it runs by its parts",
+    )
+    def refuse_hook(self, wrapped: Any, tensor: Any, args: Any, kwargs: Any) -> Any:
+        """End a trial that would show the gradient of a rank's rows to the script."""
+        if self.view.proving:
+            raise Refused("it looks at gradients of the batch")
         return wrapped(*args, **kwargs)
 
     @patch("torch.autograd:Function.apply", why=f"a custom autograd function: {FULL}", hot=True)
