@@ -74,6 +74,14 @@ def returns_loss(m: Any, x: Tensor) -> Any:
     return out.view(len(x), -1), out.pow(2).mean()
 
 
+def by_a_list(m: Any, x: Tensor) -> Tensor:
+    return m.inner(x) * (1 if max(x.flatten().tolist()) < 100 else 2)
+
+
+def by_numpy(m: Any, x: Tensor) -> Tensor:
+    return m.inner(x) * (1 if np.asarray(x.detach()).max() < 100 else 2)
+
+
 def hooked(m: Any, x: Tensor) -> Tensor:
     h = m.inner(x)
     h.register_hook(lambda g: g / g.norm())
@@ -116,6 +124,8 @@ NOT_SPLIT: dict[str, Callable[[], nn.Module]] = {
     "loss inside": lambda: Layer(
         lambda m, x: (m.inner(x.view(-1, 6)).view(len(x), -1), m.inner(x.view(-1, 6)).pow(2).mean())
     ),
+    "by a list": lambda: Flat(Layer(by_a_list), 3, 6),
+    "by numpy": lambda: Flat(Layer(by_numpy), 3, 6),
     "hook": lambda: Flat(Layer(hooked), 3, 6),
     "no batch": lambda: Layer(lambda m, x: m.inner(x.view(-1, 6)).mean(0)),
 }
