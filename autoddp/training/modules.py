@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import ModuleType
@@ -19,6 +20,7 @@ from autoddp.training.whole_calls import FULL, WholeCalls
 from autoddp.view import Partial, Rows, full
 from autoddp.view.boundaries import BOUNDARIES, Renamed
 from autoddp.view.calls import Calls
+from autoddp.view.proof.trial import DECIDES, Refused
 from autoddp.view.rows import of_the_whole
 
 if TYPE_CHECKING:
@@ -126,6 +128,35 @@ class Modules(WholeCalls):
     def note_layer(self, wrapped: Any, module: Any, args: Any, kwargs: Any) -> Any:
         self.calls.verdicts.settings.changes += 1
         return wrapped(*args, **kwargs)
+
+    @patch(
+        "torch:Tensor.register_hook",
+        "torch:Tensor.retain_grad",
+        why="what a forward keeps of a gradient is the whole batch's: it runs by its parts",
+    )
+    def refuse_hook(self, wrapped: Any, tensor: Any, args: Any, kwargs: Any) -> Any:
+        """End a trial that would show the gradient of a rank's rows to the script."""
+        if self.view.proving:
+            raise Refused("it looks at gradients of the batch")
+        return wrapped(*args, **kwargs)
+
+    @patch(
+        "torch:Tensor.numpy",
+        "torch:Tensor.tolist",
+        why="what Python decides by values of a batch is of all its rows: it runs by its parts",
+        hot=True,
+    )
+    def refuse_values(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """End a trial that hands values of its rows to Python, past what a mode sees."""
+        view = self.view
+
+        @functools.wraps(plain)
+        def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if view.proving and view.holds(tensor):
+                raise Refused(DECIDES)
+            return plain(tensor, *args, **kwargs)
+
+        return read
 
     @patch("torch.autograd:Function.apply", why=f"a custom autograd function: {FULL}", hot=True)
     def apply_to_whole(self, plain: Any) -> Any:

@@ -46,6 +46,7 @@ class View:
         trials: Context managers entered while user code runs that one process would not have run.
         noted: Called in a trial with what BatchNorm is given: statistics over all ranks are those
             of one process only where each rank gives it its rows, and all of them.
+        holds: Called in a trial with a tensor: whether it came of the rows.
     """
 
     def __init__(self, group: Group, draws: str = "auto", report: Report | None = None) -> None:
@@ -54,6 +55,7 @@ class View:
         self.aside = 0
         self.proving = False
         self.noted: Callable[[Tensor], object] = id
+        self.holds: Callable[[Tensor], bool] = lambda _: False
         self.region: Region | None = None
         self.trials: list[Callable[[], AbstractContextManager[object]]] = []
         self.pending = PendingSums(group)

@@ -74,6 +74,20 @@ def returns_loss(m: Any, x: Tensor) -> Any:
     return out.view(len(x), -1), out.pow(2).mean()
 
 
+def by_a_list(m: Any, x: Tensor) -> Tensor:
+    return m.inner(x) * (1 if max(x.flatten().tolist()) < 100 else 2)
+
+
+def by_numpy(m: Any, x: Tensor) -> Tensor:
+    return m.inner(x) * (1 if np.asarray(x.detach()).max() < 100 else 2)
+
+
+def hooked(m: Any, x: Tensor) -> Tensor:
+    h = m.inner(x)
+    h.register_hook(lambda g: g / g.norm())
+    return m.inner(h.tanh())
+
+
 SPLIT: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Linear(18, 6),
     "mlp": lambda: nn.Sequential(
@@ -110,6 +124,9 @@ NOT_SPLIT: dict[str, Callable[[], nn.Module]] = {
     "loss inside": lambda: Layer(
         lambda m, x: (m.inner(x.view(-1, 6)).view(len(x), -1), m.inner(x.view(-1, 6)).pow(2).mean())
     ),
+    "by a list": lambda: Flat(Layer(by_a_list), 3, 6),
+    "by numpy": lambda: Flat(Layer(by_numpy), 3, 6),
+    "hook": lambda: Flat(Layer(hooked), 3, 6),
     "no batch": lambda: Layer(lambda m, x: m.inner(x.view(-1, 6)).mean(0)),
 }
 # of a batch so large that a few of its rows are looked at
@@ -254,3 +271,24 @@ def _pairs(group: Any) -> Any:
 
 def test_rows_that_depend_on_their_neighbours_are_seen():
     assert run_ranks(_pairs, 2) == [(None, {"its rows depend on each other"})] * 2
+
+
+def retained(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    h = m.inner(x)
+    h.retain_grad()
+    return m.inner(h.tanh()), h
+
+
+def _retained(group: Any) -> Any:
+    torch.manual_seed(0)
+    net, x = Layer(retained).double(), torch.randn(8, 6, dtype=torch.float64)
+    out, h = net(x)
+    out.pow(2).mean().backward()
+    with installed(group) as view:
+        rows, held = net(by_rows(x, view.cut(8)))
+        rows.pow(2).mean().backward()
+        return difference([out, h.grad], [rows, held.grad])
+
+
+def test_a_gradient_that_a_forward_retains_is_the_batchs():
+    assert run_ranks(_retained, 2) == [None] * 2

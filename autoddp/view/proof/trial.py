@@ -90,6 +90,7 @@ class Trial:
         self.view.noted = lambda x: normalized.append(x.detach().clone())
         with ExitStack() as modes:
             watch = modes.enter_context(TrialWatch(cut))
+            self.view.holds = watch.of_rows
             draws = modes.enter_context(Draws(count, start, self.size, at))
             with self.called(made) as left:
                 modes.close()
@@ -148,6 +149,7 @@ class Forward:
     drawn: Shapes
 
 
+DECIDES = "it decides in Python by values of the batch"
 PLAIN_KINDS = (Tensor, nn.Parameter)
 
 
@@ -182,6 +184,10 @@ class TrialWatch(DispatchMode):
         # as_subclass() makes another object of an output, past this mode: it is known by its memory
         self.memory: dict[int, bool] = {_memory(x): True for x in inputs}
 
+    def of_rows(self, x: Tensor) -> bool:
+        """Return whether `x` is of the rows, or was made of them."""
+        return bool(self.known.get(x, False))
+
     def of_no_rows(self, x: Any) -> bool:
         """Return whether `x` is a tensor that was made in the trial, of none of the rows."""
         return isinstance(x, Tensor) and self.known.get(x) is False
@@ -198,7 +204,7 @@ class TrialWatch(DispatchMode):
         tainted = any(self.known.get(x, False) for x in tensors)
         name = func.overloadpacket.__name__
         if tainted and name in ("_local_scalar_dense", "equal", "is_nonzero"):
-            raise Refused("it decides in Python by values of the batch")
+            raise Refused(DECIDES)
         if any(x.requires_grad and not x.is_leaf and x not in self.known for x in tensors):
             raise Refused("it uses a tensor with a gradient from outside")
         out = func(*args, **(kwargs or {}))
