@@ -358,6 +358,17 @@ def a_leaf_that_a_forward_returns():
 
 
 @script
+def a_batch_that_was_written_before_it_is_a_leaf():
+    model, (x, _) = mlp(), first()
+    x[1:3].add_(1)
+    x.numpy()
+    x.mul_(2)
+    x.requires_grad_()
+    (model(x) ** 2).sum().backward()
+    return x.grad, x.detach(), grads(model)
+
+
+@script
 def unused_are_none():
     model, unused = mlp(), nn.Linear(3, 3)
     loss = F.cross_entropy(*[f(v) for f, v in zip((model, lambda y: y), first(), strict=True)])
