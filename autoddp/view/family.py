@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -161,6 +161,13 @@ def as_made(x: Tensor) -> Iterator[None]:
             torch.set_grad_enabled(torch.is_grad_enabled()),
         ):
             yield
+
+
+def take(rows: Tensor, new: Tensor) -> None:
+    """Write into rows what was written elsewhere; no leaf takes that with a graph."""
+    leaf = rows.requires_grad and rows.is_leaf
+    with as_made(rows), torch.no_grad() if leaf else nullcontext():
+        rows.copy_(new)
 
 
 def version(x: Tensor) -> int:

@@ -14,7 +14,7 @@ from autoddp.errors import BadInput, LostGradient
 from autoddp.torch_internals import outside_transforms, transform
 from autoddp.view.boundaries import Gather, SumOverRanks, named, node_of, part, strides_of
 from autoddp.view.cuts import Cuts
-from autoddp.view.family import RAW, WholeFamily, as_made, same, shows, version
+from autoddp.view.family import RAW, WholeFamily, as_made, same, shows, take, version
 from autoddp.view.partials import Part
 from autoddp.view.state import View
 from autoddp.view.table import by_rule, in_place, is_mutable
@@ -104,8 +104,7 @@ class Rows(Tensor, metaclass=Like):
             part(whole.detach(), self.cuts, self.at) if unseen else part(whole, self.cuts, self.at)
         )
         if not unseen or not same(mine, self._local):
-            with as_made(self._local):
-                self._local.copy_(mine)
+            take(self._local, mine)
         self._versions = (version(self._local), version(whole))
 
     def settle(self, out: Any, func: Any, unseen: bool = False) -> None:

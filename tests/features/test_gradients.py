@@ -290,6 +290,84 @@ def a_penalty_on_the_gradient():
     return weights(model), torch.autograd.grad(model(torch.ones(4, 5)).sum(), model[0].weight)
 
 
+class Forces(nn.Module):
+    """A module whose forward computes the gradient of its input, made a leaf in some way."""
+
+    def __init__(self, leaf):
+        super().__init__()
+        self.net, self.leaf = mlp(5, 1), leaf
+
+    def forward(self, x):
+        x = self.leaf(x)
+        energy = self.net(x)
+        (g,) = torch.autograd.grad(energy.sum(), x, create_graph=self.training)
+        return energy, -g
+
+
+@script
+def a_gradient_inside_a_forward():
+    found = []
+    for given, leaf in (
+        (True, lambda x: x),
+        (True, lambda x: x.requires_grad_()),
+        (False, lambda x: x.requires_grad_()),
+        (True, lambda x: (setattr(x, "requires_grad", True), x)[1]),
+        (False, lambda x: x.detach().requires_grad_()),
+        (False, lambda x: x.clone().requires_grad_()),
+    ):
+        torch.manual_seed(0)
+        model = Forces(leaf)
+        optimizer = sgd(model)
+        for x, _ in batches(22, 5):
+            x.requires_grad_(given)
+            optimizer.zero_grad()
+            energy, force = model(x)
+            loss = (energy**2).mean() + (force**2).mean()
+            loss.backward()
+            optimizer.step()
+            found += [loss.item(), force.detach(), x.grad]
+        found += [weights(model), model.eval()(x.detach().requires_grad_())[1].detach()]
+    return found
+
+
+class Coordinates(nn.Module):
+    """A module that returns the leaf whose gradient the script asks for, as SIREN does."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = mlp(5, 1)
+
+    def forward(self, x):
+        x = x.clone().detach().requires_grad_()
+        return self.net(x), x
+
+
+@script
+def a_leaf_that_a_forward_returns():
+    model, losses = Coordinates(), []
+    optimizer = sgd(model)
+    for x, _ in batches(22, 5):
+        out, leaf = model(x)
+        (g,) = torch.autograd.grad(out, leaf, torch.ones_like(out), create_graph=True)
+        optimizer.zero_grad()
+        loss = (g.norm(dim=1) - 1).abs().mean()
+        loss.backward()
+        optimizer.step()
+        losses += [loss.item(), leaf.grad]
+    return losses, weights(model)
+
+
+@script
+def a_batch_that_was_written_before_it_is_a_leaf():
+    model, (x, _) = mlp(), first()
+    x[1:3].add_(1)
+    x.numpy()
+    x.mul_(2)
+    x.requires_grad_()
+    (model(x) ** 2).sum().backward()
+    return x.grad, x.detach(), grads(model)
+
+
 @script
 def unused_are_none():
     model, unused = mlp(), nn.Linear(3, 3)

@@ -102,6 +102,8 @@ class Trial:
                 }
                 same |= {id(m): Same(k) for k, m in enumerate(made) if isinstance(m, Tensor)}
                 out = [same.get(id(x), x) for x in left.leaves]
+                if watch.leaves_behind([*made, *left.leaves]):
+                    raise Refused("it makes a leaf of its input, whose gradient is of rows")
         if left.refused:
             raise Refused(left.refused)
         plain = [x.detach() if isinstance(x, Tensor) else x for x in out]
@@ -178,6 +180,7 @@ class TrialWatch(DispatchMode):
     def __init__(self, inputs: list[Tensor]) -> None:
         super().__init__()
         self.known: Any = WeakTensorKeyDictionary()
+        self.given = {id(x) for x in inputs if x.requires_grad}
         self.dtypes: set[torch.dtype] = set()
         for x in inputs:
             self.known[x] = True
@@ -191,6 +194,25 @@ class TrialWatch(DispatchMode):
     def of_no_rows(self, x: Any) -> bool:
         """Return whether `x` is a tensor that was made in the trial, of none of the rows."""
         return isinstance(x, Tensor) and self.known.get(x) is False
+
+    def leaves_behind(self, shown: list[Any]) -> bool:
+        """Return whether any of these is, or comes of, a leaf that the call made of rows.
+
+        Nobody outside would know that its gradient is of rows, and at which scale.
+        """
+        todo = [x for x in shown if isinstance(x, Tensor) and x.requires_grad]
+        nodes, seen = [x.grad_fn for x in todo], set()
+        while nodes:
+            node = nodes.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            todo += [leaf for leaf in [getattr(node, "variable", None)] if leaf is not None]
+            nodes += [following for following, _ in node.next_functions]
+        return any(
+            x.is_leaf and id(x) not in self.given and self.memory.get(_memory(x), False)
+            for x in todo
+        )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]

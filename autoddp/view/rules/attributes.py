@@ -128,9 +128,10 @@ def _require(me: Rows, yes: bool) -> None:
     fresh = yes and not local.requires_grad
     local.requires_grad_(yes)
     if fresh and not hasattr(local, "_autoddp_rows"):  # a hook outlives requires_grad_(False)
-        size = me.cuts.view.group.size
+        view = me.cuts.view
         local._autoddp_rows = True  # type: ignore[attr-defined]  # not a leaf to average over ranks
-        local.register_hook(lambda g: g / size)  # .grad is what the script reads: at true scale
+        # .grad is what the script reads: at true scale; what a split call asks for is so already
+        local.register_hook(lambda g: g if view.inside else g / view.group.size)
 
 
 @rule("retain_grad")
