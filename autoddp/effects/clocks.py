@@ -53,6 +53,14 @@ class Clocks(Outward):
 
         return read
 
+    @patch("timeit:Timer.timeit", why=WHY)
+    def measure(self, wrapped: Callable[..., Any], timer: Any, args: Any, kwargs: Any) -> Any:
+        """Return the time that rank 0 took; all ranks run the statement."""
+        took = wrapped(*args, **kwargs)
+        if self.effects.users() is not Mode.SYNCED:
+            return took
+        return self.effects.ask_rank0("timeit", lambda: took)
+
     @patch("time:localtime", "time:gmtime", "time:ctime", why=WHY, hot=True)
     def convert(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Make a function that converts rank 0's present time, unless another time is given."""

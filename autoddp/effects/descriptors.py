@@ -87,6 +87,17 @@ class Descriptors(Outward):
 
         return close
 
+    @patch(
+        "fcntl:flock",
+        "fcntl:lockf",
+        why="a lock of the script's is held once, on rank 0's file: others have files of their own",
+    )
+    def lock_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        """Lock or unlock rank 0's file, once all ranks are here; all raise its error."""
+        if self.effects.users() is not Mode.SYNCED:
+            return wrapped(*args, **kwargs)
+        return self.effects.do_on_rank0(wrapped.__name__, lambda: wrapped(*args, **kwargs))
+
     @patch("os:fsync", "os:fdatasync", why="how it went all ranks learn", hot=True)
     def sync_once(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
         """Make an `os.fsync` that tells all ranks how it went, like a file's `flush()`."""

@@ -1,4 +1,4 @@
-"""The processes that the script forks, becomes, waits for and signals: rank 0's, one for all."""
+"""The processes that the script forks, becomes and signals, and its ports: rank 0's, for all."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import multiprocessing.process
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any, ClassVar
 
 from autoddp.comm.outcome import Outcome
 from autoddp.effects.engine import Call, Mode, Outward, stands_for
+from autoddp.effects.ownership import users_call
 from autoddp.effects.running_programs import for_asyncio, plain_world, see
 from autoddp.effects.unhurried import Unhurried
 from autoddp.patching import patch
@@ -28,7 +30,8 @@ class Processes(Outward):
 
     name: ClassVar[str] = "processes"
     without: ClassVar[str] = (
-        "every rank forks and sends signals by itself, and has a number of its own"
+        "every rank forks, sends signals and listens at ports by itself, "
+        "and has a number of its own"
     )
     views: ClassVar[tuple[str, ...]] = ("global",)
 
@@ -124,6 +127,26 @@ class Processes(Outward):
             return call.plain()
         return self.effects.ask_rank0(f"os.{wrapped.__name__}", call.plain)
 
+    @patch(
+        "socket:socket.bind",
+        why="a port that the script listens at is rank 0's; others listen where nobody calls",
+    )
+    def listen_once(
+        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Bind the port on rank 0, elsewhere any that is free; all raise rank 0's error."""
+        mode = self.effects.mode()
+        address: Any = args[0] if args else None
+        if mode is Mode.PASS_THROUGH or not _names_a_port(instance, address):
+            return wrapped(*args, **kwargs)
+        if mode is Mode.SYNCED and users_call():
+            self.effects.do_on_rank0("socket.bind", lambda: wrapped(address))
+        elif self.rank == 0 and mode is not Mode.SUPPRESSED:
+            wrapped(address)
+        if self.rank or mode is Mode.SUPPRESSED:
+            wrapped((address[0], 0, *address[2:]))
+        return None
+
     @patch("os:execv", "os:execve", why="rank 0 becomes the other program; the other ranks end")
     def become(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """Start the program on rank 0, and end the script on all ranks.
@@ -166,6 +189,12 @@ class Processes(Outward):
 
 def _nothing() -> None:
     """Do nothing: all that counts is that all ranks are here."""
+
+
+def _names_a_port(given: socket.socket, address: Any) -> bool:
+    """Return whether a socket is to be bound to a port that others know it by."""
+    internet = given.family in (socket.AF_INET, socket.AF_INET6)
+    return internet and isinstance(address, tuple) and len(address) > 1 and address[1] != 0
 
 
 def _own_child(call: Call) -> bool:

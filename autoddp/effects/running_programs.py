@@ -17,6 +17,7 @@ from typing import Any
 from autoddp.comm.place import HERE
 from autoddp.comm.world import as_found, without
 from autoddp.effects.engine import Call, Effects, Mode
+from autoddp.effects.output_files import COPIES, OutputFiles
 from autoddp.effects.pipes import BytesEnd, End, TextEnd
 from autoddp.effects.unhurried import Unhurried, carried, taken
 from autoddp.report import is_users, users_line
@@ -31,6 +32,7 @@ class RunningPrograms:
     def __init__(self, effects: Effects) -> None:
         self.effects, self.told = effects, Unhurried(effects, "programs")
         self._known: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._output: weakref.WeakKeyDictionary[Any, OutputFiles] = weakref.WeakKeyDictionary()
         self._count = 0
 
     def has(self, process: Any) -> bool:
@@ -48,7 +50,9 @@ class RunningPrograms:
             return [process.pid, process.encoding, bool(process.text_mode)]
 
         if mode is Mode.SYNCED:
+            output = OutputFiles(self.effects, call.named)
             told = self.effects.do_on_rank0("subprocess.Popen", act, told=list)
+            self._output[process] = output
         else:
             told = self.told.tell(mode, "subprocess.Popen", name, act, wait=False)
         if self.effects.rank:
@@ -76,6 +80,8 @@ class RunningPrograms:
         for stream in closed if self.effects.rank else ():
             getattr(process, stream).shut()
         if code is not None:
+            if mode is Mode.SYNCED and process in self._output:
+                self._output.pop(process).bring()
             see(self.effects)
         if not isinstance(value, list):
             return value
@@ -146,7 +152,10 @@ def see(effects: Effects) -> None:
     if not effects.rank or not scratch.overlay or not effects.in_rank_process():
         return
     with effects.own():
-        held = {os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()}
+        open_here = (
+            link for link in Path("/proc/self/fd").iterdir() if int(link.name) not in COPIES
+        )
+        held = {os.path.realpath(link) for link in open_here}
         for path, at in list(scratch.overlay.items()):
             if os.path.lexists(path) and os.path.realpath(at) not in held:
                 scratch.drop(path)

@@ -80,6 +80,15 @@ def test_a_reading_is_the_present(on):
     assert year == time.strftime("%Y")
 
 
+def test_what_is_measured_is_rank_0s(on):
+    def script(run):
+        took = [timeit.timeit(lambda: time.sleep(1e-4), number=3), *timeit.repeat("1", repeat=2)]
+        return took, timeit.Timer("sum(range(9))").autorange()
+
+    zero, one = on(script)
+    assert zero == one
+
+
 def test_a_time_budget_ends_at_the_same_step_on_all_ranks(on):
     def script(run):
         steps, end = 0, time.monotonic() + 0.2

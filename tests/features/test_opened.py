@@ -3,6 +3,7 @@ import bz2
 import contextlib
 import csv
 import errno
+import fcntl
 import gc
 import gzip
 import io
@@ -569,6 +570,19 @@ def test_rotating_logs_rotate_once(on, tmp_path):
     assert list(zero) == ["log", "log.1", "log.2"]
     assert zero["log"].endswith("number 9\n")
     assert {p.name: p.read_text() for p in tmp_path.iterdir()} == zero
+
+
+def test_a_lock_that_another_program_holds_is_held_for_all_ranks(on, tmp_path):
+    with open(tmp_path / "lock", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+
+        def script(run):
+            with open("lock", "a") as lock, open("free", "w") as free:
+                fcntl.lockf(free, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return raised(lambda: fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB))
+
+        want = ("BlockingIOError", "[Errno 11] Resource temporarily unavailable")
+        assert on(script) == [want] * 2
 
 
 def test_when_a_log_is_rotated_rank_0_tells(on, tmp_path):

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import socket
 import sys
 import threading
 import time
@@ -130,6 +131,28 @@ def test_a_thread_may_fork_too(tmp_path):
 
     assert alike(script, 2, tmp_path) == [6]
     assert calls(tmp_path) == ["child"]
+
+
+def test_a_port_that_the_script_listens_at_is_rank_0s(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("", 0)) as other:
+        ports = [one.getsockname()[1], other.getsockname()[1]]
+
+    def script(run):
+        here, started = run.world.rank == 0, []
+
+        def serve():
+            started.append(socket.create_server(("127.0.0.1", ports[1])))
+
+        with socket.create_server(("127.0.0.1", ports[0])) as server, socket.socket() as second:
+            thread = threading.Thread(target=serve)
+            thread.start()
+            thread.join()
+            taken = raised(lambda: second.bind(("127.0.0.1", ports[0])))
+            bound = [each.getsockname()[1] for each in (server, *started)]
+            started[0].close()
+            return taken, bound == ports if here else not set(bound) & {*ports, 0}
+
+    assert alike(script, 3, tmp_path) == (("OSError", "[Errno 98] Address already in use"), True)
 
 
 def test_in_a_trial_nothing_is_forked_or_signalled(tmp_path):

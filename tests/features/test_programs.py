@@ -12,7 +12,7 @@ import warnings
 
 import pytest
 
-from autoddp.effects import unhurried
+from autoddp.effects import output_files, unhurried
 from autoddp.effects.files import Files
 from autoddp.effects.processes import Processes
 from autoddp.effects.programs import Programs
@@ -192,6 +192,35 @@ def test_every_rank_finds_what_a_program_wrote(tmp_path):
             return one.read(), other.read()
 
     assert alike(script, 3, tmp_path, Files, Temporary) == ("a\nb\n", "head\nbody\ntail\n")
+
+
+def test_every_rank_reads_back_what_a_program_wrote_to_an_open_file(tmp_path):
+    def script(run):
+        seen, many = [], output_files.PART + 5
+        with tempfile.TemporaryFile() as file:
+            subprocess.call(["head", "-c", str(many), "/dev/zero"], stdout=file)
+            file.seek(0)
+            seen.append(len(file.read()) - many)
+        with open("log", "w+") as log:
+            print("head", file=log, flush=True)
+            both = {"stdout": log, "stderr": subprocess.STDOUT}
+            subprocess.run("echo out; echo err >&2", shell=True, check=True, **both)
+            print("tail", file=log)
+            log.seek(0)
+            seen.append(log.read())
+        with open("log", "a") as log, open("log") as reader:
+            subprocess.run(["echo", "more"], stderr=log, stdout=log, check=True)
+            seen.append(reader.read().split()[-1])
+        with open("dropped", "w") as log:
+            process = subprocess.Popen("sleep 0.2; echo dropped", shell=True, stdout=log)
+        os.system("true")
+        process.wait()
+        with open("dropped") as reader:
+            return [*seen, reader.read()]
+
+    found = alike(script, 3, tmp_path, Files, Temporary)
+    assert found == [0, "head\nout\nerr\ntail\n", "more", "dropped\n"]
+    assert (tmp_path / "log").read_text() == "head\nout\nerr\ntail\nmore\n"
 
 
 def test_it_starts_when_all_ranks_are_here(tmp_path):
