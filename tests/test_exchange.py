@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 import torch
 
@@ -118,6 +121,33 @@ def test_ranks_in_different_collectives_are_told_which(numel):
     assert zero == one == two
     assert f"rank 2 is in «all-gather of float32[{numel}] at test_exchange.py" in zero
     assert f"where rank 0 is in «all-reduce of float32[{numel}] at test_exchange.py" in zero
+
+
+def test_a_rank_that_is_told_first_may_be_at_its_next_meeting():
+    """The thread that watches looks at rank 0 just then: the two meetings are no disagreement."""
+
+    def rank(group):
+        exchange, found = group.exchange, []
+
+        def look():
+            try:
+                exchange.look()
+            except Disagreement as error:
+                found.append(str(error))
+
+        def say(message, plain=exchange._say):
+            plain(message)
+            time.sleep(0.2)  # the others go on
+            thread = threading.Thread(target=look)
+            thread.start()
+            thread.join()
+
+        exchange._say = say
+        group.all_reduce(torch.ones(1))
+        group.all_gather(torch.ones(2))
+        return found
+
+    assert run_ranks(rank, 3) == [[]] * 3
 
 
 def test_an_effect_that_one_rank_alone_had_is_told_at_the_next_meeting():

@@ -22,6 +22,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -86,16 +87,14 @@ class CollectiveCheck:
             RankEnded: A rank has ended.
         """
         self.passed.meet(stamp)
-        if self.rank:
-            made = self._ask(stamp, body)
-        elif self._lines:
-            with self._lock:
-                bodies = [body, *(self._from(rank, stamp) for rank in self._lines)]
-            made = merge(bodies)
-            self._say(DONE + made)
-        else:
-            made = merge([body])
-        self.passed.met()
+        # held to the end: a rank that was told may be at its next meeting before this one is over
+        with self._lock if self._lines and not self.rank else nullcontext():
+            if self.rank:
+                made = self._ask(stamp, body)
+            else:
+                made = merge([body, *(self._from(rank, stamp) for rank in self._lines)])
+                self._say(DONE + made)
+            self.passed.met()
         return made
 
     def _ask(self, stamp: str, body: bytes) -> bytes:
