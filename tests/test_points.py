@@ -15,6 +15,8 @@ from autoddp.effects.signals import Signals
 from tests.features.outward import installed, on_ranks, trial
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 KILL, PID = os.kill, os.getpid
 
 

@@ -21,6 +21,8 @@ from autoddp.effects.processes import Processes
 from autoddp.effects.programs import Programs
 from tests.features.outward import on_ranks, raised
 
+pytestmark = pytest.mark.slow
+
 ALL = (Files, Folders, Programs, Processes, Children)
 FORK = multiprocessing.get_context("fork")
 

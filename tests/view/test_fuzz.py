@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,8 @@ from autoddp.view.cuts import even_sizes
 from tests.fuzz import examples
 from tests.threads import run_threads
 from tests.view.compare import by_rows, difference
+
+pytestmark = pytest.mark.slow
 
 RANKS = st.integers(1, 5) | st.sampled_from([8, 16, 63, 64])
 TOTALS = st.integers(0, 20) | st.integers(0, 1000)

@@ -18,6 +18,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 from tests.ranks import run_ranks
 from tests.view.compare import Counting, by_rows, copy, difference, gradient_difference
 
+pytestmark = pytest.mark.slow
+
 UNWRITTEN = (
     "empty",
     "empty_like",
