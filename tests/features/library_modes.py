@@ -278,7 +278,8 @@ def children(pause):
         if child == 0:
             code = 1
             try:
-                with open("of-child", "a") as file:
+                # not appended: what rank 0's child has there is in no record, and may be found
+                with open("of-child", "w") as file:
                     file.write(Path("before").read_text() + f" {turn}\n")
                 code = 0 if Path("of-child").read_text().count("\n") == 1 else 2
                 os.remove("of-child")
