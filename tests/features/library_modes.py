@@ -278,11 +278,12 @@ def children(pause):
         if child == 0:
             code = 1
             try:
-                # not appended: what rank 0's child has there is in no record, and may be found
-                with open("of-child", "w") as file:
+                # its own name: what rank 0's child has made is in no record, and may be found
+                name = f"of-child-{os.getpid()}"
+                with open(name, "a") as file:
                     file.write(Path("before").read_text() + f" {turn}\n")
-                code = 0 if Path("of-child").read_text().count("\n") == 1 else 2
-                os.remove("of-child")
+                code = 0 if Path(name).read_text().count("\n") == 1 else 2
+                os.remove(name)
             finally:
                 os._exit(code)
         seen.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
