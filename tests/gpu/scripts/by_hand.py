@@ -68,3 +68,5 @@ if rank == 0:
     cost["peak_mb"] = torch.cuda.max_memory_allocated() / 2**20 if on_gpu else 0.0
     print(json.dumps(cost | {"first_step_s": first}))
 dist.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)  # torch's own teardown with gloo aborts now and then on a busy machine
