@@ -24,6 +24,7 @@ from torch.distributed import Store
 
 from autoddp.comm.channel import Channel
 from autoddp.comm.collective_check import LEFT, WAITS
+from autoddp.comm.context import Context
 from autoddp.comm.outcome import Outcome
 from autoddp.comm.position import ACTING, EFFECT, MEETING, Position
 from autoddp.comm.signal_sync import SignalSync
@@ -42,7 +43,8 @@ class Rpc:
     channel: Channel
 
     def __init__(self) -> None:
-        self.points = SignalSync(self.rank, self.channel.orders)
+        self.context = Context()
+        self.points = SignalSync(self.rank, self.channel.orders, self.context)
         self.position = Position()
         self._effects = 0  # rank 0's
         self._others = 0  # those of all other ranks

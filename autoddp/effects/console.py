@@ -31,9 +31,8 @@ class Console(Outward):
     def setup(self, undo: ExitStack) -> None:
         """Ask rank 0 once what its terminal is like; mute prints in trials."""
         super().setup(undo)
-        trials = self.run.view.trials
-        trials.append(muted)
-        undo.callback(trials.remove, muted)
+        self.context.muting.append(muted)
+        undo.callback(self.context.muting.remove, muted)
         report = self.run.report
         if report.speaks:
             report.begun = begun = Begun(report.release)
@@ -78,7 +77,7 @@ class Console(Outward):
     ) -> Any:
         """Return rank 0's answer for the standard streams, this rank's for other descriptors."""
         number = Call(wrapped, args, kwargs).named.get("fd")
-        if self.rank and self.terminal and number in STANDARD and self.effects.in_rank_process():
+        if self.rank and self.terminal and number in STANDARD and self.effects.context.in_job():
             return self.terminal[number]
         return wrapped(*args, **kwargs)
 
@@ -92,7 +91,7 @@ class Console(Outward):
             not self.rank
             or not self.size
             or number not in STANDARD
-            or not self.effects.in_rank_process()
+            or not self.effects.context.in_job()
         ):
             return wrapped(*args, **kwargs)
         size = self.size[number]
@@ -109,7 +108,7 @@ class Console(Outward):
         def read(fd: int, length: int, /) -> bytes:
             if fd != 0 or effects.users() is not Mode.SYNCED:
                 return original(fd, length)
-            with effects.own():
+            with effects.context.internal():
                 return effects.group.hand(
                     f"os.read at {users_line()}", lambda: original(fd, length)
                 )

@@ -171,7 +171,7 @@ class Descriptors(Outward):
             if not agreed:
                 self.opened.noted(given, _letters(flags), safe=not flags & NOT_THERE)
             number = effects.do_on_rank0("os.open", plain) if agreed else plain()
-            with effects.own():
+            with effects.context.internal():
                 self.handles[number] = OpenDescriptor(os.path.abspath(given), agreed)
             return number
         if agreed:
@@ -182,7 +182,7 @@ class Descriptors(Outward):
         else:
             at = self._alone(path, given, flags)
             key = os.path.abspath(given)
-        with effects.own():
+        with effects.context.internal():
             number = private(at)
             if agreed:
                 effects.scratch.lay(key, at)
@@ -213,7 +213,7 @@ class Descriptors(Outward):
         if mode is Mode.SYNCED and handle.agreed:
             self.opened.meet(what, handle, act)
             return
-        with self.effects.own():
+        with self.effects.context.internal():
             act()
         if mode is Mode.UNSYNCED:
             self.opened.settle(handle)

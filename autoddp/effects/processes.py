@@ -45,7 +45,7 @@ class Processes(Outward):
     @patch("os:getpid", "os:getppid", why="the script's process has one number: rank 0's", hot=True)
     def number(self, original: Callable[[], int]) -> Callable[[], int]:
         """Tell rank 0's number without asking it; in a forked child, the child's own."""
-        here, users, frame = self.effects.in_rank_process, is_users, sys._getframe
+        here, users, frame = self.effects.context.in_job, is_users, sys._getframe
         told = self.numbers[original.__name__ == "getppid"]
 
         @stands_for(original)
@@ -165,8 +165,7 @@ class Processes(Outward):
             f"os.{wrapped.__name__}", lambda: _started(**call.named), told=bool
         )
         # `finally` and `atexit` would not run in one process: here they leave no trace
-        for enter in self.run.view.trials:
-            self._kept.enter_context(enter())
+        self._kept.enter_context(self.context.trial())
         raise SystemExit(_code(process) if self.rank == 0 else 0)
 
     def _mode(self) -> Mode:
@@ -176,7 +175,7 @@ class Processes(Outward):
         """
         return (
             self.effects.users()
-            if self.effects.in_rank_process() and not for_asyncio()
+            if self.effects.context.in_job() and not for_asyncio()
             else Mode.PASS_THROUGH
         )
 

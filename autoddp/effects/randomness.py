@@ -97,7 +97,7 @@ class Randomness(Outward):
         drawn = self.drawn(SEED)
         if drawn is None:
             return wrapped(*args, **kwargs)
-        with self.effects.own():
+        with self.effects.context.internal():
             return torch.manual_seed(_as_torch(drawn)).initial_seed()
 
     @patch(
