@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from autoddp.effects.engine import Call, Mode, Outward, stands_for
 from autoddp.effects.muting import muted
+from autoddp.effects.rows import EffectRow, ask
 from autoddp.effects.stdin import SharedStdin
 from autoddp.patching import patch
 from autoddp.report import users_line
@@ -26,6 +27,35 @@ class Console(Outward):
     name: ClassVar[str] = "console"
     without: ClassVar[str] = (
         "each rank reads its own standard input and sees its own output's width and kind"
+    )
+    rows: ClassVar[tuple[EffectRow, ...]] = (
+        # its end (Ctrl-D, Ctrl-C) is everybody's; a password travels between ranks in the clear
+        ask(
+            "builtins:input",
+            "getpass:getpass",
+            why="what is typed is read once, on rank 0's terminal, for all",
+            by_all=True,
+        ),
+        ask("getpass:getuser", why="the login name, which may say where to write, is rank 0's"),
+        ask(
+            "termios:tcgetattr",
+            "tty:tcgetattr",
+            why="how the terminal is set is asked of rank 0's",
+            when=lambda call: _is_standard(call.args),
+            pack=lambda settings: _spelled(settings),
+            unpack=lambda told: _read(told),
+            optional=True,
+        ),
+        # not once all are here: one rank may be far behind, and nobody but rank 0 has a terminal
+        ask(
+            "termios:tcsetattr",
+            "tty:tcsetattr",
+            "termios:tcflush",
+            "termios:tcdrain",
+            why="rank 0's terminal is set; others have none",
+            when=lambda call: _is_standard(call.args),
+            optional=True,
+        ),
     )
 
     def setup(self, undo: ExitStack) -> None:
@@ -47,29 +77,6 @@ class Console(Outward):
         if self.terminal and self.rank:
             for number, stream in ((1, sys.stdout), (2, sys.stderr)):
                 self._look_alike(number, stream, undo)
-
-    @patch("builtins:input", why="what is typed is read once, on rank 0's terminal, for all")
-    def ask_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Read a line on rank 0 for all ranks; its end (Ctrl-D, Ctrl-C) is everybody's, too."""
-        if self.effects.mode() is not Mode.SYNCED:
-            return wrapped(*args, **kwargs)
-        return self.effects.ask_rank0("input", lambda: wrapped(*args, **kwargs))
-
-    @patch("getpass:getpass", why="what is typed is read once, on rank 0's terminal, for all")
-    def ask_secretly(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
-        """Ask for a password on rank 0 for all ranks; it travels between them in the clear."""
-        if self.effects.mode() is not Mode.SYNCED:
-            return wrapped(*args, **kwargs)
-        return self.effects.ask_rank0("getpass.getpass", lambda: wrapped(*args, **kwargs))
-
-    @patch("getpass:getuser", why="the login name, which may say where to write, is rank 0's")
-    def ask_user(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Return rank 0's login name if the script asks; a library is told this rank's."""
-        if self.effects.users() is not Mode.SYNCED:
-            return wrapped(*args, **kwargs)
-        return self.effects.ask_rank0("getpass.getuser", lambda: wrapped(*args, **kwargs))
 
     @patch("os:isatty", why="whether there is a terminal is asked of rank 0's")
     def is_terminal(
@@ -135,37 +142,6 @@ class Console(Outward):
         return tuple([some[at] for at in those] for some, those in zip(asked, told, strict=True))
 
     @patch(
-        "termios:tcgetattr",
-        "tty:tcgetattr",
-        why="how the terminal is set is asked of rank 0's",
-        optional=True,
-    )
-    def ask_settings(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
-        """Return the settings of rank 0's terminal; other ranks have none."""
-        if not _is_standard(args) or self.effects.users() is not Mode.SYNCED:
-            return wrapped(*args, **kwargs)
-        *flags, keys = self.effects.ask_rank0("tcgetattr", lambda: _spelled(wrapped(*args)))
-        return [*flags, [bytes.fromhex(key) if isinstance(key, str) else key for key in keys]]
-
-    @patch(
-        "termios:tcsetattr",
-        "tty:tcsetattr",
-        "termios:tcflush",
-        "termios:tcdrain",
-        why="rank 0's terminal is set; others have none",
-        optional=True,
-    )
-    def set_terminal(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
-        """Set rank 0's terminal; other ranks have none. `tty.setcbreak` calls this."""
-        if not _is_standard(args) or self.effects.users() is not Mode.SYNCED:
-            return wrapped(*args, **kwargs)
-        return self.effects.ask_rank0(wrapped.__name__, lambda: wrapped(*args, **kwargs))
-
-    @patch(
         "pdb:Pdb.__init__",
         why="the debugger steps over what is ours, which one process would not show",
     )
@@ -211,6 +187,12 @@ def _spelled(settings: Iterable[Any]) -> list[Any]:
     """Spell what `tcgetattr` returned for JSON: bytes as hexadecimal text."""
     *flags, keys = settings
     return [*flags, [key.hex() if isinstance(key, bytes) else key for key in keys]]
+
+
+def _read(told: Iterable[Any]) -> list[Any]:
+    """Read what `_spelled` made."""
+    *flags, keys = told
+    return [*flags, [bytes.fromhex(key) if isinstance(key, str) else key for key in keys]]
 
 
 def terminal() -> list[list[Any]]:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakSet
 
 from autoddp.comm.context import Code
@@ -24,8 +24,9 @@ from autoddp.effects.journal import GONE, Journal
 from autoddp.effects.overlay import Overlay
 from autoddp.effects.ownership import caller, is_ours, loads_data, users_call
 from autoddp.effects.past import share
+from autoddp.effects.rows import EffectRow, Fate
 from autoddp.effects.scratch import Scratch
-from autoddp.patching import Feature, patch
+from autoddp.patching import Feature, Patch, patch
 from autoddp.report import is_users, users_line
 
 if TYPE_CHECKING:
@@ -225,7 +226,13 @@ class Effects:
 
 
 class Outward(Feature):
-    """The base of features that touch the outside world; their wrappers call `self.effects`."""
+    """The base of features that touch the outside world.
+
+    Attributes:
+        rows: The patches that are no more than a row; a method with `@patch` is for all others.
+    """
+
+    rows: ClassVar[tuple[EffectRow, ...]] = ()
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -239,6 +246,31 @@ class Outward(Feature):
         share(self.effects)
         undo.callback(self.effects.end)
         self.context.watch_collector(undo)
+
+    @classmethod
+    def patches(cls) -> list[Patch]:
+        """Return the patches of the methods, and those of the rows."""
+        return [*super().patches(), *(row.patch(cls.name) for row in cls.rows)]
+
+    def mode(self, row: EffectRow) -> Mode:
+        """Decide like `Effects` for a call of this row."""
+        return self.effects.mode() if row.by_all else self.effects.users()
+
+    def serve(
+        self, target: str, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Do with a call of a row's function what its fate says."""
+        row = next(row for row in self.rows if target in row.targets)
+        mode, call = self.mode(row), Call(wrapped, args, kwargs)
+        if mode is Mode.PASS_THROUGH or not row.when(call):
+            return call.plain()
+        name = target.removeprefix("builtins:").replace(":", ".")
+        match row.fate, mode:
+            case Fate.ASK, Mode.SYNCED:
+                return row.unpack(self.effects.ask_rank0(name, lambda: row.pack(call.plain())))
+            case Fate.DO, Mode.SYNCED:
+                return self.effects.do_on_rank0(name, call.plain)
+        return None if row.once and (self.rank or mode is Mode.SUPPRESSED) else call.plain()
 
     @patch(
         "torch.utils.data._utils.fetch:_MapDatasetFetcher.fetch",
