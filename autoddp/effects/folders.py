@@ -219,7 +219,7 @@ class Folders(Outward):
         before = None
         if effects.scratch.overlay or effects.scratch.changed is not None:
             with effects.context.internal():
-                before = effects.scratch.entry(source)  # by names as they are before the change
+                before = paths.real(source, False)  # by names as they are before the change
         told = effects.do_on_rank0(call.name, call.plain)
         if before is not None:
             self._follow(call, before, told or target)
@@ -229,7 +229,8 @@ class Folders(Outward):
         """Change the entries of scratch as rank 0 has changed the disk."""
         scratch, kind = self.effects.scratch, call.name.rpartition(".")[2]
         with self.effects.context.internal():
-            was, becomes = scratch.entry(source), None if target is None else scratch.entry(target)
+            was = paths.real(source, False)
+            becomes = None if target is None else paths.real(target, False)
             if kind in RENAMES and becomes is not None:
                 scratch.move(was, becomes)
             elif kind in REMOVES or kind in CHANGES:

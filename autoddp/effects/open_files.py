@@ -226,7 +226,7 @@ class OpenFiles:
         def real() -> list[int] | None:
             act()
             self.settle(raw)
-            return _facts(raw.path)
+            return paths.facts(raw.path)
 
         facts = effects.ask_rank0(what, real)
         if what.endswith("close"):
@@ -251,9 +251,9 @@ class OpenFiles:
         """Drop the copy of a rank above 0 where the real file is here, the same for all readers."""
         scratch = self._effects.scratch
         # on a node that does not share rank 0's folders, the file is handed over when it is read
-        here = self._effects.client is not None or facts == _facts(path)
+        here = self._effects.client is not None or facts == paths.facts(path)
         if self._effects.rank and facts is not None and here:
-            scratch.drop(scratch.key(path))
+            scratch.drop(paths.real(path, True))
 
     @contextmanager
     def _muted(self, file: Any) -> Iterator[None]:
@@ -277,12 +277,3 @@ class OpenFiles:
 def _by_logging() -> bool:
     """Return whether a logging handler flushes, after a record; it prints errors, and goes on."""
     return sys._getframe(3).f_code.co_filename == logging.__file__
-
-
-def _facts(path: str) -> list[int] | None:
-    """Return the size and time that tell one file from another; None if it is gone."""
-    try:
-        there = os.stat(path)
-    except OSError:
-        return None  # it was removed or renamed while it was open
-    return [there.st_size, there.st_mtime_ns]
