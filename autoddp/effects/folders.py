@@ -104,9 +104,14 @@ class Folders(Outward):
         call = self._asked(wrapped, args, kwargs)
         if call is None:
             return self._found(wrapped, args, kwargs)
-        told = self.effects.ask_rank0(call.name, lambda: list(call.plain().__reduce__()[1]))
-        if self.effects.server is not None:
-            self.effects.server.told.add(os.path.abspath(call.named["path"]))
+
+        def stat() -> list[Any]:
+            there = list(call.plain().__reduce__()[1])
+            if self.effects.server is not None:  # before others know, and ask for the file
+                self.effects.server.told.add(os.path.abspath(call.named["path"]))
+            return there
+
+        told = self.effects.ask_rank0(call.name, stat)
         return os.stat_result(tuple(told[0]), told[1])
 
     @patch(
