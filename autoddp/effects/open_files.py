@@ -51,17 +51,35 @@ class OpenFiles:
                 return self._kept(plain, call, agreed)
         if not agreed:
             return self._open_alone(call)
-        letters = set(call.named.get("mode", "w"))
-        prepared = Outcome.of(lambda: self.prepared(call.named["file"], not letters & set("wx")))
-        effects.do_on_rank0("open", call.plain)
+        keep = set(call.named.get("mode", "w")).isdisjoint("wx")
+
+        def private(at: str) -> Any:
+            plain = call.changed(file=at, mode=call.named["mode"].replace("x", "w"))
+            return self._kept(plain, call, agreed)
+
+        return self.follow(
+            "open", call.plain, lambda: self.prepared(call.named["file"], keep), private
+        )
+
+    def follow(
+        self,
+        what: str,
+        act: Callable[[], Any],
+        prepare: Callable[[], tuple[str, str]],
+        private: Callable[[str], Any],
+    ) -> Any:
+        """Open this rank's copy by `private`; `prepare` makes it before rank 0 does `act`.
+
+        What fails on rank 0 is raised here first: it is what one process would have met.
+        """
+        effects, prepared = self._effects, Outcome.of(prepare)
+        effects.do_on_rank0(what, act)
         path, at = prepared.unwrap()
         effects.scratch.show(path)
         with effects.context.internal():
-            file = self._kept(
-                call.changed(file=at, mode=call.named["mode"].replace("x", "w")), call, agreed
-            )
+            made = private(at)
             effects.scratch.lay(path, at)
-        return file
+        return made
 
     def _open_alone(self, call: Call) -> Any:
         """Open the file on a rank above 0, which has it to itself."""
