@@ -194,9 +194,9 @@ class WriteCalls:
         scratch = self._effects.scratch
         with self._effects.context.internal():
             for name in (path, *made):
-                scratch.drop(scratch.key(name))
+                scratch.drop(paths.real(name, True))
             for name in made if path != theirs else ():  # numpy adds a suffix
-                scratch.lay(scratch.key(path + name.removeprefix(theirs)), name)
+                scratch.lay(paths.real(path + name.removeprefix(theirs), True), name)
 
     def _throw_away(self, writing: WriteCall, keep: bool = False) -> Outcome:
         """Make the call and delete the file, unless this rank may read it before rank 0 writes."""
