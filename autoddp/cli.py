@@ -13,15 +13,15 @@ import typer
 
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.launch import hash_seed, recipes
-from autoddp.options import ROWS, Options, span, table
+from autoddp.options import ROWS, Options, table
 from autoddp.options.row import BENCH, RUN, VERIFY, OptionRow, flag
+from autoddp.options.typed import Given, read, split, whole
 from autoddp.report import PREFIX
 
 if TYPE_CHECKING:
     from autoddp.process.script import Script
 
 Act = Callable[[], int]  # what a command returns: it is called outside of typer's own frames
-Given = dict[str, Any]  # options of the table, by their names
 Command = Callable[..., Act]
 Naming = Callable[[], Any]  # gives the `Script`, or says that none was given
 
@@ -90,20 +90,6 @@ def parameter(field: Field[Any], row: OptionRow) -> inspect.Parameter:
     )
 
 
-def read(field: Field[Any], typed: Any) -> Given:
-    """Read what was typed for an option: the value by its name, and for a range two.
-
-    Raises:
-        BadInput: It is no whole number where one is to be.
-    """
-    kind = str(field.type)
-    if field.name == "nnodes":
-        return {**span("--nnodes", typed)}
-    if kind.startswith("int"):
-        return {field.name: None if typed is None else whole(flag(field.name), typed)}
-    return {field.name: split(typed) if kind.startswith("tuple") else typed}
-
-
 def named(taker: str, script: str | None, args: list[str] | None, module: bool) -> Script:
     """Name the script that is to run.
 
@@ -124,8 +110,9 @@ def run(script: Naming, shared: Given) -> Act:
     """Run SCRIPT on N processes, with the result of one. Everything after SCRIPT is its own."""
     options, what = Options(**shared), script()
     from autoddp import launch
+    from autoddp.tools.record.script import recorded
 
-    return lambda: launch.run(what, options)
+    return lambda: launch.run(*recorded(what, options))
 
 
 @command_of(VERIFY)
@@ -221,23 +208,6 @@ def launch_script(
     )
     text = recipes.written(kinds, wanted)
     return lambda: print(text, end="") or 0
-
-
-def split(given: list[str] | None) -> tuple[str, ...]:
-    """Split what was typed for an option that takes names, apart or with commas."""
-    return tuple(name for some in given or () for name in some.split(",") if name)
-
-
-def whole(name: str, text: str) -> int:
-    """Read a whole number.
-
-    Raises:
-        BadInput: It is none.
-    """
-    try:
-        return int(text)
-    except ValueError:
-        raise BadInput(f"{name} is {text!r}; it takes a whole number") from None
 
 
 @app.command()

@@ -662,7 +662,7 @@ def test_large_files_are_compared_piece_by_piece(tmp_path):
         folder.mkdir()
         with open(folder / "large.bin", "wb") as file:
             file.truncate(2**27)
-        return Left(name, 0, "", "", folder, tmp_path / "outside", {}, {})
+        return Left(name, 0, {}, {}, folder=folder, outside=tmp_path / "outside")
 
     findings, pair = Findings(), (left("one"), left("two"))
     tracemalloc.start()
@@ -678,7 +678,8 @@ def pair_of(folder: Path) -> tuple[Left, Left]:
     for name in ("one", "two"):
         (folder / name).mkdir()
     one, two = (
-        Left(name, 0, "", "", folder / name, folder / "outside", {}, {}) for name in ("one", "two")
+        Left(name, 0, {}, {}, folder=folder / name, outside=folder / "outside")
+        for name in ("one", "two")
     )
     return one, two
 

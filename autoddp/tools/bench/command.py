@@ -28,7 +28,6 @@ from autoddp.tools.rehearse.parents import Parents
 from autoddp.tools.rehearse.progress import Progress
 from autoddp.tools.rehearse.runs import Left, Runner
 
-RECORDER = "autoddp.tools.bench.recorder:record"
 NOT_RUN, SOME_FAILED = 2, 1  # exit codes
 LEAST = 2  # steps: the first one is not measured
 NO_LOADER = (
@@ -98,7 +97,7 @@ def run(
     """
     check(script, options, wanted)
     if options.node_rank:
-        return guest.take_part(script, RECORDER, options)
+        return guest.take_part(script, options)
     with Others(options, remote.command(script)) as others:
         others.code = measured(script, options, wanted, parents, others)
     return others.code
@@ -113,7 +112,7 @@ def measured(
     found, notes = ways(options, counts(wanted.nproc, len(there.names)), there, several)
     progress = Progress(options.quiet, wanted.steps)
     with runs.stoppable():
-        runner = Host(script, RECORDER, progress, parents=parents or Parents(), others=others)
+        runner = Host(script, "times", progress, parents=parents or Parents(), others=others)
         try:
             others.meet(runner.root)
             with runs.enough_room(runner.root):
@@ -175,7 +174,7 @@ class Bench:
     def _run(self, row: Row, name: str) -> None:
         way = row.way
         left = self.runner.run(
-            name, way.options, steps=self.wanted.steps, settings=way.settings, environ=way.environ
+            name, way.options, steps=self.wanted.steps, changes=way.changes, environ=way.environ
         )
         try:
             self._take(row, left)
@@ -202,7 +201,7 @@ class Bench:
                 "there is nothing to measure (bench looks at steps of torch.optim's optimizers, "
                 "from the second on)"
             )
-        if not any(step["rows"] for step in left.steps[0]):
+        if not any(step["rows"] for step in left.times[0]):
             self.by_hand = left.ends[0].get("by hand") or 1
             self.rows = [row for row in self.rows if row.way.kind not in (LOCAL, SCALED)]
             self.notes = [NO_LOADER] if left.ends[0].get("by hand") else [NO_LOADER, NO_BATCH]

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from autoddp.report import PREFIX
 from autoddp.tools.bench.figures import COMPUTING, Row
-from autoddp.tools.bench.phases import GATHERING, GRADIENTS, LOADING
+from autoddp.tools.record.phases import GATHERING, GRADIENTS, LOADING
 
 WIDTH = 100
 PRINTED = "printed last"

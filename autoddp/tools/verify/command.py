@@ -23,7 +23,7 @@ from autoddp.tools.verify.findings import OTHER, Difference, Findings
 from autoddp.tools.verify.show import tell
 from autoddp.tools.verify.verdict import DIFFERENT, EQUAL, NOT_RUN, Conclusion
 
-RECORDER = "autoddp.tools.verify.recorder:record"
+CHANGES = "autoddp.tools.verify.changes"
 # Variables that make one process sum in another order, to tell how far rounding alone carries this
 # training. Torch and its libraries read them when they first compute.
 OTHER_ORDER = MappingProxyType(
@@ -68,7 +68,7 @@ def run(
     nproc = check(script, options, wanted)
     progress = Progress(options.quiet, wanted.steps)
     with runs.stoppable():
-        runner = Runner(script, RECORDER, progress, parents=parents or Parents())
+        runner = Runner(script, "numbers", progress, parents=parents or Parents())
         try:
             with runs.enough_room(runner.root):
                 verdict = Verification(runner, options, nproc, wanted).verdict()
@@ -142,7 +142,7 @@ class Verification:
             name,
             replace(self.options, nproc=nproc, disable=(*self.options.disable, *disable)),
             steps=steps or self.wanted.steps,
-            settings={"float64": float64, "other_order": other_order},
+            changes=(f"{CHANGES}:other_order",) * other_order + (f"{CHANGES}:float64",) * float64,
             environ=OTHER_ORDER if other_order else NOTHING,
         )
         self.seconds[name] = round(left.seconds, 2)

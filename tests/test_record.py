@@ -1,0 +1,207 @@
+"""`autoddp run --record` writes what each rank computed, however the ranks were started."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from autoddp.tools.record.recording import read
+from tests.cli import fork_cli, run_python
+
+pytestmark = pytest.mark.slow
+
+TRAIN = """
+    import sys
+    import autoddp, torch, torch.nn.functional as F
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.manual_seed(3)
+    torch.set_default_dtype(torch.float64)
+    x = torch.randn(40, 6)
+    net = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.1), nn.ReLU(), nn.Linear(8, 3))
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    for step, (a, b) in enumerate(DataLoader(TensorDataset(x, x[:, :3].argmax(1)), batch_size=8)):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net(a), b)
+        loss.backward()
+        {inside}
+        optimizer.step()
+        print(step, loss.item())
+"""
+FILES = ["0.jsonl", "1.jsonl", "recording.json", "report.json"]
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python", sys.executable]
+
+
+def written(folder: Path, inside: str = "pass", name: str = "train.py") -> str:
+    """The script, with something done before each step."""
+    text = textwrap.dedent(TRAIN).replace("{inside}", inside)
+    (folder / name).write_text(text)
+    return name
+
+
+def recorded(folder: Path, name: str, *options: str, script: str = "train.py") -> list[str]:
+    """The files of a recording that `autoddp run` makes, and no others in its folder."""
+    done = fork_cli("run", *options, "--record", name, script, cwd=folder)
+    assert done.rc == 0, done.err
+    return sorted(path.name for path in (folder / name).iterdir())
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    """One process, two ranks of ours, and two of torchrun's."""
+    folder = tmp_path_factory.mktemp("recordings")
+    script = written(folder)
+    assert recorded(folder, "one", "-n", "1") == ["0.jsonl", "recording.json"]
+    assert recorded(folder, "two", "-n", "2") == FILES
+    command = ["-m", "autoddp", "run", "--record", "torchrun", script, "argument"]
+    done = run_python(*TORCHRUN, *command, cwd=folder, timeout=120)
+    assert done.rc == 0, done.err
+    assert sorted(path.name for path in (folder / "torchrun").iterdir()) == FILES
+    return folder
+
+
+def test_a_recording_tells_what_ran_and_how(three):
+    one, two, torchrun = (
+        json.loads((three / name / "recording.json").read_text())
+        for name in ("one", "two", "torchrun")
+    )
+    assert [about["ranks"] for about in (one, two, torchrun)] == [1, 2, 2]
+    assert [about["arguments"] for about in (one, two, torchrun)] == [[], [], ["argument"]]
+    assert [about["options"]["nproc"] for about in (one, two, torchrun)] == [1, 2, None]
+    for about in (one, two, torchrun):
+        assert about["script"] == "train.py"
+        assert (about["exit"], about["nodes"]) == (0, 1)
+        assert about["versions"]["python"].startswith("3.")
+        assert about["seconds"] > 0
+
+
+def test_every_rank_writes_a_line_a_step_with_numbers_and_times(three):
+    for name, ranks in (("one", 1), ("two", 2), ("torchrun", 2)):
+        found = read(str(three / name))
+        assert list(found.steps) == list(range(ranks))
+        for rank, steps in found.steps.items():
+            assert [step["step"] for step in steps] == [1, 2, 3, 4, 5]
+            assert all(len(step["gradients"]) == len(step["parameters"]) == 4 for step in steps)
+            assert all(step["times"]["rows"] == 8 for step in steps)
+            assert all(step["times"]["seconds"] > 0 for step in steps)
+            assert len(found.ends[rank]["curve"]) == 5
+        losses = [loss for step in found.steps[0] for _, loss in step["losses"]]
+        assert found.ends[0]["curve"] == losses
+
+
+def test_a_recording_that_is_there_is_left_as_it_is(three):
+    before = {path.name: path.read_bytes() for path in (three / "two").iterdir()}
+    done = fork_cli("run", "-n", "1", "--record", "two", "train.py", cwd=three)
+    assert done.rc == 2
+    assert done.err == (
+        "[autoddp] --record is two, which holds a recording already; give another folder, "
+        "or remove it\n"
+    )
+    assert done.out == ""
+    command = ["-m", "autoddp", "run", "--record", "two", "train.py"]
+    done = run_python(*TORCHRUN, *command, cwd=three, timeout=120)
+    assert done.rc
+    assert "--record is two, which holds a recording already" in done.err
+    assert {path.name: path.read_bytes() for path in (three / "two").iterdir()} == before
+
+
+def test_one_process_is_plain_python_but_for_the_recorder(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import builtins, os, torch, torch.utils.data as data\n"
+        "from autoddp.patching import Installation\n"
+        "print(open is builtins.open, type(os.open), type(torch.save), 'RANK' in os.environ)\n"
+    )
+    done = fork_cli("run", "-n", "1", "--record", "one", script, cwd=tmp_path)
+    plain = run_python(script, cwd=tmp_path)
+    assert (done.rc, done.out, plain.rc) == (0, plain.out, 0), done.err
+    assert read(str(tmp_path / "one")).steps == {0: []}
+
+
+@pytest.mark.parametrize(
+    ("kind", "there", "not_there"),
+    [("numbers", "gradients", "times"), ("times", "times", "gradients")],
+)
+def test_one_kind_is_recorded_without_the_other(kind, there, not_there, tmp_path):
+    written(tmp_path)
+    recorded(tmp_path, "it", "-n", "2", "--record-kind", kind)
+    for steps in read(str(tmp_path / "it")).steps.values():
+        assert all(there in step and not_there not in step for step in steps)
+
+
+def test_how_a_script_ends_is_recorded(tmp_path):
+    written(tmp_path, "if step == 2: raise ValueError('of the script')")
+    done = fork_cli("run", "-n", "2", "--record", "raised", "train.py", cwd=tmp_path)
+    assert done.rc == 1
+    found = read(str(tmp_path / "raised"))
+    assert (found.code, len(found.steps[0]), found.raised) == (1, 2, True)
+    assert found.ends[0]["raised"] == "ValueError: of the script"
+    written(tmp_path, "if step == 2: import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    done = fork_cli("run", "-n", "1", "--record", "killed", "train.py", cwd=tmp_path)
+    assert done.rc == -signal.SIGKILL
+    found = read(str(tmp_path / "killed"))
+    assert (found.code, len(found.steps[0]), found.ends[0]) == (None, 2, {})
+
+
+def test_a_job_that_is_run_again_is_recorded_again(tmp_path):
+    written(tmp_path, "if step == 2 and autoddp.rank() == 1 and not open('again', 'a').tell(): 1")
+    script = tmp_path / "train.py"
+    fails = (
+        "if step == 2 and not __import__('os').path.exists('again'):\n"
+        "        open('again', 'w').close(); sys.exit(3)"
+    )
+    written(tmp_path, fails)
+    assert script.exists()
+    assert recorded(tmp_path, "it", "-n", "2", "--max-restarts", "1") == FILES
+    found = read(str(tmp_path / "it"))
+    assert found.code == 0
+    assert [[step["step"] for step in found.steps[rank]] for rank in (0, 1)] == [
+        [1, 2, 3, 4, 5]
+    ] * 2
+
+
+OWN = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+net = torch.nn.Linear(3, 1)
+net = torch.nn.parallel.DistributedDataParallel(net)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(3):
+    optimizer.zero_grad()
+    net(torch.rand(4, 3)).mean().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_of_a_script_that_is_distributed_by_itself_are_recorded(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    recorded(tmp_path, "it", "-n", "2", script="own.py")
+    found = read(str(tmp_path / "it"))
+    assert [len(found.steps[rank]) for rank in (0, 1)] == [3, 3]
+    assert found.about["ranks"] == 2
+    losses = [found.steps[rank][0]["losses"][0][1] for rank in (0, 1)]
+    assert losses[0] != losses[1], "each draws for itself, as without a recorder"
+
+
+def test_what_cannot_be_recorded_is_one_line(tmp_path):
+    (tmp_path / "starts.py").write_text(
+        "import torch.multiprocessing as mp, torch.distributed as dist\n"
+        "def main(rank): dist.init_process_group('gloo', rank=rank, world_size=2)\n"
+        "if __name__ == '__main__': mp.spawn(main, nprocs=2)\n"
+    )
+    done = fork_cli("run", "--record", "it", "starts.py", cwd=tmp_path)
+    assert done.rc == 2
+    assert "--record is it, but starts.py starts its ranks itself" in done.err
+    written(tmp_path)
+    (tmp_path / "file").touch()
+    done = fork_cli("run", "--record", "file/it", "train.py", cwd=tmp_path)
+    assert done.rc == 2
+    assert done.err.startswith("[autoddp] --record is file/it, which cannot be made (")
+    assert len(done.err.splitlines()) == 1
