@@ -15,7 +15,7 @@ from autoddp.errors import AutoDDPError, BadInput
 from autoddp.launch import hash_seed, recipes
 from autoddp.options import ROWS, Options, table
 from autoddp.options.row import BENCH, RUN, VERIFY, OptionRow, flag
-from autoddp.options.typed import Given, read, split, whole
+from autoddp.options.typed import Given, check_no_run, read, split, whole
 from autoddp.report import PREFIX
 
 if TYPE_CHECKING:
@@ -134,14 +134,25 @@ def verify(
     draws: Annotated[
         str, typer.Option(help=f"Random draws ({', '.join(ROWS['draws'].words)}).")
     ] = "whole",
+    recordings: Annotated[
+        bool, typer.Option("--recordings", help="Compare two folders of run --record instead.")
+    ] = False,
 ) -> Act:
     """Run SCRIPT on 1 process and on N, in copies of this folder: 0 if equal, 1 if not."""
+    from autoddp.tools.verify.verdict import VerifyOptions
+
+    if recordings:
+        check_no_run(shared, nproc=nproc != "2", float64=float64, draws=draws != "whole")
     options = Options(nproc=whole("--nproc", nproc), draws=draws, **shared)
     what = script()
+    ends = None if steps is None else whole("--steps", steps)
+    wanted = VerifyOptions(ends, float64, plot, json)
+    if recordings:
+        from autoddp.tools.verify.recordings import run
+
+        return lambda: run((what.name, *what.args), wanted, options.quiet)
     from autoddp.tools.verify import command as verification
 
-    ends = None if steps is None else whole("--steps", steps)
-    wanted = verification.VerifyOptions(ends, float64, plot, json)
     return lambda: verification.run(what, options, wanted)
 
 
@@ -163,14 +174,19 @@ def bench(
     rounds: Annotated[str, typer.Option(help="How often each row is run.")] = "3",
     json: Annotated[str | None, typer.Option(help="Write all figures there, as JSON.")] = None,
     plot: Annotated[str | None, typer.Option(help="Draw speed-up against ideal there.")] = None,
+    recordings: Annotated[
+        bool, typer.Option("--recordings", help="Summarise folders of run --record instead.")
+    ] = False,
 ) -> Act:
     """Run SCRIPT on one process and on ranks, in copies of this folder: how fast it is, and why."""
+    from autoddp.tools.bench.show import BenchOptions
+
+    if recordings:
+        check_no_run(shared, nproc=nproc, nnodes=nnodes, steps=steps, rounds=rounds != "3")
     nodes = tuple(whole("--nnodes", number) for number in split(nnodes)) or (1,)
     options = Options(nnodes=max(nodes), **shared)
     what = script()
-    from autoddp.tools.bench import command as benchmark
-
-    wanted = benchmark.BenchOptions(
+    wanted = BenchOptions(
         tuple(whole("--nproc", number) for number in split(nproc)),
         None if steps is None else whole("--steps", steps),
         whole("--rounds", rounds),
@@ -178,6 +194,12 @@ def bench(
         plot,
         nodes,
     )
+    if recordings:
+        from autoddp.tools.bench.recordings import run
+
+        return lambda: run((what.name, *what.args), wanted, options.quiet)
+    from autoddp.tools.bench import command as benchmark
+
     return lambda: benchmark.run(what, options, wanted)
 
 

@@ -29,7 +29,7 @@ from autoddp.errors import AutoDDPError, BadInput
 from autoddp.options import Options
 from autoddp.process.devices import There
 from autoddp.process.script import Script
-from autoddp.tools.bench import command, guest, plot, remote, replicate
+from autoddp.tools.bench import command, guest, plot, remote, replicate, show
 from autoddp.tools.bench.advice import RULES, RowEvidence, sentences
 from autoddp.tools.bench.figures import Figures, Row, last_number, last_tenth, percentile, warm_up
 from autoddp.tools.bench.variants import DATA_PARALLEL, GLOBAL, LOCAL, PLAIN, SCALED, Way, ways
@@ -37,7 +37,6 @@ from autoddp.tools.record.phases import Parts
 from autoddp.tools.record.recorder import Enough, Recorder
 from autoddp.tools.record.settings import RecordSettings
 from autoddp.tools.rehearse.parents import Parents
-from autoddp.tools.rehearse.runs import Runner
 from autoddp.training.replica import Replicas
 from tests.cli import environ
 from tests.warm import leftover
@@ -558,10 +557,8 @@ def test_the_heaviest_row_is_spoken_of_and_the_fastest_named():
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_loss_that_is_no_number_is_null_in_the_json(loss, tmp_path):
     wanted = command.BenchOptions(json=str(tmp_path / "found.json"))
-    runner = Runner(Script("train.py"), "", root=tmp_path)
-    bench = command.Bench(runner, [WAY], wanted)
-    bench.rows = [Row(WAY, [replace(RUN, loss=loss, losses=[0.5, loss])])]
-    assert command.finish(bench, [], wanted, True, 0) == 0
+    rows = [Row(WAY, [replace(RUN, loss=loss, losses=[0.5, loss])])]
+    assert show.finish(("train.py", []), rows, [], wanted, True, show.Machine(2, 0)) == 0
 
     def refuse(name):
         raise AssertionError(f"{name} is no JSON")
@@ -571,7 +568,6 @@ def test_a_loss_that_is_no_number_is_null_in_the_json(loss, tmp_path):
     assert (row["loss"], row["rounds"][0]["loss"]) == (None, None)
     assert row["rounds"][0]["losses"] == [0.5, None]
     assert row["rate"] == 100
-    runner.parents.close()
 
 
 def test_ways():

@@ -150,14 +150,11 @@ def test_how_a_script_ends_is_recorded(tmp_path):
 
 
 def test_a_job_that_is_run_again_is_recorded_again(tmp_path):
-    written(tmp_path, "if step == 2 and autoddp.rank() == 1 and not open('again', 'a').tell(): 1")
-    script = tmp_path / "train.py"
     fails = (
         "if step == 2 and not __import__('os').path.exists('again'):\n"
         "        open('again', 'w').close(); sys.exit(3)"
     )
     written(tmp_path, fails)
-    assert script.exists()
     assert recorded(tmp_path, "it", "-n", "2", "--max-restarts", "1") == FILES
     found = read(str(tmp_path / "it"))
     assert found.code == 0
@@ -205,3 +202,130 @@ def test_what_cannot_be_recorded_is_one_line(tmp_path):
     assert done.rc == 2
     assert done.err.startswith("[autoddp] --record is file/it, which cannot be made (")
     assert len(done.err.splitlines()) == 1
+
+
+# ---- recordings that are compared, and summarised
+
+
+def compared(folder: Path, *args: str) -> tuple[int, dict, str]:
+    """The exit code of `autoddp verify --recordings`, and what it found."""
+    found = folder / "found.json"
+    found.unlink(missing_ok=True)
+    done = fork_cli("verify", "--json", found, "--recordings", *args, cwd=folder)
+    assert "Traceback" not in done.err
+    return done.rc, json.loads(found.read_text()) if found.exists() else {}, done.out + done.err
+
+
+@pytest.mark.parametrize("other", ["two", "torchrun"])
+def test_ranks_have_the_numbers_of_one_process_however_they_were_started(three, other):
+    code, found, said = compared(three, "one", other)
+    assert code == 0, said
+    assert said.startswith(f"[autoddp] equal: {other} has the numbers of one; the largest")
+    counts = found["compared"]
+    assert counts["loss"]["compared"] == 5
+    assert counts["gradient"]["compared"] == counts["parameter"]["compared"] == 20
+    assert counts["generator"]["compared"] == 15
+    assert all(count["largest relative difference"] < 1e-12 for count in counts.values())
+    assert found["among ranks"]["compared"]["steps"]["compared"] == 5
+    assert ("one is of train.py, torchrun of train.py argument" in said) == (other == "torchrun")
+
+
+def test_a_rank_that_decides_differently_is_named(three, tmp_path):
+    written(tmp_path, "optimizer.param_groups[0]['lr'] *= 1 + (autoddp.rank() == 1)")
+    done = fork_cli("run", "-n", "2", "--record", "it", "train.py", cwd=tmp_path)
+    code, found, said = compared(tmp_path, str(three / "one"), "it")
+    assert done.rc == code == 1
+    assert found["cause"]["name"] == "a decision of each rank"
+    assert "learning rate of group 0 on rank 1, against rank 0: 0.02" in said
+    assert "first at step 1, train.py:" in said
+    assert found["among ranks"]["differences"][0]["aspect"] == "learning rate"
+    code, found, said = compared(tmp_path, "it", str(three / "two"))
+    assert code == 1, "it is the first whose ranks part"
+    assert found["among ranks"]["differences"]
+
+
+def test_another_number_is_a_difference_with_its_step(three, tmp_path):
+    written(tmp_path, "optimizer.param_groups[0]['lr'] *= 1 + (step == 2)")
+    recorded(tmp_path, "it", "-n", "2")
+    code, found, said = compared(tmp_path, str(three / "one"), "it")
+    assert code == 1
+    assert (found["first"][0]["step"], found["first"][0]["aspect"]) == (3, "learning rate")
+    assert f"[autoddp] different: it has not the numbers of {three / 'one'}" in said
+    assert found["cause"]["name"] == "unknown"
+
+
+def test_only_the_first_steps_are_compared(three, tmp_path):
+    written(tmp_path, "if step == 2: raise ValueError('of the script')")
+    fork_cli("run", "-n", "2", "--record", "it", "train.py", cwd=tmp_path)
+    code, found, said = compared(tmp_path, str(three / "one"), "it")
+    assert (code, found["cause"]["name"]) == (1, "an error")
+    assert "the ranks end in an error: ValueError: of the script" in said
+    done = fork_cli("verify", "--steps", "2", "--recordings", three / "one", "it", cwd=tmp_path)
+    assert done.rc == 0, done.out
+
+
+def test_a_recording_without_the_files_of_another_node_says_so(three, tmp_path):
+    for name in ("0.jsonl", "recording.json"):
+        (tmp_path / name).write_bytes((three / "two" / name).read_bytes())
+    code, _, said = compared(three, "one", str(tmp_path))
+    assert code == 0
+    assert f"{tmp_path} has 1 of 2 ranks: 1 wrote on other nodes; copy their files" in said
+
+
+def test_recordings_are_summarised(three):
+    found = three / "speed.json"
+    command = ["bench", "--json", found, "--recordings", "one", "two", "torchrun"]
+    done = fork_cli(*command, cwd=three)
+    assert done.rc == 0, done.err
+    rows = json.loads(found.read_text())["rows"]
+    assert [(row["row"], row["ranks"]) for row in rows] == [("one", 1), ("two", 2), ("torchrun", 2)]
+    for row in rows:
+        assert (row["steps"], row["samples"], row["batch"]) == (5, 40, 8)
+        assert sum(row["shares"].values()) == pytest.approx(1)
+        assert len(row["rounds"][0]["memory"]) == row["ranks"]
+    assert rows[0]["speed-up"] == 1
+    assert rows[1]["rounds"][0]["losses"] == pytest.approx(rows[0]["rounds"][0]["losses"])
+    assert "how fast" in done.out
+    assert "[autoddp] fingerprints of numbers were taken, too" in done.out
+    done = fork_cli("bench", "--recordings", "two", "one", cwd=three)
+    assert "speed-up is against two, which is not of one process: no advice" in done.out
+    assert "advice:" not in done.out.replace("no advice", "")
+
+
+WRONG = {
+    ("verify", "--recordings"): "no script given",
+    ("verify", "--recordings", "one"): "--recordings is given 1 folders; it compares 2",
+    ("verify", "--recordings", "one", "none"): "none holds no recording (no recording.json and no",
+    ("verify", "--recordings", "one", "times"): "times holds times alone; record it without",
+    (
+        "verify",
+        "-n",
+        "3",
+        "--recordings",
+        "one",
+        "two",
+    ): "--nproc is given with --recordings, where",
+    (
+        "verify",
+        "--loading",
+        "each",
+        "--recordings",
+        "one",
+        "two",
+    ): "--loading is given with --recor",
+    ("bench", "--recordings", "one", "none"): "none holds no recording",
+    ("bench", "--recordings", "numbers"): "numbers holds 0 steps with times (it was recorded with",
+    ("bench", "--steps", "3", "--recordings", "one"): "--steps is given with --recordings, where",
+}
+
+
+@pytest.mark.parametrize("args", WRONG, ids=" ".join)
+def test_what_cannot_be_compared_is_one_line(args, three):
+    for kind in ("numbers", "times"):
+        if kind in args and not (three / kind).exists():
+            recorded(three, kind, "-n", "1", "--record-kind", kind)
+    done = fork_cli(*args, cwd=three)
+    assert done.rc == 2
+    assert done.err.startswith(f"[autoddp] {WRONG[args]}")
+    assert len(done.err.splitlines()) == 1
+    assert not done.out

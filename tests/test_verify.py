@@ -148,6 +148,7 @@ BY_HAND = """
         print(loss.item())
 """
 
+NAMES_OF_RUNS = ("one process", "2 ranks")
 STRICTLY = {"nproc": 2, "loading": "auto", "draws": "whole", "quiet": True}
 
 
@@ -484,7 +485,7 @@ def test_the_json_counts_what_the_table_counts():
     found.excuse(control)
     steps = {0: [record(1, 0.5), record(2, 0.5)], 1: [record(1, 0.5), record(2, 0.7)]}
     among = compare_ranks(steps)
-    verdict = Conclusion("train.py", 2, DIFFERENT, "", found, among)
+    verdict = Conclusion("train.py", 2, NAMES_OF_RUNS, DIFFERENT, "", found, among)
     data, shown = verdict.data(), [" ".join(line.split()) for line in lines(verdict)]
     assert {name: count["differ"] for name, count in data["compared"].items()} == {
         "print": 0,
@@ -645,7 +646,7 @@ def test_the_answer_comes_first_and_the_table_is_narrow():
             "gradient", f"Net.{place}.weight", "0.123456789", "0.2", 0.4, **at, part="norm"
         )
         findings.differs(found)
-    shown = lines(Conclusion("train.py", 2, DIFFERENT, "2 ranks differ", findings))
+    shown = lines(Conclusion("train.py", 2, NAMES_OF_RUNS, DIFFERENT, "2 ranks differ", findings))
     assert shown[0] == "[autoddp] different: 2 ranks differ"
     assert " ".join(shown[2].split()) == "first divergence, step 3 one process 2 ranks off by"
     assert (

@@ -6,7 +6,7 @@ from dataclasses import Field
 from typing import Any
 
 from autoddp.errors import BadInput
-from autoddp.options import span
+from autoddp.options import Options, span
 from autoddp.options.row import flag
 
 Given = dict[str, Any]  # options of the table, by their names
@@ -41,3 +41,16 @@ def whole(name: str, text: str) -> int:
         return int(text)
     except ValueError:
         raise BadInput(f"{name} is {text!r}; it takes a whole number") from None
+
+
+def check_no_run(shared: Given, **own: object) -> None:
+    """Check that with --recordings no option is given that is of a run: `own` are a command's own.
+
+    Raises:
+        BadInput: One is.
+    """
+    plain = vars(Options()) | {"quiet": shared["quiet"]}
+    asked = own | {name: value != plain[name] for name, value in shared.items()}
+    for name in (name for name, given in asked.items() if given):
+        named = "-m" if name == "module" else flag(name)
+        raise BadInput(f"{named} is given with --recordings, where nothing is run; leave it out")

@@ -10,9 +10,10 @@ from typing import Any
 
 from autoddp.tools.bench.variants import Way
 from autoddp.tools.record.phases import PARTS
-from autoddp.tools.rehearse.runs import Left
+from autoddp.tools.record.recording import Recording
 
 COMPUTING = "computing"
+LEAST = 2  # steps: the first one is not measured
 WARM_UP = 5  # steps at most: proofs, the first allocations, DDP's buckets, which are made anew once
 NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
@@ -41,7 +42,7 @@ class Figures:
     step_seconds: list[float] = field(default_factory=list)
 
 
-def figures(left: Left, way: Way, by_hand: int | None) -> Figures:
+def figures(left: Recording, way: Way, by_hand: int | None) -> Figures:
     """Compute the figures of a run of at least two steps.
 
     Args:
@@ -83,7 +84,7 @@ def figures(left: Left, way: Way, by_hand: int | None) -> Figures:
     )
 
 
-def rows_of_steps(left: Left, local: bool, by_hand: int | None) -> list[int]:
+def rows_of_steps(left: Recording, local: bool, by_hand: int | None) -> list[int]:
     """Count the rows of each step: all ranks' shares in the local view, else what rank 0 sees.
 
     A batch of fewer rows than ranks, which all ranks get in the local view, counts for each.
@@ -157,7 +158,7 @@ class Row:
     def data(self, plain: Row) -> dict[str, Any]:
         """Return all of the row, for JSON."""
         about = {
-            "row": self.way.kind,
+            "row": self.way.label,
             "ranks": self.way.ranks,
             "nodes": self.way.nodes,
             "options": asdict(self.way.options),

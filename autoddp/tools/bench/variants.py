@@ -31,6 +31,12 @@ class Way:
     devices: int  # GPUs or ranks, by which efficiency is reckoned
     changes: tuple[str, ...] = ()  # see `SandboxedScript`
     environ: Mapping[str, str] = field(default_factory=dict)
+    name: str = ""  # of a recording
+
+    @property
+    def label(self) -> str:
+        """Return what the way is called in a table."""
+        return self.name or self.kind
 
     @property
     def ranks(self) -> int:
@@ -55,8 +61,8 @@ class Way:
     @property
     def title(self) -> str:
         """Return the way's name in a sentence."""
-        if self.kind in (PLAIN, DATA_PARALLEL):
-            return self.kind
+        if self.name or self.kind in (PLAIN, DATA_PARALLEL):
+            return self.label
         where = f" on {self.nodes} nodes" if self.nodes > 1 else ""
         return f"{self.kind}, {self.ranks} rank{'s' * (self.ranks > 1)}{where}"
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from autoddp.errors import BadInput
+from autoddp.options import Options
 
 ABOUT, REPORT, LINES = "recording.json", "report.json", ".jsonl"
 Entry = dict[str, Any]
@@ -26,6 +27,8 @@ class Recording:
         decisions: The report's, of several ranks in one view.
         seconds: How long the run took.
         about: What rank 0 said of the run as a whole.
+        out: What was printed, where that was kept.
+        err: The same of stderr; else what the first rank that failed raised.
     """
 
     name: str
@@ -35,6 +38,15 @@ class Recording:
     decisions: list[Entry] = field(default_factory=list)
     seconds: float = 0.0
     about: Entry = field(default_factory=dict)
+    out: str = ""
+    err: str = ""
+
+    @property
+    def options(self) -> Options:
+        """Return the options of the run, without those that this version does not know."""
+        known = {row.name for row in fields(Options)}
+        asked = {name: value for name, value in self.about["options"].items() if name in known}
+        return Options.from_json(json.dumps(asked))
 
     @property
     def times(self) -> dict[int, list[Entry]]:
@@ -109,4 +121,6 @@ def read(folder: str) -> Recording:
             f"{folder} holds no recording ({why}); autoddp run --record {folder} makes one"
         ) from None
     found = decisions(where / REPORT)
-    return Recording(folder, about["exit"], steps, ends, found, about["seconds"], about)
+    raised = next((end["raised"] for end in ends.values() if end.get("raised")), "")
+    code, seconds = about["exit"], about["seconds"]
+    return Recording(folder, code, steps, ends, found, seconds, about, err=raised)

@@ -54,6 +54,7 @@ class RecordedScript(Script):
             "arguments": list(self.args),
             "module": self.module,
             "options": vars(self.options),
+            "apart": self.apart or self.options.view == "local",
             "ranks": world.world_size,
             "nodes": math.ceil(world.world_size / world.local_world_size),
             "cores": len(os.sched_getaffinity(0)),

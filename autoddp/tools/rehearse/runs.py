@@ -40,14 +40,10 @@ class Left(Recording):
     """The remains of a run in a sandbox: its recording, and what it printed and wrote.
 
     Attributes:
-        out: What it wrote to stdout.
-        err: What it wrote to stderr.
         folder: Its copy of the current folder.
         outside: What it wrote elsewhere, below its absolute path.
     """
 
-    out: str = ""
-    err: str = ""
     folder: Path = Path()
     outside: Path = Path()
 
