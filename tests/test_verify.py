@@ -33,10 +33,11 @@ from autoddp.tools.verify import command
 from autoddp.tools.verify.bisection import MOST, Trials
 from autoddp.tools.verify.causes import repeats
 from autoddp.tools.verify.findings import OTHER, Difference, Findings
-from autoddp.tools.verify.outputs import compare_files, line_off
+from autoddp.tools.verify.outputs import compare_files
 from autoddp.tools.verify.placeholder_unpickler import load_checkpoint
 from autoddp.tools.verify.show import lines
 from autoddp.tools.verify.steps import allowed, compare_ranks
+from autoddp.tools.verify.text import line_off
 from autoddp.tools.verify.verdict import DIFFERENT, Conclusion
 from tests.cli import environ
 from tests.warm import leftover
