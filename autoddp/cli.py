@@ -110,9 +110,13 @@ def run(script: Naming, shared: Given) -> Act:
     """Run SCRIPT on N processes, with the result of one. Everything after SCRIPT is its own."""
     options, what = Options(**shared), script()
     from autoddp import launch
+
+    where = options.record
+    if where is None:
+        return lambda: launch.run(what, options)
     from autoddp.tools.record.script import recorded
 
-    return lambda: launch.run(*recorded(what, options))
+    return lambda: launch.run(*recorded(what, options, where))
 
 
 @command_of(VERIFY)

@@ -33,7 +33,7 @@ from autoddp.tools.bench import command, guest, plot, remote, replicate, show
 from autoddp.tools.bench.advice import RULES, RowEvidence, sentences
 from autoddp.tools.bench.figures import Figures, Row, last_number, last_tenth, percentile, warm_up
 from autoddp.tools.bench.variants import DATA_PARALLEL, GLOBAL, LOCAL, PLAIN, SCALED, Way, ways
-from autoddp.tools.record.phases import Parts
+from autoddp.tools.record.phases import RECORDING, Parts
 from autoddp.tools.record.recorder import Enough, Recorder
 from autoddp.tools.record.settings import RecordSettings
 from autoddp.tools.rehearse.parents import Parents
@@ -397,6 +397,18 @@ def test_nested_parts_count_as_the_outermost():
     found = parts.record()
     assert found["gathering"] == 0
     assert 0.02 <= found["gradients"] <= found["seconds"]
+
+
+def test_what_recording_takes_is_no_part_of_a_step():
+    parts = Parts()
+    with parts.spend(RECORDING):
+        time.sleep(0.2)
+        with parts.spend("gathering"):
+            time.sleep(0.1)
+    found = parts.record()
+    assert set(found) == {"seconds", "loading", "gathering", "gradients"}
+    assert found["seconds"] < 0.2
+    assert found["gathering"] == 0
 
 
 def test_what_a_step_is(recorded):

@@ -200,7 +200,7 @@ def test_what_cannot_be_recorded_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     done = fork_cli("run", "--record", "file/it", "train.py", cwd=tmp_path)
     assert done.rc == 2
-    assert done.err.startswith("[autoddp] --record is file/it, which cannot be made (")
+    assert done.err.startswith("[autoddp] --record is file/it, which cannot be written to (")
     assert len(done.err.splitlines()) == 1
 
 

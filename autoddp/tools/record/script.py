@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import platform
@@ -82,33 +83,33 @@ def seed(number: int) -> None:
         numpy.random.seed(number)
 
 
-def recorded(script: Script, options: Options) -> tuple[Script, Options]:
-    """Return the script so that it is recorded as the options ask, and the options to run it by.
+def recorded(script: Script, options: Options, where: str) -> tuple[Script, Options]:
+    """Return the script so that it is recorded in a folder, and the options to run it by.
 
     Raises:
         BadInput: There is a recording already, none can be made there, or none of this script.
     """
-    if options.record is None:
-        return script, options
     own = own_ddp.of(SourceFacts() if options.own_ddp == "no" else script.read(), options.own_ddp)
     if own.kind is own_ddp.Kind.ONCE:
         raise BadInput(
-            f"--record is {options.record}, but {script.name} starts its ranks itself "
+            f"--record is {where}, but {script.name} starts its ranks itself "
             f"({own.line}), out of sight; leave --record out"
         )
-    folder = os.path.abspath(options.record)
+    folder = os.path.abspath(where)
     again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     if is_there(folder) and not again:
         raise BadInput(
-            f"--record is {options.record}, which holds a recording already; "
+            f"--record is {where}, which holds a recording already; "
             "give another folder, or remove it"
         )
     try:
         os.makedirs(folder, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise BadInput(
-            f"--record is {options.record}, which cannot be made ({error.strerror}); "
-            "give a folder that may be written to"
+            f"--record is {where}, which cannot be written to ({error.strerror}); "
+            "give another folder"
         ) from None
     kind = options.record_kind
     settings = RecordSettings(folder, numbers=kind != "times", times=kind != "numbers")
