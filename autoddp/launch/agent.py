@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
@@ -22,9 +23,8 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousPa
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from autoddp.errors import AutoDDPError, BadInput
-from autoddp.launch import membership, rendezvous
-from autoddp.launch.changing import Changing
-from autoddp.launch.elastic import Agent
+from autoddp.launch import changing_nodes, rendezvous
+from autoddp.launch.elastic import Agent, JobOver
 from autoddp.launch.failure import Failure
 from autoddp.options import Options
 from autoddp.process import streams, worker
@@ -91,9 +91,9 @@ def start(job: Job, signals: LauncherSignals) -> Failure | None:
     # the handlers are ours, see `signals`: torch's end the job at once
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""
     try:
-        kind = Changing if job.options.changes else Agent
-        agent = kind(spec(parent), Starting(ready), job.options, signals)
-        agent.run()
+        agent = Agent(spec(parent), Starting(ready), job.options, signals)
+        with suppress(JobOver):
+            agent.run()
     except Signalled:
         return Failure(0, 0, 1)
     finally:
@@ -114,7 +114,7 @@ def again(job: Job, signals: LauncherSignals, agent: Agent) -> None:
     signals.restart()
     if job.options.quiet:
         return
-    if agent.failure is not None:
+    if agent.failure is not None and not agent.failure.lost:  # of a lost node was told at once
         print(words(agent.failure, job.logs), file=sys.stderr)
     print(f"{PREFIX} {agent.again()}", file=sys.stderr, flush=True)
 
@@ -143,7 +143,7 @@ def spec(parent: ParentState) -> WorkerSpec:
         args=(parent,),
         max_restarts=options.max_restarts,
         monitor_interval=INTERVAL,
-        master_addr=options.master_addr if several else None,
+        master_addr=options.master_addr if several and not options.changes else None,
         master_port=options.master_port if several and not options.changes else None,
     )
 
@@ -151,7 +151,7 @@ def spec(parent: ParentState) -> WorkerSpec:
 def meeting(options: Options, signals: LauncherSignals) -> RendezvousHandler:
     """Return the rendezvous at which the launchers of the job's nodes find each other."""
     if options.changes:
-        return membership.create(options, signals.check)
+        return changing_nodes.create(options, signals.check)
     several = options.nnodes > 1
     return get_rendezvous_handler(
         RendezvousParameters(

@@ -111,7 +111,7 @@ class LauncherSignals:
             os._exit(128 + number)  # a rank that has not called `arrive` yet: nothing was started
         if number == signal.SIGINT and self._interrupted and not self._is_through(number):
             self.ending = self.ending or number
-            self._kill()
+            kill()
             return
         self._interrupted |= number == signal.SIGINT
         time.sleep(SETTLE)
@@ -134,10 +134,6 @@ class LauncherSignals:
     def _rank_of(self, pid: int | None) -> int | None:
         pids = list(self._pids[: self.ranks])
         return pids.index(pid) if pid in pids else None
-
-    def _kill(self) -> None:
-        for child in multiprocessing.active_children():
-            child.kill()
 
     def _has_had(self, rank: int, number: int) -> bool:
         heard, ours = self._heard[rank], self._passed_on[rank]
@@ -171,7 +167,7 @@ class LauncherSignals:
             if self.code_of(0) is not None:
                 deadline = min(deadline, time.monotonic() + ALONE)
             time.sleep(TICK)
-        self._kill()
+        kill()
 
     # ---- a rank's half
 
@@ -190,6 +186,12 @@ class LauncherSignals:
     def ended(self, local_rank: int, code: int) -> None:
         """Tell the launcher that a rank's script has ended by itself, with this exit code."""
         self._pids[self.ranks + local_rank] = code
+
+
+def kill() -> None:
+    """Kill all ranks of this node, at once."""
+    for child in multiprocessing.active_children():
+        child.kill()
 
 
 def default() -> dict[int, Any]:
