@@ -192,12 +192,10 @@ def test_a_node_that_a_signal_ends_leaves_the_job_to_the_others(nodes, loop):  #
     assert "[autoddp] the job starts again on 1 node\n" in err
 
 
-def test_a_rank_that_dies_ends_the_job_though_a_node_has_restarts_left(nodes, loop):  # noqa: F811
-    given = "--nnodes 1:2", f"{loop} kill"
-    with (
-        Node(0, nodes, *given) as one,
-        Node(1, nodes, f"{given[0]} --max-restarts 1", given[1]) as two,
-    ):
+@pytest.mark.parametrize("left", [(0, 1), (1, 0)], ids=["the other", "the host"])
+def test_a_rank_that_dies_ends_the_job_though_a_node_has_restarts_left(nodes, loop, left):  # noqa: F811
+    given = [(nodes, f"--nnodes 1:2 --max-restarts {most}", f"{loop} kill") for most in left]
+    with Node(0, *given[0]) as one, Node(1, *given[1]) as two:
         one.go()
         two.go()
         (code, _, err), (code2, _, err2) = one.end(), two.end()

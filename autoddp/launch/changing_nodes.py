@@ -27,12 +27,12 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from autoddp.errors import AutoDDPError
+from autoddp.launch.rendezvous import NAME
 from autoddp.process import network
 
 if TYPE_CHECKING:
     from autoddp.options import Options
 
-NAME = "autoddp"
 HOST = "0.0.0.0"  # the host's address among nodes: it sorts before every other
 JOIN = timedelta(minutes=10)  # in which the smallest number of nodes is there; torch's
 # In which more may come once the smallest number is there. A node that ends its ranks asks once a

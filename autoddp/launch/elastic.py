@@ -7,7 +7,9 @@ change; each agent then says that a node waits, on which torch starts the ranks 
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -16,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousTimeoutError
 
 from autoddp.errors import AutoDDPError
@@ -26,7 +29,6 @@ from autoddp.launch.node_links import NodeLinks
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
-    from torch.distributed.elastic.multiprocessing import LogsSpecs
 
     from autoddp.options import Options
     from autoddp.process.launcher_signals import LauncherSignals
@@ -44,10 +46,15 @@ class Agent(LocalElasticAgent):
     """The agent of one node, which starts its ranks and sees them to their end."""
 
     def __init__(
-        self, spec: WorkerSpec, logs: LogsSpecs, options: Options, signals: LauncherSignals
+        self,
+        spec: WorkerSpec,
+        ready: Callable[[], None],
+        options: Options,
+        signals: LauncherSignals,
     ) -> None:
-        super().__init__(spec, logs, start_method="fork")
-        self.options, self.signals = options, signals
+        super().__init__(spec, DefaultLogsSpecs(log_dir=os.devnull), start_method="fork")
+        # `ready` is called just before the ranks are forked
+        self.ready, self.options, self.signals = ready, options, signals
         # of this attempt, or of the one before while ranks start
         self.failure: Failure | None = None
         self.nodes: NodeLinks | None = None
@@ -130,6 +137,7 @@ class Agent(LocalElasticAgent):
         self.attempt += 1
         if self.failure is not None and not self.failure.lost:
             self.restarts += 1
+        self.ready()
         self._pids = super()._start_workers(worker_group)
         self.failure = None
         if self.nodes is not None:

@@ -173,10 +173,7 @@ class LauncherSignals:
 
     def arrive(self, local_rank: int) -> None:
         """Set up a rank in its fork: the handlers of one process, and the pipe to the launcher."""
-        # the kernel ends this rank with its launcher, however that ends
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-        if os.getppid() != self.launcher:
-            os._exit(1)
+        live_with(self.launcher)
         self._pids[local_rank] = os.getpid()
         signal.set_wakeup_fd(self._pipes[local_rank][1], warn_on_full_buffer=False)
         for number, handler in self._found.items():
@@ -186,6 +183,13 @@ class LauncherSignals:
     def ended(self, local_rank: int, code: int) -> None:
         """Tell the launcher that a rank's script has ended by itself, with this exit code."""
         self._pids[self.ranks + local_rank] = code
+
+
+def live_with(parent: int) -> None:
+    """Have the kernel end this process together with `parent`, however that ends."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def kill() -> None:
