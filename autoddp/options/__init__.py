@@ -34,7 +34,7 @@ class Options:
     )
     nnodes: int = option(
         1,
-        "how many nodes; MIN:MAX: nodes come and go, numbered as they come",
+        "how many nodes; MIN:MAX: nodes come and go, numbered by torch",
         DECORATOR,
         least=1,
         most=2**20,
