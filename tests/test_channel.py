@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from autoddp.comm import channel
 from autoddp.comm.channel import Channel, Line
+from autoddp.comm.rpc import When
 from autoddp.comm.world import World
 from autoddp.errors import AutoDDPError, RankEnded
 from tests.features.outward import raised
@@ -178,7 +179,7 @@ def test_children_have_no_lines():
             )
             os._exit(0)
         inside = os.read(reader, 100)
-        return inside, group.effect("a", lambda: 1)
+        return inside, group.call("a", lambda: 1)
 
     assert run_ranks(rank, 2) == [(b"[-1]", 1)] * 2
 
@@ -186,16 +187,20 @@ def test_children_have_no_lines():
 @pytest.mark.parametrize("meet", [False, True])
 def test_a_rank_that_waits_for_one_that_has_ended_says_so(tmp_path, meet):
     """Also where a process lives on that the ended rank had forked."""
+
+    def when(n):
+        return When.ALL_HERE if meet and n else When.NOW
+
     reader, writer = os.pipe()
 
     def act(group):
         if group.rank == 0:
-            group.effect("a", lambda: 1)
+            group.call("a", lambda: 1)
             if os.fork() == 0:
                 os.close(writer)
                 os.read(reader, 1)
             os._exit(0)
-        said = raised(lambda: [group.effect("a", lambda: 1, meet=meet and n) for n in range(3)])
+        said = raised(lambda: [group.call("a", lambda: 1, when=when(n)) for n in range(3)])
         (tmp_path / "said").write_text(" ".join(said))
         os._exit(0)
 

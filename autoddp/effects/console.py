@@ -42,7 +42,7 @@ class Console(Outward):
         self.terminal: list[bool] = []
         self.size: list[list[int] | None] = []
         if self.effects.exchange:
-            told = self.run.group.effect("the terminal", terminal)
+            told = self.run.group.call("the terminal", terminal)
             self.terminal, self.size = told
             self._share_input(undo)
         if self.terminal and self.rank:
@@ -110,7 +110,7 @@ class Console(Outward):
             if fd != 0 or effects.users() is not Mode.SYNCED:
                 return original(fd, length)
             with effects.own():
-                return effects.group.hand(
+                return effects.group.call(
                     f"os.read at {users_line()}", lambda: original(fd, length)
                 )
 

@@ -15,6 +15,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from autoddp.comm.rpc import When
 from autoddp.effects import caches, paths
 from autoddp.effects.call import Call as Call
 from autoddp.effects.call import stands_for as stands_for
@@ -211,7 +212,7 @@ class Effects:
         """Ask the outside world by `act` on rank 0, and return its answer on all ranks."""
         self.aside += 1  # as `own` does; a clock is read in a few microseconds
         try:
-            return self.group.effect(f"{what} at {users_line(2)}", act)
+            return self.group.call(f"{what} at {users_line(2)}", act)
         finally:
             self.aside -= 1
             if self.overlay.before is not None:
@@ -236,7 +237,7 @@ class Effects:
             return told(kept) if told is not None else None
 
         with self.own():
-            answer = self.group.effect(f"{what} at {users_line(2)}", keep, meet=True)
+            answer = self.group.call(f"{what} at {users_line(2)}", keep, when=When.ALL_HERE)
         if self.overlay.before is not None:
             self.overlay.before.come(self.group.passed)
         return kept if self.rank == 0 else answer

@@ -107,4 +107,4 @@ class Bytes(io.BufferedIOBase):
         if self._effects.mode() is not Mode.SYNCED:
             return act()
         with self._effects.own():
-            return self._effects.group.hand(f"stdin.buffer.{what} at {users_line()}", act)
+            return self._effects.group.call(f"stdin.buffer.{what} at {users_line()}", act)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def nodes(effects: Effects) -> list[int]:
     """Return the node of each rank, rank 0's is 0; all ranks call this."""
     if effects.placed is None:
-        world, effect = effects.group.world, effects.group.effect
+        world, effect = effects.group.world, effects.group.call
         mine = f"{world.node_rank} {socket.gethostname()}"  # not every launcher tells node_rank
         many = world.local_world_size < world.world_size
         told = [
