@@ -5,7 +5,8 @@ bytes travels, and a rank that skips a call cannot deadlock the others in a coll
 
 Rank 0 says every outcome. Where it has to wait, since all are to be here or another rank acts, it
 announces the call, and each rank answers once it has come there; the one that acts, with the
-outcome. So no rank is past a call that rank 0 has not begun.
+outcome. So no rank is past a call that rank 0 has not begun. On other nodes all of this goes by
+the first rank of the node: for that part see the argument in `tree`.
 
 Rank 0 may be many calls ahead of a rank that has not come to them; a full buffer then holds it
 back. That cannot deadlock: the slow rank stands before a call that rank 0 is past, so whatever
@@ -17,7 +18,7 @@ and then rank 0 says nothing more before it has read the answers. And the deadli
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any
 
@@ -25,9 +26,11 @@ from torch.distributed import Store
 
 from autoddp.comm.channel import Channel
 from autoddp.comm.collective_check import LEFT, WAITS
+from autoddp.comm.line import Line
 from autoddp.comm.outcome import Outcome
 from autoddp.comm.position import ACTING, EFFECT, MEETING, Position
 from autoddp.comm.signal_sync import SignalSync
+from autoddp.comm.tree import answers
 from autoddp.errors import Disagreement, RankEnded
 
 # the first byte of a message; then come who acts, the site, and what an outcome is made of
@@ -67,7 +70,8 @@ class Rpc:
             Disagreement: This rank and rank 0 are at different places.
         """
         place, outcome = f"{by} {site}".encode(), None
-        answers = self._meet(place) if when is When.ALL_HERE and self.rank == 0 else {}
+        if when is When.ALL_HERE and self.rank == 0:
+            self._meet(place)
         if self.rank == by:
             outcome = self._outcome(place, act)
         said = HERE + place if outcome is None else OUTCOME + place + b"\0" + outcome.to_bytes()
@@ -75,8 +79,7 @@ class Rpc:
             said = self._follow(place, said)
         else:
             if by:
-                answers = self._meet(place, EFFECT)
-                said = answers[by]
+                said = self._meet(place, EFFECT)[by]
             self.points.enter()  # as late as may be: a script may have signalled itself
             self._say(said)
         self._calls += 1
@@ -112,43 +115,51 @@ class Rpc:
 
     def _say(self, message: bytes) -> None:
         with self.points.quiet():
-            for line in self.channel.effects.values():
-                line.send(message)
+            self.channel.effects.say(message)
 
     def _meet(self, place: bytes, kind: str = MEETING) -> dict[int, bytes]:
         """Announce the call, and return what each rank answers, once it is there."""
         self._say(ANNOUNCED + place)
-        answers = {}
-        with self.position.at(kind, self._words(place)):
-            for rank, line in self.channel.effects.items():
-                try:
-                    with self.points.quiet():
-                        answers[rank] = line.read()
-                except RankEnded:
-                    self.store.set(f"{WAITS}/0", "")
-                    time.sleep(LEFT)  # its launcher says why, and ends this rank meanwhile
-                    raise
-                theirs = _place(answers[rank])
-                if theirs != place:
-                    raise self._parted(place, rank, theirs)
-        return answers
+        found = {}
+        with self.position.at(kind, self._words(place)), self.points.quiet():
+            for line in self.channel.effects.down.values():
+                for rank, answer in self._answers(line):
+                    found[rank], theirs = answer, _place(answer)
+                    if theirs != place:
+                        raise self._parted(place, rank, theirs)
+        return found
+
+    def _answers(self, line: Line) -> Iterator[tuple[int, bytes]]:
+        try:
+            yield from answers(line.read())
+        except RankEnded:
+            self.store.set(f"{WAITS}/0", "")
+            time.sleep(LEFT)  # its launcher says why, and ends this rank meanwhile
+            raise
 
     # ---- the others
 
     def _follow(self, place: bytes, answer: bytes) -> bytes:
         """Return what becomes of the call at `place`; answer if rank 0 announces it."""
-        line = self.channel.effects[0]
-        with self.position.at(EFFECT, self._words(place)):
+        tree = self.channel.effects
+        with self.position.at(EFFECT, self._words(place)), self.points.quiet():
             while True:
-                with self.points.quiet():
-                    message = line.read()
-                    theirs = _place(message)
-                    if theirs != place:
-                        line.send(HERE + place)
-                        raise self._parted(place, 0, theirs)
-                    if message[:1] == OUTCOME:
-                        return message
-                    line.send(answer)
+                message = self._heard()
+                theirs = _place(message)
+                if theirs != place:
+                    tree.tell(HERE + place)
+                    raise self._parted(place, 0, theirs)
+                if message[:1] == OUTCOME:
+                    return message
+                tree.answer(answer)
+
+    def _heard(self) -> bytes:
+        try:
+            return self.channel.effects.hear()
+        except RankEnded as error:
+            if error.rank:  # the first rank of this node; its launcher says why
+                time.sleep(LEFT)
+            raise
 
 
 def _place(message: bytes) -> bytes:
