@@ -8,8 +8,8 @@ from contextlib import ExitStack
 import pytest
 
 import autoddp
+from autoddp.comm.context import Context
 from autoddp.effects.engine import Call, Mode
-from autoddp.effects.gc_watch import GcWatch
 from autoddp.effects.ownership import caller, users_call
 from autoddp.patching import Feature
 from tests.features.outward import on_ranks, trial
@@ -74,7 +74,7 @@ def test_where_ranks_agree():
     def script(run):
         effects, seen = run.effects, []
         seen.append(effects.mode())
-        with effects.own():
+        with effects.context.internal():
             seen.append(effects.mode())
         with trial(run):
             seen.append(effects.mode())
@@ -107,7 +107,7 @@ def test_after_the_session_everything_is_plain():
         with installed(group, Files) as run:
             run.effects.scratch.new("x")
             folder = run.effects.scratch._folder
-        return run.effects.mode(), os.path.exists(folder), run.view.trials
+        return run.effects.mode(), os.path.exists(folder), run.group.context.muting
 
     assert run_ranks(rank, 2) == [(Mode.PASS_THROUGH, False, [])] * 2
 
@@ -118,13 +118,13 @@ def test_the_collector_is_watched_again_after_the_undo():
             self.me = self
 
         def __del__(self):
-            seen.append(watch.running)
+            seen.append(context.collecting)
 
-    seen, watch = [], GcWatch()
+    seen, context = [], Context()
     for _ in range(2):
         with ExitStack() as undo:
-            watch.watch(undo)
-            watch.watch(undo)  # by another feature
+            context.watch_collector(undo)
+            context.watch_collector(undo)  # by another feature
             Cycle()
             gc.collect()
         Cycle()

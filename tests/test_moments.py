@@ -7,6 +7,8 @@ import os
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 MOMENTS = int(os.environ.get("AUTODDP_MOMENTS", "3"))  # AUTODDP_MOMENTS=100 is the full measure
 
 # Each start loads what the last one left, and is killed while it saves; the timer's signal ends a

@@ -1,12 +1,17 @@
+import binascii
+import configparser
 import io
 import json
 import pickle
 import shutil
+import termios
 import zipfile
+import zlib
 from email.message import Message
 from urllib.error import ContentTooShortError, HTTPError, URLError
 
 import pytest
+import torch
 
 from autoddp.comm.outcome import Outcome
 from autoddp.errors import BadInput, Disagreement, RemoteError
@@ -42,6 +47,11 @@ ERRORS = [
     URLError("why"),
     URLError(ConnectionRefusedError(111, "Connection refused")),
     ContentTooShortError("retrieval incomplete: got only 3 out of 10 bytes", ("x", Message())),
+    termios.error(25, "Inappropriate ioctl for device"),
+    zlib.error("Error -3 while decompressing data"),
+    binascii.Error("Incorrect padding"),
+    configparser.NoSectionError("train"),
+    torch.cuda.OutOfMemoryError("out of memory"),
     BadInput("what"),
     Disagreement("where"),
 ]
@@ -65,7 +75,30 @@ def test_an_http_error_keeps_its_body_for_every_handler():
 
 
 class ValueErrorOfMine(Exception):
-    pass
+    """A class of the script's, which takes other arguments than it hands on."""
+
+    def __init__(self, code, *, where):
+        super().__init__(f"{code} at {where}")
+
+
+def test_a_class_of_the_scripts_is_caught_as_such_on_all_ranks():
+    back = travelled(Outcome(error=ValueErrorOfMine(3, where="home"))).error
+    assert (type(back), str(back), back.args) == (ValueErrorOfMine, "3 at home", ("3 at home",))
+
+
+class Quiet(Exception):
+    """A class that says what it only knows after `__init__`."""
+
+    def __init__(self, *, where):
+        self.where = where
+
+    def __str__(self):
+        return self.where
+
+
+def test_what_cannot_be_made_of_its_arguments_is_told_by_its_text():
+    back = travelled(Outcome(error=Quiet(where="home"))).error
+    assert (type(back), str(back)) == (RemoteError, "rank 0: Quiet: home")
 
 
 @pytest.mark.parametrize("name", ["ValueErrorOfMine", "ValueError", "KeyboardInterrupt"])
@@ -77,7 +110,8 @@ def test_an_exception_of_the_script_is_told_by_its_text_whatever_it_is_called(na
 
 
 def test_what_a_stranger_names_is_not_called():
-    data = {"error": "system", "module": "os", "text": "", "args": ["true"]}
+    found = {"found": True, "text": ""}
+    data = {"error": "system", "module": "os", "args": ["true"], **found}
     assert type(Outcome.from_data(data).error) is RemoteError
-    data = {"error": "print", "module": "builtins", "text": "", "args": ["x"]}
+    data = {"error": "print", "module": "builtins", "args": ["x"], **found}
     assert type(Outcome.from_data(data).error) is RemoteError

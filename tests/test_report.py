@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
 import sysconfig
 
 import pytest
@@ -63,3 +66,23 @@ def test_a_doubt_is_said_once_or_refused_if_strict():
     assert stream.getvalue() == "[autoddp] train.py:3: each rank draws its own\n"
     with pytest.raises(BadInput, match=r"^--strict: train\.py:3: each rank draws its own$"):
         Report(strict=True).doubt("loaders", "train.py:3", "each rank draws its own")
+
+
+def test_a_file_of_the_temporary_folder_is_looked_up_where_the_current_folder_is_gone(tmp_path):
+    """A script that deletes the folder that it runs in goes on with full paths."""
+    (tmp_path / "here").mkdir()
+    code = (
+        "import os, sys, tempfile\n"
+        "from autoddp.report import is_users\n"
+        "os.rmdir(os.getcwd())\n"
+        "sys.path[:0] = ['', 'relative', tempfile.gettempdir() + '/mine']\n"
+        "names = [f'{tempfile.gettempdir()}/{name}' for name in ('mine/x.py', 'other/x.py')]\n"
+        "print([is_users(name) for name in names])\n"
+    )
+    command = [sys.executable, "-c", code]
+    path = os.pathsep.join(folder for folder in sys.path if folder)
+    env = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(
+        command, cwd=tmp_path / "here", env=env, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "[True, False]\n", done.stderr

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autoddp.comm.context import Context
+
 
 class Meeting:
     """Where the ranks put what they have, and find what all have."""
@@ -32,6 +34,7 @@ class Together:
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self.meeting, self.rank, self.size = meeting, rank, meeting.size
+        self.context = Context()
 
     def all_gather(self, x: Tensor) -> Tensor:
         """Stacked along a new first dimension."""

@@ -2,59 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import email
+import functools
 import io
 import json
 import os
-import pickle
-import shutil
-import subprocess
 import sys
-import tarfile
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.client import BadStatusLine, HTTPMessage, InvalidURL, RemoteDisconnected
+from http.client import HTTPMessage
 from typing import Any
 from urllib.error import ContentTooShortError, HTTPError, URLError
 
-from autoddp.errors import BadInput, Disagreement, RemoteError
+from autoddp.errors import RemoteError
 
 RAW, JSON = b"b", b"j"  # the first byte of an outcome that travels
-# Exceptions that are rebuilt on another rank, besides the built-in ones.
-KNOWN: dict[str, type[BaseException]] = {
-    f"{kind.__module__}.{kind.__qualname__}": kind
-    for kind in (
-        pickle.PicklingError,
-        pickle.UnpicklingError,
-        shutil.Error,
-        shutil.SameFileError,
-        shutil.SpecialFileError,
-        shutil.ReadError,
-        subprocess.SubprocessError,
-        zipfile.BadZipFile,
-        tarfile.ReadError,
-        io.UnsupportedOperation,
-        BadStatusLine,
-        InvalidURL,
-        RemoteDisconnected,
-        BadInput,
-        Disagreement,
-    )
-}
-# Modules whose exceptions, all of them, can be made of their text.
-FAMILIES = (
-    "requests.exceptions",
-    "safetensors_rust",
-    "safetensors._safetensors_rust",
-    "pyarrow.lib",
-    "pandas.errors",
-    "PIL",
-    "sqlite3",
-    "cv2",
-    "xlsxwriter.exceptions",
-    "wandb.errors.errors",
-)
 
 
 @dataclass(frozen=True)
@@ -98,11 +61,13 @@ class Outcome:
             return {"value": self.value}
         kind = type(error)
         named = {"error": kind.__qualname__, "module": kind.__module__, "text": str(error)}
-        return {**named, **_parts(error)}
+        # another rank finds it by its name, if that is the name of this very class
+        found = {"found": _kind(kind.__module__, kind.__qualname__) is kind}
+        return {**named, **found, **_parts(error)}
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> Outcome:
-        """Read what `to_data` made; an unknown exception becomes a RemoteError with its text."""
+        """Read what `to_data` made; what cannot be made here becomes a RemoteError."""
         if "error" not in data:
             return cls(value=data["value"])
         return cls(error=_rebuilt(data))
@@ -154,19 +119,26 @@ def _rebuilt(data: dict[str, Any]) -> BaseException:
         return UnicodeDecodeError(encoding, bytes.fromhex(body), *rest)
     if data["error"] == "ContentTooShortError" and data["module"] == "urllib.error":
         return ContentTooShortError(data["args"][0], ("", HTTPMessage()))
-    kind = _kind(data["module"], data["error"])
-    if kind is not None and data["module"] in FAMILIES:
-        return kind(data["text"])
-    if kind is not None and "args" in data:
-        return kind(*data["args"])
-    return RemoteError(f"rank 0: {data['error']}: {data['text']}")
+    kind = _kind(data["module"], data["error"]) if data.get("found") else None
+    made = None if kind is None else _made(kind, data.get("args", [data["text"]]), data["text"])
+    return made or RemoteError(f"rank 0: {data['error']}: {data['text']}")
+
+
+def _made(kind: type[BaseException], args: list[Any], text: str) -> BaseException | None:
+    """Make an exception of its arguments, None if this class takes others, or says another text."""
+    for make in (kind, functools.partial(kind.__new__, kind)):
+        with contextlib.suppress(Exception):
+            made: BaseException = make(*args)
+            if str(made) == text:
+                return made
+    return None
 
 
 def _kind(module: str, name: str) -> type[BaseException] | None:
-    """Return the class of an exception by its name, None if another rank may not make it."""
-    kind: Any = KNOWN.get(f"{module}.{name}")
-    if module == "builtins" or module in FAMILIES:
-        kind = getattr(sys.modules.get(module), name, None)
+    """Return the class of an exception by its name, None if there is none on this rank."""
+    kind: Any = sys.modules.get(module)
+    for part in name.split("."):
+        kind = getattr(kind, part, None)
     return kind if isinstance(kind, type) and issubclass(kind, BaseException) else None
 
 

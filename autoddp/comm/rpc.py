@@ -26,6 +26,7 @@ from torch.distributed import Store
 
 from autoddp.comm.channel import Channel
 from autoddp.comm.collective_check import LEFT, WAITS
+from autoddp.comm.context import Context
 from autoddp.comm.line import Line
 from autoddp.comm.outcome import Outcome
 from autoddp.comm.position import ACTING, EFFECT, MEETING, Position
@@ -53,7 +54,8 @@ class Rpc:
     channel: Channel
 
     def __init__(self) -> None:
-        self.points = SignalSync(self.rank, self.channel.orders)
+        self.context = Context()
+        self.points = SignalSync(self.rank, self.channel.orders, self.context)
         self.position = Position()
         self._calls = 0
 

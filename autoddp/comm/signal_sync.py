@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import select
 import signal
 import socket
@@ -26,6 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from autoddp.comm.context import Code, Context
 from autoddp.comm.line import Line
 from autoddp.errors import RankEnded
 
@@ -48,16 +48,13 @@ Signal = tuple[int, int]  # its number, and the how-manieth of that number
 class SignalSync:
     """One rank's count of the points, and its line for orders; on rank 0, the lines of all."""
 
-    def __init__(self, rank: int, lines: dict[int, Line]) -> None:
-        self.rank, self._lines = rank, lines
+    def __init__(self, rank: int, lines: dict[int, Line], context: Context) -> None:
+        self.rank, self._lines, self._context = rank, lines, context
         self.passed = 0
         # runs the script's handler; None: nothing is put off
         self.act: Callable[[int], None] | None = None
-        self.busy: Callable[[], bool] = lambda: False
-        self._home = os.getpid(), threading.get_ident()
         self._inside = 0  # above 0 where orders are looked for, or must not be
         self.acting = False  # rank 0 does what the others wait for
-        self._trials = 0
         self._missed = False
         self._pending: list[Signal] = []  # rank 0 has not given the order yet
         self._due: list[tuple[int, Signal]] = []  # the point at whose end it is acted on
@@ -73,7 +70,7 @@ class SignalSync:
 
     def here(self) -> bool:
         """Return whether all ranks come to this place, on the thread that runs the script."""
-        return self.act is not None and self._clear() and threading.get_ident() == self._home[1]
+        return self.act is not None and self._clear() and self._context.on_script_thread()
 
     def enter(self) -> None:
         """Begin a point: rank 0 gives its orders first."""
@@ -107,7 +104,7 @@ class SignalSync:
     @contextmanager
     def quiet(self) -> Iterator[None]:
         """Hold orders back while this rank speaks or listens, unless it looks for one itself."""
-        if threading.get_ident() != self._home[1]:
+        if not self._context.on_script_thread():
             yield  # signals are the other thread's
             return
         self._inside += 1
@@ -116,17 +113,9 @@ class SignalSync:
         finally:
             self._inside -= 1
 
-    @contextmanager
-    def trial(self) -> Iterator[None]:
-        """Put off whatever comes until the body has ended."""
-        self._trials += 1
-        try:
-            yield
-        finally:
-            self._trials -= 1
-
     def _clear(self) -> bool:
-        return not self._trials and not self.busy()
+        """Return whether the script's handler may run here; what comes in a trial is put off."""
+        return not (self._context.depth[Code.TRIAL] or self._context.on_rows())
 
     def _measure(self) -> None:
         now = time.monotonic()
@@ -139,7 +128,7 @@ class SignalSync:
     def received(self, number: int) -> None:
         """Take a signal that the script handles: on rank 0 decide, on others tell rank 0."""
         assert self.act is not None
-        if os.getpid() != self._home[0]:
+        if not self._context.is_rank():
             self.act(number)  # a child of the rank
             return
         known, when = self._known.get(number, (0, 0.0))
@@ -166,7 +155,7 @@ class SignalSync:
     def news(self, *_: object) -> None:
         """Take an order, a question, or word of a signal, or ask if it is time to."""
         self._missed = True
-        if self.act is None or self._inside or os.getpid() != self._home[0] or not self._clear():
+        if self.act is None or self._inside or not self._context.is_rank() or not self._clear():
             return
         self._missed = False
         self._take()
@@ -194,7 +183,7 @@ class SignalSync:
         while self._reminding or self._pending:  # one may come just as this thread finds none
             time.sleep(max(0.2, self._deadline - time.monotonic()))
             if self._pending and self.act is not None:
-                signal.pthread_kill(self._home[1], NEWS)
+                signal.pthread_kill(self._context.thread, NEWS)
             if not self._pending:
                 self._reminding = False  # the next one starts another thread
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import atexit
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
+from autoddp.comm.context import Context
 from autoddp.comm.world import World
 from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
@@ -27,6 +28,7 @@ class Nobody:
 
     rank: int
     size: int
+    context: Context = field(default_factory=Context)
 
 
 @contextmanager

@@ -70,11 +70,11 @@ class Children(Outward):
     )
     def prepare(self, wrapped: Callable[..., Any], process: Any, args: Any, kwargs: Any) -> Any:
         """Make this rank's scratch before the worker starts, so that the rank removes it."""
-        if self.rank and self.effects.in_rank_process():
+        if self.rank and self.effects.context.in_job():
             self.effects.scratch.ready()
         # the kernel sends its signal when the thread that forks ends: so from the main thread alone
         main = threading.current_thread() is threading.main_thread()
-        self._follows = process.daemon and main and self.effects.in_rank_process()
+        self._follows = process.daemon and main and self.effects.context.in_job()
         try:
             return wrapped(*args, **kwargs)
         finally:
@@ -92,7 +92,7 @@ class Children(Outward):
         data = wrapped(*args, **kwargs)
         if (
             self.rank
-            and self.effects.in_rank_process()
+            and self.effects.context.in_job()
             and self.effects.users(THROUGH) is not Mode.PASS_THROUGH
         ):
             world, folder = self.run.world, self.effects.scratch.ready()
@@ -197,7 +197,7 @@ class Children(Outward):
         if self.rank == 0:
             return mine
         # OSError: a tensor of a worker that has ended, which nobody wants
-        with self.effects.own(), suppress(OSError):
+        with self.effects.context.internal(), suppress(OSError):
             wrapped()
         return pickle.loads(taken(data))
 
@@ -211,7 +211,7 @@ class Children(Outward):
             return wrapped(*args, **kwargs)
         alive = self.effects.ask_rank0("Process.is_alive", wrapped)
         if self.rank and not alive and wrapped():
-            with self.effects.own():
+            with self.effects.context.internal():
                 process.join()
         return alive
 
@@ -237,7 +237,7 @@ class Children(Outward):
         if self.rank == 0:
             return outcome.unwrap()
         see(self.effects)
-        with self.effects.own():
+        with self.effects.context.internal():
             if call.named.get("timeout") is None:
                 return call.plain()
             return call.changed(timeout=0 if late else None)

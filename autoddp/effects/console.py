@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from autoddp.effects.engine import Call, Mode, Outward, stands_for
 from autoddp.effects.muting import muted
+from autoddp.effects.rows import EffectRow, ask
 from autoddp.effects.stdin import SharedStdin
 from autoddp.patching import patch
 from autoddp.report import users_line
@@ -27,13 +28,41 @@ class Console(Outward):
     without: ClassVar[str] = (
         "each rank reads its own standard input and sees its own output's width and kind"
     )
+    rows: ClassVar[tuple[EffectRow, ...]] = (
+        # its end (Ctrl-D, Ctrl-C) is everybody's; a password travels between ranks in the clear
+        ask(
+            "builtins:input",
+            "getpass:getpass",
+            why="what is typed is read once, on rank 0's terminal, for all",
+            by_all=True,
+        ),
+        ask("getpass:getuser", why="the login name, which may say where to write, is rank 0's"),
+        ask(
+            "termios:tcgetattr",
+            "tty:tcgetattr",
+            why="how the terminal is set is asked of rank 0's",
+            when=lambda call: _is_standard(call.args),
+            pack=lambda settings: _spelled(settings),
+            unpack=lambda told: _read(told),
+            optional=True,
+        ),
+        # not once all are here: one rank may be far behind, and nobody but rank 0 has a terminal
+        ask(
+            "termios:tcsetattr",
+            "tty:tcsetattr",
+            "termios:tcflush",
+            "termios:tcdrain",
+            why="rank 0's terminal is set; others have none",
+            when=lambda call: _is_standard(call.args),
+            optional=True,
+        ),
+    )
 
     def setup(self, undo: ExitStack) -> None:
         """Ask rank 0 once what its terminal is like; mute prints in trials."""
         super().setup(undo)
-        trials = self.run.view.trials
-        trials.append(muted)
-        undo.callback(trials.remove, muted)
+        self.context.muting.append(muted)
+        undo.callback(self.context.muting.remove, muted)
         report = self.run.report
         if report.speaks:
             report.begun = begun = Begun(report.release)
@@ -49,36 +78,13 @@ class Console(Outward):
             for number, stream in ((1, sys.stdout), (2, sys.stderr)):
                 self._look_alike(number, stream, undo)
 
-    @patch("builtins:input", why="what is typed is read once, on rank 0's terminal, for all")
-    def ask_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Read a line on rank 0 for all ranks; its end (Ctrl-D, Ctrl-C) is everybody's, too."""
-        if self.effects.mode() is not Mode.SYNCED:
-            return wrapped(*args, **kwargs)
-        return self.effects.ask_rank0("input", lambda: wrapped(*args, **kwargs))
-
-    @patch("getpass:getpass", why="what is typed is read once, on rank 0's terminal, for all")
-    def ask_secretly(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
-        """Ask for a password on rank 0 for all ranks; it travels between them in the clear."""
-        if self.effects.mode() is not Mode.SYNCED:
-            return wrapped(*args, **kwargs)
-        return self.effects.ask_rank0("getpass.getpass", lambda: wrapped(*args, **kwargs))
-
-    @patch("getpass:getuser", why="the login name, which may say where to write, is rank 0's")
-    def ask_user(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Return rank 0's login name if the script asks; a library is told this rank's."""
-        if self.effects.users() is not Mode.SYNCED:
-            return wrapped(*args, **kwargs)
-        return self.effects.ask_rank0("getpass.getuser", lambda: wrapped(*args, **kwargs))
-
     @patch("os:isatty", why="whether there is a terminal is asked of rank 0's")
     def is_terminal(
         self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     ) -> Any:
         """Return rank 0's answer for the standard streams, this rank's for other descriptors."""
         number = Call(wrapped, args, kwargs).named.get("fd")
-        if self.rank and self.terminal and number in STANDARD and self.effects.in_rank_process():
+        if self.rank and self.terminal and number in STANDARD and self.effects.context.in_job():
             return self.terminal[number]
         return wrapped(*args, **kwargs)
 
@@ -92,7 +98,7 @@ class Console(Outward):
             not self.rank
             or not self.size
             or number not in STANDARD
-            or not self.effects.in_rank_process()
+            or not self.effects.context.in_job()
         ):
             return wrapped(*args, **kwargs)
         size = self.size[number]
@@ -109,7 +115,7 @@ class Console(Outward):
         def read(fd: int, length: int, /) -> bytes:
             if fd != 0 or effects.users() is not Mode.SYNCED:
                 return original(fd, length)
-            with effects.own():
+            with effects.context.internal():
                 return effects.group.call(
                     f"os.read at {users_line()}", lambda: original(fd, length)
                 )
@@ -134,37 +140,6 @@ class Console(Outward):
 
         told = self.effects.ask_rank0("select", ready)
         return tuple([some[at] for at in those] for some, those in zip(asked, told, strict=True))
-
-    @patch(
-        "termios:tcgetattr",
-        "tty:tcgetattr",
-        why="how the terminal is set is asked of rank 0's",
-        optional=True,
-    )
-    def ask_settings(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
-        """Return the settings of rank 0's terminal; other ranks have none."""
-        if not _is_standard(args) or self.effects.users() is not Mode.SYNCED:
-            return wrapped(*args, **kwargs)
-        *flags, keys = self.effects.ask_rank0("tcgetattr", lambda: _spelled(wrapped(*args)))
-        return [*flags, [bytes.fromhex(key) if isinstance(key, str) else key for key in keys]]
-
-    @patch(
-        "termios:tcsetattr",
-        "tty:tcsetattr",
-        "termios:tcflush",
-        "termios:tcdrain",
-        why="rank 0's terminal is set; others have none",
-        optional=True,
-    )
-    def set_terminal(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
-        """Set rank 0's terminal; other ranks have none. `tty.setcbreak` calls this."""
-        if not _is_standard(args) or self.effects.users() is not Mode.SYNCED:
-            return wrapped(*args, **kwargs)
-        return self.effects.ask_rank0(wrapped.__name__, lambda: wrapped(*args, **kwargs))
 
     @patch(
         "pdb:Pdb.__init__",
@@ -212,6 +187,12 @@ def _spelled(settings: Iterable[Any]) -> list[Any]:
     """Spell what `tcgetattr` returned for JSON: bytes as hexadecimal text."""
     *flags, keys = settings
     return [*flags, [key.hex() if isinstance(key, bytes) else key for key in keys]]
+
+
+def _read(told: Iterable[Any]) -> list[Any]:
+    """Read what `_spelled` made."""
+    *flags, keys = told
+    return [*flags, [bytes.fromhex(key) if isinstance(key, str) else key for key in keys]]
 
 
 def terminal() -> list[list[Any]]:

@@ -13,6 +13,7 @@ from autoddp.effects import paths
 from autoddp.effects.engine import Mode, Outward, stands_for
 from autoddp.effects.mirrored_io import OpenDescriptor, whole
 from autoddp.effects.open_files import OpenFiles
+from autoddp.effects.rows import EffectRow, do
 from autoddp.effects.sight import error, named
 from autoddp.patching import patch
 
@@ -28,6 +29,14 @@ class Descriptors(Outward):
     name: ClassVar[str] = "descriptors"
     without: ClassVar[str] = "every rank writes what it opens by os.open"
     libraries: ClassVar[bool] = True
+    rows: ClassVar[tuple[EffectRow, ...]] = (
+        do(
+            "fcntl:flock",
+            "fcntl:lockf",
+            why="a lock of the script's is held once, on rank 0's file: others have files of "
+            "their own",
+        ),
+    )
 
     def setup(self, undo: ExitStack) -> None:
         """Take up the table of open descriptors, and clear it at the end."""
@@ -86,17 +95,6 @@ class Descriptors(Outward):
             self._meet("os.close", handles.pop(fd), lambda: original(fd))
 
         return close
-
-    @patch(
-        "fcntl:flock",
-        "fcntl:lockf",
-        why="a lock of the script's is held once, on rank 0's file: others have files of their own",
-    )
-    def lock_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Lock or unlock rank 0's file, once all ranks are here; all raise its error."""
-        if self.effects.users() is not Mode.SYNCED:
-            return wrapped(*args, **kwargs)
-        return self.effects.do_on_rank0(wrapped.__name__, lambda: wrapped(*args, **kwargs))
 
     @patch("os:fsync", "os:fdatasync", why="how it went all ranks learn", hot=True)
     def sync_once(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -171,7 +169,7 @@ class Descriptors(Outward):
             if not agreed:
                 self.opened.noted(given, _letters(flags), safe=not flags & NOT_THERE)
             number = effects.do_on_rank0("os.open", plain) if agreed else plain()
-            with effects.own():
+            with effects.context.internal():
                 self.handles[number] = OpenDescriptor(os.path.abspath(given), agreed)
             return number
         if agreed:
@@ -182,7 +180,7 @@ class Descriptors(Outward):
         else:
             at = self._alone(path, given, flags)
             key = os.path.abspath(given)
-        with effects.own():
+        with effects.context.internal():
             number = private(at)
             if agreed:
                 effects.scratch.lay(key, at)
@@ -213,7 +211,7 @@ class Descriptors(Outward):
         if mode is Mode.SYNCED and handle.agreed:
             self.opened.meet(what, handle, act)
             return
-        with self.effects.own():
+        with self.effects.context.internal():
             act()
         if mode is Mode.UNSYNCED:
             self.opened.settle(handle)

@@ -128,7 +128,7 @@ class Downloads(Outward):
         if self.effects.users() is not Mode.SYNCED:
             return self._alone(lambda: self._whole(call))
         path, facts, headers = self._lead(call, 0)
-        with self.effects.own():
+        with self.effects.context.internal():
             others = leaders(self.effects)[1:]
         for leader in others:
             self._lead(call, leader, path, facts)
@@ -215,7 +215,7 @@ class Downloads(Outward):
             return self._alone(call.plain)
         made: list[Any] = []
         site = f"{call.name} at {users_line(1)}"
-        with self.effects.own():
+        with self.effects.context.internal():
             for leader in leaders(self.effects):
                 self.run.group.call(site, lambda: made.append(call.plain()), by=leader)
             return made[0] if made else call.plain()
@@ -224,7 +224,7 @@ class Downloads(Outward):
         """Act where ranks cannot meet: one rank of the node at a time, so that files are whole."""
         if self.effects.mode() is not Mode.UNSYNCED:
             return act()
-        with self.effects.own(), _one_at_a_time(self.run.world.master_port):
+        with self.effects.context.internal(), _one_at_a_time(self.run.world.master_port):
             return act()
 
     def _whole(self, call: Call) -> Any:
@@ -237,7 +237,7 @@ class Downloads(Outward):
             call.name != "urllib.request.urlretrieve"
         )  # which checks the length itself
         try:
-            with self.effects.own():
+            with self.effects.context.internal():
                 made = draft.write(lambda at: call.changed(filename=at))
                 draft.put()
         finally:
@@ -262,11 +262,11 @@ class Downloads(Outward):
             at = os.fspath(at)
             return [at, seen(os.path.expanduser(at)), str(headers)]
 
-        with self.effects.own():
+        with self.effects.context.internal():
             return self.run.group.call(f"{call.name} at {users_line(1)}", load, by=leader)
 
     def _hand(self, call: Call, act: Callable[[], bytes]) -> bytes:
-        with self.effects.own():
+        with self.effects.context.internal():
             return self.run.group.call(f"{call.name} at {users_line(1)}", act)
 
     def _too_large(self, call: Call, url: str) -> Any:
@@ -277,7 +277,7 @@ class Downloads(Outward):
             f"{url} is more than {http_replay.LIMIT >> 20} MB, too much to be handed from rank to "
             f"rank: each of {size} ranks asks for it; urllib.request.urlretrieve asks once",
         )
-        with self.effects.own():
+        with self.effects.context.internal():
             return call.plain()
 
 

@@ -9,24 +9,25 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakSet
 
+from autoddp.comm.context import Code
 from autoddp.comm.rpc import When
 from autoddp.effects import caches, paths
 from autoddp.effects.call import Call as Call
 from autoddp.effects.call import stands_for as stands_for
 from autoddp.effects.deferred_errors import DeferredErrors
-from autoddp.effects.gc_watch import GcWatch
 from autoddp.effects.journal import GONE, Journal
 from autoddp.effects.overlay import Overlay
 from autoddp.effects.ownership import caller, is_ours, loads_data, users_call
 from autoddp.effects.past import share
+from autoddp.effects.rows import EffectRow, Fate
 from autoddp.effects.scratch import Scratch
-from autoddp.patching import Feature, patch
+from autoddp.patching import Feature, Patch, patch
 from autoddp.report import is_users, users_line
 
 if TYPE_CHECKING:
@@ -49,11 +50,13 @@ class Effects:
     """The outside world as one rank may touch it."""
 
     def __init__(self, group: Group, *, exchange: bool = True) -> None:
-        self.group = group
+        self.group, self.context = group, group.context
+        self.context.ending = self.context.over = False  # a group may have several jobs
         self.rank = group.rank
         self.exchange = exchange and group.size > 1  # else nobody waits for anybody
         self.scratch = Scratch()
-        self.overlay = Overlay(self.scratch)  # what this rank finds, if it is not rank 0
+        # what this rank finds, if it is not rank 0
+        self.overlay = Overlay(self.scratch, self.context)
         self.journal: Journal | None = None  # of what rank 0 does where ranks do not meet
         self.begun = False  # whether it was decided who keeps one
         self.client: FileClient | None = None  # where this node is not rank 0's
@@ -61,45 +64,29 @@ class Effects:
         self.placed: list[int] | None = None  # what `nodes` has found out
         self.before_save: list[Callable[[], None]] = []  # before a checkpoint, where all ranks are
         self.losses = DeferredErrors()  # what failed on rank 0 and is to be raised on all
-        self.aside = 0  # above 0 inside an effect, and inside a data set's fetch
-        self.fetching = 0  # above 0 inside the latter
-        self.trials = 0
-        self.ending = False  # the script has ended: ranks do apart what its objects still do
-        self.over = False
-        self._pid, self._thread = os.getpid(), threading.get_ident()
-        self._apart = threading.local()  # `aside` is the script's thread's
         self.threads: WeakSet[threading.Thread] = WeakSet()  # those of every rank
-        self._child, self.collector = 0, GcWatch()  # `_child`: this process, if it was forked
         self.handles: dict[int, OpenDescriptor] = {}  # descriptors of one file on all ranks
-
-    def in_rank_process(self) -> bool:
-        """Return whether this is the rank, not a process forked from it, and the job goes on."""
-        return not self.over and os.getpid() == self._pid
 
     def accepts_effects(self) -> bool:
         """Return whether this is the rank itself, not in the midst of an effect or of a fetch."""
-        return not self.aside and self.in_rank_process()
+        return not self.context.passes_through() and self.context.in_job()
 
     def in_forked_child(self) -> bool:
         """Return whether the rank forked this process, as all ranks did, and not to load data."""
-        here = os.getpid()
-        if here == self._pid:
-            return False
-        if here != self._child:  # forked by any thread, while the script was anywhere
-            self._child, self.aside, self._thread = here, 0, threading.get_ident()
-        return not (self.over or loads_data())
+        return self.context.in_fork() and not loads_data()
 
     def mode(self) -> Mode:
         """Decide what becomes of an effect at this point of the script."""
+        context = self.context
         if self.in_forked_child() and self.rank:
-            return Mode.PASS_THROUGH if self.aside else Mode.UNSYNCED
-        if getattr(self._apart, "aside", False) and threading.get_ident() != self._thread:
+            return Mode.PASS_THROUGH if context.passes_through() else Mode.UNSYNCED
+        if context.is_internal_elsewhere():
             return Mode.PASS_THROUGH
-        if self.ending or self.collector.running or threading.get_ident() != self._thread:
-            return Mode.UNSYNCED if self.in_rank_process() else Mode.PASS_THROUGH
+        if context.ending or context.collecting or not context.on_script_thread():
+            return Mode.UNSYNCED if context.in_job() else Mode.PASS_THROUGH
         if not self.accepts_effects():
             return Mode.PASS_THROUGH
-        if self.trials:
+        if context.depth[Code.TRIAL]:
             return Mode.SUPPRESSED
         return Mode.SYNCED if self.exchange else Mode.UNSYNCED
 
@@ -129,34 +116,35 @@ class Effects:
 
     def note(self, path: Any, how: str = GONE, follow: bool = False) -> None:
         """Note in rank 0's journal that `path` is about to change where ranks do not meet."""
-        if self.journal is not None and self.in_rank_process():
+        if self.journal is not None and self.context.in_job():
             self.journal.note(self.group.passed, paths.real(path, follow), how)
 
     def moving(self, source: Any, target: Any) -> AbstractContextManager[None]:
         """Note in rank 0's journal that it renames a path inside, where ranks do not meet."""
-        if self.journal is None or not self.in_rank_process():
+        if self.journal is None or not self.context.in_job():
             return nullcontext()
         names = paths.real(source, False), paths.real(target, False)
         return self.journal.moving(self.group.passed, *names)
 
     def agreed(self, path: Any) -> None:
         """Note that rank 0 changes `path` for all now: what threads make there later is new."""
-        if self.journal is not None and self.in_rank_process():
+        if self.journal is not None and self.context.in_job():
             self.journal.agreed(paths.real(path, follow=False))
 
     def reads(self) -> bool:
         """Return whether files may lie elsewhere than named; if so, the places are up to date."""
         if self.overlay.idle() or not self._looks():
             return False
-        if self.exchange and threading.get_ident() == self._thread and os.getpid() == self._pid:
+        if self.exchange and self.context.on_script_thread() and self.context.is_rank():
             self.overlay.settle(self.group.passed)
         return True
 
     def _looks(self) -> bool:
         """Return whether this process sees another world than the disk, outside of an effect."""
-        if self.rank == 0 or self.over or getattr(self._apart, "aside", False):
+        context = self.context
+        if self.rank == 0 or context.over or context.is_internal_elsewhere():
             return False
-        return self.aside <= self.fetching or threading.get_ident() != self._thread
+        return not (context.depth[Code.INTERNAL] and context.on_script_thread())
 
     def look(self, plain: Callable[[], Any], ask: Callable[[], Any]) -> Any:
         """Call `plain`, or `ask` if files may lie elsewhere; anew if rank 0 moved on meanwhile."""
@@ -183,38 +171,14 @@ class Effects:
         """
         return self.overlay.where(path, follow) if self.reads() else path
 
-    @contextmanager
-    def own(self) -> Iterator[None]:
-        """Let all that this thread does inside pass through, as if autoddp were not there."""
-        if threading.get_ident() != self._thread:  # what the script does meanwhile is not plain
-            before, self._apart.aside = getattr(self._apart, "aside", False), True
-            try:
-                yield
-            finally:
-                self._apart.aside = before
-            return
-        self.aside += 1
-        try:
-            yield
-        finally:
-            self.aside -= 1
-
-    @contextmanager
-    def trial(self) -> Iterator[None]:
-        """Leave no trace of what is done inside: one process would not have done it."""
-        self.trials += 1
-        try:
-            yield
-        finally:
-            self.trials -= 1
-
     def ask_rank0(self, what: str, act: Callable[[], Any]) -> Any:
         """Ask the outside world by `act` on rank 0, and return its answer on all ranks."""
-        self.aside += 1  # as `own` does; a clock is read in a few microseconds
+        depth = self.context.depth
+        depth[Code.INTERNAL] += 1  # as `internal` does; a clock is read in a few microseconds
         try:
             return self.group.call(f"{what} at {users_line(2)}", act)
         finally:
-            self.aside -= 1
+            depth[Code.INTERNAL] -= 1
             if self.overlay.before is not None:
                 self.overlay.before.come(self.group.passed)
 
@@ -236,7 +200,7 @@ class Effects:
             kept = act()
             return told(kept) if told is not None else None
 
-        with self.own():
+        with self.context.internal():
             answer = self.group.call(f"{what} at {users_line(2)}", keep, when=When.ALL_HERE)
         if self.overlay.before is not None:
             self.overlay.before.come(self.group.passed)
@@ -254,8 +218,8 @@ class Effects:
 
     def end(self) -> None:
         """End all agreement; remove the scratch, and end the journal."""
-        self.over = True
-        if os.getpid() == self._pid:
+        self.context.over = True
+        if self.context.is_rank():
             self.scratch.remove()
             if self.journal is not None:
                 self.journal.end()
@@ -263,23 +227,51 @@ class Effects:
 
 
 class Outward(Feature):
-    """The base of features that touch the outside world; their wrappers call `self.effects`."""
+    """The base of features that touch the outside world.
+
+    Attributes:
+        rows: The patches that are no more than a row; a method with `@patch` is for all others.
+    """
+
+    rows: ClassVar[tuple[EffectRow, ...]] = ()
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.effects = run.effects
+        self.effects, self.context = run.effects, run.group.context
         self.rank = run.world.rank
 
     def setup(self, undo: ExitStack) -> None:
-        """Share the journal, watch the collector, and let no effect take place in a trial."""
-        with self.effects.own():
+        """Share the journal, and watch the collector."""
+        with self.effects.context.internal():
             tempfile.gettempdir()  # found out once: by all ranks, not first by those with a scratch
         share(self.effects)
-        trials = self.run.view.trials
         undo.callback(self.effects.end)
-        self.effects.collector.watch(undo)
-        trials.append(self.effects.trial)
-        undo.callback(trials.remove, self.effects.trial)
+        self.context.watch_collector(undo)
+
+    @classmethod
+    def patches(cls) -> list[Patch]:
+        """Return the patches of the methods, and those of the rows."""
+        return [*super().patches(), *(row.patch(cls.name) for row in cls.rows)]
+
+    def mode(self, row: EffectRow) -> Mode:
+        """Decide like `Effects` for a call of this row."""
+        return self.effects.mode() if row.by_all else self.effects.users()
+
+    def serve(
+        self, target: str, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Do with a call of a row's function what its fate says."""
+        row = next(row for row in self.rows if target in row.targets)
+        mode, call = self.mode(row), Call(wrapped, args, kwargs)
+        if mode is Mode.PASS_THROUGH or not row.when(call):
+            return call.plain()
+        name = target.removeprefix("builtins:").replace(":", ".")
+        match row.fate, mode:
+            case Fate.ASK, Mode.SYNCED:
+                return row.unpack(self.effects.ask_rank0(name, lambda: row.pack(call.plain())))
+            case Fate.DO, Mode.SYNCED:
+                return self.effects.do_on_rank0(name, call.plain)
+        return None if row.once and (self.rank or mode is Mode.SUPPRESSED) else call.plain()
 
     @patch(
         "torch.utils.data._utils.fetch:_MapDatasetFetcher.fetch",
@@ -291,9 +283,6 @@ class Outward(Feature):
         """Fetch a batch; its reads and writes are as if autoddp were not there."""
         if not self.effects.accepts_effects():
             return wrapped(*args, **kwargs)
-        self.effects.fetching += 1
-        try:
-            with self.effects.own():
-                return wrapped(*args, **kwargs)
-        finally:
-            self.effects.fetching -= 1
+        context = self.context
+        with context.within(Code.FETCH) if context.on_script_thread() else context.internal():
+            return wrapped(*args, **kwargs)

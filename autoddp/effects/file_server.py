@@ -128,7 +128,7 @@ class FileClient:
         """
         path = os.path.abspath(os.fsdecode(file))
         scratch = self._effects.scratch
-        with self._effects.own():
+        with self._effects.context.internal():
             changed = _among(scratch.key(path), scratch.changed)
             if not changed and os.path.lexists(path):
                 return file

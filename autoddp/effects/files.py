@@ -29,10 +29,9 @@ class Files(Outward):
         """Have a trial mute the files that are open before it, as it does those opened in it."""
         super().setup(undo)
         self.opened, self.written = OpenFiles(self.effects), WriteCalls(self.effects)
-        trials = self.run.view.trials
         undo.callback(self.opened.end)
-        trials.append(self.opened.muted)
-        undo.callback(trials.remove, self.opened.muted)
+        self.context.muting.append(self.opened.muted)
+        undo.callback(self.context.muting.remove, self.opened.muted)
 
     @patch(
         "torch:save",
@@ -113,7 +112,7 @@ class Files(Outward):
             return wrapped(*args, **kwargs)
         if handler.stream is None and hasattr(handler, "maxBytes"):
             handler.stream = handler._open()  # as it would do below, where it were each rank's own
-        with self.effects.own():
+        with self.effects.context.internal():
             now = wrapped(*args, **kwargs)
         return self.effects.ask_rank0("shouldRollover", lambda: now)
 

@@ -86,7 +86,7 @@ class Folders(Outward):
         if mode is Mode.UNSYNCED:
             return self.alone.change(call)
         if mode is Mode.PASS_THROUGH and call.name.endswith("makedirs"):
-            with self.effects.own():  # a cache's folder, and those that it lies in
+            with self.effects.context.internal():  # a cache's folder, and those that it lies in
                 return call.plain()
         if mode is Mode.PASS_THROUGH or _by_handle(call):
             return call.plain()
@@ -218,7 +218,7 @@ class Folders(Outward):
             return effects.do_on_rank0(call.name, call.plain, told=_told)
         before = None
         if effects.scratch.overlay or effects.scratch.changed is not None:
-            with effects.own():
+            with effects.context.internal():
                 before = effects.scratch.entry(source)  # by names as they are before the change
         told = effects.do_on_rank0(call.name, call.plain)
         if before is not None:
@@ -228,7 +228,7 @@ class Folders(Outward):
     def _follow(self, call: Call, source: Any, target: Any) -> None:
         """Change the entries of scratch as rank 0 has changed the disk."""
         scratch, kind = self.effects.scratch, call.name.rpartition(".")[2]
-        with self.effects.own():
+        with self.effects.context.internal():
             was, becomes = scratch.entry(source), None if target is None else scratch.entry(target)
             if kind in RENAMES and becomes is not None:
                 scratch.move(was, becomes)

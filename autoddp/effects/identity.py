@@ -51,7 +51,7 @@ class Identity(Feature):
 
     def look(self) -> None:
         """Look through the script's files that were loaded since the last look."""
-        if len(sys.modules) == self.loaded or not self.run.view.here():
+        if len(sys.modules) == self.loaded or not self.run.view.context.is_rank():
             return
         self.loaded = len(sys.modules)  # reading them at each step took most of a small step
         for module in users_modules():

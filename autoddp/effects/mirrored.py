@@ -70,11 +70,11 @@ class LibraryFiles:
         mode = str(call.named.get("mode", row.mode))
 
         def at(where: str) -> Any:
-            with effects.own():
+            with effects.context.internal():
                 return call.changed(**{row.argument: where, **_without_x(call, mode)})
 
         if not {"w", "a", "x", "+"} & set(mode):
-            with effects.own():
+            with effects.context.internal():
                 return at(effects.found(path)) if effects.rank else call.plain()
         if what is Mode.SUPPRESSED:
             return at(effects.scratch.new(path))
@@ -91,13 +91,13 @@ class LibraryFiles:
     def end(self, call: Call, site: str, holder: Any) -> Any:
         """Make the call (a flush or a close) after which the file is complete for all ranks."""
         there, handle = self._handles.get(id(holder), (lambda: None, None))
-        if handle is None or there() is not holder or not self._effects.in_rank_process():
+        if handle is None or there() is not holder or not self._effects.context.in_job():
             return call.plain()
         if site.endswith("close"):
             del self._handles[id(holder)]
         if self._effects.mode() is Mode.SYNCED and handle.agreed:
             return self._opened.meet(site, handle, call.plain)
-        with self._effects.own():
+        with self._effects.context.internal():
             return call.plain()
 
     def connect(self, connect: Callable[..., Any], named: dict[str, Any]) -> Any:
@@ -110,11 +110,11 @@ class LibraryFiles:
 
         def at(where: str) -> Any:
             name = f"file:{quote(where)}{query}" if query is not None else where
-            with effects.own():
+            with effects.context.internal():
                 return connect(**{**named, "database": name})
 
         if "mode=ro" in (query or ""):
-            with effects.own():
+            with effects.context.internal():
                 return at(effects.found(path)) if effects.rank else connect(**named)
         if what is Mode.SUPPRESSED:
             return at(effects.scratch.new(path))
@@ -188,13 +188,13 @@ class LibraryFiles:
                 return effects.do_on_rank0(site, act, told=lambda made: None)
             for more in BESIDE:
                 effects.note(path + more, EMPTIED if anew else FILLED, follow=True)
-            with effects.own():
+            with effects.context.internal():
                 return act()
         prepared = Outcome.of(lambda: self._prepared(path, keep))
         if agreed:
             effects.do_on_rank0(site, act)
         real, copy = prepared.unwrap()
-        with effects.own():
+        with effects.context.internal():
             made = at(copy)
         if agreed:
             effects.scratch.show(real)

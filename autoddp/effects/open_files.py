@@ -47,7 +47,7 @@ class OpenFiles:
                     call.named["file"], letters, safe="w" not in letters or self._opens(call)
                 )
             plain = effects.do_on_rank0("open", call.plain) if agreed else call.plain()
-            with effects.own():
+            with effects.context.internal():
                 return self._kept(plain, call, agreed)
         if not agreed:
             return self._open_alone(call)
@@ -56,7 +56,7 @@ class OpenFiles:
         effects.do_on_rank0("open", call.plain)
         path, at = prepared.unwrap()
         effects.scratch.show(path)
-        with effects.own():
+        with effects.context.internal():
             file = self._kept(
                 call.changed(file=at, mode=call.named["mode"].replace("x", "w")), call, agreed
             )
@@ -68,7 +68,7 @@ class OpenFiles:
         file, mode = call.named["file"], call.named["mode"]
         at = named(lambda: self.alone(file, set(mode)), file)
         try:
-            with self._effects.own():
+            with self._effects.context.internal():
                 plain = named(lambda: call.changed(file=at, mode=mode.replace("x", "w")), file)
                 return self._kept(plain, call, False)
         except (ValueError, TypeError):  # no such mode: there is no file
@@ -79,7 +79,7 @@ class OpenFiles:
         """Return whether `open` will not raise once the file is another, which is still empty."""
         path = paths.real(call.named["file"], True)
         try:
-            with self._effects.own():
+            with self._effects.context.internal():
                 call.changed(file=os.devnull).close()
         except (ValueError, TypeError, LookupError):
             return False
@@ -114,7 +114,7 @@ class OpenFiles:
         Unless `closefd` is false, the descriptor belongs to the file from now on.
         """
         effects, number = self._effects, call.named["file"]
-        if not effects.in_rank_process():
+        if not effects.context.in_job():
             return call.plain()
         plain = call.changed(closefd=False)  # words what is wrong with its arguments
         if not plain.writable():
@@ -122,7 +122,7 @@ class OpenFiles:
         handle = effects.handles[number]
         if call.named.get("closefd", True):
             del effects.handles[number]
-        with effects.own():
+        with effects.context.internal():
             file = rebuilt(plain, call.named, self, handle.agreed)
         file.bottom.path, file.bottom.loss = handle.path, handle.loss
         self._files.add(file)
@@ -139,7 +139,7 @@ class OpenFiles:
 
     def end(self) -> None:
         """Flush what is open at the script's end; Python would close it. Raise what has failed."""
-        with self._effects.own():
+        with self._effects.context.internal():
             for file in list(self._files):
                 if not file.closed:
                     self._quietly(file.bottom, file.flush)
@@ -155,7 +155,7 @@ class OpenFiles:
             OSError: This process is no rank, or has opened the file without the others.
         """
         effects = self._effects
-        if not effects.in_rank_process():
+        if not effects.context.in_job():
             raise error
         if effects.rank:
             raise ScratchFailed(
@@ -172,7 +172,7 @@ class OpenFiles:
         if mode is Mode.SYNCED and raw.agreed and not _by_logging():
             self.meet("flush", raw, flush)
             return
-        with self._effects.own():
+        with self._effects.context.internal():
             flush()
         if mode in (Mode.SYNCED, Mode.UNSYNCED):
             self.settle(raw)  # logging prints the error and goes on; a thread ends alone
@@ -181,12 +181,12 @@ class OpenFiles:
         """Close the file; all ranks wait until rank 0 has, unless Python closes a dropped file."""
         raw, mode = file.bottom, self._effects.mode()
         if file._finalizing:
-            with self._effects.own():
+            with self._effects.context.internal():
                 self._quietly(raw, close)
         elif mode is Mode.SYNCED and raw.agreed:
             self.meet("close", raw, close)
         else:
-            with self._effects.own():
+            with self._effects.context.internal():
                 close()
             if mode is Mode.UNSYNCED:
                 self.settle(raw)
@@ -220,7 +220,7 @@ class OpenFiles:
         """Do `act` on every rank, to its own file; all ranks raise what failed on rank 0."""
         effects = self._effects
         if effects.rank:
-            with effects.own():
+            with effects.context.internal():
                 act()
 
         def real() -> list[int] | None:
@@ -230,7 +230,7 @@ class OpenFiles:
 
         facts = effects.ask_rank0(what, real)
         if what.endswith("close"):
-            with effects.own():
+            with effects.context.internal():
                 self._compare(raw.path, facts)
 
     def settle(self, raw: MirroredFileIO | OpenDescriptor) -> None:
@@ -257,16 +257,16 @@ class OpenFiles:
 
     @contextmanager
     def _muted(self, file: Any) -> Iterator[None]:
-        raw, own = file.bottom, self._effects.own
+        raw, internal = file.bottom, self._effects.context.internal
         buffer = getattr(file, "buffer", file)
-        with own():
+        with internal():
             file.flush()
             at = buffer.tell() if buffer.seekable() else None
         raw.muted = True
         try:
             yield
         finally:
-            with own():
+            with internal():
                 if not file.closed:
                     file.flush()
                     if at is not None:

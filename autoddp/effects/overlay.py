@@ -12,10 +12,10 @@ from __future__ import annotations
 import errno
 import os
 import posix
-import threading
 from contextlib import suppress
 from typing import Any
 
+from autoddp.comm.context import Context
 from autoddp.effects import paths
 from autoddp.effects.scratch import GONE, Scratch
 from autoddp.effects.sight import FoundPath, Path, Sight, error
@@ -24,10 +24,10 @@ from autoddp.effects.sight import FoundPath, Path, Sight, error
 class Overlay(Sight):
     """The changes to the disk that this rank makes for itself alone."""
 
-    def __init__(self, scratch: Scratch) -> None:
+    def __init__(self, scratch: Scratch, context: Context) -> None:
         super().__init__(scratch)
+        self._context = context
         self.number = 0  # of effects, when entries were last compared with the disk
-        self._main = threading.get_ident()
         self._mine: set[str] = set()  # made by the script's thread where ranks did not meet
         scratch.agreed = self.agreed
 
@@ -203,7 +203,7 @@ class Overlay(Sight):
         self.scratch.lay(name, at)
         if before != at:
             self.scratch.let_go(before)
-        if threading.get_ident() == self._main:
+        if self._context.on_script_thread():
             self._mine.add(name)
 
     def _new(self, path: Path) -> tuple[str, str]:
@@ -235,7 +235,7 @@ class Overlay(Sight):
             raise error(errno.ENOENT, path)
         if self.before is None:
             return None
-        if threading.get_ident() == self._main or not self.before.taken(found.name):
+        if self._context.on_script_thread() or not self.before.taken(found.name):
             raise error(errno.ENOENT, path)
         self.lay(found.name, GONE)
         return None

@@ -255,7 +255,7 @@ def share(effects: Effects) -> None:
         )
         return folder
 
-    with effects.own():
+    with effects.context.internal():
         folder = group.call("the journal", make)
         if group.rank and placed[group.rank] == 0:
             with suppress(FileNotFoundError):  # rank 0 has come to its end already

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from autoddp.comm.outcome import Outcome
 from autoddp.effects.engine import Call, Mode, Outward, stands_for
 from autoddp.effects.ownership import users_call
+from autoddp.effects.rows import EffectRow, ask, do
 from autoddp.effects.running_programs import for_asyncio, plain_world, see
 from autoddp.effects.unhurried import Unhurried
 from autoddp.patching import patch
@@ -34,6 +35,23 @@ class Processes(Outward):
         "and has a number of its own"
     )
     views: ClassVar[tuple[str, ...]] = ("global",)
+    rows: ClassVar[
+        tuple[EffectRow, ...]
+    ] = (  # to children of multiprocessing, each rank has its own
+        do(
+            "os:kill",
+            "os:killpg",
+            why="a signal is sent once, by rank 0",
+            once=True,
+            when=lambda call: not _own_child(call),
+        ),
+        ask(
+            "os:getpgid",
+            "os:getsid",
+            why="about a process that is rank 0's, rank 0 tells",
+            when=lambda call: not _own_child(call),
+        ),
+    )
 
     def setup(self, undo: ExitStack) -> None:
         """Have rank 0 tell its number, and its parent's, once."""
@@ -45,7 +63,7 @@ class Processes(Outward):
     @patch("os:getpid", "os:getppid", why="the script's process has one number: rank 0's", hot=True)
     def number(self, original: Callable[[], int]) -> Callable[[], int]:
         """Tell rank 0's number without asking it; in a forked child, the child's own."""
-        here, users, frame = self.effects.in_rank_process, is_users, sys._getframe
+        here, users, frame = self.effects.context.in_job, is_users, sys._getframe
         told = self.numbers[original.__name__ == "getppid"]
 
         @stands_for(original)
@@ -107,26 +125,6 @@ class Processes(Outward):
         see(self.effects)
         return _made(wrapped.__name__, told)
 
-    @patch("os:kill", "os:killpg", why="a signal is sent once, by rank 0")
-    def signal_once(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
-        """Send a signal on rank 0; to children of multiprocessing, each rank sends its own."""
-        mode, call = self._mode(), Call(wrapped, args, kwargs)
-        if mode is Mode.PASS_THROUGH or _own_child(call):
-            return call.plain()
-        if mode is Mode.SYNCED:
-            return self.effects.do_on_rank0(f"os.{wrapped.__name__}", call.plain)
-        return call.plain() if self.rank == 0 and mode is Mode.UNSYNCED else None
-
-    @patch("os:getpgid", "os:getsid", why="about a process that is rank 0's, rank 0 tells")
-    def ask_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Ask rank 0 for the group or session of a process, which the script may signal."""
-        call = Call(wrapped, args, kwargs)
-        if self._mode() is not Mode.SYNCED or _own_child(call):
-            return call.plain()
-        return self.effects.ask_rank0(f"os.{wrapped.__name__}", call.plain)
-
     @patch(
         "socket:socket.bind",
         why="a port that the script listens at is rank 0's; others listen where nobody calls",
@@ -165,9 +163,12 @@ class Processes(Outward):
             f"os.{wrapped.__name__}", lambda: _started(**call.named), told=bool
         )
         # `finally` and `atexit` would not run in one process: here they leave no trace
-        for enter in self.run.view.trials:
-            self._kept.enter_context(enter())
+        self._kept.enter_context(self.context.trial())
         raise SystemExit(_code(process) if self.rank == 0 else 0)
+
+    def mode(self, row: EffectRow) -> Mode:
+        """Decide like the methods of this feature."""
+        return self._mode()
 
     def _mode(self) -> Mode:
         """Return the mode, which is PASS_THROUGH in a forked child and for asyncio.
@@ -176,7 +177,7 @@ class Processes(Outward):
         """
         return (
             self.effects.users()
-            if self.effects.in_rank_process() and not for_asyncio()
+            if self.effects.context.in_job() and not for_asyncio()
             else Mode.PASS_THROUGH
         )
 

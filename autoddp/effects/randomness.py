@@ -17,6 +17,7 @@ from autoddp.comm.accelerator import CPU
 from autoddp.effects.engine import Call, Mode, Outward, stands_for
 from autoddp.effects.entropy import Entropy
 from autoddp.effects.ownership import caller
+from autoddp.effects.rows import EffectRow, ask
 from autoddp.patching import patch
 
 # Folders whose calls are their own business: what torch seeds, all ranks seed alike.
@@ -32,6 +33,14 @@ class Randomness(Outward):
     name: ClassVar[str] = "randomness"
     without: ClassVar[str] = (
         "each rank draws and seeds for itself where the script leaves that to the system"
+    )
+    rows: ClassVar[tuple[EffectRow, ...]] = (
+        ask(  # `uuid4` draws from the system, see `draw_alike`
+            "uuid:uuid1",
+            why="a name that is made of the machine and the time is rank 0's",
+            pack=lambda made: made.hex,
+            unpack=lambda told: sys.modules["uuid"].UUID(hex=told),
+        ),
     )
 
     def setup(self, undo: ExitStack) -> None:
@@ -97,7 +106,7 @@ class Randomness(Outward):
         drawn = self.drawn(SEED)
         if drawn is None:
             return wrapped(*args, **kwargs)
-        with self.effects.own():
+        with self.effects.context.internal():
             return torch.manual_seed(_as_torch(drawn)).initial_seed()
 
     @patch(
@@ -134,14 +143,6 @@ class Randomness(Outward):
     def drawn(self, size: int) -> bytes | None:
         """Return `size` bytes that all ranks draw here, None where each draws its own."""
         return self.entropy.draw(size) if self.effects.mode() is Mode.SYNCED else None
-
-    @patch("uuid:uuid1", why="a name that is made of the machine and the time is rank 0's")
-    def name_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        """Return rank 0's name on all ranks; `uuid4` draws from the system, see `draw_alike`."""
-        if self.effects.users() is not Mode.SYNCED:
-            return wrapped(*args, **kwargs)
-        made = self.effects.ask_rank0("uuid.uuid1", lambda: wrapped(*args, **kwargs).hex)
-        return sys.modules["uuid"].UUID(hex=made)
 
 
 def states() -> list[Any]:

@@ -149,9 +149,9 @@ def see(effects: Effects) -> None:
     A program has run: what is on the disk is newer.
     """
     scratch = effects.scratch
-    if not effects.rank or not scratch.overlay or not effects.in_rank_process():
+    if not effects.rank or not scratch.overlay or not effects.context.in_job():
         return
-    with effects.own():
+    with effects.context.internal():
         open_here = (
             link for link in Path("/proc/self/fd").iterdir() if int(link.name) not in COPIES
         )

@@ -46,16 +46,14 @@ class Signals(Feature):
             ):
                 self.handlers[number] = handler
                 signal.signal(number, self._received)
-        points, view, before = self.points, self.run.view, signal.signal(NEWS, self.points.news)
-        points.act, points.busy = self._act, lambda: getattr(view, "inside", False)
+        points, before = self.points, signal.signal(NEWS, self.points.news)
+        points.act = self._act
         lines = self.run.group.channel
         for line in lines.orders.values():
             line.announce(NEWS)
         for line, orders in lines.waits():
             line.beside(orders, points.news_while_waiting)
             undo.callback(line.alone, orders)
-        view.trials.append(points.trial)
-        undo.callback(view.trials.remove, points.trial)
         undo.callback(signal.signal, NEWS, before)
         undo.callback(self._give_back)
 
@@ -102,7 +100,7 @@ class Signals(Feature):
         return self._act(int(number))
 
     def _ours(self) -> bool:
-        return self.points.act is not None and self.effects.in_rank_process() and users_call(2)
+        return self.points.act is not None and self.effects.context.in_job() and users_call(2)
 
     def _received(self, number: int, frame: FrameType | None) -> None:
         self.points.received(number)
@@ -113,14 +111,11 @@ class Signals(Feature):
         if handler is None:  # removed meanwhile, on all ranks: what is set now handles it
             os.kill(os.getpid(), number)
             return
-        aside, self.effects.aside = self.effects.aside, 0  # what it does is the script's, for all
-        try:
+        with self.effects.context.script():  # what it does is the script's, for all
             handler(number, users_frame())
-        finally:
-            self.effects.aside = aside
         told = signal.set_wakeup_fd(-1)
         signal.set_wakeup_fd(told, warn_on_full_buffer=False)
-        if told >= 0 and self.effects.in_rank_process():
+        if told >= 0 and self.effects.context.in_job():
             os.write(told, bytes([RETURNED + number]))
 
     def _give_back(self) -> None:

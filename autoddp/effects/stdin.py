@@ -106,5 +106,5 @@ class Bytes(io.BufferedIOBase):
     def _read(self, what: str, act: Callable[[], bytes]) -> bytes:
         if self._effects.mode() is not Mode.SYNCED:
             return act()
-        with self._effects.own():
+        with self._effects.context.internal():
             return self._effects.group.call(f"stdin.buffer.{what} at {users_line()}", act)

@@ -39,7 +39,7 @@ class Temporary(Outward):
         if self.rank:
             self._lent.add(path)
             if self.effects.client is not None and call.name.endswith("mkdtemp"):
-                with self.effects.own():
+                with self.effects.context.internal():
                     self.effects.client.made.make(path)
         return path
 
@@ -54,7 +54,7 @@ class Temporary(Outward):
             number, path = effects.do_on_rank0(call.name, call.plain, told=lambda made: made[1])
         else:
             path = effects.do_on_rank0(call.name, call.plain)
-            with effects.own():
+            with effects.context.internal():
                 at = effects.scratch.new(path)
                 effects.scratch.lay(effects.scratch.key(path), at)
                 number = os.open(at, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -74,7 +74,7 @@ class Temporary(Outward):
         if self.rank == 0:
             return effects.do_on_rank0(call.name, call.plain, told=lambda made: made.name)
         path = effects.do_on_rank0(call.name, call.plain)
-        with effects.own():
+        with effects.context.internal():
             file = call.changed(dir=os.path.dirname(effects.scratch.new(path)))
             effects.scratch.lay(effects.scratch.key(path), file.name)
             file.name = path
@@ -117,14 +117,14 @@ class Temporary(Outward):
         def cleanup(kind: type[Any], name: str, *args: Any, **kwargs: Any) -> Any:
             if effects.rank and name in lent:
                 return self._remove(name)
-            with effects.own():
+            with effects.context.internal():
                 return slot.__get__(None, kind)(name, *args, **kwargs)
 
         return classmethod(cleanup)
 
     def _remove(self, path: str) -> None:
         """Remove the folder on this node, if it does not share rank 0's folders."""
-        with self.effects.own():
+        with self.effects.context.internal():
             self.effects.scratch.drop(self.effects.scratch.key(path))
             if self.effects.client is not None:
                 self.effects.client.made.remove(path)
@@ -142,7 +142,7 @@ class Temporary(Outward):
         effects = self.effects
         folder = os.fsdecode(call.named["dir"])
         at = effects.overlay.room(folder)
-        with effects.own():
+        with effects.context.internal():
             file = call.changed(dir=at)
         path = os.path.join(paths.text(folder), os.path.basename(file.name))
         effects.overlay.lay(effects.overlay.find(path).name, file.name)
@@ -152,7 +152,7 @@ class Temporary(Outward):
     def _own(self, call: Call) -> Any:
         if self._mode(call) is Mode.UNSYNCED and call.named.get("dir") is not None:
             return call.plain()
-        with self.effects.own():
+        with self.effects.context.internal():
             made = call.plain()
         if call.name == "tempfile.TemporaryFile":
             return made

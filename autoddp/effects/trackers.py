@@ -67,7 +67,7 @@ class Trackers(Outward):
         """Write on rank 0, elsewhere to scratch, even where rank 0 is not waited for."""
         call, argument = Call(wrapped, args, kwargs), TENSORBOARD[target.partition(":")[0]]
         trial = self.effects.mode() is Mode.SUPPRESSED
-        if not call.named or not self.effects.in_rank_process() or not (self.rank or trial):
+        if not call.named or not self.effects.context.in_job() or not (self.rank or trial):
             return call.plain()
         return call.changed(**{argument: self.effects.scratch.new(str(call.named[argument]))})
 
@@ -96,7 +96,7 @@ class Trackers(Outward):
         if self.effects.mode() is not Mode.SYNCED:
             return call.plain()
         if self.rank:
-            with self.effects.own():
+            with self.effects.context.internal():
                 call.plain()
         return self.effects.ask_rank0(target.partition(":")[2], call.plain)
 
@@ -115,12 +115,12 @@ class Trackers(Outward):
         if mode is Mode.PASS_THROUGH or (self.rank == 0 and mode is Mode.UNSYNCED):
             return call.plain()
         if mode is not Mode.SYNCED:
-            with self.effects.own():
+            with self.effects.context.internal():
                 return call.changed(mode="disabled")
         if self.rank == 0:
             return self.effects.do_on_rank0("wandb.init", call.plain, told=_facts)
         facts = self.effects.do_on_rank0("wandb.init", call.plain)
-        with self.effects.own():
+        with self.effects.context.internal():
             return _seconded(call, facts, self.effects)
 
     @patch(

@@ -89,7 +89,7 @@ class Unhurried:
         if mode is Mode.PASS_THROUGH:
             return self._plain(what, act)
         if mode is Mode.SYNCED:
-            with self.effects.own():
+            with self.effects.context.internal():
                 return self._in_order(what, act, meet)
         name = f"{self._who}/{name}"
         turn = self._store().add(f"{name}/by {self.effects.rank}", 1)
@@ -159,7 +159,7 @@ class Unhurried:
             late = deadline is not None and time.monotonic() > deadline
             if late and store.add(f"{name}/by 0", 0) >= turn:
                 deadline, late = None, False
-            if self.effects.over or late:
+            if self.effects.context.over or late:
                 raise Disagreement(
                     f"rank {self.effects.rank}: no thread of rank 0's came to this {what}"
                 )

@@ -33,7 +33,7 @@ class UnsharedFolders(Outward):
         effects, placed = self.effects, nodes(self.effects)
         if max(placed) == 0:
             return
-        with effects.own():
+        with effects.context.internal():
             self._probe()
             folders = {
                 placed[leader]: self.run.group.call("a folder for a node", _folder, by=leader)
@@ -97,7 +97,7 @@ class UnsharedFolders(Outward):
         self.effects.ask_rank0("os.chdir", lambda: wrapped(*args, **kwargs))
         if self.rank == 0:
             return None
-        with self.effects.own():
+        with self.effects.context.internal():
             if self.effects.client is not None:
                 self.effects.client.made.make(os.path.abspath(os.fsdecode(path)))
             return wrapped(*args, **kwargs)

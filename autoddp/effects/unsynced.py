@@ -66,7 +66,7 @@ class UnsyncedChange:
         if to is not None:
             to = paths.whole(to, _folder(call, "dst_dir_fd", "dir_fd"))
         if self._effects.rank == 0:
-            with self._noted(name, path, to), self._effects.own():
+            with self._noted(name, path, to), self._effects.context.internal():
                 return call.plain()
         self._effects.reads()  # brings the overlay up to date
         return named(

@@ -62,7 +62,7 @@ class Witness(Outward):
         """Look at what the script's own thread does outside of effects, trials and fetches."""
         if self.effects.mode() is not Mode.SYNCED:
             return
-        with self.effects.own():
+        with self.effects.context.internal():
             path = self._changed(event, args)
             name = None if path is None else _called()
             if name is not None:

@@ -96,7 +96,7 @@ class WriteCalls:
 
     def _put(self, writing: WriteCall, path: str, mode: Mode) -> Any:
         """Write on rank 0, and put the file in place."""
-        with self._effects.own():
+        with self._effects.context.internal():
             draft = Draft(path, keep=writing.keeps)
 
         def finish() -> list[Any]:
@@ -106,11 +106,11 @@ class WriteCalls:
             return [os.path.abspath(path), made, _plain(value)]
 
         try:
-            with self._effects.own():
+            with self._effects.context.internal():
                 outcome = Outcome.of(lambda: draft.write(writing.to))
             self._tell(writing, outcome, finish, mode, draft.targets)
         finally:
-            with self._effects.own():
+            with self._effects.context.internal():
                 draft.discard()
         return outcome.value
 
@@ -118,7 +118,7 @@ class WriteCalls:
         """Fill the folder on rank 0."""
         if mode is Mode.UNSYNCED:
             self._effects.note(writing.path)
-        with self._effects.own():
+        with self._effects.context.internal():
             outcome = Outcome.of(writing.plain)
 
         def finish() -> list[Any]:
@@ -142,7 +142,7 @@ class WriteCalls:
                 self._throw_away(writing)  # others still gather, which needs this rank
             self._effects.do_on_rank0(writing.site, finish, told=list)
         else:
-            with self._effects.own():
+            with self._effects.context.internal():
                 for name in [writing.path or "", *made]:
                     self._effects.note(name, follow=True)
                 finish()
@@ -169,7 +169,7 @@ class WriteCalls:
 
     def _fail(self, writing: WriteCall, path: str) -> Outcome:
         """Make the call in a folder that is missing here, too: it words the error itself."""
-        with self._effects.own():
+        with self._effects.context.internal():
             missing = self._effects.scratch.new(path)
             outcome = Outcome.of(lambda: writing.to(f"{missing}/{os.path.basename(path)}"))
         if outcome.error is None:
@@ -182,7 +182,7 @@ class WriteCalls:
         if not overlay.find(path).there:
             os.makedirs(path)
         at = overlay.room(path)
-        with self._effects.own():
+        with self._effects.context.internal():
             value = writing.to(at)
         for name in posix.listdir(at):
             overlay.lay(f"{overlay.find(path).name}/{name}", f"{at}/{name}")
@@ -191,7 +191,7 @@ class WriteCalls:
     def _follow(self, path: str, theirs: str, made: list[str]) -> None:
         """Have this rank find what rank 0 has made, also under a name that tells ranks apart."""
         scratch = self._effects.scratch
-        with self._effects.own():
+        with self._effects.context.internal():
             for name in (path, *made):
                 scratch.drop(scratch.key(name))
             for name in made if path != theirs else ():  # numpy adds a suffix
@@ -201,7 +201,7 @@ class WriteCalls:
         """Make the call and delete the file, unless this rank may read it before rank 0 writes."""
         there = self._effects.found(writing.path or "") if writing.keeps else ""
         there = there if paths.is_file(there) else ""
-        with self._effects.own():
+        with self._effects.context.internal():
             if writing.row.blind and not keep:
                 return Outcome.of(lambda: writing.to(os.devnull))
             path, scratch = writing.path or "", self._effects.scratch

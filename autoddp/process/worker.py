@@ -87,7 +87,7 @@ def run(job: Job) -> int:
         code = finish(code)
         if os.getpid() != this:
             leave(code)  # a child that the script forked has come to its end; the rank goes on
-        mine.effects.ending = True
+        group.context.ending = True
         forget()
     if world.rank == 0 and job.options.report is not None:
         Path(job.options.report).write_text(report.to_json())

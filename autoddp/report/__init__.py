@@ -125,7 +125,11 @@ def _is_imported(filename: str) -> bool:
     """
     if filename in _imported:
         return True
-    folders = [os.path.abspath(folder) for folder in ("", *sys.path)]
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        here = "/nowhere"  # the current folder was deleted: relative entries lead nowhere
+    folders = [os.path.normpath(os.path.join(here, folder)) for folder in ("", *sys.path)]
     found = any(filename.startswith(folder + "/") for folder in folders)
     if found:
         _imported.add(filename)

@@ -86,19 +86,19 @@ class Averaging(Feature):
     )
     def note_optimizer(self, wrapped: Any, optimizer: Any, args: Any, kwargs: Any) -> None:
         wrapped(*args, **kwargs)
-        if self.view.here():
+        if self.view.context.is_rank():
             self.weights.number(optimizer)
 
     @patch("torch.autograd:backward", why="weights are going to differ between ranks")
     def backward(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
         """Mark weights as stale: all ranks call backward alike, but a scaler may skip a step."""
         wrapped(*args, **kwargs)
-        if self.view.here() and not self.stale:
+        if self.view.context.is_rank() and not self.stale:
             self._grow_stale()
 
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Count the step; after every K-th, average what this optimizer changes."""
-        if not self.view.here() or _within_a_step(optimizer):
+        if not self.view.context.is_rank() or _within_a_step(optimizer):
             return
         number = self.weights.number(optimizer)
         self.stepped.add(number)
@@ -117,7 +117,7 @@ class Averaging(Feature):
     @patch("torch.utils.data:DataLoader.__iter__", why="an epoch ends where its loader does")
     def watch_loader(self, wrapped: Any, loader: Any, args: Any, kwargs: Any) -> Any:
         """Average at the end of the loader, if gradients were taken meanwhile."""
-        if not self.view.here() or get_worker_info() is not None:
+        if not self.view.context.is_rank() or get_worker_info() is not None:
             return wrapped()
         return EpochIterator(self, wrapped())
 
@@ -125,7 +125,7 @@ class Averaging(Feature):
     def before_eval(self, wrapped: Any, module: Any, args: Any, kwargs: Any) -> Any:
         """Average before `eval()` of all that an optimizer trains; a frozen part is no reason."""
         mode = args[0] if args else kwargs.get("mode", True)
-        if self.stale and not mode and self.view.here():
+        if self.stale and not mode and self.view.context.is_rank():
             held = {id(p) for p in module.parameters()}
             parts = [[id(p) for p in trainable(some)] for _, some in self.weights.alive()]
             if any(part and held.issuperset(part) for part in parts):
@@ -138,7 +138,7 @@ class Averaging(Feature):
             torch.compiler.is_compiling()
             or not self.stale
             or torch.is_grad_enabled()
-            or not self.view.here()
+            or not self.view.context.is_rank()
         ):
             return
         compiled = "_orig_mod" in module._modules  # its parts run no hook
@@ -149,7 +149,7 @@ class Averaging(Feature):
     @patch("torch:save", "torch.serialization:save", why="a checkpoint holds averaged weights")
     def before_save(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         """Average before saving: a `state_dict()` shares the memory of the script's weights."""
-        if self.stale and self.view.here():
+        if self.stale and self.view.context.is_rank():
             self.settle(f"torch.save at {users_line()}")
         return wrapped(*args, **kwargs)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from autoddp.comm.context import Code
 from autoddp.patching import Feature, patch
 from autoddp.training import normalization
 from autoddp.training.normalization import LOW, Normalize, follow
@@ -61,13 +62,14 @@ class BatchNorm(Feature):
                 if view.region is None or not training or not exact:
                     return plain(input, *given, training, momentum, eps)
                 return _compiled(input, *given, momentum, eps)
-            if not view.here():
+            if not view.context.is_rank():
                 return plain(input, *given, training, momentum, eps)
             if not training:
                 if split(input) and input.at == 0:
                     return Rows(plain(input.local, *given, False, momentum, eps), input.cuts)
                 return plain(input, *given, training, momentum, eps)
-            if view.proving:  # what remains must be row-wise: statistics as in eval
+            if view.context.depth[Code.PROOF]:
+                # what remains must be row-wise: statistics as in eval
                 view.noted(input)
                 zero, one = input.new_zeros(input.shape[1]), input.new_ones(input.shape[1])
                 mean, var = (zero, one) if running_mean is None else (running_mean, running_var)
@@ -109,13 +111,13 @@ class BatchNorm(Feature):
                     _follow(input.detach(), running_mean, running_var, momentum, add_up)
                     return plain(input, None, None, *given[2:])
                 return plain(input, *given)
-            if not view.here():
+            if not view.context.is_rank():
                 return plain(input, *given)
             by_rows = split(input) and input.at == 0
-            if not by_rows and not view.inside:
+            if not by_rows and not view.context.on_rows():
                 return plain(input, *given)
             x = input.local if split(input) else input
-            if view.proving:
+            if view.context.depth[Code.PROOF]:
                 view.noted(x)
             else:
                 _follow(x.detach(), running_mean, running_var, momentum, view.group.all_reduce)

@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autoddp.comm import accelerator
 from autoddp.comm.accelerator import CPU
+from autoddp.comm.context import Code
 from autoddp.comm.group import MIN
 from autoddp.errors import Disagreement
 from autoddp.patching import Feature
@@ -53,11 +54,12 @@ class Buffers(Feature):
     @disable_dynamo
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Share rank 0's buffers when gradients are compared, too: the host waits there anyway."""
-        if not self.view.here() or self.view.inside or accelerator.capturing():
+        context = self.view.context
+        if not context.is_rank() or context.on_rows() or accelerator.capturing():
             return
         count = self.steps[optimizer] = self.steps.get(optimizer, 0) + 1
         if (count <= OFTEN or count % EVERY == 0) and self.view.met:
-            with self.view.set_aside(), torch.no_grad():
+            with self.view.context.within(Code.PLAIN), torch.no_grad():
                 self._share(list(self._floats()))
 
     def _floats(self) -> Iterator[tuple[str, Tensor]]:

@@ -53,7 +53,7 @@ class Explanation(Feature):
         report = self.run.report
         if (
             self.said
-            or not self.run.view.here()
+            or not self.run.view.context.is_rank()
             or not report.decisions
             or self.run.options.view != "global"
         ):
@@ -75,7 +75,7 @@ class Explanation(Feature):
 
     def end(self) -> None:
         """Print what is still due when the script has ended, in whatever way."""
-        if self.told or not self.run.view.here():
+        if self.told or not self.run.view.context.is_rank():
             return
         self.told = True
         self.explain()

@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from autoddp import torch_internals
 from autoddp.comm import accelerator
 from autoddp.comm.accelerator import CPU
+from autoddp.comm.context import Code
 from autoddp.comm.group import MIN
 from autoddp.comm.position import BACKWARD
 from autoddp.patching import Feature, patch
@@ -71,8 +72,8 @@ class Gradients(Feature):
 
     def _plain(self) -> bool:
         return (
-            not self.view.here()
-            or self.view.inside
+            not self.view.context.is_rank()
+            or self.view.context.on_rows()
             or torch_internals.transform() is not None
             or torch.compiler.is_compiling()
             or torch_internals.compiler_traces()
@@ -92,7 +93,7 @@ class Gradients(Feature):
         if self.backwards.depth:
             self.backwards.inner(tops)
             return wrapped(tops, **given)
-        with self.view.set_aside(), in_one_order():
+        with self.view.context.within(Code.PLAIN), in_one_order():
             self.backwards.outermost(wrapped, tops, given)
         return None
 
@@ -118,7 +119,7 @@ class Gradients(Feature):
         # where a mode is on, as of a default device, torch calls itself once more
         self.asked = True
         try:
-            with self.view.set_aside(), in_one_order():
+            with self.view.context.within(Code.PLAIN), in_one_order():
                 seeds = given.pop("grad_outputs", None)
                 return gradients_of(self.group, wrapped, outputs, inputs, seeds, given)
         finally:
@@ -186,7 +187,7 @@ class Gradients(Feature):
                 found.add(f"parameter {number} of {name}, of shape {tuple(leaf.shape)},", [leaf])
         if self.run.draws_alike:
             found.add_generators()
-        with self.view.set_aside():
+        with self.view.context.within(Code.PLAIN):
             found.compare(self.group, users_line(), self.view.report.strict)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 import weakref
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -55,7 +54,6 @@ class Loaders(Feature):
         self.waited: dict[str, Waiting] = run.waited
         self.fetching = Fetching(run)
         self.sharing = Sharing(run, self.fetching)
-        self._thread = threading.get_ident()
         self._probed: list[str] = []  # places at which nothing was seen to be drawn
         self._drew: set[str] = set()  # those of them where something was, on this rank
 
@@ -71,13 +69,11 @@ class Loaders(Feature):
 
         Where the plan is that every rank loads all, they come out whole.
         """
-        if not self.view.here() or torch.utils.data.get_worker_info() is not None:
+        if not self.view.context.is_rank() or torch.utils.data.get_worker_info() is not None:
             return wrapped()
-        where, apart = f"DataLoader at {users_line()}", threading.get_ident() != self._thread
+        where, apart = f"DataLoader at {users_line()}", not self.view.context.on_script_thread()
         plan = self._planned(loader, where, apart)
-        waiting = self.waited.setdefault(
-            where, Waiting(workers=loader.num_workers, thread=self._thread)
-        )
+        waiting = self.waited.setdefault(where, Waiting(workers=loader.num_workers))
         self.judge(where)
         if plan.way == EACH or (plan.way == SHARED and apart):
             return Whole(self.view, wrapped(), waiting)

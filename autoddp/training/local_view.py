@@ -51,7 +51,7 @@ class LocalView(Feature):
     @patch("torch.utils.data:DataLoader.__iter__", why="each rank fetches its rows of every batch")
     def share_batches(self, wrapped: Any, loader: Any, args: Any, kwargs: Any) -> Any:
         """Fetch map-style data sets by rows; take the rows of others after the fetch."""
-        if not self.view.here() or torch.utils.data.get_worker_info() is not None:
+        if not self.view.context.is_rank() or torch.utils.data.get_worker_info() is not None:
             return wrapped()
         streams = isinstance(loader.dataset, IterableDataset)
         if streams or loader.batch_sampler is None or not getattr(loader, "in_order", True):
@@ -71,7 +71,7 @@ class LocalView(Feature):
     def backward(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
         """Average gradients; a mean over this rank's rows counts by its share of the batch."""
         given, seeds = named(args, kwargs)
-        if not self.view.here() or self.run.options.average_every is not None:
+        if not self.view.context.is_rank() or self.run.options.average_every is not None:
             return wrapped(**given)
         tops, some = listed(given.pop("tensors")), listed(given.get(seeds))
         if self.backwards.depth:  # its seeds come of those that are weighed already

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from autoddp import torch_internals
 from autoddp.comm.accelerator import capturing
+from autoddp.comm.context import Code
 from autoddp.patching import patch
 from autoddp.training.whole_calls import FULL, WholeCalls
 from autoddp.view import Partial, Rows, full
@@ -76,18 +77,13 @@ class Modules(WholeCalls):
     )
     def split_calls(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Replace `__call__` by a plain function: a wrapper would cost ten times as much."""
-        view, calls = self.view, self.calls
+        calls, context = self.calls, self.view.context
 
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if (
-                torch.compiler.is_compiling()
-                or view.region is not None
-                or view.proving
-                or view.aside
-            ):
+            if torch.compiler.is_compiling() or context.is_plain():
                 return plain(module, *args, **kwargs)
             if (
-                not view.here()
+                not context.is_rank()
                 or _traced()
                 or next(module.parameters(), None) is None
                 or capturing()
@@ -142,7 +138,7 @@ class Modules(WholeCalls):
     )
     def refuse_hook(self, wrapped: Any, tensor: Any, args: Any, kwargs: Any) -> Any:
         """End a trial that would show the gradient of a rank's rows to the script."""
-        if self.view.proving:
+        if self.view.context.depth[Code.PROOF]:
             raise Refused("it looks at gradients of the batch")
         return wrapped(*args, **kwargs)
 
@@ -158,7 +154,7 @@ class Modules(WholeCalls):
 
         @functools.wraps(plain)
         def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            if view.proving and view.holds(tensor):
+            if view.context.depth[Code.PROOF] and view.holds(tensor):
                 raise Refused(DECIDES)
             return plain(tensor, *args, **kwargs)
 
@@ -233,8 +229,9 @@ class Modules(WholeCalls):
     def checkpoint(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         """Run the checkpoint by rows in a split call; elsewhere like a module, or whole."""
         function, *rest = args
-        if self.view.region is None and not self.view.inside:
-            if isinstance(function, nn.Module) and not self.view.aside and self.view.here():
+        context = self.view.context
+        if not context.on_rows():
+            if isinstance(function, nn.Module) and not context.is_plain() and context.is_rank():
                 own = {k: v for k, v in kwargs.items() if k in CHECKPOINT}
                 given = {k: v for k, v in kwargs.items() if k not in CHECKPOINT}
 
@@ -243,7 +240,7 @@ class Modules(WholeCalls):
 
                 return self.calls.call(function, run, tuple(rest), given, parts=False)
             whole = [full(x) for x in rest]
-            with self.view.set_aside():
+            with context.within(Code.PLAIN):
                 return wrapped(function, *whole, **kwargs)
         return wrapped(self._again(function), *rest, **kwargs)
 

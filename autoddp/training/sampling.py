@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from autoddp.comm.context import Code
 from autoddp.view.cuts import even_sizes
 from autoddp.view.generators import Generators
 
@@ -124,7 +124,6 @@ class Fetching:
         self._outside: Generators | None = None  # where the generators are to be after a fetch
         self._drawing = False
         self._drew: Callable[[], None] | None = None
-        self._thread = threading.get_ident()
 
     def start(
         self,
@@ -144,11 +143,11 @@ class Fetching:
             drew: Called where numbers are drawn in this process, if none are expected; with workers
                 their batch comes as `Drawn`.
         """
-        world = self.run.world
+        world, context = self.run.world, self.run.group.context
         here = loader.num_workers == 0 and not still  # else the data set draws in its workers
 
         def before_fetch() -> None:
-            if here and threading.get_ident() == self._thread:
+            if here and context.on_script_thread():
                 self._before_fetch(draws, drew)
 
         sampler = RowSampler(loader.batch_sampler, world.world_size, world.rank, before_fetch)
@@ -176,11 +175,11 @@ class Fetching:
     def fetch(self, inner: Any) -> Any:
         """Fetch the next batch, with modules in the data set plain, and put the generators back."""
         self._outside = None
-        if threading.get_ident() != self._thread:
+        if not self.run.group.context.on_script_thread():
             # what the script does meanwhile must not be plain, nor its draws undone
             return next(inner)
         try:
-            with self.run.view.set_aside():
+            with self.run.view.context.within(Code.PLAIN):
                 return next(inner)
         finally:
             if self._drawing:

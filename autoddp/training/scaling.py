@@ -41,7 +41,8 @@ class Scaling(Feature):
             sampler is not None and not isinstance(sampler, SequentialSampler)
         )
         size = given.get("batch_size", 1)
-        if not self.grows or not self.run.view.here() or not trains or not isinstance(size, int):
+        here = self.run.view.context.is_rank()
+        if not (self.grows and here and trains and isinstance(size, int)):
             return wrapped(*args, **kwargs)
         del given["self"]
         given["batch_size"] = size * self.run.world.world_size
@@ -59,7 +60,7 @@ class Scaling(Feature):
     def scale_group(self, wrapped: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """Scale the learning rate of a group, its own or the default: every group comes here."""
         group = args[0] if args else kwargs.get("param_group")
-        if self.factor == 1 or not self.run.view.here() or not isinstance(group, dict):
+        if self.factor == 1 or not self.run.view.context.is_rank() or not isinstance(group, dict):
             return wrapped(*args, **kwargs)
         rate = group.get("lr", optimizer.defaults.get("lr"))
         if rate is None:

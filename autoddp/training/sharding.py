@@ -18,6 +18,7 @@ from torch.optim.optimizer import (
 )
 
 from autoddp.comm.accelerator import CPU
+from autoddp.comm.context import Code
 from autoddp.comm.group import MIN, Group
 from autoddp.options import Options
 from autoddp.patching import Feature, patch
@@ -68,7 +69,7 @@ class Sharding(Feature):
     @disable_dynamo
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """Hide the gradients that are another rank's to apply, after a closure has made them."""
-        if not self.view.here() or not self._shards(optimizer):
+        if not self.view.context.is_rank() or not self._shards(optimizer):
             return None
         share = self.shares.get(optimizer)
         if share is None:
@@ -102,10 +103,10 @@ class Sharding(Feature):
     @disable_dynamo
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Give every rank the parameters that the others have stepped."""
-        share = self.shares.get(optimizer) if self.view.here() else None
+        share = self.shares.get(optimizer) if self.view.context.is_rank() else None
         if share is not None:
             share.show()
-            with self.view.set_aside():
+            with self.view.context.within(Code.PLAIN):
                 share.hand_on()
 
     @patch("torch.optim:Optimizer.state_dict", why="a checkpoint holds the state of all parameters")
@@ -131,14 +132,14 @@ class Sharding(Feature):
         Before its first step an optimizer has no share yet: it drops the rest at that step.
         """
         found = wrapped(*args, **kwargs)
-        share = self.shares.get(optimizer) if self.view.here() else None
+        share = self.shares.get(optimizer) if self.view.context.is_rank() else None
         if share is not None:
             share.drop(optimizer)
         return found
 
     @contextmanager
     def _whole(self, optimizer: Any) -> Iterator[None]:
-        share = self.shares.get(optimizer) if self.view.here() else None
+        share = self.shares.get(optimizer) if self.view.context.is_rank() else None
         if share is None:
             yield
             return
@@ -150,7 +151,7 @@ class Sharding(Feature):
             optimizer.state = before
 
     def _gathered(self, optimizer: Any, share: Share) -> defaultdict[Any, Any]:
-        with self.view.set_aside(), self.run.effects.own():
+        with self.view.context.within(Code.PLAIN), self.run.effects.context.internal():
             return share.gathered(optimizer)
 
     def complete(self) -> None:

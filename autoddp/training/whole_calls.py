@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
+from autoddp.comm.context import Code
 from autoddp.patching import Feature, patch
 from autoddp.view import Partial, Rows, full
 from autoddp.view.rules.operands import PLAIN
@@ -76,7 +77,7 @@ class WholeCalls(Feature):
 
     def _call_whole(self, wrapped: Any, args: Any, kwargs: Any) -> Any:
         whole_args, whole_kwargs = _gathered((args, kwargs))
-        with self.view.set_aside():
+        with self.view.context.within(Code.PLAIN):
             return wrapped(*whole_args, **whole_kwargs)
 
 

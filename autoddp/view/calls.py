@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autoddp.comm.context import Code
 from autoddp.errors import LostGradient
 from autoddp.report import users_line
 from autoddp.view.boundaries import all_rows
@@ -71,7 +72,7 @@ class Calls:
             if handed is None or given.holders > handed.holders:
                 handed = given  # most arguments agree on this size
         if not parts:
-            with self.view.set_aside():
+            with self.view.context.within(Code.PLAIN):
                 return self.whole(run, reach)
         if handed is None:
             return self.whole(run, reach)
@@ -141,7 +142,10 @@ class Calls:
         before, self.view.region = self.view.region, region
         work = self.view.work.turn(SPLIT)
         try:
-            with Draws.of(region.cuts, region.at, region) if region.draws else nullcontext():
+            with (
+                self.view.context.within(Code.SPLIT),
+                Draws.of(region.cuts, region.at, region) if region.draws else nullcontext(),
+            ):
                 yield
         finally:
             self.view.work.turn(work)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,9 +40,7 @@ class View:
     """The state that `Rows`, the rules and the features of the view share on one rank.
 
     Attributes:
-        aside: Above 0 inside a data set's fetch and inside backward: module calls are plain there.
         region: The split call that runs at present, if any.
-        trials: Context managers entered while user code runs that one process would not have run.
         noted: Called in a trial with what BatchNorm is given: statistics over all ranks are those
             of one process only where each rank gives it its rows, and all of them.
         holds: Called in a trial with a tensor: whether it came of the rows.
@@ -52,12 +49,10 @@ class View:
     def __init__(self, group: Group, draws: str = "auto", report: Report | None = None) -> None:
         self.group, self.draws = group, draws
         self.report = report or Report()
-        self.aside = 0
-        self.proving = False
+        self.context = group.context
         self.noted: Callable[[Tensor], object] = id
         self.holds: Callable[[Tensor], bool] = lambda _: False
         self.region: Region | None = None
-        self.trials: list[Callable[[], AbstractContextManager[object]]] = []
         self.pending = PendingSums(group)
         self.work = Work(group)
         self.order = Order()
@@ -68,16 +63,6 @@ class View:
         self.streams: dict[torch.device | torch.Generator, Tensor] = {}
         self._cuts: dict[tuple[tuple[int, ...], int], Cuts] = {}
         self._even: dict[int, Cuts] = {}
-        self._pid = os.getpid()
-
-    @property
-    def inside(self) -> bool:
-        """Return whether modules and functions see this rank's rows as plain tensors at present."""
-        return self.region is not None or self.proving
-
-    def here(self) -> bool:
-        """Return whether this is the rank itself, not a process forked from it, as a worker is."""
-        return os.getpid() == self._pid
 
     def cut(self, total: int) -> Cuts:
         """Return the even cuts of `total` rows over the ranks."""
@@ -98,20 +83,10 @@ class View:
         self.report.add("gather", users_line(2), name)
 
     @contextmanager
-    def set_aside(self) -> Iterator[None]:
-        """Keep module calls in here plain: in a data set's fetch, or a backward."""
-        self.aside += 1
-        try:
-            yield
-        finally:
-            self.aside -= 1
-
-    @contextmanager
     def trial(self) -> Iterator[None]:
         """Run user code in here that one process would not have run: no effects, no prints."""
         with ExitStack() as stack:
-            for enter in self.trials:
-                stack.enter_context(enter())
+            stack.enter_context(self.context.trial())
             stack.callback(self.work.turn, self.work.turn(TRIAL))
             stack.callback(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
             # weights cast in one run would be strangers to the next

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import types
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from autoddp.comm.group import Group
@@ -18,8 +18,8 @@ from tests.ranks import run_ranks
 
 @contextmanager
 def installed(group: Group, *features: type[Feature], view: str = "global") -> Iterator[Run]:
-    """`features` are in force on this rank; `run.view.trials` is all that is there of a view."""
-    run = Run(group.world, Options(view=view), group, types.SimpleNamespace(trials=[]))
+    """`features` are in force on this rank, without a view."""
+    run = Run(group.world, Options(view=view), group, types.SimpleNamespace())
     with Installation([feature(run) for feature in features], libraries=library_modules):
         yield run
 
@@ -44,13 +44,9 @@ def on_ranks(
     return run_ranks(rank, nproc, timeout=150)  # other processes that a library starts import much
 
 
-@contextmanager
-def trial(run: Run) -> Iterator[None]:
+def trial(run: Run) -> AbstractContextManager[None]:
     """As the view does around what one process would not have run."""
-    with ExitStack() as stack:
-        for enter in run.view.trials:
-            stack.enter_context(enter())
-        yield
+    return run.group.context.trial()
 
 
 def raised(act: Callable[[], Any]) -> tuple[str, str]:

@@ -173,7 +173,7 @@ def test_scratch_goes_away(tmp_path):
             pool.map(add, range(3))
             pool.close()
             pool.join()
-        with run.effects.own():
+        with run.effects.context.internal():
             return list(made.glob("autoddp-*/*")) if run.world.rank else []
 
     _, second = on_ranks(script, 2, *ALL, folder=tmp_path, before=before)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from autoddp.comm.context import Code
 from tests.training import on_ranks, rows
 
 pytestmark = [
@@ -32,7 +33,7 @@ class Dropped(nn.Module):
 def inductors_masks(run):
     model = torch.compile(Dropped(), fullgraph=True)
     batch = torch.stack([x for x, _ in rows(40, 16)])
-    with run.view.set_aside():
+    with run.view.context.within(Code.PLAIN):
         model(batch)  # compiled for one process, which draws as often
     state = torch.get_rng_state()
     masks = [model(batch) for _ in range(2)]

@@ -3,6 +3,7 @@ import re
 import time
 from inspect import signature
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -14,6 +15,8 @@ from autoddp.report import Report, users_modules
 from autoddp.training import explanation
 from tests.ranks import run_ranks
 from tests.training import batches, mlp, sgd, train
+
+pytestmark = pytest.mark.slow
 
 
 def told(script, nproc=2, **options):

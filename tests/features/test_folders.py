@@ -89,7 +89,7 @@ def test_questions_are_answered_by_rank_0(on, tmp_path):
             Path("data/a").stat().st_mtime_ns,
         ]
         if run.world.rank == 0:  # what rank 0 answered holds, whatever came to pass since
-            with run.effects.own():
+            with run.effects.context.internal():
                 shutil.rmtree("data")
         return seen
 

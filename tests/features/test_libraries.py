@@ -17,6 +17,8 @@ from autoddp.effects.folders import Folders
 from autoddp.effects.temporary import Temporary
 from tests.features.outward import on_ranks, raised, trial
 
+pytestmark = pytest.mark.slow
+
 NEEDED = ("pandas", "pyarrow", "h5py", "safetensors", "tensorboard", "wandb", "joblib")
 needs_pandas = pytest.mark.skipif(not find_spec("pandas"), reason="pandas is not installed")
 needs_joblib = pytest.mark.skipif(not find_spec("sklearn"), reason="scikit-learn is not installed")

@@ -212,7 +212,7 @@ def test_a_file_whose_time_goes_back_is_handed_over_too(on):
             os.utime("new", (changed, changed))
             os.replace("new", "last")
             found.append(run.effects.found("last"))
-            with run.effects.own():
+            with run.effects.context.internal():
                 assert all(map(os.path.exists, found[-2:])), found[-2:]
             seen.append(Path("last").read_text())
         return seen
@@ -294,7 +294,7 @@ def test_temporary_folders_are_made_and_removed_on_each_node(on):
     def script(run):
         folder = tempfile.mkdtemp()
         with tempfile.TemporaryDirectory() as other:
-            with run.effects.own():
+            with run.effects.context.internal():
                 there = [os.path.isdir(name) for name in (folder, other)]
             Path(other, "x").write_text("y")
         left = tempfile.TemporaryDirectory()
@@ -303,7 +303,7 @@ def test_temporary_folders_are_made_and_removed_on_each_node(on):
             warnings.simplefilter("ignore", ResourceWarning)
             del left
         run.group.barrier()  # the rank of a node that made a folder removes it
-        with run.effects.own():
+        with run.effects.context.internal():
             return there, [
                 name for name in os.listdir(tempfile.gettempdir()) if name.startswith("tmp")
             ]

@@ -547,7 +547,7 @@ def test_copies_of_what_is_on_the_disk_for_all_are_deleted(on, tmp_path):
         os.rename("dropped", "renamed")
         kept = Path("renamed").read_text()
         os.remove("renamed")
-        with run.effects.own():
+        with run.effects.context.internal():
             left = [name for _, _, names in os.walk(run.effects.scratch.ready()) for name in names]
         return kept, left, [os.path.getsize(name) for name in ("state", "state-0", "state-2")]
 

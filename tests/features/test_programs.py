@@ -316,7 +316,7 @@ def test_in_a_trial_nothing_is_started(tmp_path):
 def test_where_rank_0_cannot_be_asked_an_error_says_so(tmp_path):
     def script(run):
         process = subprocess.Popen(["echo", "line"], stdout=subprocess.PIPE)
-        with run.effects.own():  # as in a data set's fetch
+        with run.effects.context.internal():  # as in a data set's fetch
             inside = raised(process.stdout.readline)
         return inside, raised(process.stdout.fileno), process.communicate()
 

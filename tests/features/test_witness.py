@@ -112,10 +112,10 @@ def test_what_writes_past_pythons_open_is_said_once_for_each_line(on):
 def test_a_script_whose_current_folder_is_gone_goes_on_with_full_paths(on, tmp_path):
     def script(run, xyz):
         me = tmp_path / "work" / str(run.world.rank)
-        with run.effects.own():
+        with run.effects.context.internal():
             me.mkdir()
         os.chdir(me)
-        with run.effects.own():
+        with run.effects.context.internal():
             me.rmdir()
         said = raised(lambda: io.FileIO("a", "w"))[0]
         xyz.save(f"{tmp_path}/full")
@@ -145,7 +145,7 @@ def test_what_we_see_to_and_what_is_a_librarys_own_is_not_said(on):
         xyz.look("runs/c")
         with trial(run):
             xyz.save("trial/a")
-        with run.effects.own():
+        with run.effects.context.internal():
             xyz.save(f"own/{run.world.rank}")
 
     assert on(script)[0][1] == []
@@ -170,7 +170,7 @@ def test_with_strict_it_is_refused_before_it_is_done(on, tmp_path):
     def script(run, xyz):
         if run.world.rank == 0:
             return None
-        with run.effects.own():
+        with run.effects.context.internal():
             os.makedirs("out")
             Path("out/model").write_text("as it was")
         return raised(lambda: xyz.past("out/model"))

@@ -20,6 +20,8 @@ from tests.features.test_who_writes import SEEN, watch
 from tests.features.writing import CASES, exported
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 # Where nothing can be written: no such folder, a folder, below a file.
 WRONG = ("nowhere/{}", "folder", "plain.txt/{}")
 # What belongs to a package, and is not there without another one.

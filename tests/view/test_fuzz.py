@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autoddp.comm.context import Context
 from autoddp.view import Rows, View, full
 from autoddp.view.boundaries import all_rows, part
 from autoddp.view.cuts import even_sizes
@@ -26,7 +27,7 @@ DTYPES = st.sampled_from(
 
 
 def view_of_rank(rank, ranks):
-    return View(SimpleNamespace(rank=rank, size=ranks), "whole")
+    return View(SimpleNamespace(rank=rank, size=ranks, context=Context()), "whole")
 
 
 @examples(200)

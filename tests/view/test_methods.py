@@ -5,12 +5,15 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tests.ranks import run_ranks
 from tests.view.compare import Counting, by_rows, difference
+
+pytestmark = pytest.mark.slow
 
 ARGUMENTS: list[tuple[Any, ...]] = [(), (1,), (0,), (0.5,), (1, 0), ("y",), ("y", "y"), ("i",)]
 EXEMPT = {

@@ -260,14 +260,17 @@ def test_batch_elsewhere():
     agreed(2, ALL, [((7, 4, 6), "plain", 1, True), ((7, 4, 6), "plain", 2, True)])
 
 
+@pytest.mark.slow
 def test_three_ranks():
     agreed(3, ALL, [((7, 4, 6), "plain", 0, True)])
 
 
+@pytest.mark.slow
 def test_rows_for_some_ranks_only():
     agreed(3, ALL, [((2, 4, 6), "plain", 0, True), ((1, 4, 6), "plain", 0, True)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["transposed", "inside out"])
 def test_memory_layouts(layout):
     agreed(2, ALL, [((5, 4, 6), layout, 0, True), ((5, 4, 6), layout, 0, False)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from autoddp.comm.context import Code
 from autoddp.errors import Disagreement
 from autoddp.training.iterator import LoaderIterator
 from autoddp.training.sampling import Drawn, Fetching
@@ -34,7 +34,6 @@ class Waiting:
     seconds: float = 0.0
     total: float = 0.0
     workers: int = 0
-    thread: int = 0  # the script's own
 
     @property
     def share(self) -> float:
@@ -48,7 +47,6 @@ class Whole(LoaderIterator):
     def __init__(self, view: View, inner: Any, waiting: Waiting) -> None:
         super().__init__(inner)
         self.view, self.waiting = view, waiting
-        self.thread = waiting.thread
         self._since = time.perf_counter()
 
     def __next__(self) -> Any:
@@ -62,10 +60,10 @@ class Whole(LoaderIterator):
             self._since = now
 
     def _batch(self) -> Any:
-        if threading.get_ident() != self.thread:
-            # set aside, modules of the script's own thread would be plain meanwhile
+        if not self.view.context.on_script_thread():
+            # else modules of the script's own thread would be plain meanwhile
             return next(self.inner)
-        with self.view.set_aside():
+        with self.view.context.within(Code.PLAIN):
             return next(self.inner)
 
 

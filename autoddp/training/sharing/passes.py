@@ -7,11 +7,9 @@ script can see: then the others fetch, too, what they have missed, from where th
 
 from __future__ import annotations
 
-import os
-import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from autoddp.comm.position import ACTING, EFFECT, MEETING
@@ -42,12 +40,12 @@ class Course:
 
     def __init__(self, run: Run, lines: Lines, number: int, where: str, batched: bool) -> None:
         self.run, self.lines, self.number, self.where = run, lines, number, where
+        self.context = run.group.context
         self.batched = batched
         self.first = run.world.rank == lines.first
         self.asked = 0  # how often the script has asked for a batch
         self.memory, self.maps = Memory(lambda: lines.behind(number)), Maps()
         self._owes = False  # word that a batch was taken
-        self._home = os.getpid(), threading.get_ident()
 
     # ---- the first rank
 
@@ -121,7 +119,7 @@ class Course:
         return Generators() if self._at_home() else None
 
     def _at_home(self) -> bool:
-        return (os.getpid(), threading.get_ident()) == self._home
+        return self.context.is_rank() and self.context.on_script_thread()
 
     def at(self, kind: str, words: str) -> AbstractContextManager[None]:
         """Show to those who watch the job what this rank is in the midst of."""
@@ -138,12 +136,6 @@ class Course:
             f"batch {self.asked} of {self.where}, pass {self.number}, "
             f"loaded by rank {self.lines.first}"
         )
-
-    @contextmanager
-    def own(self) -> Iterator[None]:
-        """Let a data set act on the outside world as if autoddp were not there."""
-        with self.run.effects.own():
-            yield
 
 
 class FirstRankFetch:
@@ -166,7 +158,7 @@ class FirstRankFetch:
         course = self.course
         course.asked += 1
         if self.each:
-            with course.own():
+            with course.context.internal():
                 return self.real.fetch(index)
         with course.acting():
             return self._fetch(index)
@@ -176,7 +168,7 @@ class FirstRankFetch:
         before = course.states()
         self.look.before()
         try:
-            with course.own():
+            with course.context.internal():
                 batch = self.real.fetch(index)
         except (Exception, SystemExit) as found:
             error = found
@@ -247,7 +239,7 @@ class Taken:
         return batch
 
     def _own(self, index: Any) -> Any:
-        with self.course.own():
+        with self.course.context.internal():
             return self.real.fetch(index)
 
     def _note(self, index: Any) -> None:

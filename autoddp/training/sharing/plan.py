@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from torch.utils.data.dataloader import default_collate
 
+from autoddp.comm.context import Code
 from autoddp.view.generators import Generators
 from autoddp.view.proof.snapshot import Snapshot
 from autoddp.view.rules.losses import IGNORED
@@ -97,7 +98,7 @@ def tried(view: View, loader: Any) -> tuple[str, bool, bool]:
     if state.refused:
         return state.refused, False, True
     try:
-        with view.set_aside(), view.trial():
+        with view.context.within(Code.PLAIN), view.trial():
             sample = loader.dataset[indices[0] if indices is not None and len(indices) else 0]
     except Exception as error:
         return f"a sample could not be fetched by its number ({type(error).__name__})", False, False

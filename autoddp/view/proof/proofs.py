@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autoddp.comm.context import Code
 from autoddp.view.generators import Generators
 from autoddp.view.places import Place, places_of
 from autoddp.view.proof.reach import Reach
@@ -82,9 +83,8 @@ def _proven(trial: Trial, module: nn.Module) -> Verdict:
     view, state = trial.view, Snapshot(module, given=passed_on)
     if state.refused:
         return Verdict(reason=state.refused)
-    view.proving = True
     try:
-        with view.trial():
+        with view.context.within(Code.PROOF), view.trial():
             try:
                 verdict = _try(trial)
             finally:
@@ -99,7 +99,6 @@ def _proven(trial: Trial, module: nn.Module) -> Verdict:
             reason=f"a part of its rows raises {type(error).__name__}: {str(error)[:80]}"
         )
     finally:
-        view.proving = False
         trial.before.put_back()
     return Verdict(reason=left) if left else verdict
 

@@ -131,7 +131,7 @@ def _require(me: Rows, yes: bool) -> None:
         view = me.cuts.view
         local._autoddp_rows = True  # type: ignore[attr-defined]  # not a leaf to average over ranks
         # .grad is what the script reads: at true scale; what a split call asks for is so already
-        local.register_hook(lambda g: g if view.inside else g / view.group.size)
+        local.register_hook(lambda g: g if view.context.on_rows() else g / view.group.size)
 
 
 @rule("retain_grad")

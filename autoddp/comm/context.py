@@ -1,0 +1,160 @@
+"""Whose code runs now: asked by everything that must know before it acts.
+
+What the thread of the script runs is the script's own code, unless it is inside one or more of the
+kinds of `Code`. They nest; what they mean adds up. Other threads and forked children are told apart
+by where they run.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from enum import IntEnum, auto
+
+
+class Code(IntEnum):
+    """A kind of code that is not the script's own, as one process would run it.
+
+    Attributes:
+        INTERNAL: Autoddp's; what it does outside passes through, as if autoddp were not there.
+        FETCH: A data set's, for rows that differ from rank to rank; passes through likewise, but
+            finds files where this rank has put them.
+        PLAIN: Called where no batch is to be looked for: in a data set's fetch, in a backward.
+        SPLIT: A module's, on this rank's rows as plain tensors.
+        PROOF: A module's, tried out on such rows.
+        TRIAL: The script's, which one process would not run here: it leaves no trace.
+    """
+
+    INTERNAL = 0
+    FETCH = auto()
+    PLAIN = auto()
+    SPLIT = auto()
+    PROOF = auto()
+    TRIAL = auto()
+
+
+class Context:
+    """The answer to whose code runs now, on one rank.
+
+    Attributes:
+        depth: How often each kind of code has been entered and not left yet.
+        ending: Whether the script has ended: ranks do apart what its objects still do.
+        over: Whether the job has: nothing is agreed on any more.
+        collecting: Whether Python's collector of cycles runs on the script's thread. It runs at
+            different moments on each rank: what a `__del__` does has no place in their order.
+        muting: What else is entered with a trial: mutes what it would print and write.
+    """
+
+    def __init__(self) -> None:
+        self.process, self.thread = os.getpid(), threading.get_ident()
+        self.depth = [0] * len(Code)
+        self.ending = self.over = self.collecting = False
+        self.muting: list[Callable[[], AbstractContextManager[object]]] = []
+        self._child = 0  # this process, if it was forked from the rank
+        self._elsewhere = threading.local()  # whether another thread runs autoddp's code
+
+    # ---- where
+
+    def is_rank(self) -> bool:
+        """Return whether this process is the rank itself, not one forked from it."""
+        return os.getpid() == self.process
+
+    def in_job(self) -> bool:
+        """Return whether this process is the rank itself, and the job goes on."""
+        return not self.over and os.getpid() == self.process
+
+    def on_script_thread(self) -> bool:
+        """Return whether this is the thread that runs the script."""
+        return threading.get_ident() == self.thread
+
+    def in_fork(self) -> bool:
+        """Return whether this process was forked from the rank, by any of its threads.
+
+        The thread that runs there is then the script's.
+        """
+        here = os.getpid()
+        if here == self.process:
+            return False
+        if here != self._child:  # forked while the script was anywhere
+            self._child, self.thread = here, threading.get_ident()
+            self.depth = [0] * len(Code)
+        return not self.over
+
+    # ---- what
+
+    @contextmanager
+    def within(self, code: Code) -> Iterator[None]:
+        """Run code of this kind inside, on the script's thread."""
+        depth = self.depth
+        depth[code] += 1
+        try:
+            yield
+        finally:
+            depth[code] -= 1
+
+    @contextmanager
+    def internal(self) -> Iterator[None]:
+        """Run autoddp's own code inside, on whatever thread this is."""
+        if threading.get_ident() == self.thread:
+            depth = self.depth
+            depth[Code.INTERNAL] += 1
+            try:
+                yield
+            finally:
+                depth[Code.INTERNAL] -= 1
+            return
+        # what the script's thread does meanwhile is the script's
+        apart = self._elsewhere
+        before, apart.internal = getattr(apart, "internal", False), True
+        try:
+            yield
+        finally:
+            apart.internal = before
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Run code inside that one process would not have run: no effects, no prints."""
+        with ExitStack() as stack:
+            stack.enter_context(self.within(Code.TRIAL))
+            for mute in self.muting:
+                stack.enter_context(mute())
+            yield
+
+    @contextmanager
+    def script(self) -> Iterator[None]:
+        """Run the script's own code inside, wherever this is: a handler of a signal."""
+        before, self.depth = self.depth, [0] * len(Code)
+        try:
+            yield
+        finally:
+            self.depth = before
+
+    def is_internal_elsewhere(self) -> bool:
+        """Return whether this is another thread than the script's, in autoddp's own code."""
+        return threading.get_ident() != self.thread and getattr(self._elsewhere, "internal", False)
+
+    def on_rows(self) -> bool:
+        """Return whether modules and functions see this rank's rows as plain tensors."""
+        return bool(self.depth[Code.SPLIT] or self.depth[Code.PROOF])
+
+    def is_plain(self) -> bool:
+        """Return whether a module's call is as if autoddp were not there."""
+        depth = self.depth
+        return bool(depth[Code.PLAIN] or depth[Code.SPLIT] or depth[Code.PROOF])
+
+    def passes_through(self) -> bool:
+        """Return whether effects are as if autoddp were not there: ours, or a data set's."""
+        return bool(self.depth[Code.INTERNAL] or self.depth[Code.FETCH])
+
+    def watch_collector(self, undo: ExitStack) -> None:
+        """Watch Python's collector from now on; twice is harmless."""
+        if self._note not in gc.callbacks:
+            gc.callbacks.append(self._note)
+            undo.callback(gc.callbacks.remove, self._note)
+
+    def _note(self, phase: str, info: Mapping[str, int]) -> None:
+        if threading.get_ident() == self.thread:
+            self.collecting = phase == "start"
