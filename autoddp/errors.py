@@ -40,6 +40,10 @@ class Disagreement(AutoDDPError):
 class RankEnded(AutoDDPError):
     """The end of another rank; what this one would have learned from it will not come."""
 
+    def __init__(self, text: str, rank: int = 0) -> None:
+        super().__init__(text)
+        self.rank = rank
+
 
 class Unreachable(RankEnded):
     """The loss of another rank's node: the kernel has given it up, and no message gets there."""

@@ -113,10 +113,10 @@ def on_a_node(node: int, folder: str, rounds: int) -> None:
     group = Group.over(World(node, 2, 0, 1, node, ADDRESSES[0], PORT), store)
     found = rank(group, folder, rounds)
     if node == 0:
-        theirs = group.effect("theirs", lambda: None, by=1)
+        theirs = group.call("theirs", lambda: None, by=1)
         show("2 ranks on 2 nodes", [found, [tuple(pair) for pair in theirs]])
     else:
-        group.effect("theirs", lambda: found, by=1)
+        group.call("theirs", lambda: found, by=1)
     group.barrier()
     os._exit(sys.stdout.flush() or 0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import multiprocessing
 import os
 import tempfile
@@ -16,16 +17,27 @@ import torch
 import torch._dynamo  # by the first optimizer, which would take each rank two seconds
 import torch.distributed as dist
 
+from autoddp.comm import channel, switchboard
 from autoddp.comm.group import Group
 from autoddp.comm.world import World
 
 torch.set_num_threads(1)  # a forked child cannot use a thread pool that its parent started
 
 
-def _rank(fn: Callable[..., Any], rank: int, nproc: int, path: str, args: tuple, pipe: Any) -> None:
+def _rank(
+    fn: Callable[..., Any],
+    rank: int,
+    nproc: int,
+    path: str,
+    args: tuple,
+    pipe: Any,
+    nodes: tuple[int, ...] = (),
+) -> None:
     try:
         torch.set_num_threads(1)
         world = World(rank, nproc, rank, nproc)
+        if nodes:
+            world = _placed(rank, nodes)
         group = Group.over(world, _store(rank, path))
         answer = ("value", fn(group, *args))
         group.pg.barrier().wait()  # no stamp: a test may have left the ranks at different places
@@ -34,6 +46,21 @@ def _rank(fn: Callable[..., Any], rank: int, nproc: int, path: str, args: tuple,
     pipe.send(answer)
     pipe.close()
     os._exit(0)
+
+
+def _placed(rank: int, nodes: tuple[int, ...]) -> World:
+    """Let this rank reach those of its node alone by unix sockets; two ranks make a node."""
+    node, said = nodes[rank], switchboard._said
+    channel.LEAST, channel.namespace = 2, lambda: str(node)
+    if node:  # the others have names of their own, as in another network namespace
+
+        def moved(*given: Any) -> str:
+            where, *more = json.loads(said(*given))
+            return json.dumps([f"{where}/on {node}", *more])
+
+        switchboard._said = moved
+    each = nodes.count(node)
+    return World(rank, len(nodes), rank - nodes.index(node), each, node, "127.0.0.1")
 
 
 def _store(rank: int, path: str) -> dist.Store:
@@ -46,7 +73,13 @@ def _store(rank: int, path: str) -> dist.Store:
     return dist.TCPStore("127.0.0.1", int(meeting.get("port")), wait_for_workers=False)
 
 
-def run_ranks(fn: Callable[..., Any], nproc: int, *args: Any, timeout: float = 120) -> list[Any]:
+def run_ranks(
+    fn: Callable[..., Any],
+    nproc: int,
+    *args: Any,
+    timeout: float = 120,
+    nodes: tuple[int, ...] = (),
+) -> list[Any]:
     """What `fn(group, *args)` returns on each rank, in order; a rank's traceback is the failure."""
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
@@ -55,7 +88,9 @@ def run_ranks(fn: Callable[..., Any], nproc: int, *args: Any, timeout: float = 1
         gc.freeze()  # else what is there is copied, page by page, when a rank looks for garbage
         for rank in range(nproc):
             mine, theirs = context.Pipe(duplex=False)
-            worker = context.Process(target=_rank, args=(fn, rank, nproc, path, args, theirs))
+            worker = context.Process(
+                target=_rank, args=(fn, rank, nproc, path, args, theirs, nodes)
+            )
             worker.start()
             theirs.close()
             pipes.append(mine)

@@ -14,8 +14,10 @@ import time
 import pytest
 import torch.distributed as dist
 
-from autoddp.comm import channel
-from autoddp.comm.channel import Channel, Line
+from autoddp.comm import switchboard
+from autoddp.comm.channel import Channel
+from autoddp.comm.line import Line
+from autoddp.comm.rpc import When
 from autoddp.comm.world import World
 from autoddp.errors import AutoDDPError, RankEnded
 from tests.features.outward import raised
@@ -86,7 +88,7 @@ def test_news_are_the_main_threads(pair):
 
 def test_each_rank_has_two_lines_to_rank_0_and_no_other():
     def rank(group):
-        lines = group.channel.effects, group.channel.orders
+        lines = group.channel.beats, group.channel.orders
         if group.rank:
             for number, line in enumerate(lines):
                 line[0].send(f"{number} of {group.rank}".encode())
@@ -109,9 +111,9 @@ def _meet(store, far=False, seconds=20):
 
     threads = [threading.Thread(target=be, args=(rank,)) for rank in (0, 1)]
     threads[0].start()
-    told = json.loads(store.get(channel.KEY))
+    told = json.loads(store.get(switchboard.KEY))
     if far:
-        store.set(channel.KEY, json.dumps(["\0nobody", *told[1:]]))
+        store.set(switchboard.KEY, json.dumps(["\0nobody", *told[1:]]))
     return threads, told, made
 
 
@@ -129,11 +131,11 @@ def test_strangers_are_dropped(tmp_path, far):
     threads[1].start()
     for thread in threads:
         thread.join(30)
-    assert [list(made[rank].effects) for rank in (0, 1)] == [[1], [0]]
+    assert [list(made[rank].orders) for rank in (0, 1)] == [[1], [0]]
     kind = socket.AF_INET6 if far and socket.has_dualstack_ipv6() else family
-    assert made[0].effects[1].socket.family == kind
-    made[0].effects[1].send(b"welcome")
-    assert made[1].effects[0].read() == b"welcome"
+    assert made[0].effects.down[1].socket.family == kind
+    made[0].effects.down[1].send(b"welcome")
+    assert made[1].effects.hear() == b"welcome"
     for stranger in strangers[:2]:
         with contextlib.suppress(ConnectionResetError):
             assert stranger.recv(1) == b""
@@ -146,7 +148,7 @@ def test_a_node_that_cannot_be_reached_is_told(tmp_path):
     store = dist.FileStore(str(tmp_path / "store"), 2)
     with socket.create_server(("", 0)) as closed:
         port = closed.getsockname()[1]
-    store.set(channel.KEY, json.dumps(["\0nobody", port, "00" * 16]))
+    store.set(switchboard.KEY, json.dumps(["\0nobody", port, "00" * 16]))
     world = World(1, 2, 0, 1, master_addr="localhost")
     with pytest.raises(AutoDDPError, match=f"rank 1 cannot reach rank 0 at localhost:{port}"):
         Channel.between(world, store, 5)
@@ -157,7 +159,7 @@ def test_a_node_that_does_not_call_is_told(tmp_path):
     with pytest.raises(
         AutoDDPError, match=r"^node 1, node 2 came, but did not call node 0 within 0 s; lost"
     ):
-        Channel.between(World(0, 3, 0, 1), store, 0.2, lines=1, who="node")
+        Channel.between(World(0, 3, 0, 1), store, 0.2, who="node")
 
 
 def test_a_node_0_that_does_not_listen_is_told():
@@ -165,7 +167,7 @@ def test_a_node_0_that_does_not_listen_is_told():
     with pytest.raises(
         AutoDDPError, match=r"^node 0 came, but did not say within 0 s where it listens; lost"
     ):
-        Channel.between(World(1, 2, 0, 1), store, 0.2, lines=1, who="node")
+        Channel.between(World(1, 2, 0, 1), store, 0.2, who="node")
 
 
 def test_children_have_no_lines():
@@ -174,11 +176,11 @@ def test_children_have_no_lines():
         if os.fork() == 0:
             os.write(
                 writer,
-                repr([line.socket.fileno() for line in group.channel.effects.values()]).encode(),
+                repr([line.socket.fileno() for line in group.channel.effects.lines]).encode(),
             )
             os._exit(0)
         inside = os.read(reader, 100)
-        return inside, group.effect("a", lambda: 1)
+        return inside, group.call("a", lambda: 1)
 
     assert run_ranks(rank, 2) == [(b"[-1]", 1)] * 2
 
@@ -186,16 +188,20 @@ def test_children_have_no_lines():
 @pytest.mark.parametrize("meet", [False, True])
 def test_a_rank_that_waits_for_one_that_has_ended_says_so(tmp_path, meet):
     """Also where a process lives on that the ended rank had forked."""
+
+    def when(n):
+        return When.ALL_HERE if meet and n else When.NOW
+
     reader, writer = os.pipe()
 
     def act(group):
         if group.rank == 0:
-            group.effect("a", lambda: 1)
+            group.call("a", lambda: 1)
             if os.fork() == 0:
                 os.close(writer)
                 os.read(reader, 1)
             os._exit(0)
-        said = raised(lambda: [group.effect("a", lambda: 1, meet=meet and n) for n in range(3)])
+        said = raised(lambda: [group.call("a", lambda: 1, when=when(n)) for n in range(3)])
         (tmp_path / "said").write_text(" ".join(said))
         os._exit(0)
 

@@ -153,7 +153,7 @@ def test_a_rank_that_is_told_first_may_be_at_its_next_meeting():
 def test_an_effect_that_one_rank_alone_had_is_told_at_the_next_meeting():
     def rank(group):
         if group.rank == 0:
-            group.effect("alone", lambda: 1)
+            group.call("alone", lambda: 1)
         with pytest.raises(Disagreement) as error:
             group.all_reduce(torch.ones(1))
         return str(error.value)

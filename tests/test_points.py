@@ -11,6 +11,7 @@ import time
 import pytest
 import torch
 
+from autoddp.comm.rpc import When
 from autoddp.effects.signals import Signals
 from tests.features.outward import installed, on_ranks, trial
 from tests.ranks import run_ranks
@@ -36,10 +37,10 @@ def counted(run, steps, points, who):
 
 
 POINTS = {
-    "effects": lambda group: group.effect("a", lambda: 1),
-    "meetings": lambda group: group.effect("a", lambda: 1, meet=True),
+    "effects": lambda group: group.call("a", lambda: 1),
+    "meetings": lambda group: group.call("a", lambda: 1, when=When.ALL_HERE),
     "collectives": lambda group: group.all_reduce(torch.ones(2)),
-    "both": lambda group: (group.effect("a", lambda: 1), group.all_gather(torch.ones(2))),
+    "both": lambda group: (group.call("a", lambda: 1), group.all_gather(torch.ones(2))),
 }
 
 
@@ -54,18 +55,18 @@ def test_one_handler_runs_once_at_one_step(points, who):
 def test_what_a_handler_raises_leaves_effects_in_step():
     def script(run):
         def stop(number, frame):
-            run.group.effect("saved", lambda: 1, meet=True)
-            raise TimeoutError(run.group.effect("when", time.monotonic))
+            run.group.call("saved", lambda: 1, when=When.ALL_HERE)
+            raise TimeoutError(run.group.call("when", time.monotonic))
 
         signal.signal(signal.SIGALRM, stop)
         signal.setitimer(signal.ITIMER_REAL, 0.1 + 0.05 * run.world.rank)
         steps = 0
         try:
             while True:
-                run.group.effect("a", lambda: "x")
+                run.group.call("a", lambda: "x")
                 steps += 1
         except TimeoutError as error:
-            return steps, str(error), run.group.effect("after", lambda: 2)
+            return steps, str(error), run.group.call("after", lambda: 2)
 
     zero, one = on_ranks(script, 2, Signals)
     assert zero == one
@@ -79,7 +80,7 @@ def test_without_a_point_all_run_it_where_they_wait(inside):
         seen = []
 
         def stop(number, frame):
-            seen.append(run.group.effect("in the handler", lambda: 5))
+            seen.append(run.group.call("in the handler", lambda: 5))
             raise KeyboardInterrupt
 
         signal.signal(signal.SIGUSR1, stop)
@@ -88,12 +89,12 @@ def test_without_a_point_all_run_it_where_they_wait(inside):
         began = time.monotonic()
         try:
             if inside:
-                run.group.effect("long", lambda: time.sleep(60))
+                run.group.call("long", lambda: time.sleep(60))
             else:
                 time.sleep(60)
         except KeyboardInterrupt:
             seen.append("caught")
-        return seen, time.monotonic() - began < 30, run.group.effect("after", lambda: 2)
+        return seen, time.monotonic() - began < 30, run.group.call("after", lambda: 2)
 
     assert on_ranks(script, 2, Signals) == [([5, "caught"], True, 2)] * 2
 
@@ -147,7 +148,7 @@ def test_what_the_script_sends_to_itself_comes_once_where_it_is_sent_however_lat
         os.kill(os.getpid(), signal.SIGUSR1)
         where = "after"
         for _ in range(3):
-            run.group.effect("a", lambda: 1)
+            run.group.call("a", lambda: 1)
         time.sleep(0.1)
         return seen
 
@@ -160,7 +161,7 @@ def test_a_ranks_own_timer_is_nothing_when_rank_0_has_ended_without_it():
         signal.signal(signal.SIGALRM, lambda *_: seen.append("timer"))
         signal.signal(signal.SIGUSR1, lambda *_: seen.append("signal"))
         signal.setitimer(signal.ITIMER_REAL, 0.5 if run.world.rank else 0)
-        run.group.effect("a", lambda: 1)
+        run.group.call("a", lambda: 1)
         if run.world.rank == 0:
             for line in run.group.channel.orders.values():
                 line.socket.shutdown(socket.SHUT_RDWR)
@@ -180,7 +181,7 @@ def test_a_timer_that_was_acted_on_does_not_go_off_when_the_job_is_over():
         signal.signal(signal.SIGALRM, lambda *_: seen.append("timer"))
         signal.setitimer(signal.ITIMER_REAL, 0.1 + 0.6 * run.world.rank)
         while not seen:
-            run.group.effect("a", lambda: 1)
+            run.group.call("a", lambda: 1)
 
     def rank(group):
         with installed(group, Signals) as run:
@@ -198,14 +199,14 @@ def test_a_signal_of_ones_own_inside_an_effect_comes_to_all_and_one_that_is_bloc
         where = "inside"
         run.effects.do_on_rank0("an effect", lambda: os.kill(os.getpid(), signal.SIGUSR1))
         for _ in range(3):
-            run.group.effect("a", lambda: 1)
+            run.group.call("a", lambda: 1)
         inside, where = len(seen), "blocked"
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         signal.raise_signal(signal.SIGUSR1)
         blocked = len(seen)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
         for _ in range(3):
-            run.group.effect("a", lambda: 1)
+            run.group.call("a", lambda: 1)
         return inside, blocked, len(seen)
 
     assert on_ranks(script, 2, Signals) == [(1, 1, 2)] * 2

@@ -167,7 +167,33 @@ def test_a_death_on_the_other_node_ends_both(nodes, tmp_path):
     assert "[autoddp] rank 2 was killed by SIGKILL (signal 9)\n" in err2
 
 
-def test_a_signal_to_one_node_is_acted_on_by_both_at_the_same_step(nodes, tmp_path):
+@pytest.mark.parametrize("failed", [1, 3])
+@pytest.mark.parametrize("then", ["print(getpass.getuser())", "torch.ones(8).sum().item()"])
+def test_a_rank_that_fails_alone_is_named_whether_or_not_it_stands_for_others(
+    nodes, tmp_path, failed, then
+):
+    """Rank 1 is the first of its node; those beside it learn of its end first."""
+    script = tmp_path / "s.py"
+    script.write_text(
+        "import autoddp, getpass, torch, torch.distributed as dist\n"
+        "from torch.utils.data import DataLoader\n"
+        "print(getpass.getuser())\n"
+        "net, sgd = (n := torch.nn.Linear(4, 1)), torch.optim.SGD(n.parameters(), 0.1)\n"
+        "for n, x in enumerate(DataLoader(torch.ones(40, 4), 20)):\n"
+        f"    if n and autoddp.rank() == {failed}: raise RuntimeError('alone')\n"
+        f"    {then}\n"
+        "    net(x).mean().backward()\n"
+        "    sgd.step()\n"
+    )
+    (first, _, err), (second, _, err2) = Job(nodes, script, nprocs=(1, 4)).end()
+    assert (first.returncode, second.returncode) == (1, 1), err + err2
+    assert f"rank {failed} on node 1" in err
+    assert "RuntimeError: alone" in err2
+    assert f"[autoddp] rank {failed} ended with exit code 1" in err2
+
+
+@pytest.mark.parametrize("nprocs", [(2, 1), (1, 4)], ids=str)
+def test_a_signal_to_one_node_is_acted_on_by_both_at_the_same_step(nodes, tmp_path, nprocs):
     script = tmp_path / "s.py"
     script.write_text(
         "import signal, sys, torch\n"
@@ -187,14 +213,15 @@ def test_a_signal_to_one_node_is_acted_on_by_both_at_the_same_step(nodes, tmp_pa
         "    if step == 3: print('ready', flush=True)\n"
     )
     logs = tmp_path / "logs"
-    job = Job(nodes, f"{script} {tmp_path}", "-q", "--log-dir", str(logs))
+    job = Job(nodes, f"{script} {tmp_path}", "-q", "--log-dir", str(logs), nprocs=nprocs)
     assert job.processes[0].stdout.readline() == "ready\n"
     time.sleep(0.3)
     job.processes[1].send_signal(signal.SIGTERM)
     (first, out, err), (second, _, err2) = job.end()
     assert (first.returncode, second.returncode) == (0, 0), err + err2
     assert out.startswith("left at ")
-    assert [(logs / f"rank{rank}.log").read_text() for rank in (1, 2)] == ["ready\n" + out] * 2
+    said = {(logs / f"rank{rank}.log").read_text() for rank in range(1, sum(nprocs))}
+    assert said == {"ready\n" + out}
 
 
 def test_waiting_for_a_node_ends_at_once_on_ctrl_c(nodes, tmp_path):

@@ -11,8 +11,8 @@ sum over them, ride on the next meeting, and the thread that watches tells the n
 `Passed`).
 
 A small tensor travels with its stamp, is reduced or gathered on rank 0 and comes back: one message
-each way, on a node by unix sockets, which is faster than a ring of TCP connections. A large tensor
-goes by the backend once the stamps agree.
+each way and node (see `Tree`), which is faster than a ring of TCP connections. A large tensor goes
+by the backend once the stamps agree.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -31,13 +31,14 @@ from torch import Tensor
 
 from autoddp import torch_internals
 from autoddp.comm.passed import Passed, Recent
+from autoddp.comm.tree import Tree, answers
 from autoddp.errors import Disagreement, RankEnded
 from autoddp.report import users_frame
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-    from autoddp.comm.channel import Line
+    from autoddp.comm.line import Line
 
 TOLD = 64  # of these, at a look of the thread that watches
 MOST = 4096  # kinds of collective whose words are kept
@@ -50,13 +51,13 @@ TICK = 0.02
 class CollectiveCheck:
     """One rank's end of the check: rank 0 compares stamps, the others send theirs."""
 
-    def __init__(self, rank: int, lines: dict[int, Line], store: Store) -> None:
-        self.rank, self._lines, self._store = rank, lines, store
+    def __init__(self, rank: int, tree: Tree, store: Store) -> None:
+        self.rank, self._tree, self._store = rank, tree, store
         self._words: dict[Any, str] = {}
         self.passed = Passed()
         # on rank 0: what the others' threads have told
         self._heard: dict[int, Recent] = {}
-        self._lock = threading.Lock()  # of rank 0's lines: a thread looks, too, see `watching`
+        self._lock = threading.Lock()  # of the lines down: a thread looks, too, see `watching`
 
     def words(self, what: str, x: Tensor) -> str:
         """Describe the collective that this rank is about to enter, with the user's line."""
@@ -76,7 +77,7 @@ class CollectiveCheck:
 
     def pass_by(self, stamp: str) -> None:
         """Note the stamp of what this rank enters; nobody waits, and nothing is sent."""
-        if self.rank or self._lines:
+        if self._tree.lines:
             self.passed.add(stamp.encode())
 
     def meet(self, stamp: str, body: bytes, merge: Callable[[list[bytes]], bytes]) -> bytes:
@@ -88,25 +89,23 @@ class CollectiveCheck:
         """
         self.passed.meet(stamp)
         # held to the end: a rank that was told may be at its next meeting before this one is over
-        with self._lock if self._lines and not self.rank else nullcontext():
-            if self.rank:
-                made = self._ask(stamp, body)
-            else:
-                made = merge([body, *(self._from(rank, stamp) for rank in self._lines)])
-                self._say(DONE + made)
+        with self._lock if self._tree.down else nullcontext():
+            made = self._ask(stamp, body) if self.rank else self._lead(stamp, body, merge)
             self.passed.met()
         return made
 
     def _ask(self, stamp: str, body: bytes) -> bytes:
-        line = self._lines[0]
-        line.send(b"%b\0%b\0%b" % (stamp.encode(), self.passed.sum, body))
+        self._tree.answer(b"%b\0%b\0%b" % (stamp.encode(), self.passed.sum, body))
         while True:
-            answer = self._read(line, stamp)
-            if answer[:1] == PARTED:
-                raise Disagreement(answer[1:].decode())
-            if answer[:1] == DONE:
-                return answer[1:]
-            line.send(json.dumps(self.passed.recent()).encode())  # it was TELL
+            try:
+                said = self._tree.hear()
+            except RankEnded as error:
+                self._end(error, stamp)
+            if said[:1] == PARTED:
+                raise Disagreement(said[1:].decode())
+            if said[:1] == DONE:
+                return said[1:]
+            self._tree.answer(json.dumps(self.passed.recent()).encode())  # it was TELL
 
     def told(self) -> Recent:
         """Return the newest stamps since the last meeting, for the thread that watches."""
@@ -118,12 +117,12 @@ class CollectiveCheck:
         self._heard[rank] = told
 
     def look(self) -> None:
-        """Compare, on rank 0 and from another thread, what the other ranks have said so far.
+        """Compare, from another thread, what the ranks below this one have said so far.
 
         Raises:
-            Disagreement: A rank is somewhere else than rank 0.
+            Disagreement: A rank is somewhere else than this one.
         """
-        if self.rank:
+        if not self._tree.down:
             return
         own = self.passed.recent()
         for rank, told in self._heard.items():
@@ -132,12 +131,12 @@ class CollectiveCheck:
             return  # the script's own thread looks
         try:
             own = self.passed.recent()
-            for rank, line in self._lines.items():
-                said = line.peek()
-                # rank 0 is not at that meeting yet: it must not be past it either
-                if said is not None:
-                    stamp, count, _ = _read(said)
-                    self._compare(rank, (own[0], [(count, stamp.decode())]), own)
+            for line in self._tree.down.values():
+                with suppress(RankEnded):
+                    # this rank is not at that meeting yet: it must not be past it either
+                    for rank, said in answers(line.peek() or b""):
+                        stamp, past, _ = _read(said)
+                        self._compare(rank, (own[0], [(_count(past), stamp)]), own)
         finally:
             self._lock.release()
 
@@ -151,27 +150,30 @@ class CollectiveCheck:
 
     # ---- rank 0
 
-    def _from(self, rank: int, stamp: str) -> bytes:
-        """Return the body that a rank sends with its stamp, once all before proves to be alike."""
-        line = self._lines[rank]
-        said, count, rest = _read(self._read(line, stamp))
-        total, _, body = rest.partition(b"\0")
-        own = stamp.encode()
-        if b"%d %b" % (count, total) == self.passed.sum:
-            if apart(said, own):
-                self._part(rank, said.decode(), stamp)
-            return body
-        line.send(TELL)
-        theirs, mine = json.loads(self._read(line, stamp)), self.passed.recent()
+    def _lead(self, stamp: str, body: bytes, merge: Callable[[list[bytes]], bytes]) -> bytes:
+        bodies = {0: body}
+        for line in self._tree.down.values():
+            found = {rank: _read(said) for rank, said in self._answers(line, stamp).items()}
+            odd = [rank for rank, (_, past, _) in found.items() if past != self.passed.sum]
+            if odd:
+                line.send(TELL)
+                told = self._answers(line, stamp)
+            for rank, (theirs, past, bodies[rank]) in found.items():
+                if rank in odd:
+                    self._compare_past(rank, theirs, stamp, past, json.loads(told[rank]))
+                elif apart(theirs.encode(), stamp.encode()):
+                    self._part(rank, theirs, stamp)
+        made = merge([bodies[rank] for rank in sorted(bodies)])
+        self._say(DONE + made)
+        return made
+
+    def _compare_past(self, rank: int, stamp: str, own: str, past: bytes, theirs: Recent) -> None:
+        """Find out whether a rank has passed by something else, or by files of other names."""
+        mine = self.passed.recent()
         self._compare(rank, theirs, mine)
         alike = [tuple(each) for each in theirs[1]] == mine[1]  # else files have other names
-        if not torch_internals.in_backward() and (count != self.passed.count or alike):
-            self._part(
-                rank,
-                "another collective, some time before " + said.decode().split(" ", 1)[1],
-                stamp,
-            )
-        return body
+        if not torch_internals.in_backward() and (_count(past) != self.passed.count or alike):
+            self._part(rank, "another collective, some time before " + stamp.split(" ", 1)[1], own)
 
     def _compare(self, rank: int, theirs: Recent, own: Recent) -> None:
         if theirs[0] != own[0]:
@@ -189,28 +191,30 @@ class CollectiveCheck:
             if effects != their_effects:
                 after = f" ({their_effects} side effects came before, {effects})"
         text = (
-            f"rank {rank} is in «{theirs}» where rank 0 is in «{own.split(' ', 1)[1]}»{after}; "
-            "a decision in the script differs between ranks"
+            f"rank {rank} is in «{theirs}» where rank {self.rank} is in "
+            f"«{own.split(' ', 1)[1]}»{after}; a decision in the script differs between ranks"
         )
         self._say(PARTED + text.encode())
         raise Disagreement(text)
 
     def _say(self, message: bytes) -> None:
-        for line in self._lines.values():
-            line.send(message)
+        self._tree.say(message)
+
+    def _answers(self, line: Line, stamp: str) -> dict[int, bytes]:
+        try:
+            return dict(answers(line.read()))
+        except RankEnded as error:
+            self._end(error, stamp)
 
     # ---- all
 
-    def _read(self, line: Line, stamp: str) -> bytes:
-        try:
-            return line.read()
-        except RankEnded:
-            code = self._exit_code(line.peer)
-            ended = "has ended" if code is None else f"has ended with exit code {code}"
-            where = stamp.split(" ", 1)[1]
-            raise RankEnded(
-                f"rank {line.peer} {ended}, and this rank waits for it in «{where}»"
-            ) from None
+    def _end(self, error: RankEnded, stamp: str) -> NoReturn:
+        code = self._exit_code(error.rank)
+        ended = "has ended" if code is None else f"has ended with exit code {code}"
+        where = stamp.split(" ", 1)[1]
+        raise RankEnded(
+            f"rank {error.rank} {ended}, and this rank waits for it in «{where}»", error.rank
+        ) from None
 
     def _exit_code(self, rank: int) -> int | None:
         """Return 0 once it is known that a rank has ended well, None if that is not said in time.
@@ -226,11 +230,14 @@ class CollectiveCheck:
         return None
 
 
-def _read(message: bytes) -> tuple[bytes, int, bytes]:
-    """Split a message: the stamp, how many were passed by, their sum with the body behind it."""
-    stamp, _, rest = message.partition(b"\0")
-    count, _, more = rest.partition(b" ")
-    return stamp, int(count), more
+def _read(message: bytes) -> tuple[str, bytes, bytes]:
+    """Split a message: the stamp, a sum over what was passed by, and the body."""
+    stamp, past, body = message.split(b"\0", 2)
+    return stamp.decode(), past, body
+
+
+def _count(past: bytes) -> int:
+    return int(past.partition(b" ")[0])
 
 
 def apart(theirs: bytes, own: bytes) -> bool:

@@ -168,7 +168,7 @@ class Group(Rpc):
             self.points.enter()
         with self.position.at(kind, words):
             try:
-                yield f"{self._effects} {words}"
+                yield f"{self.passed} {words}"
             except RuntimeError as error:
                 if _is_networks(error):
                     self.exchange.wait_for_the_end()

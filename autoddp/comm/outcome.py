@@ -17,6 +17,8 @@ from urllib.error import ContentTooShortError, HTTPError, URLError
 
 from autoddp.errors import RemoteError
 
+RAW, JSON = b"b", b"j"  # the first byte of an outcome that travels
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -39,8 +41,21 @@ class Outcome:
             raise self.error
         return self.value
 
+    def to_bytes(self) -> bytes:
+        """Return this outcome as a message: bytes as they are, all else as JSON."""
+        if isinstance(self.value, bytes):
+            return RAW + self.value
+        return JSON + json.dumps(self.to_data()).encode()
+
+    @classmethod
+    def from_bytes(cls, message: bytes) -> Outcome:
+        """Read what `to_bytes` made."""
+        if message[:1] == RAW:
+            return cls(value=message[1:])
+        return cls.from_data(json.loads(message[1:]))
+
     def to_data(self) -> dict[str, Any]:
-        """Return this outcome for the store: names, numbers and text only."""
+        """Return this outcome as names, numbers and text only."""
         error = self.error
         if error is None:
             return {"value": self.value}

@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from autoddp.comm.channel import Line
 from autoddp.comm.context import Code, Context
+from autoddp.comm.line import Line
 from autoddp.errors import RankEnded
 
 NEWS = signal.SIGURG  # says that an order has come; ignored by default, so never deadly

@@ -41,7 +41,7 @@ def agree(
         more = {name: digest(value) for name, value in _mine(variables) if type(value) not in PLAIN}
         return [plain, more, digest(arguments)]
 
-    plain, more, theirs = group.effect(f"the variables at {site}", told)
+    plain, more, theirs = group.call(f"the variables at {site}", told)
     if group.rank == 0:
         return {}
     mine = dict(_mine(variables))

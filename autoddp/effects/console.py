@@ -14,7 +14,6 @@ from autoddp.effects.muting import muted
 from autoddp.effects.rows import EffectRow, ask
 from autoddp.effects.stdin import SharedStdin
 from autoddp.patching import patch
-from autoddp.report import users_line
 from autoddp.report.begun import Begun
 
 STANDARD = (0, 1, 2)
@@ -71,7 +70,7 @@ class Console(Outward):
         self.terminal: list[bool] = []
         self.size: list[list[int] | None] = []
         if self.effects.exchange:
-            told = self.run.group.effect("the terminal", terminal)
+            told = self.run.group.call("the terminal", terminal)
             self.terminal, self.size = told
             self._share_input(undo)
         if self.terminal and self.rank:
@@ -115,10 +114,7 @@ class Console(Outward):
         def read(fd: int, length: int, /) -> bytes:
             if fd != 0 or effects.users() is not Mode.SYNCED:
                 return original(fd, length)
-            with effects.context.internal():
-                return effects.group.hand(
-                    f"os.read at {users_line()}", lambda: original(fd, length)
-                )
+            return bytes(effects.ask_rank0("os.read", lambda: original(fd, length)))
 
         return read
 

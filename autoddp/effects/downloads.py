@@ -217,7 +217,7 @@ class Downloads(Outward):
         site = f"{call.name} at {users_line(1)}"
         with self.effects.context.internal():
             for leader in leaders(self.effects):
-                self.run.group.effect(site, lambda: made.append(call.plain()), by=leader)
+                self.run.group.call(site, lambda: made.append(call.plain()), by=leader)
             return made[0] if made else call.plain()
 
     def _alone(self, act: Callable[[], Any]) -> Any:
@@ -263,11 +263,11 @@ class Downloads(Outward):
             return [at, paths.facts(os.path.expanduser(at)), str(headers)]
 
         with self.effects.context.internal():
-            return self.run.group.effect(f"{call.name} at {users_line(1)}", load, by=leader)
+            return self.run.group.call(f"{call.name} at {users_line(1)}", load, by=leader)
 
     def _hand(self, call: Call, act: Callable[[], bytes]) -> bytes:
         with self.effects.context.internal():
-            return self.run.group.hand(f"{call.name} at {users_line(1)}", act)
+            return self.run.group.call(f"{call.name} at {users_line(1)}", act)
 
     def _too_large(self, call: Call, url: str) -> Any:
         size = self.run.group.size

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakSet
 
 from autoddp.comm.context import Code
+from autoddp.comm.rpc import When
 from autoddp.effects import caches, paths
 from autoddp.effects.call import Call as Call
 from autoddp.effects.call import stands_for as stands_for
@@ -175,7 +176,7 @@ class Effects:
         depth = self.context.depth
         depth[Code.INTERNAL] += 1  # as `internal` does; a clock is read in a few microseconds
         try:
-            return self.group.effect(f"{what} at {users_line(2)}", act)
+            return self.group.call(f"{what} at {users_line(2)}", act)
         finally:
             depth[Code.INTERNAL] -= 1
             if self.overlay.before is not None:
@@ -200,7 +201,7 @@ class Effects:
             return told(kept) if told is not None else None
 
         with self.context.internal():
-            answer = self.group.effect(f"{what} at {users_line(2)}", keep, meet=True)
+            answer = self.group.call(f"{what} at {users_line(2)}", keep, when=When.ALL_HERE)
         if self.overlay.before is not None:
             self.overlay.before.come(self.group.passed)
         return kept if self.rank == 0 else answer

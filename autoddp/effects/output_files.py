@@ -39,7 +39,7 @@ class OutputFiles:
             for stream, (start, end) in told.items():
                 for at in range(start, end, PART):
                     read = partial(_read, self._files.get(stream, -1), min(PART, end - at), at)
-                    body = effects.group.hand(f"{stream} from {at}", read)
+                    body = effects.group.call(f"{stream} from {at}", read)
                     if effects.rank and stream in self._files:
                         os.lseek(self._files[stream], at, os.SEEK_SET)
                         whole(partial(os.write, self._files[stream]), body)

@@ -256,7 +256,7 @@ def share(effects: Effects) -> None:
         return folder
 
     with effects.context.internal():
-        folder = group.effect("the journal", make)
+        folder = group.call("the journal", make)
         if group.rank and placed[group.rank] == 0:
             with suppress(FileNotFoundError):  # rank 0 has come to its end already
                 board = Board(folder, group.size, make=False)

@@ -57,7 +57,7 @@ class Processes(Outward):
         """Have rank 0 tell its number, and its parent's, once."""
         super().setup(undo)
         self.told = Unhurried(self.effects, self.name)
-        self.numbers = self.run.group.effect("the process", lambda: [os.getpid(), os.getppid()])
+        self.numbers = self.run.group.call("the process", lambda: [os.getpid(), os.getppid()])
         self._kept = ExitStack()
 
     @patch("os:getpid", "os:getppid", why="the script's process has one number: rank 0's", hot=True)

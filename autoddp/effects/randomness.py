@@ -46,7 +46,7 @@ class Randomness(Outward):
     def setup(self, undo: ExitStack) -> None:
         """Start from rank 0's states: unseeded scripts draw the same numbers everywhere."""
         super().setup(undo)
-        theirs = self.run.group.effect("the order of sets", lambda: hash(PROBE))
+        theirs = self.run.group.call("the order of sets", lambda: hash(PROBE))
         if not self.run.group.agree(hash(PROBE) == theirs):
             self.run.report.doubt(
                 "randomness",
@@ -54,8 +54,8 @@ class Randomness(Outward):
                 "hash() of text, and the order of sets, differ between ranks: "
                 "set PYTHONHASHSEED=0 for all",
             )
-        take(self.run.group.effect("the states of the random generators", states))
-        secret = self.run.group.effect("the secret of the job", lambda: os.urandom(32).hex())
+        take(self.run.group.call("the states of the random generators", states))
+        secret = self.run.group.call("the secret of the job", lambda: os.urandom(32).hex())
         self.entropy = Entropy(bytes.fromhex(secret))
         self.run.draws_alike = True
 

@@ -51,9 +51,9 @@ class Signals(Feature):
         lines = self.run.group.channel
         for line in lines.orders.values():
             line.announce(NEWS)
-        for rank, line in lines.effects.items():
-            line.beside(lines.orders[rank], points.news_while_waiting)
-            undo.callback(line.alone, lines.orders[rank])
+        for line, orders in lines.waits():
+            line.beside(orders, points.news_while_waiting)
+            undo.callback(line.alone, orders)
         undo.callback(signal.signal, NEWS, before)
         undo.callback(self._give_back)
 

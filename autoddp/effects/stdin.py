@@ -12,21 +12,21 @@ from functools import partial
 from typing import Any
 
 from autoddp.effects.engine import Effects, Mode
-from autoddp.report import users_line
 
 
 class SharedInput:
     """A layer of standard input; what is not read by it is this process's own."""
+
+    _place = "stdin"
 
     def __init__(self, own: Any, effects: Effects) -> None:
         self._own, self._effects = own, effects
 
     def _read(self, what: str, size: int | None) -> Any:
         act = partial(getattr(self._own, what), size)
-        return act() if self._effects.mode() is not Mode.SYNCED else self._ask(what, act)
-
-    def _ask(self, what: str, act: partial[Any]) -> Any:
-        return self._effects.ask_rank0(f"stdin.{what}", act)
+        if self._effects.mode() is not Mode.SYNCED:
+            return act()
+        return self._effects.ask_rank0(f"{self._place}.{what}", act)
 
     def readline(self, size: int | None = -1, /) -> Any:
         """Return the next line, on all ranks."""
@@ -81,9 +81,7 @@ class SharedStdin(SharedInput, io.TextIOBase):
 class StdinBytes(SharedInput, io.BufferedIOBase):
     """The bytes of standard input, the same on all ranks."""
 
-    def _ask(self, what: str, act: partial[Any]) -> Any:
-        with self._effects.context.internal():
-            return self._effects.group.hand(f"stdin.buffer.{what} at {users_line()}", act)
+    _place = "stdin.buffer"
 
     def read1(self, size: int = -1, /) -> bytes:
         """Return what is there, at most `size` bytes."""

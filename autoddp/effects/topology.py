@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from typing import TYPE_CHECKING
 
@@ -12,12 +13,11 @@ if TYPE_CHECKING:
 def nodes(effects: Effects) -> list[int]:
     """Return the node of each rank, rank 0's is 0; all ranks call this."""
     if effects.placed is None:
-        world, effect = effects.group.world, effects.group.effect
+        world = effects.group.world
         mine = f"{world.node_rank} {socket.gethostname()}"  # not every launcher tells node_rank
         many = world.local_world_size < world.world_size
-        told = [
-            effect("the nodes", lambda: mine, by=rank) for rank in range(world.world_size) if many
-        ]
+        said = effects.group.confer("the nodes", json.dumps(mine).encode()) if many else b"[]"
+        told = json.loads(said)
         names = list(dict.fromkeys(told))
         effects.placed = [names.index(name) for name in told] or [0] * world.world_size
     return effects.placed

@@ -1,6 +1,6 @@
 """Acts of rank 0 for all ranks, however long they take, in the order of the script or a thread.
 
-The waits of `Group.effect` end some day, since a rank that is that late has gone astray. A program
+The waits of `Group.call` end some day, since a rank that is that late has gone astray. A program
 may run for days: here all ranks agree first that they are at the same place, and then wait for as
 long as it takes.
 """

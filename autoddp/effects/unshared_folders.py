@@ -36,7 +36,7 @@ class UnsharedFolders(Outward):
         with effects.context.internal():
             self._probe()
             folders = {
-                placed[leader]: self.run.group.effect("a folder for a node", _folder, by=leader)
+                placed[leader]: self.run.group.call("a folder for a node", _folder, by=leader)
                 for leader in leaders(effects)[1:]
             }
         if self.rank == 0:
@@ -104,7 +104,7 @@ class UnsharedFolders(Outward):
 
     def _probe(self) -> None:
         """Say which nodes do not see a file that rank 0 puts into the working folder."""
-        effect, placed = self.run.group.effect, nodes(self.effects)
+        effect, placed = self.run.group.call, nodes(self.effects)
         name = effect("a file for all nodes", _probe_file)
         if name is None:
             return

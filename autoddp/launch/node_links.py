@@ -49,8 +49,8 @@ class NodeLinks:
         self.limit = SHARE * hang_timeout or LIMIT
         world = World(rank=node, world_size=count, master_addr=address)
         # it closes them in forked ranks
-        self._channel = Channel.between(world, store, MEET, lines=1, who="node")
-        self._lines = dict(self._channel.effects)
+        self._channel = Channel.between(world, store, MEET, who="node")
+        self._lines = dict(self._channel.orders)
         for line in self._lines.values():
             line.limit(self.limit)
         self._hosts = {node: self._where(node, "") for node in self._lines}

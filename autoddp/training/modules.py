@@ -38,7 +38,13 @@ CHECKPOINT = (
 # Not this module: `__call__` below is traced, and plain then.
 UNTRACED = (
     *("autoddp.view", "autoddp.report", "autoddp.effects"),
-    *("autoddp.comm.accelerator", "autoddp.comm.channel", "autoddp.comm.collective_check"),
+    *(
+        "autoddp.comm.accelerator",
+        "autoddp.comm.channel",
+        "autoddp.comm.collective_check",
+        "autoddp.comm.line",
+        "autoddp.comm.tree",
+    ),
     *(
         "autoddp.comm.passed",
         "autoddp.comm.position",

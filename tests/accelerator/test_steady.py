@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 COUNTED = """
 import array, fcntl, gc, json, sys, termios
 from autoddp.comm.group import Group
-from autoddp.comm.channel import Line
+from autoddp.comm.line import Line
 
 sent = 0  # messages, and sums of what is on the host
 send, start = Line.send, Group.start_all_reduce

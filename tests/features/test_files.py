@@ -304,7 +304,7 @@ def test_in_the_local_view_rank_0_writes_and_nobody_waits(on, tmp_path):
 def test_ranks_at_different_places_are_told_so(on):
     def script(run):
         if run.world.rank == 0:
-            return raised(lambda: run.group.effect("here", lambda: 1))
+            return raised(lambda: run.group.call("here", lambda: 1))
         return raised(lambda: Path("x").write_text("a"))
 
     _, one = on(script)

@@ -70,7 +70,7 @@ def on(tmp_path):
                 if first
                 else None
             )
-            port = group.effect("the store", lambda: store.port)
+            port = group.call("the store", lambda: store.port)
             group.store = PrefixStore(
                 "x", store or dist.TCPStore("localhost", port, is_master=False)
             )

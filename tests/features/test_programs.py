@@ -222,7 +222,7 @@ def test_nobody_is_asked_when_a_pipe_is_dropped_before_it_is_flushed(tmp_path, t
             process.stdin.write("written" if text else b"written")
             if run.world.rank == 0:
                 process.stdin = None
-            run.group.effect("between", lambda: None)
+            run.group.call("between", lambda: None)
             process.stdin = None
         process.wait()
         with open("made") as made:

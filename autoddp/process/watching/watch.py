@@ -84,8 +84,8 @@ class Watch:
             if self.rank and passed[1]:
                 line.send(json.dumps(["passed", passed]).encode())
         self._hear()
+        self.group.exchange.look()
         if self.rank == 0:
-            self.group.exchange.look()
             self._judge(standing)
         elif standing.waits >= self.timeout and self._age(0) >= self.timeout + ANSWER:
             self._end(self._report([standing], [self.known[0]]))
