@@ -13,15 +13,15 @@ import typer
 
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.launch import hash_seed, recipes
-from autoddp.options import ROWS, Options, span, table
+from autoddp.options import ROWS, Options, table
 from autoddp.options.row import BENCH, RUN, VERIFY, OptionRow, flag
+from autoddp.options.typed import Given, check_no_run, read, split, whole
 from autoddp.report import PREFIX
 
 if TYPE_CHECKING:
     from autoddp.process.script import Script
 
 Act = Callable[[], int]  # what a command returns: it is called outside of typer's own frames
-Given = dict[str, Any]  # options of the table, by their names
 Command = Callable[..., Act]
 Naming = Callable[[], Any]  # gives the `Script`, or says that none was given
 
@@ -90,20 +90,6 @@ def parameter(field: Field[Any], row: OptionRow) -> inspect.Parameter:
     )
 
 
-def read(field: Field[Any], typed: Any) -> Given:
-    """Read what was typed for an option: the value by its name, and for a range two.
-
-    Raises:
-        BadInput: It is no whole number where one is to be.
-    """
-    kind = str(field.type)
-    if field.name == "nnodes":
-        return {**span("--nnodes", typed)}
-    if kind.startswith("int"):
-        return {field.name: None if typed is None else whole(flag(field.name), typed)}
-    return {field.name: split(typed) if kind.startswith("tuple") else typed}
-
-
 def named(taker: str, script: str | None, args: list[str] | None, module: bool) -> Script:
     """Name the script that is to run.
 
@@ -125,7 +111,12 @@ def run(script: Naming, shared: Given) -> Act:
     options, what = Options(**shared), script()
     from autoddp import launch
 
-    return lambda: launch.run(what, options)
+    where = options.record
+    if where is None:
+        return lambda: launch.run(what, options)
+    from autoddp.tools.record.script import recorded
+
+    return lambda: launch.run(*recorded(what, options, where))
 
 
 @command_of(VERIFY)
@@ -147,14 +138,25 @@ def verify(
     draws: Annotated[
         str, typer.Option(help=f"Random draws ({', '.join(ROWS['draws'].words)}).")
     ] = "whole",
+    recordings: Annotated[
+        bool, typer.Option("--recordings", help="Compare two folders of run --record instead.")
+    ] = False,
 ) -> Act:
     """Run SCRIPT on 1 process and on N, in copies of this folder: 0 if equal, 1 if not."""
+    from autoddp.tools.verify.verdict import VerifyOptions
+
+    if recordings:
+        check_no_run(shared, nproc=nproc != "2", float64=float64, draws=draws != "whole")
     options = Options(nproc=whole("--nproc", nproc), draws=draws, **shared)
     what = script()
+    ends = None if steps is None else whole("--steps", steps)
+    wanted = VerifyOptions(ends, float64, plot, json)
+    if recordings:
+        from autoddp.tools.verify.recordings import run
+
+        return lambda: run((what.name, *what.args), wanted, options.quiet)
     from autoddp.tools.verify import command as verification
 
-    ends = None if steps is None else whole("--steps", steps)
-    wanted = verification.VerifyOptions(ends, float64, plot, json)
     return lambda: verification.run(what, options, wanted)
 
 
@@ -176,14 +178,19 @@ def bench(
     rounds: Annotated[str, typer.Option(help="How often each row is run.")] = "3",
     json: Annotated[str | None, typer.Option(help="Write all figures there, as JSON.")] = None,
     plot: Annotated[str | None, typer.Option(help="Draw speed-up against ideal there.")] = None,
+    recordings: Annotated[
+        bool, typer.Option("--recordings", help="Summarise folders of run --record instead.")
+    ] = False,
 ) -> Act:
     """Run SCRIPT on one process and on ranks, in copies of this folder: how fast it is, and why."""
+    from autoddp.tools.bench.show import BenchOptions
+
+    if recordings:
+        check_no_run(shared, nproc=nproc, nnodes=nnodes, steps=steps, rounds=rounds != "3")
     nodes = tuple(whole("--nnodes", number) for number in split(nnodes)) or (1,)
     options = Options(nnodes=max(nodes), **shared)
     what = script()
-    from autoddp.tools.bench import command as benchmark
-
-    wanted = benchmark.BenchOptions(
+    wanted = BenchOptions(
         tuple(whole("--nproc", number) for number in split(nproc)),
         None if steps is None else whole("--steps", steps),
         whole("--rounds", rounds),
@@ -191,6 +198,12 @@ def bench(
         plot,
         nodes,
     )
+    if recordings:
+        from autoddp.tools.bench.recordings import run
+
+        return lambda: run((what.name, *what.args), wanted, options.quiet)
+    from autoddp.tools.bench import command as benchmark
+
     return lambda: benchmark.run(what, options, wanted)
 
 
@@ -221,23 +234,6 @@ def launch_script(
     )
     text = recipes.written(kinds, wanted)
     return lambda: print(text, end="") or 0
-
-
-def split(given: list[str] | None) -> tuple[str, ...]:
-    """Split what was typed for an option that takes names, apart or with commas."""
-    return tuple(name for some in given or () for name in some.split(",") if name)
-
-
-def whole(name: str, text: str) -> int:
-    """Read a whole number.
-
-    Raises:
-        BadInput: It is none.
-    """
-    try:
-        return int(text)
-    except ValueError:
-        raise BadInput(f"{name} is {text!r}; it takes a whole number") from None
 
 
 @app.command()

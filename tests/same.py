@@ -1,4 +1,4 @@
-"""Is what N ranks printed and wrote what one process did? See autoddp/tools/verify/same.py.
+"""Is what N ranks printed and wrote what one process did? By the comparer of `autoddp verify`.
 
 Every comparison returns the largest difference it met and fails with the place and both values
 where that is above `rtol`. An `rtol` of 0 asks for the same bytes.
@@ -10,18 +10,16 @@ import re
 import zipfile
 from pathlib import Path
 
-import numpy as np
-import torch
-
-from autoddp.tools.verify.same import CLOCK, NUMBER, same_array, same_text, same_value
+from autoddp.tools.rehearse.runs import Left
+from autoddp.tools.verify.findings import PRINT, Findings
+from autoddp.tools.verify.outputs import compare_files
+from autoddp.tools.verify.same import same_value
+from autoddp.tools.verify.text import NUMBER, compare_text
 from tests.warm import Run
 
 __all__ = ["NUMBER", "same_files", "same_run", "same_terminal", "same_text", "same_value"]
 
 OURS = re.compile(r"\[autoddp\] |\s*$|.*\d%")  # our own lines, and bars that the clock draws
-TEXT = {".txt", ".csv", ".json", ".log"}
-PICTURES = {".png", ".pdf"}
-WEIGHTS = {".pt", ".pth"}
 
 
 def same_run(want: Run, got: Run, rtol: float) -> float:
@@ -41,38 +39,26 @@ def same_terminal(want: Run, got: Run, rtol: float) -> float:
     return same_text(want.out, got.out, rtol, "stdout")
 
 
+def same_text(want: str, got: str, rtol: float, name: str) -> float:
+    """Compare two texts line by line; what is printed of a number must be as near as it says."""
+    findings = Findings()
+    compare_text(findings, PRINT, name, (want, got), rtol, last_digit=False)
+    return equal(findings)
+
+
 def same_files(want: Path, got: Path, rtol: float) -> float:
     """The same names, and content that agrees by the kind of file."""
-    theirs, ours = _names(want), _names(got)
-    assert sorted(ours) == sorted(theirs), f"files {sorted(ours)} instead of {sorted(theirs)}"
-    return max((_same_file(theirs[n], ours[n], rtol, n) for n in theirs), default=0.0)
-
-
-def _same_file(want: Path, got: Path, rtol: float, name: str) -> float:
-    if want.is_dir():
-        return 0.0
-    if want.suffix in TEXT:
-        return same_text(want.read_text(), got.read_text(), rtol, name)
-    if want.suffix in WEIGHTS:
-        with zipfile.ZipFile(got) as archive:
+    findings = Findings()
+    pair = (Left(str(path), 0, {}, {}, folder=path, outside=path / "none") for path in (want, got))
+    compare_files(findings, *pair, rtol, last_digit=False)
+    for path in (path for path in got.rglob("*") if path.suffix in (".pt", ".pth")):
+        with zipfile.ZipFile(path) as archive:
             pickles = [archive.read(n) for n in archive.namelist() if n.endswith(".pkl")]
-        assert not any(b"autoddp" in text for text in pickles), f"{name} names a class of ours"
-        a, b = (torch.load(path, "cpu", weights_only=False) for path in (want, got))
-        return same_value(a, b, rtol, name)
-    if want.suffix == ".npy":
-        return same_array(np.load(want), np.load(got), rtol, name)
-    if want.suffix == ".npz":
-        with np.load(want) as a, np.load(got) as b:
-            assert a.files == b.files, f"{name}: {b.files} instead of {a.files}"
-            return max(same_array(a[key], b[key], rtol, f"{name}[{key}]") for key in a.files)
-    if want.suffix in PICTURES:
-        assert got.read_bytes()[:4] == want.read_bytes()[:4], f"{name} is no such picture"
-        return 0.0
-    assert got.read_bytes() == want.read_bytes(), f"{name} holds other bytes"
-    return 0.0
+        assert not any(b"autoddp" in text for text in pickles), f"{path} names a class of ours"
+    return equal(findings)
 
 
-def _names(folder: Path) -> dict[str, Path]:
-    """Files and folders by their names in the folder, with the clock's part taken out."""
-    names = {path: CLOCK.sub("TIME", str(path.relative_to(folder))) for path in folder.rglob("*")}
-    return {name + "/" * path.is_dir(): path for path, name in names.items()}
+def equal(findings: Findings) -> float:
+    """The largest difference, once it is known that none is too large."""
+    assert findings.equal, findings.differences[0].told()
+    return findings.largest

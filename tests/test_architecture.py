@@ -34,7 +34,13 @@ LAYERS = [
 ]
 WITHOUT_TORCH = {
     *("__init__", "__main__", "cli", "errors", "listing"),
-    *("options.__init__", "options.row", "options.conflicts", "decorator.keywords"),
+    *(
+        "options.__init__",
+        "options.row",
+        "options.conflicts",
+        "options.typed",
+        "decorator.keywords",
+    ),
     *("patching.__init__", "report.__init__", "decorator.__init__", "launch.__init__"),
     *("comm.world", "comm.place", "process.backend", "process.devices", "process.launcher_signals"),
     *("process.network", "process.own_ddp", "process.script", "process.source", "process.streams"),

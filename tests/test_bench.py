@@ -29,15 +29,14 @@ from autoddp.errors import AutoDDPError, BadInput
 from autoddp.options import Options
 from autoddp.process.devices import There
 from autoddp.process.script import Script
-from autoddp.tools.bench import command, guest, plot, remote, replicate
+from autoddp.tools.bench import command, guest, plot, remote, replicate, show
 from autoddp.tools.bench.advice import RULES, RowEvidence, sentences
 from autoddp.tools.bench.figures import Figures, Row, last_number, last_tenth, percentile, warm_up
-from autoddp.tools.bench.phases import Parts
-from autoddp.tools.bench.recorder import TimeRecorder
 from autoddp.tools.bench.variants import DATA_PARALLEL, GLOBAL, LOCAL, PLAIN, SCALED, Way, ways
+from autoddp.tools.record.phases import RECORDING, Parts
+from autoddp.tools.record.recorder import Enough, Recorder
+from autoddp.tools.record.settings import RecordSettings
 from autoddp.tools.rehearse.parents import Parents
-from autoddp.tools.rehearse.recording import Enough
-from autoddp.tools.rehearse.runs import Runner
 from autoddp.training.replica import Replicas
 from tests.cli import environ
 from tests.warm import leftover
@@ -310,17 +309,23 @@ def test_ctrl_c_ends_all(tmp_path):
 # ---- the recorder
 
 
+def recorder_of(folder: Path, world: World, steps: int | None = None) -> Recorder:
+    """A recorder of times alone."""
+    return Recorder(RecordSettings(str(folder), numbers=False, steps=steps), world, {})
+
+
 @pytest.fixture
 def recorded(tmp_path):
     """A recorder of this process, and the steps that it has written when asked."""
     with ExitStack() as undo:
-        recorder = TimeRecorder(tmp_path, World(), None)
+        recorder = recorder_of(tmp_path, World())
         before = torch.autograd.backward, vars(DataLoader)["__iter__"]
         recorder.setup(undo)
 
         def steps() -> list[dict]:
-            recorder.close()
-            return [json.loads(line) for line in (tmp_path / "0.jsonl").read_text().splitlines()]
+            recorder.close(0)
+            lines = (tmp_path / "0.jsonl").read_text().splitlines()
+            return [entry.get("times", entry) for entry in map(json.loads, lines)]
 
         yield recorder, steps
     assert torch.autograd.backward is before[0]
@@ -347,7 +352,7 @@ def test_loading_is_what_a_slow_data_set_takes(recorded):
     assert [step["rows"] for step in found] == [2, 2, 2]
     assert all(step["loading"] >= 0.02 for step in found)
     assert all(step["loading"] <= step["seconds"] for step in found)
-    assert len(end["losses"]) == 3
+    assert len(end["curve"]) == 3
 
 
 def test_an_evaluation_is_in_no_step(recorded):
@@ -374,12 +379,12 @@ def test_what_is_looked_at_on_ranks_is_put_back(tmp_path):
     )
     before = [vars(owner)[name] for owner, name in owners]
     with ExitStack() as undo:
-        recorder = TimeRecorder(tmp_path, World(0, 2, 0, 2), None)
+        recorder = recorder_of(tmp_path, World(0, 2, 0, 2))
         recorder.setup(undo)
         assert all(
             vars(owner)[name] is not old for (owner, name), old in zip(owners, before, strict=True)
         )
-    recorder.close()
+    recorder.close(0)
     assert [vars(owner)[name] for owner, name in owners] == before
 
 
@@ -392,6 +397,18 @@ def test_nested_parts_count_as_the_outermost():
     found = parts.record()
     assert found["gathering"] == 0
     assert 0.02 <= found["gradients"] <= found["seconds"]
+
+
+def test_what_recording_takes_is_no_part_of_a_step():
+    parts = Parts()
+    with parts.spend(RECORDING):
+        time.sleep(0.2)
+        with parts.spend("gathering"):
+            time.sleep(0.1)
+    found = parts.record()
+    assert set(found) == {"seconds", "loading", "gathering", "gradients"}
+    assert found["seconds"] < 0.2
+    assert found["gathering"] == 0
 
 
 def test_what_a_step_is(recorded):
@@ -411,19 +428,19 @@ def test_what_a_step_is(recorded):
             second.step()
     *found, end = steps()
     assert [(step["rows"], step["backwards"]) for step in found] == [(4, 2), (4, 2)]
-    assert len(end["losses"]) == 4
+    assert len(end["curve"]) == 4
 
 
 def test_a_scaled_loss_is_told_unscaled(recorded):
     _, steps = recorded
     weight = nn.Parameter(torch.full((3,), 2.0))
     torch.amp.GradScaler("cpu", init_scale=1024.0).scale(weight.sum()).backward()
-    assert steps()[-1]["losses"] == [6.0]
+    assert steps()[-1]["curve"] == [6.0]
 
 
 def test_enough_steps_end_the_script(recorded):
     recorder, _ = recorded
-    recorder.steps = 2
+    recorder.settings = replace(recorder.settings, steps=2)
     weight = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     weight.sum().backward()
@@ -552,10 +569,8 @@ def test_the_heaviest_row_is_spoken_of_and_the_fastest_named():
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_loss_that_is_no_number_is_null_in_the_json(loss, tmp_path):
     wanted = command.BenchOptions(json=str(tmp_path / "found.json"))
-    runner = Runner(Script("train.py"), "", root=tmp_path)
-    bench = command.Bench(runner, [WAY], wanted)
-    bench.rows = [Row(WAY, [replace(RUN, loss=loss, losses=[0.5, loss])])]
-    assert command.finish(bench, [], wanted, True, 0) == 0
+    rows = [Row(WAY, [replace(RUN, loss=loss, losses=[0.5, loss])])]
+    assert show.finish(("train.py", []), rows, [], wanted, True, show.Machine(2, 0)) == 0
 
     def refuse(name):
         raise AssertionError(f"{name} is no JSON")
@@ -565,7 +580,6 @@ def test_a_loss_that_is_no_number_is_null_in_the_json(loss, tmp_path):
     assert (row["loss"], row["rounds"][0]["loss"]) == (None, None)
     assert row["rounds"][0]["losses"] == [0.5, None]
     assert row["rate"] == 100
-    runner.parents.close()
 
 
 def test_ways():

@@ -60,6 +60,23 @@ print("through", flush=True)
 """
 
 
+LOOP = """
+import ctypes, os, sys, time
+import autoddp
+
+os.chdir(sys.argv[1])
+libc = ctypes.CDLL(None)
+if autoddp.world_size() == 2:
+    open("two", "w").close()
+    print("on 2 nodes", flush=True)
+    if autoddp.rank() == 1 and sys.argv[2:]:
+        libc.kill(libc.getpid(), 9)
+while autoddp.world_size() == 2 or not os.path.exists("two"):
+    time.sleep(0.1)  # until the job starts again
+print("through", flush=True)
+"""
+
+
 # what takes most of the time comes before the line at which the launcher is wanted
 START = "import autoddp.cli, autoddp.launch.agent as _; input(); autoddp.cli.main()"
 
@@ -147,9 +164,60 @@ def test_a_node_comes_has_a_rank_killed_and_is_lost(nodes, train, tmp_path, warm
         "the job is run again (1 of 1)",
         "2 ranks on 2 nodes, gloo (no GPU here), global view",
         lost,
+        "the job starts again once torch has missed it for 15 s",
         "the job starts again on 1 node",
         "1 ranks on 1 node, gloo (no GPU here), global view",
     ]
+
+
+@pytest.fixture
+def loop(tmp_path):
+    path = tmp_path / "loop.py"
+    path.write_text(LOOP)
+    return f"{path} {tmp_path}"
+
+
+def test_a_node_that_a_signal_ends_leaves_the_job_to_the_others(nodes, loop):  # noqa: F811
+    given = nodes, "--nnodes 1:2", loop
+    with Node(0, *given) as one, Node(1, *given) as two:
+        one.go()
+        two.go()
+        one.says("on 2 nodes")
+        two.process.send_signal(signal.SIGTERM)
+        code, out, err = one.end()
+        assert two.end()[0] == 128 + signal.SIGTERM
+    assert (code, out) == (0, "through\n"), err
+    lost = f"node 1 ({ADDRESSES[1]}, {HOST}) is lost: its launcher was ended by SIGTERM\n"
+    assert f"[autoddp] {lost}" in err
+    assert "[autoddp] the job starts again on 1 node\n" in err
+
+
+@pytest.mark.parametrize("left", [(0, 1), (1, 0)], ids=["the other", "the host"])
+def test_a_rank_that_dies_ends_the_job_though_a_node_has_restarts_left(nodes, loop, left):  # noqa: F811
+    given = [(nodes, f"--nnodes 1:2 --max-restarts {most}", f"{loop} kill") for most in left]
+    with Node(0, *given[0]) as one, Node(1, *given[1]) as two:
+        one.go()
+        two.go()
+        (code, _, err), (code2, _, err2) = one.end(), two.end()
+    assert (code, code2) == (137, 137), err + err2
+    assert f"rank 1 on node 1 ({ADDRESSES[1]}, {HOST}) was killed by SIGKILL (signal 9)" in err
+    assert "[autoddp] rank 1 was killed by SIGKILL (signal 9);" in err2
+    assert "run again" not in err + err2
+
+
+def test_the_job_ends_with_the_node_that_hosts_its_store(nodes, loop):  # noqa: F811
+    given = nodes, "--nnodes 1:2 --max-restarts 2", loop
+    with Node(0, *given) as one, Node(1, *given) as two:
+        one.go()
+        two.go()
+        one.says("on 2 nodes")
+        one.kill()
+        code, _, err = two.end()
+    assert code == 1, err
+    assert err.splitlines()[-1] == (
+        f"[autoddp] node 0 ({ADDRESSES[0]}, {HOST}) is lost: its launcher has ended without a "
+        "word; the job, whose store it hosts, ends with it"
+    )
 
 
 @pytest.mark.parametrize(

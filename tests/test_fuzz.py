@@ -128,6 +128,8 @@ def is_right(wants):
         return False
     if wants["scale_lr"] != "none" and wants["batch"] != "per-rank":
         return False
+    if wants["record_kind"] != "all" and wants["record"] is None:
+        return False
     folder = os.path.dirname(wants.get("json") or "")
     if folder and not os.path.isdir(folder):
         return False

@@ -9,6 +9,9 @@ from autoddp.options import ROWS, VARIABLE, Options
 
 CHOICES = {name: row.words for name, row in ROWS.items() if row.words}
 
+# for a batch that grows, and where something is recorded at all
+WITH = {"scale_lr": {"batch": "per-rank"}, "record_kind": {"record": "folder"}}
+
 
 def test_round_trip():
     options = Options(nproc=2, disable=("loaders", "files"), report="r.json", strict=True)
@@ -20,7 +23,7 @@ def test_round_trip():
 @pytest.mark.parametrize("name", CHOICES)
 def test_words_are_checked(name):
     for word in CHOICES[name]:
-        with_it = {"batch": "per-rank"} if name == "scale_lr" else {}  # for a batch that grows
+        with_it = WITH.get(name, {})
         assert getattr(Options(**{name: word, **with_it}), name) == word
     flag = name.replace("_", "-")
     with pytest.raises(BadInput, match=rf"^--{flag} is 'odd'; it takes {', '.join(CHOICES[name])}"):
@@ -36,6 +39,14 @@ def test_words_are_checked(name):
         (
             {"scale_lr": "sqrt"},
             "^--scale-lr is 'sqrt' with --batch global, where the batch",
+        ),
+        (
+            {"record_kind": "times"},
+            "^--record-kind is 'times', but nothing is recorded; add --record",
+        ),
+        (
+            {"record": "folder", "nnodes": 2, "min_nodes": 1, "master_addr": "a"},
+            "^--record is folder with --nnodes 1:2, where ranks change their numbers",
         ),
         ({"node_rank": 1}, "^--node-rank is 1 with --nnodes 1; it goes from 0 to 0$"),
     ],

@@ -224,6 +224,29 @@ def write(folder, loss=0.5, extra=False):
     return folder
 
 
+def test_what_is_another_thing_differs_however_much_is_allowed(tmp_path):
+    a, b = write(tmp_path / "a"), write(tmp_path / "b", 0.7)
+    assert same_files(a, b, float("inf")) > 0.1
+    np.save(b / "scores.npy", np.array([0.5, 1.0, 2.0]))
+    with pytest.raises(AssertionError, match=r"scores\.npy"):
+        same_files(a, b, float("inf"))
+
+
+def test_links_and_ends_of_lines_are_compared(tmp_path):
+    a, b = write(tmp_path / "a"), write(tmp_path / "b")
+    for folder in (a, b):
+        (folder / "latest").symlink_to("runs")
+        (folder / "gone").symlink_to("nowhere")
+    assert same_files(a, b, 0) == 0
+    (b / "log.csv").write_text((a / "log.csv").read_text().rstrip())
+    assert same_files(a, b, 1e-9) == 0
+    with pytest.raises(AssertionError, match=r"log\.csv"):
+        same_files(a, b, 0)
+    (b / "gone").unlink()
+    with pytest.raises(AssertionError, match="gone"):
+        same_files(a, b, 1e-9)
+
+
 @pytest.mark.parametrize("name", ["runs/net.pt", "scores.npy", "kept.npz", "log.csv"])
 def test_files_that_differ(name, tmp_path):
     a, b, c = (write(tmp_path / name, loss) for name, loss in (("a", 0.5), ("b", 0.5), ("c", 0.6)))

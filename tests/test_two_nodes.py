@@ -288,6 +288,34 @@ def test_bench_has_rows_that_both_nodes_run(nodes, tmp_path):
     assert os.listdir(tmp_path / "here") == ["train.py"]
 
 
+def test_each_node_records_its_ranks_in_its_folder(nodes, tmp_path):
+    for node in range(2):
+        (tmp_path / f"node{node}").mkdir()
+        (tmp_path / f"node{node}" / "train.py").write_text(MEASURED)
+    folders = [tmp_path / f"node{node}" for node in range(2)]
+    for name in ("apart", "shared"):
+        record = "record" if name == "apart" else tmp_path / "shared"
+        jobs = [
+            Job(nodes, "train.py", "--record", str(record), only=(node,), folder=folders[node])
+            for node in range(2)
+        ]
+        ended = [job.end()[0] for job in jobs]
+        assert [process.returncode for process, *_ in ended] == [0, 0], ended
+    files = [sorted(os.listdir(folder / "record")) for folder in folders]
+    assert files == [["0.jsonl", "1.jsonl", "recording.json", "report.json"], ["2.jsonl"]]
+    assert len(os.listdir(tmp_path / "shared")) == 5
+    alone = [sys.executable, "-m", "autoddp", "run", "-n", "1", "--record", "alone", "train.py"]
+    subprocess.run(alone, cwd=folders[0], env=environ(), check=True, timeout=60)
+    for other, ranks in (("record", 2), (str(tmp_path / "shared"), 3)):
+        compare = [sys.executable, "-m", "autoddp", "verify", "--recordings", "alone", other]
+        done = subprocess.run(
+            compare, cwd=folders[0], env=environ(), capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert (f"{other} has 2 of 3 ranks: 2 wrote on other nodes" in done.stdout) == (ranks == 2)
+        assert f"steps, rank against rank       {3 * (ranks - 1)}" in done.stdout
+
+
 AUGMENTED = """
 import os, sys, torch
 from torch.utils.data import DataLoader, Dataset

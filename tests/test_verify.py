@@ -33,10 +33,11 @@ from autoddp.tools.verify import command
 from autoddp.tools.verify.bisection import MOST, Trials
 from autoddp.tools.verify.causes import repeats
 from autoddp.tools.verify.findings import OTHER, Difference, Findings
-from autoddp.tools.verify.outputs import compare_files, line_off
+from autoddp.tools.verify.outputs import compare_files
 from autoddp.tools.verify.placeholder_unpickler import load_checkpoint
 from autoddp.tools.verify.show import lines
 from autoddp.tools.verify.steps import allowed, compare_ranks
+from autoddp.tools.verify.text import line_off
 from autoddp.tools.verify.verdict import DIFFERENT, Conclusion
 from tests.cli import environ
 from tests.warm import leftover
@@ -148,6 +149,7 @@ BY_HAND = """
         print(loss.item())
 """
 
+NAMES_OF_RUNS = ("one process", "2 ranks")
 STRICTLY = {"nproc": 2, "loading": "auto", "draws": "whole", "quiet": True}
 
 
@@ -484,7 +486,7 @@ def test_the_json_counts_what_the_table_counts():
     found.excuse(control)
     steps = {0: [record(1, 0.5), record(2, 0.5)], 1: [record(1, 0.5), record(2, 0.7)]}
     among = compare_ranks(steps)
-    verdict = Conclusion("train.py", 2, DIFFERENT, "", found, among)
+    verdict = Conclusion("train.py", 2, NAMES_OF_RUNS, DIFFERENT, "", found, among)
     data, shown = verdict.data(), [" ".join(line.split()) for line in lines(verdict)]
     assert {name: count["differ"] for name, count in data["compared"].items()} == {
         "print": 0,
@@ -645,7 +647,7 @@ def test_the_answer_comes_first_and_the_table_is_narrow():
             "gradient", f"Net.{place}.weight", "0.123456789", "0.2", 0.4, **at, part="norm"
         )
         findings.differs(found)
-    shown = lines(Conclusion("train.py", 2, DIFFERENT, "2 ranks differ", findings))
+    shown = lines(Conclusion("train.py", 2, NAMES_OF_RUNS, DIFFERENT, "2 ranks differ", findings))
     assert shown[0] == "[autoddp] different: 2 ranks differ"
     assert " ".join(shown[2].split()) == "first divergence, step 3 one process 2 ranks off by"
     assert (
@@ -662,7 +664,7 @@ def test_large_files_are_compared_piece_by_piece(tmp_path):
         folder.mkdir()
         with open(folder / "large.bin", "wb") as file:
             file.truncate(2**27)
-        return Left(name, 0, "", "", folder, tmp_path / "outside", {}, {})
+        return Left(name, 0, {}, {}, folder=folder, outside=tmp_path / "outside")
 
     findings, pair = Findings(), (left("one"), left("two"))
     tracemalloc.start()
@@ -678,7 +680,8 @@ def pair_of(folder: Path) -> tuple[Left, Left]:
     for name in ("one", "two"):
         (folder / name).mkdir()
     one, two = (
-        Left(name, 0, "", "", folder / name, folder / "outside", {}, {}) for name in ("one", "two")
+        Left(name, 0, {}, {}, folder=folder / name, outside=folder / "outside")
+        for name in ("one", "two")
     )
     return one, two
 

@@ -91,6 +91,19 @@ class World:
         _check_master(world)
         return world
 
+    def variables(self, nodes: int) -> dict[str, str]:
+        """Return the variables that torchrun would set for a rank of a job on `nodes`."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_world_size),
+            "GROUP_RANK": str(self.node_rank),
+            "GROUP_WORLD_SIZE": str(nodes),
+            "MASTER_ADDR": self.master_addr,
+            "MASTER_PORT": str(self.master_port),
+        }
+
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:
     if name not in environ:

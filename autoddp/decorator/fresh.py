@@ -12,17 +12,17 @@ from contextlib import ExitStack
 from typing import NoReturn
 
 from autoddp.comm.place import HERE
-from autoddp.decorator import start
 from autoddp.decorator.muted import muted
 from autoddp.decorator.workers import ParentLink
 from autoddp.process import worker
+from autoddp.process.launcher_signals import live_with
 from autoddp.process.script import Script, finish
 
 
 def main(text: str) -> NoReturn:
     """Be such a rank in a new interpreter, by the instructions of rank 0, `text` in JSON."""
     told = json.loads(text)
-    start.live_with(told["parent"])
+    live_with(told["parent"])
     os.chdir(told["cwd"])
     post = HERE.post = ParentLink(told["rank"], told["size"], socket.socket(fileno=told["channel"]))
     post.channel.set_inheritable(False)

@@ -248,7 +248,7 @@ def joined(
         worker.take_device(world, devices)
         hidden = hide(os.environ)
         if call.options.view == "local":
-            os.environ.update(hidden or variables(world))
+            os.environ.update(hidden or world.variables(nodes=1))
         attempt = hidden.get("TORCHELASTIC_RESTART_COUNT", "0")
         group, chosen = worker.join(world, devices, attempt, store)
         HERE.world = world
@@ -281,17 +281,3 @@ def leave(group: Group) -> None:
 def place(rank: int, ranks: int, port: int) -> World:
     """Return the place of a rank of this node's only job."""
     return World(rank, ranks, rank, ranks, 0, HOST, port, agent_store=True)
-
-
-def variables(world: World) -> dict[str, str]:
-    """Return the variables that torchrun would set for a rank."""
-    return {
-        "RANK": str(world.rank),
-        "WORLD_SIZE": str(world.world_size),
-        "LOCAL_RANK": str(world.local_rank),
-        "LOCAL_WORLD_SIZE": str(world.local_world_size),
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
-        "MASTER_ADDR": world.master_addr,
-        "MASTER_PORT": str(world.master_port),
-    }

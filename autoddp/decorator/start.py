@@ -7,7 +7,6 @@ import json
 import multiprocessing
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from autoddp.decorator.workers import ParentLink, WorkerHandle, Workers
 from autoddp.process import streams
 from autoddp.process.boot import BOOT
 from autoddp.process.devices import Devices, variable
+from autoddp.process.launcher_signals import live_with
 from autoddp.process.streams import Logs
 
 SETTLE = 2.0  # seconds in which the threads of native libraries fall asleep after their work
@@ -159,13 +159,6 @@ def spawn(crew: Workers, size: int, origin: Origin, devices: Devices) -> None:
             )
         theirs.close()
         crew.members.append(WorkerHandle(rank, process.pid, ours, process))
-
-
-def live_with(parent: int) -> None:
-    """Have the kernel end this process together with `parent`, however that ends."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _script(origin: Origin) -> tuple[str, bool]:

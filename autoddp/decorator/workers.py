@@ -19,6 +19,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from autoddp.launch.failure import Failure
 from autoddp.process import streams
 from autoddp.process.streams import Logs
 
@@ -47,14 +48,6 @@ class WorkerHandle:
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-
-    def ending(self) -> str:
-        """Return in words how the rank ended."""
-        assert self.code is not None
-        if self.code >= 0:
-            return f"ended with exit code {self.code}"
-        names = {number.value: number.name for number in signal.Signals}
-        return f"was killed by {names.get(-self.code, 'a signal')} (signal {-self.code})"
 
     def reap(self) -> int:
         """Wait for the process of the rank, and return its exit code, negative for a signal."""
@@ -248,9 +241,8 @@ class Workers:
         for member in self.members:
             if member.code is not None:
                 before = "" if member.word else f" before it came to {self.site}"
-                self.fail(
-                    member, member.ending() + before, -member.code + 128 if member.code < 0 else 1
-                )
+                what = Failure(member.rank, member.rank, member.code).what
+                self.fail(member, what + before, -member.code + 128 if member.code < 0 else 1)
             alone = member.word == "raised" and not self._returned
             if alone and time.monotonic() - member.since > PATIENCE:
                 self.fail(member, f"raised an exception in {self.site}, rank 0 did not", 1)

@@ -42,16 +42,16 @@ class Call:
         self.named: dict[str, Any] = {}
         # of a method the function alone: `_signature` would keep the method's object for ever
         function = getattr(wrapped, "__func__", wrapped)
-        self._bound = () if function is wrapped else (wrapped.__self__,)  # type: ignore[attr-defined]
+        bound = () if function is wrapped else (wrapped.__self__,)  # type: ignore[attr-defined]
         kept = not isinstance(wrapped, BuiltinMethodType) or isinstance(
             wrapped.__self__, ModuleType
         )
         try:
             signature = _signature(function) if kept else inspect.signature(wrapped)
-            self._fit = signature.bind(*self._bound, *args, **kwargs)
+            fit = signature.bind(*bound, *args, **kwargs)
         except (TypeError, ValueError):  # ValueError: a C function without a signature
             return  # the function itself words the error best
-        self.named = self._fit.arguments
+        self.named, self._fit, self._bound = fit.arguments, fit, len(bound)
 
     @property
     def name(self) -> str:
@@ -65,6 +65,8 @@ class Call:
 
     def changed(self, **values: Any) -> Any:
         """Make the call with `values` in place of the arguments of these names."""
-        fit = inspect.BoundArguments(self._fit.signature, dict(self._fit.arguments))
-        fit.arguments.update(values)
-        return self.wrapped(*fit.args[len(self._bound) :], **fit.kwargs)
+        args, parameters = list(self.args), self._fit.signature.parameters.values()
+        known = [one.name for one in parameters if one.kind <= one.POSITIONAL_OR_KEYWORD]
+        for at, name in enumerate(known[self._bound : self._bound + len(args)]):
+            args[at] = values.pop(name, args[at])
+        return self.wrapped(*args, **{**self.kwargs, **values})

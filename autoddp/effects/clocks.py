@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import warnings
@@ -11,6 +12,7 @@ from typing import Any, ClassVar
 
 from autoddp.effects.engine import Mode, Outward, stands_for
 from autoddp.effects.ownership import decides
+from autoddp.effects.rows import EffectRow, ask
 from autoddp.patching import patch
 
 WHY = "the script decides by the time: it is rank 0's on all ranks"
@@ -25,6 +27,11 @@ class Clocks(Outward):
 
     name: ClassVar[str] = "clocks"
     without: ClassVar[str] = "each rank reads its own clock, and may decide otherwise by it"
+
+    rows: ClassVar[tuple[EffectRow, ...]] = (
+        ask("time:clock_gettime", "time:clock_gettime_ns", why=WHY),
+        ask("os:times", why=WHY, pack=list, unpack=os.times_result),
+    )
 
     @patch(
         "time:time",

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
-from autoddp.comm.outcome import Outcome
 from autoddp.effects import paths
 from autoddp.effects.engine import Mode, Outward, stands_for
 from autoddp.effects.mirrored_io import OpenDescriptor, whole
@@ -173,19 +172,16 @@ class Descriptors(Outward):
                 self.handles[number] = OpenDescriptor(os.path.abspath(given), agreed)
             return number
         if agreed:
-            prepared = Outcome.of(lambda: self.opened.prepared(given, not flags & os.O_TRUNC))
-            effects.do_on_rank0("os.open", plain)
-            key, at = prepared.unwrap()
-            effects.scratch.show(key)
+            keep = not flags & os.O_TRUNC
+            number = self.opened.follow(
+                "os.open", plain, lambda: self.opened.prepared(given, keep), private
+            )
         else:
             at = self._alone(path, given, flags)
-            key = os.path.abspath(given)
-        with effects.context.internal():
-            number = private(at)
-            if agreed:
-                effects.scratch.lay(key, at)
-        self.handles[number] = OpenDescriptor(key, agreed)
-        return number
+            with effects.context.internal():
+                number = private(at)
+        self.handles[number] = OpenDescriptor(os.path.abspath(given), agreed)
+        return int(number)
 
     def _alone(self, path: Any, given: Any, flags: int) -> str:
         """Return where a rank above 0 writes a file that no other rank waits for."""

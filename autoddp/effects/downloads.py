@@ -12,10 +12,10 @@ from contextlib import ExitStack, contextmanager
 from http.client import HTTPMessage
 from typing import Any, ClassVar
 
-from autoddp.effects import http_replay
+from autoddp.effects import http_replay, paths
 from autoddp.effects.atomic import Draft
 from autoddp.effects.engine import Call, Mode, Outward
-from autoddp.effects.file_server import Facts, seen
+from autoddp.effects.file_server import Facts
 from autoddp.effects.topology import leaders
 from autoddp.patching import patch
 from autoddp.report import users_line
@@ -255,12 +255,12 @@ class Downloads(Outward):
         """
 
         def load() -> list[Any]:
-            if path and seen(path) == facts:
+            if path and paths.facts(path) == facts:
                 return [path, facts, ""]
             made = self._whole(call)
             at, headers = made if made is not None else (call.named["dst"], "")
             at = os.fspath(at)
-            return [at, seen(os.path.expanduser(at)), str(headers)]
+            return [at, paths.facts(os.path.expanduser(at)), str(headers)]
 
         with self.effects.context.internal():
             return self.run.group.call(f"{call.name} at {users_line(1)}", load, by=leader)

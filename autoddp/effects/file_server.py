@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import DistError
 
 from autoddp.comm.outcome import Outcome
+from autoddp.effects import paths
 from autoddp.errors import RemoteError, TooLarge
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class FileServer:
             there = os.fstat(handle)
             if not stat.S_ISREG(there.st_mode) or not self._serves(path, there):
                 return None
-            now = _facts(there)
+            now = [there.st_size, there.st_mtime_ns]
             if facts == now:
                 body += os.pread(handle, PART, offset)
             return now
@@ -129,12 +130,12 @@ class FileClient:
         path = os.path.abspath(os.fsdecode(file))
         scratch = self._effects.scratch
         with self._effects.context.internal():
-            changed = _among(scratch.key(path), scratch.changed)
+            changed = _among(paths.real(path, True), scratch.changed)
             if not changed and os.path.lexists(path):
                 return file
             facts = self._ask(path)[0]
             if facts is not None:
-                there = facts == seen(path) or (facts[0] > LIMIT and _comes(path, facts))
+                there = facts == paths.facts(path) or (facts[0] > LIMIT and _comes(path, facts))
                 return file if there else self._fetched(path, facts)
             if changed and os.path.isfile(path):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file)
@@ -281,19 +282,7 @@ def _comes(path: str, facts: Facts) -> bool:
     while time.monotonic() < deadline:
         with suppress(OSError):
             os.close(os.open(path, os.O_RDONLY))  # then a client asks its server anew
-        if seen(path) == facts:
+        if paths.facts(path) == facts:
             return True
         time.sleep(_TICK)
     return False
-
-
-def seen(path: str) -> Facts | None:
-    """Return the size and time of `path` as this rank sees it, None if nothing is there."""
-    try:
-        return _facts(os.stat(path))
-    except OSError:
-        return None
-
-
-def _facts(there: os.stat_result) -> Facts:
-    return [there.st_size, there.st_mtime_ns]

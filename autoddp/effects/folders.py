@@ -104,9 +104,14 @@ class Folders(Outward):
         call = self._asked(wrapped, args, kwargs)
         if call is None:
             return self._found(wrapped, args, kwargs)
-        told = self.effects.ask_rank0(call.name, lambda: list(call.plain().__reduce__()[1]))
-        if self.effects.server is not None:
-            self.effects.server.told.add(os.path.abspath(call.named["path"]))
+
+        def stat() -> list[Any]:
+            there = list(call.plain().__reduce__()[1])
+            if self.effects.server is not None:  # before others know, and ask for the file
+                self.effects.server.told.add(os.path.abspath(call.named["path"]))
+            return there
+
+        told = self.effects.ask_rank0(call.name, stat)
         return os.stat_result(tuple(told[0]), told[1])
 
     @patch(
@@ -219,7 +224,7 @@ class Folders(Outward):
         before = None
         if effects.scratch.overlay or effects.scratch.changed is not None:
             with effects.context.internal():
-                before = effects.scratch.entry(source)  # by names as they are before the change
+                before = paths.real(source, False)  # by names as they are before the change
         told = effects.do_on_rank0(call.name, call.plain)
         if before is not None:
             self._follow(call, before, told or target)
@@ -229,7 +234,8 @@ class Folders(Outward):
         """Change the entries of scratch as rank 0 has changed the disk."""
         scratch, kind = self.effects.scratch, call.name.rpartition(".")[2]
         with self.effects.context.internal():
-            was, becomes = scratch.entry(source), None if target is None else scratch.entry(target)
+            was = paths.real(source, False)
+            becomes = None if target is None else paths.real(target, False)
             if kind in RENAMES and becomes is not None:
                 scratch.move(was, becomes)
             elif kind in REMOVES or kind in CHANGES:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
 
-from autoddp.comm.outcome import Outcome
 from autoddp.effects.engine import Call, Effects, Mode
 from autoddp.effects.journal import EMPTIED, FILLED
 from autoddp.effects.mirrored_io import OpenDescriptor
@@ -190,17 +189,12 @@ class LibraryFiles:
                 effects.note(path + more, EMPTIED if anew else FILLED, follow=True)
             with effects.context.internal():
                 return act()
-        prepared = Outcome.of(lambda: self._prepared(path, keep))
         if agreed:
-            effects.do_on_rank0(site, act)
-        real, copy = prepared.unwrap()
+            return self._opened.follow(site, act, lambda: self._prepared(path, keep), at)
+        real, copy = self._prepared(path, keep)
         with effects.context.internal():
             made = at(copy)
-        if agreed:
-            effects.scratch.show(real)
-            effects.scratch.lay(real, copy)
-        else:
-            effects.overlay.lay(real, copy)
+        effects.overlay.lay(real, copy)
         return made
 
     def _prepared(self, path: str, keep: bool) -> tuple[str, str]:

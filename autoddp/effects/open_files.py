@@ -51,17 +51,35 @@ class OpenFiles:
                 return self._kept(plain, call, agreed)
         if not agreed:
             return self._open_alone(call)
-        letters = set(call.named.get("mode", "w"))
-        prepared = Outcome.of(lambda: self.prepared(call.named["file"], not letters & set("wx")))
-        effects.do_on_rank0("open", call.plain)
+        keep = set(call.named.get("mode", "w")).isdisjoint("wx")
+
+        def private(at: str) -> Any:
+            plain = call.changed(file=at, mode=call.named["mode"].replace("x", "w"))
+            return self._kept(plain, call, agreed)
+
+        return self.follow(
+            "open", call.plain, lambda: self.prepared(call.named["file"], keep), private
+        )
+
+    def follow(
+        self,
+        what: str,
+        act: Callable[[], Any],
+        prepare: Callable[[], tuple[str, str]],
+        private: Callable[[str], Any],
+    ) -> Any:
+        """Open this rank's copy by `private`; `prepare` makes it before rank 0 does `act`.
+
+        What fails on rank 0 is raised here first: it is what one process would have met.
+        """
+        effects, prepared = self._effects, Outcome.of(prepare)
+        effects.do_on_rank0(what, act)
         path, at = prepared.unwrap()
         effects.scratch.show(path)
         with effects.context.internal():
-            file = self._kept(
-                call.changed(file=at, mode=call.named["mode"].replace("x", "w")), call, agreed
-            )
+            made = private(at)
             effects.scratch.lay(path, at)
-        return file
+        return made
 
     def _open_alone(self, call: Call) -> Any:
         """Open the file on a rank above 0, which has it to itself."""
@@ -226,7 +244,7 @@ class OpenFiles:
         def real() -> list[int] | None:
             act()
             self.settle(raw)
-            return _facts(raw.path)
+            return paths.facts(raw.path)
 
         facts = effects.ask_rank0(what, real)
         if what.endswith("close"):
@@ -251,9 +269,9 @@ class OpenFiles:
         """Drop the copy of a rank above 0 where the real file is here, the same for all readers."""
         scratch = self._effects.scratch
         # on a node that does not share rank 0's folders, the file is handed over when it is read
-        here = self._effects.client is not None or facts == _facts(path)
+        here = self._effects.client is not None or facts == paths.facts(path)
         if self._effects.rank and facts is not None and here:
-            scratch.drop(scratch.key(path))
+            scratch.drop(paths.real(path, True))
 
     @contextmanager
     def _muted(self, file: Any) -> Iterator[None]:
@@ -277,12 +295,3 @@ class OpenFiles:
 def _by_logging() -> bool:
     """Return whether a logging handler flushes, after a record; it prints errors, and goes on."""
     return sys._getframe(3).f_code.co_filename == logging.__file__
-
-
-def _facts(path: str) -> list[int] | None:
-    """Return the size and time that tell one file from another; None if it is gone."""
-    try:
-        there = os.stat(path)
-    except OSError:
-        return None  # it was removed or renamed while it was open
-    return [there.st_size, there.st_mtime_ns]

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from autoddp.effects.engine import Effects
+from autoddp.effects.mirrored_io import whole
 
 PART = 1 << 22  # bytes that travel at once
 STANDARD = 2  # descriptors up to this one are no files of the script's
@@ -41,7 +42,7 @@ class OutputFiles:
                     body = effects.group.call(f"{stream} from {at}", read)
                     if effects.rank and stream in self._files:
                         os.lseek(self._files[stream], at, os.SEEK_SET)
-                        _write(self._files[stream], body)
+                        whole(partial(os.write, self._files[stream]), body)
         self.close()
 
     def close(self) -> None:
@@ -85,9 +86,3 @@ def _read(number: int, size: int, at: int) -> bytes:
         return os.pread(handle, size, at)
     finally:
         os.close(handle)
-
-
-def _write(number: int, body: bytes) -> None:
-    left = memoryview(body)
-    while left:
-        left = left[os.write(number, left) :]

@@ -142,7 +142,7 @@ class Past:
 
     def resolve(self, path: str, since: int = 0) -> str:
         """Return where the earlier content of `path` is: there, elsewhere, or nowhere ("")."""
-        first = self._first(path, since)
+        first = self._first(path, since) if self._records else None
         if first is None:
             return path
         _, top, kind, value, _ = self._records[first]

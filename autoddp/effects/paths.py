@@ -77,6 +77,15 @@ def seen(path: str, follow: bool = True) -> os.stat_result | None:
         return None
 
 
+def facts(path: str) -> list[int] | None:
+    """Return the size and time by which ranks see that a file is one; None if it is gone.
+
+    It may have been removed or renamed while it was open.
+    """
+    there = seen(path)
+    return None if there is None else [there.st_size, there.st_mtime_ns]
+
+
 def held() -> set[str]:
     """Return the paths of what this process has open."""
     found = set()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from autoddp.effects.engine import Mode
@@ -12,21 +13,32 @@ from autoddp.effects.unhurried import Unhurried, carried, taken
 ALONE = "a program's pipe has its descriptor on rank 0 alone; read and write it by its methods"
 
 
-class End:
-    """One end of a pipe; `own` is the real one, on rank 0."""
+class SharedRaw(io.RawIOBase):
+    """The lowest layer of a pipe; the layers above it are Python's, and hold the same on all ranks.
 
-    def __init__(self, own: Any, told: Unhurried, name: str, writes: bool) -> None:
-        self._own, self._told, self._name, self._writes = own, told, name, writes
-        self._closing = False
+    Rank 0 reads and writes for all. To read ahead is safe since no rank may read a pipe by itself.
+    """
+
+    filling = False  # whether all that is asked for is to be read, however long that takes
+    _dropped = False
+
+    def __init__(self, own: Any, told: Unhurried, place: str, name: int, writes: bool) -> None:
+        """Take over `own`, the real layer, which rank 0 alone has; `name` is its descriptor."""
+        self._own, self._told, self._place, self._writes = own, told, place, writes
+        self.name, self.mode = name, "wb" if writes else "rb"
 
     def _ask(self, what: str, act: Callable[[Any], Any]) -> Any:
-        if self._closing and what != "close":
-            raise ValueError("I/O operation on closed file.")
-        mode = self._told.mode()
-        if mode is Mode.PASS_THROUGH and self._own is not None:
-            return act(self._own)
-        told = self._told.tell(mode, f"pipe.{what}", self._name, lambda: carried(act(self._own)))
-        return taken(told)
+        told, own = self._told, self._own
+        return taken(told.tell(told.mode(), what, self._place, lambda: carried(act(own))))
+
+    def check(self) -> None:
+        """Raise an error where this rank cannot ask rank 0; a dropped file asks for nothing.
+
+        Raises:
+            OutOfReach: It is so in a trial, and on other ranks in a data set's fetch.
+        """
+        if not self._dropped:
+            self._told.check(self._told.mode(), "a program's pipe")
 
     def readable(self) -> bool:
         return not self._writes
@@ -44,121 +56,116 @@ class End:
             raise io.UnsupportedOperation(ALONE)
         return int(self._own.fileno())
 
-    def write(self, data: Any, /) -> int:
-        """Write `data` on rank 0, and return how much was written."""
-        return int(self._ask("write", lambda own: own.write(data)))
-
-    def writelines(self, lines: Iterable[Any], /) -> None:
-        """Write the lines on rank 0."""
-        for line in lines:
-            self.write(line)
-
-    def flush(self) -> None:
-        """Flush the pipe on rank 0."""
-        if self._writes and not self._closing:
-            self._ask("flush", lambda own: own.flush())
-
-    def close(self) -> None:
-        """Close rank 0's end of the pipe.
-
-        What that raises for an end that writes (the program has ended), all ranks raise.
-        """
-        if self._closing:
-            return
-        self._closing = True
-        try:
-            if self._writes:
-                self._ask("close", lambda own: own.close())
-            elif self._own is not None:
-                self._own.close()
-        finally:
-            super().close()  # type: ignore[misc]
-
-    def shut(self) -> None:
-        """Close this rank's end only, since rank 0's is closed."""
-        self._closing = True
-        super().close()  # type: ignore[misc]
-
-    def __del__(self) -> None:
-        """Do nothing: the real end closes itself, and nobody is asked then."""
-
-    def __getattr__(self, name: str) -> Any:
-        if self.__dict__.get("_own") is None:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self._own, name)
-
-
-class BytesEnd(End, io.BufferedIOBase):
-    """One end of a pipe of bytes."""
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        """Return what rank 0 read."""
-        return bytes(self._ask("read", lambda own: own.read(size)))
-
-    def read1(self, size: int = -1, /) -> bytes:
-        """Return what rank 0 read in one step."""
-        return bytes(self._ask("read1", lambda own: own.read1(size)))
-
-    def readline(self, size: int | None = -1, /) -> bytes:
-        """Return the line that rank 0 read."""
-        return bytes(self._ask("readline", lambda own: own.readline(size)))
-
-    def readlines(self, hint: int | None = -1, /) -> list[bytes]:
-        """Return the lines that rank 0 read."""
-        return (
-            io.BytesIO(self.read()).readlines()
-            if hint in (None, -1)
-            else super().readlines(hint or -1)
-        )
-
-    def readinto(self, buffer: Any, /) -> int:
-        """Fill `buffer` with what rank 0 read, and return the number of bytes."""
-        data = self.read(memoryview(buffer).nbytes)
+    def readinto(self, buffer: Any, /) -> int | None:
+        """Fill `buffer` with what rank 0 finds in the pipe as soon as there is anything."""
+        size = memoryview(buffer).nbytes
+        # up to the size of a buffer, the layer above asks for more than the script does
+        whole = self.filling and size > io.DEFAULT_BUFFER_SIZE
+        data = self._ask("pipe.read", lambda own: _full(own, size) if whole else own.read(size))
+        if data is None:
+            return None
         memoryview(buffer).cast("B")[: len(data)] = data
         return len(data)
 
-    def peek(self, size: int = 0, /) -> bytes:
-        """Return what rank 0 sees, and leave it there."""
-        return bytes(self._ask("peek", lambda own: own.peek(size)))
+    def readall(self) -> Any:
+        """Return all that rank 0 reads until the pipe ends; Python would ask for each part."""
+        return self._ask("pipe.read", lambda own: own.readall())
+
+    def write(self, data: Any, /) -> Any:
+        """Write on rank 0, and return how much was written.
+
+        Of a file that is dropped, ranks may not be at the same place: nobody is asked.
+        """
+        if not self._dropped:
+            return self._ask("pipe.write", lambda own: own.write(data))
+        return self._own.write(data) if self._own is not None else memoryview(data).nbytes
+
+    def close(self) -> None:
+        """Close this rank's end, and the real one on rank 0, which nobody waits for."""
+        try:
+            super().close()
+        finally:
+            if self._own is not None:
+                self._own.close()
+
+    def _dealloc_warn(self, source: Any) -> None:
+        """Note that Python closes `source`, which the script has dropped, as its layers say."""
+        self._dropped = True
+        if self._own is not None:
+            self._own._dealloc_warn(source)
 
 
-class TextEnd(End, io.TextIOBase):
-    """One end of a pipe of text."""
+def _checked(original: Any, filling: bool = False) -> Any:
+    """Return the method `original` of a layer, for which rank 0 must be in reach.
 
-    def __init__(
-        self, own: Any, told: Unhurried, name: str, writes: bool, encoding: str, errors: Any
-    ) -> None:
-        super().__init__(own, told, name, writes)
-        self._encoding, self._errors = encoding, errors or "strict"
+    It is needed, too, where the layer answers by what it holds: other ranks would answer otherwise.
+    """
 
-    def read(self, size: int | None = -1, /) -> str:
-        """Return what rank 0 read."""
-        return str(self._ask("read", lambda own: own.read(size)))
+    @wraps(original)
+    def method(self: Any, *given: Any) -> Any:
+        layer = getattr(self, "buffer", self)
+        raw: SharedRaw = getattr(layer, "raw", layer)
+        raw.check()
+        raw.filling = filling
+        try:
+            return original(self, *given)
+        finally:
+            raw.filling = False
 
-    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
-        """Return the line that rank 0 read."""
-        return str(self._ask("readline", lambda own: own.readline(size)))
+    return method
 
-    def readlines(self, hint: int | None = -1, /) -> list[str]:  # type: ignore[override]
-        """Return the lines that rank 0 read."""
-        return (
-            io.StringIO(self.read()).readlines()
-            if hint in (None, -1)
-            else super().readlines(hint or -1)
-        )
 
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        """Return the encoding of the text."""
-        return self._encoding
+class SharedReader(io.BufferedReader):
+    """The layer that buffers what is read."""
 
-    @property
-    def errors(self) -> str:  # type: ignore[override]
-        """Return how bytes that cannot be decoded are handled."""
-        return self._errors
+    peek = _checked(io.BufferedReader.peek)
+    read = _checked(io.BufferedReader.read, filling=True)
+    read1 = _checked(io.BufferedReader.read1)
+    readinto = _checked(io.BufferedReader.readinto, filling=True)
+    readinto1 = _checked(io.BufferedReader.readinto1)
+    readline = _checked(io.BufferedReader.readline)
 
-    @property
-    def buffer(self) -> BytesEnd:
-        """Return the end of the pipe of bytes below the text."""
-        own = self._own.buffer if self._own is not None else None
-        return BytesEnd(own, self._told, f"{self._name}/buffer", self._writes)
+
+class SharedWriter(io.BufferedWriter):
+    """The layer that buffers what is written."""
+
+    flush = _checked(io.BufferedWriter.flush)
+    write = _checked(io.BufferedWriter.write)
+
+
+class SharedText(io.TextIOWrapper):
+    """The layer of a pipe of text."""
+
+    read = _checked(io.TextIOWrapper.read)
+    readline = _checked(io.TextIOWrapper.readline)
+
+
+def bare(pipe: Any) -> Any:
+    """Take the lowest layer out of a pipe of `Popen`'s."""
+    while hasattr(pipe, "detach"):
+        pipe = pipe.detach()
+    return pipe
+
+
+def layered(raw: SharedRaw, process: Any, bufsize: int | None, size: int) -> Any:
+    """Put on `raw` the layers that `Popen` puts on a pipe; `size` is that of its usual buffer."""
+    writes = raw.writable()
+    pipe: Any = raw
+    bufsize = -1 if bufsize is None else bufsize
+    if bufsize:
+        buffered = SharedWriter if writes else SharedReader
+        pipe = buffered(raw, bufsize if bufsize > 1 else size)
+    if not process.text_mode:
+        return pipe
+    lines = writes and bufsize == 1
+    return SharedText(
+        pipe, process.encoding, process.errors, line_buffering=lines, write_through=writes
+    )
+
+
+def _full(own: Any, size: int) -> bytes:
+    """Read `size` bytes, or what comes until the pipe ends."""
+    data = bytearray()
+    while len(data) < size and (part := own.read(size - len(data))):
+        data += part
+    return bytes(data)

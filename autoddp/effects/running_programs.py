@@ -10,7 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from autoddp.comm.place import HERE
 from autoddp.comm.world import as_found, without
 from autoddp.effects.engine import Call, Effects, Mode
 from autoddp.effects.output_files import COPIES, OutputFiles
-from autoddp.effects.pipes import BytesEnd, End, TextEnd
+from autoddp.effects.pipes import SharedRaw, bare, layered
 from autoddp.effects.unhurried import Unhurried, carried, taken
 from autoddp.report import is_users, users_line
 
@@ -32,6 +32,9 @@ class RunningPrograms:
     def __init__(self, effects: Effects) -> None:
         self.effects, self.told = effects, Unhurried(effects, "programs")
         self._known: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._pipes: weakref.WeakKeyDictionary[Any, dict[str, SharedRaw]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._output: weakref.WeakKeyDictionary[Any, OutputFiles] = weakref.WeakKeyDictionary()
         self._count = 0
 
@@ -42,12 +45,16 @@ class RunningPrograms:
     def start(self, mode: Mode, process: Any, call: Call) -> None:
         """Run `Popen.__init__` on rank 0, in the script's order once all ranks are here."""
         name = self._name(mode, repr(call.named.get("args")))
+        piped = [stream for stream in STREAMS if call.named.get(stream) == subprocess.PIPE]
+        own: dict[str, Any] = {}
 
         def act() -> list[Any]:
             env = call.named.get("env")
             with plain_world():
                 call.plain() if env is None else call.changed(env=without(env, HERE.given))
-            return [process.pid, process.encoding, bool(process.text_mode)]
+            own.update((stream, bare(getattr(process, stream))) for stream in piped)
+            pipes = {stream: [raw.name, raw._blksize] for stream, raw in own.items()}
+            return [process.pid, process.encoding, bool(process.text_mode), pipes]
 
         if mode is Mode.SYNCED:
             output = OutputFiles(self.effects, call.named)
@@ -55,10 +62,15 @@ class RunningPrograms:
             self._output[process] = output
         else:
             told = self.told.tell(mode, "subprocess.Popen", name, act, wait=False)
+        *facts, pipes = told
         if self.effects.rank:
-            _describe(process, call.named, *told)
-        self._share_pipes(process, call.named, name)
-        self._known[process] = name
+            _describe(process, call.named, *facts)
+        self._known[process], self._pipes[process] = name, {}
+        for stream, (number, size) in pipes.items():
+            place, writes = f"{name}/{stream}", stream == "stdin"
+            raw = SharedRaw(own.get(stream), self.told, place, number, writes)
+            setattr(process, stream, layered(raw, process, call.named.get("bufsize"), size))
+            self._pipes[process][stream] = raw
 
     def ask(self, process: Any, what: str, act: Callable[[], Any]) -> Any:
         """Return what rank 0's process answers; all learn at once whether it has ended."""
@@ -66,19 +78,27 @@ class RunningPrograms:
         if mode is Mode.PASS_THROUGH and self.effects.rank and what in ("poll", "wait"):
             return process.returncode
 
+        pipes = self._pipes[process]
+        if what == "communicate" and process.stdin and not process.stdin.closed:
+            with suppress(BrokenPipeError):  # as rank 0's would do, and the others shall have, too
+                process.stdin.flush()
+
         def asked() -> list[Any]:
             try:
                 value, late = act(), None
             except subprocess.TimeoutExpired as error:
                 value, late = [error.output, error.stderr], error.timeout
             pair = [carried(x) for x in value] if isinstance(value, (tuple, list)) else value
-            return [process.returncode, _closed(process), pair, late]
+            # other pipes are closed by the script, by each rank when it comes there
+            over = pipes.items() if what == "communicate" else ()
+            closed = [stream for stream, raw in over if raw.closed]
+            return [process.returncode, closed, pair, late]
 
         told = self.told.tell(mode, f"Popen.{what}", f"{self._known[process]}/{what}", asked)
         code, closed, value, late = told
         process.returncode = code
         for stream in closed if self.effects.rank else ():
-            getattr(process, stream).shut()
+            pipes[stream].close()
         if code is not None:
             if mode is Mode.SYNCED and process in self._output:
                 self._output.pop(process).bring()
@@ -112,25 +132,6 @@ class RunningPrograms:
             return f"{users_line(2)}/{hashlib.sha1(asked.encode(errors='replace')).hexdigest()}"
         self._count += 1
         return f"program {self._count}"
-
-    def _share_pipes(self, process: Any, named: dict[str, Any], name: str) -> None:
-        for stream in STREAMS:
-            own = getattr(process, stream)
-            if named.get(stream) != subprocess.PIPE:
-                continue
-            place, writes = f"{name}/{stream}", stream == "stdin"
-            if process.text_mode:
-                end: Any = TextEnd(own, self.told, place, writes, process.encoding, process.errors)
-            else:
-                end = BytesEnd(own, self.told, place, writes)
-            setattr(process, stream, end)
-
-
-def _closed(process: Any) -> list[str]:
-    """Return the names of the closed pipes: `communicate` closes them, one after the other."""
-    return [
-        name for name in STREAMS if isinstance(end := getattr(process, name), End) and end.closed
-    ]
 
 
 def for_asyncio() -> bool:

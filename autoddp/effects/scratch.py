@@ -84,20 +84,6 @@ class Scratch:
         names = [name for name in list(self.overlay) if name.startswith(top)]
         return {name[len(top) :]: self.overlay.pop(name) for name in names}
 
-    @staticmethod
-    def key(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
-        """Return the one name of a file, its links followed."""
-        return os.path.realpath(os.fsdecode(path))
-
-    @staticmethod
-    def entry(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
-        """Return the one name of an entry of a folder.
-
-        An entry may be a link, which is removed or renamed as such: it is not followed.
-        """
-        folder, name = os.path.split(os.path.abspath(os.fsdecode(path)))
-        return os.path.join(os.path.realpath(folder), name)
-
     def lay(self, path: str, at: str) -> None:
         """Record that `path` is found at `at` from now on."""
         self.overlay[path] = at

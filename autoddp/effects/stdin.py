@@ -1,48 +1,67 @@
-"""Standard input as all ranks see it: rank 0 reads, all get what it read."""
+"""Standard input as all ranks see it: rank 0 reads, all get what it read.
+
+What was read ahead stays on rank 0, unlike that of a pipe: `input`, `getpass`, threads and fetches
+read there without the other ranks.
+"""
 
 from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from autoddp.effects.engine import Effects, Mode
 from autoddp.report import users_line
 
 
-class SharedStdin(io.TextIOBase):
-    """The text of standard input, the same on all ranks."""
+class SharedInput:
+    """A layer of standard input; what is not read by it is this process's own."""
 
-    def __init__(self, own: Any, effects: Effects, terminal: bool) -> None:
-        self._own, self._effects, self._terminal = own, effects, terminal
+    def __init__(self, own: Any, effects: Effects) -> None:
+        self._own, self._effects = own, effects
 
-    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+    def _read(self, what: str, size: int | None) -> Any:
+        act = partial(getattr(self._own, what), size)
+        return act() if self._effects.mode() is not Mode.SYNCED else self._ask(what, act)
+
+    def _ask(self, what: str, act: partial[Any]) -> Any:
+        return self._effects.ask_rank0(f"stdin.{what}", act)
+
+    def readline(self, size: int | None = -1, /) -> Any:
         """Return the next line, on all ranks."""
-        return self._read("readline", lambda: self._own.readline(size))
+        return self._read("readline", size)
 
-    def read(self, size: int | None = -1, /) -> str:
-        """Return what is left, or `size` characters of it, on all ranks."""
-        return self._read("read", lambda: self._own.read(size))
+    def read(self, size: int | None = -1, /) -> Any:
+        """Return what is left, or `size` characters or bytes of it, on all ranks."""
+        return self._read("read", size)
 
     def readable(self) -> bool:
         return True
 
-    @property
-    def buffer(self) -> Bytes:
-        """Return the bytes below the text."""
-        return Bytes(self._own.buffer, self._effects)
-
-    def isatty(self) -> bool:
-        """Return whether rank 0's standard input is a terminal."""
-        return self._terminal
+    def fileno(self) -> int:
+        """Return this process's own descriptor."""
+        return self._own.fileno()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._own, name)
 
-    def fileno(self) -> int:
-        """Return this process's own descriptor."""
-        return self._own.fileno()
+
+class SharedStdin(SharedInput, io.TextIOBase):
+    """The text of standard input, the same on all ranks."""
+
+    def __init__(self, own: Any, effects: Effects, terminal: bool) -> None:
+        super().__init__(own, effects)
+        self._terminal = terminal
+
+    @property
+    def buffer(self) -> StdinBytes:
+        """Return the bytes below the text."""
+        return StdinBytes(self._own.buffer, self._effects)
+
+    def isatty(self) -> bool:
+        """Return whether rank 0's standard input is a terminal."""
+        return self._terminal
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -58,43 +77,21 @@ class SharedStdin(io.TextIOBase):
         """Close what is read."""
         self._own.close()
 
-    def _read(self, what: str, act: Callable[[], str]) -> str:
-        if self._effects.mode() is not Mode.SYNCED:
-            return act()
-        return self._effects.ask_rank0(f"stdin.{what}", act)
 
-
-class Bytes(io.BufferedIOBase):
+class StdinBytes(SharedInput, io.BufferedIOBase):
     """The bytes of standard input, the same on all ranks."""
 
-    def __init__(self, own: Any, effects: Effects) -> None:
-        self._own, self._effects = own, effects
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        """Return what is left, or `size` bytes of it."""
-        return self._read("read", lambda: self._own.read(size))
+    def _ask(self, what: str, act: partial[Any]) -> Any:
+        with self._effects.context.internal():
+            return self._effects.group.call(f"stdin.buffer.{what} at {users_line()}", act)
 
     def read1(self, size: int = -1, /) -> bytes:
         """Return what is there, at most `size` bytes."""
-        return self._read("read1", lambda: self._own.read1(size))
-
-    def readline(self, size: int | None = -1, /) -> bytes:
-        """Return the next line."""
-        return self._read("readline", lambda: self._own.readline(size))
+        return self._read("read1", size)
 
     def peek(self, size: int = 0, /) -> bytes:
         """Return what comes next, and leave it there."""
-        return self._read("peek", lambda: self._own.peek(size))
-
-    def readable(self) -> bool:
-        return True
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._own, name)
-
-    def fileno(self) -> int:
-        """Return this process's own descriptor."""
-        return int(self._own.fileno())
+        return self._read("peek", size)
 
     def isatty(self) -> bool:
         """Return whether rank 0's standard input is a terminal."""
@@ -102,9 +99,3 @@ class Bytes(io.BufferedIOBase):
 
     def close(self) -> None:
         """Do nothing: the buffer is Python's, which keeps it."""
-
-    def _read(self, what: str, act: Callable[[], bytes]) -> bytes:
-        if self._effects.mode() is not Mode.SYNCED:
-            return act()
-        with self._effects.context.internal():
-            return self._effects.group.call(f"stdin.buffer.{what} at {users_line()}", act)

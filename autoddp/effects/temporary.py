@@ -56,7 +56,7 @@ class Temporary(Outward):
             path = effects.do_on_rank0(call.name, call.plain)
             with effects.context.internal():
                 at = effects.scratch.new(path)
-                effects.scratch.lay(effects.scratch.key(path), at)
+                effects.scratch.lay(paths.real(path, True), at)
                 number = os.open(at, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         effects.handles[number] = OpenDescriptor(path, agreed=True)
         return number, path
@@ -76,7 +76,7 @@ class Temporary(Outward):
         path = effects.do_on_rank0(call.name, call.plain)
         with effects.context.internal():
             file = call.changed(dir=os.path.dirname(effects.scratch.new(path)))
-            effects.scratch.lay(effects.scratch.key(path), file.name)
+            effects.scratch.lay(paths.real(path, True), file.name)
             file.name = path
         return file
 
@@ -125,7 +125,7 @@ class Temporary(Outward):
     def _remove(self, path: str) -> None:
         """Remove the folder on this node, if it does not share rank 0's folders."""
         with self.effects.context.internal():
-            self.effects.scratch.drop(self.effects.scratch.key(path))
+            self.effects.scratch.drop(paths.real(path, True))
             if self.effects.client is not None:
                 self.effects.client.made.remove(path)
 

@@ -82,12 +82,9 @@ class Unhurried:
         Raises:
             OutOfReach: Rank 0 cannot be asked here.
         """
-        if mode is Mode.SUPPRESSED:
-            raise OutOfReach(
-                f"{what} in a trial: it would have been done once more than the script does it"
-            )
+        self.check(mode, what)
         if mode is Mode.PASS_THROUGH:
-            return self._plain(what, act)
+            return act()
         if mode is Mode.SYNCED:
             with self.effects.context.internal():
                 return self._in_order(what, act, meet)
@@ -97,13 +94,21 @@ class Unhurried:
             return self._do(f"{name}/{turn}", act)
         return self._look(what, name, turn, None if wait else time.monotonic() + PATIENCE)
 
-    def _plain(self, what: str, act: Callable[[], Any]) -> Any:
-        if self.effects.rank == 0:
-            return act()
-        raise OutOfReach(
-            f"{what}: the program is rank 0's, which cannot be asked here (in a data set's fetch, "
-            "or in a process of this rank's own); do it outside of it"
-        )
+    def check(self, mode: Mode, what: str) -> None:
+        """Raise an error where rank 0 cannot be asked.
+
+        Raises:
+            OutOfReach: It is so in a trial, and on the other ranks where each is on its own.
+        """
+        if mode is Mode.SUPPRESSED:
+            raise OutOfReach(
+                f"{what} in a trial: it would have been done once more than the script does it"
+            )
+        if mode is Mode.PASS_THROUGH and self.effects.rank:
+            raise OutOfReach(
+                f"{what}: the program is rank 0's, which cannot be asked here (in a data set's "
+                "fetch, or in a process of this rank's own); do it outside of it"
+            )
 
     def _in_order(self, what: str, act: Callable[[], Any], meet: bool) -> Any:
         turn, self._turn = self._turn, self._turn + 1

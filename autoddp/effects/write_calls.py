@@ -24,7 +24,8 @@ class WriteCall:
         self._call, self.row = call, row
         self.site = row.target.replace(":", ".")
         self._named = {**call.kwargs, **call.named}
-        if row.position is not None and not call.named and len(call.args) > row.position:
+        named = row.argument in call.named
+        if row.position is not None and not named and len(call.args) > row.position:
             self._named[row.argument] = call.args[row.position]
         given = self._named.get(row.argument)
         self._bytes = isinstance(given, bytes)
@@ -45,7 +46,7 @@ class WriteCall:
         """Make the call with another path; what it returns names the user's own."""
         at: Any = os.fsencode(path) if self._bytes else path
         call, name, position = self._call, self.row.argument, self.row.position
-        if call.named:
+        if name in call.named:
             result = call.changed(**{name: at})
         elif position is None or len(call.args) <= position:
             result = call.wrapped(*call.args, **{**call.kwargs, name: at})
@@ -193,9 +194,9 @@ class WriteCalls:
         scratch = self._effects.scratch
         with self._effects.context.internal():
             for name in (path, *made):
-                scratch.drop(scratch.key(name))
+                scratch.drop(paths.real(name, True))
             for name in made if path != theirs else ():  # numpy adds a suffix
-                scratch.lay(scratch.key(path + name.removeprefix(theirs)), name)
+                scratch.lay(paths.real(path + name.removeprefix(theirs), True), name)
 
     def _throw_away(self, writing: WriteCall, keep: bool = False) -> Outcome:
         """Make the call and delete the file, unless this rank may read it before rank 0 writes."""

@@ -117,6 +117,8 @@ MODELS = (
     *rows(
         "huggingface_hub.hub_mixin:ModelHubMixin", "save_pretrained", "save_directory", folder=True
     ),
+    *rows("tokenizers:Tokenizer", "save", "path", position=0),
+    *rows("faiss", "write_index", "fname", position=1),
     *rows("omegaconf:OmegaConf", "save", "f"),
 )
 TABLES = (

@@ -13,6 +13,7 @@ from autoddp.comm.place import HERE
 from autoddp.comm.world import World, give
 from autoddp.errors import BadInput
 from autoddp.launch import schedulers
+from autoddp.launch.failure import Failure, words
 from autoddp.options import Options
 from autoddp.process import devices, network, own_ddp
 from autoddp.process.job_folder import JobFolder
@@ -22,7 +23,6 @@ from autoddp.process.streams import Logs
 from autoddp.report import PREFIX
 
 if TYPE_CHECKING:
-    from autoddp.launch.failure import Failure
     from autoddp.patching import Feature
 
 PORT = 29500  # torchrun's
@@ -219,8 +219,6 @@ def outcome(failure: Failure, first: int | None, ending: int | None) -> int:
 
 def tell(failure: Failure, logs: Logs, ending: int | None) -> bool:
     """Say who failed, unless rank 0 said it itself; return whether its log is still needed."""
-    from autoddp.launch.agent import words
-
     if ending is not None or (failure.rank == 0 and not failure.killed):
         return False
     print(words(failure, logs), file=sys.stderr, flush=True)

@@ -9,7 +9,7 @@ import multiprocessing.process
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
@@ -17,15 +17,14 @@ from multiprocessing.synchronize import Barrier
 from typing import TextIO
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from autoddp.errors import AutoDDPError, BadInput
-from autoddp.launch import membership, rendezvous
-from autoddp.launch.changing import Changing
-from autoddp.launch.elastic import Agent
-from autoddp.launch.failure import Failure
+from autoddp.launch import changing_nodes
+from autoddp.launch.elastic import Agent, JobOver
+from autoddp.launch.failure import Failure, words
+from autoddp.launch.rendezvous import NAME, OneNode
 from autoddp.options import Options
 from autoddp.process import streams, worker
 from autoddp.process.launcher_signals import LauncherSignals, Signalled
@@ -50,19 +49,6 @@ class ParentState:
     logging: int
     gate: Barrier
     faults: bool  # whether a segmentation fault shows Python's stack
-
-
-class Starting(DefaultLogsSpecs):
-    """No logs for torch's agent, which asks for them after the rendezvous, just before it forks."""
-
-    def __init__(self, ready: Callable[[], None]) -> None:
-        super().__init__(log_dir=os.devnull)
-        self.ready = ready
-
-    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Call `ready`, and send the logs nowhere."""
-        self.ready()
-        return super().reify(envs)
 
 
 def start(job: Job, signals: LauncherSignals) -> Failure | None:
@@ -91,9 +77,9 @@ def start(job: Job, signals: LauncherSignals) -> Failure | None:
     # the handlers are ours, see `signals`: torch's end the job at once
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""
     try:
-        kind = Changing if job.options.changes else Agent
-        agent = kind(spec(parent), Starting(ready), job.options, signals)
-        agent.run()
+        agent = Agent(spec(parent), ready, job.options, signals)
+        with suppress(JobOver):
+            agent.run()
     except Signalled:
         return Failure(0, 0, 1)
     finally:
@@ -114,25 +100,13 @@ def again(job: Job, signals: LauncherSignals, agent: Agent) -> None:
     signals.restart()
     if job.options.quiet:
         return
-    if agent.failure is not None:
+    if agent.failure is not None and not agent.failure.lost:  # of a lost node was told at once
         print(words(agent.failure, job.logs), file=sys.stderr)
     print(f"{PREFIX} {agent.again()}", file=sys.stderr, flush=True)
 
 
-def words(failure: Failure, logs: streams.Logs) -> str:
-    """Describe who failed, with the end of its log or the node where that is."""
-    if failure.lost:
-        return f"{PREFIX} {failure.where} is lost: {failure.lost}"
-    if failure.where:
-        return f"{PREFIX} {failure.who} {failure.what}; its log is there"
-    return logs.failure(failure.rank, failure.what)
-
-
 def spec(parent: ParentState) -> WorkerSpec:
-    """Return what the agent runs.
-
-    One node meets by itself, several at the master's address, as with torchrun.
-    """
+    """Return what the agent runs."""
     options, ranks = parent.job.options, parent.signals.ranks
     several = options.nnodes > 1
     return WorkerSpec(
@@ -143,22 +117,25 @@ def spec(parent: ParentState) -> WorkerSpec:
         args=(parent,),
         max_restarts=options.max_restarts,
         monitor_interval=INTERVAL,
-        master_addr=options.master_addr if several else None,
+        master_addr=options.master_addr if several and not options.changes else None,
         master_port=options.master_port if several and not options.changes else None,
     )
 
 
 def meeting(options: Options, signals: LauncherSignals) -> RendezvousHandler:
-    """Return the rendezvous at which the launchers of the job's nodes find each other."""
+    """Return the rendezvous at which the launchers of the job's nodes find each other.
+
+    One node meets by itself, several at the master's address, as with torchrun.
+    """
+    if options.nnodes == 1:
+        return OneNode(options.master_port or 0)
     if options.changes:
-        return membership.create(options, signals.check)
-    several = options.nnodes > 1
+        return changing_nodes.create(options, signals.check)
     return get_rendezvous_handler(
         RendezvousParameters(
-            backend="static" if several else rendezvous.BACKEND,
-            endpoint=f"{options.master_addr if several else rendezvous.HOST}:"
-            f"{options.master_port or 0}",
-            run_id="autoddp",
+            backend="static",
+            endpoint=f"{options.master_addr}:{options.master_port}",
+            run_id=NAME,
             min_nodes=options.nnodes,
             max_nodes=options.nnodes,
             rank=options.node_rank,

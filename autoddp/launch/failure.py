@@ -5,6 +5,9 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
+from autoddp.process.streams import Logs
+from autoddp.report import PREFIX
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -44,3 +47,12 @@ class Failure:
 def lost(where: str, why: str) -> Failure:
     """Return the failure of a node with all its ranks."""
     return Failure(-1, -1, 1, where, why)
+
+
+def words(failure: Failure, logs: Logs) -> str:
+    """Describe who failed, with the end of its log or the node where that is."""
+    if failure.lost:
+        return f"{PREFIX} {failure.where} is lost: {failure.lost}"
+    if failure.where:
+        return f"{PREFIX} {failure.who} {failure.what}; its log is there"
+    return logs.failure(failure.rank, failure.what)

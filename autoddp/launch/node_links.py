@@ -68,9 +68,10 @@ class NodeLinks:
 
     # ---- what the launcher does
 
-    def listen(self, attempt: int) -> None:
+    def listen(self) -> None:
         """Start the thread that listens, once the ranks are forked."""
-        self._attempt, self._told, self._through = attempt, None, set()
+        self._attempt += 1
+        self._told, self._through = None, set()
         self._rests.clear()
         self._thread = threading.Thread(target=self._run, name="autoddp-nodes", daemon=True)
         self._thread.start()
@@ -176,8 +177,6 @@ class NodeLinks:
         if self.changes and 0 in self._through:  # of node 0 alone: what the job was to do is done
             self._conclude()
             return
-        if self.changes and node == 0:
-            why += "; the job, whose store it hosts, ends with it"
         self._note(lost(self._hosts[node], why), node)
 
     def _note(self, failure: Failure, source: int) -> None:

@@ -1,7 +1,8 @@
 """The rendezvous of a job on one node: a store on a free port, and nobody to wait for.
 
 torch's own c10d rendezvous sleeps at random so that many nodes do not meet all at once, and starts
-a thread before the ranks are forked; that takes a tenth of the time of a short job.
+a thread before the ranks are forked; that takes a tenth of the time of a short job. Jobs whose
+nodes come and go have it: see `changing_nodes`.
 """
 
 from __future__ import annotations
@@ -12,12 +13,10 @@ from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
-    RendezvousParameters,
     RendezvousStoreInfo,
-    rendezvous_handler_registry,
 )
 
-BACKEND = "one-node"
+NAME = "autoddp"  # of the job
 HOST = "127.0.0.1"
 
 
@@ -33,12 +32,12 @@ def serve(port: int = 0) -> TCPStore:
 class OneNode(RendezvousHandler):
     """The only node of its job; the ranks use the agent's store."""
 
-    def __init__(self, run_id: str, port: int) -> None:
-        self.run_id = run_id
+    def __init__(self, port: int) -> None:
+        """Host the store at `port`, or at a free one where that is 0."""
         self.server = serve(port)
 
     def get_backend(self) -> str:
-        return BACKEND
+        return "one-node"
 
     @property
     def use_agent_store(self) -> bool:
@@ -48,7 +47,7 @@ class OneNode(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Return at once, as node 0 of 1."""
         where = RendezvousStoreInfo(HOST, self.server.port)
-        return RendezvousInfo(PrefixStore(self.run_id, self.server), 0, 1, where)
+        return RendezvousInfo(PrefixStore(NAME, self.server), 0, 1, where)
 
     def is_closed(self) -> bool:
         """Return False: the rendezvous ends with the launcher."""
@@ -61,16 +60,8 @@ class OneNode(RendezvousHandler):
         return 0
 
     def get_run_id(self) -> str:
-        return self.run_id
+        return NAME
 
     def shutdown(self) -> bool:
         """Return True: the store's server ends with the launcher."""
         return True
-
-
-def create(parameters: RendezvousParameters) -> OneNode:
-    """Make the handler for torch's registry; the endpoint is host:port, port 0 a free one."""
-    return OneNode(parameters.run_id, int(parameters.endpoint.rpartition(":")[2]))
-
-
-rendezvous_handler_registry.register(BACKEND, create)

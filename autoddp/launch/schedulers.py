@@ -80,7 +80,8 @@ def settle(environ: MutableMapping[str, str], options: Options) -> Options:
             f"--nproc is {options.nproc}, but {task.by} started {sizes} processes a node "
             f"({task.said}); leave --nproc out, or have {task.by} start one process on each node"
         )
-    environ.update(_as_torchrun(task))
+    ranks = task.rank, task.size, task.local_rank, task.local_size
+    environ.update(World(*ranks, task.node, task.address, task.port).variables(task.nodes))
     return options
 
 
@@ -124,19 +125,6 @@ def _node(task: SchedulerTask, options: Options) -> Options:
         master_addr=options.master_addr or task.address,
         master_port=options.master_port or task.port,
     )
-
-
-def _as_torchrun(task: SchedulerTask) -> dict[str, str]:
-    return {
-        "RANK": str(task.rank),
-        "WORLD_SIZE": str(task.size),
-        "LOCAL_RANK": str(task.local_rank),
-        "LOCAL_WORLD_SIZE": str(task.local_size),
-        "GROUP_RANK": str(task.node),
-        "GROUP_WORLD_SIZE": str(task.nodes),
-        "MASTER_ADDR": task.address,
-        "MASTER_PORT": str(task.port),
-    }
 
 
 def _agree(task: SchedulerTask, world: World, environ: Mapping[str, str]) -> None:

@@ -34,7 +34,7 @@ class Options:
     )
     nnodes: int = option(
         1,
-        "how many nodes; MIN:MAX: nodes come and go, numbered as they come",
+        "how many nodes; MIN:MAX: nodes come and go, numbered by torch",
         DECORATOR,
         least=1,
         most=2**20,
@@ -142,6 +142,17 @@ class Options:
     )
     report: str | None = option(
         None, "a file for all decisions with their reasons, as JSON", DECORATOR
+    )
+    record: str | None = option(
+        None,
+        "a folder for a recording: what each rank computed at every step and where its time "
+        "went, for `autoddp verify --recordings` and `autoddp bench --recordings`; the "
+        "generators of a script that does not seed them start alike",
+    )
+    record_kind: str = option(
+        "all",
+        "what is recorded; times: no fingerprints of what was computed, which take time",
+        words=("all", "numbers", "times"),
     )
     log_dir: str | None = option(None, "a folder for what ranks above 0 print", DECORATOR)
     grace: int = option(

@@ -22,6 +22,10 @@ def check(o: Options) -> None:
             f"--scale-lr is {o.scale_lr!r} with --batch {o.batch}, where the batch does not grow; "
             "add --batch per-rank"
         )
+    if o.record_kind != "all" and o.record is None:
+        raise BadInput(
+            f"--record-kind is {o.record_kind!r}, but nothing is recorded; add --record DIR"
+        )
     _averaging(o)
     _compression(o)
     _nodes(o)
@@ -72,6 +76,11 @@ def _nodes(o: Options) -> None:
     if o.master_port is not None and not 0 < o.master_port < 65536:
         raise BadInput(f"--master-port is {o.master_port}; a port is from 1 to 65535")
     least = o.min_nodes
+    if least is not None and o.record is not None:
+        raise BadInput(
+            f"--record is {o.record} with --nnodes {o.nodes}, where ranks change their numbers as "
+            "nodes come and go; give one number of nodes"
+        )
     if least is not None and least < 1:
         raise BadInput(f"--nnodes is {o.nodes}; a job has at least 1 node")
     if least is not None and least > o.nnodes:

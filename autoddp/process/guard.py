@@ -31,12 +31,14 @@ class InitGuard(ExitStack):
 
     def __init__(self, line: str, size: int) -> None:
         super().__init__()
-        self.line, self.size = line, size
+        self.line, self.size, self.looked = line, size, False
         if size > 1:
             self.callback(register_optimizer_step_pre_hook(self._look).remove)
 
     def _look(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self.close()
+        if self.looked:
+            return
+        self.looked = True  # torch goes through its hooks now: none may leave until it is through
         if not dist.is_initialized() or dist.get_world_size() == 1:
             raise BadInput(
                 f"init_process_group ({self.line}) was not called before the first step: each of "

@@ -111,7 +111,7 @@ class LauncherSignals:
             os._exit(128 + number)  # a rank that has not called `arrive` yet: nothing was started
         if number == signal.SIGINT and self._interrupted and not self._is_through(number):
             self.ending = self.ending or number
-            self._kill()
+            kill()
             return
         self._interrupted |= number == signal.SIGINT
         time.sleep(SETTLE)
@@ -134,10 +134,6 @@ class LauncherSignals:
     def _rank_of(self, pid: int | None) -> int | None:
         pids = list(self._pids[: self.ranks])
         return pids.index(pid) if pid in pids else None
-
-    def _kill(self) -> None:
-        for child in multiprocessing.active_children():
-            child.kill()
 
     def _has_had(self, rank: int, number: int) -> bool:
         heard, ours = self._heard[rank], self._passed_on[rank]
@@ -171,16 +167,13 @@ class LauncherSignals:
             if self.code_of(0) is not None:
                 deadline = min(deadline, time.monotonic() + ALONE)
             time.sleep(TICK)
-        self._kill()
+        kill()
 
     # ---- a rank's half
 
     def arrive(self, local_rank: int) -> None:
         """Set up a rank in its fork: the handlers of one process, and the pipe to the launcher."""
-        # the kernel ends this rank with its launcher, however that ends
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-        if os.getppid() != self.launcher:
-            os._exit(1)
+        live_with(self.launcher)
         self._pids[local_rank] = os.getpid()
         signal.set_wakeup_fd(self._pipes[local_rank][1], warn_on_full_buffer=False)
         for number, handler in self._found.items():
@@ -190,6 +183,19 @@ class LauncherSignals:
     def ended(self, local_rank: int, code: int) -> None:
         """Tell the launcher that a rank's script has ended by itself, with this exit code."""
         self._pids[self.ranks + local_rank] = code
+
+
+def live_with(parent: int) -> None:
+    """Have the kernel end this process together with `parent`, however that ends."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def kill() -> None:
+    """Kill all ranks of this node, at once."""
+    for child in multiprocessing.active_children():
+        child.kill()
 
 
 def default() -> dict[int, Any]:

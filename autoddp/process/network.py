@@ -105,6 +105,14 @@ def _answer(host: str, port: int) -> bytes:
         return b""
 
 
+def address_to(host: str) -> str:
+    """Return the address at which `host` can reach this machine, by the route that leads there."""
+    family, kind, number, _, where = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, number) as probe:
+        probe.connect(where)  # UDP: picks a route, sends nothing
+        return str(probe.getsockname()[0])
+
+
 def interface_to(host: str) -> str | None:
     """Return the name of the interface that routes to `host`, None where it has no IPv4 route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

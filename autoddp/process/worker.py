@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -36,7 +37,7 @@ from autoddp.process.streams import Logs
 from autoddp.report import Report
 
 PATIENCE = 5.0  # seconds that a rank above 0 that failed leaves to rank 0 to fail, and say so, too
-LAST = 60.0  # seconds that a rank 0 that hosts the store waits for the others to leave it
+LAST = timedelta(minutes=1)  # in which the others leave a rank 0 that hosts the store
 TICK = 0.02
 # words of a driver's error about a device that is not there
 LACKING = re.compile("invalid device|device (ordinal|index|id)")
@@ -264,11 +265,11 @@ def end(group: Group, code: int) -> None:
         failed = asks and _fails_too(store)
         store.set(f"ended/{world.rank}", str(code))
         if world.rank == 0 and not world.agent_store:
-            _wait(store, [f"ended/{rank}" for rank in range(world.world_size)], LAST)
+            store.wait([f"ended/{rank}" for rank in range(world.world_size)], LAST)
         elif failed and world.rank == world.local_rank:
             time.sleep(PATIENCE)  # rank 0's launcher sees rank 0 end, and then ends this rank
     except dist.DistError:
-        pass  # the store went with its host: nobody is left to wait for
+        pass  # the store went with its host, or a rank did not end: nobody is waited for longer
 
 
 def _fails_too(store: Any) -> bool:
@@ -281,15 +282,6 @@ def _fails_too(store: Any) -> bool:
             return False
         time.sleep(TICK)
     return False
-
-
-def _wait(store: Any, keys: list[str], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not store.check(keys):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(TICK)
-    return True
 
 
 def leave(code: int) -> NoReturn:

@@ -148,6 +148,123 @@ def test_pipes_are_read_by_all_and_written_once(tmp_path):
     assert ends == [0, (b"a\nb\n", None), 0, "utf-8", True]
 
 
+def test_one_message_brings_many_lines_and_as_much_as_is_read(tmp_path):
+    def script(run):
+        def messages(act):
+            before = run.group.passed
+            found = act()
+            return found, run.group.passed - before
+
+        lines = subprocess.Popen(["seq", "900"], stdout=subprocess.PIPE, text=True)
+        lines.wait()  # so that all of it is there
+        large = subprocess.Popen(["head", "-c", "3000000", "/dev/zero"], stdout=subprocess.PIPE)
+        buffer = bytearray(1000000)
+        found = [
+            messages(lambda: sum(map(int, lines.stdout))),
+            messages(lambda: len(large.stdout.read(1000000))),
+            messages(lambda: large.stdout.readinto(buffer)),
+            messages(lambda: len(large.stdout.read())),
+        ]
+        return found, large.wait()
+
+    (lines, read, filled, rest), code = alike(script, 2, tmp_path)
+    assert lines[0] == sum(range(901))
+    assert (read[0], filled[0], rest[0], code) == (1000000, 1000000, 1000000, 0)
+    assert max(count for _, count in (lines, read, filled, rest)) <= 3
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_what_was_read_ahead_is_left_where_rank_0_cannot_be_asked(tmp_path, text):
+    """In a trial all ranks would take it away, in a data set's fetch each another part."""
+
+    def script(run):
+        process = subprocess.Popen(["seq", "9"], stdout=subprocess.PIPE, text=text)
+        out = process.stdout
+        process.wait()
+        first, refused = out.readline(), []
+        acts = [out.readline, lambda: next(out), lambda: out.read(1), out.readlines]
+        if not text:
+            acts += [out.peek, out.read1, lambda: out.readinto(bytearray(1))]
+        for act in acts:
+            with trial(run):
+                refused.append(raised(act)[0])
+            if run.world.rank:
+                with run.effects.context.internal():
+                    refused.append(raised(act)[0])
+        return int(first), [int(line) for line in out], set(refused)
+
+    assert alike(script, 2, tmp_path) == (1, list(range(2, 10)), {"OutOfReach"})
+
+
+def test_a_trial_writes_to_no_program(tmp_path):
+    def script(run):
+        process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        process.stdin.write(b"earnest")
+        with trial(run):
+            refused = [
+                raised(lambda: process.stdin.write(b"trial"))[0],
+                raised(process.stdin.flush)[0],
+            ]
+        return refused, process.communicate()[0]
+
+    assert alike(script, 2, tmp_path) == (["OutOfReach"] * 2, b"earnest")
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_nobody_is_asked_when_a_pipe_is_dropped_before_it_is_flushed(tmp_path, text):
+    """Ranks may drop it at different places; rank 0's program gets what was written."""
+
+    def script(run):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            pipe = subprocess.PIPE
+            process = subprocess.Popen("cat > made", shell=True, stdin=pipe, text=text)
+            process.stdin.write("written" if text else b"written")
+            if run.world.rank == 0:
+                process.stdin = None
+            run.group.call("between", lambda: None)
+            process.stdin = None
+        process.wait()
+        with open("made") as made:
+            return made.read()
+
+    assert alike(script, 2, tmp_path) == "written"
+
+
+def test_what_was_written_is_flushed_before_a_program_is_asked(tmp_path):
+    def script(run):
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(["sleep", "100"], stdin=pipe, stdout=pipe)
+        process.stdin.write(b"a")
+        late = raised(lambda: process.communicate(bytes(1000000), timeout=0.1))[0]
+        process.stdin.flush()
+        process.kill()
+        return late, process.stdin.closed, process.wait()
+
+    assert alike(script, 2, tmp_path) == ("TimeoutExpired", False, -9)
+
+
+def test_a_thread_that_is_behind_reads_all_though_rank_0s_has_closed_the_pipe(tmp_path):
+    def script(run):
+        process = subprocess.Popen(["seq", "3"], stdout=subprocess.PIPE, text=True)
+        found = []
+
+        def work():
+            for line in process.stdout:
+                found.append(int(line))
+                time.sleep(0.3 * run.world.rank)
+            process.stdout.close()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        time.sleep(0.2)
+        code = process.wait(), process.poll()
+        thread.join()
+        return found, code
+
+    assert alike(script, 2, tmp_path) == ([1, 2, 3], (0, 0))
+
+
 def test_megabytes_travel(tmp_path):
     def script(run):
         data = subprocess.check_output(["head", "-c", "5000000", "/dev/zero"])

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import uuid
 
 import pytest
@@ -52,6 +53,8 @@ CALLS = {  # by the first target of a row: a call of the script's
     "fcntl:flock": lock,
     "os:kill": send,
     "os:getpgid": lambda: os.getpgid(0),
+    "time:clock_gettime": lambda: time.clock_gettime(time.CLOCK_MONOTONIC),
+    "os:times": lambda: (os.times().elapsed, type(os.times()).__name__),
     "uuid:uuid1": lambda: str(uuid.uuid1()),
 }
 

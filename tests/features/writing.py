@@ -131,6 +131,16 @@ def light(rank):
     )
 
 
+def words(rank):
+    return m("tokenizers").Tokenizer(m("tokenizers.models").WordLevel({f"of rank {rank}": 0}))
+
+
+def index(rank):
+    made = m("faiss").IndexFlatL2(4)
+    made.add(np.full((1, 4), rank, dtype=np.float32))
+    return made
+
+
 def graph(rank):
     helper = m("onnx.helper")
     node = helper.make_node("Identity", ["x"], [f"y{rank}"])
@@ -576,6 +586,18 @@ CASES = [
             lambda p: m("onnx").load(p).graph.output[0].name,
         )
         for name in ("save", "save_model")
+    ),
+    Case(
+        "tokenizers:Tokenizer.save",
+        "x.json",
+        lambda p, r: words(r).save(p),
+        lambda p: sorted(m("tokenizers").Tokenizer.from_file(p).get_vocab()),
+    ),
+    Case(
+        "faiss:write_index",
+        "x.faiss",
+        lambda p, r: m("faiss").write_index(index(r), p),
+        lambda p: m("faiss").read_index(p).reconstruct(0).tolist(),
     ),
     Case("xgboost:Booster.save_model", "x.json", lambda p, r: booster(r).save_model(p), size),
     Case(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import time
@@ -12,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.gpu.machine import Machine, command, environ, run
-
-NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?")
+from tests.same import NUMBER, same_text
 
 
 @dataclass(frozen=True)
@@ -97,15 +95,13 @@ def compare(check: Check, machine: Machine, tiny: bool, folder: Path) -> Result:
 
 def same(want: str, got: str, rtol: float) -> tuple[str, str]:
     """Whether two terminals say the same, numbers to `rtol`; and the largest difference."""
-    if NUMBER.sub("#", want) != NUMBER.sub("#", got):
-        return "failed", f"{_last(got)!r} instead of {_last(want)!r}"
-    pairs = [
-        (float(a), float(b)) for a, b in zip(NUMBER.findall(want), NUMBER.findall(got), strict=True)
-    ]
-    worst = max((abs(a - b) / max(abs(a), abs(b), 1e-30) for a, b in pairs), default=0.0)
+    try:
+        worst = same_text(want, got, rtol, "stdout")
+    except AssertionError as error:
+        return "failed", str(error)
     if "False" in got:
         return "failed", _last(got)
-    return ("passed" if worst <= rtol else "failed"), f"{worst:.1e}" if pairs else _last(got)
+    return "passed", f"{worst:.1e}" if NUMBER.search(got) else _last(got)
 
 
 def killed(machine: Machine, tiny: bool, folder: Path) -> Result:

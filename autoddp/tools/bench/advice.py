@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autoddp.tools.bench.figures import Row
-from autoddp.tools.bench.phases import GATHERING, GRADIENTS, LOADING
 from autoddp.tools.bench.variants import GLOBAL, LOCAL, PLAIN, SCALED
+from autoddp.tools.record.phases import GATHERING, GRADIENTS, LOADING
 
 MUCH = 0.3  # part of a step, for loading
 SOME = 0.2  # part of a step, for what ranks say to each other

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from autoddp.errors import BadInput
 from autoddp.options import Options
 from autoddp.process import devices
 from autoddp.process.script import Script
 from autoddp.report import PREFIX
-from autoddp.tools.bench import guest, plot, remote
-from autoddp.tools.bench.advice import advice
-from autoddp.tools.bench.figures import Row, figures
+from autoddp.tools.bench import guest, remote
+from autoddp.tools.bench.figures import LEAST, Row, figures
 from autoddp.tools.bench.remote import Host, Others
-from autoddp.tools.bench.show import tell
+from autoddp.tools.bench.show import BenchOptions, Machine, finish
 from autoddp.tools.bench.variants import LOCAL, SCALED, Way, ways
 from autoddp.tools.rehearse import picture, runs
 from autoddp.tools.rehearse.log_tail import tail
@@ -28,40 +21,12 @@ from autoddp.tools.rehearse.parents import Parents
 from autoddp.tools.rehearse.progress import Progress
 from autoddp.tools.rehearse.runs import Left, Runner
 
-RECORDER = "autoddp.tools.bench.recorder:record"
-NOT_RUN, SOME_FAILED = 2, 1  # exit codes
-LEAST = 2  # steps: the first one is not measured
+NOT_RUN = 2  # the exit code
 NO_LOADER = (
     "per-rank batches are left out: no DataLoader makes this script's batches, so none can grow"
 )
 
 NO_BATCH = "no batch was seen at all: a sample is a step"
-SHARE = "per-rank rows are of the local view: what they print is of rank 0's share, its metrics too"
-
-
-@dataclass(frozen=True)
-class BenchOptions:
-    """The options of `autoddp bench` that `autoddp run` has not."""
-
-    nproc: tuple[int, ...] = ()
-    steps: int | None = None
-    rounds: int = 3
-    json: str | None = None
-    plot: str | None = None
-    nnodes: tuple[int, ...] = (1,)
-
-    def __post_init__(self) -> None:
-        if min(self.nnodes) < 1:
-            raise BadInput(f"--nnodes is {min(self.nnodes)}; a row is of at least 1 node")
-        if self.steps is not None and self.steps < LEAST:
-            raise BadInput(
-                f"--steps is {self.steps}; it takes {LEAST} or more: the first is not measured"
-            )
-        if self.rounds < 1:
-            raise BadInput(f"--rounds is {self.rounds}; each row is run at least once")
-        folder = os.path.dirname(self.json or "")
-        if folder and not os.path.isdir(folder):
-            raise BadInput(f"--json is {self.json}, but there is no folder {folder}; make it first")
 
 
 class NotRun(Exception):
@@ -98,7 +63,7 @@ def run(
     """
     check(script, options, wanted)
     if options.node_rank:
-        return guest.take_part(script, RECORDER, options)
+        return guest.take_part(script, options)
     with Others(options, remote.command(script)) as others:
         others.code = measured(script, options, wanted, parents, others)
     return others.code
@@ -113,7 +78,7 @@ def measured(
     found, notes = ways(options, counts(wanted.nproc, len(there.names)), there, several)
     progress = Progress(options.quiet, wanted.steps)
     with runs.stoppable():
-        runner = Host(script, RECORDER, progress, parents=parents or Parents(), others=others)
+        runner = Host(script, "times", progress, parents=parents or Parents(), others=others)
         try:
             others.meet(runner.root)
             with runs.enough_room(runner.root):
@@ -127,7 +92,9 @@ def measured(
             if parents is None:
                 runner.parents.close()
             runner.close()
-    return finish(bench, notes, wanted, options.quiet, len(there.names))
+    machine = Machine(len(os.sched_getaffinity(0)), len(there.names))
+    about = script.name, script.args
+    return finish(about, bench.rows, [*notes, *bench.notes], wanted, options.quiet, machine)
 
 
 def counts(given: Sequence[int], gpus: int) -> list[int]:
@@ -175,7 +142,7 @@ class Bench:
     def _run(self, row: Row, name: str) -> None:
         way = row.way
         left = self.runner.run(
-            name, way.options, steps=self.wanted.steps, settings=way.settings, environ=way.environ
+            name, way.options, steps=self.wanted.steps, changes=way.changes, environ=way.environ
         )
         try:
             self._take(row, left)
@@ -202,63 +169,7 @@ class Bench:
                 "there is nothing to measure (bench looks at steps of torch.optim's optimizers, "
                 "from the second on)"
             )
-        if not any(step["rows"] for step in left.steps[0]):
+        if not any(step["rows"] for step in left.times[0]):
             self.by_hand = left.ends[0].get("by hand") or 1
             self.rows = [row for row in self.rows if row.way.kind not in (LOCAL, SCALED)]
             self.notes = [NO_LOADER] if left.ends[0].get("by hand") else [NO_LOADER, NO_BATCH]
-
-
-def finish(bench: Bench, notes: list[str], wanted: BenchOptions, quiet: bool, devices: int) -> int:
-    """Write tables, advice, picture and JSON, and return the exit code."""
-    rows, cores = bench.rows, len(os.sched_getaffinity(0))
-    notes = [*notes, *bench.notes, *said_of(rows, wanted)]
-    told = advice(rows, cores, devices, wanted.steps is None)
-    if not quiet:
-        tell(rows, notes, told)
-    if wanted.plot is not None:
-        plot.draw(wanted.plot, rows)
-    if wanted.json is not None:
-        data = {
-            "script": bench.runner.script.name,
-            "arguments": bench.runner.script.args,
-            "cores": cores,
-            "GPUs": devices,
-            "steps": wanted.steps,
-            "rounds": wanted.rounds,
-            "rows": [row.data(rows[0]) for row in rows],
-            "notes": notes,
-            "advice": told,
-        }
-        Path(wanted.json).write_text(json.dumps(finite(data), indent=2))
-    return SOME_FAILED if any(row.failed for row in rows) else 0
-
-
-def finite(data: Any) -> Any:
-    """Return data for JSON, which has no NaN and no infinity: null stands for them."""
-    if isinstance(data, dict):
-        return {key: finite(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [finite(value) for value in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data
-
-
-def said_of(rows: Sequence[Row], wanted: BenchOptions) -> list[str]:
-    """Return the notes that a reader of the tables needs."""
-    first = rows[0].rounds[0]
-    lines = [
-        f"medians over {wanted.rounds} round{'s' * (wanted.rounds > 1)} (± is half their range); "
-        f"the first {first.warm_up} of {first.steps} steps are not measured; "
-        "MiB is the most that a rank had"
-        + (" on its GPU" if first.on_gpu else " in memory")
-        + "; loss is the mean of the last tenth"
-    ]
-    if wanted.steps is not None:
-        lines.append(
-            f"--steps {wanted.steps}: all rows end there, so that rows of larger batches saw "
-            "more data"
-        )
-    if any(row.way.nodes > 1 for row in rows):
-        lines.append("2x3 ranks are 3 on each of 2 nodes")
-    if any(row.way.local for row in rows):
-        lines.append(SHARE)
-    return lines

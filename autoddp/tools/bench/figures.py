@@ -8,11 +8,12 @@ import statistics
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from autoddp.tools.bench.phases import PARTS
 from autoddp.tools.bench.variants import Way
-from autoddp.tools.rehearse.runs import Left
+from autoddp.tools.record.phases import PARTS
+from autoddp.tools.record.recording import Recording
 
 COMPUTING = "computing"
+LEAST = 2  # steps: the first one is not measured
 WARM_UP = 5  # steps at most: proofs, the first allocations, DDP's buckets, which are made anew once
 NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
@@ -41,7 +42,7 @@ class Figures:
     step_seconds: list[float] = field(default_factory=list)
 
 
-def figures(left: Left, way: Way, by_hand: int | None) -> Figures:
+def figures(left: Recording, way: Way, by_hand: int | None) -> Figures:
     """Compute the figures of a run of at least two steps.
 
     Args:
@@ -49,14 +50,15 @@ def figures(left: Left, way: Way, by_hand: int | None) -> Figures:
         way: The way in which it was run.
         by_hand: Rows of a batch, where no loader makes them.
     """
-    mine, warm = left.steps[0], warm_up(len(left.steps[0]))
+    mine = left.times[0]
+    warm = warm_up(len(mine))
     rows = rows_of_steps(left, way.local, by_hand)
     measured = mine[warm:]
     times = [step["seconds"] for step in measured]
     total = sum(times)
     shares = {part: sum(step[part] for step in measured) / total for part in PARTS}
     ends = [left.ends.get(rank, {}) for rank in range(way.ranks)]
-    losses = [end["losses"] for end in ends if end.get("losses")][: None if way.local else 1]
+    losses = [end["curve"] for end in ends if end.get("curve")][: None if way.local else 1]
     together = [statistics.fmean(some) for some in zip(*losses, strict=False)]
     lines = [line.rstrip() for line in left.out.replace("\r", "\n").splitlines() if line.strip()]
     printed = lines[-1] if lines else ""
@@ -82,15 +84,16 @@ def figures(left: Left, way: Way, by_hand: int | None) -> Figures:
     )
 
 
-def rows_of_steps(left: Left, local: bool, by_hand: int | None) -> list[int]:
+def rows_of_steps(left: Recording, local: bool, by_hand: int | None) -> list[int]:
     """Count the rows of each step: all ranks' shares in the local view, else what rank 0 sees.
 
     A batch of fewer rows than ranks, which all ranks get in the local view, counts for each.
     """
-    ranks = [left.steps[rank] for rank in sorted(left.steps)] if local else [left.steps[0]]
+    times = left.times
+    ranks = [times[rank] for rank in sorted(times)] if local else [times[0]]
     rows = [sum(step["rows"] for step in steps) for steps in zip(*ranks, strict=False)]
     if not any(rows) and by_hand:
-        rows = [by_hand * step["backwards"] for step in left.steps[0]]
+        rows = [by_hand * step["backwards"] for step in times[0]]
     return rows
 
 
@@ -155,7 +158,7 @@ class Row:
     def data(self, plain: Row) -> dict[str, Any]:
         """Return all of the row, for JSON."""
         about = {
-            "row": self.way.kind,
+            "row": self.way.label,
             "ranks": self.way.ranks,
             "nodes": self.way.nodes,
             "options": asdict(self.way.options),

@@ -63,7 +63,7 @@ class Guest(Runner):
         shutil.rmtree(self.mine if self.shared else self.root, ignore_errors=True)
 
 
-def take_part(script: Script, recorder: str, options: Options) -> int:
+def take_part(script: Script, options: Options) -> int:
     """Run what node 0 says, and return its exit code.
 
     Raises:
@@ -78,7 +78,7 @@ def take_part(script: Script, recorder: str, options: Options) -> int:
             raise BadInput(told["refused"])
         say(options, f"node {options.node_rank} runs what node 0 measures, and ends with it")
         root, node = Path(told["root"]), options.node_rank
-        guest = Guest(script, recorder, root=root, node=node, line=line)
+        guest = Guest(script, "times", root=root, node=node, line=line)
         try:
             with runs.enough_room(guest.root):
                 while "end" not in (order := line.receive()):
@@ -113,11 +113,11 @@ def find(options: Options) -> NodeLine:
 
 
 def recorded(
-    guest: Guest, mine: Options, name: str, options: str, steps: int | None, settings: Any
+    guest: Guest, mine: Options, name: str, options: str, steps: int | None, changes: list[str]
 ) -> Any:
     """Make one run, tell here how it failed, and return what this node's ranks recorded."""
     how = replace(Options.from_json(options), node_rank=mine.node_rank, report=None)
-    left = guest.run(name, how, steps=steps, settings=settings)
+    left = guest.run(name, how, steps=steps, changes=tuple(changes))
     if left.code and not mine.quiet:
         print(
             "\n".join([f"{PREFIX} {name}: exit code {left.code}", *tail(left.err)]), file=sys.stderr

@@ -24,8 +24,8 @@ from autoddp.launch import PORT, say
 from autoddp.options import Options
 from autoddp.process import network
 from autoddp.process.script import Script
+from autoddp.tools.rehearse.child import SandboxedScript
 from autoddp.tools.rehearse.runs import NOTHING, Left, Runner
-from autoddp.tools.rehearse.task import RunTask
 
 MEET = 900.0  # seconds in which all nodes come
 HELLO = 5.0  # seconds that whoever connects has to say who it is
@@ -192,27 +192,28 @@ class Host(Runner):
         options: Options,
         *,
         steps: int | None = None,
-        settings: Mapping[str, Any] = NOTHING,
+        changes: tuple[str, ...] = (),
         environ: Mapping[str, str] = NOTHING,
     ) -> Left:
         """Run the script as `Runner.run` does; ranks of other nodes add what they recorded."""
         if options.nnodes > 1:
             options = replace(options, master_port=free_port())
         self.recorded = []
-        left = super().run(name, options, steps=steps, settings=settings, environ=environ)
+        left = super().run(name, options, steps=steps, changes=changes, environ=environ)
         for steps_of, ends_of in self.recorded:
             left.steps.update({int(rank): found for rank, found in steps_of.items()})
             left.ends.update({int(rank): found for rank, found in ends_of.items()})
         return left
 
     def _follow(
-        self, name: str, results: Path, work: Path, task: RunTask, more: Mapping[str, str]
+        self, name: str, results: Path, work: Path, task: SandboxedScript, more: Mapping[str, str]
     ) -> int:
-        nodes = Options.from_json(task.options).nnodes
+        nodes = task.options.nnodes
         if nodes == 1:
             return super()._follow(name, results, work, task, more)
         assert self.others is not None
-        how = {"options": task.options, "steps": task.steps, "settings": task.settings}
+        how: dict[str, Any] = {"options": task.options.to_json(), "changes": task.changes}
+        how["steps"] = task.settings.steps
         self.others.order(nodes, {"name": name, "how": how})
         code = super()._follow(name, results, work, task, more)
         self.recorded = self.others.gather(nodes)

@@ -1,23 +1,130 @@
-"""Three tables, within 100 columns, and what they advise."""
+"""What there is to show: three tables, within 100 columns, advice, a picture, and JSON."""
 
 from __future__ import annotations
 
+import json
+import math
+import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from autoddp.errors import BadInput
 from autoddp.report import PREFIX
-from autoddp.tools.bench.figures import COMPUTING, Row
-from autoddp.tools.bench.phases import GATHERING, GRADIENTS, LOADING
+from autoddp.tools.bench import plot
+from autoddp.tools.bench.advice import advice
+from autoddp.tools.bench.figures import COMPUTING, LEAST, Row
+from autoddp.tools.record.phases import GATHERING, GRADIENTS, LOADING
 
+SOME_FAILED = 1  # the exit code
+SHARE = "per-rank rows are of the local view: what they print is of rank 0's share, its metrics too"
 WIDTH = 100
 PRINTED = "printed last"
 TEXT = ("", PRINTED)
 END = 48  # characters of the last printed line
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """The options of `autoddp bench` that `autoddp run` has not."""
+
+    nproc: tuple[int, ...] = ()
+    steps: int | None = None
+    rounds: int = 3
+    json: str | None = None
+    plot: str | None = None
+    nnodes: tuple[int, ...] = (1,)
+
+    def __post_init__(self) -> None:
+        if min(self.nnodes) < 1:
+            raise BadInput(f"--nnodes is {min(self.nnodes)}; a row is of at least 1 node")
+        if self.steps is not None and self.steps < LEAST:
+            raise BadInput(
+                f"--steps is {self.steps}; it takes {LEAST} or more: the first is not measured"
+            )
+        if self.rounds < 1:
+            raise BadInput(f"--rounds is {self.rounds}; each row is run at least once")
+        folder = os.path.dirname(self.json or "")
+        if folder and not os.path.isdir(folder):
+            raise BadInput(f"--json is {self.json}, but there is no folder {folder}; make it first")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The cores and GPUs of each node, by which figures are judged, if they are."""
+
+    cores: int
+    gpus: int
+    advise: bool = True
+
+
+def finish(
+    about: tuple[str, Sequence[str]],
+    rows: Sequence[Row],
+    notes: Sequence[str],
+    wanted: BenchOptions,
+    quiet: bool,
+    machine: Machine,
+) -> int:
+    """Write tables, advice, picture and JSON, and return the exit code."""
+    notes = [*notes, *said_of(rows, wanted)]
+    told = advice(rows, machine.cores, machine.gpus, wanted.steps is None) * machine.advise
+    if not quiet:
+        tell(rows, notes, told)
+    if wanted.plot is not None:
+        plot.draw(wanted.plot, rows)
+    if wanted.json is not None:
+        data = {
+            "script": about[0],
+            "arguments": about[1],
+            "cores": machine.cores,
+            "GPUs": machine.gpus,
+            "steps": wanted.steps,
+            "rounds": wanted.rounds,
+            "rows": [row.data(rows[0]) for row in rows],
+            "notes": notes,
+            "advice": told,
+        }
+        Path(wanted.json).write_text(json.dumps(finite(data), indent=2))
+    return SOME_FAILED if any(row.failed for row in rows) else 0
+
+
+def finite(data: Any) -> Any:
+    """Return data for JSON, which has no NaN and no infinity: null stands for them."""
+    if isinstance(data, dict):
+        return {key: finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+def said_of(rows: Sequence[Row], wanted: BenchOptions) -> list[str]:
+    """Return the notes that a reader of the tables needs."""
+    first = rows[0].rounds[0]
+    lines = [
+        f"medians over {wanted.rounds} round{'s' * (wanted.rounds > 1)} (± is half their range); "
+        f"the first {first.warm_up} of {first.steps} steps are not measured; "
+        "MiB is the most that a rank had"
+        + (" on its GPU" if first.on_gpu else " in memory")
+        + "; loss is the mean of the last tenth"
+    ]
+    if wanted.steps is not None:
+        lines.append(
+            f"--steps {wanted.steps}: all rows end there, so that rows of larger batches saw "
+            "more data"
+        )
+    if any(row.way.nodes > 1 for row in rows):
+        lines.append("2x3 ranks are 3 on each of 2 nodes")
+    if any(row.way.local for row in rows):
+        lines.append(SHARE)
+    return lines
 
 
 def tell(rows: Sequence[Row], notes: Sequence[str], advice: Sequence[str]) -> None:
@@ -59,7 +166,7 @@ def speed(rows: Sequence[Row]) -> Table:
     )
     made = table("how fast", columns)
     for row in rows:
-        about = row.way.kind, row.way.count
+        about = row.way.label, row.way.count
         if not row.rounds:
             made.add_row(*about, "failed")
             continue
@@ -78,7 +185,7 @@ def parts(rows: Sequence[Row]) -> Table:
     for row in rows:
         if row.rounds:
             shares = (f"{row.of(name):.0%}" for name in names)
-            made.add_row(row.way.kind, row.way.count, *shares, f"{row.memory / 2**20:.0f}")
+            made.add_row(row.way.label, row.way.count, *shares, f"{row.memory / 2**20:.0f}")
     return made
 
 
@@ -89,7 +196,7 @@ def results(rows: Sequence[Row]) -> Table:
         if row.rounds:
             loss = "" if row.loss is None else f"{row.loss:.4g}"
             steps, printed = f"{row.of('steps'):g}", escape(ending(row.rounds[-1].printed))
-            made.add_row(row.way.kind, row.way.count, steps, loss, printed)
+            made.add_row(row.way.label, row.way.count, steps, loss, printed)
     return made
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from autoddp.options import Options
 from autoddp.process import devices
@@ -18,19 +17,26 @@ PLAIN, DATA_PARALLEL, GLOBAL, LOCAL, SCALED = (
     "per-rank batch",
     "per-rank, scaled lr",
 )
+REPLICATE = "autoddp.tools.bench.replicate:setup"
 NO_GPUS = "DataParallel is left out: it takes several GPUs, and there {gpus}"
 CUDAS = "DataParallel is left out: torch scatters to CUDA alone, and here is {kind}"
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to run a script: options, devices, settings and environment."""
+    """A way to run a script: options, devices, changes and environment."""
 
     kind: str
     options: Options
     devices: int  # GPUs or ranks, by which efficiency is reckoned
-    settings: Mapping[str, Any] = field(default_factory=dict)  # the recorder's
+    changes: tuple[str, ...] = ()  # see `SandboxedScript`
     environ: Mapping[str, str] = field(default_factory=dict)
+    name: str = ""  # of a recording
+
+    @property
+    def label(self) -> str:
+        """Return what the way is called in a table."""
+        return self.name or self.kind
 
     @property
     def ranks(self) -> int:
@@ -55,8 +61,8 @@ class Way:
     @property
     def title(self) -> str:
         """Return the way's name in a sentence."""
-        if self.kind in (PLAIN, DATA_PARALLEL):
-            return self.kind
+        if self.name or self.kind in (PLAIN, DATA_PARALLEL):
+            return self.label
         where = f" on {self.nodes} nodes" if self.nodes > 1 else ""
         return f"{self.kind}, {self.ranks} rank{'s' * (self.ranks > 1)}{where}"
 
@@ -80,7 +86,7 @@ def ways(
     if len(gpus) > 1 and found.kind != "cuda":
         left_out.append(CUDAS.format(kind=found.kind))
     elif len(gpus) > 1:
-        rows.append(Way(DATA_PARALLEL, alone, len(gpus), {"data_parallel": True}))
+        rows.append(Way(DATA_PARALLEL, alone, len(gpus), (REPLICATE,)))
     else:
         left_out.append(NO_GPUS.format(gpus="is one" if gpus else "is none"))
     for nodes in nnodes:

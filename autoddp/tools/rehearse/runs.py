@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import signal
@@ -14,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType, MappingProxyType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from autoddp import launch
 from autoddp.comm.world import ADDED
@@ -23,40 +22,34 @@ from autoddp.options import Options
 from autoddp.process import own_ddp
 from autoddp.process.script import Script
 from autoddp.process.source import SourceFacts
+from autoddp.tools.record.recording import REPORT, Recording, decisions, entries
+from autoddp.tools.record.settings import RecordSettings
 from autoddp.tools.rehearse.backup import put_back, uninterrupted
+from autoddp.tools.rehearse.child import SandboxedScript
 from autoddp.tools.rehearse.parents import FIXED, Forked, Parents, WarmParent, settled
 from autoddp.tools.rehearse.sandbox import copy_folder
-from autoddp.tools.rehearse.task import RunTask
 
-NOTHING: Mapping[str, Any] = MappingProxyType({})
+NOTHING: Mapping[str, str] = MappingProxyType({})
 TICK = 0.1  # seconds between two looks at a run
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE = 40  # seconds that a run has to end in after it was told to
 
 
 @dataclass(frozen=True)
-class Left:
-    """The remains of a run: its exit code, output and folder, and the records of each rank."""
+class Left(Recording):
+    """The remains of a run in a sandbox: its recording, and what it printed and wrote.
 
-    name: str
-    code: int
-    out: str
-    err: str
-    folder: Path
-    outside: Path  # what the run wrote elsewhere, below its absolute path
-    steps: dict[int, list[dict[str, Any]]]
-    ends: dict[int, dict[str, Any]]
-    decisions: list[dict[str, Any]] = field(default_factory=list)
-    seconds: float = 0.0
+    Attributes:
+        folder: Its copy of the current folder.
+        outside: What it wrote elsewhere, below its absolute path.
+    """
+
+    folder: Path = Path()
+    outside: Path = Path()
 
     def forget(self) -> None:
         """Delete what the run left, which may be large, once it is not needed any more."""
         shutil.rmtree(self.folder.parent, ignore_errors=True)
-
-    @property
-    def raised(self) -> bool:
-        """Return whether the script ended in an exception."""
-        return self.code != 0 and any(end.get("raised") for end in self.ends.values())
 
 
 @dataclass
@@ -67,7 +60,7 @@ class Runner:
     """
 
     script: Script
-    recorder: str  # see `RunTask`
+    kind: str  # of what is recorded: numbers or times
     follow: Callable[[str, int], None] = lambda name, steps: None
     root: Path = field(
         default_factory=lambda: Path(os.path.realpath(tempfile.mkdtemp(prefix="autoddp-")))
@@ -80,7 +73,7 @@ class Runner:
         options: Options,
         *,
         steps: int | None = None,
-        settings: Mapping[str, Any] = NOTHING,
+        changes: tuple[str, ...] = (),
         environ: Mapping[str, str] = NOTHING,
     ) -> Left:
         """Run the script once, in a copy of the current folder.
@@ -89,25 +82,24 @@ class Runner:
             name: The name of the run, as progress shows it.
             options: On how many ranks, and how.
             steps: The number of optimizer steps after which the run ends, if fewer than all.
-            settings: The recorder's own settings.
+            changes: What is done in each process before the script, see `SandboxedScript`.
             environ: The environment variables in which the run differs from this process.
         """
         assert options.nproc is not None
         results, work = self._results(), self._copy()
         for folder in (results, results / "records", results / "kept"):
             folder.mkdir()
-        report = str(results / "report.json") if options.nproc * options.nnodes > 1 else None
-        task = RunTask(
+        report = str(results / REPORT) if options.nproc * options.nnodes > 1 else None
+        records = str(results / "records")
+        task = SandboxedScript(
             self._script(work),
             self.script.args,
             self.script.module,
-            replace(options, report=report).to_json(),
-            str(self.root),
-            str(results / "records"),
-            str(results / "kept"),
-            self.recorder,
-            steps,
-            dict(settings),
+            replace(options, report=report),
+            RecordSettings(records, self.kind == "numbers", self.kind == "times", steps),
+            root=str(self.root),
+            kept=str(results / "kept"),
+            changes=changes,
         )
         (results / "task.json").write_text(task.to_json())
         started = time.monotonic()
@@ -156,10 +148,10 @@ class Runner:
         )
 
     def _follow(
-        self, name: str, results: Path, work: Path, task: RunTask, more: Mapping[str, str]
+        self, name: str, results: Path, work: Path, task: SandboxedScript, more: Mapping[str, str]
     ) -> int:
         """Fork the run, follow it to its end, and return its exit code, negative for a signal."""
-        options = Options.from_json(task.options)
+        options = task.options
         assert options.nproc is not None
         environ = settled(os.environ) | FIXED | dict(more) | {"TMPDIR": str(self.root / "tmp")}
         seen = LineCount(results / "records" / "0.jsonl")
@@ -245,20 +237,19 @@ def outside_of_a_job(command: str) -> None:
 
 def collect(name: str, results: Path, code: int, seconds: float) -> Left:
     """Read what a run left in its folder of results."""
-    steps: dict[int, list[dict[str, Any]]] = {}
-    ends: dict[int, dict[str, Any]] = {}
-    for path in sorted((results / "records").glob("*.jsonl")):
-        # a run that was killed may have left half a line
-        lines = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
-        steps[int(path.stem)] = [line for line in lines if "step" in line]
-        ends[int(path.stem)] = next((line for line in lines if "ended" in line), {})
-    report = results / "report.json"
     out, err = ((results / name).read_text(errors="replace") for name in ("out", "err"))
-    decisions = json.loads(report.read_text()) if report.exists() and report.stat().st_size else []
+    steps, ends = entries(results / "records")
     return Left(
-        *(name, code, out, err, results / "folder", results / "outside", steps, ends),
-        decisions,
+        name,
+        code,
+        steps,
+        ends,
+        decisions(results / REPORT),
         seconds,
+        out=out,
+        err=err,
+        folder=results / "folder",
+        outside=results / "outside",
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from autoddp.options import Options
-from autoddp.tools.rehearse.runs import Left
+from autoddp.tools.record.recording import Recording
 from autoddp.tools.verify.findings import GENERATOR, LOSS, OTHER, STEPS, Findings
 
 LARGE = 1e-3  # two runs of one process whose first losses differ by more do not repeat themselves
@@ -49,14 +49,24 @@ class CauseEvidence:
     findings: Findings
     among: Findings
     control: Findings
-    ranks: Left
+    ranks: Recording
     options: Options
     wide: Findings | None = None
 
 
 def cause_of(case: CauseEvidence) -> Cause | None:
     """Return the first cause that applies, as far as these runs tell, None if none does."""
-    rules = (decides, unrepeated, stops, augments, own_draws, own_statistics, left_out, tipped)
+    rules = (
+        decides,
+        unrepeated,
+        stops,
+        augments,
+        own_draws,
+        own_share,
+        own_statistics,
+        left_out,
+        tipped,
+    )
     return next((found for rule in rules for found in rule(case)), None)
 
 
@@ -149,6 +159,12 @@ def own_draws(case: CauseEvidence) -> Iterator[Cause]:
     if case.findings.steps and (drawn or case.options.draws == "own"):
         what = drawn[0]["what"] if drawn else "--draws own: each rank draws its own rows"
         yield Cause("draws", f"random draws inside a model: {what}", "--draws whole")
+
+
+def own_share(case: CauseEvidence) -> Iterator[Cause]:
+    """Yield a cause if each rank sees its share of a batch alone."""
+    if case.options.view == "local":
+        yield Cause("local view", "--view local: each rank has its own share", "--view global")
 
 
 def own_statistics(case: CauseEvidence) -> Iterator[Cause]:

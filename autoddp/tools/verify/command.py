@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from types import MappingProxyType
 
 from autoddp.errors import BadInput
 from autoddp.options import Options
 from autoddp.process.script import Script
+from autoddp.tools.record.recording import Recording
 from autoddp.tools.rehearse import picture, runs
 from autoddp.tools.rehearse.log_tail import tail
 from autoddp.tools.rehearse.parents import Parents
@@ -20,32 +18,21 @@ from autoddp.tools.verify import plot
 from autoddp.tools.verify.bisection import Trials
 from autoddp.tools.verify.causes import Cause, CauseEvidence, cause_of, repeats, rounding, unknown
 from autoddp.tools.verify.findings import OTHER, Difference, Findings
-from autoddp.tools.verify.show import tell
-from autoddp.tools.verify.verdict import DIFFERENT, EQUAL, NOT_RUN, Conclusion
+from autoddp.tools.verify.verdict import (
+    DIFFERENT,
+    EQUAL,
+    NOT_RUN,
+    Conclusion,
+    VerifyOptions,
+    finish,
+)
 
-RECORDER = "autoddp.tools.verify.recorder:record"
+CHANGES = "autoddp.tools.verify.changes"
 # Variables that make one process sum in another order, to tell how far rounding alone carries this
 # training. Torch and its libraries read them when they first compute.
 OTHER_ORDER = MappingProxyType(
     {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "AVX", "MKL_CBWR": "AVX"}
 )
-
-
-@dataclass(frozen=True)
-class VerifyOptions:
-    """The options of `autoddp verify` that `autoddp run` has not."""
-
-    steps: int | None = None
-    float64: bool = False
-    plot: str | None = None
-    json: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 1:
-            raise BadInput(f"--steps is {self.steps}; at least 1 step is compared")
-        folder = os.path.dirname(self.json or "")
-        if folder and not os.path.isdir(folder):
-            raise BadInput(f"--json is {self.json}, but there is no folder {folder}; make it first")
 
 
 def run(
@@ -68,7 +55,7 @@ def run(
     nproc = check(script, options, wanted)
     progress = Progress(options.quiet, wanted.steps)
     with runs.stoppable():
-        runner = Runner(script, RECORDER, progress, parents=parents or Parents())
+        runner = Runner(script, "numbers", progress, parents=parents or Parents())
         try:
             with runs.enough_room(runner.root):
                 verdict = Verification(runner, options, nproc, wanted).verdict()
@@ -77,11 +64,7 @@ def run(
             runner.close()
             if parents is None:
                 runner.parents.close()
-    if not options.quiet:
-        tell(verdict)
-    if wanted.json is not None:
-        Path(wanted.json).write_text(json.dumps(verdict.data(), indent=2))
-    return verdict.code
+    return finish(verdict, wanted, options.quiet)
 
 
 def check(script: Script, options: Options, wanted: VerifyOptions) -> int:
@@ -108,7 +91,12 @@ class Verification:
 
     def verdict(self) -> Conclusion:
         """Make the runs, compare them, and conclude."""
-        verdict = Conclusion(self.runner.script.name, self.nproc, seconds=self.seconds)
+        verdict = Conclusion(
+            self.runner.script.name,
+            self.nproc,
+            ("one process", f"{self.nproc} ranks"),
+            seconds=self.seconds,
+        )
         for nproc in (1, self.nproc):  # both parents import torch at the same time
             self.runner.parent(nproc)
         one = self._run("one process", 1)
@@ -142,7 +130,7 @@ class Verification:
             name,
             replace(self.options, nproc=nproc, disable=(*self.options.disable, *disable)),
             steps=steps or self.wanted.steps,
-            settings={"float64": float64, "other_order": other_order},
+            changes=(f"{CHANGES}:other_order",) * other_order + (f"{CHANGES}:float64",) * float64,
             environ=OTHER_ORDER if other_order else NOTHING,
         )
         self.seconds[name] = round(left.seconds, 2)
@@ -256,7 +244,7 @@ def compare(want: Left, got: Left) -> Findings:
     return findings
 
 
-def compare_steps_of(want: Left, got: Left, last: int | None = None) -> Findings:
+def compare_steps_of(want: Recording, got: Recording, last: int | None = None) -> Findings:
     """Compare rank 0's steps in two runs, up to `last`; without it, also the losses after them."""
     from autoddp.tools.verify.steps import compare_rest, compare_steps
 
@@ -266,7 +254,7 @@ def compare_steps_of(want: Left, got: Left, last: int | None = None) -> Findings
     return findings
 
 
-def among(ranks: Left) -> Findings:
+def among(ranks: Recording) -> Findings:
     """Compare the steps of all ranks with those of rank 0."""
     from autoddp.tools.verify.steps import compare_ranks
 

@@ -13,12 +13,11 @@ from typing import Any
 from autoddp.report import PREFIX
 from autoddp.tools.rehearse.runs import Left
 from autoddp.tools.verify.findings import ENDING, FILE, OTHER, PRINT, Difference, Findings
-from autoddp.tools.verify.same import CLOCK, NUMBER, SMALL, Unlike, same_value, whole
+from autoddp.tools.verify.same import Unlike, same_value
+from autoddp.tools.verify.text import CLOCK, compare_text
 
 BAR = re.compile(r".*\d%")  # a progress bar, which the clock draws
 PICTURES = {".png", ".jpg", ".jpeg", ".gif", ".pdf", ".svg"}
-SHOWN = 200  # characters of a line that are shown
-COARSE = 1e-2  # part of a number that a unit of its last digit may be, if it is to pass as rounding
 ANY = float("inf")  # an rtol that lets every number pass, to learn how far it is off
 
 
@@ -45,52 +44,9 @@ def _theirs(err: str) -> str:
     return "\n".join(kept)
 
 
-def compare_text(
-    findings: Findings, aspect: str, name: str, texts: tuple[str, str], rtol: float
+def compare_files(
+    findings: Findings, want: Left, got: Left, rtol: float, last_digit: bool = True
 ) -> None:
-    """Compare two texts line by line; a line more or less is one difference, and the last."""
-    want, got = (CLOCK.sub("TIME", text).splitlines() for text in texts)
-    for number, (a, b) in enumerate(zip(want, got, strict=False), start=1):
-        size = 0.0 if a == b else line_off(a, b, rtol)
-        findings.add(aspect, size)
-        if size > rtol:
-            findings.differs(
-                Difference(aspect, f"{name} line {number}", repr(a[:SHOWN]), repr(b[:SHOWN]), size)
-            )
-    if len(want) != len(got):
-        at = min(len(want), len(got))
-        a, b = (repr(lines[at][:SHOWN]) if len(lines) > at else "the end" for lines in (want, got))
-        findings.differs(Difference(aspect, f"{name} line {at + 1}", a, b, OTHER))
-
-
-def line_off(want: str, got: str, rtol: float) -> float:
-    """Return how far the numbers of a line are off, `OTHER` if it is another line."""
-    if NUMBER.sub("#", want) != NUMBER.sub("#", got):
-        return OTHER
-    pairs = zip(NUMBER.findall(want), NUMBER.findall(got), strict=True)
-    return max((number_off(a, b, rtol) for a, b in pairs if a != b), default=0.0)
-
-
-def number_off(want: str, got: str, rtol: float) -> float:
-    """Return how far two numbers are off, relative to the larger one.
-
-    A whole number that differs is never within `rtol`; a last digit may be rounded the other way.
-    """
-    a, b = float(want), float(got)
-    if a != a or b != b:
-        return 0.0 if a != a and b != b else OTHER
-    if a in (ANY, -ANY) or b in (ANY, -ANY):
-        return OTHER
-    off = abs(a - b) / max(abs(a), abs(b), SMALL)
-    if whole(want) and whole(got):
-        return max(off, 2 * rtol)
-    digits = len(want.partition(".")[2]) if "e" not in want + got else 0
-    unit = 10.0**-digits if digits and len(got.partition(".")[2]) == digits else 0.0
-    rounded = abs(a - b) <= 1.001 * unit and unit <= COARSE * max(abs(a), abs(b))
-    return min(off, rtol) if rounded else off
-
-
-def compare_files(findings: Findings, want: Left, got: Left, rtol: float) -> None:
     """Compare the names of all files, and the content of those that both runs have."""
     theirs, ours = files(want), files(got)
     for name in sorted({*theirs, *ours}):
@@ -99,15 +55,15 @@ def compare_files(findings: Findings, want: Left, got: Left, rtol: float) -> Non
             findings.differs(Difference(FILE, name, *there, OTHER))
             continue
         a, b = theirs[name], ours[name]
-        if a.is_dir() or b.is_dir():
-            if a.is_dir() != b.is_dir():
-                findings.differs(Difference(FILE, name, _kind(a), _kind(b), OTHER))
+        if (kind := _kind(a)) != _kind(b):
+            findings.differs(Difference(FILE, name, kind, _kind(b), OTHER))
+        if kind != "a file" or kind != _kind(b):
             continue
         if filecmp.cmp(a, b, shallow=False):  # piece by piece: they may be larger than memory
             if not (untouched(a, want) and untouched(b, got)):
                 findings.add(FILE)
         else:
-            compare_file(findings, name, (a, b), rtol)
+            compare_file(findings, name, (a, b), rtol, last_digit)
 
 
 def files(left: Left) -> dict[str, Path]:
@@ -121,8 +77,10 @@ def files(left: Left) -> dict[str, Path]:
         walk = os.walk(top)
         paths = (Path(folder, name) for folder, *some in walk for names in some for name in names)
         for path in sorted(paths):
-            if not path.is_symlink() and "__pycache__" not in path.parts:
-                name = first = prefix + CLOCK.sub("TIME", str(path.relative_to(top)))
+            inside = path.relative_to(top)
+            users = path.is_symlink() and os.path.lexists(inside)  # in the current folder
+            if not users and "__pycache__" not in path.parts:
+                name = first = prefix + CLOCK.sub("TIME", str(inside))
                 numbers = count(2)
                 while name in found:
                     name = f"{first} ({next(numbers)})"
@@ -142,13 +100,16 @@ def untouched(path: Path, left: Left) -> bool:
 
 
 def _kind(path: Path) -> str:
-    return "a folder" if path.is_dir() else "a file"
+    if path.is_dir():
+        return "a folder"
+    return "a file" if path.exists() else "a link to nothing"
 
 
-def compare_file(findings: Findings, name: str, pair: tuple[Path, Path], rtol: float) -> None:
+def compare_file(
+    findings: Findings, name: str, pair: tuple[Path, Path], rtol: float, last_digit: bool = True
+) -> None:
     """Compare two files by their kind: numbers where they hold numbers, else bytes."""
-    suffix = pair[0].suffix.lower()
-    if suffix in PICTURES:
+    if pair[0].suffix.lower() in PICTURES and _start(pair[0]) == _start(pair[1]):
         findings.add(FILE)
         findings.notes.append(f"{name} is a picture with other bytes: not compared further")
         return
@@ -159,14 +120,14 @@ def compare_file(findings: Findings, name: str, pair: tuple[Path, Path], rtol: f
     else:
         if isinstance(loaded[0], str):
             lines = Findings()
-            compare_text(lines, FILE, name, (loaded[0], str(loaded[1])), rtol)
+            compare_text(lines, FILE, name, (loaded[0], str(loaded[1])), rtol, last_digit)
             findings.add(FILE, lines.worst(FILE))
             findings.counts[FILE].differ += not lines.equal
             findings.differences += lines.differences
             return
         size, message = value_off(loaded, rtol, name)
     findings.add(FILE, size)
-    if size > rtol:
+    if size > rtol or size == OTHER:
         findings.differs(Difference(FILE, name, "one process's", message, size))
 
 
@@ -183,6 +144,12 @@ def value_off(pair: tuple[Any, Any], rtol: float, name: str) -> tuple[float, str
         return OTHER, message
 
 
+def _start(path: Path) -> bytes:
+    """Return the bytes by which a file's kind is told."""
+    with open(path, "rb") as file:
+        return file.read(4)
+
+
 def load(path: Path) -> Any:
     """Load a file: a checkpoint, arrays, the files of an archive, or text.
 
@@ -193,9 +160,7 @@ def load(path: Path) -> Any:
 
     from autoddp.tools.verify.placeholder_unpickler import load_checkpoint
 
-    with open(path, "rb") as file:
-        start = file.read(6)
-    if start == b"\x93NUMPY":
+    if _start(path) == b"\x93NUM":
         return np.load(path, allow_pickle=False)
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:

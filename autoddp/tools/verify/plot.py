@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from autoddp.tools.rehearse.runs import Left
+from autoddp.tools.record.recording import Recording
 
 
-def losses(left: Left) -> list[float]:
+def losses(left: Recording) -> list[float]:
     """Return all losses of rank 0, in their order."""
     records = [*left.steps.get(0, []), left.ends.get(0, {})]
     return [value for record in records for _, value in record.get("losses", [])]
 
 
-def draw(path: str, want: Left, got: Left) -> None:
+def draw(path: str, want: Recording, got: Recording) -> None:
     """Draw both loss curves, and their difference, to the file `path`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""Compare values, arrays, texts and lines, but for rounding.
+"""Compare values and arrays, but for rounding.
 
 Every comparison returns the largest difference it met, relative to the larger value (a value below
 a thousandth counts as a thousandth: a sum that cancels to nothing has no relative accuracy). It
@@ -9,7 +9,6 @@ is no number differs.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Any
@@ -18,11 +17,9 @@ import numpy as np
 import torch
 
 SMALL = 1e-3
-NUMBER = re.compile(r"(?<![\w.])-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)(?![\w])")
 # What is compared as a whole. An object without an `==` is compared by what it holds, since its own
 # would ask whether it is the same one; and so is any other, as its own would ask for the same bits.
 LEAVES = (int, str, bytes, type, set, frozenset)
-CLOCK = re.compile(r"\d{8}-\d{6}")  # a name made by strftime("%Y%m%d-%H%M%S")
 
 Parts = list[tuple[str, Any]]
 
@@ -35,31 +32,6 @@ def check(equal: bool, message: str) -> None:
     """Raise `Unlike` with the message unless `equal` is true."""
     if not equal:
         raise Unlike(message)
-
-
-def same_line(want: str, got: str, rtol: float, place: str) -> float:
-    """Compare two lines: numbers must be close, whole numbers and all other text equal."""
-    place = f"{place}: {got!r} instead of {want!r}"
-    check(NUMBER.sub("#", want) == NUMBER.sub("#", got), place)
-    worst = 0.0
-    for x, y in zip(NUMBER.findall(want), NUMBER.findall(got), strict=True):
-        if x != y:
-            check(not (whole(x) and whole(y)), place)
-            worst = max(worst, near(float(x), float(y), rtol, place))
-    return worst
-
-
-def same_text(want: str, got: str, rtol: float, where: str) -> float:
-    """Compare two texts line by line; an `rtol` of 0 asks for the same characters."""
-    want, got = CLOCK.sub("TIME", want), CLOCK.sub("TIME", got)
-    if rtol == 0:
-        check(got == want, f"{where}: {_first_line(want, got)}")
-    ours, theirs = got.splitlines(), want.splitlines()
-    worst = 0.0
-    for number, (a, b) in enumerate(zip(theirs, ours, strict=False), start=1):
-        worst = max(worst, same_line(a, b, rtol, f"{where} line {number}"))
-    check(len(ours) == len(theirs), f"{where}: {len(ours)} lines instead of {len(theirs)}")
-    return worst
 
 
 def same_value(
@@ -189,15 +161,3 @@ def near(want: float, got: float, rtol: float, place: str) -> float:
     off = abs(want - got) / max(abs(want), abs(got), SMALL)
     check(off <= rtol, f"{place} (off by {off:.1e}, allowed {rtol:.0e})")
     return off
-
-
-def whole(number: str) -> bool:
-    """Return whether a number is written without a point."""
-    return number.lstrip("-").isdigit()
-
-
-def _first_line(want: str, got: str) -> str:
-    for number, (a, b) in enumerate(zip(want.splitlines(), got.splitlines(), strict=False), 1):
-        if a != b:
-            return f"line {number}: {b!r} instead of {a!r}"
-    return f"{len(got.splitlines())} lines instead of {len(want.splitlines())}"

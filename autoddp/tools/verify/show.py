@@ -40,9 +40,7 @@ def lines(verdict: Conclusion) -> list[str]:
         wide = [] if verdict.wide is None else verdict.wide.differences
         others = verdict.among.differences
         found += first("rank 0", f"rank {others[0].rank}" if others else "", others, "ranks part")
-        found += first(
-            "one process", f"{verdict.nproc} ranks", verdict.findings.differences or wide
-        )
+        found += first(*verdict.names, verdict.findings.differences or wide)
     if verdict.code != NOT_RUN:
         found += ["", *aligned(table(verdict))]
     return found + [""] * bool(verdict.notes) + [f"{PREFIX} {note}" for note in verdict.notes]

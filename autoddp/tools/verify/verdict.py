@@ -1,15 +1,36 @@
-"""The conclusion from all runs together: equal, different, or not to be told."""
+"""The conclusion from all that was compared: equal, different, or not to be told."""
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from autoddp.errors import BadInput
 from autoddp.tools.verify.causes import Cause
 from autoddp.tools.verify.findings import OTHER, Difference, Findings
 
 EQUAL, DIFFERENT, NOT_RUN = 0, 1, 2
 WORDS = {EQUAL: "equal", DIFFERENT: "different", NOT_RUN: "could not run"}
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """The options of `autoddp verify` that `autoddp run` has not."""
+
+    steps: int | None = None
+    float64: bool = False
+    plot: str | None = None
+    json: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.steps < 1:
+            raise BadInput(f"--steps is {self.steps}; at least 1 step is compared")
+        folder = os.path.dirname(self.json or "")
+        if folder and not os.path.isdir(folder):
+            raise BadInput(f"--json is {self.json}, but there is no folder {folder}; make it first")
 
 
 @dataclass
@@ -18,6 +39,7 @@ class Conclusion:
 
     script: str
     nproc: int
+    names: tuple[str, str]  # of the two that are compared
     code: int = EQUAL
     why: str = ""  # in one sentence
     findings: Findings = field(default_factory=Findings)
@@ -72,3 +94,14 @@ def _counts(findings: Findings) -> dict[str, Any]:
 def _data(found: Difference) -> dict[str, Any]:
     """Return a difference for JSON, which has no infinity: a size that is no number's is null."""
     return vars(found) | {"size": None if found.size == OTHER else found.size, "told": found.told()}
+
+
+def finish(verdict: Conclusion, wanted: VerifyOptions, quiet: bool) -> int:
+    """Tell the conclusion in the ways that are wanted, and return its exit code."""
+    from autoddp.tools.verify.show import tell
+
+    if not quiet:
+        tell(verdict)
+    if wanted.json is not None:
+        Path(wanted.json).write_text(json.dumps(verdict.data(), indent=2))
+    return verdict.code

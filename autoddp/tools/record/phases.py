@@ -8,6 +8,7 @@ from time import perf_counter  # the clock itself: a script's own is answered by
 
 LOADING, GATHERING, GRADIENTS = "loading", "gathering", "gradients"
 PARTS = (LOADING, GATHERING, GRADIENTS)  # the rest of a step is computing
+RECORDING = "recording"  # what a recorder itself takes, which is no part of a step
 
 
 class Parts:
@@ -24,7 +25,7 @@ class Parts:
     def restart(self) -> None:
         """Begin a step, in which nothing is spent yet."""
         self.began = now()
-        self.spent = dict.fromkeys(PARTS, 0.0)
+        self.spent = dict.fromkeys((*PARTS, RECORDING), 0.0)
 
     def begin(self, part: str) -> bool:
         """Begin a part here, and return whether it is the outermost."""
@@ -51,7 +52,8 @@ class Parts:
 
     def record(self) -> dict[str, float]:
         """Return the seconds of the step, and those of its parts."""
-        return {"seconds": now() - self.began, **self.spent}
+        seconds = now() - self.began - self.spent[RECORDING]
+        return {"seconds": seconds} | {part: self.spent[part] for part in PARTS}
 
 
 def now() -> float:

@@ -1,4 +1,4 @@
-"""A script for float32 that runs in float64: what makes float32 numbers makes float64 numbers."""
+"""What is changed for a run that a comparison takes: sums in another order, or in float64."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ TABLES = ("_dtype_to_storage_type_map", "_storage_type_to_dtype_map")
 MAKERS = ("from_numpy", "as_tensor", "tensor", "frombuffer")
 
 
-def setup(undo: ExitStack) -> None:
+def other_order(undo: ExitStack) -> None:
+    """Sum over another number of threads, to see how far rounding alone carries a training."""
+    torch.set_num_threads(1 if torch.get_num_threads() > 1 else 2)
+
+
+def float64(undo: ExitStack) -> None:
     """Make float64 the default, and have `float32`, `.float()` and float32 arrays give float64.
 
     Half precision and autocast stay what they are.

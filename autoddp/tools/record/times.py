@@ -1,4 +1,4 @@
-"""Record where the time of steps goes on every rank: a line of JSON a step, one at the end.
+"""Where the time of steps goes, on every rank: an entry for each step, and one at the end.
 
 A step reaches from the end of the optimizer step before to the end of its own, so that all that a
 script does in between is in it, but an evaluation: when batches were fetched of which none was
@@ -17,32 +17,24 @@ times:
 from __future__ import annotations
 
 import functools
-import json
 import os
 import resource
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
-from pathlib import Path
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from autoddp.comm import accelerator
 from autoddp.comm.group import Group
 from autoddp.comm.world import World
-from autoddp.tools.bench import replicate
-from autoddp.tools.bench.phases import GATHERING, GRADIENTS, LOADING, Parts
-from autoddp.tools.rehearse.recording import Enough, value
-from autoddp.tools.rehearse.task import RunTask
+from autoddp.tools.record.numbers import value
+from autoddp.tools.record.phases import GATHERING, GRADIENTS, LOADING, RECORDING, Parts
 from autoddp.torch_internals import after_backward
 from autoddp.training.iterator import LoaderIterator
 from autoddp.training.replica import Replicas
@@ -50,22 +42,11 @@ from autoddp.training.replica import Replicas
 MOST = 10_000  # losses that are kept, the last ones
 
 
-def record(task: RunTask, world: World, undo: ExitStack) -> TimeRecorder:
-    """Start the recorder of a run, which records from here on."""
-    if task.settings.get("data_parallel"):
-        replicate.setup(undo)
-    recorder = TimeRecorder(Path(task.records), world, task.steps)
-    recorder.setup(undo)
-    return recorder
+class Times:
+    """The times of one process."""
 
-
-class TimeRecorder:
-    """The recorder of one process."""
-
-    def __init__(self, folder: Path, world: World, steps: int | None) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        self.file = os.open(folder / f"{world.rank}.jsonl", flags, 0o600)
-        self.world, self.steps, self.count = world, steps, 0
+    def __init__(self, world: World) -> None:
+        self.world = world
         self.process, self.thread = os.getpid(), threading.get_ident()
         self.parts = Parts()
         self.losses: deque[Tensor] = deque(maxlen=MOST)
@@ -79,9 +60,7 @@ class TimeRecorder:
         self.by_hand: int | None = None  # rows of a batch that no loader made
 
     def setup(self, undo: ExitStack) -> None:
-        """Look at every step, backward, fetch and collective from here on."""
-        undo.callback(register_optimizer_step_pre_hook(self.begin).remove)
-        undo.callback(register_optimizer_step_post_hook(self.end).remove)
+        """Look at every backward, fetch and collective from here on."""
         around(undo, torch.autograd, "backward", self.backward)
         around(undo, DataLoader, "__iter__", self.iterate)
         around(undo, torch.amp.GradScaler, "scale", self.scale)
@@ -212,62 +191,53 @@ class TimeRecorder:
 
     # ---- steps
 
-    def begin(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def begin(self) -> None:
         """Count how deep steps are nested: a subclass calling its parent's step is one step."""
         self.stepping += self._here()
 
-    def end(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Write the line of a step; a second optimizer after one backward is of the same step."""
+    def step(self) -> dict[str, Any]:
+        """Return the entry of a step; of a second optimizer after one backward there is none."""
         if not self._here():
-            return
+            return {}
         self.stepping -= 1
         if self.stepping or (self.ever and not self.backwards):
-            return
-        self.count += 1
-        counted = {"step": self.count, "rows": self.trained, "backwards": self.backwards}
-        self._write(counted | self.parts.record())
+            return {}
+        entry = {"rows": self.trained, "backwards": self.backwards} | self.parts.record()
         self.trained = self.backwards = 0
         self.fetched.clear()
         self.over = False
         self.parts.restart()
-        if self.steps is not None and self.count >= self.steps:
-            raise Enough
+        return entry
 
-    def close(self, raised: BaseException | None = None) -> None:
-        """Write the line at the end.
+    def apart(self) -> AbstractContextManager[Any]:
+        """Leave the time that recording itself takes in here out of the step."""
+        return self.parts.spend(RECORDING) if self._here() else nullcontext()
+
+    def rest(self, raised: BaseException | None) -> dict[str, Any]:
+        """Return the curve of losses, and what the process as a whole took.
 
         All ranks read every loss: reading may sum it over the ranks, and then all must take part.
         """
-        if os.getpid() != self.process:
-            return
         with torch.no_grad():
-            losses = [] if raised else [value(loss) for loss in self.losses]
-        gpu = accelerator.most_memory()
-        end = {
-            "ended": True,
-            "raised": raised and type(raised).__name__,
-            "losses": losses,
+            curve = [] if raised else [value(loss) for loss in self.losses]
+        return {
+            "curve": curve,
             "by hand": self.by_hand,
             "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            "GPU memory": gpu,
+            "GPU memory": accelerator.most_memory(),
             "threads": torch.get_num_threads(),
         }
-        self._write(end)
-        os.close(self.file)
-
-    def _write(self, record: dict[str, Any]) -> None:
-        os.write(self.file, json.dumps(record).encode() + b"\n")
 
 
 class Timed(LoaderIterator):
     """A loader's iterator, of which every `next` is timed."""
 
-    def __init__(self, recorder: TimeRecorder, inner: Any) -> None:
+    def __init__(self, times: Times, inner: Any) -> None:
         super().__init__(inner)
-        self.recorder = recorder
+        self.times = times
 
     def __next__(self) -> Any:
-        return self.recorder.fetch(self.inner)
+        return self.times.fetch(self.inner)
 
 
 def rows_of(batch: Any) -> int:

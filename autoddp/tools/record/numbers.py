@@ -1,46 +1,34 @@
-"""Record what each optimizer step had and made: one file of JSON lines for each rank."""
+"""The numbers of each optimizer step: losses, learning rates, fingerprints, generators' states."""
 
 from __future__ import annotations
 
 import array
 import functools
-import json
 import os
 import random
 import sys
 import zlib
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from autoddp.comm import accelerator
-from autoddp.comm.world import World
 from autoddp.report import users_line
-from autoddp.tools.rehearse.recording import Enough, value
-from autoddp.tools.rehearse.task import RunTask
-from autoddp.tools.verify import float64_mode
 from autoddp.view.names import named_modules
 
 SIGNS = 4096  # length of the fixed row of signs that numbers are summed with
 
 
-class StepRecorder:
-    """A writer of one line of JSON after every step of any optimizer, and one at the end.
+class Numbers:
+    """The numbers of one process, as an entry for every step of any optimizer.
 
     All ranks read every loss: reading may sum it over the ranks, and then all must take part.
     """
 
-    def __init__(self, folder: Path, rank: int, steps: int | None) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        self.file = os.open(folder / f"{rank}.jsonl", flags, 0o600)
-        self.steps, self.count, self.depth, self.process = steps, 0, 0, os.getpid()
+    def __init__(self) -> None:
+        self.depth, self.process = 0, os.getpid()
         self.losses: list[tuple[str, Tensor]] = []
         # by the id of an optimizer: the gradients, while it steps
         self.before: dict[int, list[list[float] | None]] = {}
@@ -49,14 +37,13 @@ class StepRecorder:
         self.names: dict[int, str] = {}
 
     def setup(self, undo: ExitStack) -> None:
-        """Look at every step and every backward from here on."""
-        undo.callback(register_optimizer_step_pre_hook(self.begin).remove)
-        undo.callback(register_optimizer_step_post_hook(self.end).remove)
+        """Look at every backward from here on."""
         plain: Any = torch.autograd.backward
 
         @functools.wraps(plain)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._here() and not self.depth:
+            here = os.getpid() == self.process and not torch.compiler.is_compiling()
+            if here and not self.depth:
                 self.note(tensors)
             self.depth += 1
             try:
@@ -67,9 +54,6 @@ class StepRecorder:
         torch.autograd.backward = backward
         undo.callback(setattr, torch.autograd, "backward", plain)
 
-    def _here(self) -> bool:
-        return os.getpid() == self.process and not torch.compiler.is_compiling()
-
     def note(self, tensors: Any) -> None:
         """Remember the roots of a backward as losses."""
         where = users_line(2)
@@ -77,22 +61,17 @@ class StepRecorder:
             roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
             self.losses += [(where, root.detach()) for root in roots]
 
-    def begin(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def begin(self, optimizer: Any) -> None:
         """Read the gradients before the step, which may use them up."""
-        if self._here():
-            self.before[id(optimizer)] = prints_of(p.grad for p in parameters(optimizer))
+        self.before[id(optimizer)] = prints_of(p.grad for p in parameters(optimizer))
 
-    def end(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Write down what the step had, and what it made of the parameters."""
-        if not self._here():
-            return
-        self.count += 1
+    def step(self, optimizer: Any) -> dict[str, Any]:
+        """Return what the step had, and what it made of the parameters."""
         mine = parameters(optimizer)
         gradients = self.before.pop(id(optimizer), [])
         if not any(gradients):  # a closure makes them within the step
             gradients = prints_of(p.grad for p in mine)
-        record = {
-            "step": self.count,
+        return {
             "line": users_line(),
             "losses": self._losses(),
             "lr": [float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
@@ -100,19 +79,11 @@ class StepRecorder:
             "parameters": prints_of(mine),
             "dtypes": sorted({str(p.dtype).removeprefix("torch.") for p in mine}),
             "generators": generators(),
-        }
-        self._write(record | self._who(optimizer, mine))
-        if self.steps is not None and self.count >= self.steps:
-            raise Enough
+        } | self._who(optimizer, mine)
 
-    def close(self, raised: BaseException | None = None) -> None:
-        """Write the line at the end, with the losses that no step followed."""
-        if os.getpid() == self.process:
-            losses = [] if raised else self._losses()
-            self._write(
-                {"ended": True, "losses": losses, "raised": raised and type(raised).__name__}
-            )
-            os.close(self.file)
+    def rest(self, raised: BaseException | None) -> dict[str, Any]:
+        """Return the losses that no step followed; none after an error, when ranks have parted."""
+        return {"losses": [] if raised else self._losses()}
 
     def _losses(self) -> list[tuple[str, float]]:
         found, self.losses = self.losses, []
@@ -136,19 +107,12 @@ class StepRecorder:
             ]
         return who
 
-    def _write(self, record: dict[str, Any]) -> None:
-        os.write(self.file, json.dumps(record).encode() + b"\n")
 
-
-def record(task: RunTask, world: World, undo: ExitStack) -> StepRecorder:
-    """Start the recorder of a run, which records from here on."""
-    if task.settings.get("other_order"):
-        torch.set_num_threads(1 if torch.get_num_threads() > 1 else 2)
-    if task.settings.get("float64"):
-        float64_mode.setup(undo)
-    recorder = StepRecorder(Path(task.records), world.rank, task.steps)
-    recorder.setup(undo)
-    return recorder
+def value(root: Tensor) -> float:
+    """Read a loss as a number; a tensor of several numbers by its norm."""
+    if root.is_complex():
+        root = torch.view_as_real(root)
+    return float(root if root.dim() == 0 else root.double().norm())
 
 
 def parameters(optimizer: Any) -> list[Tensor]:

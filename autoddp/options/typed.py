@@ -1,0 +1,56 @@
+"""Options as they were typed: text that becomes names and numbers, or is refused in our words."""
+
+from __future__ import annotations
+
+from dataclasses import Field
+from typing import Any
+
+from autoddp.errors import BadInput
+from autoddp.options import Options, span
+from autoddp.options.row import flag
+
+Given = dict[str, Any]  # options of the table, by their names
+
+
+def read(field: Field[Any], typed: Any) -> Given:
+    """Read what was typed for an option: the value by its name, and for a range two.
+
+    Raises:
+        BadInput: It is no whole number where one is to be.
+    """
+    kind = str(field.type)
+    if field.name == "nnodes":
+        return {**span("--nnodes", typed)}
+    if kind.startswith("int"):
+        return {field.name: None if typed is None else whole(flag(field.name), typed)}
+    return {field.name: split(typed) if kind.startswith("tuple") else typed}
+
+
+def split(given: list[str] | None) -> tuple[str, ...]:
+    """Split what was typed for an option that takes names, apart or with commas."""
+    return tuple(name for some in given or () for name in some.split(",") if name)
+
+
+def whole(name: str, text: str) -> int:
+    """Read a whole number.
+
+    Raises:
+        BadInput: It is none.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        raise BadInput(f"{name} is {text!r}; it takes a whole number") from None
+
+
+def check_no_run(shared: Given, **own: object) -> None:
+    """Check that with --recordings no option is given that is of a run: `own` are a command's own.
+
+    Raises:
+        BadInput: One is.
+    """
+    plain = vars(Options()) | {"quiet": shared["quiet"]}
+    asked = own | {name: value != plain[name] for name, value in shared.items()}
+    for name in (name for name, given in asked.items() if given):
+        named = "-m" if name == "module" else flag(name)
+        raise BadInput(f"{named} is given with --recordings, where nothing is run; leave it out")

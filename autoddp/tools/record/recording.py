@@ -1,0 +1,126 @@
+"""A folder that holds a recording: its names, how it is written, and how it is read."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from autoddp.errors import BadInput
+from autoddp.options import Options
+
+ABOUT, REPORT, LINES = "recording.json", "report.json", ".jsonl"
+Entry = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The entries of each rank of a run, and how the run ended.
+
+    Attributes:
+        name: What it is called where it is shown.
+        code: The exit code of the script, None if it has not come to its end.
+        steps: By rank, an entry for each step.
+        ends: By rank, the entry at the end, empty if the rank did not come to it.
+        decisions: The report's, of several ranks in one view.
+        seconds: How long the run took.
+        about: What rank 0 said of the run as a whole.
+        out: What was printed, where that was kept.
+        err: The same of stderr; else what the first rank that failed raised.
+    """
+
+    name: str
+    code: int | None
+    steps: dict[int, list[Entry]]
+    ends: dict[int, Entry]
+    decisions: list[Entry] = field(default_factory=list)
+    seconds: float = 0.0
+    about: Entry = field(default_factory=dict)
+    out: str = ""
+    err: str = ""
+
+    @property
+    def options(self) -> Options:
+        """Return the options of the run, without those that this version does not know."""
+        known = {row.name for row in fields(Options)}
+        asked = {name: value for name, value in self.about["options"].items() if name in known}
+        return Options.from_json(json.dumps(asked))
+
+    @property
+    def times(self) -> dict[int, list[Entry]]:
+        """Return by rank the times of each step that has some."""
+        return {
+            rank: [step["times"] for step in steps if "times" in step]
+            for rank, steps in self.steps.items()
+        }
+
+    @property
+    def raised(self) -> bool:
+        """Return whether the script ended in an exception."""
+        return self.code != 0 and any(end.get("raised") for end in self.ends.values())
+
+
+def write(folder: str, name: str) -> int:
+    """Open a file of a recording for writing, and return its descriptor.
+
+    The script may have removed the folder meanwhile.
+    """
+    os.makedirs(folder, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+    return os.open(os.path.join(folder, name), flags, 0o644)
+
+
+def write_about(folder: str, about: Entry) -> None:
+    """Write what is said of the run as a whole: all of it or, if it fails, what was there."""
+    file = write(folder, f"{ABOUT}.part")
+    os.write(file, json.dumps(about, indent=2).encode())
+    os.close(file)
+    os.replace(os.path.join(folder, f"{ABOUT}.part"), os.path.join(folder, ABOUT))
+
+
+def is_there(folder: str) -> bool:
+    """Return whether the folder holds a recording, or a part of one."""
+    return os.path.isdir(folder) and any(
+        name == ABOUT or name.endswith(LINES) for name in os.listdir(folder)
+    )
+
+
+def entries(folder: Path) -> tuple[dict[int, list[Entry]], dict[int, Entry]]:
+    """Read the steps and the ends of all ranks whose files are in the folder."""
+    steps: dict[int, list[Entry]] = {}
+    ends: dict[int, Entry] = {}
+    for path in sorted(folder.glob(f"*{LINES}")):
+        # a run that was killed may have left half a line
+        lines = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+        steps[int(path.stem)] = [line for line in lines if "step" in line]
+        ends[int(path.stem)] = next((line for line in lines if "ended" in line), {})
+    return steps, ends
+
+
+def decisions(path: Path) -> list[Entry]:
+    """Read a report, which a run on one rank, or one that was killed, does not leave."""
+    found: list[Entry] = json.loads(path.read_text() or "[]") if path.exists() else []
+    return found
+
+
+def read(folder: str) -> Recording:
+    """Read a recording that `autoddp run --record` made.
+
+    Raises:
+        BadInput: There is none, or not the one of rank 0.
+    """
+    where = Path(folder)
+    try:
+        about = json.loads((where / ABOUT).read_text())
+        steps, ends = entries(where)
+    except (OSError, ValueError):
+        why = f"no {ABOUT}" + " and no rank 0" * (not (where / f"0{LINES}").exists())
+        raise BadInput(
+            f"{folder} holds no recording ({why}); autoddp run --record {folder} makes one"
+        ) from None
+    found = decisions(where / REPORT)
+    raised = next((end["raised"] for end in ends.values() if end.get("raised")), "")
+    code, seconds = about["exit"], about["seconds"]
+    return Recording(folder, code, steps, ends, found, seconds, about, err=raised)
