@@ -14,8 +14,8 @@ import typer
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.launch import hash_seed, recipes
 from autoddp.options import ROWS, Options, table
+from autoddp.options.given import Given, check_no_run, read, split, whole
 from autoddp.options.row import BENCH, RUN, VERIFY, OptionRow, flag
-from autoddp.options.typed import Given, check_no_run, read, split, whole
 from autoddp.report import PREFIX
 
 if TYPE_CHECKING:
@@ -44,11 +44,11 @@ def command_of(taker: str) -> Callable[[Command], Command]:
         own = [p for p in declared if p.kind is inspect.Parameter.KEYWORD_ONLY]
         rows = [(f, row) for f, row in table(taker) if f.name not in {p.name for p in own}]
 
-        def called(script: str | None, args: list[str] | None, **typed: Any) -> Act:
+        def called(script: str | None, args: list[str] | None, **given: Any) -> Act:
             shared: Given = {}
             for field, _ in rows:
-                shared |= read(field, typed.pop(field.name))
-            return function(lambda: named(taker, script, args, shared["module"]), shared, **typed)
+                shared |= read(field, given.pop(field.name))
+            return function(lambda: named(taker, script, args, shared["module"]), shared, **given)
 
         made = [SCRIPT, ARGS, *own, *(parameter(field, row) for field, row in rows)]
         called.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]  # typer reads it

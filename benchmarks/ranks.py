@@ -43,7 +43,7 @@ class LightRank(Rpc):
         self.world, self.rank, self.size = world, world.rank, world.world_size
         self.store = dist.FileStore(store)
         self.channel = Channel.between(world, self.store, SECONDS)
-        self.exchange = CollectiveCheck(self.rank, self.channel.meetings, self.store)
+        self.collective_check = CollectiveCheck(self.rank, self.channel.meetings, self.store)
         self.merge = reducing(torch.float64, dist.ReduceOp.SUM)
         super().__init__()
 
@@ -57,7 +57,7 @@ class LightRank(Rpc):
         self.call("last", lambda: 1, by=self.size - 1)
 
     def reduce(self) -> None:
-        self.exchange.meet("0 sum", SMALL, self.merge)
+        self.collective_check.meet("0 sum", SMALL, self.merge)
 
 
 ACTS: dict[str, Callable[[LightRank], None]] = {

@@ -50,10 +50,10 @@ class Silent:
     """An exchange that a backward passes by without a word."""
 
     def __init__(self, exchange):
-        self.exchange = exchange
+        self.collective_check = exchange
 
     def __getattr__(self, name):
-        return getattr(self.exchange, name)
+        return getattr(self.collective_check, name)
 
     def pass_by(self, stamp):
         """Not a word."""
@@ -68,11 +68,11 @@ def once(group, metrics):
 
 def both(group, rounds, metrics):
     """Pairs of (without, with), in turn."""
-    pairs, exchange = [], group.exchange
+    pairs, exchange = [], group.collective_check
     for _ in range(rounds):
-        group.__class__, group.exchange = Bare, Silent(exchange)
+        group.__class__, group.collective_check = Bare, Silent(exchange)
         without = once(group, metrics)
-        group.__class__, group.exchange = Group, exchange
+        group.__class__, group.collective_check = Group, exchange
         pairs.append((without, once(group, metrics)))
     return pairs
 

@@ -60,5 +60,5 @@ def same_files(want: Path, got: Path, rtol: float) -> float:
 
 def equal(findings: Findings) -> float:
     """The largest difference, once it is known that none is too large."""
-    assert findings.equal, findings.differences[0].told()
+    assert findings.equal, findings.differences[0].described()
     return findings.largest

@@ -212,7 +212,7 @@ def test_there_are_patches_and_names_are_unique():
 
 
 # A table's rows are exercised, each, in features/test_writers.py.
-ALONE = [item for item in DECLARED if not item.told]
+ALONE = [item for item in DECLARED if not item.with_target]
 
 
 @pytest.mark.parametrize("item", ALONE, ids=lambda item: f"{item.feature}-{item.targets[0]}")

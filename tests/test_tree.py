@@ -116,7 +116,7 @@ def test_a_rank_in_another_collective_is_told_on_all(astray):
 @pytest.mark.parametrize("astray", [2, 4])
 def test_what_a_rank_has_passed_by_is_compared(astray):
     def rank(group):
-        group.exchange.pass_by(f"0 backward {group.rank == astray}")
+        group.collective_check.pass_by(f"0 backward {group.rank == astray}")
         with pytest.raises(Disagreement) as error:
             group.all_reduce(torch.ones(1))
         return str(error.value)
@@ -132,10 +132,10 @@ def test_the_thread_that_watches_the_first_of_a_node_sees_who_is_elsewhere():
         if group.rank == 4:
             return raised(lambda: group.all_reduce(torch.ones(1)))
         if group.rank == 2:
-            group.exchange.pass_by("0 backward")
+            group.collective_check.pass_by("0 backward")
             end = time.monotonic() + 30
             while time.monotonic() < end:
-                said = raised(group.exchange.look)
+                said = raised(group.collective_check.look)
                 if said[0]:
                     return said
                 time.sleep(0.01)

@@ -107,14 +107,14 @@ class CollectiveCheck:
                 return said[1:]
             self._tree.answer(json.dumps(self.passed.recent()).encode())  # it was TELL
 
-    def told(self) -> Recent:
+    def recent(self) -> Recent:
         """Return the newest stamps since the last meeting, for the thread that watches."""
         meetings, found = self.passed.recent()
         return meetings, found[-TOLD:]
 
-    def hear(self, rank: int, told: Recent) -> None:
+    def hear(self, rank: int, recent: Recent) -> None:
         """Keep, on rank 0, what the thread that watches a rank has told of it."""
-        self._heard[rank] = told
+        self._heard[rank] = recent
 
     def look(self) -> None:
         """Compare, from another thread, what the ranks below this one have said so far.
@@ -125,8 +125,8 @@ class CollectiveCheck:
         if not self._tree.down:
             return
         own = self.passed.recent()
-        for rank, told in self._heard.items():
-            self._compare(rank, told, own)
+        for rank, recent in self._heard.items():
+            self._compare(rank, recent, own)
         if not self._lock.acquire(blocking=False):
             return  # the script's own thread looks
         try:
@@ -157,10 +157,10 @@ class CollectiveCheck:
             odd = [rank for rank, (_, past, _) in found.items() if past != self.passed.sum]
             if odd:
                 line.send(TELL)
-                told = self._answers(line, stamp)
+                recent = self._answers(line, stamp)
             for rank, (theirs, past, bodies[rank]) in found.items():
                 if rank in odd:
-                    self._compare_past(rank, theirs, stamp, past, json.loads(told[rank]))
+                    self._compare_past(rank, theirs, stamp, past, json.loads(recent[rank]))
                 elif apart(theirs.encode(), stamp.encode()):
                     self._part(rank, theirs, stamp)
         made = merge([bodies[rank] for rank in sorted(bodies)])

@@ -60,7 +60,7 @@ class Group(Rpc):
         self.rank, self.size = world.rank, world.world_size
         self.kind = ""  # torch's word for the accelerators of all ranks
         self.gathered = 0  # bytes that came from other ranks
-        self.exchange = CollectiveCheck(world.rank, channel.meetings, store)
+        self.collective_check = CollectiveCheck(world.rank, channel.meetings, store)
         # what ranks do together once the script has ended well
         self.at_end: list[Callable[[], None]] = []
         super().__init__()
@@ -162,30 +162,30 @@ class Group(Rpc):
         They may act on a signal at its end, see `SignalSync`: not inside a backward, which is one
         point as a whole, and not where only a GPU waits.
         """
-        words = self.exchange.words(what, x)
-        point = self.points.here() and not torch_internals.in_backward() and self._waits(x)
+        words = self.collective_check.words(what, x)
+        point = self.signal_sync.here() and not torch_internals.in_backward() and self._waits(x)
         if point:
-            self.points.enter()
+            self.signal_sync.enter()
         with self.position.at(kind, words):
             try:
                 yield f"{self.passed} {words}"
             except RuntimeError as error:
                 if _is_networks(error):
-                    self.exchange.wait_for_the_end()
+                    self.collective_check.wait_for_the_end()
                 raise
         if point:
-            self.points.leave()
+            self.signal_sync.leave()
 
     def _exchange(self, stamp: str, body: bytes, merge: Callable[[list[bytes]], bytes]) -> bytes:
-        with self.points.quiet():
-            return self.exchange.meet(stamp, body, merge)
+        with self.signal_sync.quiet():
+            return self.collective_check.meet(stamp, body, merge)
 
     def _agree(self, stamp: str, x: Tensor) -> None:
         """Check that all ranks are about to do the same; where a GPU waits, only note the stamp."""
         if self._waits(x):
             self._exchange(stamp, b"", lambda _: b"")
         else:
-            self.exchange.pass_by(stamp)
+            self.collective_check.pass_by(stamp)
 
     def _waits(self, x: Tensor) -> bool:
         return not self.native or x.device.type == "cpu"

@@ -35,7 +35,7 @@ class Line:
         whole = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, whole)
         self._held = bytearray()
-        self._beside: dict[int, Callable[[], None]] = {self.number: self._receive}
+        self._watched: dict[int, Callable[[], None]] = {self.number: self._receive}
         self._poll = select.poll()
         self._poll.register(self.number, select.POLLIN)
 
@@ -74,7 +74,7 @@ class Line:
                     "see where it hangs"
                 )
             for number, _ in ready:
-                self._beside[number]()
+                self._watched[number]()
         return self._pop()
 
     def peek(self) -> bytes | None:
@@ -93,15 +93,15 @@ class Line:
             messages.append(self._pop())
         return messages
 
-    def beside(self, other: Line, act: Callable[[], None]) -> None:
+    def also_watch(self, other: Line, act: Callable[[], None]) -> None:
         """Run `act` when something comes by the other line while this one is waited for."""
-        self._beside[other.number] = act
+        self._watched[other.number] = act
         self._poll.register(other.number, select.POLLIN)
 
-    def alone(self, other: Line) -> None:
+    def stop_watching(self, other: Line) -> None:
         """Undo `beside` for the other line."""
         self._poll.unregister(other.number)
-        del self._beside[other.number]
+        del self._watched[other.number]
 
     def announce(self, number: int) -> None:
         """Have the kernel send this process's main thread a signal when something comes."""

@@ -18,7 +18,7 @@ class Place:
         self.world: World | None = None
         # variables that one plain process would not have so
         self.given: dict[str, GivenVariable] = {}
-        self.crew: Workers | None = None  # the ranks that @distributed started from this process
+        self.workers: Workers | None = None  # the ranks that @distributed started from this process
         self.private: str | None = None  # a folder that the launcher removes
         self.post: ParentLink | None = None  # the rank as which it started this process
 

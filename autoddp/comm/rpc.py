@@ -55,7 +55,7 @@ class Rpc:
 
     def __init__(self) -> None:
         self.context = Context()
-        self.points = SignalSync(self.rank, self.channel.orders, self.context)
+        self.signal_sync = SignalSync(self.rank, self.channel.orders, self.context)
         self.position = Position()
         self._calls = 0
 
@@ -82,10 +82,10 @@ class Rpc:
         else:
             if by:
                 said = self._meet(place, EFFECT)[by]
-            self.points.enter()  # as late as may be: a script may have signalled itself
+            self.signal_sync.enter()  # as late as may be: a script may have signalled itself
             self._say(said)
         self._calls += 1
-        self.points.leave()
+        self.signal_sync.leave()
         if outcome is None:
             outcome = Outcome.from_bytes(said.partition(b"\0")[2])
         return outcome.unwrap()
@@ -96,11 +96,11 @@ class Rpc:
         return self._calls
 
     def _outcome(self, place: bytes, act: Callable[[], Any]) -> Outcome:
-        acting, self.points.acting = self.points.acting, True
+        acting, self.signal_sync.acting = self.signal_sync.acting, True
         with self.position.at(ACTING, self._words(place)):
             # an interrupt too: nobody shall wait for what will not come
             outcome = Outcome.of(act)
-        self.points.acting = acting
+        self.signal_sync.acting = acting
         return outcome
 
     def _words(self, place: bytes) -> str:
@@ -116,14 +116,14 @@ class Rpc:
     # ---- rank 0
 
     def _say(self, message: bytes) -> None:
-        with self.points.quiet():
+        with self.signal_sync.quiet():
             self.channel.effects.say(message)
 
     def _meet(self, place: bytes, kind: str = MEETING) -> dict[int, bytes]:
         """Announce the call, and return what each rank answers, once it is there."""
         self._say(ANNOUNCED + place)
         found = {}
-        with self.position.at(kind, self._words(place)), self.points.quiet():
+        with self.position.at(kind, self._words(place)), self.signal_sync.quiet():
             for line in self.channel.effects.down.values():
                 for rank, answer in self._answers(line):
                     found[rank], theirs = answer, _place(answer)
@@ -144,7 +144,7 @@ class Rpc:
     def _follow(self, place: bytes, answer: bytes) -> bytes:
         """Return what becomes of the call at `place`; answer if rank 0 announces it."""
         tree = self.channel.effects
-        with self.position.at(EFFECT, self._words(place)), self.points.quiet():
+        with self.position.at(EFFECT, self._words(place)), self.signal_sync.quiet():
             while True:
                 message = self._heard()
                 theirs = _place(message)

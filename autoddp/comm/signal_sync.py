@@ -210,8 +210,8 @@ class SignalSync:
                 select.select(
                     [self._lines[rank].number for rank in waited & set(self._lines)], [], [], 0.05
                 )
-                for rank, (what, *told) in self._take():
-                    if what == "here" and told[0] == self._questions:
+                for rank, (what, *content) in self._take():
+                    if what == "here" and content[0] == self._questions:
                         waited.discard(rank)
             if waited & set(self._lines):
                 self._tell("drop", self._questions)
@@ -253,20 +253,20 @@ class SignalSync:
                 continue
             if said:
                 came += [(rank, json.loads(message)) for message in said]
-        for _, (what, *told) in came:
+        for _, (what, *content) in came:
             if what == "at":
-                self._due += [(told[0], (number, count)) for number, count in told[1]]
+                self._due += [(content[0], (number, count)) for number, count in content[1]]
             elif what == "ask":
-                self._asked = told[0], told[1], told[2]
+                self._asked = content[0], content[1], content[2]
             elif what == "drop":
                 self._asked = None
             elif what == "go":
                 self._asked = None
                 self._due = [
-                    (self.passed, (number, count)) for number, count in told[1]
+                    (self.passed, (number, count)) for number, count in content[1]
                 ] + self._due
             elif what == "had":
-                self._decide(*told)
+                self._decide(*content)
         return came
 
     def _tell(self, *what: Any) -> None:

@@ -96,8 +96,8 @@ class Switchboard(contextlib.ExitStack):
             for number, _ in poller.poll(left * 1000):
                 caller, _ = known[number].accept()
                 said = _greeting(caller)
-                told, rank, line = HELLO.unpack(said) if len(said) == HELLO.size else (b"", 0, 0)
-                if not secrets.compare_digest(told, self.token):
+                secret, rank, line = HELLO.unpack(said) if len(said) == HELLO.size else (b"", 0, 0)
+                if not secrets.compare_digest(secret, self.token):
                     caller.close()
                     continue
                 missing.discard((rank, line))

@@ -36,12 +36,12 @@ def agree(
         Disagreement: A collection or an array differs, so that results computed from it would.
     """
 
-    def told() -> list[Any]:
+    def rank_0s() -> list[Any]:
         plain = {name: value for name, value in _mine(variables) if type(value) in PLAIN}
         more = {name: digest(value) for name, value in _mine(variables) if type(value) not in PLAIN}
         return [plain, more, digest(arguments)]
 
-    plain, more, theirs = group.call(f"the variables at {site}", told)
+    plain, more, theirs = group.call(f"the variables at {site}", rank_0s)
     if group.rank == 0:
         return {}
     mine = dict(_mine(variables))

@@ -21,25 +21,27 @@ from autoddp.process.script import Script, finish
 
 def main(text: str) -> NoReturn:
     """Be such a rank in a new interpreter, by the instructions of rank 0, `text` in JSON."""
-    told = json.loads(text)
-    live_with(told["parent"])
-    os.chdir(told["cwd"])
-    post = HERE.post = ParentLink(told["rank"], told["size"], socket.socket(fileno=told["channel"]))
+    facts = json.loads(text)
+    live_with(facts["parent"])
+    os.chdir(facts["cwd"])
+    post = HERE.post = ParentLink(
+        facts["rank"], facts["size"], socket.socket(fileno=facts["channel"])
+    )
     post.channel.set_inheritable(False)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
-    seed(told)
+    seed(facts)
     post.guard = ExitStack()
     post.guard.enter_context(muted(post.rank, post.size))
-    name, args, module = told["script"]
+    name, args, module = facts["script"]
     worker.leave(finish(Script(name, tuple(args), module).run()))
 
 
-def seed(told: dict[str, object]) -> None:
+def seed(facts: dict[str, object]) -> None:
     """Set the generators that the system seeds, Python's and numpy's, to rank 0's first state."""
-    version, words, gauss = told["random"]  # type: ignore[misc]
+    version, words, gauss = facts["random"]  # type: ignore[misc]
     random.setstate((version, tuple(words), gauss))  # type: ignore[has-type]
-    if told["numpy"] is not None:
+    if facts["numpy"] is not None:
         import numpy
 
-        numpy.random.set_state(tuple(told["numpy"]))  # type: ignore[arg-type]
+        numpy.random.set_state(tuple(facts["numpy"]))  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ from autoddp.decorator.agreement import agree, give_back
 from autoddp.decorator.existing_group import set_aside
 from autoddp.decorator.muted import muted
 from autoddp.decorator.start import Origin
-from autoddp.decorator.start_workers import muster, settle
+from autoddp.decorator.start_workers import settle, start_workers
 from autoddp.decorator.workers import ParentLink
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.launch.rendezvous import HOST, serve
@@ -89,23 +89,23 @@ def lead(call: DecoratedCall, ranks: int) -> Any:
     launch.check_places(call.options)
     launch.check_disabled(call.options)
     devices = worker.find_devices(ranks, call.options)
-    post = muster(call.site, ranks, call.options, call.origin, devices)
+    post = start_workers(call.site, ranks, call.options, call.origin, devices)
     if post is not None:
         return follow(call, post)
-    crew = HERE.crew
-    assert crew is not None
+    workers = HERE.workers
+    assert workers is not None
     try:
-        crew.gather()
+        workers.gather()
         server = serve()
-        crew.order(port=server.port, copied=crew.copied, devices=asdict(devices))
+        workers.order(port=server.port, copied=workers.copied, devices=asdict(devices))
         world = place(0, ranks, server.port)
-        return take_part(call, world, devices, lambda word: settle(crew, word), crew.copied)
+        return take_part(call, world, devices, lambda word: settle(workers, word), workers.copied)
     except BaseException:
-        if not crew.through:
-            crew.close()  # an interrupt, or ranks cannot meet: the others wait for what cannot come
+        if not workers.through:
+            workers.close()  # ranks cannot meet, or an interrupt: the others wait in vain
         raise
     finally:
-        crew.end()
+        workers.end()
 
 
 def follow(call: DecoratedCall, post: ParentLink) -> Any:
@@ -116,10 +116,10 @@ def follow(call: DecoratedCall, post: ParentLink) -> Any:
     if post.guard is not None:
         post.guard.close()
     devices = Devices(**order["devices"])
-    value, raised, told = None, None, []
+    value, raised, words = None, None, []
 
     def tell(word: str) -> None:
-        told.append(word)
+        words.append(word)
         if word == "raised":
             traceback.print_exc()  # to the log
         streams.flush()
@@ -130,7 +130,7 @@ def follow(call: DecoratedCall, post: ParentLink) -> Any:
         value = take_part(call, world, devices, tell, order["copied"])
     except BaseException as error:
         raised = error
-        if not told:
+        if not words:
             tell("raised")
     post.wait()
     post.guard = ExitStack()
@@ -152,7 +152,7 @@ def attach(call: DecoratedCall) -> Any:
     check_own(world, devices, call.site)
     logs = Logs(call.options.log_dir)
     if dist.is_initialized():
-        return beside(call, replace(world, agent_store=True), devices, logs)
+        return inside_existing_group(call, replace(world, agent_store=True), devices, logs)
     logs.make()
     terminal = os.dup(2)
     if world.rank:
@@ -195,7 +195,7 @@ def check_own(world: World, devices: Devices, site: str) -> None:
         )
 
 
-def beside(call: DecoratedCall, world: World, devices: Devices, logs: Logs) -> Any:
+def inside_existing_group(call: DecoratedCall, world: World, devices: Devices, logs: Logs) -> Any:
     """Be a rank for the call, where the script has a process group, as in a worker of Ray Train."""
     with set_aside(world, logs) as meeting:
         return take_part(call, world, devices, meeting.tell, False, meeting.store)
@@ -274,7 +274,7 @@ def leave(group: Group) -> None:
     gc.collect()
     group.channel.close()
     pg, group.pg = group.pg, cast("dist.ProcessGroup", ClosedGroup())
-    group.exchange = cast(CollectiveCheck, ClosedGroup())
+    group.collective_check = cast(CollectiveCheck, ClosedGroup())
     dist.destroy_process_group(pg)
 
 

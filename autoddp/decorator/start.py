@@ -103,7 +103,7 @@ def _touched() -> str:
     return "CUDA" if kind == "cuda" else kind
 
 
-def fork(crew: Workers, size: int) -> ParentLink | None:
+def fork(workers: Workers, size: int) -> ParentLink | None:
     """Fork the ranks above 0; return None in the parent, and in each child its link to rank 0."""
     streams.flush()
     parent = os.getpid()
@@ -116,16 +116,16 @@ def fork(crew: Workers, size: int) -> ParentLink | None:
         if pid == 0:
             live_with(parent)
             ours.close()
-            for member in crew.members:
+            for member in workers.members:
                 member.channel.close()
-            _to_log(crew.logs, rank)
+            _to_log(workers.logs, rank)
             return ParentLink(rank, size, theirs)
         theirs.close()
-        crew.members.append(WorkerHandle(rank, pid, ours))
+        workers.members.append(WorkerHandle(rank, pid, ours))
     return None
 
 
-def spawn(crew: Workers, size: int, origin: Origin, devices: Devices) -> None:
+def spawn(workers: Workers, size: int, origin: Origin, devices: Devices) -> None:
     """Start the ranks above 0 as fresh processes that run the script from its first line.
 
     Each is shown its own device from its start, since a driver reads only once which devices there
@@ -134,7 +134,7 @@ def spawn(crew: Workers, size: int, origin: Origin, devices: Devices) -> None:
     name, module = _script(origin)
     for rank in range(1, size):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        told = {
+        facts = {
             "rank": rank,
             "size": size,
             "parent": os.getpid(),
@@ -148,9 +148,9 @@ def spawn(crew: Workers, size: int, origin: Origin, devices: Devices) -> None:
             {variable(devices.kind, os.environ): devices.visible[rank]} if devices.visible else {}
         )
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        with open(crew.logs.of(rank), "wb") as log:
+        with open(workers.logs.of(rank), "wb") as log:
             process = subprocess.Popen(
-                [sys.executable, *flags, BOOT, FRESH, json.dumps(told)],
+                [sys.executable, *flags, BOOT, FRESH, json.dumps(facts)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -158,7 +158,7 @@ def spawn(crew: Workers, size: int, origin: Origin, devices: Devices) -> None:
                 env=os.environ | shown,
             )
         theirs.close()
-        crew.members.append(WorkerHandle(rank, process.pid, ours, process))
+        workers.members.append(WorkerHandle(rank, process.pid, ours, process))
 
 
 def _script(origin: Origin) -> tuple[str, bool]:
@@ -184,7 +184,9 @@ def _harmless(thread: threading.Thread) -> bool:
 
     Those of the kernel wait for messages.
     """
-    if thread is threading.current_thread() or (HERE.crew is not None and HERE.crew.owns(thread)):
+    if thread is threading.current_thread() or (
+        HERE.workers is not None and HERE.workers.owns(thread)
+    ):
         return True
     target = getattr(thread, "_target", None)
     places = (type(thread).__module__, getattr(target, "__module__", None) or "")

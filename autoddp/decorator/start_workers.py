@@ -17,7 +17,7 @@ from autoddp.process.streams import Logs
 from autoddp.report import Report
 
 
-def muster(
+def start_workers(
     site: str, ranks: int, options: Options, origin: Origin, devices: Devices
 ) -> ParentLink | None:
     """Start the ranks above 0, or send them on to the call.
@@ -32,47 +32,47 @@ def muster(
     Raises:
         BadInput: No way is possible.
     """
-    against, crew = start.unforkable(), HERE.crew
-    if against and (crew is not None or start.interactive()):
-        go_on(crew, site, ranks, against)
+    against, workers = start.unforkable(), HERE.workers
+    if against and (workers is not None or start.interactive()):
+        go_on(workers, site, ranks, against)
         return None
-    if crew is not None:
-        crew.close()
+    if workers is not None:
+        workers.close()
     logs = Logs(options.log_dir)
     logs.make()
-    HERE.crew = crew = Workers(logs, copied=not against)
-    atexit.register(crew.close)
+    HERE.workers = workers = Workers(logs, copied=not against)
+    atexit.register(workers.close)
     post = None
-    if crew.copied:
-        post = start.fork(crew, ranks)
+    if workers.copied:
+        post = start.fork(workers, ranks)
     else:
-        start.spawn(crew, ranks, origin, devices)
+        start.spawn(workers, ranks, origin, devices)
         Report(speaks=not options.quiet).say(
             f"{against}: the other ranks are no forks, they run the script anew, muted, "
             f"up to {site}"
         )
     if post is not None:
-        HERE.crew = None
+        HERE.workers = None
         atexit.register(worker.leave, 0)
     else:
-        crew.begin(site)
+        workers.begin(site)
     return post
 
 
-def go_on(crew: Workers | None, site: str, ranks: int, against: str) -> None:
+def go_on(workers: Workers | None, site: str, ranks: int, against: str) -> None:
     """Send the ranks of an earlier call on to this one.
 
     Raises:
         BadInput: There are no such ranks, or not as many, or no script in which they could go on.
     """
-    if crew is None or start.interactive():
+    if workers is None or start.interactive():
         reason = "no script is there to start them with"
-    elif not crew.alive or len(crew.members) != ranks - 1:
+    elif not workers.alive or len(workers.members) != ranks - 1:
         reason = "those of an earlier call cannot take part"
     else:
-        crew.copied = False
-        crew.begin(site)
-        crew.order(go_on=True)
+        workers.copied = False
+        workers.begin(site)
+        workers.order(go_on=True)
         return
     raise BadInput(
         f"{site} needs {ranks} ranks, but this process cannot be forked ({against}), and {reason}; "
@@ -80,19 +80,19 @@ def go_on(crew: Workers | None, site: str, ranks: int, against: str) -> None:
     )
 
 
-def settle(crew: Workers, word: str) -> None:
+def settle(workers: Workers, word: str) -> None:
     """Wait for the others to return or raise like rank 0, and end those that do not in time.
 
     If rank 0 has returned, the whole program ends with them.
 
     Args:
-        crew: The other ranks.
+        workers: The other ranks.
         word: "returned" or "raised", what rank 0 has done.
     """
     interrupted = isinstance(sys.exception(), KeyboardInterrupt)
-    other = crew.settle(word, LAST if word == "returned" else 0 if interrupted else PATIENCE)
+    other = workers.settle(word, LAST if word == "returned" else 0 if interrupted else PATIENCE)
     if other and word == "returned":
         what = "raised an exception in" if other[0].word == "raised" else "did not return from"
-        crew.fail(other[0], f"{what} {crew.site}, rank 0 returned", 1)
+        workers.fail(other[0], f"{what} {workers.site}, rank 0 returned", 1)
     if other:
-        crew.close()  # rank 0's error is the reason; the others wait for what will not come
+        workers.close()  # rank 0's error is the reason; the others wait for what will not come

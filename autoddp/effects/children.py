@@ -45,7 +45,7 @@ class Children(Outward):
     def setup(self, undo: ExitStack) -> None:
         """Have workers that are daemons end with this rank, and prepare to number the futures."""
         super().setup(undo)
-        self.told = Unhurried(self.effects, self.name)
+        self.unhurried = Unhurried(self.effects, self.name)
         self._follows = False  # whether the process that is being forked ends with this one
         this = weakref.ref(self)  # the interpreter keeps what it calls after a fork for ever
         parent = os.getpid()
@@ -191,7 +191,7 @@ class Children(Outward):
                 return ["empty", None]
             return ["came", carried(pickle.dumps(mine))]
 
-        came, data = self.told.tell(Mode.SYNCED, "Queue.get", "Queue.get", first)
+        came, data = self.unhurried.tell(Mode.SYNCED, "Queue.get", "Queue.get", first)
         if came == "empty":
             raise queue.Empty
         if self.rank == 0:
@@ -233,7 +233,7 @@ class Children(Outward):
             outcome = Outcome.of(call.plain)
             return isinstance(outcome.error, LATE) and call.named.get("timeout") is not None
 
-        late = self.told.tell(Mode.SYNCED, call.name, call.name, first)
+        late = self.unhurried.tell(Mode.SYNCED, call.name, call.name, first)
         if self.rank == 0:
             return outcome.unwrap()
         see(self.effects)

@@ -140,8 +140,8 @@ class Clocks(Outward):
             or self.effects.mode() is not Mode.SYNCED
         ):
             return read(kind)
-        told = self.effects.ask_rank0("now", lambda: _fields(read(datetime)))
-        year, month, day, hour, minute, second, micro, fold = told
+        answer = self.effects.ask_rank0("now", lambda: _fields(read(datetime)))
+        year, month, day, hour, minute, second, micro, fold = answer
         return kind(year, month, day, hour, minute, second, micro, zone, fold=fold)
 
 

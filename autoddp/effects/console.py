@@ -42,7 +42,7 @@ class Console(Outward):
             why="how the terminal is set is asked of rank 0's",
             when=lambda call: _is_standard(call.args),
             pack=lambda settings: _spelled(settings),
-            unpack=lambda told: _read(told),
+            unpack=lambda answer: _read(answer),
             optional=True,
         ),
         # not once all are here: one rank may be far behind, and nobody but rank 0 has a terminal
@@ -69,9 +69,9 @@ class Console(Outward):
                 begun.watch(stream, undo)
         self.terminal: list[bool] = []
         self.size: list[list[int] | None] = []
-        if self.effects.exchange:
-            told = self.run.group.call("the terminal", terminal)
-            self.terminal, self.size = told
+        if self.effects.synced:
+            answer = self.run.group.call("the terminal", terminal)
+            self.terminal, self.size = answer
             self._share_input(undo)
         if self.terminal and self.rank:
             for number, stream in ((1, sys.stdout), (2, sys.stderr)):
@@ -134,8 +134,8 @@ class Console(Outward):
                 for some, those in zip(asked, found, strict=True)
             ]
 
-        told = self.effects.ask_rank0("select", ready)
-        return tuple([some[at] for at in those] for some, those in zip(asked, told, strict=True))
+        answer = self.effects.ask_rank0("select", ready)
+        return tuple([some[at] for at in those] for some, those in zip(asked, answer, strict=True))
 
     @patch(
         "pdb:Pdb.__init__",
@@ -185,9 +185,9 @@ def _spelled(settings: Iterable[Any]) -> list[Any]:
     return [*flags, [key.hex() if isinstance(key, bytes) else key for key in keys]]
 
 
-def _read(told: Iterable[Any]) -> list[Any]:
+def _read(answer: Iterable[Any]) -> list[Any]:
     """Read what `_spelled` made."""
-    *flags, keys = told
+    *flags, keys = answer
     return [*flags, [bytes.fromhex(key) if isinstance(key, str) else key for key in keys]]
 
 

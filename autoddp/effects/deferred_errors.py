@@ -14,7 +14,7 @@ class DeferredError:
 
     def __init__(self, path: str, error: OSError) -> None:
         self.path, self.error = path, error
-        self.told = False
+        self.reported = False
 
 
 class DeferredErrors:
@@ -35,8 +35,8 @@ class DeferredErrors:
         The error stays owed by its own file: who handles errors here may not mean that file.
         """
         for loss in self._owed:
-            if not loss.told:
-                loss.told = True
+            if not loss.reported:
+                loss.reported = True
                 raise OSError(loss.error.errno, loss.error.strerror, loss.path)
 
     def settle(self, loss: DeferredError) -> None:
@@ -53,7 +53,7 @@ class DeferredErrors:
         """
         owed, self._owed = self._owed, []
         if owed:
-            told = "; ".join(f"{loss.path}: {loss.error.strerror}" for loss in owed)
+            named = "; ".join(f"{loss.path}: {loss.error.strerror}" for loss in owed)
             raise AutoDDPError(
-                f"what was written is not all there: {told}; close files to be told in time"
+                f"what was written is not all there: {named}; close files to be told in time"
             )

@@ -40,7 +40,7 @@ class Descriptors(Outward):
     def setup(self, undo: ExitStack) -> None:
         """Take up the table of open descriptors, and clear it at the end."""
         super().setup(undo)
-        self.opened, self.handles = OpenFiles(self.effects), self.effects.handles
+        self.open_files, self.handles = OpenFiles(self.effects), self.effects.handles
         undo.callback(self.handles.clear)
 
     @patch(
@@ -148,7 +148,7 @@ class Descriptors(Outward):
                         return whole(lambda part: original(fd, part), data)
                     return original(fd, data, *args, **kwargs)
                 except OSError as error:
-                    self.opened.failed(handles[fd], error)
+                    self.open_files.failed(handles[fd], error)
             return size(data)
 
         return write
@@ -166,15 +166,15 @@ class Descriptors(Outward):
         given = paths.whole(path, folder)
         if effects.rank == 0:
             if not agreed:
-                self.opened.noted(given, _letters(flags), safe=not flags & NOT_THERE)
+                self.open_files.noted(given, _letters(flags), safe=not flags & NOT_THERE)
             number = effects.do_on_rank0("os.open", plain) if agreed else plain()
             with effects.context.internal():
                 self.handles[number] = OpenDescriptor(os.path.abspath(given), agreed)
             return number
         if agreed:
             keep = not flags & os.O_TRUNC
-            number = self.opened.follow(
-                "os.open", plain, lambda: self.opened.prepared(given, keep), private
+            number = self.open_files.follow(
+                "os.open", plain, lambda: self.open_files.prepared(given, keep), private
             )
         else:
             at = self._alone(path, given, flags)
@@ -190,7 +190,7 @@ class Descriptors(Outward):
             found = self.effects.overlay.find(given, follow=False)
             if flags & os.O_NOFOLLOW and found.there and paths.link(found.at) is not None:
                 raise error(errno.ELOOP, path)
-            return self.opened.alone(given, _letters(flags))
+            return self.open_files.alone(given, _letters(flags))
 
         return str(named(find, path))
 
@@ -205,12 +205,12 @@ class Descriptors(Outward):
     def _meet(self, what: str, handle: OpenDescriptor, act: Callable[[], None]) -> None:
         mode = self.effects.mode()
         if mode is Mode.SYNCED and handle.agreed:
-            self.opened.meet(what, handle, act)
+            self.open_files.meet(what, handle, act)
             return
         with self.effects.context.internal():
             act()
         if mode is Mode.UNSYNCED:
-            self.opened.settle(handle)
+            self.open_files.settle(handle)
 
 
 def _letters(flags: int) -> set[str]:

@@ -49,11 +49,11 @@ class Mode(Enum):
 class Effects:
     """The outside world as one rank may touch it."""
 
-    def __init__(self, group: Group, *, exchange: bool = True) -> None:
+    def __init__(self, group: Group, *, synced: bool = True) -> None:
         self.group, self.context = group, group.context
         self.context.ending = self.context.over = False  # a group may have several jobs
         self.rank = group.rank
-        self.exchange = exchange and group.size > 1  # else nobody waits for anybody
+        self.synced = synced and group.size > 1  # else nobody waits for anybody
         self.scratch = Scratch()
         # what this rank finds, if it is not rank 0
         self.overlay = Overlay(self.scratch, self.context)
@@ -88,7 +88,7 @@ class Effects:
             return Mode.PASS_THROUGH
         if context.depth[Code.TRIAL]:
             return Mode.SUPPRESSED
-        return Mode.SYNCED if self.exchange else Mode.UNSYNCED
+        return Mode.SYNCED if self.synced else Mode.UNSYNCED
 
     def users(self, through: tuple[str, ...] = ()) -> Mode:
         """Decide like `mode`, but PASS_THROUGH for a library; look past files in `through`."""
@@ -135,7 +135,7 @@ class Effects:
         """Return whether files may lie elsewhere than named; if so, the places are up to date."""
         if self.overlay.idle() or not self._looks():
             return False
-        if self.exchange and self.context.on_script_thread() and self.context.is_rank():
+        if self.synced and self.context.on_script_thread() and self.context.is_rank():
             self.overlay.settle(self.group.passed)
         return True
 
@@ -183,7 +183,7 @@ class Effects:
                 self.overlay.before.come(self.group.passed)
 
     def do_on_rank0(
-        self, what: str, act: Callable[[], Any], told: Callable[[Any], Any] | None = None
+        self, what: str, act: Callable[[], Any], tell: Callable[[Any], Any] | None = None
     ) -> Any:
         """Change the outside world on rank 0 once all ranks are here; all raise its error.
 
@@ -198,7 +198,7 @@ class Effects:
                 self.journal.forget(self.group.passed)
             self.losses.tell()
             kept = act()
-            return told(kept) if told is not None else None
+            return tell(kept) if tell is not None else None
 
         with self.context.internal():
             answer = self.group.call(f"{what} at {users_line(2)}", keep, when=When.ALL_HERE)

@@ -52,7 +52,7 @@ class FileServer:
         self._effects, self._store = effects, effects.group.store.clone()
         self._store.set_timeout(FOREVER)
         self._folder, self._since = os.path.realpath(os.getcwd()), time.time_ns() - SKEW
-        self.told: set[str] = set()  # paths that the script was told are there
+        self.announced: set[str] = set()  # paths that the script was told are there
         _thread.start_new_thread(self._serve, ())
 
     def end(self, others: list[int]) -> None:
@@ -101,7 +101,7 @@ class FileServer:
     def _serves(self, path: str, there: os.stat_result) -> bool:
         """Return whether `path` is new to the job, below its folder, or the script asked for it."""
         below = os.path.realpath(path).startswith(self._folder.rstrip("/") + "/")
-        return below or there.st_ctime_ns >= self._since or path in self.told
+        return below or there.st_ctime_ns >= self._since or path in self.announced
 
 
 class FileClient:

@@ -28,10 +28,10 @@ class Files(Outward):
     def setup(self, undo: ExitStack) -> None:
         """Have a trial mute the files that are open before it, as it does those opened in it."""
         super().setup(undo)
-        self.opened, self.written = OpenFiles(self.effects), WriteCalls(self.effects)
-        undo.callback(self.opened.end)
-        self.context.muting.append(self.opened.muted)
-        undo.callback(self.context.muting.remove, self.opened.muted)
+        self.open_files, self.written = OpenFiles(self.effects), WriteCalls(self.effects)
+        undo.callback(self.open_files.end)
+        self.context.muting.append(self.open_files.muted)
+        undo.callback(self.context.muting.remove, self.open_files.muted)
 
     @patch(
         "torch:save",
@@ -42,7 +42,9 @@ class Files(Outward):
         """Save on rank 0; others pickle into nothing: gathering rows takes all ranks."""
         return self.written.write(Call(wrapped, args, kwargs), CHECKPOINT)
 
-    @patch(*WRITERS, why="rank 0 writes the file, whole or not at all", optional=True, told=True)
+    @patch(
+        *WRITERS, why="rank 0 writes the file, whole or not at all", optional=True, with_target=True
+    )
     def write_once(
         self, target: str, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     ) -> Any:
@@ -67,7 +69,7 @@ class Files(Outward):
         def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             writes = not _WRITES.isdisjoint(mode)
             if type(file) is int and file in effects.handles:
-                return self.opened.adopt(Call(original, (file, mode, *args), kwargs))
+                return self.open_files.adopt(Call(original, (file, mode, *args), kwargs))
             if (first and not writes) or not isinstance(file, (str, bytes, os.PathLike)):
                 return original(file, mode, *args, **kwargs)
             if not writes and idle():
@@ -87,7 +89,7 @@ class Files(Outward):
                 what is Mode.UNSYNCED and call.named.get("opener") is not None
             ):
                 return original(file, mode, *args, **kwargs)
-            return self.opened.open(what, call)
+            return self.open_files.open(what, call)
 
         return open
 

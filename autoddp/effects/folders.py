@@ -108,11 +108,11 @@ class Folders(Outward):
         def stat() -> list[Any]:
             there = list(call.plain().__reduce__()[1])
             if self.effects.server is not None:  # before others know, and ask for the file
-                self.effects.server.told.add(os.path.abspath(call.named["path"]))
+                self.effects.server.announced.add(os.path.abspath(call.named["path"]))
             return there
 
-        told = self.effects.ask_rank0(call.name, stat)
-        return os.stat_result(tuple(told[0]), told[1])
+        answer = self.effects.ask_rank0(call.name, stat)
+        return os.stat_result(tuple(answer[0]), answer[1])
 
     @patch(
         "os:access",
@@ -220,15 +220,15 @@ class Folders(Outward):
         if self.rank == 0:
             for path in filter(None, (source, target)):
                 effects.agreed(path)
-            return effects.do_on_rank0(call.name, call.plain, told=_told)
+            return effects.do_on_rank0(call.name, call.plain, tell=_as_text)
         before = None
         if effects.scratch.overlay or effects.scratch.changed is not None:
             with effects.context.internal():
                 before = paths.real(source, False)  # by names as they are before the change
-        told = effects.do_on_rank0(call.name, call.plain)
+        answer = effects.do_on_rank0(call.name, call.plain)
         if before is not None:
-            self._follow(call, before, told or target)
-        return target if target is not None and told == os.fspath(target) else told
+            self._follow(call, before, answer or target)
+        return target if target is not None and answer == os.fspath(target) else answer
 
     def _follow(self, call: Call, source: Any, target: Any) -> None:
         """Change the entries of scratch as rank 0 has changed the disk."""
@@ -289,5 +289,5 @@ def _supposed(call: Call) -> Any:
     return named["dst"] if call.name in RETURNS else None
 
 
-def _told(result: Any) -> Any:
+def _as_text(result: Any) -> Any:
     return os.fspath(result) if isinstance(result, os.PathLike) else result

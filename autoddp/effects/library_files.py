@@ -26,29 +26,34 @@ class Holders(Outward):
     def setup(self, undo: ExitStack) -> None:
         """Set up with no file held open yet."""
         super().setup(undo)
-        self.held = LibraryFiles(self.effects)
+        self.library_files = LibraryFiles(self.effects)
 
     @patch(
         *MAKERS,
         why="what it holds open is rank 0's file; others work on copies",
         optional=True,
-        told=True,
+        with_target=True,
     )
     def open_once(
         self, target: str, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     ) -> Any:
         """Open the file on rank 0, and copies on the others, whoever makes the call."""
         holder = instance if target.endswith("__init__") else None
-        return self.held.open(Call(wrapped, args, kwargs), MAKERS[target], _site(target), holder)
+        return self.library_files.open(
+            Call(wrapped, args, kwargs), MAKERS[target], _site(target), holder
+        )
 
     @patch(
-        *ENDS, why="what was written is complete for every rank after it", optional=True, told=True
+        *ENDS,
+        why="what was written is complete for every rank after it",
+        optional=True,
+        with_target=True,
     )
     def end_together(
         self, target: str, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     ) -> Any:
         """Flush or close the file, on all ranks together if they have opened it together."""
-        return self.held.end(Call(wrapped, args, kwargs), _site(target), instance)
+        return self.library_files.end(Call(wrapped, args, kwargs), _site(target), instance)
 
     @patch(
         "sqlite3:connect",
@@ -62,7 +67,9 @@ class Holders(Outward):
         """Connect to rank 0's database or a copy; a database in memory is each rank's own."""
         if len(args) > len(CONNECT):
             return wrapped(*args, **kwargs)  # this words the error
-        return self.held.connect(wrapped, {**dict(zip(CONNECT, args, strict=False)), **kwargs})
+        return self.library_files.connect(
+            wrapped, {**dict(zip(CONNECT, args, strict=False)), **kwargs}
+        )
 
 
 def _site(target: str) -> str:

@@ -184,7 +184,7 @@ class LibraryFiles:
         effects, agreed = self._effects, what is Mode.SYNCED
         if effects.rank == 0:
             if agreed:
-                return effects.do_on_rank0(site, act, told=lambda made: None)
+                return effects.do_on_rank0(site, act, tell=lambda made: None)
             for more in BESIDE:
                 effects.note(path + more, EMPTIED if anew else FILLED, follow=True)
             with effects.context.internal():

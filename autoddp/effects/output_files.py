@@ -34,9 +34,9 @@ class OutputFiles:
     def bring(self) -> None:
         """Write on the other ranks what the program, which has ended, has written on rank 0."""
         effects = self._effects
-        told = effects.ask_rank0("what a program wrote", self._written)
+        answer = effects.ask_rank0("what a program wrote", self._written)
         with effects.context.internal():
-            for stream, (start, end) in told.items():
+            for stream, (start, end) in answer.items():
                 for at in range(start, end, PART):
                     read = partial(_read, self._files.get(stream, -1), min(PART, end - at), at)
                     body = effects.group.call(f"{stream} from {at}", read)

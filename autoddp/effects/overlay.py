@@ -265,7 +265,7 @@ class Overlay(Sight):
             return
         if self.before is not None:
             self.before.refresh()
-        held = paths.held()
+        held = paths.still_open()
         for name in names:
             self._settle(name, self.scratch.overlay[name], held)
 

@@ -243,7 +243,7 @@ def _shell(at: str, names: dict[str, Any]) -> None:
 
 def share(effects: Effects) -> None:
     """Begin a journal on rank 0, which the ranks of its node read; all ranks call this, once."""
-    if not effects.exchange or effects.begun:
+    if not effects.synced or effects.begun:
         return
     effects.begun = True
     group, placed = effects.group, nodes(effects)

@@ -86,7 +86,7 @@ def facts(path: str) -> list[int] | None:
     return None if there is None else [there.st_size, there.st_mtime_ns]
 
 
-def held() -> set[str]:
+def still_open() -> set[str]:
     """Return the paths of what this process has open."""
     found = set()
     for number in posix.listdir("/proc/self/fd"):

@@ -22,14 +22,14 @@ class SharedRaw(io.RawIOBase):
     filling = False  # whether all that is asked for is to be read, however long that takes
     _dropped = False
 
-    def __init__(self, own: Any, told: Unhurried, place: str, name: int, writes: bool) -> None:
+    def __init__(self, own: Any, unhurried: Unhurried, place: str, name: int, writes: bool) -> None:
         """Take over `own`, the real layer, which rank 0 alone has; `name` is its descriptor."""
-        self._own, self._told, self._place, self._writes = own, told, place, writes
+        self._own, self._unhurried, self._place, self._writes = own, unhurried, place, writes
         self.name, self.mode = name, "wb" if writes else "rb"
 
     def _ask(self, what: str, act: Callable[[Any], Any]) -> Any:
-        told, own = self._told, self._own
-        return taken(told.tell(told.mode(), what, self._place, lambda: carried(act(own))))
+        unhurried, own = self._unhurried, self._own
+        return taken(unhurried.tell(unhurried.mode(), what, self._place, lambda: carried(act(own))))
 
     def check(self) -> None:
         """Raise an error where this rank cannot ask rank 0; a dropped file asks for nothing.
@@ -38,7 +38,7 @@ class SharedRaw(io.RawIOBase):
             OutOfReach: It is so in a trial, and on other ranks in a data set's fetch.
         """
         if not self._dropped:
-            self._told.check(self._told.mode(), "a program's pipe")
+            self._unhurried.check(self._unhurried.mode(), "a program's pipe")
 
     def readable(self) -> bool:
         return not self._writes
@@ -52,7 +52,7 @@ class SharedRaw(io.RawIOBase):
         Raises:
             io.UnsupportedOperation: The script asks, or another rank does.
         """
-        if self._own is None or self._told.mode() is not Mode.PASS_THROUGH:
+        if self._own is None or self._unhurried.mode() is not Mode.PASS_THROUGH:
             raise io.UnsupportedOperation(ALONE)
         return int(self._own.fileno())
 

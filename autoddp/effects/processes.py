@@ -56,7 +56,7 @@ class Processes(Outward):
     def setup(self, undo: ExitStack) -> None:
         """Have rank 0 tell its number, and its parent's, once."""
         super().setup(undo)
-        self.told = Unhurried(self.effects, self.name)
+        self.unhurried = Unhurried(self.effects, self.name)
         self.numbers = self.run.group.call("the process", lambda: [os.getpid(), os.getppid()])
         self._kept = ExitStack()
 
@@ -89,7 +89,7 @@ class Processes(Outward):
             if forked.value == 0:
                 self._be_a_child()
                 return 0
-        return self.told.tell(mode, "os.fork", f"os.fork/{users_line()}", forked.unwrap)
+        return self.unhurried.tell(mode, "os.fork", f"os.fork/{users_line()}", forked.unwrap)
 
     @patch("os:forkpty", why="a child with a terminal of its own is each rank's, which is said")
     def fork_on_each(
@@ -121,7 +121,9 @@ class Processes(Outward):
         if mode is Mode.PASS_THROUGH or _own_child(call):
             return call.plain()
         name = f"os.{wrapped.__name__}"
-        told = self.told.tell(mode, name, f"{name}{args}{kwargs}", lambda: _listed(call.plain()))
+        told = self.unhurried.tell(
+            mode, name, f"{name}{args}{kwargs}", lambda: _listed(call.plain())
+        )
         see(self.effects)
         return _made(wrapped.__name__, told)
 
@@ -160,7 +162,7 @@ class Processes(Outward):
         if not call.named:
             return call.plain()  # a TypeError
         process = self.effects.do_on_rank0(
-            f"os.{wrapped.__name__}", lambda: _started(**call.named), told=bool
+            f"os.{wrapped.__name__}", lambda: _started(**call.named), tell=bool
         )
         # `finally` and `atexit` would not run in one process: here they leave no trace
         self._kept.enter_context(self.context.trial())

@@ -34,7 +34,7 @@ class Programs(Outward):
     )
     def start_once(self, wrapped: Callable[..., Any], process: Any, args: Any, kwargs: Any) -> Any:
         """Start the program on rank 0; the others hold a `Popen`, too, which asks rank 0."""
-        mode = self.running.told.users(THROUGH)
+        mode = self.running.unhurried.users(THROUGH)
         call = Call(wrapped, args, kwargs)
         if mode is Mode.PASS_THROUGH or not call.named:
             return wrapped(*args, **kwargs)
@@ -58,7 +58,7 @@ class Programs(Outward):
     def ask_once(self, wrapped: Callable[..., Any], process: Any, args: Any, kwargs: Any) -> Any:
         """Ask rank 0's process; `terminate`, `kill` and leaving a `with` call these, too."""
         if not self.running.has(process) or (
-            self.rank == 0 and self.running.told.mode() is Mode.PASS_THROUGH
+            self.rank == 0 and self.running.unhurried.mode() is Mode.PASS_THROUGH
         ):
             return wrapped(*args, **kwargs)
         return self.running.ask(process, wrapped.__name__, lambda: wrapped(*args, **kwargs))
@@ -71,7 +71,7 @@ class Programs(Outward):
     )
     def run_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """Run the program on rank 0; its exit status, or its process number, is for all ranks."""
-        mode = self.running.told.users()
+        mode = self.running.unhurried.users()
         if mode is Mode.PASS_THROUGH:
             return wrapped(*args, **kwargs)
         name = f"os.{wrapped.__name__}"

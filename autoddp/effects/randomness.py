@@ -39,7 +39,7 @@ class Randomness(Outward):
             "uuid:uuid1",
             why="a name that is made of the machine and the time is rank 0's",
             pack=lambda made: made.hex,
-            unpack=lambda told: sys.modules["uuid"].UUID(hex=told),
+            unpack=lambda answer: sys.modules["uuid"].UUID(hex=answer),
         ),
     )
 

@@ -58,7 +58,7 @@ class EffectRow:
 
     def patch(self, feature: str) -> Patch:
         """Return the patch of this row, served by the method `serve` of its feature."""
-        return Patch(feature, self.targets, self.why, "serve", self.optional, told=True)
+        return Patch(feature, self.targets, self.why, "serve", self.optional, with_target=True)
 
 
 def ask(*targets: str, why: str, **more: Any) -> EffectRow:

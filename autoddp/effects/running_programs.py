@@ -30,7 +30,7 @@ class RunningPrograms:
     """The programs that rank 0 has started, and their answers."""
 
     def __init__(self, effects: Effects) -> None:
-        self.effects, self.told = effects, Unhurried(effects, "programs")
+        self.effects, self.unhurried = effects, Unhurried(effects, "programs")
         self._known: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._pipes: weakref.WeakKeyDictionary[Any, dict[str, SharedRaw]] = (
             weakref.WeakKeyDictionary()
@@ -58,23 +58,23 @@ class RunningPrograms:
 
         if mode is Mode.SYNCED:
             output = OutputFiles(self.effects, call.named)
-            told = self.effects.do_on_rank0("subprocess.Popen", act, told=list)
+            answer = self.effects.do_on_rank0("subprocess.Popen", act, tell=list)
             self._output[process] = output
         else:
-            told = self.told.tell(mode, "subprocess.Popen", name, act, wait=False)
-        *facts, pipes = told
+            answer = self.unhurried.tell(mode, "subprocess.Popen", name, act, wait=False)
+        *facts, pipes = answer
         if self.effects.rank:
             _describe(process, call.named, *facts)
         self._known[process], self._pipes[process] = name, {}
         for stream, (number, size) in pipes.items():
             place, writes = f"{name}/{stream}", stream == "stdin"
-            raw = SharedRaw(own.get(stream), self.told, place, number, writes)
+            raw = SharedRaw(own.get(stream), self.unhurried, place, number, writes)
             setattr(process, stream, layered(raw, process, call.named.get("bufsize"), size))
             self._pipes[process][stream] = raw
 
     def ask(self, process: Any, what: str, act: Callable[[], Any]) -> Any:
         """Return what rank 0's process answers; all learn at once whether it has ended."""
-        mode = self.told.mode()
+        mode = self.unhurried.mode()
         if mode is Mode.PASS_THROUGH and self.effects.rank and what in ("poll", "wait"):
             return process.returncode
 
@@ -94,8 +94,8 @@ class RunningPrograms:
             closed = [stream for stream, raw in over if raw.closed]
             return [process.returncode, closed, pair, late]
 
-        told = self.told.tell(mode, f"Popen.{what}", f"{self._known[process]}/{what}", asked)
-        code, closed, value, late = told
+        answer = self.unhurried.tell(mode, f"Popen.{what}", f"{self._known[process]}/{what}", asked)
+        code, closed, value, late = answer
         process.returncode = code
         for stream in closed if self.effects.rank else ():
             pipes[stream].close()
@@ -117,7 +117,7 @@ class RunningPrograms:
             with plain_world():
                 return act()
 
-        answer = self.told.tell(
+        answer = self.unhurried.tell(
             mode, what, self._name(mode, what + asked), plain, meet=True, wait=False
         )
         see(self.effects)

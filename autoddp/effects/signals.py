@@ -30,7 +30,7 @@ class Signals(Feature):
     views = ("global",)
 
     def __init__(self, run: Run) -> None:
-        self.run, self.points, self.effects = run, run.group.points, run.effects
+        self.run, self.signal_sync, self.effects = run, run.group.signal_sync, run.effects
         self.handlers: dict[int, Any] = {}
 
     def setup(self, undo: ExitStack) -> None:
@@ -46,14 +46,14 @@ class Signals(Feature):
             ):
                 self.handlers[number] = handler
                 signal.signal(number, self._received)
-        points, before = self.points, signal.signal(NEWS, self.points.news)
-        points.act = self._act
+        sync, before = self.signal_sync, signal.signal(NEWS, self.signal_sync.news)
+        sync.act = self._act
         lines = self.run.group.channel
         for line in lines.orders.values():
             line.announce(NEWS)
         for line, orders in lines.waits():
-            line.beside(orders, points.news_while_waiting)
-            undo.callback(line.alone, orders)
+            line.also_watch(orders, sync.news_while_waiting)
+            undo.callback(line.stop_watching, orders)
         undo.callback(signal.signal, NEWS, before)
         undo.callback(self._give_back)
 
@@ -95,15 +95,15 @@ class Signals(Feature):
         if not isinstance(number, int) or number not in self.handlers:
             return wrapped(*args, **kwargs)
         blocked = number in signal.pthread_sigmask(signal.SIG_BLOCK, ())  # the signal is to wait
-        if blocked or not (self.effects.accepts_effects() and self.points.here()):
+        if blocked or not (self.effects.accepts_effects() and self.signal_sync.here()):
             return wrapped(*args, **kwargs)
         return self._act(int(number))
 
     def _ours(self) -> bool:
-        return self.points.act is not None and self.effects.context.in_job() and users_call(2)
+        return self.signal_sync.act is not None and self.effects.context.in_job() and users_call(2)
 
     def _received(self, number: int, frame: FrameType | None) -> None:
-        self.points.received(number)
+        self.signal_sync.received(number)
 
     def _act(self, number: int) -> None:
         """Run the script's handler, as if the signal had come just now."""
@@ -113,18 +113,18 @@ class Signals(Feature):
             return
         with self.effects.context.script():  # what it does is the script's, for all
             handler(number, users_frame())
-        told = signal.set_wakeup_fd(-1)
-        signal.set_wakeup_fd(told, warn_on_full_buffer=False)
-        if told >= 0 and self.effects.context.in_job():
-            os.write(told, bytes([RETURNED + number]))
+        wakeup = signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        if wakeup >= 0 and self.effects.context.in_job():
+            os.write(wakeup, bytes([RETURNED + number]))
 
     def _give_back(self) -> None:
         """Set the script's handlers as the process's own again."""
         for timer, which in TIMERS.items():
-            if self.points.spent(timer) and not signal.getitimer(which)[1]:
+            if self.signal_sync.spent(timer) and not signal.getitimer(which)[1]:
                 # the timer would go off once more, when nothing is put off any longer
                 signal.setitimer(which, 0)
-        self.points.act = None
+        self.signal_sync.act = None
         for number, handler in self.handlers.items():
             if signal.getsignal(number) == self._received:
                 signal.signal(number, handler)

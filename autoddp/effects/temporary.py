@@ -51,7 +51,7 @@ class Temporary(Outward):
         if self._mode(call) is not Mode.SYNCED:
             return self._own(call)
         if self.rank == 0:
-            number, path = effects.do_on_rank0(call.name, call.plain, told=lambda made: made[1])
+            number, path = effects.do_on_rank0(call.name, call.plain, tell=lambda made: made[1])
         else:
             path = effects.do_on_rank0(call.name, call.plain)
             with effects.context.internal():
@@ -72,7 +72,7 @@ class Temporary(Outward):
         if mode is not Mode.SYNCED:
             return self._own(call)
         if self.rank == 0:
-            return effects.do_on_rank0(call.name, call.plain, told=lambda made: made.name)
+            return effects.do_on_rank0(call.name, call.plain, tell=lambda made: made.name)
         path = effects.do_on_rank0(call.name, call.plain)
         with effects.context.internal():
             file = call.changed(dir=os.path.dirname(effects.scratch.new(path)))

@@ -17,9 +17,9 @@ def nodes(effects: Effects) -> list[int]:
         mine = f"{world.node_rank} {socket.gethostname()}"  # not every launcher tells node_rank
         many = world.local_world_size < world.world_size
         said = effects.group.confer("the nodes", json.dumps(mine).encode()) if many else b"[]"
-        told = json.loads(said)
-        names = list(dict.fromkeys(told))
-        effects.placed = [names.index(name) for name in told] or [0] * world.world_size
+        said_by_all = json.loads(said)
+        names = list(dict.fromkeys(said_by_all))
+        effects.placed = [names.index(name) for name in said_by_all] or [0] * world.world_size
     return effects.placed
 
 

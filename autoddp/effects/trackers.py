@@ -35,7 +35,7 @@ class Trackers(Outward):
         why="ranks log to one folder: where it has no name, or the time in it, "
         "the name is rank 0's",
         optional=True,
-        told=True,
+        with_target=True,
     )
     def name_once(
         self, target: str, wrapped: Callable[..., Any], writer: Any, args: Any, kwargs: Any
@@ -46,7 +46,7 @@ class Trackers(Outward):
             return call.plain()
         if self.rank == 0:
             self.effects.do_on_rank0(
-                "SummaryWriter", call.plain, told=lambda _: str(getattr(writer, argument))
+                "SummaryWriter", call.plain, tell=lambda _: str(getattr(writer, argument))
             )
             return None
         theirs = self.effects.do_on_rank0("SummaryWriter", call.plain)
@@ -59,7 +59,7 @@ class Trackers(Outward):
         *(f"{module}:FileWriter.__init__" for module in TENSORBOARD),
         why="rank 0 writes the events; others write to their scratch",
         optional=True,
-        told=True,
+        with_target=True,
     )
     def write_once(
         self, target: str, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
@@ -86,7 +86,7 @@ class Trackers(Outward):
         *(f"{module}:SummaryWriter.{end}" for module in TENSORBOARD for end in ("flush", "close")),
         why="what was logged is there for every rank after it",
         optional=True,
-        told=True,
+        with_target=True,
     )
     def end_together(
         self, target: str, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
@@ -118,7 +118,7 @@ class Trackers(Outward):
             with self.effects.context.internal():
                 return call.changed(mode="disabled")
         if self.rank == 0:
-            return self.effects.do_on_rank0("wandb.init", call.plain, told=_facts)
+            return self.effects.do_on_rank0("wandb.init", call.plain, tell=_facts)
         facts = self.effects.do_on_rank0("wandb.init", call.plain)
         with self.effects.context.internal():
             return _seconded(call, facts, self.effects)

@@ -47,7 +47,7 @@ class Witness(Outward):
         """Add an audit hook; it stays for good, and so must cost nothing once we are gone."""
         super().setup(undo)
         self._seen: dict[str, tuple[str, str]] = {}
-        if self.rank < 2 and self.effects.exchange:
+        if self.rank < 2 and self.effects.synced:
             active = [self._look]
             undo.callback(self._end)
             undo.callback(active.clear)

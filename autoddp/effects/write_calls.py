@@ -141,7 +141,7 @@ class WriteCalls:
         if mode is Mode.SYNCED:
             if outcome.error is not None:
                 self._throw_away(writing)  # others still gather, which needs this rank
-            self._effects.do_on_rank0(writing.site, finish, told=list)
+            self._effects.do_on_rank0(writing.site, finish, tell=list)
         else:
             with self._effects.context.internal():
                 for name in [writing.path or "", *made]:

@@ -145,25 +145,25 @@ class NodeLinks:
             if node not in self._through | self._parted and not self.over:
                 self._lose(node, "its launcher has ended without a word")
         else:
-            for what, attempt, told in map(json.loads, came):
-                self._understand(node, what, attempt, told)
+            for what, attempt, content in map(json.loads, came):
+                self._understand(node, what, attempt, content)
             return True
         del self._lines[node]
         return False
 
-    def _understand(self, node: int, what: str, attempt: int, told: Any) -> None:
+    def _understand(self, node: int, what: str, attempt: int, content: Any) -> None:
         if what == "here":
-            self._hosts[node] = self._where(node, told)
+            self._hosts[node] = self._where(node, content)
         elif what == "parts":
             self._parted.add(node)
         elif attempt != self._attempt:
             return  # of ranks that have been ended since
         elif what == "failed":
-            failure = Failure(**told)
+            failure = Failure(**content)
             if failure.lost and not failure.where:
                 self._lose(node, failure.lost)
             else:
-                self._note(Failure(**told | {"where": failure.where or self._hosts[node]}), node)
+                self._note(Failure(**content | {"where": failure.where or self._hosts[node]}), node)
         elif what == "again":
             self.again = True
         elif what == "through":
@@ -192,8 +192,8 @@ class NodeLinks:
             self.over = True
             self._send("over", None)
 
-    def _send(self, what: str, told: Any, but: int = -1) -> None:
-        message = json.dumps([what, self._attempt, told]).encode()
+    def _send(self, what: str, content: Any, but: int = -1) -> None:
+        message = json.dumps([what, self._attempt, content]).encode()
         with self._lock:
             for node, line in list(self._lines.items()):
                 if node != but:

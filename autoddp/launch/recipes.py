@@ -107,7 +107,9 @@ def mpi(wanted: RecipeOptions) -> str:
     """Return a command line: `autoddp launch-script --mpi train.py > job.sh; bash job.sh`."""
     hosts = ",".join(f"node{number}:{wanted.nproc}" for number in range(wanted.nnodes))
     where = f" \\\n    --host {hosts}" if wanted.nnodes > 1 else ""
-    told = f" \\\n    -x MASTER_ADDR=node0 -x MASTER_PORT={FIRST_PORT}" if wanted.nnodes > 1 else ""
+    variables = (
+        f" \\\n    -x MASTER_ADDR=node0 -x MASTER_PORT={FIRST_PORT}" if wanted.nnodes > 1 else ""
+    )
     why = (
         "# node0, node1 ...: your nodes, the first of which has rank 0; "
         "autoddp and the script are on each.\n"
@@ -118,7 +120,7 @@ def mpi(wanted: RecipeOptions) -> str:
     return f"""\
 #!/bin/bash
 # One process for each rank, started by Open MPI; ranks come from OMPI_COMM_WORLD_*.
-{why}mpirun -n {wanted.nnodes * wanted.nproc} --bind-to none{where}{told} \\
+{why}mpirun -n {wanted.nnodes * wanted.nproc} --bind-to none{where}{variables} \\
     {script}
 """
 

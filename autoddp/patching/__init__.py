@@ -41,11 +41,11 @@ class Patch:
     method: str
     optional: bool = False
     hot: bool = False
-    told: bool = False
+    with_target: bool = False
 
 
 def patch(
-    *targets: str, why: str, optional: bool = False, hot: bool = False, told: bool = False
+    *targets: str, why: str, optional: bool = False, hot: bool = False, with_target: bool = False
 ) -> Callable[[Method], Method]:
     """Record that the decorated method of a `Feature` stands in for `targets`.
 
@@ -55,7 +55,7 @@ def patch(
     """
 
     def record(method: Method) -> Method:
-        method.__patch__ = (targets, why, optional, hot, told)  # type: ignore[attr-defined]
+        method.__patch__ = (targets, why, optional, hot, with_target)  # type: ignore[attr-defined]
         return method
 
     return record
@@ -196,7 +196,7 @@ class Installation:
         self._done.add((feature.name, target))
         self._originals.setdefault(target, current)
         method = getattr(feature, item.method)
-        if item.told:
+        if item.with_target:
             method = partial(method, target)
         slot = vars(owner).get(name, ABSENT)
         layer = [True]  # its own switch: a wrapper that somebody has wrapped stays off once undone

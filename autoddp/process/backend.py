@@ -67,43 +67,43 @@ class Choice:
     alone: bool = False
 
 
-def decide(told: Sequence[RankDevice]) -> Choice:
+def decide(claims: Sequence[RankDevice]) -> Choice:
     """Choose the backend from what all ranks say of their devices, in the order of the ranks.
 
     Raises:
         BadInput: The ranks compute on different kinds of devices, a backend is asked for that they
             cannot use, or nodes ask for different ones.
     """
-    first = told[0]
-    other = next((t for t in told if t.wanted != first.wanted), None)
+    first = claims[0]
+    other = next((t for t in claims if t.wanted != first.wanted), None)
     if other is not None:
         raise BadInput(
             f"--backend is {first.wanted} on {first.host}, but {other.wanted} on {other.host}; "
             "give all nodes the same"
         )
-    _one_kind(told)
-    against = _against(told)
+    _one_kind(claims)
+    against = _against(claims)
     wanted = first.wanted
     if wanted not in PLAIN and against:
         raise BadInput(f"--backend is {wanted}, but {against}; use --backend gloo")
-    most = max(Counter((t.host, t.device) for t in told if t.device).values(), default=1)
+    most = max(Counter((t.host, t.device) for t in claims if t.device).values(), default=1)
     kind = first.kind if first.device else ""
     if wanted == "gloo" or against or not first.device:
         why = "asked for" if wanted == "gloo" and first.device else against or first.why
-        return Choice("gloo", f"{why}{_part(most)}", 1 / most, kind, _unlike(told))
+        return Choice("gloo", f"{why}{_part(most)}", 1 / most, kind, _unlike(claims))
     one = f"a {words(first.kind, 1)[2:]}" if first.each == 1 else words(first.kind, first.each)
-    alone = all(t.each == 1 for t in told)
-    return Choice(first.backend, f"{one} for each rank", 1.0, kind, _unlike(told), alone)
+    alone = all(t.each == 1 for t in claims)
+    return Choice(first.backend, f"{one} for each rank", 1.0, kind, _unlike(claims), alone)
 
 
-def _one_kind(told: Sequence[RankDevice]) -> None:
+def _one_kind(claims: Sequence[RankDevice]) -> None:
     """Check that the script gets one answer on all ranks when it asks for its devices.
 
     Raises:
         BadInput: Some ranks have a device and some none, or their kinds differ.
     """
-    first = told[0]
-    for rank, t in enumerate(told):
+    first = claims[0]
+    for rank, t in enumerate(claims):
         if bool(t.device) == bool(first.device) and t.kind == first.kind:
             continue
         lacks = next((each.why for each in (t, first) if not each.device), "") or "no GPU here"
@@ -118,34 +118,35 @@ def _one_kind(told: Sequence[RankDevice]) -> None:
         )
 
 
-def _unlike(told: Sequence[RankDevice]) -> str:
-    first = told[0]
+def _unlike(claims: Sequence[RankDevice]) -> str:
+    first = claims[0]
     rank = next(
-        (k for k, t in enumerate(told) if t.device and first.device and t.name != first.name), None
+        (k for k, t in enumerate(claims) if t.device and first.device and t.name != first.name),
+        None,
     )
     if rank is None:
         return ""
     return (
-        f"rank {rank} computes on {told[rank].name}, rank 0 on {first.name}: each rounds in its "
+        f"rank {rank} computes on {claims[rank].name}, rank 0 on {first.name}: each rounds in its "
         "own way, so decisions may differ that hang on the last digits of what ranks compute "
         "alike; give all the same"
     )
 
 
-def _against(told: Sequence[RankDevice]) -> str:
+def _against(claims: Sequence[RankDevice]) -> str:
     """Return why the accelerator's own backend cannot be used; empty if it can."""
-    places = Counter((t.host, t.device) for t in told)
-    have = [t for t in told if t.device]
+    places = Counter((t.host, t.device) for t in claims)
+    have = [t for t in claims if t.device]
     if not have:
-        return told[0].why or "no GPU here"
-    for rank, t in enumerate(told):
-        if t.backend != told[0].backend:
-            here, there = t.backend or "gloo", told[0].backend or "gloo"
+        return claims[0].why or "no GPU here"
+    for rank, t in enumerate(claims):
+        if t.backend != claims[0].backend:
+            here, there = t.backend or "gloo", claims[0].backend or "gloo"
             return f"rank {rank} on {t.host} can talk by {here}, rank 0 by {there}"
         if not t.backend:
             return f"{t.kind} has no backend of its own"
-    if len(places) < len(told):
-        return f"{len(told)} ranks share {words(told[0].kind, len(places))}"
+    if len(places) < len(claims):
+        return f"{len(claims)} ranks share {words(claims[0].kind, len(places))}"
     return ""
 
 
@@ -187,12 +188,12 @@ def choose(world: World, store: Store, devices: Devices, device: str) -> Choice:
     )
     store.set(f"computes/{world.rank}", json.dumps(asdict(mine)))
     if world.rank == 0:
-        told = [
+        claims = [
             RankDevice(**json.loads(store.get(f"computes/{rank}")))
             for rank in range(world.world_size)
         ]
         try:
-            said = json.dumps(asdict(decide(told)))
+            said = json.dumps(asdict(decide(claims)))
         except BadInput as error:
             said = REFUSED + str(error)
         store.set("backend", said)

@@ -33,4 +33,4 @@ class Run:
     effects: Effects = field(init=False)
 
     def __post_init__(self) -> None:
-        self.effects = Effects(self.group, exchange=self.options.view == "global")
+        self.effects = Effects(self.group, synced=self.options.view == "global")

@@ -176,9 +176,9 @@ class _Reader(ast.NodeVisitor):
         """Take code after an `if` that may return to be under its condition, like its branches."""
         ways = (ast.walk(ast.Module(way, [])) for way in (node.body, node.orelse))
         both = all(any(_name(inner) in self.known for inner in way) for way in ways)
-        told = _decides(node.test) and not both
-        self._under(told, [node.test], [*node.body, *node.orelse])
-        self.maybe |= told and _leaves(node)
+        depends = _decides(node.test) and not both
+        self._under(depends, [node.test], [*node.body, *node.orelse])
+        self.maybe |= depends and _leaves(node)
 
     def visit_Try(self, node: ast.Try) -> None:
         """Take all code as conditional where a handler returns: `except KeyError: return`."""
@@ -245,14 +245,14 @@ class _Reader(ast.NodeVisitor):
             self.visit(statement)
         self.here, self.maybe, self.owner = before
 
-    def _under(self, told: bool, always: Sequence[ast.AST], nodes: Sequence[ast.AST]) -> None:
+    def _under(self, depends: bool, always: Sequence[ast.AST], nodes: Sequence[ast.AST]) -> None:
         """Visit the nodes that always run, and those that run under a condition, if `told` so."""
         for node in always:
             self.visit(node)
-        before, self.maybe = self.maybe, self.maybe or told
+        before, self.maybe = self.maybe, self.maybe or depends
         for node in nodes:
             self.visit(node)
-        self.maybe = before if told else self.maybe
+        self.maybe = before if depends else self.maybe
 
 
 def _decides(test: ast.expr) -> bool:
@@ -295,5 +295,5 @@ def _started(node: ast.Call) -> Started:
 
 
 def _starts(node: ast.Call, called: str) -> bool:
-    told = TOLD & {keyword.arg or "" for keyword in node.keywords}
-    return bool(told) or (called != "Process" and len(node.args) > 1)
+    depends = TOLD & {keyword.arg or "" for keyword in node.keywords}
+    return bool(depends) or (called != "Process" and len(node.args) > 1)

@@ -38,7 +38,7 @@ class Report:
     stream: TextIO = field(default_factory=lambda: sys.stderr)
     decisions: dict[tuple[str, str, str], Decision] = field(default_factory=dict)
     begun: Begun = field(default_factory=Begun)  # whether the script has begun a line
-    held: list[str] = field(default_factory=list)  # said once the script has ended the line
+    delayed: list[str] = field(default_factory=list)  # said once the script has ended the line
 
     def add(self, kind: str, where: str, what: str) -> bool:
         """Note a decision; return whether it is new."""
@@ -57,14 +57,14 @@ class Report:
     def say_between(self, text: str) -> None:
         """Say one line, once the script has ended a line that it has begun: a bar, say."""
         if self.begun():
-            self.held.append(text)
+            self.delayed.append(text)
         else:
             self.say(text)
 
     def release(self) -> None:
         """Say the lines that were held."""
-        held, self.held = self.held, []
-        for text in held:
+        delayed, self.delayed = self.delayed, []
+        for text in delayed:
             self.say(text)
 
     def say_once(self, kind: str, where: str, what: str) -> None:

@@ -34,7 +34,7 @@ class Explanation(Feature):
     without = "nothing is said about what runs by rows, nor where the time went"
 
     def __init__(self, run: Run) -> None:
-        self.run, self.steps, self.said, self.told = run, 0, False, False
+        self.run, self.steps, self.said, self.reported = run, 0, False, False
         self.began = perf_counter()
 
     def setup(self, undo: ExitStack) -> None:
@@ -75,9 +75,9 @@ class Explanation(Feature):
 
     def end(self) -> None:
         """Print what is still due when the script has ended, in whatever way."""
-        if self.told or not self.run.view.context.is_rank():
+        if self.reported or not self.run.view.context.is_rank():
             return
-        self.told = True
+        self.reported = True
         self.explain()
         self.run.report.release()
         seconds = perf_counter() - self.began

@@ -27,7 +27,7 @@ from autoddp.training.fingerprint import Fingerprint
 from autoddp.training.replica import Replicas
 from autoddp.view import Rows
 from autoddp.view.boundaries import Mean
-from autoddp.view.rules.gradients import gradients_of, held, roots
+from autoddp.view.rules.gradients import as_held, gradients_of, roots
 
 if TYPE_CHECKING:
     from autoddp.process.run import Run
@@ -89,7 +89,7 @@ class Gradients(Feature):
             return wrapped(**given)
         tops, given[seeds] = roots(given.pop("tensors"), given.get(seeds))
         if "inputs" in given:
-            given["inputs"] = [held(x) for x in given["inputs"]]
+            given["inputs"] = [as_held(x) for x in given["inputs"]]
         if self.backwards.depth:
             self.backwards.inner(tops)
             return wrapped(tops, **given)
@@ -100,7 +100,7 @@ class Gradients(Feature):
     @contextmanager
     def _at_its_place(self, leaf: Tensor) -> Iterator[None]:
         with self.group.together("backward", leaf, BACKWARD) as stamp:
-            self.group.exchange.pass_by(stamp)
+            self.group.collective_check.pass_by(stamp)
             yield
 
     @patch(

@@ -166,7 +166,7 @@ def test_what_was_there_before_is_the_nodes_own_unless_it_is_missing_there(on):
 
     def script(run):
         if run.world.rank == 0:
-            run.effects.server.told = Late()
+            run.effects.server.announced = Late()
         seen = [Path("data").read_text(), Path("config").read_text()]
         Path("last").write_text("new")
         seen.append(Path("last").read_text())

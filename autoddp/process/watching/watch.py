@@ -78,13 +78,13 @@ class Watch:
                 return
 
     def _look(self) -> None:
-        standing, passed = self._standing(), self.group.exchange.told()
+        standing, passed = self._standing(), self.group.collective_check.recent()
         for line in self.lines.values():
             line.send(json.dumps(["at", vars(standing)]).encode())
             if self.rank and passed[1]:
                 line.send(json.dumps(["passed", passed]).encode())
         self._hear()
-        self.group.exchange.look()
+        self.group.collective_check.look()
         if self.rank == 0:
             self._judge(standing)
         elif standing.waits >= self.timeout and self._age(0) >= self.timeout + ANSWER:
@@ -97,7 +97,11 @@ class Watch:
         if behind:
             idle = max(idle, behind)
             if not kind:  # the rank waits for its device, and the device for other ranks
-                kind, words, waited = COLLECTIVE, self.group.exchange.passed.newest(), behind
+                kind, words, waited = (
+                    COLLECTIVE,
+                    self.group.collective_check.passed.newest(),
+                    behind,
+                )
         return RankStatus(self.rank, kind, words, waited, idle, self.pulse.line(), os.getpid())
 
     def _age(self, rank: int) -> float:
@@ -111,17 +115,17 @@ class Watch:
                 del self.lines[rank]  # the rank has come to its end
                 self.ended.append(rank)
                 continue
-            for what, told in map(json.loads, came):
+            for what, content in map(json.loads, came):
                 self.heard[rank] = time.monotonic()
-                self._note(rank, what, told)
+                self._note(rank, what, content)
 
-    def _note(self, rank: int, what: str, told: Any) -> None:
+    def _note(self, rank: int, what: str, content: Any) -> None:
         if what == "at":
-            self.known[rank] = RankStatus(**told)
+            self.known[rank] = RankStatus(**content)
         elif what == "passed":
-            self.group.exchange.hear(rank, told)
+            self.group.collective_check.hear(rank, content)
         elif what == "stack":
-            self.stacks[rank] = told
+            self.stacks[rank] = content
         elif what == "tell":
             self.lines[0].send(json.dumps(["stack", [self.where, *self.pulse.stack()]]).encode())
         elif what == "end":

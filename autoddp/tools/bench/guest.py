@@ -73,11 +73,11 @@ def take_part(script: Script, options: Options) -> int:
     with runs.stoppable():
         line = find(options)
         line.send([options.node_rank, command(script)])
-        told = line.receive()
-        if "refused" in told:
-            raise BadInput(told["refused"])
+        answer = line.receive()
+        if "refused" in answer:
+            raise BadInput(answer["refused"])
         say(options, f"node {options.node_rank} runs what node 0 measures, and ends with it")
-        root, node = Path(told["root"]), options.node_rank
+        root, node = Path(answer["root"]), options.node_rank
         guest = Guest(script, "times", root=root, node=node, line=line)
         try:
             with runs.enough_room(guest.root):

@@ -75,9 +75,9 @@ def finish(
 ) -> int:
     """Write tables, advice, picture and JSON, and return the exit code."""
     notes = [*notes, *said_of(rows, wanted)]
-    told = advice(rows, machine.cores, machine.gpus, wanted.steps is None) * machine.advise
+    hints = advice(rows, machine.cores, machine.gpus, wanted.steps is None) * machine.advise
     if not quiet:
-        tell(rows, notes, told)
+        tell(rows, notes, hints)
     if wanted.plot is not None:
         plot.draw(wanted.plot, rows)
     if wanted.json is not None:
@@ -90,7 +90,7 @@ def finish(
             "rounds": wanted.rounds,
             "rows": [row.data(rows[0]) for row in rows],
             "notes": notes,
-            "advice": told,
+            "advice": hints,
         }
         Path(wanted.json).write_text(json.dumps(finite(data), indent=2))
     return SOME_FAILED if any(row.failed for row in rows) else 0

@@ -64,8 +64,8 @@ def put_back(kept: Path, results: Path, rescue: Path) -> None:
     if lost:
         kept.chmod(0o700)  # it leaves a folder that others cannot enter
         kept.rename(rescue)
-        told = (_told(path, was, why, rescue) for (path, was), why in lost)
-        raise AutoDDPError("\n".join(told))
+        texts = (_told(path, was, why, rescue) for (path, was), why in lost)
+        raise AutoDDPError("\n".join(texts))
     if unmoved:
         raise unmoved[0][1]
 

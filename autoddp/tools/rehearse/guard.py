@@ -139,7 +139,7 @@ class Backups(Feature):
         *WRITERS,
         why="see files",
         optional=True,
-        told=True,
+        with_target=True,
     )
     def see(self, target: str, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         """Keep what is at the path that a library is about to write, then let it write."""

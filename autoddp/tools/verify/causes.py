@@ -92,7 +92,7 @@ def repeats(control: Findings) -> Iterator[Cause]:
         if own and found.size > LARGE:
             yield Cause(
                 "not repeatable",
-                f"two runs of one process differ, too: {found.told()}",
+                f"two runs of one process differ, too: {found.described()}",
                 "seed all generators with fixed numbers: what is drawn from the clock or the "
                 "system is another number each time",
             )
@@ -105,7 +105,7 @@ def decides(case: CauseEvidence) -> Iterator[Cause]:
     first = next((d for d in case.among.differences if not (ended and d.aspect == STEPS)), None)
     if first is None:
         return
-    where = f"first at {first.told()}"
+    where = f"first at {first.described()}"
     clocks = "clocks" in case.options.disable
     yield Cause(
         "a decision of each rank",

@@ -175,7 +175,7 @@ class Verification:
             worst = max(excused, key=lambda found: found.size if found.size != OTHER else 0.0)
             verdict.notes.append(
                 f"rounding: {len(excused)} numbers and lines differ, by no more than those of one "
-                f"process that sums in another order; the largest: {worst.told()}"
+                f"process that sums in another order; the largest: {worst.described()}"
             )
 
     def _widen(self, verdict: Conclusion) -> None:

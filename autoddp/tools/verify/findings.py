@@ -64,7 +64,7 @@ class Difference:
         """Return how far the value is off, an empty text if that is no number."""
         return "" if self.size in (OTHER, 0.0) else f"{self.size:.1e}"
 
-    def told(self) -> str:
+    def described(self) -> str:
         """Describe the difference in one line."""
         off = f" (off by {self.off})" if self.off else ""
         whose = "" if self.rank is None else f" on rank {self.rank}, against rank 0"

@@ -93,7 +93,10 @@ def _counts(findings: Findings) -> dict[str, Any]:
 
 def _data(found: Difference) -> dict[str, Any]:
     """Return a difference for JSON, which has no infinity: a size that is no number's is null."""
-    return vars(found) | {"size": None if found.size == OTHER else found.size, "told": found.told()}
+    return vars(found) | {
+        "size": None if found.size == OTHER else found.size,
+        "told": found.described(),
+    }
 
 
 def finish(verdict: Conclusion, wanted: VerifyOptions, quiet: bool) -> int:

@@ -280,8 +280,8 @@ def _arrivals(
         options = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
         said = caller.recv(HELLO.size) if CREDENTIALS.unpack(options)[1] == os.getuid() else b""
         caller.settimeout(None)
-        told, rank = HELLO.unpack(said) if len(said) == HELLO.size else (b"", -1)
-        if secrets.compare_digest(told, token) and rank in missing:
+        secret, rank = HELLO.unpack(said) if len(said) == HELLO.size else (b"", -1)
+        if secrets.compare_digest(secret, token) and rank in missing:
             missing.discard(rank)
             found[rank] = caller
         else:

@@ -34,19 +34,19 @@ def moves(before: Generators | None) -> Moves:
     return found
 
 
-def follow(told: Moves) -> None:
+def follow(taken_apart: Moves) -> None:
     """Set this rank's generators to the states that the other rank told."""
-    if "python" in told:
-        random.setstate(told["python"])
-    if "numpy" in told:
-        importlib.import_module("numpy").random.set_state(told["numpy"])
+    if "python" in taken_apart:
+        random.setstate(taken_apart["python"])
+    if "numpy" in taken_apart:
+        importlib.import_module("numpy").random.set_state(taken_apart["numpy"])
     places = [accelerator.CPU, *accelerator.devices()]
-    for number, state in told.get("torch", {}).items():
+    for number, state in taken_apart.get("torch", {}).items():
         if number < len(places):
             accelerator.set_state(places[number], state)
 
 
-def told(error: BaseException) -> tuple[Any, ...]:
+def taken_apart(error: BaseException) -> tuple[Any, ...]:
     """Take an exception apart, into its class and content; tell in words what cannot travel."""
     kind = type(error)
     for holds in (vars(error), {}):

@@ -16,7 +16,7 @@ from autoddp.comm.position import ACTING, EFFECT, MEETING
 from autoddp.errors import Disagreement
 from autoddp.training.sharing.lines import BATCH, ENDED, RAISED, STEP, YOURSELF, Lines, close
 from autoddp.training.sharing.memory import Maps, Memory
-from autoddp.training.sharing.moves import Moves, follow, moves, raised, told
+from autoddp.training.sharing.moves import Moves, follow, moves, raised, taken_apart
 from autoddp.training.sharing.packing import pack
 from autoddp.training.sharing.parcel import Parcel, Unfit
 from autoddp.training.sharing.stamp import DatasetWatch
@@ -73,7 +73,7 @@ class Course:
 
     def fail(self, error: BaseException, before: Generators | None) -> None:
         """Tell all others what was raised."""
-        self.say(RAISED, (told(error), moves(before)))
+        self.say(RAISED, (taken_apart(error), moves(before)))
 
     def _wait_for_room(self) -> None:
         if self.lines.room(self.number):

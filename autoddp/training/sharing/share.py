@@ -16,7 +16,7 @@ from autoddp.effects.topology import nodes
 from autoddp.training.iterator import LoaderIterator
 from autoddp.training.sampling import Fetching
 from autoddp.training.sharing.lines import MADE, RAISED, STEP, Lines, meet
-from autoddp.training.sharing.moves import moves, told
+from autoddp.training.sharing.moves import moves, taken_apart
 from autoddp.training.sharing.passes import STRIKES, Course, FirstRankFetch, Taken
 from autoddp.training.sharing.stamp import DatasetWatch
 from autoddp.training.sharing.workers import Follower, Leading, Steps
@@ -131,7 +131,7 @@ class Sharing:
             try:
                 inner = make()
             except Exception as error:
-                course.say(RAISED, (told(error), moves(before)))
+                course.say(RAISED, (taken_apart(error), moves(before)))
                 raise
             course.say(MADE)
             return Leading(inner, course)

@@ -19,7 +19,7 @@ def listed(x: Any) -> list[Any]:
     return [] if x is None else [x] if isinstance(x, Tensor) else list(x)
 
 
-def held(x: Any) -> Any:
+def as_held(x: Any) -> Any:
     """Return what this rank has of an input for whose gradient the script asks."""
     return x.local if split(x) or unread(x) else full(x)
 
@@ -74,7 +74,7 @@ def gradients_of(
     outs, ins = listed(outputs), listed(inputs)
     tops, seeds = roots(outs, grad_outputs)
     seeds_given = None if all(seed is None for seed in seeds) else seeds
-    got = plain(tops, [held(x) for x in ins], seeds_given, **given)
+    got = plain(tops, [as_held(x) for x in ins], seeds_given, **given)
     return tuple(_true(g, x, group) for g, x in zip(got, ins, strict=True))
 
 

@@ -12,7 +12,7 @@ from autoddp.options.row import flag
 Given = dict[str, Any]  # options of the table, by their names
 
 
-def read(field: Field[Any], typed: Any) -> Given:
+def read(field: Field[Any], given: Any) -> Given:
     """Read what was typed for an option: the value by its name, and for a range two.
 
     Raises:
@@ -20,10 +20,10 @@ def read(field: Field[Any], typed: Any) -> Given:
     """
     kind = str(field.type)
     if field.name == "nnodes":
-        return {**span("--nnodes", typed)}
+        return {**span("--nnodes", given)}
     if kind.startswith("int"):
-        return {field.name: None if typed is None else whole(flag(field.name), typed)}
-    return {field.name: split(typed) if kind.startswith("tuple") else typed}
+        return {field.name: None if given is None else whole(flag(field.name), given)}
+    return {field.name: split(given) if kind.startswith("tuple") else given}
 
 
 def split(given: list[str] | None) -> tuple[str, ...]:

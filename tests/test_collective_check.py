@@ -119,15 +119,15 @@ def test_ranks_in_different_collectives_are_told_which(numel):
 
     zero, one, two = run_ranks(rank, 3)
     assert zero == one == two
-    assert f"rank 2 is in «all-gather of float32[{numel}] at test_exchange.py" in zero
-    assert f"where rank 0 is in «all-reduce of float32[{numel}] at test_exchange.py" in zero
+    assert f"rank 2 is in «all-gather of float32[{numel}] at test_collective_check.py" in zero
+    assert f"where rank 0 is in «all-reduce of float32[{numel}] at test_collective_check.py" in zero
 
 
 def test_a_rank_that_is_told_first_may_be_at_its_next_meeting():
     """The thread that watches looks at rank 0 just then: the two meetings are no disagreement."""
 
     def rank(group):
-        exchange, found = group.exchange, []
+        exchange, found = group.collective_check, []
 
         def look():
             try:
@@ -163,7 +163,7 @@ def test_an_effect_that_one_rank_alone_had_is_told_at_the_next_meeting():
 
 def test_a_backward_is_compared_at_the_next_meeting():
     def rank(group):
-        group.exchange.pass_by(f"0 backward {group.rank}")
+        group.collective_check.pass_by(f"0 backward {group.rank}")
         with pytest.raises(Disagreement) as error:
             group.all_reduce(torch.ones(1))
         return str(error.value)
