@@ -101,7 +101,7 @@ def test_thirty_are_quick():
     assert set(SCRIPTS) > QUICK
 
 
-@pytest.mark.parametrize("nproc", [1, 2, 3])
+@pytest.mark.parametrize("nproc", [pytest.param(1, marks=pytest.mark.slow), 2, 3])
 @pytest.mark.parametrize("name", WANTED)
 def test_ranks_give_what_one_process_gives(name, nproc, warm, references, differences, tmp_path):
     """On 1 rank to the bit: else a script does not repeat itself, and comparing says nothing."""

@@ -212,6 +212,7 @@ RIGHT = st.builds(
     disable=st.lists(WORDS).map(tuple),
     strict=st.booleans(),
     grace=st.integers(0, 10**9),
+    record=WORDS,
     **{name: st.sampled_from(words) for name, words in CHOICES.items() if name != "batch"},
 )
 

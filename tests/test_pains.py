@@ -14,7 +14,18 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, random_split
 
-from tests.training import Scripts, assert_as_alone, batches, mlp, rows, sgd, train, weights
+from tests.training import (
+    TWO_OR_THREE,
+    Runs,
+    Scripts,
+    assert_as_alone,
+    batches,
+    mlp,
+    rows,
+    sgd,
+    train,
+    weights,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -355,10 +366,10 @@ class Noisy(Dataset):
 
 @pytest.fixture(scope="module")
 def seen():
-    return {nproc: script.run(nproc) for nproc in (1, 2, 3)}
+    return Runs(lambda nproc: script.run(nproc))
 
 
-@pytest.mark.parametrize("nproc", [2, 3])
+@TWO_OR_THREE
 @pytest.mark.parametrize("name", script)
 def test_not_here(seen, name, nproc):
     assert_as_alone(seen[1][name][0], seen[nproc][name])

@@ -19,14 +19,14 @@ from autoddp.errors import AutoDDPError, RankEnded
 from autoddp.training.sharing import lines
 from autoddp.training.sharing.lines import AHEAD, BATCH, ENDED, meet
 from autoddp.training.sharing.memory import Memory
-from autoddp.training.sharing.moves import follow, moves, raised, told
+from autoddp.training.sharing.moves import follow, moves, raised, taken_apart
 from autoddp.training.sharing.packing import pack
 from autoddp.training.sharing.parcel import Parcel, Unfit
 from autoddp.training.sharing.stamp import DatasetWatch, Stamp
 from autoddp.view import split
 from autoddp.view.generators import Generators
 from tests.ranks import run_ranks
-from tests.training import Scripts, assert_as_alone, on_ranks
+from tests.training import TWO_OR_THREE, Runs, Scripts, assert_as_alone, on_ranks
 
 script = Scripts()
 Pair = collections.namedtuple("Pair", "x y")
@@ -272,10 +272,10 @@ def evaluation_amid_a_pass_again_and_again():
 
 @pytest.fixture(scope="module")
 def seen():
-    return {nproc: script.run(nproc) for nproc in (1, 2, 3)}
+    return Runs(lambda nproc: script.run(nproc))
 
 
-@pytest.mark.parametrize("nproc", [2, 3])
+@TWO_OR_THREE
 @pytest.mark.parametrize("name", script)
 def test_batches_are_those_of_one_process(seen, name, nproc):
     assert_as_alone(seen[1][name][0], seen[nproc][name])
@@ -551,7 +551,7 @@ class TwoWords(Exception):
     ids=lambda e: type(e).__name__,
 )
 def test_exceptions_are_those_that_were_raised(error):
-    found = raised(told(error))
+    found = raised(taken_apart(error))
     assert type(found) is type(error)
     assert str(found) == str(error)
     assert vars(found) == vars(error)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -44,6 +45,22 @@ class Seen:
     def said(self, kind: str, *words: str) -> bool:
         """Whether a decision of this kind holds all these words."""
         return any(all(word in line for word in words) for line in self.decisions.get(kind, ()))
+
+
+# of three ranks, README's own command runs a few tests only
+TWO_OR_THREE = pytest.mark.parametrize("nproc", [2, pytest.param(3, marks=pytest.mark.slow)])
+
+
+class Runs(dict[int, Any]):
+    """What was seen on so many ranks, run when it is first asked for."""
+
+    def __init__(self, run: Callable[[int], Any]) -> None:
+        super().__init__()
+        self.run = run
+
+    def __missing__(self, nproc: int) -> Any:
+        self[nproc] = self.run(nproc)
+        return self[nproc]
 
 
 class Scripts(dict[str, Callable[..., Any]]):

@@ -4,7 +4,17 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.training import Scripts, assert_as_alone, assert_same, grads, on_ranks, sgd, weights
+from tests.training import (
+    TWO_OR_THREE,
+    Runs,
+    Scripts,
+    assert_as_alone,
+    assert_same,
+    grads,
+    on_ranks,
+    sgd,
+    weights,
+)
 
 script = Scripts()
 SHAPES = {1: (6,), 2: (6, 3, 4), 3: (6, 2, 3, 2)}
@@ -205,16 +215,16 @@ def statistics_in_single_precision():
 
 @pytest.fixture(scope="module")
 def seen():
-    return {nproc: script.run(nproc) | halves.run(nproc) for nproc in (1, 2, 3)}
+    return Runs(lambda nproc: script.run(nproc) | halves.run(nproc))
 
 
-@pytest.mark.parametrize("nproc", [2, 3])
+@TWO_OR_THREE
 @pytest.mark.parametrize("name", script)
 def test_statistics_are_those_of_the_batch(seen, name, nproc):
     assert_as_alone(seen[1][name][0], seen[nproc][name])
 
 
-@pytest.mark.parametrize("nproc", [2, 3])
+@TWO_OR_THREE
 @pytest.mark.parametrize("name", halves)
 def test_half_precision_within_its_rounding(seen, name, nproc):
     assert_as_alone(seen[1][name][0], seen[nproc][name], 3e-2)

@@ -7,6 +7,8 @@ from torch.nn.utils import clip_grad_norm_
 
 from autoddp.errors import Disagreement
 from tests.training import (
+    TWO_OR_THREE,
+    Runs,
     Scripts,
     assert_as_alone,
     batches,
@@ -497,10 +499,10 @@ def backward_in_a_closure():
 
 @pytest.fixture(scope="module")
 def seen():
-    return {nproc: script.run(nproc) for nproc in (1, 2, 3)}
+    return Runs(lambda nproc: script.run(nproc))
 
 
-@pytest.mark.parametrize("nproc", [2, 3])
+@TWO_OR_THREE
 @pytest.mark.parametrize("name", script)
 def test_gradients_are_those_of_one_process(seen, name, nproc):
     assert_as_alone(seen[1][name][0], seen[nproc][name], 1e-8 if "closure" in name else 1e-9)

@@ -26,7 +26,18 @@ from torch.utils.data import (
 from autoddp.errors import Disagreement
 from autoddp.training.sampling import RowSampler
 from autoddp.view import Rows, split
-from tests.training import Scripts, assert_as_alone, batches, mlp, on_ranks, rows, train, weights
+from tests.training import (
+    TWO_OR_THREE,
+    Runs,
+    Scripts,
+    assert_as_alone,
+    batches,
+    mlp,
+    on_ranks,
+    rows,
+    train,
+    weights,
+)
 
 script = Scripts()
 
@@ -382,10 +393,10 @@ NOT_BY_ROWS = {
 
 @pytest.fixture(scope="module")
 def seen():
-    return {nproc: script.run(nproc) for nproc in (1, 2, 3)}
+    return Runs(lambda nproc: script.run(nproc))
 
 
-@pytest.mark.parametrize("nproc", [2, 3])
+@TWO_OR_THREE
 @pytest.mark.parametrize("name", script)
 def test_batches_are_those_of_one_process(seen, name, nproc):
     assert_as_alone(seen[1][name][0], seen[nproc][name])

@@ -13,7 +13,18 @@ from autoddp.process.session import session
 from autoddp.report import Report
 from autoddp.view import Rows
 from tests.ranks import run_ranks
-from tests.training import Scripts, assert_same, batches, grads, mlp, on_ranks, sgd, weights
+from tests.training import (
+    TWO_OR_THREE,
+    Runs,
+    Scripts,
+    assert_same,
+    batches,
+    grads,
+    mlp,
+    on_ranks,
+    sgd,
+    weights,
+)
 
 script = Scripts()
 
@@ -136,12 +147,10 @@ def an_exception_in_mid_backward():
 
 @pytest.fixture(scope="module")
 def seen():
-    return {
-        nproc: script.run(nproc, **({"view": "local"} if nproc > 1 else {})) for nproc in (1, 2, 3)
-    }
+    return Runs(lambda nproc: script.run(nproc, **({"view": "local"} if nproc > 1 else {})))
 
 
-@pytest.mark.parametrize("nproc", [2, 3])
+@TWO_OR_THREE
 @pytest.mark.parametrize("name", script)
 def test_gradients_of_a_mean_are_those_of_the_whole_batch(seen, name, nproc):
     alone = seen[1][name][0]

@@ -12,6 +12,8 @@ from autoddp.comm.context import Code
 from autoddp.view import Rows, full, split
 from autoddp.view.proof.verdicts import CHANGED
 from tests.training import (
+    TWO_OR_THREE,
+    Runs,
     Scripts,
     assert_as_alone,
     batches,
@@ -476,10 +478,10 @@ def a_compiled_module_and_function():
 
 @pytest.fixture(scope="module")
 def seen():
-    return {nproc: script.run(nproc) for nproc in (1, 2, 3)}
+    return Runs(lambda nproc: script.run(nproc))
 
 
-@pytest.mark.parametrize("nproc", [2, 3])
+@TWO_OR_THREE
 @pytest.mark.parametrize("name", script)
 def test_modules_compute_what_one_process_computes(seen, name, nproc):
     assert_as_alone(seen[1][name][0], seen[nproc][name])
