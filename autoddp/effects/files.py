@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any, ClassVar
 
+from autoddp.effects import paths
 from autoddp.effects.engine import Call, Mode, Outward, stands_for
 from autoddp.effects.open_files import OpenFiles
 from autoddp.effects.readers import READERS, read
@@ -117,6 +118,31 @@ class Files(Outward):
         with self.effects.context.internal():
             now = wrapped(*args, **kwargs)
         return self.effects.ask_rank0("shouldRollover", lambda: now)
+
+    @patch(
+        "logging.handlers:WatchedFileHandler.reopenIfNeeded",
+        why="whether a log was moved, rank 0 sees: others write to a file of their own",
+    )
+    def open_again_alike(
+        self, wrapped: Callable[..., Any], handler: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Open the log again on all ranks if rank 0's was moved; look only where ranks meet."""
+        bottom = getattr(handler.stream, "bottom", None)
+        if not getattr(bottom, "agreed", False):
+            return wrapped(*args, **kwargs)
+        if self.effects.users() is not Mode.SYNCED:
+            return None
+
+        def moved() -> bool:
+            there = paths.seen(handler.baseFilename)
+            return there is None or (there.st_dev, there.st_ino) != (handler.dev, handler.ino)
+
+        if self.effects.ask_rank0("reopenIfNeeded", moved):
+            with self.effects.context.internal():
+                self.effects.scratch.drop(paths.real(handler.baseFilename, True))
+            handler.ino = -1
+            wrapped(*args, **kwargs)
+        return None
 
     def _read(self, call: Call) -> Any:
         """Open a file for reading where this rank finds it, under the name that was given."""

@@ -613,6 +613,36 @@ def test_when_a_log_is_rotated_rank_0_tells(on, tmp_path):
     assert (tmp_path / "sized").read_text().split()[1::2] == ["3", "4", "5"]
 
 
+def test_a_watched_log_is_opened_again_where_rank_0s_was_moved(on, tmp_path):
+    def script(run):
+        log = logging.getLogger("watched")
+        log.propagate = False
+        handler = logging.handlers.WatchedFileHandler("log")
+        log.addHandler(handler)
+        log.warning("first")
+        opened = handler.stream
+        with trial(run):
+            log.warning("in a trial")
+        thread = threading.Thread(target=log.warning, args=("in a thread",))
+        thread.start()
+        thread.join()
+        log.warning("second")
+        kept = handler.stream is opened
+        if run.world.rank == 0:
+            with run.effects.context.internal():  # as logrotate does
+                os.rename("log", "log.1")
+        log.warning("third")
+        third = Path("log").read_text()
+        log.warning("fourth")
+        handler.close()
+        return kept, third, {name: Path(name).read_text() for name in sorted(os.listdir())}
+
+    zero, one = on(script)
+    logs = {"log": "third\nfourth\n", "log.1": "first\nin a thread\nsecond\n"}
+    assert zero == one == (True, "third\n", logs)
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == logs
+
+
 def test_a_forked_child_raises_by_itself(on, small):
     def script(run):
         log = open("small/log", "wb", buffering=0)
