@@ -6,6 +6,7 @@ import contextlib
 import email
 import functools
 import io
+import itertools
 import json
 import os
 import sys
@@ -18,6 +19,7 @@ from urllib.error import ContentTooShortError, HTTPError, URLError
 from autoddp.errors import RemoteError
 
 RAW, JSON = b"b", b"j"  # the first byte of an outcome that travels
+PLAIN = (str, int, float, bool, type(None))  # what of an exception travels
 
 
 @dataclass(frozen=True)
@@ -59,11 +61,14 @@ class Outcome:
         error = self.error
         if error is None:
             return {"value": self.value}
-        kind = type(error)
-        named = {"error": kind.__qualname__, "module": kind.__module__, "text": str(error)}
-        # another rank finds it by its name, if that is the name of this very class
-        found = {"found": _kind(kind.__module__, kind.__qualname__) is kind}
-        return {**named, **found, **_parts(error)}
+        kinds = type(error).__mro__[:-1]
+        names = {kind: (kind.__module__, kind.__qualname__) for kind in kinds}
+        # another rank finds a class by its name, if that is the name of this very class
+        found = [names[kind] for kind in kinds if _kind(*names[kind]) is kind]
+        more = {name: x for name, x in vars(error).items() if isinstance(x, PLAIN)}
+        module, name = names[type(error)]
+        named = {"error": name, "module": module, "text": str(error)}
+        return {**named, "found": found, "attributes": more, **_parts(error)}
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> Outcome:
@@ -87,15 +92,15 @@ def _parts(error: BaseException) -> dict[str, Any]:
         inner = Outcome(error=reason).to_data() if isinstance(reason, BaseException) else None
         return {"reason": inner or str(reason)}
     if isinstance(error, OSError) and error.errno is not None:
-        paths = [_text(error.filename), _text(error.filename2)]
-        return {"os": [error.errno, error.strerror, *paths]}
+        paths = [_text(error.filename), None, _text(error.filename2)]
+        return {"os": [error.errno, error.strerror, *(paths if any(paths) else [])]}
     if isinstance(error, json.JSONDecodeError):
         return {"json": [error.msg, error.doc, error.pos]}
     if isinstance(error, UnicodeDecodeError):
         return {
             "unicode": [error.encoding, error.object.hex(), error.start, error.end, error.reason]
         }
-    if all(isinstance(a, (str, int, float, bool, type(None))) for a in error.args):
+    if all(isinstance(a, PLAIN) for a in error.args):
         return {"args": list(error.args)}
     return {}
 
@@ -110,27 +115,33 @@ def _rebuilt(data: dict[str, Any]) -> BaseException:
         reason = data["reason"]
         return URLError(reason if isinstance(reason, str) else _rebuilt(reason))
     if "os" in data:
-        number, text, path, other = data["os"]
-        return OSError(number, text, path, None, other)
+        return _made(data, data["os"]) or OSError(*data["os"])
     if "json" in data:
-        return json.JSONDecodeError(*data["json"])
+        return _made(data, data["json"]) or json.JSONDecodeError(*data["json"])
     if "unicode" in data:
         encoding, body, *rest = data["unicode"]
         return UnicodeDecodeError(encoding, bytes.fromhex(body), *rest)
     if data["error"] == "ContentTooShortError" and data["module"] == "urllib.error":
         return ContentTooShortError(data["args"][0], ("", HTTPMessage()))
-    kind = _kind(data["module"], data["error"]) if data.get("found") else None
-    made = None if kind is None else _made(kind, data.get("args", [data["text"]]), data["text"])
+    made = _made(data, data.get("args", [data["text"]]), [data["text"]])
     return made or RemoteError(f"rank 0: {data['error']}: {data['text']}")
 
 
-def _made(kind: type[BaseException], args: list[Any], text: str) -> BaseException | None:
-    """Make an exception of its arguments, None if this class takes others, or says another text."""
-    for make in (kind, functools.partial(kind.__new__, kind)):
-        with contextlib.suppress(Exception):
-            made: BaseException = make(*args)
-            if str(made) == text:
-                return made
+def _made(data: dict[str, Any], *given: list[Any]) -> BaseException | None:
+    """Make an exception of its class, else of the nearest base of which one says the same text.
+
+    A script can catch it only by a class that this rank has, too.
+    """
+    for module, name in data["found"]:
+        kind = _kind(module, name)
+        if kind is None or kind in (Exception, BaseException):
+            continue
+        for args, make in itertools.product(given, (kind, functools.partial(kind.__new__, kind))):
+            with contextlib.suppress(Exception):
+                made: BaseException = make(*args)
+                vars(made).update(data["attributes"])
+                if str(made) == data["text"]:
+                    return made
     return None
 
 
