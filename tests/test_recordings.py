@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from autoddp.cli import command
+from autoddp.errors import BadInput
+from autoddp.options import Options
+from autoddp.process.script import Script
 from autoddp.tools.record.numbers import prints_of, value
+from autoddp.tools.record.recording import read
+from autoddp.tools.record.script import recorded
 
 
 def test_numbers_that_are_still_to_be_conjugated_are_read():
@@ -20,14 +28,17 @@ def test_numbers_that_are_still_to_be_conjugated_are_read():
     assert value(x) == pytest.approx(math.sqrt(15))
 
 
+PARTS = {"loading": 0.0, "gathering": 0.0, "gradients": 0.0}
+TIMES = {"rows": 4, "backwards": 1, "seconds": 0.1, **PARTS}
+
+
 def rank(steps: int = 3, gradient: float = 1.0, **more: object) -> str:
     """Write the lines of a rank."""
     print_ = [gradient, gradient, -gradient]
-    times = {"rows": 4, "backwards": 1, "seconds": 0.1, "loading": 0.0}
     lines = [
         {
             "step": step,
-            "times": times | {"gathering": 0.0, "gradients": 0.0},
+            "times": TIMES,
             "line": "train.py:9",
             "losses": [["train.py:8", 1.0 / step]],
             "lr": [0.1],
@@ -80,3 +91,64 @@ def test_a_gradient_that_is_infinite_hides_no_other(tmp_path, capsys):
         (recording(tmp_path / name) / "0.jsonl").write_text(lines)
     assert command(["verify", "--recordings", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
     assert "gradient Net.bias" in capsys.readouterr().out
+
+
+BROKEN = {
+    ("0.jsonl", None): "{} holds no recording (no 0.jsonl); autoddp run --record {} makes one",
+    ("recording.json", None): "{} holds no recording (no recording.json); autoddp run --record",
+    ("recording.json", ""): "{}/recording.json is '', which no recorder writes; copy it again",
+    ("recording.json", "[]"): "{}/recording.json is '[]', which no recorder writes; copy it again",
+    ("recording.json", "{}"): "{}/recording.json lacks apart, arguments, cores, exit, nodes, opt",
+    ("report.json", "[{"): "{}/report.json is '[{', which no recorder writes; copy it again",
+    ("1.jsonl", "\n"): "{}/1.jsonl, line 1 is '', which no recorder writes; copy it again",
+    ("1.jsonl", "3\n"): "{}/1.jsonl, line 1 is '3', which no recorder writes; copy it again",
+    ("0.jsonl", '{"step": 2}\n'): "{}/0.jsonl has no line of step 1; copy it again",
+    ("0.jsonl", b"\xff\n"): "{}/0.jsonl cannot be read (it is no text); copy it again",
+    ("1.jsonl", '{"step": 1}\n'): "{} holds times alone; record it without --record-kind times",
+}
+
+
+@pytest.mark.parametrize(("name", "text"), BROKEN, ids=repr)
+def test_what_is_broken_is_named_in_one_line(name, text, tmp_path, capsys):
+    folder = recording(tmp_path / "a", ranks=2)
+    if text is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert command(["verify", "--recordings", str(folder), str(folder)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"[autoddp] {BROKEN[name, text].replace('{}', str(folder), 2)}"), (
+        said.err
+    )
+    assert len(said.err.splitlines()) == 1
+
+
+def test_a_users_own_lines_of_json_are_no_part_of_a_recording(tmp_path):
+    folder = recording(tmp_path / "a")
+    (folder / "train.jsonl").write_text("no JSON\n")
+    assert list(read(str(folder)).steps) == [0]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text("{}\n")
+    (tmp_path / "train.py").write_text("")
+    script = Script(str(tmp_path / "train.py"))
+    assert recorded(script, Options(), str(tmp_path / "data"))
+
+
+@pytest.mark.parametrize("name", ["", "file", "file/inside"])
+def test_a_folder_that_cannot_be_is_refused(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for made in ("file", "train.py"):
+        (tmp_path / made).write_text("")
+    with pytest.raises(
+        BadInput, match=f"--record is {name or 'empty'}, which cannot be written to"
+    ):
+        recorded(Script("train.py"), Options(), name)
+
+
+def test_a_folder_that_may_not_be_listed_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text("")
+    denied = PermissionError(errno.EACCES, "Permission denied")
+    monkeypatch.setattr(os, "listdir", Mock(side_effect=denied))
+    with pytest.raises(BadInput, match=r"cannot be written to \(Permission denied\); give"):
+        recorded(Script(str(tmp_path / "train.py")), Options(), str(tmp_path))
