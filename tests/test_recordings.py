@@ -7,6 +7,7 @@ import json
 import math
 import os
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -152,3 +153,40 @@ def test_a_folder_that_may_not_be_listed_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "listdir", Mock(side_effect=denied))
     with pytest.raises(BadInput, match=r"cannot be written to \(Permission denied\); give"):
         recorded(Script(str(tmp_path / "train.py")), Options(), str(tmp_path))
+
+
+def benched(*folders: Path) -> dict[str, Any]:
+    """What `autoddp bench --recordings` says of these."""
+    found = folders[0].parent / "speed.json"
+    assert command(["bench", "--json", str(found), "--recordings", *map(str, folders)]) == 0
+    return json.loads(found.read_text())
+
+
+def test_ranks_that_count_no_rows_have_those_that_one_process_counted(tmp_path):
+    one, two = (recording(tmp_path / name, ranks) for name, ranks in (("a", 1), ("b", 2)))
+    text = rank(times={**TIMES, "rows": 0})
+    (one / "0.jsonl").write_text(text.replace('"ended"', '"by hand": 20, "ended"'))
+    for number in range(2):
+        (two / f"{number}.jsonl").write_text(text)
+    for order in ((one, two), (two, one)):
+        rows = benched(*order)["rows"]
+        assert [row["batch"] for row in rows] == [20, 20]
+        assert [row["speed-up"] for row in rows] == [1, 1]
+
+
+def test_ranks_of_their_own_ddp_count_all_their_rows(tmp_path):
+    one, two = recording(tmp_path / "a"), recording(tmp_path / "b", 2, apart=True)
+    assert [row["batch"] for row in benched(one, two)["rows"]] == [4, 8]
+
+
+def test_a_recording_that_is_not_whole_says_so(tmp_path, capsys):
+    one, two = recording(tmp_path / "a"), recording(tmp_path / "b", 3, exit=None)
+    three = recording(tmp_path / "c", exit=3)
+    (two / "1.jsonl").unlink()
+    notes = benched(one, two, three)["notes"]
+    assert f"{two} has not ended: its figures are of the steps until then" in notes
+    assert f"{three} ended with exit code 3: its figures are of the steps until then" in notes
+    assert any(note.startswith(f"{two} has 2 of 3 ranks: 1 wrote on other nodes") for note in notes)
+    capsys.readouterr()
+    command(["verify", "--recordings", str(one), str(two)])
+    assert f"{two} has not ended: what it has so far is compared" in capsys.readouterr().out
