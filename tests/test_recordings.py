@@ -190,3 +190,18 @@ def test_a_recording_that_is_not_whole_says_so(tmp_path, capsys):
     capsys.readouterr()
     command(["verify", "--recordings", str(one), str(two)])
     assert f"{two} has not ended: what it has so far is compared" in capsys.readouterr().out
+
+
+def test_a_long_name_leaves_the_figures_in_the_tables(tmp_path, capsys):
+    folder = recording(tmp_path / f"{'long' * 20}[lr=1]run")
+    benched(folder)
+    out = capsys.readouterr().out
+    assert out.count("longlong[lr=1]run  ") == 3
+    assert all(title in out for title in ("samples/s", "efficiency", "gathering"))
+
+
+@pytest.mark.parametrize("of", ["verify", "bench"])
+def test_no_recordings_at_all_is_told_as_such(of, capsys):
+    assert command([of, "--recordings"]) == 2
+    said = f"[autoddp] no recordings given; say which: autoddp {of} [OPTIONS] --recordings A B\n"
+    assert capsys.readouterr().err == said
