@@ -12,6 +12,9 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from autoddp.cli import command
 from autoddp.errors import BadInput
@@ -205,3 +208,13 @@ def test_no_recordings_at_all_is_told_as_such(of, capsys):
     assert command([of, "--recordings"]) == 2
     said = f"[autoddp] no recordings given; say which: autoddp {of} [OPTIONS] --recordings A B\n"
     assert capsys.readouterr().err == said
+
+
+def test_of_a_tensor_that_is_spread_over_ranks_the_part_of_this_one_is_read():
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        spread = distribute_tensor(torch.tensor([3.0, 4.0]), mesh, [Shard(0)])
+        assert prints_of([spread])[0][:2] == [5.0, 7.0]
+    finally:
+        distributed.destroy_process_group()

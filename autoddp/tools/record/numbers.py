@@ -141,6 +141,8 @@ def fingerprint(x: Tensor) -> Tensor:
     The last two change by about the norm of what changes.
     """
     x = x.detach()
+    if hasattr(x, "to_local"):  # a DTensor, of a script with its own FSDP: this rank's part of it
+        x = x.to_local()
     if x.layout is not torch.strided:
         x = x.coalesce().values() if x.layout is torch.sparse_coo else x.to_dense()
     if x.is_complex():
