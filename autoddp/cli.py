@@ -25,6 +25,8 @@ Act = Callable[[], int]  # what a command returns: it is called outside of typer
 Command = Callable[..., Act]
 Naming = Callable[[], Any]  # gives the `Script`, or says that none was given
 
+RECORDINGS = "[OPTIONS] --recordings A B"
+
 app = typer.Typer(
     help="Run an unmodified single-GPU PyTorch script on N processes.",
     add_completion=False,
@@ -48,7 +50,9 @@ def command_of(taker: str) -> Callable[[Command], Command]:
             shared: Given = {}
             for field, _ in rows:
                 shared |= read(field, given.pop(field.name))
-            return function(lambda: named(taker, script, args, shared["module"]), shared, **given)
+            wanted = RECORDINGS if given.get("recordings") else "[OPTIONS] SCRIPT [ARGS...]"
+            usage = f"{taker} {wanted}"
+            return function(lambda: named(usage, script, args, shared["module"]), shared, **given)
 
         made = [SCRIPT, ARGS, *own, *(parameter(field, row) for field, row in rows)]
         called.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]  # typer reads it
@@ -90,16 +94,16 @@ def parameter(field: Field[Any], row: OptionRow) -> inspect.Parameter:
     )
 
 
-def named(taker: str, script: str | None, args: list[str] | None, module: bool) -> Script:
-    """Name the script that is to run.
+def named(usage: str, script: str | None, args: list[str] | None, module: bool) -> Script:
+    """Name the script that is to run, or the folders that are to be read.
 
     Raises:
         BadInput: None was given.
     """
     if script is None:
-        raise BadInput(
-            f"no script given; say which one: autoddp {taker} [OPTIONS] SCRIPT [ARGS...]"
-        )
+        many = usage.endswith(RECORDINGS)
+        what = "recordings given; say which" if many else "script given; say which one"
+        raise BadInput(f"no {what}: autoddp {usage}")
     from autoddp.process.script import Script
 
     return Script(script, tuple(args or ()), module)

@@ -293,7 +293,8 @@ def test_recordings_are_summarised(three):
 
 
 WRONG = {
-    ("verify", "--recordings"): "no script given",
+    ("verify", "--recordings"): "no recordings given; say which: autoddp verify [OPTIONS] --recor",
+    ("bench", "--recordings"): "no recordings given; say which: autoddp bench [OPTIONS] --record",
     ("verify", "--recordings", "one"): "--recordings is given 1 folders; it compares 2",
     ("verify", "--recordings", "one", "none"): "none holds no recording (no recording.json and no",
     ("verify", "--recordings", "one", "times"): "times holds times alone; record it without",

@@ -29,6 +29,7 @@ WIDTH = 100
 PRINTED = "printed last"
 TEXT = ("", PRINTED)
 END = 48  # characters of the last printed line
+LABEL = 22  # characters of what a row is called: a recording is by its folder
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ def speed(rows: Sequence[Row]) -> Table:
     )
     made = table("how fast", columns)
     for row in rows:
-        about = row.way.label, row.way.count
+        about = label(row), row.way.count
         if not row.rounds:
             made.add_row(*about, "failed")
             continue
@@ -185,7 +186,7 @@ def parts(rows: Sequence[Row]) -> Table:
     for row in rows:
         if row.rounds:
             shares = (f"{row.of(name):.0%}" for name in names)
-            made.add_row(row.way.label, row.way.count, *shares, f"{row.memory / 2**20:.0f}")
+            made.add_row(label(row), row.way.count, *shares, f"{row.memory / 2**20:.0f}")
     return made
 
 
@@ -196,10 +197,15 @@ def results(rows: Sequence[Row]) -> Table:
         if row.rounds:
             loss = "" if row.loss is None else f"{row.loss:.4g}"
             steps, printed = f"{row.of('steps'):g}", escape(ending(row.rounds[-1].printed))
-            made.add_row(row.way.label, row.way.count, steps, loss, printed)
+            made.add_row(label(row), row.way.count, steps, loss, printed)
     return made
 
 
-def ending(line: str) -> str:
+def label(row: Row) -> str:
+    """Return what a row is called, no longer than the figures beside it leave room for."""
+    return escape(ending(row.way.label, LABEL))
+
+
+def ending(line: str, most: int = END) -> str:
     """Cut a long line to its end."""
-    return line if len(line) <= END else "…" + line[1 - END :]
+    return line if len(line) <= most else "…" + line[1 - most :]

@@ -111,7 +111,7 @@ class Numbers:
 def value(root: Tensor) -> float:
     """Read a loss as a number; a tensor of several numbers by its norm."""
     if root.is_complex():
-        root = torch.view_as_real(root)
+        root = torch.view_as_real(root.resolve_conj())
     return float(root if root.dim() == 0 else root.double().norm())
 
 
@@ -141,10 +141,12 @@ def fingerprint(x: Tensor) -> Tensor:
     The last two change by about the norm of what changes.
     """
     x = x.detach()
+    if hasattr(x, "to_local"):  # a DTensor, of a script with its own FSDP: this rank's part of it
+        x = x.to_local()
     if x.layout is not torch.strided:
         x = x.coalesce().values() if x.layout is torch.sparse_coo else x.to_dense()
     if x.is_complex():
-        x = torch.view_as_real(x)
+        x = torch.view_as_real(x.resolve_conj())
     flat = x.reshape(-1).double()
     return torch.stack([torch.linalg.vector_norm(flat), flat.sum(), signed(flat)])
 

@@ -12,6 +12,9 @@ from autoddp.errors import BadInput
 from autoddp.options import Options
 
 ABOUT, REPORT, LINES = "recording.json", "report.json", ".jsonl"
+AGAIN = "copy it again from where it was written, or record another"
+# what is said of a run as a whole, and needed of it
+SAID = {"script", "arguments", "options", "apart", "ranks", "nodes", "cores", "exit", "seconds"}
 Entry = dict[str, Any]
 
 
@@ -57,6 +60,11 @@ class Recording:
         }
 
     @property
+    def missing(self) -> list[int]:
+        """Return the ranks whose files are not there."""
+        return [rank for rank in range(self.about["ranks"]) if rank not in self.steps]
+
+    @property
     def raised(self) -> bool:
         """Return whether the script ended in an exception."""
         return self.code != 0 and any(end.get("raised") for end in self.ends.values())
@@ -83,25 +91,56 @@ def write_about(folder: str, about: Entry) -> None:
 def is_there(folder: str) -> bool:
     """Return whether the folder holds a recording, or a part of one."""
     return os.path.isdir(folder) and any(
-        name == ABOUT or name.endswith(LINES) for name in os.listdir(folder)
+        name == ABOUT or _is_ranks(Path(name)) for name in os.listdir(folder)
     )
 
 
+def _is_ranks(path: Path) -> bool:
+    """Return whether the file is one of a rank, and not a user's own lines of JSON."""
+    return path.suffix == LINES and path.stem.isdecimal()
+
+
 def entries(folder: Path) -> tuple[dict[int, list[Entry]], dict[int, Entry]]:
-    """Read the steps and the ends of all ranks whose files are in the folder."""
+    """Read the steps and the ends of all ranks whose files are in the folder.
+
+    Raises:
+        BadInput: A file cannot be read, or a line is not what a recorder writes.
+    """
     steps: dict[int, list[Entry]] = {}
     ends: dict[int, Entry] = {}
-    for path in sorted(folder.glob(f"*{LINES}")):
+    for path in sorted(filter(_is_ranks, folder.glob(f"*{LINES}"))):
         # a run that was killed may have left half a line
-        lines = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
-        steps[int(path.stem)] = [line for line in lines if "step" in line]
+        text = _text(path).split("\n")[:-1]
+        lines = [_parsed(line, f"{path}, line {at}", dict) for at, line in enumerate(text, 1)]
+        mine = steps[int(path.stem)] = [line for line in lines if "step" in line]
         ends[int(path.stem)] = next((line for line in lines if "ended" in line), {})
+        lost = next((at for at, line in enumerate(mine, 1) if line["step"] != at), None)
+        if lost is not None:
+            raise BadInput(f"{path} has no line of step {lost}; {AGAIN}")
     return steps, ends
 
 
 def decisions(path: Path) -> list[Entry]:
     """Read a report, which a run on one rank, or one that was killed, does not leave."""
-    found: list[Entry] = json.loads(path.read_text() or "[]") if path.exists() else []
+    found: list[Entry] = _parsed(_text(path) or "[]", str(path), list) if path.exists() else []
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise BadInput(f"{path} cannot be read ({why}); {AGAIN}") from None
+
+
+def _parsed(text: str, where: str, kind: type) -> Any:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, kind):
+        raise BadInput(f"{where} is {text[:40]!r}, which no recorder writes; {AGAIN}")
     return found
 
 
@@ -109,17 +148,20 @@ def read(folder: str) -> Recording:
     """Read a recording that `autoddp run --record` made.
 
     Raises:
-        BadInput: There is none, or not the one of rank 0.
+        BadInput: There is none, or not the one of rank 0, or one of its files is broken.
     """
     where = Path(folder)
-    try:
-        about = json.loads((where / ABOUT).read_text())
-        steps, ends = entries(where)
-    except (OSError, ValueError):
-        why = f"no {ABOUT}" + " and no rank 0" * (not (where / f"0{LINES}").exists())
+    missing = [name for name in (ABOUT, f"0{LINES}") if not (where / name).is_file()]
+    if missing:
         raise BadInput(
-            f"{folder} holds no recording ({why}); autoddp run --record {folder} makes one"
-        ) from None
+            f"{folder} holds no recording (no {' and no '.join(missing)}); "
+            f"autoddp run --record {folder} makes one"
+        )
+    about = _parsed(_text(where / ABOUT), str(where / ABOUT), dict)
+    lacks = sorted(SAID - set(about))
+    if lacks:
+        raise BadInput(f"{where / ABOUT} lacks {', '.join(lacks)}; {AGAIN}")
+    steps, ends = entries(where)
     found = decisions(where / REPORT)
     raised = next((end["raised"] for end in ends.values() if end.get("raised")), "")
     code, seconds = about["exit"], about["seconds"]

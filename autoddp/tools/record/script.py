@@ -97,20 +97,21 @@ def recorded(script: Script, options: Options, where: str) -> tuple[Script, Opti
         )
     folder = os.path.abspath(where)
     again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    if is_there(folder) and not again:
+    try:
+        os.makedirs(folder if where else where, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        there = is_there(folder)
+    except OSError as error:
+        raise BadInput(
+            f"--record is {where or 'empty'}, which cannot be written to ({error.strerror}); "
+            "give another folder"
+        ) from None
+    if there and not again:
         raise BadInput(
             f"--record is {where}, which holds a recording already; "
             "give another folder, or remove it"
         )
-    try:
-        os.makedirs(folder, exist_ok=True)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        raise BadInput(
-            f"--record is {where}, which cannot be written to ({error.strerror}); "
-            "give another folder"
-        ) from None
     kind = options.record_kind
     settings = RecordSettings(folder, numbers=kind != "times", times=kind != "numbers")
     given = {part.name: getattr(script, part.name) for part in fields(Script)}

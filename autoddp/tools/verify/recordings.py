@@ -44,7 +44,7 @@ def with_numbers(found: Recording) -> Recording:
     Raises:
         BadInput: It has none.
     """
-    if any("gradients" not in step for step in found.steps.get(0, [])):
+    if any("gradients" not in step for steps in found.steps.values() for step in steps):
         raise BadInput(f"{found.name} holds times alone; record it without --record-kind times")
     return found
 
@@ -89,12 +89,14 @@ def notes(one: Recording, other: Recording) -> Iterator[str]:
         yield f"{one.name} is of {ran[0]}, {other.name} of {ran[1]}"
     for each in (one, other):
         ranks = each.about["ranks"]
-        missing = [str(rank) for rank in range(ranks) if rank not in each.steps]
-        if missing:
+        if each.missing:
             yield (
-                f"{each.name} has {len(each.steps)} of {ranks} ranks: {', '.join(missing)} wrote "
-                "on other nodes; copy their files to it to compare them, too"
+                f"{each.name} has {len(each.steps)} of {ranks} ranks: "
+                f"{', '.join(map(str, each.missing))} wrote on other nodes; copy their files to it "
+                "to compare them, too"
             )
+        if each.code is None:
+            yield f"{each.name} has not ended: what it has so far is compared"
         if each.about["apart"]:
             yield f"the ranks of {each.name} have numbers of their own: rank 0's are compared"
     if not one.steps.get(0):

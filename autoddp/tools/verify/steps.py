@@ -120,7 +120,7 @@ class Step:
         if [x is None for x in want] != [x is None for x in got]:
             there = [sum(x is not None for x in some) for some in (want, got)]
             self._differs(aspect, "count", f"{there[0]} tensors", f"{there[1]}", OTHER)
-        total = sum(x[0] ** 2 for x in want if x is not None) ** 0.5
+        total = math.hypot(*(x[0] for x in want if x is not None and math.isfinite(x[0])))
         found = []
         for name, a, b in zip(names, want, got, strict=False):
             if a is not None and b is not None:
