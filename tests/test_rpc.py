@@ -1,9 +1,11 @@
 import itertools
 import time
+from datetime import timedelta
 
 import pytest
 import torch
 
+from autoddp.comm import group as groups
 from autoddp.comm.rpc import When
 from tests.features.outward import raised
 from tests.ranks import run_ranks
@@ -112,6 +114,17 @@ def test_bytes_are_handed_on(size, by):
         return group.call("a", lambda: body, by=by) == body, group.call("b", lambda: 2)
 
     assert run_ranks(rank, 3) == [(True, 2)] * 3
+
+
+@pytest.mark.parametrize("by", [0, 1])
+def test_an_act_may_take_longer_than_what_the_backend_waits(by, monkeypatch):
+    """A download of hours, a prompt that nobody answers over night."""
+    monkeypatch.setattr(groups, "TIMEOUT", timedelta(seconds=3))
+
+    def rank(group):
+        return group.call("a", lambda: time.sleep(4) or "there", by=by)
+
+    assert run_ranks(rank, 3) == ["there"] * 3
 
 
 def test_bytes_that_cannot_be_made_are_an_error_on_all_ranks():

@@ -63,6 +63,8 @@ class Channel:
                     made.meetings.up = board.call(above, MEETINGS)
                 found = board.admit(below, [EFFECTS, MEETINGS])
                 made.effects.down, made.meetings.down = found[EFFECTS], found[MEETINGS]
+                for line in made.effects.lines:
+                    line.patient = True
         return made
 
     def waits(self) -> list[tuple[Line, Line]]:

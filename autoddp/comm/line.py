@@ -29,6 +29,7 @@ class Line:
         self.number = connected.fileno()
         self.address = address(connected)  # empty on one node
         self._dark = False  # the kernel has given the peer up
+        self.patient = False  # what the peer acts on may take any time: a download, a prompt
         connected.setblocking(True)
         prompt(connected)
         # a deadline of the kernel's own: one call, where a timeout of Python's makes two
@@ -64,10 +65,10 @@ class Line:
 
         Raises:
             RankEnded: The peer has ended without it, or is out of reach.
-            AutoDDPError: The peer has said nothing until the deadline.
+            AutoDDPError: The peer has said nothing until the deadline, if there is one.
         """
         while not self._whole():
-            ready = self._poll.poll(self.seconds * 1000)
+            ready = self._poll.poll(None if self.patient else self.seconds * 1000)
             if not ready:
                 raise AutoDDPError(
                     f"rank {self.peer} has said nothing for {self.seconds:.0f} s; "

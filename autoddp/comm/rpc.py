@@ -12,7 +12,8 @@ Rank 0 may be many calls ahead of a rank that has not come to them; a full buffe
 back. That cannot deadlock: the slow rank stands before a call that rank 0 is past, so whatever
 collective it waits in, rank 0 has started or left, and needs no more of rank 0's main thread. Nor
 can two buffers hold back both ends of a line: a rank answers when it has read all that was said,
-and then rank 0 says nothing more before it has read the answers. And the deadline bounds it all.
+and then rank 0 says nothing more before it has read the answers. An act may take any time, as in
+one process: who waits for it has no deadline, and the thread that watches sees where nobody acts.
 """
 
 from __future__ import annotations
