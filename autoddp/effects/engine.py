@@ -281,8 +281,9 @@ class Outward(Feature):
         self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Mapping[str, Any]
     ) -> Any:
         """Fetch a batch; its reads and writes are as if autoddp were not there."""
-        if not self.effects.accepts_effects():
-            return wrapped(*args, **kwargs)
         context = self.context
-        with context.within(Code.FETCH) if context.on_script_thread() else context.internal():
+        here = context.on_script_thread()  # what the script does meanwhile is no other thread's
+        if not context.in_job() or (here and context.passes_through()):
+            return wrapped(*args, **kwargs)
+        with context.within(Code.FETCH) if here else context.internal():
             return wrapped(*args, **kwargs)
