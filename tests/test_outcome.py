@@ -30,6 +30,7 @@ def test_a_value_travels_unchanged(value):
 
 ERRORS = [
     ValueError("no", 3),
+    Exception("of no class of its own"),
     KeyError("k"),
     StopIteration(),
     KeyboardInterrupt(),

@@ -134,7 +134,8 @@ def _made(data: dict[str, Any], *given: list[Any]) -> BaseException | None:
     """
     for module, name in data["found"]:
         kind = _kind(module, name)
-        if kind is None or kind in (Exception, BaseException):
+        own = (module, name) == (data["module"], data["error"])
+        if kind is None or (kind in (Exception, BaseException) and not own):
             continue
         for args, make in itertools.product(given, (kind, functools.partial(kind.__new__, kind))):
             with contextlib.suppress(Exception):
