@@ -28,7 +28,7 @@ from autoddp.errors import BadInput
 from autoddp.options import Options
 from autoddp.process.script import Script
 from autoddp.tools.rehearse.parents import Parents, settled
-from autoddp.tools.rehearse.runs import Left
+from autoddp.tools.rehearse.runs import Left, Runner
 from autoddp.tools.verify import command
 from autoddp.tools.verify.bisection import MOST, Trials
 from autoddp.tools.verify.causes import repeats
@@ -294,6 +294,43 @@ def test_augmentation_is_named(verified, tmp_path):
     assert seen.data["first"][0]["step"] == 1
 
 
+def test_what_a_clock_makes_differ_is_excused_where_one_process_takes_the_same_time_twice(
+    verified, tmp_path, monkeypatch
+):
+    """Durations, printed to a second: one process takes 1 each time, the ranks take 2."""
+    plain, takes = Runner.run, tmp_path / "takes"
+
+    def run(runner, name, options, **how):
+        takes.write_text("1.7" if options.nproc == 2 else "0.7")
+        return plain(runner, name, options, **how)
+
+    monkeypatch.setattr(Runner, "run", run)
+    script = written(
+        tmp_path / "here" / "timed.py",
+        before="import datetime; began, date = time.perf_counter(), datetime.datetime.now()",
+        after=f"time.sleep(float(open({str(takes)!r}).read()))\n"
+        "print('took', round(time.perf_counter() - began), 's')\n"
+        "print('took', (datetime.datetime.now() - date) // datetime.timedelta(seconds=0.6))",
+    )
+    seen = verified(script)
+    assert seen.code == 0, seen.data
+    wanted = [difference["want"] for difference in seen.data["excused"]]
+    assert wanted == ["'took 1 s'", "'took 1'"]
+
+
+def test_what_a_second_run_of_one_process_cannot_tell_is_no_rounding(verified, tmp_path):
+    script = written(
+        tmp_path / "here" / "twice.py",
+        after="import os; print(time.time_ns())\n"
+        "assert 'MKL_CBWR' not in os.environ, 'another order'",
+    )
+    seen = verified(script)
+    assert seen.code == 1
+    assert not seen.data["excused"]
+    notes = [note for note in seen.data["notes"] if note.endswith("nothing is taken for rounding")]
+    assert "one process, summing in another order ends in 'AssertionError: another" in notes[0]
+
+
 def test_the_module_that_was_wrongly_taken_for_row_wise_is_named(verified, tmp_path):
     script = written(
         tmp_path / "here" / "center.py",
@@ -301,7 +338,7 @@ def test_the_module_that_was_wrongly_taken_for_row_wise_is_named(verified, tmp_p
         net="nn.Sequential(nn.Linear(6, 8), nn.Sequential(nn.ReLU(), Centered(8, 8)), "
         "nn.Linear(8, 3))",
         optimizer="torch.optim.SGD(net.parameters(), lr=0.3)",
-        inside="print('at', time.time() % 1)",
+        inside="print('at', time.time_ns())",
     )
     seen = verified(script)
     assert seen.code == 1

@@ -196,6 +196,7 @@ class Effects:
             nonlocal kept
             if self.journal is not None:
                 self.journal.forget(self.group.passed)
+                self.journal.meet()
             self.losses.tell()
             kept = act()
             return tell(kept) if tell is not None else None

@@ -36,7 +36,7 @@ PRUNE = 64  # records after which what no rank can need any more is forgotten
 APART = 1 << 62  # the number of effects after which others may see what a thread made
 BUSY = -1  # as the number of the file: a new one begins
 # Words of the board; from `FIRST` on there is one for each rank.
-TURN, LIVE, NUMBER, LENGTH, LASTING, MOVING, FIRST = range(7)
+TURN, LIVE, NUMBER, LENGTH, LASTING, MOVING, MET, FIRST = range(8)
 
 
 class Board:
@@ -138,6 +138,10 @@ class Journal:
             self._apart -= {
                 name for name in self._apart if name == path or name.startswith(path + "/")
             }
+
+    def meet(self) -> None:
+        """Note for the other ranks, which wait here, which records came before this effect."""
+        self._board.words[MET] = self._serial
 
     def forget(self, number: int) -> None:
         """Drop records from before effect `number`: all ranks have come through so many."""

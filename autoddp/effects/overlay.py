@@ -29,7 +29,7 @@ class Overlay(Sight):
         self._context = context
         self.number = 0  # of effects, when entries were last compared with the disk
         self._mine: set[str] = set()  # made by the script's thread where ranks did not meet
-        scratch.agreed = self.agreed
+        scratch.met = self.met
 
     def to_write(self, path: Path, keep: bool, new: bool = False) -> str:
         """Return where to write what is at `path`: a file of this rank's own, a copy if `keep`.
@@ -119,7 +119,9 @@ class Overlay(Sight):
         """Rename `source`, with all below it, to `target`."""
         found, other = self._there(source), self.find(target, follow=False)
         if found is None:  # rank 0 has done so already
-            self.agreed(other.name)
+            self._for_all(other.name)
+            if self.before is not None:
+                self.before.shared(other.name)
             self.lay(other.name, other.name)
         if found is None or found.name == other.name:
             return
@@ -244,13 +246,15 @@ class Overlay(Sight):
         """Return whether the entry was there before; without a journal, rank 0 may be its maker."""
         return self.before is not None or self.own(found)
 
-    # ---- what becomes of it
-
-    def agreed(self, path: str) -> None:
-        """Note that the script changed `path` on all ranks; threads' folders above are for all."""
-        self._mine.update(top for top in paths.above(path) if top in self.scratch.overlay)
+    def met(self, path: str) -> None:
+        """Note that the script has just changed `path` on all ranks, which met for it."""
+        self._for_all(path)
         if self.before is not None:
-            self.before.agreed(path)
+            self.before.met(path)
+
+    def _for_all(self, path: str) -> None:
+        """Take the threads' folders above `path` for the script's: they are for all ranks."""
+        self._mine.update(top for top in paths.above(path) if top in self.scratch.overlay)
 
     def settle(self, number: int) -> None:
         """Give up this rank's own entries that rank 0, after `number` effects, has for real."""

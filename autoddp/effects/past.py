@@ -24,6 +24,7 @@ from autoddp.effects.journal import (
     LENGTH,
     LINK,
     LIVE,
+    MET,
     MOVED,
     MOVING,
     NUMBER,
@@ -52,7 +53,7 @@ class Past:
         self._read = {False: 0, True: 0}
         self._records: dict[int, Any] = {}  # by their serial numbers
         self._index: dict[str, list[int]] = {}
-        # the newest record when the script changed a path on all ranks, and by the folders above it
+        # the newest record when a path came to be on all ranks, and by the folders above it
         self._agreed: dict[str, int] = {}
         self._above: dict[str, int] = {}
         self._made: dict[str, str] = {}
@@ -131,14 +132,25 @@ class Past:
             self._index.setdefault(record[1], []).append(record[4])
             self._records[record[4]] = record
 
-    def agreed(self, path: str) -> None:
-        """Note that the script changed `path` on all ranks: what threads made there is for all."""
+    def met(self, path: str) -> None:
+        """Note that the script changed `path` on all ranks: what threads made there is for all.
+
+        Rank 0 may be ahead by now: what its threads have made since it met the others is new.
+        """
+        self._agree(path, self._board.words[MET])
+
+    def shared(self, path: str) -> None:
+        """Note that what rank 0's thread has made at `path` is this rank's thread's, too."""
+        with self.mine():
+            self.refresh()
+            self._agree(path, max(self._records, default=0))
+
+    def _agree(self, path: str, newest: int) -> None:
         if self._board.words[LASTING] == 0:
             return
         with self.mine():
-            self.refresh()
-            self._agreed[path] = newest = max(self._records, default=0)
-            self._above.update(dict.fromkeys(paths.above(path), newest))
+            for names, known in (((path,), self._agreed), (paths.above(path), self._above)):
+                known.update({name: max(newest, known.get(name, 0)) for name in names})
 
     def resolve(self, path: str, since: int = 0) -> str:
         """Return where the earlier content of `path` is: there, elsewhere, or nowhere ("")."""

@@ -29,7 +29,7 @@ class Scratch:
         # with several nodes: the paths about which rank 0's disk has the truth
         self.changed: set[str] | None = None
         # told each path that has come to be on the disk for all
-        self.agreed: Callable[[str], None] = lambda path: None
+        self.met: Callable[[str], None] = lambda path: None
         # temporary paths that libraries on this rank made for themselves
         self.private: set[str] = set()
 
@@ -98,7 +98,7 @@ class Scratch:
 
     def show(self, path: str) -> None:
         """Note that `path` is on the disk now: neither it nor what it lies in is hidden."""
-        self.agreed(path)
+        self.met(path)
         while self.overlay and path != os.path.dirname(path):
             if self.overlay.get(path) == GONE:
                 del self.overlay[path]

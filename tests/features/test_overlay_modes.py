@@ -133,8 +133,11 @@ def test_what_a_library_removes_after_a_thread_and_the_script_had_it_was_there_b
 def test_what_a_thread_makes_anew_where_the_script_has_removed_it_stays_its_ranks_too(
     installed, tmp_path
 ):
+    """Rank 1 hears late that the script has removed it: rank 0's thread makes the next one."""
+
     def script(run):
-        found = []
+        found, met = [], run.effects.scratch.met
+        run.effects.scratch.met = lambda path: (time.sleep(0.3), met(path))
         for _ in range(2):
             go = threading.Event()
             worker = threading.Thread(

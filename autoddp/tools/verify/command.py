@@ -28,6 +28,7 @@ from autoddp.tools.verify.verdict import (
 )
 
 CHANGES = "autoddp.tools.verify.changes"
+CONTROL = (f"{CHANGES}:other_order", f"{CHANGES}:other_pace")  # of one process
 # Variables that make one process sum in another order, to tell how far rounding alone carries this
 # training. Torch and its libraries read them when they first compute.
 OTHER_ORDER = MappingProxyType(
@@ -130,7 +131,7 @@ class Verification:
             name,
             replace(self.options, nproc=nproc, disable=(*self.options.disable, *disable)),
             steps=steps or self.wanted.steps,
-            changes=(f"{CHANGES}:other_order",) * other_order + (f"{CHANGES}:float64",) * float64,
+            changes=CONTROL * other_order + (f"{CHANGES}:float64",) * float64,
             environ=OTHER_ORDER if other_order else NOTHING,
         )
         self.seconds[name] = round(left.seconds, 2)
@@ -154,7 +155,12 @@ class Verification:
         again = self._run(name, 1, other_order=True, steps=last, float64=float64)
         control = compare(one, again) if last is None else compare_steps_of(one, again, last)
         again.forget()
-        if next(repeats(control), None) is None:
+        if again.raised:
+            found.notes.append(
+                f"{name} ends in {tail(again.err)[-1] if again.err else again.code!r}: nothing is "
+                "taken for rounding"
+            )
+        elif next(repeats(control), None) is None:
             found.excuse(control)
         return found, control
 
