@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 import uuid
@@ -20,90 +21,83 @@ OUTWARD = [feature for feature in FEATURES if issubclass(feature, Outward)]
 ROWS = [(feature, row) for feature in OUTWARD for row in feature.rows]
 
 
-def settings():
-    """There is no terminal: rank 0's error says so, on all ranks."""
-    import termios
-
-    return raised(lambda: termios.tcgetattr(0))
-
-
-def set_terminal():
-    """Likewise."""
-    import termios
-
-    return raised(lambda: termios.tcflush(0, termios.TCIFLUSH))
-
-
 def lock():
     """A file that cannot be locked on rank 0 is not locked anywhere."""
     with open(f"lock{os.environ['ME']}", "w") as file:
         return raised(lambda: fcntl.flock(file if os.environ["ME"] == "1" else -1, fcntl.LOCK_EX))
 
 
-def send():
-    """The signal comes once: from rank 0."""
-    return os.kill(int(os.environ["OTHER"]), signal.SIGTERM)
+def group_of_a_child():
+    """Each rank asks of a process of its own, in a group of its own."""
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as child:
+        try:
+            return os.getpgid(child.pid)
+        finally:
+            child.kill()
 
 
-CALLS = {  # by the first target of a row: a call of the script's
+def elapsed():
+    """The machine counts in ticks of a hundredth of a second, so rank 1 asks a little later."""
+    time.sleep(0.3 * int(os.environ["ME"]))
+    found = os.times()
+    return found.elapsed, type(found).__name__
+
+
+# By the first target of a row: a call of the script's. Alone, each rank would get another answer,
+# see `begin`.
+CALLS = {
     "builtins:input": lambda: input(),
     "getpass:getuser": lambda: getpass.getuser(),
-    "termios:tcgetattr": settings,
-    "termios:tcsetattr": set_terminal,
+    "termios:tcgetattr": lambda: raised(lambda: termios.tcgetattr(0)),
+    "termios:tcsetattr": lambda: raised(lambda: termios.tcflush(0, termios.TCIFLUSH)),
     "fcntl:flock": lock,
-    "os:kill": send,
-    "os:getpgid": lambda: os.getpgid(0),
+    "os:getpgid": group_of_a_child,
     "time:clock_gettime": lambda: time.clock_gettime(time.CLOCK_MONOTONIC),
-    "os:times": lambda: (os.times().elapsed, type(os.times()).__name__),
+    "os:times": elapsed,
     "uuid:uuid1": lambda: str(uuid.uuid1()),
 }
+ONCE = [row.targets[0] for _, row in ROWS if row.once]  # `os.kill`, which has a test of its own
+
+
+def begin(rank):
+    """Make the ranks unlike: rank 0 has a terminal, another name, and other lines to read."""
+    os.environ |= {"ME": str(rank), "LOGNAME": f"user{rank}"}
+    read, write = os.pipe() if rank else os.openpty()[::-1]
+    os.write(write, f"rank {rank}\n".encode())
+    os.dup2(read, 0)
+    sys.stdin = os.fdopen(0)
 
 
 def test_every_row_has_a_call():
-    assert {row.targets[0] for _, row in ROWS} == set(CALLS)
+    assert {row.targets[0] for _, row in ROWS} == {*CALLS, *ONCE}
 
 
-@pytest.mark.parametrize(("feature", "row"), ROWS, ids=[row.targets[0] for _, row in ROWS])
-def test_a_row_gives_all_ranks_what_rank_0_got(feature, row, tmp_path):
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-
+@pytest.mark.parametrize(
+    ("feature", "target"),
+    [(feature, row.targets[0]) for feature, row in ROWS if not row.once],
+    ids=[row.targets[0] for _, row in ROWS if not row.once],
+)
+def test_a_row_gives_all_ranks_what_rank_0_got(feature, target, tmp_path):
     def script(run):
-        os.environ |= {
-            "ME": str(run.world.rank),
-            "LOGNAME": f"user{run.world.rank}",
-            "OTHER": str(other.pid),
-        }
-        return CALLS[row.targets[0]]()
+        run.group.barrier()
+        return CALLS[target]()
 
-    def typed(rank):
-        if row.targets[0] == "builtins:input":
-            read, write = os.pipe()
-            os.write(write, f"rank {rank}\n".encode())
-            os.dup2(read, 0)
-            sys.stdin = os.fdopen(0)
-
-    try:
-        zero, one = on_ranks(script, 2, feature, folder=tmp_path, before=typed)
-        assert zero == one
-        if row.once:
-            assert other.wait(20) == -signal.SIGTERM
-    finally:
-        other.kill()
-        other.wait()
-
-
-ONCE = [row.targets[0] for _, row in ROWS if row.once]
+    zero, one = on_ranks(script, 2, feature, folder=tmp_path, before=begin)
+    assert zero == one
+    zero, one = on_ranks(script, 2, folder=tmp_path, before=begin)
+    assert zero != one, "without the row"
 
 
 @pytest.mark.parametrize("target", ONCE)
 def test_what_is_done_once_is_rank_0s_alone_on_a_thread_too_and_nobodys_in_a_trial(target):
     (feature,) = [feature for feature, row in ROWS if row.targets[0] == target]
-    others = [subprocess.Popen(["sleep", "600"]) for _ in range(3)]
+    others = [subprocess.Popen(["sleep", "600"]) for _ in range(5)]
 
     def script(run):
         found = []
         with trial(run):
             os.kill(others[0].pid, signal.SIGTERM)
+        found.append(os.kill(others[3 + run.world.rank].pid, signal.SIGTERM))
         mine = others[1 + run.world.rank].pid
         thread = threading.Thread(target=lambda: found.append(os.kill(mine, signal.SIGTERM)))
         thread.start()
@@ -111,9 +105,9 @@ def test_what_is_done_once_is_rank_0s_alone_on_a_thread_too_and_nobodys_in_a_tri
         return found
 
     try:
-        assert on_ranks(script, 2, feature) == [[None]] * 2
-        assert others[1].wait(20) == -signal.SIGTERM
-        assert [others[0].poll(), others[2].poll()] == [None, None]
+        assert on_ranks(script, 2, feature) == [[None, None]] * 2
+        assert others[1].wait(20) == others[3].wait(20) == -signal.SIGTERM
+        assert [others[n].poll() for n in (0, 2, 4)] == [None] * 3
     finally:
         for other in others:
             other.kill()
