@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -23,6 +22,8 @@ from autoddp.process.script import Script
 from autoddp.tools.record.numbers import prints_of, value
 from autoddp.tools.record.recording import read
 from autoddp.tools.record.script import recorded
+
+NOBODY = 65534  # a user
 
 
 def test_numbers_that_are_still_to_be_conjugated_are_read():
@@ -150,12 +151,25 @@ def test_a_folder_that_cannot_be_is_refused(name, tmp_path, monkeypatch):
         recorded(Script("train.py"), Options(), name)
 
 
-def test_a_folder_that_may_not_be_listed_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "train.py").write_text("")
-    denied = PermissionError(errno.EACCES, "Permission denied")
-    monkeypatch.setattr(os, "listdir", Mock(side_effect=denied))
-    with pytest.raises(BadInput, match=r"cannot be written to \(Permission denied\); give"):
-        recorded(Script(str(tmp_path / "train.py")), Options(), str(tmp_path))
+def test_a_folder_that_may_not_be_listed_is_refused():
+    """As another user than root, who may list every folder."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        (Path(folder) / "train.py").write_text("")
+        os.chmod(folder, 0o311)
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            if os.geteuid() == 0:
+                os.setuid(NOBODY)
+            try:
+                recorded(Script(f"{folder}/train.py"), Options(), folder)
+            except BaseException as error:
+                os.write(write, f"{type(error).__name__}: {error}".encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        os.close(write)
+        with os.fdopen(read) as file:
+            assert "cannot be written to (Permission denied); give" in file.read()
 
 
 def benched(*folders: Path) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class Line:
         self._poll.register(other.number, select.POLLIN)
 
     def stop_watching(self, other: Line) -> None:
-        """Undo `beside` for the other line."""
+        """Watch the other line no more."""
         self._poll.unregister(other.number)
         del self._watched[other.number]
 

@@ -263,8 +263,11 @@ class Outward(Feature):
     ) -> Any:
         """Do with a call of a row's function what its fate says."""
         row = next(row for row in self.rows if target in row.targets)
-        mode, call = self.mode(row), Call(wrapped, args, kwargs)
-        if mode is Mode.PASS_THROUGH or not row.when(call):
+        mode = self.mode(row)
+        if mode is Mode.PASS_THROUGH:
+            return wrapped(*args, **kwargs)
+        call = Call(wrapped, args, kwargs)
+        if not row.when(call):
             return call.plain()
         name = target.removeprefix("builtins:").replace(":", ".")
         match row.fate, mode:
