@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import Field
@@ -259,10 +260,13 @@ def env() -> Act:
 def main() -> NoReturn:
     """Run the console script `autoddp`."""
     hash_seed.settle(sys.argv[1:], os.environ)
-    code = command(sys.argv[1:])
+    try:
+        code = command(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # as in `autoddp verify train.py | head -1`, which ends first
+        os._exit(128 + signal.SIGPIPE)
     if "autoddp.launch.agent" in sys.modules:
         # ranks ran, in forks: nothing here is a user's, and to tear torch down takes half a second
-        sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
@@ -284,9 +288,8 @@ def parse(arguments: list[str]) -> Act | int | None:
     Raises:
         BadInput: An unknown command or option.
     """
-    usage_error: type[Any] = typer.BadParameter.__mro__[
-        1
-    ]  # of the click that this typer brings, or uses
+    # of the click that this typer brings, or uses
+    usage_error: type[Any] = typer.BadParameter.__mro__[1]
     parser = typer.main.get_command(app)
     try:
         answer: Act | int | None = parser.main(

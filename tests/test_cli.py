@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import subprocess
 import sys
 
 import pytest
@@ -11,7 +14,7 @@ from autoddp import cli, launch
 from autoddp.options import Options
 from autoddp.process import devices
 from autoddp.process.script import Script
-from tests.cli import run_cli, run_python
+from tests.cli import environ, run_cli, run_python
 
 
 @pytest.fixture
@@ -178,3 +181,12 @@ def test_env_shows_what_a_bug_report_needs():
     for name in ("autoddp", "torch", "torchvision", "wrapt", "cores", "GPUs", "CUDA", "backends"):
         assert f"{name}" in done.out
     assert "job: RANK=1" in done.out
+
+
+def test_a_reader_that_has_seen_enough_gets_no_traceback():
+    command = [sys.executable, "-m", "autoddp", "patches"]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, env=environ(), check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
