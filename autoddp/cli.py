@@ -263,7 +263,7 @@ def main() -> NoReturn:
     try:
         code = command(sys.argv[1:])
         sys.stdout.flush()
-    except BrokenPipeError:  # as in `autoddp verify train.py | head -1`, which ends first
+    except BrokenPipeError:  # `| head -1` has ended
         os._exit(128 + signal.SIGPIPE)
     if "autoddp.launch.agent" in sys.modules:
         # ranks ran, in forks: nothing here is a user's, and to tear torch down takes half a second
@@ -292,9 +292,7 @@ def parse(arguments: list[str]) -> Act | int | None:
     usage_error: type[Any] = typer.BadParameter.__mro__[1]
     parser = typer.main.get_command(app)
     try:
-        answer: Act | int | None = parser.main(
-            arguments or ["--help"], "autoddp", standalone_mode=False
-        )
+        answer: Any = parser.main(arguments or ["--help"], "autoddp", standalone_mode=False)
     except usage_error as error:
         raise BadInput(f"{error.format_message()} See autoddp --help") from None
     return answer

@@ -2,9 +2,8 @@
 
 What a library does on such a rank is done in a private folder. `Scratch.overlay` maps a name to
 where its content lies: there, at another name on the disk (it was renamed), or nowhere (it was
-removed). A folder made here has all that is below it. Names that are not among them are what the
-disk says, or what it said before rank 0 went ahead, see `Past`. Once rank 0 has come as far as this
-rank, the disk is the truth.
+removed). A folder made here has all that is below it. Other names are what the disk says, or what
+it said before rank 0 went ahead, see `Past`. Once rank 0 is as far as this rank, it is the truth.
 """
 
 from __future__ import annotations

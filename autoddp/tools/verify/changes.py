@@ -50,7 +50,7 @@ class FasterClocks(Clocks):
 
 
 class Pace:
-    """What the clocks of a script ask, in place of the effects of a job."""
+    """The source of all readings of a script, in place of the effects of a job."""
 
     def mode(self) -> Mode:
         """Answer each reading of the script's."""
