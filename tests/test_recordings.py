@@ -22,6 +22,7 @@ from autoddp.process.script import Script
 from autoddp.tools.record.numbers import prints_of, value
 from autoddp.tools.record.recording import read
 from autoddp.tools.record.script import recorded
+from tests.ranks import run_ranks
 
 NOBODY = 65534  # a user
 
@@ -224,11 +225,13 @@ def test_no_recordings_at_all_is_told_as_such(of, capsys):
     assert capsys.readouterr().err == said
 
 
-def test_of_a_tensor_that_is_spread_over_ranks_the_part_of_this_one_is_read():
+def of_a_spread_tensor(group):
+    """In a process of its own: with a mesh, torch's engine has threads, and is forked no more."""
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    try:
-        mesh = init_device_mesh("cpu", (1,))
-        spread = distribute_tensor(torch.tensor([3.0, 4.0]), mesh, [Shard(0)])
-        assert prints_of([spread])[0][:2] == [5.0, 7.0]
-    finally:
-        distributed.destroy_process_group()
+    mesh = init_device_mesh("cpu", (1,))
+    spread = distribute_tensor(torch.tensor([3.0, 4.0]), mesh, [Shard(0)])
+    return prints_of([spread])[0][:2]
+
+
+def test_of_a_tensor_that_is_spread_over_ranks_the_part_of_this_one_is_read():
+    assert run_ranks(of_a_spread_tensor, 1) == [[5.0, 7.0]]
