@@ -18,6 +18,7 @@ import torch._dynamo  # by the first optimizer, which would take each rank two s
 import torch.distributed as dist
 
 from autoddp.comm import channel, switchboard
+from autoddp.comm import group as comm_group
 from autoddp.comm.group import Group
 from autoddp.comm.world import World
 
@@ -52,6 +53,7 @@ def _placed(rank: int, nodes: tuple[int, ...]) -> World:
     """Let this rank reach those of its node alone by unix sockets; two ranks make a node."""
     node, said = nodes[rank], switchboard._said
     channel.LEAST, channel.namespace = 2, lambda: str(node)
+    comm_group.namespace = channel.namespace
     if node:  # the others have names of their own, as in another network namespace
 
         def moved(*given: Any) -> str:

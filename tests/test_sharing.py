@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from autoddp.comm import node_sockets
 from autoddp.comm.sockets import near
 from autoddp.errors import AutoDDPError, RankEnded
-from autoddp.training.sharing import lines
 from autoddp.training.sharing.lines import AHEAD, BATCH, ENDED, meet
 from autoddp.training.sharing.memory import Memory
 from autoddp.training.sharing.moves import follow, moves, raised, taken_apart
@@ -441,9 +441,9 @@ def test_the_first_rank_goes_on_where_another_one_is_gone():
 
 def test_ranks_found_lost_as_patience_ends_are_none_that_do_not_come(monkeypatch):
     def door_at_its_end(asked):
-        monkeypatch.setattr(lines, "PATIENCE", 0.0)
+        monkeypatch.setattr(node_sockets, "PATIENCE", 0.0)
         with near(f"\0test-{os.getpid()}", socket.SOCK_SEQPACKET) as door:
-            return lines._arrivals(door, b"", {1, 2}, asked)
+            return node_sockets._arrivals(door, b"", {1, 2}, asked)
 
     assert door_at_its_end(lambda rank: True) == {}
     with pytest.raises(AutoDDPError, match="rank 2 did not come"):

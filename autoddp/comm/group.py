@@ -7,6 +7,7 @@ see `Rpc`.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -22,8 +23,10 @@ from autoddp.comm import accelerator, copies
 from autoddp.comm.accelerator import CPU
 from autoddp.comm.channel import Channel
 from autoddp.comm.collective_check import CollectiveCheck, bytes_of, reducing, write
+from autoddp.comm.node_memory import OPERATIONS, NodeMemory, share, supported
 from autoddp.comm.position import COLLECTIVE
 from autoddp.comm.rpc import Rpc
+from autoddp.comm.sockets import namespace
 from autoddp.comm.world import World
 
 TIMEOUT = timedelta(minutes=30)
@@ -63,7 +66,12 @@ class Group(Rpc):
         self.collective_check = CollectiveCheck(world.rank, channel.meetings, store)
         # what ranks do together once the script has ended well
         self.at_end: list[Callable[[], None]] = []
+        # where all ranks are on one node: for collectives, and for the gradients of a backward
+        self.memory: NodeMemory | None = None
+        self.gradient_memory: NodeMemory | None = None
         super().__init__()
+        if self.size > 1 and not native:
+            self._share_memory()
 
     @classmethod
     def join(cls, world: World, attempt: str = "0", backend: Backend = _gloo) -> Group:
@@ -117,6 +125,15 @@ class Group(Rpc):
         apart = PrefixStore("effects", store)
         return cls(world, pg, apart, Channel.between(world, apart, TIMEOUT.total_seconds()), native)
 
+    def _share_memory(self) -> None:
+        """Share memory with the other ranks, if all are on one node that has what it takes."""
+        mine = json.dumps(namespace() if supported() else None).encode()
+        nodes = set(json.loads(self.confer("the memory of the node", mine)))
+        if len(nodes) == 1 and nodes != {None}:
+            found = share(self.rank, list(range(self.size)), self.store, 2)
+            if found:
+                self.memory, self.gradient_memory = found
+
     # ---- tensors
 
     def start_all_reduce(self, x: Tensor, op: Any = SUM) -> Any:
@@ -133,7 +150,10 @@ class Group(Rpc):
                 write(target, self._exchange(stamp, bytes_of(target), reducing(target.dtype, op)))
             else:
                 self._agree(stamp, x)
-                self.start_all_reduce(target, op).wait()
+                if self.memory and target.is_cpu and target.is_contiguous() and op in OPERATIONS:
+                    self.memory.all_reduce(target, op)
+                else:
+                    self.start_all_reduce(target, op).wait()
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -152,7 +172,11 @@ class Group(Rpc):
                 self._agree(stamp, x)
                 # not view(-1): one element that is called contiguous may have any stride
                 flat = x.contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8)
-                self.pg._allgather_base(out.view(-1).view(torch.uint8), flat).wait()
+                whole = out.view(-1).view(torch.uint8)
+                if self.memory and x.is_cpu:
+                    self.memory.all_gather(whole.view(self.size, -1), flat)
+                else:
+                    self.pg._allgather_base(whole, flat).wait()
         return out
 
     @contextmanager
@@ -198,6 +222,9 @@ class Group(Rpc):
             return
         with self.together(f"broadcast of {len(everything)} parts", everything[0][1]) as stamp:
             self._agree(stamp, everything[0][1])
+            if self.memory and all(x.is_cpu and x.is_contiguous() for _, x in everything):
+                self.memory.broadcast(everything)
+                return
             for options.rootRank, x in everything:
                 running.append(self.pg.broadcast([x], options))
             for work in running:

@@ -21,6 +21,7 @@ from autoddp.comm.accelerator import CPU
 from autoddp.comm.group import Group
 from autoddp.training import compression
 from autoddp.training.fingerprint import Fingerprint
+from autoddp.training.shared_gradients import averaged
 from autoddp.view.order import Order
 
 KEPT = 4  # reducers that stay, the ones used last; each costs about a copy of its gradients
@@ -143,6 +144,9 @@ class Replicas:
             self.compare(leaves.dense)
             anchor = Anchor(leaves.dense)
             replica = DistributedDataParallel(anchor, process_group=self.group.pg, init_sync=False)
+            shared = self.group.gradient_memory is not None and leaves.dense[0].is_cpu
+            if shared and self.compress == "none":
+                replica.register_comm_hook(self.group, averaged)
             compression.register(replica, self.group.pg, self.compress)
         self._kept[key] = replica, noted  # now the one used last
         while len(self._kept) > KEPT or (len(self._kept) > 1 and self._held() > ROOM):

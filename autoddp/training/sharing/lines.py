@@ -12,21 +12,17 @@ In threads of the script's each waits for its own pass alone: none holds the lin
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pickle
-import secrets
-import select
 import socket
 import struct
 import threading
-import time
 import weakref
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
-from autoddp.comm.sockets import near
-from autoddp.errors import AutoDDPError, RankEnded
+from autoddp.comm.node_sockets import connect, readable
+from autoddp.errors import RankEnded
 from autoddp.training.sharing.memory import nameless, read, write
 
 if TYPE_CHECKING:
@@ -38,11 +34,8 @@ LONG = struct.Struct("?")  # whether it went by memory
 DESCRIPTORS = 253  # of a message, at most
 BUFFER = 1 << 22
 TAKEN = struct.Struct("I")  # the pass of which a batch was taken
-HELLO = struct.Struct(">16sI")  # the token, the rank
-PATIENCE = 60.0  # seconds for all ranks of a node to come
 TICK = 0.05
 GONE = (BrokenPipeError, ConnectionResetError)
-CREDENTIALS = struct.Struct("3i")
 
 Message = tuple[str, int, Any, list[int]]  # kind, how-manieth, what is said, descriptors
 
@@ -89,7 +82,7 @@ class Lines:
 
     def wait(self) -> None:
         """Wait until something was taken, or for a moment: another thread may have noted it."""
-        _readable(*list(self.sockets.values()), seconds=TICK)
+        readable(*list(self.sockets.values()), seconds=TICK)
 
     def say(
         self, course: int, kind: str, number: int, said: Any = None, descriptors: Any = ()
@@ -191,7 +184,7 @@ class Lines:
 
     def _read(self) -> None:
         connected = self.sockets[self.first]
-        _readable(connected)
+        readable(connected)
         try:
             data, descriptors, _, _ = socket.recv_fds(connected, 2 * SAID, DESCRIPTORS)
         except ConnectionResetError:
@@ -217,14 +210,6 @@ class Lines:
 STEP, MADE, BATCH, RAISED, YOURSELF, ENDED = "step", "made", "batch", "raised", "yourself", "ended"
 
 
-def _readable(*sockets: socket.socket, seconds: float | None = None) -> bool:
-    """Return whether a socket has something to read in time; `select` ends at descriptor 1023."""
-    poll = select.poll()
-    for connected in sockets:
-        poll.register(connected, select.POLLIN)
-    return bool(poll.poll(None if seconds is None else seconds * 1000))
-
-
 def _whole(descriptor: int) -> bytes:
     """Read from memory what was too long for a message."""
     filled = bytearray(os.fstat(descriptor).st_size)
@@ -241,49 +226,7 @@ def close(descriptors: list[int]) -> None:
 
 def meet(rank: int, ranks: list[int], store: Store) -> Lines | None:
     """Connect the ranks of a node, which must all come; None where one does not reach the first."""
-    first = ranks[0]
     # of this session; there may be several
-    key = f"sharing/{first}/{store.add(f'sharing/of/{rank}', 1)}"
-    if rank != first:
-        where, token = json.loads(store.get(key))
-        connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            connected.connect(where)
-            connected.sendall(HELLO.pack(bytes.fromhex(token), rank))
-        except OSError:
-            connected.close()
-            store.set(f"{key}/{rank}", "")  # a container of its own: the name is not known there
-            return None
-        return Lines({first: connected}, first)
-    where, token = f"\0autoddp-{secrets.token_hex(8)}", secrets.token_bytes(16)
-    with near(where, socket.SOCK_SEQPACKET) as door:
-        store.set(key, json.dumps([where, token.hex()]))
-        found = _arrivals(door, token, set(ranks[1:]), lambda r: store.check([f"{key}/{r}"]))
-    return Lines(found, first) if len(found) == len(ranks) - 1 else None
-
-
-def _arrivals(
-    door: socket.socket, token: bytes, missing: set[int], lost: Any
-) -> dict[int, socket.socket]:
-    found: dict[int, socket.socket] = {}
-    deadline = time.monotonic() + PATIENCE
-    while missing:
-        if not _readable(door, seconds=TICK):
-            missing -= {rank for rank in missing if lost(rank)}
-            if missing and time.monotonic() > deadline:
-                raise AutoDDPError(
-                    f"rank {min(missing)} did not come to its node's first within {PATIENCE:.0f} s"
-                )
-            continue
-        caller, _ = door.accept()
-        caller.settimeout(PATIENCE)
-        options = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-        said = caller.recv(HELLO.size) if CREDENTIALS.unpack(options)[1] == os.getuid() else b""
-        caller.settimeout(None)
-        secret, rank = HELLO.unpack(said) if len(said) == HELLO.size else (b"", -1)
-        if secrets.compare_digest(secret, token) and rank in missing:
-            missing.discard(rank)
-            found[rank] = caller
-        else:
-            caller.close()
-    return found
+    key = f"sharing/{ranks[0]}/{store.add(f'sharing/of/{rank}', 1)}"
+    found = connect(rank, ranks, store, key)
+    return None if found is None else Lines(found, ranks[0])
