@@ -167,9 +167,12 @@ def test_ranks_of_several_nodes_talk_by_gloo():
 
 
 def unchanged(group):
-    """What a script differentiates may be summed, and is no part of its graph."""
+    """What a script differentiates may be summed, and has not been written to for its graph."""
     x = torch.ones(3, requires_grad=True)
+    y = x.exp()
+    group.memory.broadcast([(0, y)])
     group.memory.all_reduce(x, dist.ReduceOp.SUM)
+    y.sum().backward()
     return x.tolist(), x.grad_fn
 
 

@@ -212,7 +212,7 @@ def size(many: int) -> int:
 
 
 def _pieces(x: Tensor) -> Iterator[Tensor]:
-    flat = x.view(-1)
+    flat = x.data.view(-1)  # as a backend's writes, these are unseen by autograd
     return iter(flat.split(SLOT // x.element_size())) if flat.numel() else iter(())
 
 
