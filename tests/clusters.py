@@ -116,6 +116,10 @@ class Slurm:
         )
         return self.state(job)
 
+    def idle(self) -> bool:
+        """Whether the nodes are there, and no job runs or ends on one."""
+        return self.call("sinfo", "-h", "-N", "-o", "%t", check=False).split() == ["idle"] * 2
+
     def until(self, holds, what: str = "a job does not come to its end") -> None:
         """Wait for it."""
         deadline = time.monotonic() + PATIENCE
@@ -165,10 +169,7 @@ class Slurm:
         self._start("slurmctld", "-D", "-i")
         for node in ("n1", "n2"):
             self._start("slurmd", "-D", "-N", node)
-        self.until(
-            lambda: self.call("sinfo", "-h", "-N", "-o", "%t", check=False).split() == ["idle"] * 2,
-            "the nodes do not come up",
-        )
+        self.until(self.idle, "the nodes do not come up")
 
     def _start(self, *command: str) -> None:
         with open(self.folder / f"{Path(command[0]).name}-{len(self._processes)}.log", "wb") as log:

@@ -127,6 +127,7 @@ def test_a_requeued_job_resumes_and_a_cancelled_one_leaves_nothing(slurm, script
     slurm.until(lambda: slurm.state(job) == "PENDING")
     # on a busy machine, the first attempt's own end would be taken for the second's
     slurm.until(lambda: not running(folder), "processes of the first attempt are left")
+    slurm.until(slurm.idle, "the first attempt has not ended on its nodes")
     assert step(folder) == 3
     (folder / "go").touch()
     slurm.call("scontrol", "update", f"job={job}", "StartTime=now")

@@ -32,6 +32,7 @@ from torch.utils.data import DataLoader
 
 from autoddp.comm import accelerator
 from autoddp.comm.group import Group
+from autoddp.comm.node_memory import NodeMemory
 from autoddp.comm.world import World
 from autoddp.tools.record.numbers import value
 from autoddp.tools.record.phases import GATHERING, GRADIENTS, LOADING, RECORDING, Parts
@@ -70,7 +71,8 @@ class Times:
             return
         for name in ("all_reduce", "all_gather"):
             around(undo, Group, name, self.timed(GATHERING))
-        around(undo, Replicas, "average", self.timed(GRADIENTS))
+        for owner, name in ((Replicas, "average"), (NodeMemory, "all_reduce")):  # of a bucket
+            around(undo, owner, name, self.timed(GRADIENTS))
         around(undo, Replicas, "armed", self.arm)
 
     def _here(self) -> bool:
