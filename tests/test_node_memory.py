@@ -16,6 +16,7 @@ import torch.distributed as dist
 from autoddp.comm import node_memory
 from autoddp.comm.node_memory import LOOK, SLOT, SMALL, share
 from tests.ranks import _store, run_ranks
+from tests.training import on_ranks
 
 KINDS = (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8)
 # elements: fewer than ranks, what is added up at once, by parts, and in several pieces
@@ -178,6 +179,19 @@ def unchanged(group):
 
 def test_a_sum_is_no_part_of_a_graph():
     assert run_ranks(unchanged, 2) == [([2.0] * 3, None)] * 2
+
+
+def late_in_a_job(run):
+    """To look whether a rank is there is no effect of the script's, which locks no file."""
+    if run.world.rank == 1:
+        threading.Event().wait(3 * LOOK)
+    run.group.memory.meet()
+    return run.group.passed
+
+
+def test_a_late_rank_is_waited_for_in_a_job():
+    zero, one = on_ranks(late_in_a_job, 2)
+    assert zero == one
 
 
 @pytest.mark.parametrize("count", [4, SLOT], ids=["small", "in pieces"])

@@ -12,13 +12,13 @@ lock on a byte of it, which the kernel releases when the rank ends: those that w
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import mmap
 import os
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, lockf  # a script's is patched: that of rank 0's file
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +77,7 @@ class NodeMemory:
         self._half = 0
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         self._slots = lru_cache(256)(self._slots_of)
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+        lockf(descriptor, LOCK_EX | LOCK_NB, 1, number)
 
     def begin(self) -> None:
         """Make the semaphores; the first rank does, before another one has the memory."""
@@ -116,10 +116,10 @@ class NodeMemory:
 
     def _is_there(self, other: int) -> bool:
         try:
-            fcntl.lockf(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, other)
+            lockf(self.descriptor, LOCK_EX | LOCK_NB, 1, other)
         except OSError:
             return True
-        fcntl.lockf(self.descriptor, fcntl.LOCK_UN, 1, other)
+        lockf(self.descriptor, LOCK_UN, 1, other)
         return False
 
     # ---- tensors
