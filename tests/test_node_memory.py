@@ -194,6 +194,28 @@ def test_a_late_rank_is_waited_for_in_a_job():
     assert zero == one
 
 
+def interrupted(group):
+    """A handler raises while this rank waits, and the script goes on."""
+    if group.rank == 1:
+        time.sleep(5 * LOOK)  # and comes to no meeting
+        return "late"
+
+    def ring(number, frame):
+        raise TimeoutError("rings")
+
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, LOOK)
+    with pytest.raises(TimeoutError):
+        group.memory.all_reduce(torch.ones(3), dist.ReduceOp.SUM)
+    with pytest.raises(dist.DistNetworkError, match="has left a meeting"):
+        group.memory.all_reduce(torch.ones(3), dist.ReduceOp.SUM)
+    return "told"
+
+
+def test_after_a_meeting_that_was_left_nothing_is_read():
+    assert run_ranks(interrupted, 2) == ["told", "late"]
+
+
 @pytest.mark.parametrize("count", [4, SLOT], ids=["small", "in pieces"])
 @pytest.mark.parametrize("meeting", [1, 2, 3])
 def test_a_rank_that_is_killed_at_a_meeting_is_missed_by_all(meeting, count, tmp_path):

@@ -74,7 +74,7 @@ class NodeMemory:
         self._to = [ctypes.c_void_p(first + SEMAPHORE * (number * many + r)) for r in range(many)]
         self._from = [ctypes.c_void_p(first + SEMAPHORE * (r * many + number)) for r in range(many)]
         self._spins = SPINS if len(os.sched_getaffinity(0)) >= many else 1
-        self._half = 0
+        self._half, self._left = 0, False
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         self._slots = lru_cache(256)(self._slots_of)
         lockf(descriptor, LOCK_EX | LOCK_NB, 1, number)
@@ -95,12 +95,17 @@ class NodeMemory:
         """Wait until all ranks are here; what they wrote before is what is read afterwards.
 
         Raises:
-            DistNetworkError: Another rank has ended, as of a connection that broke.
+            DistNetworkError: Another rank has ended, as of a connection that broke; or an exception
+                has left an earlier meeting, after which ranks may be apart.
         """
+        if self._left:
+            raise dist.DistNetworkError("an exception has left a meeting of the ranks")
+        self._left = True
         for other in self._others:
             self._quick.sem_post(self._to[other])
         for other in self._others:
             self._await(other)
+        self._left = False
 
     def _await(self, other: int) -> None:
         semaphore, trywait = self._from[other], self._quick.sem_trywait
