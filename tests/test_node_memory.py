@@ -159,7 +159,7 @@ def test_without_room_for_it_ranks_talk_by_gloo(monkeypatch):
     def full(count):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(node_memory, "_nameless", full)
+    monkeypatch.setattr(node_memory, "nameless", full)
     assert run_ranks(without, 3) == [(True, True, 6.0)] * 3
 
 

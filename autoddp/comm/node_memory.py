@@ -228,6 +228,13 @@ def _cuts(count: int, many: int) -> list[slice]:
     return [slice(min(count, n * step), min(count, (n + 1) * step)) for n in range(many)]
 
 
+def nameless(count: int) -> int:
+    """Return a descriptor of so many bytes; a container's small /dev/shm does not limit it."""
+    descriptor = os.memfd_create("autoddp", os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, count)
+    return descriptor
+
+
 def supported() -> bool:
     """Return whether this system has memory without a name, and semaphores with a deadline."""
     return hasattr(os, "memfd_create") and hasattr(ctypes.CDLL(None), "sem_clockwait")
@@ -254,7 +261,7 @@ def share(rank: int, ranks: list[int], store: Store, many: int) -> list[NodeMemo
             connected.send(HERE)
             return made if connected.recv(1) else []  # once all hold their locks
         try:
-            made = [NodeMemory(0, ranks, _nameless(size(len(ranks)))) for _ in range(many)]
+            made = [NodeMemory(0, ranks, nameless(size(len(ranks)))) for _ in range(many)]
         except OSError:  # no room
             return []
         for memory in made:
@@ -266,9 +273,3 @@ def share(rank: int, ranks: list[int], store: Store, many: int) -> list[NodeMemo
         for connected in found.values():
             connected.send(HERE)
         return made
-
-
-def _nameless(count: int) -> int:
-    descriptor = os.memfd_create("autoddp", os.MFD_CLOEXEC)
-    os.ftruncate(descriptor, count)
-    return descriptor

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data._utils import collate
 
 from autoddp.comm.accelerator import CPU
+from autoddp.comm.node_memory import nameless as nameless
 
 if TYPE_CHECKING:
     from autoddp.view.cuts import Cuts
@@ -25,13 +26,6 @@ WORTH = 1 << 16  # bytes of a batch below which one copy costs less than memory 
 MOST = 8  # pieces of private memory whose end is waited for
 # Numbers of memory that is no piece: it holds one batch; a copy of parts of it.
 FRESH, COPIED = 0, -1
-
-
-def nameless(size: int) -> int:
-    """Return a descriptor of so many bytes; a container's small /dev/shm does not limit it."""
-    descriptor = os.memfd_create("autoddp", os.MFD_CLOEXEC)
-    os.ftruncate(descriptor, size)
-    return descriptor
 
 
 ALONE = [mmap.mmap(-1, 1)]
