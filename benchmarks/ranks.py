@@ -27,8 +27,9 @@ import torch
 import torch.distributed as dist
 
 from autoddp.comm.channel import Channel
-from autoddp.comm.collective_check import CollectiveCheck, reducing
+from autoddp.comm.collective_check import CollectiveCheck
 from autoddp.comm.rpc import Rpc, When
+from autoddp.comm.tensor_bytes import reducing
 from autoddp.comm.world import World
 
 CLONE_NEWNET = 0x40000000

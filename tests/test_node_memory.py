@@ -14,7 +14,9 @@ import torch
 import torch.distributed as dist
 
 from autoddp.comm import node_memory
-from autoddp.comm.node_memory import LOOK, SLOT, SMALL, share
+from autoddp.comm.node_barrier import LOOK
+from autoddp.comm.node_memory import SLOT, SMALL, share
+from autoddp.errors import Disagreement
 from tests.ranks import _store, run_ranks
 from tests.training import on_ranks
 
@@ -88,6 +90,22 @@ def moves(group):
 @pytest.mark.parametrize("nproc", [2, 3])
 def test_what_is_gathered_and_sent_is_the_others(nproc):
     assert run_ranks(moves, nproc) == [[]] * nproc
+
+
+def exchanges(group):
+    found = []
+    for turn in range(50):
+        mine = bytes([group.rank]) * (turn % 7 + group.rank)
+        want = [bytes([r]) * (turn % 7 + r) for r in range(group.size)]
+        found.append(group.memory.exchange(mine) == want)
+        long = b"x" * (SLOT + 1 if group.rank == turn % group.size else 1)
+        found.append(group.memory.exchange(long) is None)
+    return all(found)
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_messages_are_the_others_and_one_that_is_too_long_is_so_for_all(nproc):
+    assert run_ranks(exchanges, nproc) == [True] * nproc
 
 
 def hurries(group):
@@ -207,13 +225,44 @@ def interrupted(group):
     signal.setitimer(signal.ITIMER_REAL, LOOK)
     with pytest.raises(TimeoutError):
         group.memory.all_reduce(torch.ones(3), dist.ReduceOp.SUM)
-    with pytest.raises(dist.DistNetworkError, match="has left a meeting"):
+    with pytest.raises(dist.DistNetworkError, match="has left the meetings"):
         group.memory.all_reduce(torch.ones(3), dist.ReduceOp.SUM)
     return "told"
 
 
 def test_after_a_meeting_that_was_left_nothing_is_read():
     assert run_ranks(interrupted, 2) == ["told", "late"]
+
+
+def sees_who_left(group):
+    """Rank 2 leaves a meeting, and the others wait in the next one, for it or for each other."""
+    memory, x = group.memory, torch.ones(3)
+    memory.all_reduce(x, dist.ReduceOp.SUM)
+    if group.rank == 2:
+        memory.leave()
+        return "left"
+    began = time.monotonic()
+    with pytest.raises(dist.DistNetworkError, match="has ended"):
+        memory.all_reduce(x, dist.ReduceOp.SUM)
+    return time.monotonic() - began < 50 * LOOK
+
+
+def test_a_rank_that_leaves_is_missed_by_all():
+    assert run_ranks(sees_who_left, 3) == [True, True, "left"]
+
+
+def brings_another(group, how):
+    """Rank 1 is elsewhere in the program, where a piece has another size."""
+    other = {"count": torch.ones(4), "size": torch.ones(3, dtype=torch.float64)}[how]
+    x = other if group.rank == 1 else torch.ones(3)
+    with pytest.raises(Disagreement, match="where rank 0 brings 3 of 4"):
+        group.gradient_memory.all_reduce(x, dist.ReduceOp.SUM, share=group.size)
+    return "told"
+
+
+@pytest.mark.parametrize("how", ["count", "size"])
+def test_pieces_of_different_sizes_are_not_added_up(how):
+    assert run_ranks(brings_another, 3, how) == ["told"] * 3
 
 
 @pytest.mark.parametrize("count", [4, SLOT], ids=["small", "in pieces"])

@@ -12,12 +12,13 @@ sum over them, ride on the next meeting, and the thread that watches tells the n
 
 A small tensor travels with its stamp, is reduced or gathered on rank 0 and comes back: one message
 each way and node (see `Tree`), which is faster than a ring of TCP connections. A large tensor goes
-by the backend once the stamps agree.
+by the backend once the stamps agree. Ranks that share memory compare the stamps there, each for
+itself, and reduce the small tensors, too; where these are not all of one place, they all go on as
+if there were no such memory.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import threading
 import time
@@ -25,7 +26,6 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
     from autoddp.comm.line import Line
+    from autoddp.comm.node_memory import NodeMemory
 
 TOLD = 64  # of these, at a look of the thread that watches
 MOST = 4096  # kinds of collective whose words are kept
@@ -55,6 +56,7 @@ class CollectiveCheck:
         self.rank, self._tree, self._store = rank, tree, store
         self._words: dict[Any, str] = {}
         self.passed = Passed()
+        self.memory: NodeMemory | None = None  # of all ranks, if they are on one node
         # on rank 0: what the others' threads have told
         self._heard: dict[int, Recent] = {}
         self._lock = threading.Lock()  # of the lines down: a thread looks, too, see `watching`
@@ -90,12 +92,34 @@ class CollectiveCheck:
         self.passed.meet(stamp)
         # held to the end: a rank that was told may be at its next meeting before this one is over
         with self._lock if self._tree.down else nullcontext():
-            made = self._ask(stamp, body) if self.rank else self._lead(stamp, body, merge)
+            bodies = self._by_memory(stamp, body)
+            if bodies is not None:
+                made = merge(bodies)
+            else:
+                made = self._ask(stamp, body) if self.rank else self._lead(stamp, body, merge)
             self.passed.met()
         return made
 
+    def _by_memory(self, stamp: str, body: bytes) -> list[bytes] | None:
+        """Return all ranks' bodies, if they share memory, and all are at one place.
+
+        Else, on all ranks, None: rank 0 finds out who is where, and says so.
+        """
+        if self.memory is None:
+            return None
+        try:
+            said = self.memory.exchange(_message(stamp, self.passed.sum, body))
+        except dist.DistNetworkError:
+            return None
+        found = [_read(message) for message in said or ()]
+        alike = said is not None and all(
+            past == found[0][1] and not apart(other.encode(), found[0][0].encode())
+            for other, past, _ in found
+        )
+        return [theirs for *_, theirs in found] if alike else None
+
     def _ask(self, stamp: str, body: bytes) -> bytes:
-        self._tree.answer(b"%b\0%b\0%b" % (stamp.encode(), self.passed.sum, body))
+        self._tree.answer(_message(stamp, self.passed.sum, body))
         while True:
             try:
                 said = self._tree.hear()
@@ -230,6 +254,10 @@ class CollectiveCheck:
         return None
 
 
+def _message(stamp: str, past: bytes, body: bytes) -> bytes:
+    return b"%b\0%b\0%b" % (stamp.encode(), past, body)
+
+
 def _read(message: bytes) -> tuple[str, bytes, bytes]:
     """Split a message: the stamp, a sum over what was passed by, and the body."""
     stamp, past, body = message.split(b"\0", 2)
@@ -250,37 +278,3 @@ def apart(theirs: bytes, own: bytes) -> bool:
     if act != own_act or not act:
         return theirs != own
     return place.rpartition(b":")[0] == own_place.rpartition(b":")[0]
-
-
-# ---- tensors as bytes
-
-
-def bytes_of(x: Tensor) -> bytes:
-    """Return the elements of `x` as bytes, in their order."""
-    flat = x.detach().resolve_conj().resolve_neg().contiguous()
-    if flat._is_zerotensor():
-        flat = flat.clone()  # zeros of a gradient that have no memory
-    return ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size())
-
-
-def write(x: Tensor, data: bytes) -> None:
-    """Fill `x` with what `bytes_of` made, in place and unseen by autograd."""
-    if x.is_contiguous() and not (x.is_neg() or x.is_conj()):
-        ctypes.memmove(x.data_ptr(), data, len(data))
-    else:
-        # unlike that of `x.detach()`, its count of writes is not that of `x`
-        x.data.copy_(torch.frombuffer(bytearray(data), dtype=x.dtype).view(x.shape))
-
-
-def reducing(dtype: torch.dtype, op: Any) -> Callable[[list[bytes]], bytes]:
-    """Return a function that reduces all ranks' elements, given in the order of the ranks."""
-
-    def merge(bodies: list[bytes]) -> bytes:
-        if not any(bodies):
-            return b""  # no elements, which frombuffer refuses
-        rows = torch.frombuffer(bytearray(b"".join(bodies)), dtype=dtype).view(len(bodies), -1)
-        if op == dist.ReduceOp.SUM:
-            return bytes_of(rows.sum(0, dtype=dtype))
-        return bytes_of(rows.amin(0) if op == dist.ReduceOp.MIN else rows.amax(0))
-
-    return merge

@@ -22,11 +22,12 @@ from autoddp import torch_internals
 from autoddp.comm import accelerator, copies
 from autoddp.comm.accelerator import CPU
 from autoddp.comm.channel import Channel
-from autoddp.comm.collective_check import CollectiveCheck, bytes_of, reducing, write
+from autoddp.comm.collective_check import CollectiveCheck
 from autoddp.comm.node_memory import OPERATIONS, NodeMemory, share, supported
 from autoddp.comm.position import COLLECTIVE
 from autoddp.comm.rpc import Rpc
 from autoddp.comm.sockets import namespace
+from autoddp.comm.tensor_bytes import bytes_of, reducing, write
 from autoddp.comm.world import World
 
 TIMEOUT = timedelta(minutes=30)
@@ -133,6 +134,13 @@ class Group(Rpc):
             found = share(self.rank, list(range(self.size)), self.store, 2)
             if found:
                 self.memory, self.gradient_memory = found
+                self.collective_check.memory = self.memory
+
+    def leave(self) -> None:
+        """Close the lines to the other ranks: to those that still wait, this one has ended."""
+        self.channel.close()
+        for memory in filter(None, (self.memory, self.gradient_memory)):
+            memory.leave()
 
     # ---- tensors
 

@@ -1,24 +1,18 @@
 """Memory that the ranks of a node share, in which they meet, and add up and gather tensors.
 
 Each rank has a slot there. It writes to its own, meets the others, and reads theirs: nothing
-travels. Sums are taken in the order of the ranks, so that all have the same bits.
-
-Ranks meet by a POSIX semaphore for each pair of them (`sem_overview(7)`), which lies in the memory,
-too, and orders what is written before a post and read after a wait on every processor. The memory
-has no name: nothing is left of it when the last process ends, however that happens. A rank holds a
-lock on a byte of it, which the kernel releases when the rank ends: those that wait see that.
+travels. Sums are taken in the order of the ranks, so that all have the same bits. The memory has no
+name: nothing is left of it when the last process ends, however that happens.
 """
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import socket
-import time
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, lockf  # a script's is patched: that of rank 0's file
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -26,29 +20,24 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from autoddp.comm import node_barrier
+from autoddp.comm.node_barrier import NodeBarrier, room
 from autoddp.comm.node_sockets import connect
+from autoddp.errors import Disagreement
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
 SLOT = 1 << 20  # bytes of a piece: of larger tensors one piece follows the other
 SMALL = 1 << 15  # bytes that each rank adds up itself, which is sooner done than to meet again
-SEMAPHORE = 64  # bytes for a sem_t, which has 32, so that no two share a line of the cache
-LOOK = 0.2  # seconds after which a rank that waits looks whether the other is there
-SPINS = 400  # looks at a semaphore before this process sleeps
-MONOTONIC = 1
 HERE = b"!"
+SIZES = struct.Struct("qq")  # at the head of a slot: elements, bytes of each
+HEAD = 64  # bytes for that, a line of the cache
 OPERATIONS: dict[Any, Callable[..., Tensor]] = {
     dist.ReduceOp.SUM: torch.add,
     dist.ReduceOp.MIN: torch.minimum,
     dist.ReduceOp.MAX: torch.maximum,
 }
-
-
-class Timespec(ctypes.Structure):
-    """The time until which a call of the C library waits."""
-
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
 class NodeMemory:
@@ -65,67 +54,27 @@ class NodeMemory:
 
     def __init__(self, number: int, ranks: list[int], descriptor: int) -> None:
         self.number, self.ranks, self.descriptor = number, ranks, descriptor
-        many = len(ranks)
-        self._others = [other for other in range(many) if other != number]
-        self._map = mmap.mmap(descriptor, size(many))
-        self._library, self._quick = ctypes.CDLL(None, use_errno=True), ctypes.PyDLL(None)
-        first = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        # by rank: what it waits for from this one, and what this one waits for from it
-        self._to = [ctypes.c_void_p(first + SEMAPHORE * (number * many + r)) for r in range(many)]
-        self._from = [ctypes.c_void_p(first + SEMAPHORE * (r * many + number)) for r in range(many)]
-        self._spins = SPINS if len(os.sched_getaffinity(0)) >= many else 1
-        self._half, self._left = 0, False
+        self._others = [other for other in range(len(ranks)) if other != number]
+        self._map = mmap.mmap(descriptor, size(len(ranks)))
+        self._barrier = NodeBarrier(number, ranks, descriptor, self._map)
+        self._half = 0
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         self._slots = lru_cache(256)(self._slots_of)
-        lockf(descriptor, LOCK_EX | LOCK_NB, 1, number)
 
     def begin(self) -> None:
-        """Make the semaphores; the first rank does, before another one has the memory."""
-        many = len(self.ranks)
-        first = self._to[0].value or 0
-        for number in range(many * many):
-            self._library.sem_init(ctypes.c_void_p(first + SEMAPHORE * number), 1, 0)
+        """Make the barrier; the first rank does, before another one has the memory."""
+        self._barrier.begin()
+
+    def meet(self) -> None:
+        """Wait until all ranks are here; what they wrote before is what is read afterwards."""
+        self._barrier.wait()
+
+    def leave(self) -> None:
+        """Come to no meeting any more, which the others see as if this rank had ended."""
+        self._barrier.leave()
 
     def __del__(self) -> None:
         os.close(self.descriptor)
-
-    # ---- meeting
-
-    def meet(self) -> None:
-        """Wait until all ranks are here; what they wrote before is what is read afterwards.
-
-        Raises:
-            DistNetworkError: Another rank has ended, as of a connection that broke; or an exception
-                has left an earlier meeting, after which ranks may be apart.
-        """
-        if self._left:
-            raise dist.DistNetworkError("an exception has left a meeting of the ranks")
-        self._left = True
-        for other in self._others:
-            self._quick.sem_post(self._to[other])
-        for other in self._others:
-            self._await(other)
-        self._left = False
-
-    def _await(self, other: int) -> None:
-        semaphore, trywait = self._from[other], self._quick.sem_trywait
-        for _ in range(self._spins):
-            if trywait(semaphore) == 0:
-                return
-        while True:
-            until = Timespec(*divmod(time.monotonic_ns() + int(LOOK * 1e9), 10**9))
-            if self._library.sem_clockwait(semaphore, MONOTONIC, ctypes.byref(until)) == 0:
-                return
-            if not self._is_there(other) and trywait(semaphore):
-                raise dist.DistNetworkError(f"rank {self.ranks[other]} has ended")
-
-    def _is_there(self, other: int) -> bool:
-        try:
-            lockf(self.descriptor, LOCK_EX | LOCK_NB, 1, other)
-        except OSError:
-            return True
-        lockf(self.descriptor, LOCK_UN, 1, other)
-        return False
 
     # ---- tensors
 
@@ -143,7 +92,7 @@ class NodeMemory:
     def _reduce_small(self, x: Tensor, op: Any) -> None:
         slots, reduce = self._next(x), OPERATIONS[op]
         slots[self.number].copy_(x)
-        self.meet()
+        self._meet_alike()
         reduce(slots[0], slots[1], out=x)
         for slot in slots[2:]:
             reduce(x, slot, out=x)
@@ -154,7 +103,7 @@ class NodeMemory:
         mine, reduce = cuts[self.number], OPERATIONS[op]
         for other in self._others:
             slots[self.number][cuts[other]].copy_(x[cuts[other]])
-        self.meet()
+        self._meet_alike()
         found = slots[self.number][mine]  # nobody else looks there before all have met again
         parts = [x[mine] if r == self.number else slots[r][mine] for r in range(len(self.ranks))]
         reduce(parts[0], parts[1], out=found)
@@ -175,7 +124,7 @@ class NodeMemory:
             piece = x[start : start + step]
             slots = self._next(piece)
             slots[self.number].copy_(piece)
-            self.meet()
+            self._meet_alike()
             for row, slot in zip(out, slots, strict=True):
                 row[start : start + step].copy_(slot)
 
@@ -187,33 +136,78 @@ class NodeMemory:
                 slots = self._next(piece)
                 if source == self.number:
                     slots[source].copy_(piece)
-                self.meet()
+                self._meet_alike()
                 if source != self.number:
                     piece.copy_(slots[source])
 
-    def _next(self, x: Tensor) -> list[Tensor]:
-        """Return the ranks' slots for a piece: of the half that nobody reads any more.
+    def exchange(self, message: bytes) -> list[bytes] | None:
+        """Return the messages of all ranks; None, on all, if one is too long for a slot."""
+        start = self._begin(len(message), 1) + HEAD
+        if len(message) <= SLOT:
+            self._map[start : start + len(message)] = message
+        self.meet()
+        lengths = [length for length, _ in self._sizes()]
+        if max(lengths) > SLOT:
+            return None
+        starts = [start + HEAD for start in self._starts(self._half)]
+        return [self._map[at : at + n] for at, n in zip(starts, lengths, strict=True)]
 
-        A rank may read what the last call left there, as long as it is not in the next one but one.
+    # ---- slots
+
+    def _begin(self, count: int, size: int) -> int:
+        """Return where this rank's slot begins, whose head says so many elements of such a size.
+
+        It is of the half that nobody reads any more: a rank may read what the last call left, as
+        long as it is not in the next one but one.
         """
         self._half = 1 - self._half
+        start = self._starts(self._half)[self.number]
+        SIZES.pack_into(self._map, start, count, size)
+        return start
+
+    def _next(self, x: Tensor) -> list[Tensor]:
+        """Return all ranks' slots for a piece of `x`'s dtype and size."""
+        self._begin(x.numel(), x.element_size())
         slots: list[Tensor] = self._slots(self._half, x.dtype, x.numel())
         return slots
 
+    def _meet_alike(self) -> None:
+        """Meet, and see that all ranks bring a piece of one size.
+
+        Raises:
+            Disagreement: They do not: one rank is in another place of the program.
+        """
+        self.meet()
+        sizes = self._sizes()
+        for rank, found in zip(self.ranks, sizes, strict=True):
+            if found != sizes[0]:
+                (count, size), (first, first_size) = found, sizes[0]
+                raise Disagreement(
+                    f"rank {rank} brings {count} elements of {size} bytes where rank "
+                    f"{self.ranks[0]} brings {first} of {first_size}; a decision in the script "
+                    "differs between ranks"
+                )
+
+    def _sizes(self) -> list[tuple[int, int]]:
+        return [SIZES.unpack_from(self._map, start) for start in self._starts(self._half)]
+
     def _slots_of(self, half: int, dtype: torch.dtype, count: int) -> list[Tensor]:
-        many, first = len(self.ranks), _head(len(self.ranks))
-        starts = [first + SLOT * (half * many + number) for number in range(many)]
-        return [self._bytes[at : at + count * dtype.itemsize].view(dtype) for at in starts]
+        starts, size = (start + HEAD for start in self._starts(half)), count * dtype.itemsize
+        return [self._bytes[at : at + size].view(dtype) for at in starts]
+
+    def _starts(self, half: int) -> list[int]:
+        many, step = len(self.ranks), HEAD + SLOT
+        return [_head(many) + step * (half * many + number) for number in range(many)]
 
 
 def _head(many: int) -> int:
-    """Return the bytes before the slots: the semaphores, to a whole page."""
-    return -(-SEMAPHORE * many * many // mmap.PAGESIZE) * mmap.PAGESIZE
+    """Return the bytes before the slots: the barrier, to a whole page."""
+    return -(-room(many) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def size(many: int) -> int:
     """Return the bytes of the memory of so many ranks; what is not used costs none."""
-    return _head(many) + 2 * many * SLOT
+    return _head(many) + 2 * many * (HEAD + SLOT)
 
 
 def _pieces(x: Tensor) -> Iterator[Tensor]:
@@ -237,7 +231,7 @@ def nameless(count: int) -> int:
 
 def supported() -> bool:
     """Return whether this system has memory without a name, and semaphores with a deadline."""
-    return hasattr(os, "memfd_create") and hasattr(ctypes.CDLL(None), "sem_clockwait")
+    return hasattr(os, "memfd_create") and node_barrier.supported()
 
 
 def share(rank: int, ranks: list[int], store: Store, many: int) -> list[NodeMemory]:

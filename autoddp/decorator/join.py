@@ -272,7 +272,7 @@ def joined(
 def leave(group: Group) -> None:
     """Leave the job, with no process group left and no reducer on the script's parameters."""
     gc.collect()
-    group.channel.close()
+    group.leave()
     pg, group.pg = group.pg, cast("dist.ProcessGroup", ClosedGroup())
     group.collective_check = cast(CollectiveCheck, ClosedGroup())
     dist.destroy_process_group(pg)

@@ -259,7 +259,7 @@ def greeting(world: World, options: Options, chosen: Choice, environ: Mapping[st
 def end(group: Group, code: int) -> None:
     """Leave the job, in an order in which the user sees one failure: rank 0's, if it fails too."""
     world, store = group.world, group.store
-    group.channel.close()  # ranks that wait for an effect of this one learn that it will not come
+    group.leave()  # ranks that wait for an effect of this one learn that it will not come
     try:
         asks = bool(world.rank and code)  # before this rank says its end: then the store may go
         failed = asks and _fails_too(store)

@@ -1,0 +1,111 @@
+"""A barrier of the ranks of a node, in memory that they share.
+
+Ranks meet by a POSIX semaphore for each pair of them (`sem_overview(7)`), which lies in the memory
+and orders what is written before a post and read after a wait on every processor. A rank holds a
+lock on a byte of the memory, which the kernel releases when the rank ends: those that wait see it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import time
+from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, lockf  # a script's is patched: that of rank 0's file
+
+import torch.distributed as dist
+
+SEMAPHORE = 64  # bytes for a sem_t, which has 32, so that no two share a line of the cache
+LOOK = 0.2  # seconds after which a rank that waits looks whether the other is there
+SPINS = 400  # looks at a semaphore before this process sleeps
+MONOTONIC = 1
+
+
+class Timespec(ctypes.Structure):
+    """The time until which a call of the C library waits."""
+
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class NodeBarrier:
+    """One rank's view of the semaphores.
+
+    Args:
+        number: The place of this rank among those of its node.
+        ranks: The ranks of the node.
+        descriptor: Stands for the memory, for its locks.
+        memory: The memory, whose first `room(len(ranks))` bytes the semaphores have.
+    """
+
+    def __init__(self, number: int, ranks: list[int], descriptor: int, memory: mmap.mmap) -> None:
+        self._number, self._ranks, self._descriptor = number, ranks, descriptor
+        many = len(ranks)
+        self._others = [other for other in range(many) if other != number]
+        self._library, self._quick = ctypes.CDLL(None, use_errno=True), ctypes.PyDLL(None)
+        first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        # by rank: what it waits for from this one, and what this one waits for from it
+        self._to = [ctypes.c_void_p(first + SEMAPHORE * (number * many + r)) for r in range(many)]
+        self._from = [ctypes.c_void_p(first + SEMAPHORE * (r * many + number)) for r in range(many)]
+        self._spins = SPINS if len(os.sched_getaffinity(0)) >= many else 1
+        self._gone = False
+        lockf(descriptor, LOCK_EX | LOCK_NB, 1, number)
+
+    def begin(self) -> None:
+        """Make the semaphores; the first rank does, before another one has the memory."""
+        many = len(self._ranks)
+        first = self._to[0].value or 0
+        for number in range(many * many):
+            self._library.sem_init(ctypes.c_void_p(first + SEMAPHORE * number), 1, 0)
+
+    def wait(self) -> None:
+        """Wait until all ranks are here.
+
+        Raises:
+            DistNetworkError: Another rank has ended, as of a connection that broke; or an exception
+                has left an earlier meeting, after which ranks may be apart.
+        """
+        if self._gone:
+            raise dist.DistNetworkError("this rank has left the meetings of its node")
+        try:
+            for other in self._others:
+                self._quick.sem_post(self._to[other])
+            for other in self._others:
+                self._await(other)
+        except BaseException:
+            self.leave()  # wherever it goes from here, nobody may wait for it
+            raise
+
+    def leave(self) -> None:
+        """Come no more, which the others see as if this rank had ended."""
+        self._gone = True
+        lockf(self._descriptor, LOCK_UN, 1, self._number)
+
+    def _await(self, other: int) -> None:
+        semaphore, trywait = self._from[other], self._quick.sem_trywait
+        for _ in range(self._spins):
+            if trywait(semaphore) == 0:
+                return
+        while True:
+            until = Timespec(*divmod(time.monotonic_ns() + int(LOOK * 1e9), 10**9))
+            if self._library.sem_clockwait(semaphore, MONOTONIC, ctypes.byref(until)) == 0:
+                return
+            if not self._is_there(other) and trywait(semaphore):
+                raise dist.DistNetworkError(f"rank {self._ranks[other]} has ended")
+
+    def _is_there(self, other: int) -> bool:
+        try:
+            lockf(self._descriptor, LOCK_EX | LOCK_NB, 1, other)
+        except OSError:
+            return True
+        lockf(self._descriptor, LOCK_UN, 1, other)
+        return False
+
+
+def room(many: int) -> int:
+    """Return the bytes that the semaphores of so many ranks need."""
+    return SEMAPHORE * many * many
+
+
+def supported() -> bool:
+    """Return whether this system has semaphores with a deadline."""
+    return hasattr(ctypes.CDLL(None), "sem_clockwait")
