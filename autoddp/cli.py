@@ -17,7 +17,7 @@ from autoddp.launch import hash_seed, recipes
 from autoddp.options import ROWS, Options, table
 from autoddp.options.given import Given, check_no_run, read, split, whole
 from autoddp.options.row import BENCH, RUN, VERIFY, OptionRow, flag
-from autoddp.report import PREFIX
+from autoddp.report import PREFIX, stdout_is_read
 
 if TYPE_CHECKING:
     from autoddp.process.script import Script
@@ -263,7 +263,9 @@ def main() -> NoReturn:
     try:
         code = command(sys.argv[1:])
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head -1` has ended
+    except BrokenPipeError:
+        if stdout_is_read():  # another pipe broke
+            raise
         os._exit(128 + signal.SIGPIPE)
     if "autoddp.launch.agent" in sys.modules:
         # ranks ran, in forks: nothing here is a user's, and to tear torch down takes half a second
@@ -288,8 +290,7 @@ def parse(arguments: list[str]) -> Act | int | None:
     Raises:
         BadInput: An unknown command or option.
     """
-    # of the click that this typer brings, or uses
-    usage_error: type[Any] = typer.BadParameter.__mro__[1]
+    usage_error: type[Any] = typer.BadParameter.__mro__[1]  # of the click that this typer uses
     parser = typer.main.get_command(app)
     try:
         answer: Any = parser.main(arguments or ["--help"], "autoddp", standalone_mode=False)

@@ -190,3 +190,12 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback():
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, env=environ(), check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+def test_another_pipe_that_breaks_is_no_reader_that_has_ended(monkeypatch):
+    def breaks(arguments):
+        raise BrokenPipeError("a rank's")
+
+    monkeypatch.setattr(cli, "command", breaks)
+    with pytest.raises(BrokenPipeError, match="a rank's"):
+        cli.main()

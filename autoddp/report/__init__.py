@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import sys
 import sysconfig
 import tempfile
@@ -185,3 +186,10 @@ def users_line(depth: int = 1) -> str:
     if frame is None:
         return "?"
     return f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
+
+
+def stdout_is_read() -> bool:
+    """Return whether the reader of stdout has not ended yet, as `head` does early."""
+    poll = select.poll()
+    poll.register(1, 0)
+    return not poll.poll(0)  # of nothing but errors
