@@ -17,6 +17,7 @@ from torch._compile import _disable_dynamo
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._library.effects import EffectType
 from torch.distributed.distributed_c10d import _get_default_store
+from torch.nn.parallel import DistributedDataParallel
 
 DispatchMode = torch.utils._python_dispatch.TorchDispatchMode
 OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket
@@ -54,6 +55,17 @@ def compiler_traces() -> bool:
 def after_backward(call: Callable[[], None]) -> None:
     """Have autograd's engine run `call` at the end of the backward that runs."""
     torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+def arm(replica: DistributedDataParallel) -> None:
+    """Do for the backward that follows what a forward does, without its many questions.
+
+    A replica's first forward asks them. This is for one that looks for no unused parameters, whose
+    graph is not static, and whose module has no buffers.
+    """
+    replica.reducer.prepare_for_forward()
+    replica.reducer._rebuild_buckets()
+    replica.reducer.prepare_for_backward([])
 
 
 def has_kernel(operator: str, device: str) -> bool:

@@ -79,7 +79,7 @@ def run_ranks(
     fn: Callable[..., Any],
     nproc: int,
     *args: Any,
-    timeout: float = 120,
+    timeout: float = 240,
     nodes: tuple[int, ...] = (),
 ) -> list[Any]:
     """What `fn(group, *args)` returns on each rank, in order; a rank's traceback is the failure."""

@@ -298,7 +298,7 @@ def test_ctrl_c_ends_all(tmp_path):
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=240)
     assert process.returncode == 128 + signal.SIGINT
     assert "Traceback" not in out + err
     assert not leftover(process.pid)
@@ -643,7 +643,7 @@ def test_node_0_takes_those_in_that_it_waits_for(tmp_path, capfd):
     with remote.Others(here, ["train.py"]) as others:
         others.meet(tmp_path)
         others.code = 3
-    thread.join(timeout=60)
+    thread.join(timeout=240)
     stranger, refused, taken, end = answers
     assert stranger == b""
     assert b"--node-rank is 2, which node 0 does not wait for" in refused

@@ -214,7 +214,7 @@ def mpirun():
         env=environ(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         stdin=subprocess.DEVNULL,
     )
 
@@ -282,7 +282,7 @@ def test_pods_of_a_pytorchjob(script, want, nproc):
                 text=True,
             )
         )
-    (out, err), (silent, _) = (pod.communicate(timeout=60) for pod in pods)
+    (out, err), (silent, _) = (pod.communicate(timeout=240) for pod in pods)
     assert [pod.returncode for pod in pods] == [0, 0], err
     assert (out, silent) == (want, "")
     assert f"{2 * nproc} ranks on 2 nodes" in err

@@ -78,7 +78,7 @@ WAYS = {"forked": "", "after a pool": POOL, "afresh": THREAD}
 def python(warm, tmp_path, monkeypatch):
     """Runs a script's text by `python` in its own folder."""
 
-    def run(source, nproc=None, timeout=60, name="run"):
+    def run(source, nproc=None, timeout=240, name="run"):
         path = tmp_path / "train.py"
         head = f"import os, tempfile\ntempfile.tempdir = {str(tmp_path / 'tmp')!r}\n"
         head += f"os.environ['AUTODDP_NPROC'] = '{nproc}'\n" if nproc else ""
@@ -388,7 +388,7 @@ def test_a_fresh_rank_that_does_not_come_to_the_call_is_named(python):
 def test_an_interrupt_ends_all(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(FAILS.replace("WHAT", "if rank == 0: signal.raise_signal(signal.SIGINT)"))
-    done = run_python(path, timeout=60)
+    done = run_python(path, timeout=240)
     assert done.rc == -signal.SIGINT
     assert done.err.endswith("KeyboardInterrupt\n")
 

@@ -48,7 +48,7 @@ def run(warm, server):
     def example(name, folder, *launcher):
         server.requests.clear()
         command = [*launcher, str(FOLDER / f"{name}.py"), *ARGUMENTS[name]]
-        done = warm.run(*command, folder=folder, timeout=120, mirror=server.url)
+        done = warm.run(*command, folder=folder, timeout=240, mirror=server.url)
         server.requests.pop("sums.json")
         return done, dict(server.requests)
 

@@ -64,7 +64,7 @@ def test_the_old_or_the_new_one(warm, tmp_path, nproc):
         str(script),
         str(MOMENTS),
     ]
-    done = warm.run(*command, folder=tmp_path / "ranks", timeout=60 + 5 * MOMENTS)
+    done = warm.run(*command, folder=tmp_path / "ranks", timeout=240 + 5 * MOMENTS)
     assert (done.code, done.out) == (0, "through\n"), done.err
     assert not done.left
     assert done.err.count("the job is run again") == MOMENTS

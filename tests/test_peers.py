@@ -33,9 +33,9 @@ def needs(library: str):
 )
 def test_a_library_that_trains_finds_one_process(name, warm, tmp_path):
     path = str(SCRIPTS / f"{name}.py")
-    want = warm.run("python", path, folder=tmp_path / "python", timeout=120)
+    want = warm.run("python", path, folder=tmp_path / "python", timeout=240)
     assert want.code == 0, want.err
-    got = warm.run("autoddp", "run", "-n", "2", path, folder=tmp_path / "ranks", timeout=120)
+    got = warm.run("autoddp", "run", "-n", "2", path, folder=tmp_path / "ranks", timeout=240)
     assert got.code == 0, got.err
     same_text(want.out, got.out, RTOL, "stdout")
     assert "[autoddp] split: " in got.err
@@ -56,7 +56,7 @@ def test_a_trainer_of_several_devices_is_told_of_the_option(strategy, said, warm
     path = tmp_path / "two.py"
     source = (SCRIPTS / "lightened.py").read_text()
     path.write_text(source.replace("devices=1", f'devices=2, strategy="{strategy}"'))
-    done = warm.run("autoddp", "run", "-n", "2", str(path), folder=tmp_path / "ranks", timeout=120)
+    done = warm.run("autoddp", "run", "-n", "2", str(path), folder=tmp_path / "ranks", timeout=240)
     assert (done.code, done.left) == (1, ())
     assert f"BadInput: two.py:53 {said}" in done.err.splitlines()[-1]
 
@@ -70,7 +70,7 @@ def test_by_option_it_finds_its_ranks_as_under_torchrun(warm, tmp_path):
     )
     assert want.rc == 0, want.err
     command = ["autoddp", "run", "-n", "2", "--own-ddp", "yes", path]
-    got = warm.run(*command, folder=tmp_path / "ranks", timeout=120)
+    got = warm.run(*command, folder=tmp_path / "ranks", timeout=240)
     assert got.code == 0, got.err
     same_text(want.out, got.out, RTOL, "stdout")
     (said,) = [line for line in got.err.splitlines() if line.startswith("[autoddp]")]

@@ -129,7 +129,7 @@ class Pair:
                 )
             )
         try:
-            ends = [process.communicate(timeout=90) for process in processes]
+            ends = [process.communicate(timeout=240) for process in processes]
         finally:
             for process in processes:
                 process.kill()

@@ -98,7 +98,7 @@ def start(console, tmp_path):
 def end(*processes: subprocess.Popen[str]) -> list[tuple[str, str]]:
     """What they printed, once all have ended well."""
     try:
-        printed = [process.communicate(timeout=120) for process in processes]
+        printed = [process.communicate(timeout=240) for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -120,7 +120,7 @@ def plain(console, tmp_path_factory):
                 env=console,
                 capture_output=True,
                 text=True,
-                timeout=120,
+                timeout=240,
                 check=True,
             )
             known[arguments] = done.stdout

@@ -53,7 +53,7 @@ def test_mpiruns_command_line_runs(tmp_path):
         env=environ({**of_mpi, "PATH": path, "OMPI_MCA_rmaps_base_oversubscribe": "1"}),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         stdin=subprocess.DEVNULL,
     )
     assert (done.returncode, done.stdout) == (0, "2 ['a b']\n"), done.stderr

@@ -60,7 +60,7 @@ def three(tmp_path_factory):
     assert recorded(folder, "one", "-n", "1") == ["0.jsonl", "recording.json"]
     assert recorded(folder, "two", "-n", "2") == FILES
     command = ["-m", "autoddp", "run", "--record", "torchrun", script, "argument"]
-    done = run_python(*TORCHRUN, *command, cwd=folder, timeout=120)
+    done = run_python(*TORCHRUN, *command, cwd=folder, timeout=240)
     assert done.rc == 0, done.err
     assert sorted(path.name for path in (folder / "torchrun").iterdir()) == FILES
     return folder
@@ -105,7 +105,7 @@ def test_a_recording_that_is_there_is_left_as_it_is(three):
     )
     assert done.out == ""
     command = ["-m", "autoddp", "run", "--record", "two", "train.py"]
-    done = run_python(*TORCHRUN, *command, cwd=three, timeout=120)
+    done = run_python(*TORCHRUN, *command, cwd=three, timeout=240)
     assert done.rc
     assert "--record is two, which holds a recording already" in done.err
     assert {path.name: path.read_bytes() for path in (three / "two").iterdir()} == before

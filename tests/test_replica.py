@@ -60,7 +60,8 @@ def backward(group, replicas, model, scale=None):
     """Each rank's own gradient, averaged."""
     loss = model(torch.full((1, 2), 1.0 + group.rank)).sum()
     found = leaves_of([loss], Order())
-    for top in replicas.armed(found, [loss]):
+    replicas.arm(found, [loss])
+    for top in [loss]:
         top.backward()
     return found
 
@@ -118,8 +119,9 @@ def test_a_dropped_reducer_is_made_anew():
         hidden.register_hook(lambda g: 1 / 0)
         loss = hidden.sum()
         found = leaves_of([loss], Order())
+        replicas.arm(found, [loss])
         with pytest.raises(ZeroDivisionError):
-            replicas.armed(found, [loss])[0].backward()
+            loss.backward()
         replicas.drop(found)
         model.zero_grad()
         backward(group, replicas, model)

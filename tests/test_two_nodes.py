@@ -78,7 +78,7 @@ class Job:
     def end(self):
         """Exit code, stdout, stderr of each node."""
         try:
-            return [(process, *process.communicate(timeout=60)) for process in self.processes]
+            return [(process, *process.communicate(timeout=240)) for process in self.processes]
         finally:
             for process in self.processes:
                 process.kill()
@@ -305,11 +305,11 @@ def test_each_node_records_its_ranks_in_its_folder(nodes, tmp_path):
     assert files == [["0.jsonl", "1.jsonl", "recording.json", "report.json"], ["2.jsonl"]]
     assert len(os.listdir(tmp_path / "shared")) == 5
     alone = [sys.executable, "-m", "autoddp", "run", "-n", "1", "--record", "alone", "train.py"]
-    subprocess.run(alone, cwd=folders[0], env=environ(), check=True, timeout=60)
+    subprocess.run(alone, cwd=folders[0], env=environ(), check=True, timeout=240)
     for other, ranks in (("record", 2), (str(tmp_path / "shared"), 3)):
         compare = [sys.executable, "-m", "autoddp", "verify", "--recordings", "alone", other]
         done = subprocess.run(
-            compare, cwd=folders[0], env=environ(), capture_output=True, text=True, timeout=60
+            compare, cwd=folders[0], env=environ(), capture_output=True, text=True, timeout=240
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert (f"{other} has 2 of 3 ranks: 2 wrote on other nodes" in done.stdout) == (ranks == 2)
@@ -352,7 +352,7 @@ def test_a_loader_that_draws_in_workers_is_loaded_once_on_each_node(nodes, tmp_p
         capture_output=True,
         env=environ(),
         text=True,
-        timeout=60,
+        timeout=240,
         check=True,
     )
     (first, out, err), (second, _, err2) = Job(nodes, f"{script} {folders[1]}", nprocs=(2, 2)).end()

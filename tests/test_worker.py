@@ -62,7 +62,7 @@ def by_hand(path, size, *options, more=None):
         for rank in range(size)
     ]
     try:
-        return [(*process.communicate(timeout=60), process.returncode) for process in processes]
+        return [(*process.communicate(timeout=240), process.returncode) for process in processes]
     finally:
         for process in processes:
             process.kill()

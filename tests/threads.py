@@ -17,7 +17,7 @@ class Meeting:
 
     def __init__(self, size: int) -> None:
         self.size, self.given = size, [torch.empty(0)] * size
-        self.barrier = threading.Barrier(size, timeout=60)
+        self.barrier = threading.Barrier(size, timeout=240)
 
     def meet(self, rank: int, x: Tensor) -> list[Tensor]:
         """The ranks' tensors, in rank order; those that differ in shape or dtype are an error."""

@@ -30,7 +30,7 @@ from tests.ranks import run_ranks
 
 # Python 3.12: gloo has threads, as OpenMP in one process
 FORKS = "is multi-threaded, use of fork() may"
-HANGS = 120  # seconds after which every rank tells where it is
+HANGS = 240  # seconds after which every rank tells where it is
 
 
 @dataclass

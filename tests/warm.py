@@ -153,7 +153,7 @@ def shared() -> Warm:
     return parent
 
 
-def fresh(*argv: str, folder: Path, timeout: float = 120) -> Run:
+def fresh(*argv: str, folder: Path, timeout: float = 240) -> Run:
     """The same by a new interpreter, as a user's shell does it."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, *(["-m", *argv] if argv[0] == "autoddp" else argv[1:])]

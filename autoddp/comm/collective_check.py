@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from time import monotonic  # a script's is patched
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch.distributed as dist
@@ -245,9 +246,9 @@ class CollectiveCheck:
 
         Of a rank that failed its launcher tells, and ends this rank meanwhile.
         """
-        deadline = time.monotonic() + LEFT
+        deadline = monotonic() + LEFT
         self._store.set(f"{WAITS}/{self.rank}", "")
-        while time.monotonic() < deadline:
+        while monotonic() < deadline:
             if self._store.check([f"ended/{rank}"]) and self._store.get(f"ended/{rank}") == b"0":
                 return 0
             time.sleep(TICK)

@@ -8,11 +8,12 @@ by where they run.
 from __future__ import annotations
 
 import gc
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from enum import IntEnum, auto
+from os import getpid  # a script's is patched: it costs more, and answers as rank 0
+from threading import get_ident
 
 
 class Code(IntEnum):
@@ -36,6 +37,24 @@ class Code(IntEnum):
     TRIAL = auto()
 
 
+class Within:
+    """A context manager that counts how deep the script is in a kind of code.
+
+    It is entered several times in a step: one made of a generator would cost three times as much.
+    """
+
+    __slots__ = ("_code", "_depth")
+
+    def __init__(self, depth: list[int], code: Code) -> None:
+        self._depth, self._code = depth, code
+
+    def __enter__(self) -> None:
+        self._depth[self._code] += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth[self._code] -= 1
+
+
 class Context:
     """The answer to whose code runs now, on one rank.
 
@@ -49,7 +68,7 @@ class Context:
     """
 
     def __init__(self) -> None:
-        self.process, self.thread = os.getpid(), threading.get_ident()
+        self.process, self.thread = getpid(), get_ident()
         self.depth = [0] * len(Code)
         self.ending = self.over = self.collecting = False
         self.muting: list[Callable[[], AbstractContextManager[object]]] = []
@@ -60,45 +79,39 @@ class Context:
 
     def is_rank(self) -> bool:
         """Return whether this process is the rank itself, not one forked from it."""
-        return os.getpid() == self.process
+        return getpid() == self.process
 
     def in_job(self) -> bool:
         """Return whether this process is the rank itself, and the job goes on."""
-        return not self.over and os.getpid() == self.process
+        return not self.over and getpid() == self.process
 
     def on_script_thread(self) -> bool:
         """Return whether this is the thread that runs the script."""
-        return threading.get_ident() == self.thread
+        return get_ident() == self.thread
 
     def in_fork(self) -> bool:
         """Return whether this process was forked from the rank, by any of its threads.
 
         The thread that runs there is then the script's.
         """
-        here = os.getpid()
+        here = getpid()
         if here == self.process:
             return False
         if here != self._child:  # forked while the script was anywhere
-            self._child, self.thread = here, threading.get_ident()
+            self._child, self.thread = here, get_ident()
             self.depth = [0] * len(Code)
         return not self.over
 
     # ---- what
 
-    @contextmanager
-    def within(self, code: Code) -> Iterator[None]:
+    def within(self, code: Code) -> Within:
         """Run code of this kind inside, on the script's thread."""
-        depth = self.depth
-        depth[code] += 1
-        try:
-            yield
-        finally:
-            depth[code] -= 1
+        return Within(self.depth, code)
 
     @contextmanager
     def internal(self) -> Iterator[None]:
         """Run autoddp's own code inside, on whatever thread this is."""
-        if threading.get_ident() == self.thread:
+        if get_ident() == self.thread:
             depth = self.depth
             depth[Code.INTERNAL] += 1
             try:
@@ -134,7 +147,7 @@ class Context:
 
     def is_internal_elsewhere(self) -> bool:
         """Return whether this is another thread than the script's, in autoddp's own code."""
-        return threading.get_ident() != self.thread and getattr(self._elsewhere, "internal", False)
+        return get_ident() != self.thread and getattr(self._elsewhere, "internal", False)
 
     def on_rows(self) -> bool:
         """Return whether modules and functions see this rank's rows as plain tensors."""
@@ -156,5 +169,5 @@ class Context:
             undo.callback(gc.callbacks.remove, self._note)
 
     def _note(self, phase: str, info: Mapping[str, int]) -> None:
-        if threading.get_ident() == self.thread:
+        if get_ident() == self.thread:
             self.collecting = phase == "start"

@@ -10,8 +10,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import time
 from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, lockf  # a script's is patched: that of rank 0's file
+from time import monotonic_ns  # a script's is patched
 
 import torch.distributed as dist
 
@@ -86,7 +86,7 @@ class NodeBarrier:
             if trywait(semaphore) == 0:
                 return
         while True:
-            until = Timespec(*divmod(time.monotonic_ns() + int(LOOK * 1e9), 10**9))
+            until = Timespec(*divmod(monotonic_ns() + int(LOOK * 1e9), 10**9))
             if self._library.sem_clockwait(semaphore, MONOTONIC, ctypes.byref(until)) == 0:
                 return
             if not self._is_there(other) and trywait(semaphore):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from time import monotonic  # a script's is patched
 
 # what a rank may be in the midst of: the first four wait for others, and a backward computes, too
 COLLECTIVE, EFFECT, MEETING, BACKWARD, ACTING = (
@@ -26,14 +24,26 @@ class Position:
         # kind, in words, since when: one value, so that a reader finds it whole
         self.now = ("", "", 0.0)
 
-    @contextmanager
-    def at(self, kind: str, words: str) -> Iterator[None]:
+    def at(self, kind: str, words: str) -> At:
         """Mark this rank as busy with `kind`, described by `words`, in the body; add up waits."""
-        began = time.monotonic()
-        before, self.now = self.now, (kind, words, began)
-        try:
-            yield
-        finally:
-            self.now = before
-            if kind in WAITING and before[0] not in WAITING:
-                self.waited += time.monotonic() - began
+        return At(self, kind, words)
+
+
+class At:
+    """A stay at a place, as a context manager; a step has some, so it is no generator."""
+
+    __slots__ = ("_before", "_kind", "_position", "_words")
+
+    def __init__(self, position: Position, kind: str, words: str) -> None:
+        self._position, self._kind, self._words = position, kind, words
+
+    def __enter__(self) -> None:
+        position = self._position
+        self._before = position.now
+        position.now = (self._kind, self._words, monotonic())
+
+    def __exit__(self, *_: object) -> None:
+        position = self._position
+        began, position.now = position.now[2], self._before
+        if self._kind in WAITING and self._before[0] not in WAITING:
+            position.waited += monotonic() - began

@@ -23,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic  # a script's is patched
 from typing import Any
 
 from autoddp.comm.context import Code, Context
@@ -118,7 +119,7 @@ class SignalSync:
         return not (self._context.depth[Code.TRIAL] or self._context.on_rows())
 
     def _measure(self) -> None:
-        now = time.monotonic()
+        now = monotonic()
         if self._last:
             self._apart = max(0.9 * self._apart, now - self._last)
         self._last = now
@@ -132,7 +133,7 @@ class SignalSync:
             self.act(number)  # a child of the rank
             return
         known, when = self._known.get(number, (0, 0.0))
-        if known > self._had[number] and time.monotonic() - when > STALE:
+        if known > self._had[number] and monotonic() - when > STALE:
             self._had[number] = known  # what it acted on by order will not come by itself any more
         self._had[number] += 1
         follows = self.rank > 0 and number in TIMERS
@@ -161,7 +162,7 @@ class SignalSync:
         self._take()
         if self.rank:
             self._answer(waiting=False)
-        elif self._pending and (not self._lines or time.monotonic() >= self._deadline):
+        elif self._pending and (not self._lines or monotonic() >= self._deadline):
             self._ask()
 
     def news_while_waiting(self) -> None:
@@ -172,16 +173,16 @@ class SignalSync:
     def _decide(self, number: int, count: int) -> None:
         if count <= self._known.get(number, (0, 0.0))[0]:
             return
-        self._known[number] = count, time.monotonic()
+        self._known[number] = count, monotonic()
         self._pending.append((number, count))
-        self._deadline = time.monotonic() + min(LONGEST, max(PATIENCE, 2 * self._apart))
+        self._deadline = monotonic() + min(LONGEST, max(PATIENCE, 2 * self._apart))
         if not self._reminding:
             self._reminding = True
             threading.Thread(target=self._remind, name="autoddp", daemon=True).start()
 
     def _remind(self) -> None:
         while self._reminding or self._pending:  # one may come just as this thread finds none
-            time.sleep(max(0.2, self._deadline - time.monotonic()))
+            time.sleep(max(0.2, self._deadline - monotonic()))
             if self._pending and self.act is not None:
                 signal.pthread_kill(self._context.thread, NEWS)
             if not self._pending:
@@ -190,7 +191,7 @@ class SignalSync:
     def _run_due(self) -> None:
         while self._due and self._due[0][0] <= self.passed:
             _, (number, count) = self._due.pop(0)
-            self._known[number] = count, time.monotonic()
+            self._known[number] = count, monotonic()
             inside, acting, self._inside, self.acting = self._inside, self.acting, 0, False
             try:
                 assert self.act is not None
@@ -203,10 +204,10 @@ class SignalSync:
     def _ask(self) -> None:
         """Ask, on rank 0, whether all ranks are here; if so, all act here, without a point."""
         self._questions += 1
-        waited, deadline = set(self._lines), time.monotonic() + ANSWER
+        waited, deadline = set(self._lines), monotonic() + ANSWER
         with self.quiet():
             self._tell("ask", self._questions, self.passed, self.acting)
-            while waited & set(self._lines) and time.monotonic() < deadline:
+            while waited & set(self._lines) and monotonic() < deadline:
                 select.select(
                     [self._lines[rank].number for rank in waited & set(self._lines)], [], [], 0.05
                 )
@@ -215,7 +216,7 @@ class SignalSync:
                         waited.discard(rank)
             if waited & set(self._lines):
                 self._tell("drop", self._questions)
-                self._deadline = time.monotonic() + PATIENCE
+                self._deadline = monotonic() + PATIENCE
                 return
             signals, self._pending = self._pending, []
             self._tell("go", self._questions, signals)
@@ -281,7 +282,7 @@ def _settle(connected: socket.socket) -> None:
     """Wait until the other node has what was sent: no other connection shall overtake it."""
     if connected.family == socket.AF_UNIX:
         return
-    deadline, left = time.monotonic() + ANSWER, struct.pack("i", 1)
-    while struct.unpack("i", left)[0] and time.monotonic() < deadline:
+    deadline, left = monotonic() + ANSWER, struct.pack("i", 1)
+    while struct.unpack("i", left)[0] and monotonic() < deadline:
         left = fcntl.ioctl(connected, termios.TIOCOUTQ, left)
         time.sleep(TICK)

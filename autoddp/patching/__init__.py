@@ -118,8 +118,9 @@ class Installation:
         self._now: list[ModuleType] | None = None  # the importers, while all is installed at once
         self._aliases: Aliases | None = None  # of libraries, as long
         self._originals: dict[str, Any] = {}
-        # by feature and target: two features may patch one target, the later is outside
-        self._done: set[tuple[str, str]] = set()
+        # by method and target: two features may patch one target, the later is outside; a method
+        # that several have of one base is there once
+        self._done: set[tuple[Any, str]] = set()
 
     def install(self) -> Installation:
         """Install all patches; a second call does nothing.
@@ -181,7 +182,8 @@ class Installation:
             root = name.partition(".")[0]
 
             def act(module: ModuleType, target: str = target) -> None:
-                if self.active and (feature.name, target) not in self._done:
+                method = getattr(type(feature), item.method)
+                if self.active and (method, target) not in self._done:
                     self._apply(feature, item, target, module)
 
             if name in sys.modules or (root == "torch" and not item.optional):
@@ -193,7 +195,7 @@ class Installation:
         owner, name, current = find(target, module, optional=item.optional)
         if current is ABSENT:
             return
-        self._done.add((feature.name, target))
+        self._done.add((getattr(type(feature), item.method), target))
         self._originals.setdefault(target, current)
         method = getattr(feature, item.method)
         if item.with_target:

@@ -76,9 +76,9 @@ class Backwards:
             self._average(leaves, inputs, given.get("create_graph"))
             return
         try:
-            armed = self.replicas.armed(leaves, tops)
-            with self.around(leaves.dense[0]), _none_stays_none(armed, leaves.dense):
-                plain(armed, **given)
+            self.replicas.arm(leaves, tops)
+            with self.around(leaves.dense[0]), _none_stays_none(tops, leaves.dense):
+                plain(tops, **given)
         except BaseException:
             self.replicas.drop(leaves)
             raise

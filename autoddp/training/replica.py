@@ -62,33 +62,35 @@ class Leaves:
 
 
 SPARSE = ("EmbeddingBackward0", "EmbeddingBagBackward0")
-REENTRANT = ("CheckpointFunctionBackward",)
+REENTRANT = "CheckpointFunctionBackward"
+LEAF = "AccumulateGrad"
 
 
 def leaves_of(roots: Iterable[Tensor], one_order: Order) -> Leaves:
     """Walk the graph for its leaves; every rank finds the same ones, in the same order."""
     found, sparse = Leaves(), set()
-    seen: set[Any] = set()
+    seen: set[Any] = {None}
     order: dict[int, Tensor] = {}
-    todo = [root.grad_fn or _accumulator(root) for root in roots]
+    todo: list[Any] = [root.grad_fn or _accumulator(root) for root in roots]
     while todo:
         node = todo.pop()
-        if node is None or node in seen:
+        if node in seen:
             continue
         seen.add(node)
-        variable = getattr(node, "variable", None)
-        if variable is not None:
+        name = type(node).__name__
+        if name == LEAF:
+            variable = node.variable
             # one frozen since the forward gets no gradient
             if variable.requires_grad and not hasattr(variable, "_autoddp_rows"):
                 order[id(variable)] = variable
                 found.accumulators[id(variable)] = node
             continue
-        name = node.name()
         if name in SPARSE and getattr(node, "_saved_sparse", False):
             weight = getattr(node.next_functions[0][0], "variable", None)
             sparse.add(id(weight))
-        found.recomputes |= name in REENTRANT
-        todo.extend([following for following, _ in node.next_functions])
+        found.recomputes |= name == REENTRANT
+        for following, _ in node.next_functions:
+            todo.append(following)
     leaves = one_order.sorted(order.values())
     kind = _most(leaves)
     for leaf in leaves:
@@ -136,10 +138,11 @@ class Replicas:
         # alive, so that ids stay theirs
         self._kept: dict[Any, tuple[DistributedDataParallel, Leaves]] = {}
 
-    def armed(self, leaves: Leaves, roots: list[Tensor]) -> list[Tensor]:
-        """Return the roots, once the reducer of the dense leaves waits for their gradients."""
+    def arm(self, leaves: Leaves, roots: list[Tensor]) -> None:
+        """Have the reducer of the dense leaves wait for their gradients in the next backward."""
         key = leaves.key
         replica, noted = self._kept.pop(key, (None, leaves))
+        ready = replica is not None
         if replica is None:
             self.compare(leaves.dense)
             anchor = Anchor(leaves.dense)
@@ -152,7 +155,10 @@ class Replicas:
         while len(self._kept) > KEPT or (len(self._kept) > 1 and self._held() > ROOM):
             del self._kept[next(iter(self._kept))]
         with torch.enable_grad():
-            return list(replica(*roots))
+            if ready:
+                torch_internals.arm(replica)
+            else:
+                replica(*roots)
 
     def _held(self) -> int:
         """Count bytes of accelerators' memory that reducers hold, beyond the one used last."""

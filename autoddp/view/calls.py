@@ -54,7 +54,7 @@ class Calls:
         """
         self.verdicts.meet(module)
         reach = reach_of(args, kwargs)
-        tensors = [x for x in reach.leaves if isinstance(x, Tensor) and x.dim()]
+        tensors = [x for x in reach.leaves if split(x) or (isinstance(x, Tensor) and x.dim())]
         lead = next((x for x in tensors if split(x)), None)
         listed = module in self.takes_samples and bool(args) and isinstance(args[0], LISTS)
         if lead is None and (self.depth or listed or not tensors):
@@ -62,7 +62,7 @@ class Calls:
             return self.whole(run, reach) if unread else run(*args, **kwargs)
         if reach.refused:
             return run(*args, **kwargs)
-        if any(x.layout is not torch.strided for x in tensors):
+        if any(not split(x) and x.layout is not torch.strided for x in tensors):
             return self.whole(run, reach)
         handed: TrialCall | None = None
         for given in self._readings(lead, reach):
@@ -209,10 +209,10 @@ def batch_dim(x: Any, cuts: Cuts) -> int | None:
 
     It is known of rows, else the first of that size.
     """
-    if not isinstance(x, Tensor) or not x.dim():
-        return None
     if split(x):
         return x.at if x.cuts is cuts else None
+    if not isinstance(x, Tensor) or not x.dim():
+        return None
     if cuts.turns > 1:
         return None  # its rows would be copies: what a module writes into them would be lost
     return next((d for d, size in enumerate(x.shape) if size == cuts.total), None)

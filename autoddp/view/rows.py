@@ -29,7 +29,25 @@ class Like(type(Tensor)):  # type: ignore[misc]  # torch's stub does not know it
     __hash__ = type.__hash__  # registries of types (copyreg, pytree) still tell it from a Tensor
 
 
-class Rows(Tensor, metaclass=Like):
+class Held(Tensor, metaclass=Like):
+    """A tensor to the script, which ranks hold in parts."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[Tensor]:  # type: ignore[override]
+        return Tensor
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch's stub lacks these defaults
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return below(func, args, kwargs or {})
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return answer(func, args, kwargs or {})
+
+
+class Rows(Held, metaclass=Like):
     """A whole batch to the script; on this rank `local`, its rows of it, along dimension `at`.
 
     Everything that has no rule gathers, and is computed on the whole by every rank.
@@ -37,12 +55,9 @@ class Rows(Tensor, metaclass=Like):
 
     cuts: Cuts
     at: int
+    whole_shape: tuple[int, ...]  # which `shape` answers, too, after torch has asked for a rule
     family: WholeFamily
     tally: Any  # how many targets are ignored, if counted when the batch was fetched
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type[Tensor]:  # type: ignore[override]
-        return Tensor
 
     @staticmethod
     def __new__(
@@ -51,9 +66,11 @@ class Rows(Tensor, metaclass=Like):
         shape = list(local.shape)
         assert shape[at] == cuts.mine, f"{shape} along {at} is not {cuts}"
         shape[at] = cuts.total
-        return Tensor._make_wrapper_subclass(
+        made: Rows = Tensor._make_wrapper_subclass(
             cls, shape, strides=strides_of(local, shape), dtype=local.dtype, device=local.device
         )
+        made.whole_shape = tuple(shape)
+        return made
 
     def __init__(
         self, local: Tensor, cuts: Cuts, at: int = 0, family: WholeFamily | None = None
@@ -121,25 +138,11 @@ class Rows(Tensor, metaclass=Like):
             raw = whole.device.type == "cpu" or name in RAW  # a plain view may be read as an array
             self.family.lend(whole, self._local, self.cuts, self.at, raw)
 
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]  # torch's stub lacks these defaults
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        return below(func, args, kwargs or {})
 
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return answer(func, args, kwargs or {})
-
-
-class Partial(Tensor, metaclass=Like):
+class Partial(Held, metaclass=Like):
     """A 0-dim sum over ranks of which each knows its part; reading reduces, backward() need not."""
 
     owner: View
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type[Tensor]:  # type: ignore[override]
-        return Tensor
 
     @staticmethod
     def __new__(
@@ -195,18 +198,8 @@ class Partial(Tensor, metaclass=Like):
             self._value, self._written = value, value._version
         return value
 
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]  # torch's stub lacks these defaults
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        return below(func, args, kwargs or {})
 
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return answer(func, args, kwargs or {})
-
-
-for _kind in (Rows, Partial):
+for _kind in (Held, Rows, Partial):
     _kind.__name__, _kind.__qualname__, _kind.__module__ = "Tensor", "Tensor", "torch"
 
 

@@ -79,7 +79,9 @@ def by_rule(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     found = rule_for(func)
     if found is None or not args:
         return NotImplemented
-    return found(func, args, {NUMPY.get(name, name): value for name, value in kwargs.items()})
+    if kwargs:
+        kwargs = {NUMPY.get(name, name): value for name, value in kwargs.items()}
+    return found(func, args, kwargs)
 
 
 KNOWN = {

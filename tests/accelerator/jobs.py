@@ -57,7 +57,7 @@ def parent() -> Warm:
 
 def run(*command: str, folder: Path, **settings: str) -> Run:
     """One command, with settings of the device, which the driver reads in each process anew."""
-    return parent().run(*command, folder=folder, timeout=120, env=environ(settings))
+    return parent().run(*command, folder=folder, timeout=240, env=environ(settings))
 
 
 def script(text: str, folder: Path, name: str = "job.py") -> str:

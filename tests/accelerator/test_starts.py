@@ -142,7 +142,7 @@ def two_nodes(path, folder, *settings):
         for node, own in enumerate(settings)
     ]
     try:
-        return [(*node.communicate(timeout=90), node.returncode) for node in nodes]
+        return [(*node.communicate(timeout=240), node.returncode) for node in nodes]
     finally:
         for node in nodes:
             node.kill()

@@ -125,7 +125,7 @@ def test_results_come_in_one_order(tmp_path):
             }
             done = [
                 (futures[future], future.result())
-                for future in futures_of.as_completed(set(futures), timeout=60)
+                for future in futures_of.as_completed(set(futures), timeout=240)
             ]
         return found, late, done
 
@@ -236,6 +236,6 @@ def test_fresh_interpreters_write_once_too(tmp_path):
     from tests.cli import fork_cli
 
     (tmp_path / "script.py").write_text(SPAWNED)
-    done = fork_cli("run", "-n", "2", "script.py", cwd=tmp_path, timeout=120)
+    done = fork_cli("run", "-n", "2", "script.py", cwd=tmp_path, timeout=240)
     assert (done.rc, done.out) == (0, "['mine', 'mine'] xx mine\n"), done.err
     assert (tmp_path / "all").read_text() == "xx"

@@ -245,9 +245,9 @@ def test_joblib_and_its_workers(on, tmp_path):
 @pytest.mark.skipif(not all(map(find_spec, NEEDED)), reason=f"needs {', '.join(NEEDED)}")
 def test_a_script_that_logs_by_what_packages_offer(warm, tmp_path):
     script = str(Path(__file__).with_name("uses_libraries.py"))
-    alone = warm.run("python", script, folder=tmp_path / "alone", timeout=120)
+    alone = warm.run("python", script, folder=tmp_path / "alone", timeout=240)
     command = ["autoddp", "run", "-q", "--nproc", "2", "--log-dir", str(tmp_path / "logs"), script]
-    ranks = warm.run(*command, folder=tmp_path / "ranks", timeout=120)
+    ranks = warm.run(*command, folder=tmp_path / "ranks", timeout=240)
     assert (alone.code, ranks.code) == (0, 0), alone.err + ranks.err
     assert ranks.out == alone.out
     assert (tmp_path / "logs" / "rank1.log").read_text() == alone.out

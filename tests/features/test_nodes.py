@@ -79,7 +79,7 @@ def on(tmp_path):
             with installed(group, UnsharedFolders, Files, Folders, Temporary) as run:
                 return script(run)
 
-        return run_ranks(rank, nproc, timeout=60)
+        return run_ranks(rank, nproc, timeout=240)
 
     on.folder = tmp_path
     return on

@@ -481,7 +481,7 @@ def test_a_program_finds_the_environment_of_one_process(tmp_path):
     def run(*command):
         line = [sys.executable, *command]
         done = subprocess.run(
-            line, cwd=tmp_path, env=plain, capture_output=True, text=True, timeout=120, check=False
+            line, cwd=tmp_path, env=plain, capture_output=True, text=True, timeout=240, check=False
         )
         assert done.returncode == 0, done.stderr
 

@@ -79,7 +79,7 @@ def on(tmp_path):
                 "test_witness.py", "train.py"
             ).splitlines()
 
-        return run_ranks(rank, nproc, timeout=60)
+        return run_ranks(rank, nproc, timeout=240)
 
     return on
 

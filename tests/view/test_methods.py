@@ -104,7 +104,7 @@ def _opaque(value: Any) -> bool:
 
 
 def test_what_opinfo_does_not_know_is_the_same_on_rows():
-    (count, said), *others = run_ranks(_survey, 2, timeout=90)
+    (count, said), *others = run_ranks(_survey, 2, timeout=240)
     print(f"\n{len(unknown())} functions without an OpInfo, {count} calls compared", end="")
     lines = said + [line for _, rank in others for line in rank]
     assert not lines, "\n".join(dict.fromkeys(lines))

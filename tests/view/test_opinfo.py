@@ -145,7 +145,7 @@ def survey(group: Any, passes: list[Pass]) -> list[Found]:
 
 
 def agreed(nproc: int, passes: list[Pass]) -> list[Found]:
-    found = run_ranks(survey, nproc, passes, timeout=90)
+    found = run_ranks(survey, nproc, passes, timeout=240)
     differ = [line for rank in found for one in rank for line in one.differ]
     assert not differ, "\n".join(dict.fromkeys(differ))
     return found[0]

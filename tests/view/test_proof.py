@@ -224,7 +224,7 @@ def _kinds(group: Any) -> list[str]:
 
 @pytest.mark.parametrize("nproc", [2, 3])
 def test_split_or_not_the_result_is_one_process(nproc):
-    said = run_ranks(_kinds, nproc, timeout=90)
+    said = run_ranks(_kinds, nproc, timeout=240)
     assert not any(said), said
 
 

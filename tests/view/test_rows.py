@@ -217,7 +217,7 @@ def _deeds(group: Any) -> list[str]:
 
 @pytest.mark.parametrize("nproc", [2, 3])
 def test_deeds(nproc):
-    said = run_ranks(_deeds, nproc, timeout=60)
+    said = run_ranks(_deeds, nproc, timeout=240)
     assert not any(said), said
 
 

@@ -224,7 +224,11 @@ def _has_hooks(m: nn.Module) -> bool:
 def _key(module: nn.Module, given: TrialCall, settings: Settings) -> Key:
     """Return what a proof holds for: mode, layout of the arguments, plain settings among them."""
     leaves = tuple(
-        (x.dim(), x.dtype) if isinstance(x, Tensor) else settings.of_argument(x)
+        (len(x.whole_shape), x.local.dtype)
+        if split(x)
+        else (x.dim(), x.dtype)
+        if isinstance(x, Tensor)
+        else settings.of_argument(x)
         for x in given.reach.leaves
     )
     alone = given.cuts.smallest == 1

@@ -9,6 +9,7 @@ sum.
 from __future__ import annotations
 
 from copy import copy
+from math import prod
 from typing import Any
 
 import torch
@@ -150,7 +151,7 @@ def class_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if (
         not split(me)
         or me.at != 0
-        or me.dim() < 2
+        or len(me.whole_shape) < 2
         or legacy
         or reduction not in ("mean", "sum", "none")
     ):
@@ -179,7 +180,8 @@ def _mean(
     me: Rows, total: Tensor, target: Any, mine: Tensor, given: dict[str, Any], dtype: torch.dtype
 ) -> Any:
     """Divide the sum by its denominator: known, counted at the fetch, or reduced with the sum."""
-    view, terms, node = me.cuts.view, me.numel() // max(me.shape[1], 1), node_of(total)
+    view, node = me.cuts.view, node_of(total)
+    terms = prod(me.whole_shape) // max(me.whole_shape[1], 1)
     if mine.is_floating_point():  # class probabilities: none is ignored
         return Partial(
             total / terms, view, dtype, node=node if node == "AddBackward0" else "DivBackward1"

@@ -27,19 +27,19 @@ def view(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """View (B, T, V) as (B*T, V) and back: rows stay contiguous, cuts grow or shrink T times."""
     me, *rest = args
     want = _listed(rest)
-    if not split(me) or kwargs or not want or not _ints(want) or not me.numel():
+    if not split(me) or kwargs or not want or not _ints(want):
         return NotImplemented
-    known = prod(s for s in want if s != -1)
-    if want.count(-1) > 1 or known < 1 or me.numel() % known:
+    count, known = prod(me.whole_shape), prod(s for s in want if s != -1)
+    if not count or want.count(-1) > 1 or known < 1 or count % known:
         return NotImplemented
-    want = [me.numel() // known if s == -1 else s for s in want]
+    want = [count // known if s == -1 else s for s in want]
     return _regroup(func, me, want)
 
 
 def _regroup(func: Any, me: Rows, want: list[int]) -> Any:
     """Reshape so that the batch keeps its place, merged with what follows it, or apart again."""
-    shape, at, total = list(me.shape), me.at, me.cuts.total
-    if prod(want) != me.numel():
+    shape, at, total = list(me.whole_shape), me.at, me.cuts.total
+    if prod(want) != prod(shape):
         return NotImplemented
     if want[:at] != shape[:at] or len(want) <= at:
         return _in_turns(func, me, want)
@@ -62,7 +62,7 @@ def _regroup(func: Any, me: Rows, want: list[int]) -> Any:
 
 def _in_turns(func: Any, me: Rows, want: list[int]) -> Any:
     """View (T, B, V) as (T*B, V): the batch merges with what is before it, and has T turns."""
-    shape, at = list(me.shape), me.at
+    shape, at = list(me.whole_shape), me.at
     first = next(
         (d for d, (a, b) in enumerate(zip(shape, want, strict=False)) if a != b), len(want)
     )
