@@ -10,7 +10,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autoddp.patching import Feature
 from autoddp.report import Decision
-from autoddp.view.work import TRIAL, WHOLE
+from autoddp.view.work import BACKWARD, SPLIT, TRIAL, WHOLE
 
 if TYPE_CHECKING:
     from autoddp.process.run import Run
@@ -107,6 +107,13 @@ class Explanation(Feature):
         else:
             shared = f"{share:.0%} of the work in modules was split over {group.size} ranks"
         hint, most = max(lost.items(), key=lambda entry: entry[1])
+        # at most what one process would have had to do besides, whatever these ranks did whole
+        saved = (group.size - 1) * (work.seconds[SPLIT] + work.seconds[BACKWARD] + loading)
+        if share is not None and waited > saved + MUCH * seconds:
+            hint = (
+                f"one process would have taken {seconds - waited + saved:.0f} s or less: its steps "
+                "are too short to be shared; larger batches would help, or fewer ranks"
+            )
         loaders = f"{loading:.1f} s for loaders and " if self.run.waited else ""
         advice = f"; {hint}" if most >= MUCH * seconds else ""
         return (

@@ -25,7 +25,7 @@ from autoddp.training.backwards import Backwards, named
 from autoddp.training.compression import announce
 from autoddp.training.fingerprint import Fingerprint
 from autoddp.training.replica import Replicas
-from autoddp.view import Rows
+from autoddp.view import Rows, work
 from autoddp.view.boundaries import Mean
 from autoddp.view.rules.gradients import as_held, gradients_of, roots
 
@@ -101,7 +101,11 @@ class Gradients(Feature):
     def _at_its_place(self, leaf: Tensor) -> Iterator[None]:
         with self.group.together("backward", leaf, BACKWARD) as stamp:
             self.group.collective_check.pass_by(stamp)
-            yield
+            before = self.view.work.turn(work.BACKWARD)
+            try:
+                yield
+            finally:
+                self.view.work.turn(before)
 
     @patch(
         "torch.autograd:grad",

@@ -1,4 +1,4 @@
-"""A clock of a rank's time in module calls: shared out, done by every rank, or tried."""
+"""A clock of a rank's time in module calls: shared out, done by every rank, or tried; and after."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from autoddp.comm.group import Group
 
 ELSEWHERE, SPLIT, WHOLE, TRIAL = "elsewhere", "split", "whole", "trial"
+BACKWARD = "backward"  # where a reducer is armed: what was split, and what was not
 
 
 class Work:
@@ -17,7 +18,7 @@ class Work:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._kind, self._since = ELSEWHERE, perf_counter()
-        self.seconds = dict.fromkeys((ELSEWHERE, SPLIT, WHOLE, TRIAL), 0.0)
+        self.seconds = dict.fromkeys((ELSEWHERE, SPLIT, WHOLE, TRIAL, BACKWARD), 0.0)
 
     def turn(self, kind: str) -> str:
         """Count time as this kind from here on; return the kind before, to be turned back to."""
