@@ -64,11 +64,11 @@ class Processes(Outward):
     def number(self, original: Callable[[], int]) -> Callable[[], int]:
         """Tell rank 0's number without asking it; in a forked child, the child's own."""
         here, users, frame = self.effects.context.in_job, is_users, sys._getframe
-        told = self.numbers[original.__name__ == "getppid"]
+        answer = self.numbers[original.__name__ == "getppid"]
 
         @stands_for(original)
         def number() -> int:
-            return told if users(frame(1).f_code.co_filename) and here() else original()
+            return answer if users(frame(1).f_code.co_filename) and here() else original()
 
         return number
 
@@ -121,11 +121,11 @@ class Processes(Outward):
         if mode is Mode.PASS_THROUGH or _own_child(call):
             return call.plain()
         name = f"os.{wrapped.__name__}"
-        told = self.unhurried.tell(
+        answer = self.unhurried.tell(
             mode, name, f"{name}{args}{kwargs}", lambda: _listed(call.plain())
         )
         see(self.effects)
-        return _made(wrapped.__name__, told)
+        return _made(wrapped.__name__, answer)
 
     @patch(
         "socket:socket.bind",
@@ -218,15 +218,15 @@ def _listed(result: Any) -> Any:
     return [list(part) if isinstance(part, resource.struct_rusage) else part for part in result]
 
 
-def _made(name: str, told: Any) -> Any:
+def _made(name: str, answer: Any) -> Any:
     """Rebuild what the wait called `name` returned from what `_listed` made of it."""
-    if told is None:
+    if answer is None:
         return None
     if name == "waitid":
-        return os.waitid_result(told)
+        return os.waitid_result(answer)
     if name in ("wait3", "wait4"):
-        told[2] = resource.struct_rusage(told[2])
-    return tuple(told)
+        answer[2] = resource.struct_rusage(answer[2])
+    return tuple(answer)
 
 
 def _started(path: Any, argv: Any, env: Any = None) -> Any:

@@ -32,7 +32,7 @@ class Patch:
 
     `targets` are "module:Dotted.path"; several are aliases of one function. A hot patch is a plain
     function made once by its method from the original: ten times cheaper to call than a wrapper.
-    A patch that is told serves a table: its method is given the target that was called, too.
+    A patch with its target serves a table: its method is given the target that was called, too.
     """
 
     feature: str
@@ -49,7 +49,7 @@ def patch(
 ) -> Callable[[Method], Method]:
     """Record that the decorated method of a `Feature` stands in for `targets`.
 
-    The method is called as `(self, wrapped, instance, args, kwargs)`, if `told` as
+    The method is called as `(self, wrapped, instance, args, kwargs)`, if `with_target` as
     `(self, target, wrapped, instance, args, kwargs)`, or, if `hot`, once as `(self, original)` and
     returns the function to put in place.
     """

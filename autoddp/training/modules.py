@@ -168,14 +168,14 @@ class Modules(WholeCalls):
         def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
             if issubclass(cls, (*BOUNDARIES, Renamed)):
                 return bind(None, cls)(*args, **kwargs)
-            held = [x for x in args if isinstance(x, (Rows, Partial))]
+            found = [x for x in args if isinstance(x, (Rows, Partial))]
 
             def run(*wholes: Any) -> Any:
                 given = iter(wholes)
                 plain = (next(given) if isinstance(x, (Rows, Partial)) else x for x in args)
                 return bind(None, cls)(*plain, **{k: full(v) for k, v in kwargs.items()})
 
-            return of_the_whole(run, held, {}, unseen=True) if held else run()
+            return of_the_whole(run, found, {}, unseen=True) if found else run()
 
         return classmethod(apply)
 
@@ -189,8 +189,8 @@ class Modules(WholeCalls):
     @patch("torch.jit:ScriptFunction.__call__", why=f"a scripted function: {FULL}")
     def take_whole(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         """Call the function with whole tensors; what it writes into them reaches the rows."""
-        held = any(isinstance(x, (Rows, Partial)) for x in tree_leaves((args, kwargs)))
-        return of_the_whole(wrapped, args, kwargs) if held else wrapped(*args, **kwargs)
+        found = any(isinstance(x, (Rows, Partial)) for x in tree_leaves((args, kwargs)))
+        return of_the_whole(wrapped, args, kwargs) if found else wrapped(*args, **kwargs)
 
     @patch("torch:Tensor.as_subclass", why=f"a tensor of another class: {FULL}", hot=True)
     def as_subclass(self, plain: Any) -> Any:

@@ -162,13 +162,13 @@ class Replicas:
 
     def _held(self) -> int:
         """Count bytes of accelerators' memory that reducers hold, beyond the one used last."""
-        held = [
+        sizes = [
             x.nbytes
             for _, known in [*self._kept.values()][:-1]
             for x in known.dense
             if not x.is_cpu
         ]
-        return sum(held)
+        return sum(sizes)
 
     def drop(self, leaves: Leaves) -> None:
         """Drop the reducer of a backward that raised: half-way, it refuses every later forward."""

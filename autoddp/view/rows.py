@@ -29,7 +29,7 @@ class Like(type(Tensor)):  # type: ignore[misc]  # torch's stub does not know it
     __hash__ = type.__hash__  # registries of types (copyreg, pytree) still tell it from a Tensor
 
 
-class Held(Tensor, metaclass=Like):
+class SplitTensor(Tensor, metaclass=Like):
     """A tensor to the script, which ranks hold in parts."""
 
     @property  # type: ignore[misc]
@@ -47,7 +47,7 @@ class Held(Tensor, metaclass=Like):
         return answer(func, args, kwargs or {})
 
 
-class Rows(Held, metaclass=Like):
+class Rows(SplitTensor, metaclass=Like):
     """A whole batch to the script; on this rank `local`, its rows of it, along dimension `at`.
 
     Everything that has no rule gathers, and is computed on the whole by every rank.
@@ -139,7 +139,7 @@ class Rows(Held, metaclass=Like):
             self.family.lend(whole, self._local, self.cuts, self.at, raw)
 
 
-class Partial(Held, metaclass=Like):
+class Partial(SplitTensor, metaclass=Like):
     """A 0-dim sum over ranks of which each knows its part; reading reduces, backward() need not."""
 
     owner: View
@@ -199,7 +199,7 @@ class Partial(Held, metaclass=Like):
         return value
 
 
-for _kind in (Held, Rows, Partial):
+for _kind in (SplitTensor, Rows, Partial):
     _kind.__name__, _kind.__qualname__, _kind.__module__ = "Tensor", "Tensor", "torch"
 
 

@@ -53,14 +53,14 @@ def same_value(
         return same_array(np.asarray(want), np.asarray(got), rtol, where)
     if isinstance(want, float):
         return near(want, got, rtol, f"{where}: {got!r} instead of {want!r}")
-    if isinstance(want, LEAVES) or (held := _held(want)) is None:
+    if isinstance(want, LEAVES) or (found := _held(want)) is None:
         check(got == want, f"{where}: {got!r} instead of {want!r}")
         return 0.0
     seen, pair = {} if seen is None else seen, (id(want), id(got))
     if pair in seen:
         return 0.0
     seen[pair] = want, got  # as long as they are here, no others have their ids
-    return _same_parts(held, _held(got) or [], rtol, where, seen)
+    return _same_parts(found, _held(got) or [], rtol, where, seen)
 
 
 def _same_parts(want: Parts, got: Parts, rtol: float, where: str, seen: dict[Any, Any]) -> float:
@@ -128,9 +128,9 @@ def _array(x: torch.Tensor) -> np.ndarray:
     try:
         return x.numpy()
     except TypeError:
-        wider = torch.complex64 if x.is_complex() else torch.float32
+        kind = torch.complex64 if x.is_complex() else torch.float32
     try:
-        return x.to(wider).numpy()
+        return x.to(kind).numpy()
     except NotImplementedError:  # torch computes nothing of it, either
         return x.view(torch.uint8).numpy()
 
