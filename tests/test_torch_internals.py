@@ -9,8 +9,10 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.parallel import DistributedDataParallel
 
 from autoddp import torch_internals
+from tests.ranks import run_ranks
 
 
 class Plain(torch.Tensor):
@@ -196,3 +198,26 @@ def test_a_compiler_keeps_an_operator_that_is_ordered(ordered):
 
 def test_what_takes_functions_is_a_higher_order_operator():
     assert isinstance(torch.ops.higher_order.with_effects, torch_internals.HigherOrderOperator)
+
+
+def armed(group):
+    """A replica whose forward is called once, and which is armed without it from then on."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+    replica = DistributedDataParallel(model, process_group=group.pg, init_sync=False)
+    means = []
+    for step in range(4):
+        x = torch.full((1, 3), 1.0 + group.rank)
+        model.zero_grad()
+        if step:
+            torch_internals.arm(replica)
+            model(x).sum().backward()
+        else:
+            replica(x).sum().backward()
+        means.append([p.grad.clone() for p in model.parameters()])
+    return [all(map(torch.equal, means[0], later)) for later in means[1:]], means[0][-2][0].tolist()
+
+
+def test_a_replica_is_armed_without_its_forward():
+    (alike, weight), other = run_ranks(armed, 2)
+    assert (alike, weight) == other  # of both ranks' rows, whichever it was
+    assert alike == [True] * 3
