@@ -105,7 +105,10 @@ class Explanation(Feature):
             shared = "no module was called with a batch: every rank did all of the work"
             lost["one process is as fast"] = seconds - loading
         else:
-            shared = f"{share:.0%} of the work in modules was split over {group.size} ranks"
+            shared = (
+                f"{share:.0%} of the work in modules was split over {group.size} ranks, after "
+                f"{work.seconds[TRIAL]:.1f} s of proofs"
+            )
         hint, most = max(lost.items(), key=lambda entry: entry[1])
         # at most what one process would have had to do besides, whatever these ranks did whole
         saved = (group.size - 1) * (work.seconds[SPLIT] + work.seconds[BACKWARD] + loading)

@@ -149,7 +149,7 @@ def account(script, nproc=2, **options):
 def test_how_the_work_went_is_said_at_the_end():
     line = account(lambda stream: train(mlp(), batches(40, 8)))
     found = re.fullmatch(
-        r"(\d+)% of the work in modules was split over 2 ranks; "
+        r"(\d+)% of the work in modules was split over 2 ranks, after \d+\.\d s of proofs; "
         r"waited \d+\.\d s for loaders and \d+\.\d s for other ranks, "
         r"gathered \d+ (bytes|kB)(; .*)?",
         line,
