@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     from autoddp.comm.place import rank, world_size
     from autoddp.decorator import distributed
 
-__all__ = ["distributed", "rank", "world_size"]
+__version__ = "0.1.0"
+__all__ = ["__version__", "distributed", "rank", "world_size"]
 
 
 def __getattr__(name: str) -> Any:
@@ -16,7 +17,7 @@ def __getattr__(name: str) -> Any:
         from autoddp.decorator import distributed
 
         return distributed
-    if name in __all__:
+    if name in ("rank", "world_size"):
         from autoddp.comm import place
 
         return getattr(place, name)

@@ -6,7 +6,7 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-from autoddp import launch
+from autoddp import __version__, launch
 from autoddp.comm.world import ADDED
 from autoddp.process import devices
 
@@ -26,7 +26,8 @@ def patches() -> int:
 
 def env() -> int:
     """Print versions, machine, GPUs, backends, and the variables of a job."""
-    for name in ("autoddp", "torch", "torchvision", "wrapt", "typer"):
+    print(f"autoddp: {__version__}")
+    for name in ("torch", "torchvision", "wrapt", "typer"):
         print(f"{name}: {installed(name)}")
     print(f"python: {platform.python_version()} on {platform.platform()}")
     print(f"cores: {len(os.sched_getaffinity(0))}")

@@ -267,7 +267,8 @@ def test_the_public_names_are_found():
     )
     done = run_python("-c", check)
     assert done.out == (
-        "0 1 ['distributed', 'rank', 'world_size']\nmodule 'autoddp' has no attribute 'none'\n"
+        "0 1 ['__version__', 'distributed', 'rank', 'world_size']\n"
+        "module 'autoddp' has no attribute 'none'\n"
     ), done.err
 
 

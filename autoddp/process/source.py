@@ -56,6 +56,11 @@ def read(path: str, folder: str) -> SourceFacts:
     return _found(scopes, [(root, False) for root in roots])
 
 
+def files(path: str, folder: str) -> list[str]:
+    """Return the files of a script: itself, and what it imports from `folder`."""
+    return _scopes(path, folder)[1]
+
+
 def joins(path: str, name: str) -> bool:
     """Return whether the function `name` of a file may join a process group, on any condition."""
     scopes, roots = _scopes(path, os.path.dirname(path))
@@ -275,13 +280,7 @@ def _leaves(node: ast.AST) -> bool:
 
 def _name(node: ast.AST) -> str:
     """Return `spawn` for both `mp.spawn` and `spawn`, empty for other nodes."""
-    return (
-        node.attr
-        if isinstance(node, ast.Attribute)
-        else node.id
-        if isinstance(node, ast.Name)
-        else ""
-    )
+    return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
 def _started(node: ast.Call) -> Started:

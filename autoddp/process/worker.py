@@ -25,7 +25,7 @@ from autoddp.comm.place import HERE
 from autoddp.comm.world import LARGEST, World, give, hide, keep_to_libraries
 from autoddp.errors import BadInput
 from autoddp.options import Options
-from autoddp.process import devices, launcher_signals, network, own_ddp, streams
+from autoddp.process import devices, launcher_signals, likeness, network, own_ddp, streams
 from autoddp.process.backend import Choice, choose
 from autoddp.process.devices import Devices
 from autoddp.process.guard import InitGuard, tell_lacking
@@ -54,6 +54,7 @@ class Job:
     logs: Logs
     private: JobFolder
     random_state: Any  # of Python's generator, which a forked child would reseed
+    apart: bool = False  # whether another launcher has started each rank
 
 
 def run(job: Job) -> int:
@@ -72,6 +73,7 @@ def run(job: Job) -> int:
     if job.options.view == "global":
         for name in ("OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME"):
             keep_to_libraries(HERE.given, name)
+    likeness.compare(group, job.script, job.options, job.apart)
     HERE.world = world
     report = Report(world.rank == 0 and not job.options.quiet, job.options.strict)
     report.say(greeting(world, job.options, chosen, hidden))
@@ -127,7 +129,7 @@ def joined(script: Script, options: Options, own: LaunchForm) -> int:
     found = find_devices(world.local_world_size, options)
     logs = Logs(options.log_dir)
     logs.make()
-    job = Job(script, options, found, own, logs, JobFolder(), random.getstate())
+    job = Job(script, options, found, own, logs, JobFolder(), random.getstate(), apart=True)
     terminal = os.dup(2)
     code = run(job)
     if code and logs.of(world.rank).exists():
