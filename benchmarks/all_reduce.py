@@ -1,8 +1,9 @@
-"""Microseconds of an all-reduce between the ranks of a node: by gloo, and by memory they share.
+"""Microseconds of an all-reduce: by gloo alone, and by the memory that ranks of a node share.
 
-    python -m benchmarks.all_reduce [--ranks 2] [--rounds 3]
+    python -m benchmarks.all_reduce [--ranks 2] [--nodes 1] [--rounds 3]
 
-Both in the same ranks, one thread each, in turn; medians over calls, and over rounds.
+Both in the same ranks, one thread each, in turn; medians over calls, and over rounds. Several nodes
+are sets of so many ranks each on this machine, between which only gloo goes.
 """
 
 from __future__ import annotations
@@ -49,10 +50,14 @@ def median(act, x, calls):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    found = run_ranks(both, options.ranks, options.rounds, timeout=600)[0]
-    print(f"| floats, {options.ranks} ranks | gloo | shared memory | ratio |\n|---|---|---|---|")
+    nodes = [node for node in range(options.nodes) for _ in range(options.ranks)]
+    given = {"nodes": tuple(nodes)} if options.nodes > 1 else {}
+    found = run_ranks(both, len(nodes), options.rounds, timeout=600, **given)[0]
+    title = f"floats, {options.nodes} x {options.ranks} ranks"
+    print(f"| {title} | gloo | shared memory | ratio |\n|---|---|---|---|")
     for count in COUNTS:
         gloo, memory = (statistics.median(row[count][way] for row in found) for way in (0, 1))
         ratio = statistics.median(row[count][0] / row[count][1] for row in found)

@@ -17,8 +17,7 @@ import torch
 import torch._dynamo  # by the first optimizer, which would take each rank two seconds
 import torch.distributed as dist
 
-from autoddp.comm import channel, switchboard
-from autoddp.comm import group as comm_group
+from autoddp.comm import channel, nodes_memory, switchboard
 from autoddp.comm.group import Group
 from autoddp.comm.world import World
 
@@ -53,7 +52,7 @@ def _placed(rank: int, nodes: tuple[int, ...]) -> World:
     """Let this rank reach those of its node alone by unix sockets; two ranks make a node."""
     node, said = nodes[rank], switchboard._said
     channel.LEAST, channel.namespace = 2, lambda: str(node)
-    comm_group.namespace = channel.namespace
+    nodes_memory.namespace = channel.namespace
     if node:  # the others have names of their own, as in another network namespace
 
         def moved(*given: Any) -> str:

@@ -192,6 +192,36 @@ def test_a_rank_that_fails_alone_is_named_whether_or_not_it_stands_for_others(
     assert f"[autoddp] rank {failed} ended with exit code 1" in err2
 
 
+@pytest.mark.parametrize("killed", [0, 1, 3])
+def test_a_rank_that_is_killed_in_a_backward_ends_both(nodes, tmp_path, killed):
+    """Rank 0 waits for the other node's first rank, and both for the rank beside them."""
+    script = tmp_path / "s.py"
+    script.write_text(
+        "import autoddp, ctypes, signal, torch\n"
+        "from torch.utils.data import DataLoader\n"
+        "libc = ctypes.CDLL(None)\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.lines = torch.nn.ModuleList(torch.nn.Linear(600, 600) for _ in range(3))\n"
+        "    def forward(self, x):\n"
+        "        y = self.lines[0](x)\n"
+        "        if y.requires_grad: y.register_hook(strike)\n"
+        "        return self.lines[2](self.lines[1](y))\n"
+        "def strike(_):\n"
+        f"    if n == 3 and autoddp.rank() == {killed}: libc.kill(libc.getpid(), signal.SIGKILL)\n"
+        "net = Net()\n"
+        "for n, x in enumerate(DataLoader(torch.ones(40, 600), 8)):\n"
+        "    net(x).mean().backward()\n"
+        "print('through')\n"
+    )
+    job = Job(nodes, script, "--hang-timeout 0", nprocs=(2, 2))
+    (first, out, err), (second, _, err2) = job.end()
+    assert (first.returncode, second.returncode) == (137, 137), err + err2
+    assert "through" not in out
+    assert f"rank {killed} was killed by SIGKILL" in (err, err2)[killed // 2]
+
+
 @pytest.mark.parametrize("nprocs", [(2, 1), (1, 4)], ids=str)
 def test_a_signal_to_one_node_is_acted_on_by_both_at_the_same_step(nodes, tmp_path, nprocs):
     script = tmp_path / "s.py"

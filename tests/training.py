@@ -70,14 +70,12 @@ class Scripts(dict[str, Callable[..., Any]]):
         self[function.__name__] = function
         return function
 
-    def run(self, nproc: int, **options: Any) -> dict[str, list[Seen]]:
+    def run(self, nproc: int, nodes: tuple[int, ...] = (), **options: Any) -> dict[str, list[Seen]]:
         """Each in a session of its own, in the same ranks; by name, in rank order."""
-        ranks = list(
-            map(
-                pickle.loads,
-                run_ranks(_each, nproc, dict(self), Options(**options), timeout=HANGS + 5),
-            )
-        )
+        given = (dict(self), Options(**options))
+        ranks = [
+            *map(pickle.loads, run_ranks(_each, nproc, *given, timeout=HANGS + 5, nodes=nodes))
+        ]
         return {name: [seen[name] for seen in ranks] for name in self}
 
 

@@ -7,7 +7,6 @@ see `Rpc`.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -23,10 +22,10 @@ from autoddp.comm import accelerator, copies
 from autoddp.comm.accelerator import CPU
 from autoddp.comm.channel import Channel
 from autoddp.comm.collective_check import CollectiveCheck
-from autoddp.comm.node_memory import OPERATIONS, NodeMemory, share, supported
+from autoddp.comm.node_memory import OPERATIONS, NodeMemory
+from autoddp.comm.nodes_memory import Memory, share_on_nodes
 from autoddp.comm.position import COLLECTIVE
 from autoddp.comm.rpc import Rpc
-from autoddp.comm.sockets import namespace
 from autoddp.comm.tensor_bytes import bytes_of, reducing, write
 from autoddp.comm.world import World
 
@@ -67,9 +66,10 @@ class Group(Rpc):
         self.collective_check = CollectiveCheck(world.rank, channel.meetings, store)
         # what ranks do together once the script has ended well
         self.at_end: list[Callable[[], None]] = []
-        # where all ranks are on one node: for collectives, and for the gradients of a backward
-        self.memory: NodeMemory | None = None
-        self.gradient_memory: NodeMemory | None = None
+        # where ranks of a node share some: for collectives, and for the gradients of a backward
+        self.memory: Memory | None = None
+        self.gradient_memory: Memory | None = None
+        self.unshared = ""  # why they share none, though there are such ranks
         super().__init__()
         if self.size > 1 and not native:
             self._share_memory()
@@ -127,20 +127,19 @@ class Group(Rpc):
         return cls(world, pg, apart, Channel.between(world, apart, TIMEOUT.total_seconds()), native)
 
     def _share_memory(self) -> None:
-        """Share memory with the other ranks, if all are on one node that has what it takes."""
-        mine = json.dumps(namespace() if supported() else None).encode()
-        nodes = set(json.loads(self.confer("the memory of the node", mine)))
-        if len(nodes) == 1 and nodes != {None}:
-            found = share(self.rank, list(range(self.size)), self.store, 2)
-            if found:
-                self.memory, self.gradient_memory = found
-                self.collective_check.memory = self.memory
+        """Share memory with the other ranks of this node, if each node has what it takes."""
+        found, self.unshared = share_on_nodes(self.rank, self.store, self.confer, 2, TIMEOUT)
+        if found:
+            self.memory, self.gradient_memory = found
+        if isinstance(self.memory, NodeMemory):  # of all ranks: on several nodes there is the tree
+            self.collective_check.memory = self.memory
 
     def leave(self) -> None:
         """Close the lines to the other ranks: to those that still wait, this one has ended."""
         self.channel.close()
-        for memory in filter(None, (self.memory, self.gradient_memory)):
-            memory.leave()
+        for memory in (self.memory, self.gradient_memory):
+            if memory is not None:
+                memory.leave()
 
     # ---- tensors
 
@@ -230,8 +229,9 @@ class Group(Rpc):
             return
         with self.together(f"broadcast of {len(everything)} parts", everything[0][1]) as stamp:
             self._agree(stamp, everything[0][1])
-            if self.memory and all(x.is_cpu and x.is_contiguous() for _, x in everything):
-                self.memory.broadcast(everything)
+            memory, plain = self.memory, all(x.is_cpu and x.is_contiguous() for _, x in everything)
+            if plain and isinstance(memory, NodeMemory):  # between nodes gloo is as fast
+                memory.broadcast(everything)
                 return
             for options.rootRank, x in everything:
                 running.append(self.pg.broadcast([x], options))

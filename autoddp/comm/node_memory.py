@@ -81,7 +81,7 @@ class NodeMemory:
     @torch.no_grad()
     def all_reduce(self, x: Tensor, op: Any, share: int = 1) -> None:
         """Reduce `x`, which is contiguous, in place over the ranks, and divide it by `share`."""
-        for piece in _pieces(x):
+        for piece in pieces(x):
             if piece.nbytes <= SMALL:
                 self._reduce_small(piece, op)
                 if share != 1:
@@ -117,7 +117,7 @@ class NodeMemory:
             x[cuts[other]].copy_(slots[other][cuts[other]])
 
     @torch.no_grad()
-    def all_gather(self, out: Tensor, x: Tensor) -> None:
+    def all_gather(self, out: Tensor | list[Tensor], x: Tensor) -> None:
         """Gather `x`, bytes, of all ranks as the rows of `out`."""
         step = SLOT // x.element_size()
         for start in range(0, x.numel(), step):
@@ -132,7 +132,7 @@ class NodeMemory:
     def broadcast(self, parts: list[tuple[int, Tensor]]) -> None:
         """Fill each tensor, which is contiguous, with what it holds on the rank of that number."""
         for source, x in parts:
-            for piece in _pieces(x):
+            for piece in pieces(x):
                 slots = self._next(piece)
                 if source == self.number:
                     slots[source].copy_(piece)
@@ -210,7 +210,8 @@ def size(many: int) -> int:
     return _head(many) + 2 * many * (HEAD + SLOT)
 
 
-def _pieces(x: Tensor) -> Iterator[Tensor]:
+def pieces(x: Tensor) -> Iterator[Tensor]:
+    """Cut `x`, which is contiguous, into what a slot has room for."""
     flat = x.data.view(-1)  # as a backend's writes, these are unseen by autograd
     return iter(flat.split(SLOT // x.element_size())) if flat.numel() else iter(())
 
@@ -238,7 +239,10 @@ def share(rank: int, ranks: list[int], store: Store, many: int) -> list[NodeMemo
     """Share so many memories between the ranks of a node, all of which call this.
 
     Returns:
-        This rank's view of each; on all ranks none, if they cannot be shared.
+        This rank's view of each; none, if another rank has none.
+
+    Raises:
+        OSError: There is no room.
     """
     found = connect(rank, ranks, store, f"memory/{ranks[0]}")
     if found is None:
@@ -254,16 +258,13 @@ def share(rank: int, ranks: list[int], store: Store, many: int) -> list[NodeMemo
             made = [NodeMemory(ranks.index(rank), ranks, each) for each in descriptors]
             connected.send(HERE)
             return made if connected.recv(1) else []  # once all hold their locks
-        try:
-            made = [NodeMemory(0, ranks, nameless(size(len(ranks)))) for _ in range(many)]
-        except OSError:  # no room
-            return []
+        made = [NodeMemory(0, ranks, nameless(size(len(ranks)))) for _ in range(many)]
         for memory in made:
             memory.begin()
         for connected in found.values():
             socket.send_fds(connected, [HERE], [memory.descriptor for memory in made])
-        for connected in found.values():
-            connected.recv(1)
+        if not all(connected.recv(1) for connected in found.values()):
+            return []
         for connected in found.values():
             connected.send(HERE)
         return made

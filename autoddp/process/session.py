@@ -40,6 +40,9 @@ def session(world: World, options: Options, group: Group, report: Report) -> Ite
             and feature.name in options.disable
         ):
             report.say_once("disabled", f"--disable {feature.name}", feature.without)
+    if group.unshared:
+        slower = "the ranks of a machine talk by gloo, which takes longer than shared memory"
+        report.say_once("memory", "", f"{slower} ({group.unshared})")
     watch = (
         Watch(group, report, options.hang_timeout)
         if options.hang_timeout and group.size > 1
