@@ -23,6 +23,7 @@ ANY = float("inf")
 
 ARGUMENTS = {
     "digits": ["--epochs", "2"],
+    "scans": ["--epochs", "1"],
     "char_lm": ["--steps", "6"],
     "mnist": ["--epochs", "1", "--log-interval", "2", "--save-model"],
     "cifar10": ["--epochs", "1", "--print-every", "3"],
