@@ -74,6 +74,7 @@ class Loaders(Feature):
         where, apart = f"DataLoader at {users_line()}", not self.view.context.on_script_thread()
         plan = self._planned(loader, where, apart)
         waiting = self.waited.setdefault(where, Waiting(workers=loader.num_workers))
+        waiting.by_rows = plan.way == ROWS
         self.judge(where)
         if plan.way == EACH or (plan.way == SHARED and apart):
             return Whole(self.view, wrapped(), waiting)
@@ -216,7 +217,8 @@ class Loaders(Feature):
             if waiting.workers
             else "num_workers= has them loaded beside"
         )
-        rows = "" if self.loading == ROWS else ", or --loading rows, where each rank draws its own"
+        settled = waiting.by_rows or self.loading == ROWS
+        rows = "" if settled else ", or --loading rows, where each rank draws its own"
         kind = "waiting"
         if all(said.where != where for said in self.run.report.of(kind)):
             self.run.report.say_once(

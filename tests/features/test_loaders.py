@@ -2,6 +2,7 @@ import collections
 import contextlib
 import os
 import random
+import time
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from torch.utils.data import (
 )
 
 from autoddp.errors import Disagreement
+from autoddp.training import loaders
 from autoddp.training.sampling import RowSampler
 from autoddp.view import Rows, split
 from tests.training import (
@@ -564,3 +566,23 @@ def test_a_data_set_that_draws_is_said_once():
     (said,), other = on_ranks(script, 2, loading="rows")
     assert said in other
     assert "--loading auto" in said
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_what_helps_a_loader_that_keeps_ranks_waiting_is_said(drawn, monkeypatch):
+    monkeypatch.setattr(loaders, "LEAST", 0.1)
+
+    def sample(n):
+        time.sleep(0.02)
+        return torch.rand(3) if drawn else torch.arange(3.0) + n
+
+    def script(run):
+        loader = DataLoader(Listed(12, sample), 4)
+        for _ in range(3):
+            list(loader)
+        return [decision.what for decision in run.report.of("waiting")]
+
+    (said,), *_ = on_ranks(script, 2)
+    assert "num_workers= has them loaded beside" in said
+    # those that each rank loads by rows already are so
+    assert ("--loading rows" in said) == drawn

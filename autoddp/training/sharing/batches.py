@@ -34,6 +34,7 @@ class Waiting:
     seconds: float = 0.0
     total: float = 0.0
     workers: int = 0
+    by_rows: bool = False  # whether each rank fetches its rows alone
 
     @property
     def share(self) -> float:
