@@ -6,6 +6,7 @@ A name that torch moves is found by its test, and mended here.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,7 @@ default_store = _get_default_store
 work_of = _create_work_from_future
 outside_transforms = temporarily_clear_interpreter_stack
 sparse_of_parts = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors
+GRADIENTS = ("grad", "_grad")  # the names by which a tensor shows its gradient
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
 # the transform of torch.func that runs: vmap, grad ...; or None
 transform = torch._C._functorch.peek_interpreter_stack
@@ -66,6 +68,12 @@ def arm(replica: DistributedDataParallel) -> None:
     replica.reducer.prepare_for_forward()
     replica.reducer._rebuild_buckets()
     replica.reducer.prepare_for_backward([])
+
+
+def compiles() -> bool:
+    """Tell whether something was given to torch.compile in this process."""
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    return compiler is not None and any(callable(x) for x in compiler.cached_backends.values())
 
 
 def has_kernel(operator: str, device: str) -> bool:

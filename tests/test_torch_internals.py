@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.parallel import DistributedDataParallel
 
 from autoddp import torch_internals
+from tests.cli import run_python
 from tests.ranks import run_ranks
 
 
@@ -221,3 +222,24 @@ def test_a_replica_is_armed_without_its_forward():
     (alike, weight), other = run_ranks(armed, 2)
     assert (alike, weight) == other  # of both ranks' rows, whichever it was
     assert alike == [True] * 3
+
+
+def test_a_gradient_has_two_names():
+    x = torch.ones(2, requires_grad=True)
+    x.sum().backward()
+    assert all(getattr(x, name) is x.grad for name in torch_internals.GRADIENTS)
+    assert {name for name in dir(torch.Tensor) if name.strip("_") == "grad"} == set(
+        torch_internals.GRADIENTS
+    )
+
+
+def test_it_is_known_whether_something_was_compiled():
+    check = (
+        "import torch\nfrom autoddp import torch_internals\n"
+        "print(torch_internals.compiles())\n"
+        "p = torch.ones(2, requires_grad=True)\ntorch.optim.SGD([p], 0.1)\n"
+        "print(torch_internals.compiles())\n"
+        "torch.compile(lambda x: x, backend='eager')\nprint(torch_internals.compiles())"
+    )
+    done = run_python("-c", check)
+    assert done.out.split() == ["False", "False", "True"], done.err

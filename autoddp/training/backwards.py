@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from autoddp import torch_internals
+from autoddp.training.gradient_access import gradient_of
 from autoddp.training.replica import Leaves, Replicas, leaves_of
 from autoddp.view.boundaries import Mean, MeanGradient
 from autoddp.view.order import Order
@@ -75,6 +76,14 @@ class Backwards:
             plain(tops, **given)
             self._average(leaves, inputs, given.get("create_graph"))
             return
+        self._reduce(plain, tops, given, leaves)
+        covered = {id(leaf) for leaf in leaves.dense}
+        self.replicas.average(leaves.others)
+        self.replicas.average(leaf for key, leaf in self.hidden.items() if key not in covered)
+
+    def _reduce(
+        self, plain: Any, tops: list[Tensor], given: dict[str, Any], leaves: Leaves
+    ) -> None:
         try:
             self.replicas.arm(leaves, tops)
             with self.around(leaves.dense[0]), _none_stays_none(tops, leaves.dense):
@@ -82,9 +91,6 @@ class Backwards:
         except BaseException:
             self.replicas.drop(leaves)
             raise
-        covered = {id(leaf) for leaf in leaves.dense}
-        self.replicas.average(leaves.others)
-        self.replicas.average(leaf for key, leaf in self.hidden.items() if key not in covered)
 
     def _average(self, leaves: Leaves, inputs: Any, create_graph: Any) -> None:
         found = {id(leaf): leaf for leaf in leaves.all} | self.hidden
@@ -106,7 +112,7 @@ def _none_stays_none(tops: list[Tensor], leaves: list[Tensor]) -> Iterator[None]
     without: list[Tensor] = []
 
     def note() -> None:
-        without[:] = without or [leaf for leaf in leaves if leaf.grad is None]
+        without[:] = without or [leaf for leaf in leaves if gradient_of(leaf) is None]
 
     hooks = [
         top.register_hook(lambda _: torch_internals.after_backward(note))
@@ -119,7 +125,8 @@ def _none_stays_none(tops: list[Tensor], leaves: list[Tensor]) -> Iterator[None]
         for hook in hooks:
             hook.remove()
     for leaf in without:
-        if leaf.grad is not None and not leaf.grad.any():
+        gradient = gradient_of(leaf)
+        if gradient is not None and not gradient.any():
             leaf.grad = None
 
 

@@ -18,12 +18,13 @@ from autoddp.comm.accelerator import CPU
 from autoddp.comm.context import Code
 from autoddp.comm.group import MIN
 from autoddp.comm.position import BACKWARD
-from autoddp.patching import Feature, patch
+from autoddp.patching import patch
 from autoddp.report import users_line
 from autoddp.torch_internals import disable_dynamo  # a compiled step breaks its graph there
-from autoddp.training.backwards import Backwards, named
+from autoddp.training.backwards import named
 from autoddp.training.compression import announce
 from autoddp.training.fingerprint import Fingerprint
+from autoddp.training.late_averaging import Accumulation, LateBackwards
 from autoddp.training.replica import Replicas
 from autoddp.view import Rows, work
 from autoddp.view.boundaries import Mean
@@ -37,10 +38,11 @@ CHECKED, EVERY = 3, 100
 RECENT = 8  # optimizers whose weights are compared before a checkpoint
 
 
-class Gradients(Feature):
+class Gradients(Accumulation):
     """Averaging by torch's DistributedDataParallel, armed when backward() is called.
 
     Gradients are averaged when backward ends, not at `step()`: clipping and unscaling come before.
+    Those that a script accumulates are averaged once, see `late_averaging`.
     """
 
     name = "gradients"
@@ -50,7 +52,9 @@ class Gradients(Feature):
     def __init__(self, run: Run) -> None:
         self.run, self.view, self.group = run, run.view, run.group
         self.replicas = Replicas(run.group, run.options.compress)
-        self.backwards = Backwards(self.replicas, run.view.order, self._at_its_place)
+        self.backwards = LateBackwards(
+            self.replicas, run.view.order, run.view.context, self._at_its_place
+        )
         self.asked = False  # gradients that the script asks for are computed
         # optimizers that stepped, in the order of their first steps
         self.recent: list[weakref.ref[Any]] = []
@@ -65,6 +69,10 @@ class Gradients(Feature):
         now: Any = warnings.filters
         added = [entry for entry in now if entry not in before]
         undo.callback(lambda: [now.remove(entry) for entry in added if entry in now])
+        late = self.backwards.pending
+        undo.callback(late.forget)
+        self.group.at_end.append(late.average)
+        undo.callback(self.group.at_end.remove, late.average)
         undo.callback(register_optimizer_step_pre_hook(self.compare_before_step).remove)
         self.run.effects.before_save.append(self.compare_before_save)
         undo.callback(self.run.effects.before_save.remove, self.compare_before_save)
@@ -158,6 +166,7 @@ class Gradients(Feature):
         """
         if self._plain():
             return
+        self.backwards.before_step()
         count = self.steps[optimizer] = self.steps.get(optimizer, 0) + 1
         if count == 1:
             self.recent = [*self.recent[1 - RECENT :], weakref.ref(optimizer)]
@@ -166,7 +175,10 @@ class Gradients(Feature):
 
     def compare_before_save(self) -> None:
         """Compare weights and generators: a checkpoint of a drifted rank is worth nothing."""
-        if self._plain() or not self.recent:
+        if self._plain():
+            return
+        self.backwards.pending.average()
+        if not self.recent:
             return
         found = [ref() for ref in self.recent]
         # what the garbage collector has freed is each rank's own affair

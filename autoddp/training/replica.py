@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ class Leaves:
     def all(self) -> list[Tensor]:
         return self.dense + self.others
 
-    @property
+    @cached_property
     def key(self) -> tuple[tuple[int, int], ...]:
         """Return what a reducer is made for; `model.to(...)` gives a leaf another accumulator."""
         return tuple((id(leaf), id(self.accumulators[id(leaf)])) for leaf in self.dense)
@@ -169,6 +170,10 @@ class Replicas:
             if not x.is_cpu
         ]
         return sum(sizes)
+
+    def keeps(self, leaves: Leaves) -> bool:
+        """Return whether there is a reducer of these leaves."""
+        return leaves.key in self._kept
 
     def drop(self, leaves: Leaves) -> None:
         """Drop the reducer of a backward that raised: half-way, it refuses every later forward."""

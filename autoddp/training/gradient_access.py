@@ -1,0 +1,27 @@
+"""Torch's own access to the gradient of a tensor, also while ours stands in its place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
+
+GRAD: Any = torch.Tensor.grad  # getter, setter and deleter
+
+
+def as_torch(access: Any, tensor: Tensor, *value: Any) -> Any:
+    """Read, set or delete a gradient; a tensor's class, or a mode, is told of torch's own access.
+
+    Torch itself would tell them of whatever stands at `Tensor.grad`, which nobody knows.
+    """
+    if has_torch_function((tensor,)):
+        return handle_torch_function(access, (tensor,), tensor, *value)
+    return access(tensor, *value)
+
+
+def gradient_of(leaf: Tensor) -> Tensor | None:
+    """Return the gradient as this rank has it, whether averaged or not."""
+    found: Tensor | None = as_torch(GRAD.__get__, leaf)
+    return found
