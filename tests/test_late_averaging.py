@@ -193,6 +193,18 @@ def gradients_that_are_set_or_taken_away(run):
 
 
 @script
+def a_gradient_that_the_script_holds(run):
+    it = Accumulates()
+    it.begin(run)
+    it.round(1)
+    it.round(3)
+    held = it.model[2].bias.grad = torch.zeros(3)
+    it.backward()
+    averaged()  # nothing tells that the script reads what it holds
+    return held.clone(), it.found()
+
+
+@script
 def zeroed_in_the_midst(run):
     it = Accumulates()
     for to_none in (True, False):
@@ -404,9 +416,8 @@ def exceptions(run):
     it.step()
     for _ in range(3):
         it.round(3)
-    it.backward()
     with pytest.raises(ZeroDivisionError):
-        it.backward(refuse)  # which would have been late
+        it.backward(refuse)  # which would have been late, and has come to some leaves
     pending(run)
     return found, it.found()
 
