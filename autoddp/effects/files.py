@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from autoddp.effects import paths
 from autoddp.effects.engine import Call, Mode, Outward, stands_for
 from autoddp.effects.open_files import OpenFiles
-from autoddp.effects.readers import READERS, read
+from autoddp.effects.readers import READERS, named_file, read
 from autoddp.effects.sight import named
 from autoddp.effects.write_calls import WriteCalls
 from autoddp.effects.writers import CHECKPOINT, WRITERS
@@ -97,9 +97,9 @@ class Files(Outward):
     @patch(*READERS, why="what a library has written is read where this rank has it", optional=True)
     def read_own(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         """Have a library, which opens by itself, read a file where this rank has it."""
-        if not self.effects.reads():
-            return wrapped(*args, **kwargs)
         call = Call(wrapped, args, kwargs)
+        if not named_file(call) or not self.effects.reads():
+            return call.plain()
         return self.effects.look(call.plain, lambda: read(call, self.effects.where))
 
     @patch(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import threading
@@ -9,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.features import library_modes
 from tests.features.outward import on_ranks
@@ -155,3 +157,37 @@ def test_what_a_thread_makes_anew_where_the_script_has_removed_it_stays_its_rank
         return found
 
     assert on_ranks(script, 2, *FEATURES, folder=tmp_path) == [[[], []]] * 2
+
+
+class SlowFile(io.BytesIO):
+    """A file that takes a while to read."""
+
+    def read(self, *size):
+        time.sleep(0.05)
+        return super().read(*size)
+
+
+def test_an_open_file_is_loaded_only_once_while_rank_0_moves_on(installed, tmp_path):
+    """Another load would begin where the first one ended; only a named file is opened again."""
+
+    def script(run):
+        buffer, over = io.BytesIO(), threading.Event()
+        torch.save({"a": 3}, buffer)
+        installed.by_a_thread("new", old=False)
+
+        def work():
+            names = ["a", "c"]
+            while run.world.rank == 0 and not over.wait(0.005):
+                os.rename(*(f"new/{name}" for name in names))
+                names.reverse()
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        try:
+            run.group.barrier()
+            return torch.load(SlowFile(buffer.getvalue()))
+        finally:
+            over.set()
+            worker.join()
+
+    assert on_ranks(script, 2, *FEATURES, folder=tmp_path) == [{"a": 3}] * 2
