@@ -38,7 +38,7 @@ PATHS = ("f", "fname", "filename", "path", "source", "name")
 def named_file(call: Call) -> bool:
     """Return whether the call of a reader names a file; one that is open is read only once."""
     given = [call.named.get(name) for name in PATHS] if call.named else call.args[:1]
-    return any(isinstance(file, (str, os.PathLike)) for file in given)
+    return any(isinstance(file, (str, bytes, os.PathLike)) for file in given)
 
 
 def read(call: Call, find: Callable[[Any], Any]) -> Any:
