@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from autoddp.comm import node_sockets
 from autoddp.comm.sockets import near
 from autoddp.errors import AutoDDPError, RankEnded
+from autoddp.training.loaders import Loaders
 from autoddp.training.sharing.lines import AHEAD, BATCH, ENDED, meet
 from autoddp.training.sharing.memory import Memory
 from autoddp.training.sharing.moves import follow, moves, raised, taken_apart
@@ -392,8 +393,8 @@ def test_a_loader_that_keeps_ranks_waiting_is_named(monkeypatch):
         data = Sampled(lambda n: time.sleep(0.02) or noisy(n), 12)
         for _ in range(2):
             list(DataLoader(data, 4))
-        (loaders,) = [f for f in run.group.at_end if hasattr(f, "__self__")]
-        waited = list(loaders.__self__.waited.values())
+        (loaders,) = [f.__self__ for f in run.group.at_end if isinstance(f.__self__, Loaders)]
+        waited = list(loaders.waited.values())
         return (
             [d.what for d in run.report.of("waiting")],
             waited[0].seconds > 0.2,

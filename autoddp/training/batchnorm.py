@@ -12,7 +12,8 @@ from torch import Tensor
 from autoddp.comm.context import Code
 from autoddp.patching import Feature, patch
 from autoddp.training import normalization
-from autoddp.training.normalization import LOW, Normalize, follow
+from autoddp.training.batch_stats import LOW
+from autoddp.training.normalization import Normalize, follow
 from autoddp.view import Rows, split
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from autoddp import torch_internals
+from autoddp.training.batch_stats import LOW, stats_of
 from autoddp.view.boundaries import Boundary, SumWithin
 
-LOW = (torch.float16, torch.bfloat16)
 aten = torch.ops.aten
 KERNELS = (
     "batch_norm_stats",
@@ -59,7 +59,7 @@ def normalized(
             counts if running[0] is None else counts.to(running[0].dtype),
         )
         return aten.batch_norm_elemt(x, weight, bias, mean, invstd, eps), mean, invstd, counts
-    counts, means, invstds = _of_all(_stats(x, eps), x, group)
+    counts, means, invstds = _of_all(stats_of(x, eps), x, group)
     count = counts.sum()
     share = (counts / count).unsqueeze(1)
     mean = (share * means).sum(0)
@@ -114,16 +114,6 @@ def follow(running: Running, mean: Tensor, var: Tensor, count: Tensor) -> None:
         with torch.no_grad():
             running_mean.lerp_(mean.to(running_mean.dtype), momentum)
             running_var.lerp_((var * (count / (count - 1))).to(running_var.dtype), momentum)
-
-
-def _stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    if x.device.type == "cpu":  # in one pass, and halves in float32 if what is kept is
-        unused = x.new_zeros(x.shape[1], dtype=torch.float32) if x.dtype in LOW else None
-        mean, var = aten.batch_norm_update_stats(x, unused, unused, 0.0)
-    else:
-        x = x.float() if x.dtype in LOW else x
-        var, mean = torch.var_mean(x, [d for d in range(x.dim()) if d != 1], correction=0)
-    return mean, torch.rsqrt(var + eps)
 
 
 def _of_all(stats: tuple[Tensor, Tensor], x: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor]:
