@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from enum import IntEnum, auto
 from os import getpid  # a script's is patched: it costs more, and answers as rank 0
 from threading import get_ident
+from typing import Any
 
 
 class Code(IntEnum):
@@ -65,6 +66,8 @@ class Context:
         collecting: Whether Python's collector of cycles runs on the script's thread. It runs at
             different moments on each rank: what a `__del__` does has no place in their order.
         muting: What else is entered with a trial: mutes what it would print and write.
+        printed: What trials would have printed, but for what a cache keeps from being said twice.
+        written: How often trials would have written to a file.
     """
 
     def __init__(self) -> None:
@@ -72,6 +75,8 @@ class Context:
         self.depth = [0] * len(Code)
         self.ending = self.over = self.collecting = False
         self.muting: list[Callable[[], AbstractContextManager[object]]] = []
+        self.printed: list[Any] = []
+        self.written = 0
         self._child = 0  # this process, if it was forked from the rank
         self._elsewhere = threading.local()  # whether another thread runs autoddp's code
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import sys
@@ -60,8 +61,9 @@ class Console(Outward):
     def setup(self, undo: ExitStack) -> None:
         """Ask rank 0 once what its terminal is like; mute prints in trials."""
         super().setup(undo)
-        self.context.muting.append(muted)
-        undo.callback(self.context.muting.remove, muted)
+        mute = functools.partial(muted, self.context.printed)
+        self.context.muting.append(mute)
+        undo.callback(self.context.muting.remove, mute)
         report = self.run.report
         if report.speaks:
             report.begun = begun = Begun(report.release)

@@ -21,14 +21,16 @@ Saved = list[tuple[Callable[[], Any], Any, Any]]
 
 
 @contextmanager
-def discarded(stream: Any, saved: Saved, cached: Cached) -> Iterator[None]:
-    """Throw away all writes to `stream`; save those that a cache keeps from happening again."""
+def discarded(stream: Any, saved: Saved, cached: Cached, printed: list[Any]) -> Iterator[None]:
+    """Note all writes to `stream`; save those that a cache keeps from happening again."""
     before = vars(stream).get("write")
 
     def write(text: Any) -> int:
         cache = cached.running()
         if cache is not None:
             saved.append((cache, stream, text))
+        else:
+            printed.append(text)
         return len(text)
 
     stream.write = write
@@ -42,8 +44,10 @@ def discarded(stream: Any, saved: Saved, cached: Cached) -> Iterator[None]:
 
 
 @contextmanager
-def muted() -> Iterator[None]:
+def muted(printed: list[Any]) -> Iterator[None]:
     """Print nothing inside, also not by what holds on to the streams, or to descriptor 1.
+
+    What Python would have printed is appended to `printed`.
 
     A call that a cache remembers (`warning_once` of many a library) will not print in earnest: what
     it said is printed afterwards.
@@ -60,7 +64,7 @@ def muted() -> Iterator[None]:
             stream.flush()  # what was printed before is to be seen
             for layer in (stream, getattr(stream, "buffer", None)):
                 if hasattr(layer, "__dict__"):
-                    undo.enter_context(discarded(layer, saved, cached))
+                    undo.enter_context(discarded(layer, saved, cached, printed))
         yield
     for found, stream, text in saved:
         cache = found()

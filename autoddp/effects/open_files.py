@@ -39,6 +39,7 @@ class OpenFiles:
         if not (agreed or call.named):
             return call.plain()  # words what is wrong with its arguments
         if mode is Mode.SUPPRESSED:
+            effects.context.written += 1
             return call.changed(file=os.devnull, mode=call.named["mode"].replace("x", "w"))
         if effects.rank == 0:
             if not agreed:
@@ -287,6 +288,7 @@ class OpenFiles:
             with internal():
                 if not file.closed:
                     file.flush()
+                    self._effects.context.written += at is not None and buffer.tell() != at
                     if at is not None:
                         buffer.seek(at)
             raw.muted = False

@@ -82,6 +82,7 @@ class WriteCalls:
         if mode is Mode.PASS_THROUGH or path is None:
             return call.plain()
         if mode is Mode.SUPPRESSED:
+            self._effects.context.written += 1
             return None
         if mode is Mode.SYNCED and row is CHECKPOINT:
             for check in self._effects.before_save:

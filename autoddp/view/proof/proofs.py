@@ -33,6 +33,7 @@ NO_BATCH = "an output has no batch dimension"
 OTHER_ROWS = "BatchNorm in it is given other rows than the batch's"
 NOT_THE_PART = "the forward of a part is not the part of the forward"
 NEARLY = f"{NOT_THE_PART}, but nearly"
+PRINTS = "it prints what depends on the size of its batch"
 IN_CUDNN = (
     "dropout between layers of an RNN draws from a state of the device's library, never put back"
 )
@@ -83,6 +84,7 @@ def _proven(trial: Trial, module: nn.Module) -> Verdict:
     view, state = trial.view, Snapshot(module, given=passed_on)
     if state.refused:
         return Verdict(reason=state.refused)
+    written = view.context.written
     try:
         with view.context.within(Code.PROOF), view.trial():
             try:
@@ -100,6 +102,8 @@ def _proven(trial: Trial, module: nn.Module) -> Verdict:
         )
     finally:
         trial.before.put_back()
+    if not left and view.context.written != written:
+        return Verdict(reason="it writes to a file")
     return Verdict(reason=left) if left else verdict
 
 
@@ -170,6 +174,8 @@ def _by_parts(
     outs: list[int | None] = []
     for start, rows in dict.fromkeys([(0, count), (size - count, count), *trial.parts]):
         part = known[start, rows] = trial.forward(start, rows)
+        if part.printed != whole.printed:
+            return known, outs, PRINTS
         if part.layout != whole.layout:
             return known, outs, "its outputs change their structure with the rows"
         found = _batch_dims(whole, part, size, rows)

@@ -83,6 +83,8 @@ class Trial:
     def forward(self, start: int, count: int, keep: int | None = None) -> Forward:
         """Run the call on some rows, drawing as the whole draws."""
         self.before.put_back()
+        printed = self.view.context.printed
+        printed.clear()
         made = self.inputs(start, count, keep)
         at = next(a for a in self.given.ats if a is not None)
         cut = [x for x, a in zip(made, self.given.ats, strict=True) if a is not None]
@@ -109,7 +111,8 @@ class Trial:
         plain = [x.detach() if isinstance(x, Tensor) else x for x in out]
         apart = [watch.of_no_rows(x) for x in out]
         own = [own_of(x) for x in out]
-        return Forward(plain, own, apart, left.layout, normalized, watch.dtypes, draws.shapes)
+        shown = normalized, watch.dtypes, draws.shapes, [*printed]
+        return Forward(plain, own, apart, left.layout, *shown)
 
     def ends(self, count: int) -> list[tuple[int, int, int]]:
         """Return start, count and the outermost row of the first and of the last rows."""
@@ -140,6 +143,7 @@ class Forward:
         apart: Whether an output is a tensor that was computed of no rows, as a table of positions.
         dtypes: What was computed in, of the rows, on the way.
         drawn: The shapes of what it drew.
+        printed: What it would have printed.
     """
 
     out: list[Any]
@@ -149,6 +153,7 @@ class Forward:
     normalized: list[Tensor]
     dtypes: set[torch.dtype]
     drawn: Shapes
+    printed: list[Any]
 
 
 DECIDES = "it decides in Python by values of the batch"
