@@ -375,7 +375,7 @@ def test_what_is_looked_at_on_ranks_is_put_back(tmp_path):
         (Group, "all_reduce"),
         (Group, "all_gather"),
         (Replicas, "average"),
-        (Replicas, "armed"),
+        (Replicas, "arm"),
     )
     before = [vars(owner)[name] for owner, name in owners]
     with ExitStack() as undo:

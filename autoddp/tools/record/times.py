@@ -33,6 +33,7 @@ from torch.utils.data import DataLoader
 from autoddp.comm import accelerator
 from autoddp.comm.group import Group
 from autoddp.comm.node_memory import NodeMemory
+from autoddp.comm.nodes_memory import NodesMemory
 from autoddp.comm.world import World
 from autoddp.tools.record.numbers import value
 from autoddp.tools.record.phases import GATHERING, GRADIENTS, LOADING, RECORDING, Parts
@@ -71,9 +72,11 @@ class Times:
             return
         for name in ("all_reduce", "all_gather"):
             around(undo, Group, name, self.timed(GATHERING))
-        for owner, name in ((Replicas, "average"), (NodeMemory, "all_reduce")):  # of a bucket
-            around(undo, owner, name, self.timed(GRADIENTS))
-        around(undo, Replicas, "armed", self.arm)
+        for name in ("average", "average_dense"):
+            around(undo, Replicas, name, self.timed(GRADIENTS))
+        for owner in (NodeMemory, NodesMemory):  # of a bucket
+            around(undo, owner, "all_reduce", self.timed(GRADIENTS))
+        around(undo, Replicas, "arm", self.arm)
 
     def _here(self) -> bool:
         return (
@@ -163,14 +166,14 @@ class Times:
             self.scaled = made, outputs
         return made
 
-    def arm(self, plain: Any, replicas: Any, *args: Any) -> Any:
+    def arm(self, plain: Any, replicas: Any, leaves: Any, roots: list[Tensor]) -> None:
         """Arm the replicas, and count as waiting what follows this rank's own backward.
 
         Torch calls back in the order in which it was asked: first here, then DDP,
         which waits for its buckets.
         """
-        tops = plain(replicas, *args)
-        root = next(top for top in tops if top.requires_grad)
+        plain(replicas, leaves, roots)
+        root = next(top for top in roots if top.requires_grad)
 
         def first(gradient: Tensor) -> None:
             handle.remove()
@@ -180,7 +183,6 @@ class Times:
             self.parts.begin(GRADIENTS)
 
         handle = root.register_hook(first)
-        return tops
 
     def timed(self, part: str) -> Callable[..., Any]:
         """Make a wrapper that counts the time of a method as a part of the step."""
