@@ -84,7 +84,7 @@ def _proven(trial: Trial, module: nn.Module) -> Verdict:
     view, state = trial.view, Snapshot(module, given=passed_on)
     if state.refused:
         return Verdict(reason=state.refused)
-    written = view.context.written
+    written, left = view.context.written, ""
     try:
         with view.context.within(Code.PROOF), view.trial():
             try:
