@@ -84,7 +84,8 @@ def _proven(trial: Trial, module: nn.Module) -> Verdict:
     view, state = trial.view, Snapshot(module, given=passed_on)
     if state.refused:
         return Verdict(reason=state.refused)
-    written, left = view.context.written, ""
+    written = view.context.written
+    left: str | None = None
     try:
         with view.context.within(Code.PROOF), view.trial():
             try:
@@ -95,8 +96,7 @@ def _proven(trial: Trial, module: nn.Module) -> Verdict:
         verdict = Verdict(reason=str(refused))
     except MEMORY:
         raise
-    except Exception as error:
-        # the call cannot be cut: a mask of fixed size, a loss over the batch
+    except Exception as error:  # the call cannot be cut: a mask of fixed size, a loss over it
         verdict = Verdict(
             reason=f"a part of its rows raises {type(error).__name__}: {str(error)[:80]}"
         )
