@@ -12,13 +12,22 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "distributed", "rank", "world_size"]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "distributed":
-        from autoddp.decorator import distributed
+def load_ipython_extension(session: Any) -> None:
+    """Make `%%autoddp` known to a notebook, at its `%load_ext autoddp`."""
+    from autoddp.decorator import cell_magic
 
-        return distributed
-    if name in ("rank", "world_size"):
-        from autoddp.comm import place
+    cell_magic.load(session)
 
-        return getattr(place, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+if not TYPE_CHECKING:  # to a type checker it would make every name one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name == "distributed":
+            from autoddp.decorator import distributed
+
+            return distributed
+        if name in ("rank", "world_size"):
+            from autoddp.comm import place
+
+            return getattr(place, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,24 +4,77 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from autoddp import __version__, launch
 from autoddp.comm.world import ADDED
+from autoddp.errors import BadInput
 from autoddp.process import devices
 
+Row = tuple[str, str, str]  # features, what is replaced, and why
 
-def patches() -> int:
-    """Print all features and their patches, in the order of installing.
+
+def patches(chosen: Sequence[str] = ()) -> int:
+    """Print features and their patches, in the order of installing, each once: for all, or some.
 
     A feature's line says what is so without it; a patch's line names its targets and its reason.
+    Patches that several features have are one line. On a terminal they are a table.
+
+    Raises:
+        BadInput: A name is no feature's.
     """
-    for feature in launch.features():
-        print(f"{feature.name} · --disable {feature.name} · {feature.without}")
+    known = [feature.name for feature in launch.features()]
+    for name in chosen:
+        if name not in known:
+            raise BadInput(f"{name} is no feature; autoddp patches takes {', '.join(known)}")
+    shown = rows(chosen or known)
+    if sys.stdout.isatty():
+        table(shown)
+    else:
+        for row in shown:
+            print(" · ".join(row))
+    return 0
+
+
+def rows(chosen: Sequence[str]) -> list[Row]:
+    """Return a row for each feature, and behind it for each of its patches that is new."""
+    features = launch.features()
+    owners: dict[tuple[tuple[str, ...], str], list[str]] = {}
+    for feature in features:
+        for item in feature.patches():
+            owners.setdefault((item.targets, item.why), []).append(feature.name)
+    found: dict[Row, None] = {}
+    for feature in features:
+        if feature.name not in chosen:
+            continue
+        found[feature.name, f"--disable {feature.name}", feature.without] = None
         for item in feature.patches():
             optional = " (if installed)" if item.optional else ""
-            print(f"{item.feature} · {', '.join(item.targets)}{optional} · {item.why}")
-    return 0
+            names = ", ".join(dict.fromkeys(owners[item.targets, item.why]))
+            found[names, ", ".join(item.targets) + optional, item.why] = None
+    return list(found)
+
+
+def table(shown: Sequence[Row]) -> None:
+    """Print the rows as wide as the terminal, a feature in bold with what is so without it."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=box.SIMPLE_HEAD, expand=True, padding=(0, 1, 0, 0))
+    for title, ratio in (("feature", 1), ("replaced", 2), ("why; of a feature: without it", 3)):
+        grid.add_column(title, ratio=ratio, overflow="fold")
+    for row in shown:
+        first = row[1].startswith("--disable ")
+        if first and grid.row_count:
+            grid.add_section()
+        owners = row[0].split(", ")
+        cells = row[0] if len(owners) < 4 else f"{len(owners)} features", *row[1:]
+        grid.add_row(*(Text(cell, "bold" if first else "") for cell in cells))
+    Console(highlight=False).print(grid)
 
 
 def env() -> int:

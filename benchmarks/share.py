@@ -71,7 +71,7 @@ class Measure:
             None if not alone[kind] else sum(int(ours[k]) for k in also) / int(alone[kind])
             for kind, also in ((0, (0, 2)), (0, (0,)), (1, (1,)))
         ]
-        decisions = json.loads(report.read_text()) if report.exists() else []
+        decisions = json.loads(report.read_text())["decisions"] if report.exists() else []
         report.unlink(missing_ok=True)
         return Share(*found, list(_reasons(decisions)))
 

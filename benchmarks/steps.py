@@ -1,9 +1,10 @@
 """steps/s of an unmodified script in the global view, against the same with hand-written DDP.
 
-    python -m benchmarks.steps [--metrics] [--rounds 5] [mlp cnn norm lm]
+    python -m benchmarks.steps [--metrics] [--rounds 5] [--ranks 2] [mlp cnn norm lm]
 
-Both run in the same ranks (2, one thread each), at the same global batch, alternating; the ratio is
-the median over rounds. With --metrics the script also reads an accuracy every step.
+Both run in the same ranks (one thread each), at the same global batch, alternating, and so does one
+process, with one thread, while the other ranks wait; ratios are medians over rounds. With --metrics
+the script also reads an accuracy every step.
 """
 
 from __future__ import annotations
@@ -103,10 +104,15 @@ def train(net, loader, steps, metrics):
     return (steps - WARM) / (time.perf_counter() - start)
 
 
-def both(group, kind, rounds, metrics):
-    """Pairs of (by hand, unmodified), in turn."""
-    pairs = []
+def in_turn(group, kind, rounds, metrics):
+    """steps/s of (one process, by hand, unmodified) in each round."""
+    found = []
     for _ in range(rounds):
+        net, data, batch = make(kind)
+        alone = 0.0
+        if group.rank == 0:
+            alone = train(net, DataLoader(data, batch, shuffle=True), STEPS[kind], metrics)
+        group.barrier()
         net, data, batch = make(kind)
         sampler = DistributedSampler(data, group.size, group.rank)
         by_hand = DistributedDataParallel(net, process_group=group.pg)
@@ -115,8 +121,8 @@ def both(group, kind, rounds, metrics):
         net, data, batch = make(kind)
         with session(group.world, Options(), group, Report()):
             b = train(net, DataLoader(data, batch, shuffle=True), STEPS[kind], metrics)
-        pairs.append((a, b))
-    return pairs
+        found.append((alone, a, b))
+    return found
 
 
 def main():
@@ -124,14 +130,18 @@ def main():
     parser.add_argument("kinds", nargs="*", default=[])
     parser.add_argument("--metrics", action="store_true")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--ranks", type=int, default=2)
     options = parser.parse_args()
     for kind in options.kinds or STEPS:
-        pairs = run_ranks(both, 2, kind, options.rounds, options.metrics, timeout=600)[0]
-        ratios = sorted(b / a for a, b in pairs)
-        hand, ours = (statistics.median(column) for column in zip(*pairs, strict=True))
+        given = (kind, options.rounds, options.metrics)
+        found = run_ranks(in_turn, options.ranks, *given, timeout=900)[0]
+        alone, hand, ours = (statistics.median(column) for column in zip(*found, strict=True))
+        ratios = sorted(b / a for _, a, b in found)
+        of_one = statistics.median(b / one for one, _, b in found)
         print(
             f"{kind}: by hand {hand:.1f} steps/s, unmodified {ours:.1f}, "
-            f"ratio {statistics.median(ratios):.3f} [{ratios[0]:.2f} .. {ratios[-1]:.2f}]",
+            f"ratio {statistics.median(ratios):.3f} [{ratios[0]:.2f} .. {ratios[-1]:.2f}]; "
+            f"one process {alone:.1f}, unmodified over it {of_one:.2f}",
             flush=True,
         )
 

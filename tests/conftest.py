@@ -16,10 +16,14 @@ from hypothesis import settings
 import autoddp
 import autoddp.decorator
 from autoddp.comm.world import ADDED
+from autoddp.options import ROWS, variables
 from autoddp.patching import ABSENT, find
 from tests.warm import shared
 
-OURS = ("AUTODDP_OPTIONS", "AUTODDP_NPROC", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+OURS = (
+    *("AUTODDP_OPTIONS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
+    *map(variables.variable, ROWS),
+)
 # set by pytest for each test, and by torch for good when it imports its compiler
 THEIRS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
 PACKAGE = os.path.dirname(autoddp.__file__)

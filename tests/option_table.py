@@ -1,19 +1,14 @@
-"""README's table of options: `python -m tests.option_table` writes it from the package's own."""
+"""The table of options in docs/options.md, from the package: `python -m tests.pages` writes it."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import Field
-from pathlib import Path
 from typing import Any
 
 from autoddp.options import table
 from autoddp.options.row import RUN, OptionRow, flag
-from tests.cli import ROOT
 
-README = Path(ROOT) / "README.md"
-HEAD = "| option | values, the default first | |\n|---|---|---|\n"
-TABLE = re.compile(re.escape(HEAD) + r"(\|.*\n)*")
+HEAD = "| option | values, the default first | what it does | since |\n|---|---|---|---|\n"
 
 
 def lines() -> str:
@@ -28,8 +23,4 @@ def line(field: Field[Any], row: OptionRow) -> str:
         "" if field.default is None or type(field.default) in (bool, tuple) else str(field.default)
     )
     values = ", ".join(row.words) or row.shown or plain
-    return f"| {flags} |{f' {values} ' if values else ' '}| {row.says} |\n"
-
-
-if __name__ == "__main__":
-    README.write_text(TABLE.sub(lambda _: lines(), README.read_text()))
+    return f"| {flags} |{f' {values} ' if values else ' '}| {row.says} | {row.since} |\n"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import pty
+import re
 import select
 import signal
+import struct
 import sys
+import termios
 import time
 import warnings
 from collections.abc import Sequence
@@ -23,14 +27,17 @@ def in_terminal(
     typed: Sequence[tuple[str, str]] = (),
     timeout: float = 60,
     err: Path | None = None,
+    think: float = 0,
 ) -> tuple[int, str]:
     """Exit code and all that the terminal showed, of `python SCRIPT` or `autoddp run ...`.
 
-    `typed` says what to wait for and what then to type; `err` is a file for standard error.
+    `typed` says what to wait for and what then, `think` seconds later, to type; `err` is a file for
+    standard error.
     """
     folder.mkdir(parents=True, exist_ok=True)
     pid, screen = pty.fork()
     if pid == 0:
+        fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         if err is not None:
             os.dup2(os.open(err, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), 2)
         _be(argv, folder)
@@ -47,6 +54,7 @@ def in_terminal(
                 break
             seen += data.decode()
             while waiting and waiting[0][0] in seen[seen.rfind("\0") + 1 :]:
+                time.sleep(think)
                 os.write(screen, waiting.pop(0)[1].encode())
                 seen += "\0"  # what was waited for next comes after
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -58,6 +66,33 @@ def in_terminal(
         os.close(screen)
     assert not waiting, f"{waiting[0][0]!r} did not come\n{seen}"
     return code, seen.replace("\0", "").replace("\r\n", "\n")
+
+
+ORDER = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])")
+
+
+def screen_of(text: str) -> list[str]:
+    """The lines that a terminal shows of what `in_terminal` returns."""
+    lines, row, column = [""], 0, 0
+    while text:
+        order = ORDER.match(text)
+        if order is None:
+            letter, text = text[0], text[1:]
+            if letter == "\n":
+                row, column = row + 1, 0
+                lines += [""] * (row == len(lines))
+            elif letter == "\r":
+                column = 0
+            else:
+                line = lines[row].ljust(column)
+                lines[row], column = line[:column] + letter + line[column + 1 :], column + 1
+            continue
+        text, (count, what) = text[order.end() :], order.groups()
+        if what == "A":
+            row -= int(count or 1)
+        elif (count, what) == ("2", "K"):
+            lines[row] = ""
+    return [line.rstrip() for line in lines]
 
 
 def in_pipe(*argv: str, folder: Path, lines: int | None = None) -> tuple[int, str]:

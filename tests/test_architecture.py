@@ -33,12 +33,15 @@ LAYERS = [
     {"errors", "torch_internals"},
 ]
 WITHOUT_TORCH = {
-    *("__init__", "__main__", "cli", "errors", "listing"),
+    *("__init__", "__main__", "errors", "listing", "cli.__init__", "cli.commands", "cli.help"),
+    *("cli.examples", "cli.hash_seed", "cli.hints", "cli.parameters"),
     *(
         "options.__init__",
         "options.row",
         "options.conflicts",
         "options.given",
+        "options.panels",
+        "options.variables",
         "decorator.keywords",
     ),
     *("patching.__init__", "report.__init__", "decorator.__init__", "launch.__init__"),

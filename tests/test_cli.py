@@ -108,7 +108,7 @@ BAD = {
     "view": ("run --view all s.py", "--view is 'all'; it takes global, local"),
     "feature": ("run --disable nothing s.py", "--disable is 'nothing'; it takes "),
     "option": ("run --bogus s.py", "No such option: --bogus"),
-    "command": ("walk s.py", "No such command 'walk'."),
+    "command": ("walk s.py", "No such command 'walk'; see autoddp --help"),
     "log folder": ("run -n 2 --log-dir s.py s.py", "--log-dir is s.py, which cannot be made"),
     "report": ("run -n 2 --report no/r.json s.py", "--report is no/r.json, but there is no folder"),
 }
@@ -135,7 +135,9 @@ def test_nccl_without_gpus(monkeypatch, tmp_path, capfd):
     assert "this machine shows 0 GPUs, and NCCL needs one for each rank" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("nodes", [(), ("--nnodes", "2", "--master-addr", "127.0.0.1")])
+@pytest.mark.parametrize(
+    "nodes", [(), ("--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1")]
+)
 def test_port_in_use(tmp_path, nodes):
     script = tmp_path / "s.py"
     script.write_text("print('ran')")
@@ -164,14 +166,27 @@ def test_patches_are_listed_with_target_and_reason():
     done = run_cli("patches")
     assert done.rc == 0, done.err
     lines = iter(done.out.splitlines())
+    seen = set()
     for feature in launch.features():
         assert next(lines) == f"{feature.name} · --disable {feature.name} · {feature.without}"
         for patch in feature.patches():
-            name, targets, why = next(lines).split(" · ", 2)
-            assert name == patch.feature
+            if (patch.targets, patch.why) in seen:
+                continue  # it stands at the first of its features, with the names of all
+            seen.add((patch.targets, patch.why))
+            names, targets, why = next(lines).split(" · ", 2)
+            assert feature.name in names.split(", ")
             assert all(target in targets for target in patch.targets)
             assert why == patch.why
     assert not list(lines)
+    assert len(set(done.out.splitlines())) == len(done.out.splitlines())
+
+
+def test_patches_of_one_feature(capfd):
+    assert cli.command(["patches", "files"]) == 0
+    features, replaced, _ = capfd.readouterr().out.splitlines()[3].split(" · ")
+    assert (features, replaced.split(", ")[0]) == ("files", "numpy:save")
+    assert cli.command(["patches", "none"]) == 2
+    assert "none is no feature; autoddp patches takes console, " in capfd.readouterr().err
 
 
 def test_env_shows_what_a_bug_report_needs():

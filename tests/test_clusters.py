@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ AUTODDP = f"{sys.executable} -m autoddp run"
 TRAIN = """
 import os
 import sys
+import time
 import time
 
 import torch
@@ -130,6 +132,7 @@ def test_a_requeued_job_resumes_and_a_cancelled_one_leaves_nothing(slurm, script
     slurm.until(slurm.idle, "the first attempt has not ended on its nodes")
     assert step(folder) == 3
     (folder / "go").touch()
+    time.sleep(2)  # a node refuses what is made within the second of the requeue: "revoked"
     slurm.call("scontrol", "update", f"job={job}", "StartTime=now")
     assert slurm.ended(job) == "COMPLETED", (folder / "out").read_text()
     out = (folder / "out").read_text()

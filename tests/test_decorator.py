@@ -7,7 +7,7 @@ import signal
 import textwrap
 from collections.abc import Iterable
 from os import PathLike
-from typing import get_type_hints
+from typing import Literal, get_type_hints
 
 import pytest
 
@@ -16,7 +16,7 @@ from autoddp.decorator import NAMES, choose, count
 from autoddp.decorator.agreement import digest
 from autoddp.decorator.keywords import Keywords
 from autoddp.errors import BadInput
-from autoddp.options import Options
+from autoddp.options import ROWS, Options
 from tests.cli import run_python
 
 pytestmark = pytest.mark.slow
@@ -605,7 +605,8 @@ def test_the_typed_keywords_are_the_tables():
         "log_dir": PathLike[str],
     }  # turned into text
     assert kinds.pop("disable") == str | Iterable[str]
-    of = get_type_hints(Options)
+    of = {name: kind for name, kind in get_type_hints(Options).items() if name in NAMES}
+    of |= {name: Literal[row.words] for name, row in ROWS.items() if row.words and name in NAMES}
     assert kinds == {n: of[n] | more[n] if n in more else of[n] for n in NAMES if n != "disable"}
 
 

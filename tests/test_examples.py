@@ -128,13 +128,13 @@ def test_a_recipe(words, run, references, tmp_path):
         same_terminal(want, got, PRINTED)
 
 
-def test_the_recipe_for_two_nodes_is_that_of_the_main_readme():
+def test_the_recipe_for_two_nodes_is_that_of_the_pages():
     """Which test_readme.py runs, on two networks."""
-    readme = (FOLDER.parent.parent / "README.md").read_text()
+    page = (FOLDER.parent.parent / "docs" / "machines.md").read_text()
     for words in NODES:
         line = " ".join(words)
         shown = line.replace("digits.py", "--master-port 29500 train.py")
-        assert f"\n{shown}\n" in readme
+        assert f"\n{shown}\n" in page
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)

@@ -124,7 +124,12 @@ def is_right(wants):
         value = wants.get(name)
         if value is not None and (value == "none" or not least <= value <= most):
             return False
-    if wants["node_rank"] == "none" or not 0 <= wants["node_rank"] < wants["nnodes"]:
+    if wants["node_rank"] == "none":
+        return False
+    if wants["node_rank"] is None:  # every node has to say which it is
+        if wants["nnodes"] > 1:
+            return False
+    elif not 0 <= wants["node_rank"] < wants["nnodes"]:
         return False
     if wants["scale_lr"] != "none" and wants["batch"] != "per-rank":
         return False
@@ -254,7 +259,8 @@ def test_decisions_are_counted_and_told_once(decisions):
     report = Report(speaks=True, stream=stream)
     for decision in decisions:
         report.say_once(*decision)
-    kept = {(d["kind"], d["where"], d["what"]): d["count"] for d in json.loads(report.to_json())}
+    told = json.loads(report.to_json())["decisions"]
+    kept = {(d["kind"], d["where"], d["what"]): d["count"] for d in told}
     assert kept == {decision: decisions.count(decision) for decision in decisions}
     assert list(kept) == list(dict.fromkeys(decisions))
     for kind in {kind for kind, _, _ in decisions}:

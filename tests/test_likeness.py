@@ -85,3 +85,7 @@ def test_the_facts_are_those_of_the_command_the_files_and_the_versions(tmp_path,
     assert found["the script's command line"] == "--lr 1"
     assert {"the text of s.py", "the text of helper.py"} <= set(found)
     assert {"the version of torch", "the version of Python", "the version of autoddp"} <= set(found)
+
+
+def test_a_file_that_cannot_be_read_is_compared_by_why(tmp_path):
+    assert likeness.digest(str(tmp_path / "none.py")) == "No such file or directory"

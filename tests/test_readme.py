@@ -1,4 +1,4 @@
-"""README: its commands are run as they stand, and what it shows is what is seen."""
+"""README and docs/: their commands are run as they stand, and what they show is what is seen."""
 
 from __future__ import annotations
 
@@ -18,40 +18,50 @@ import typer
 from autoddp import cli
 from autoddp.options import ROWS
 from autoddp.process.features import FEATURES
-from tests import option_table, test_two_nodes
+from tests import test_two_nodes
 from tests.cli import ROOT, environ
 from tests.same import NUMBER, same_text
 
 README = (Path(ROOT) / "README.md").read_text()
+PAGES = {path.name: path.read_text() for path in sorted(Path(ROOT, "docs").glob("*.md"))}
 CI = Path(ROOT) / ".ci" / "run"
 DIGITS, SCANS = (Path(ROOT, "examples", "single_gpu", name) for name in ("digits.py", "scans.py"))
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.M | re.S)
-TRAINS = ("train.py", "package.train", "scans.py")
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.M | re.S)
+BLOCKS = BLOCK.findall(README)
+EVERY = [*BLOCKS, *(block for page in PAGES.values() for block in BLOCK.findall(page))]
+TRAINS = ("train.py", "script.py", "package.train", "scans.py")
 PRINTED = 2e-2  # as for the examples: float32, and what is printed are few digits of it
 
 nodes = test_two_nodes.nodes
 
 
 def commands() -> list[str]:
-    """All that README has a reader type, in its order; its set-up lines in their parts."""
-    shell = [text for kind, text in BLOCKS if kind == "sh"]
-    first = next(text for kind, text in BLOCKS if not kind)
-    lines = [
-        line.partition("#")[0].strip() for text in (first, *shell) for line in text.splitlines()
-    ]
-    return [part.strip() for line in lines for part in line.split("&&")]
+    """All that a reader is to type, in its order; the set-up lines in their parts."""
+    lines = [line for kind, text in EVERY if kind == "sh" for line in text.splitlines()]
+    parts = [part.strip() for line in lines for part in line.partition("#")[0].split("&&")]
+    return list(dict.fromkeys(part for part in parts if part not in SHOWN))
 
 
+# what is shown: a command behind "$", and what it printed
+SHOWN = {
+    text.splitlines()[0].removeprefix("$ "): text.splitlines()[1:]
+    for kind, text in EVERY
+    if kind == "console"
+}
 SET_UP = ("python3 -m venv", ". .venv", "pip ", "ruff ", "mypy", "pytest ")  # .ci/run runs these
-COMMANDS = [line for line in commands() if not line.startswith(SET_UP)]
+ELSEWHERE = ("srun ", "mpirun ", "mkdocs ", "python -m tests.pages")  # test_pages.py has these
+COMMANDS = [line for line in commands() if not line.startswith((*SET_UP, *ELSEWHERE))]
 PAIR = [line for line in COMMANDS if "--node-rank" in line]
-MAIN, PLAIN = [line for line in COMMANDS if "scans.py" in line]
-ALONE = [line for line in COMMANDS if line not in (*PAIR, MAIN, PLAIN)]
+(MAIN,) = [line for line in SHOWN if "scans.py" in line]
+(PLAIN,) = [line for line in COMMANDS if "python " in line and "scans.py" in line]
+RECORDED = [line for line in COMMANDS if "--record" in line]  # one after the other
+ALONE = [line for line in COMMANDS if line not in (*PAIR, MAIN, PLAIN, *RECORDED)]
 
 
 def short(line: str) -> str:
-    """The command with one epoch of training."""
-    return f"{line} --epochs 1" if any(name in line for name in TRAINS) else line
+    """The command with one epoch of training, where no number of steps ends it."""
+    trains = any(name in line for name in TRAINS) and "--steps" not in line
+    return f"{line} --epochs 1" if trains else line
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +86,9 @@ def start(console, tmp_path):
     (project / "examples" / "single_gpu").mkdir(parents=True)
     (project / "package").mkdir()
     (project / "package" / "__init__.py").touch()
-    for copy in ("train.py", "package/train.py"):
+    for copy in ("train.py", "script.py", "package/train.py"):
         shutil.copy(DIGITS, project / copy)
+    (project / "notebook.ipynb").write_text('{"cells": [{"cell_type": "code"}]}')
     shutil.copy(SCANS, project / "examples" / "single_gpu")
 
     def begin(line: str | list[str]) -> subprocess.Popen[str]:
@@ -96,7 +107,7 @@ def start(console, tmp_path):
     return begin
 
 
-def end(*processes: subprocess.Popen[str]) -> list[tuple[str, str]]:
+def end(*processes: subprocess.Popen[str], codes: tuple[int, ...] = (0,)) -> list[tuple[str, str]]:
     """What they printed, once all have ended well."""
     try:
         printed = [process.communicate(timeout=240) for process in processes]
@@ -104,7 +115,7 @@ def end(*processes: subprocess.Popen[str]) -> list[tuple[str, str]]:
         for process in processes:
             process.kill()
     for process, (out, err) in zip(processes, printed, strict=True):
-        assert process.returncode == 0, f"{process.args}\n{out}\n{err}"
+        assert process.returncode in codes, f"{process.args}\n{out}\n{err}"
     return printed
 
 
@@ -131,24 +142,21 @@ def plain(console, tmp_path_factory):
 
 
 def in_order(shown: list[str], seen: list[str]) -> None:
-    """README's lines are among those that were printed, one after the other."""
+    """The lines of a page are among those that were printed, one after the other."""
     rest = iter(seen)
     for line in shown:
-        assert line in rest, f"README shows {line!r}, but there was\n" + "\n".join(seen)
+        assert line in rest, f"shown is {line!r}, but there was\n" + "\n".join(seen)
 
 
 def shape(line: str) -> str:
     """A line of numbers without their values and their width."""
-    return " ".join(NUMBER.sub("#", line).split())
+    return " ".join(NUMBER.sub("#", line).split()).replace("─", "")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", ALONE)
 def test_a_command(line, start, plain):
     ((out, err),) = end(start(short(line)))
-    if " verify " in line:
-        assert "[autoddp] equal: 2 ranks" in out  # in float32 it may be by rounding
-        return
     if " launch-script " in line:
         assert "train.py" in out  # test_recipes.py has the real tools read it
         return
@@ -182,8 +190,23 @@ def test_two_machines(request, start, plain):
 
 
 @pytest.mark.slow
+def test_recordings(start):
+    """They are made first, and then read; two recordings do not tell rounding from errors."""
+    made, read = RECORDED[:2], RECORDED[2:]
+    for line in made:
+        end(start(short(line)))
+    (compared, _), (summed, _) = [end(start(line), codes=(0, 1))[0] for line in read]
+    assert compared.startswith(("[autoddp] equal", "[autoddp] different: ranks has not the"))
+    assert re.search(r"^losses +\d+", compared, flags=re.M)
+    assert "samples/s" in summed
+
+
+@pytest.mark.slow
 def test_the_decorator(start, plain):
-    (block,) = [text for kind, text in BLOCKS if kind == "python"]
+    blocks = {text for kind, text in EVERY if kind == "python"}
+    (block,) = {text for text in blocks if "@distributed" in text}
+    recipes = (Path(ROOT) / "examples" / "README.md").read_text()
+    assert all(text in recipes for text in blocks - {block})  # test_ray.py runs that of a worker
     lines = block.splitlines()
     assert lines[0] == "from autoddp import distributed"
     assert lines[-1] == "def main():"
@@ -197,18 +220,39 @@ def test_the_decorator(start, plain):
 
 def test_the_main_job_shows_what_readme_shows(start):
     """And the same digits as `python`, which finds the scans that the ranks have written."""
-    (shown,) = [text for kind, text in BLOCKS if not kind and text.startswith("[autoddp]")]
     ((out, err),) = end(start(short(MAIN)))
     ((want, _),) = end(start(short(PLAIN)))
     assert out == want
-    ours = [line for line in shown.splitlines() if line.startswith("[autoddp]")]
-    theirs = [line for line in shown.splitlines() if line not in (*ours, "...")]
+    ours = [line for line in SHOWN[MAIN] if line.startswith("[autoddp]")]
+    theirs = [line for line in SHOWN[MAIN] if line not in (*ours, "...")]
     in_order(ours, err.splitlines())
     in_order([shape(line) for line in theirs], [shape(line) for line in out.splitlines()])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("line", [line for line in SHOWN if line != MAIN])
+def test_what_a_command_shows(line, start):
+    """Line by line, apart from numbers and from what is left out."""
+    found = end(start(short(line)), codes=(0, 1, 2))[0]
+    seen = [[shape(line) for line in text.splitlines()] for text in found]
+    ours = [shape(line) for line in SHOWN[line] if line.startswith("[autoddp]")]
+    theirs = [shape(line) for line in SHOWN[line] if line != "..." and shape(line) not in ours]
+    in_order(ours, [text for stream in seen for text in stream])
+    in_order(theirs, seen[0])
+
+
+def test_each_page_shows_the_same_of_a_command():
+    """Where two pages show a command, they show the same of it."""
+    for kind, text in EVERY:
+        assert kind in ("sh", "console", "python", "ipython", "text")  # test_pages.py has the last
+        if kind == "console":
+            first, *shown = text.splitlines()
+            assert first.startswith("$ ")
+            assert shown == SHOWN[first.removeprefix("$ ")]
+
+
 def test_set_up_is_what_ci_runs():
-    (install, check) = [text.strip() for kind, text in BLOCKS if kind == "sh"][:2]
+    (install, check) = [text.strip() for kind, text in BLOCKS if kind == "sh"][1:3]
     script = CI.read_text()
     assert CI.stat().st_mode & stat.S_IXUSR
     assert f" {check}\n" in script
@@ -262,35 +306,27 @@ def test_ci_tells_how_the_tests_ended(closing, code, wanted, tmp_path):
     assert not list(tmp_path.glob("tmp.*")), "its environment is left behind"
 
 
-def test_the_table_of_options_is_made_from_the_packages():
-    """`python -m tests.option_table` writes it."""
-    assert option_table.lines() in README
-
-
 def test_every_option_that_is_named_exists():
     features = {feature.name for feature in FEATURES}
     every = typer.main.get_command(cli.app).commands.values()
     known = {name for command in every for option in command.params for name in option.opts}
-    named = re.findall(r"`(--[\w-]+)(?: ([\w,-]+))?`", README)
-    assert len(named) > 20
+    known |= {"--help", "--strict"}  # of every command; of mkdocs, too
+    text = "\n".join([README, *PAGES.values()])
+    named = re.findall(r"`(--[\w-]+)(?: ([\w,-]+))?`", text)
+    assert len(named) > 60
     for option, value in named:
         assert option in known
-        if option == "--disable" and value:
+        if option == "--disable" and value and value != "NAME":
             assert set(value.split(",")) <= features
         elif value and (row := ROWS.get(option[2:].replace("-", "_"))) and row.words:
             assert value in row.words
 
 
-def test_what_is_so_without_a_feature_is_in_the_table():
-    (table,) = re.findall(r"^\| feature \| without it \|\n.*?\n\n", README, flags=re.M | re.S)
-    shown = dict(re.findall(r"^\| `([\w-]+)` \| (.*) \|$", table, flags=re.M))
-    assert shown == {feature.name: feature.without for feature in FEATURES}
-    assert all(shown.values())
-
-
 def test_every_module_is_in_the_list():
     """Folders, those at the top and the features by their names."""
-    (table,) = re.findall(r"^\| where \| what \|\n.*?\n\n", README, flags=re.M | re.S)
+    (table,) = re.findall(
+        r"^\| where \| what \|\n.*?\n\n", PAGES["architecture.md"], flags=re.M | re.S
+    )
     named = set(re.findall(r"`(\w+)/?`", table))
     package = Path(ROOT) / "autoddp"
     modules = [feature.__module__.split(".") for feature in FEATURES]
@@ -298,9 +334,9 @@ def test_every_module_is_in_the_list():
     files |= {name for _, folder, name in modules if folder in ("training", "effects")}
     folders = {path.parent.name for path in package.glob("*/__init__.py")}
     missing = {name for name in files | folders if not name.startswith("_")} - named
-    assert not missing, f"README's list of modules lacks {missing}"
+    assert not missing, f"the list of modules lacks {missing}"
     there = {path.stem for path in package.rglob("*.py")} | {
         path.parent.name for path in package.rglob("*.py")
     }
     extra = named - there - {"Rows", "python"}
-    assert not extra, f"README's list of modules names {extra}, which are none"
+    assert not extra, f"the list of modules names {extra}, which are none"

@@ -40,8 +40,12 @@ def test_json_holds_all():
     report = Report()
     report.add("gather", "a.py:1", "numpy")
     report.add("gather", "a.py:1", "numpy")
-    assert json.loads(report.to_json()) == [
-        {"kind": "gather", "where": "a.py:1", "what": "numpy", "count": 2}
+    report.add("memory", "", "slow")
+    found = json.loads(report.to_json(script="a.py"))
+    assert found["script"] == "a.py"
+    assert found["decisions"] == [
+        {"kind": "gather", "where": "a.py:1", "what": "numpy", "count": 2, "line": "a.py:1"},
+        {"kind": "memory", "where": "", "what": "slow", "count": 1, "line": None},
     ]
 
 
@@ -86,3 +90,12 @@ def test_a_file_of_the_temporary_folder_is_looked_up_where_the_current_folder_is
         command, cwd=tmp_path / "here", env=env, capture_output=True, text=True, check=False
     )
     assert done.stdout == "[True, False]\n", done.stderr
+
+
+def test_a_line_that_comes_while_something_is_typed_is_said_after_it():
+    stream = io.StringIO()
+    report = Report(speaks=True, stream=stream)
+    with report.prompting():
+        report.say("another thread's")
+        assert stream.getvalue() == ""
+    assert stream.getvalue() == "[autoddp] another thread's\n"

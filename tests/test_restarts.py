@@ -60,7 +60,9 @@ print("through", loss.item())
 def job(warm, tmp_path):
     path = tmp_path / "job.py"
     path.write_text(SCRIPT)
-    return lambda name, *command: warm.run(*command, folder=tmp_path / name), str(path)
+    return lambda name, *command: warm.run(
+        *command, folder=tmp_path / name, timeout=60 + 2 * KILLS
+    ), str(path)
 
 
 @pytest.mark.parametrize("nproc", [1, 2])

@@ -137,7 +137,12 @@ def test_nothing_to_do(given):
         (
             EACH_NODE,
             {"nproc": 2, "nnodes": 2},
-            "--nnodes is 2 and --node-rank 0, but srun says SLURM_PROCID 2",
+            "--nnodes is 2, but srun says SLURM_PROCID 2",
+        ),
+        (
+            EACH_NODE,
+            {"nproc": 2, "nnodes": 3, "node_rank": 1},
+            "--nnodes is 3 and --node-rank 1, but srun says SLURM_PROCID 2",
         ),
         (
             SLURM | TORCHRUN,

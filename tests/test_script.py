@@ -193,7 +193,7 @@ def test_how_it_went_is_said_before_the_traceback(tmp_path):
     (tmp_path / "train.py").write_text(LONG)
     done = run_cli("run", "-n", 2, "train.py", cwd=tmp_path)
     _, account, first, *rest = done.err.splitlines()
-    assert account.startswith("[autoddp] in 5 s, no module was called with a batch")
+    assert account.startswith("[autoddp] 2 ranks, 5 s: no module was called with a batch")
     assert (done.rc, first, rest[-1]) == (
         1,
         "Traceback (most recent call last):",

@@ -34,7 +34,7 @@ from autoddp import torch_internals
 from autoddp.comm.passed import Passed, Recent
 from autoddp.comm.tree import Tree, answers
 from autoddp.errors import Disagreement, RankEnded
-from autoddp.report import users_frame
+from autoddp.report import places, users_frame
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -70,9 +70,7 @@ class CollectiveCheck:
         if words is None:
             if len(self._words) == MOST:
                 self._words.clear()
-            where = (
-                f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}" if frame else "?"
-            )
+            where = places.named(frame)
             dtype = str(x.dtype).removeprefix("torch.")
             device = "" if x.device.type == "cpu" else f" on {x.device.type}"
             words = self._words[key] = f"{what} of {dtype}{list(x.shape)}{device} at {where}"

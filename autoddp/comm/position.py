@@ -21,6 +21,7 @@ class Position:
     def __init__(self) -> None:
         # seconds, at the ends of waits; in a backward waiting cannot be told from computing
         self.waited = 0.0
+        self.waited_in_backward = 0.0  # of these, for gradients
         # kind, in words, since when: one value, so that a reader finds it whole
         self.now = ("", "", 0.0)
 
@@ -46,4 +47,7 @@ class At:
         position = self._position
         began, position.now = position.now[2], self._before
         if self._kind in WAITING and self._before[0] not in WAITING:
-            position.waited += monotonic() - began
+            seconds = monotonic() - began
+            position.waited += seconds
+            if self._before[0] == BACKWARD:
+                position.waited_in_backward += seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, MutableMapping
@@ -90,6 +91,11 @@ class World:
         _check_nodes(world, environ)
         _check_master(world)
         return world
+
+    def nodes(self, environ: Mapping[str, str]) -> int:
+        """Return how many nodes the job has: its launcher says so, or all have as many ranks."""
+        alike = math.ceil(self.world_size / self.local_world_size)
+        return int(environ.get("GROUP_WORLD_SIZE", alike))
 
     def variables(self, nodes: int) -> dict[str, str]:
         """Return the variables that torchrun would set for a rank of a job on `nodes`."""

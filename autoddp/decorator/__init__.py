@@ -14,7 +14,7 @@ from autoddp.decorator.keywords import Keywords
 from autoddp.decorator.start import Origin
 from autoddp.errors import BadInput
 from autoddp.launch import launched, schedulers
-from autoddp.options import ROWS, Options, table
+from autoddp.options import ROWS, Options, table, variables
 from autoddp.options.row import DECORATOR
 from autoddp.process import devices
 from autoddp.process.script import strip
@@ -39,10 +39,10 @@ def distributed(function: Any = None, /, **options: Any) -> Any:
 
     Run by plain `python`, this process becomes rank 0 and the other ranks are forked at the call,
     or, where that is not safe, are fresh processes that run the script up to it with all effects
-    muted. With `nproc` unset there is one rank for each GPU; AUTODDP_NPROC overrides it. With one
-    rank, in a child process and inside a job the call is a plain one. A rank that dies ends this
-    process at once, and is named. A signal that is sent to this process alone reaches rank 0 alone;
-    Ctrl-C reaches all.
+    muted. With `nproc` unset there is one rank for each GPU. A variable overrides the option that
+    is given here: AUTODDP_NPROC, AUTODDP_HANG_TIMEOUT and so on. With one rank, in a child process
+    and inside a job the call is a plain one. A rank that dies ends this process at once, and is
+    named. A signal that is sent to this process alone reaches rank 0 alone; Ctrl-C reaches all.
 
     Run by `autoddp run` the script is in a job from its first line. Run by torchrun it is from the
     first call on, to its end: what is printed before that, all ranks print.
@@ -116,6 +116,8 @@ def choose(options: dict[str, Any]) -> Options:
             raise BadInput(f"{name} of @distributed is {value!r}; it takes a whole number")
     if type(options.get("average_every")) is int:  # a number of steps, or a word
         options = options | {"average_every": str(options["average_every"])}
+    meant = variables.given(DECORATOR, os.environ, {"nproc"})  # that is read at the call
+    options = options | meant
     disable = options.get("disable", ())
     listed = isinstance(disable, (list, tuple, set, frozenset))
     given = (
@@ -130,7 +132,8 @@ def choose(options: dict[str, Any]) -> Options:
         for n in ("report", "log_dir")
         if isinstance(options.get(n), os.PathLike)
     }
-    return Options(**options | paths | {"disable": given})
+    with variables.spelled(meant):
+        return Options(**options | paths | {"disable": given})
 
 
 def count(options: Options, override: str | None) -> int:

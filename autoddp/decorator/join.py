@@ -10,13 +10,11 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed import Store
-from torch.utils._pytree import tree_leaves, tree_map
 
 from autoddp import launch
 from autoddp.comm import accelerator
@@ -29,17 +27,18 @@ from autoddp.decorator.existing_group import set_aside
 from autoddp.decorator.muted import muted
 from autoddp.decorator.start import Origin
 from autoddp.decorator.start_workers import settle, start_workers
+from autoddp.decorator.wholes import whole
 from autoddp.decorator.workers import ParentLink
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.launch.rendezvous import HOST, serve
 from autoddp.options import Options
-from autoddp.process import streams, worker
+from autoddp.process import report_file, streams, worker
 from autoddp.process.devices import Devices, variable
 from autoddp.process.script import strip
 from autoddp.process.session import session
 from autoddp.process.streams import Logs
 from autoddp.report import Report
-from autoddp.view import Partial, Rows, full
+from autoddp.report.places import CELL
 
 Tell = Callable[[str], None]
 
@@ -56,8 +55,9 @@ class DecoratedCall:
 
     @property
     def site(self) -> str:
-        """Return the name of the function, as the user knows it."""
-        return f"{getattr(self.wrapped, '__qualname__', type(self.wrapped).__name__)}()"
+        """Return the name of the function or of the notebook's cell, as the user knows it."""
+        name: str = getattr(self.wrapped, "__qualname__", type(self.wrapped).__name__)
+        return name if name.startswith(CELL) else f"{name}()"
 
     @property
     def variables(self) -> dict[str, Any]:
@@ -228,12 +228,6 @@ def take_part(
     return value
 
 
-def whole(value: Any) -> Any:
-    """Gather the batches held by rows in a returned value, while the other ranks are here."""
-    held = any(isinstance(leaf, (Rows, Partial)) for leaf in tree_leaves(value))
-    return tree_map(full, value) if held else value
-
-
 @contextmanager
 def joined(
     call: DecoratedCall, world: World, devices: Devices, store: Store | None = None
@@ -265,8 +259,8 @@ def joined(
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-    if world.rank == 0 and call.options.report is not None:
-        Path(call.options.report).write_text(report.to_json())
+    nodes = world.nodes(hidden)
+    report_file.write(report, call.options, world, nodes, chosen.backend)
 
 
 def leave(group: Group) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 
 class Keywords(TypedDict, total=False):
@@ -12,23 +12,24 @@ class Keywords(TypedDict, total=False):
 
     nproc: int | None
     nnodes: int
-    node_rank: int
+    node_rank: int | None
     master_addr: str | None
     master_port: int | None
     gpus_per_rank: int
-    backend: str
-    view: str
-    batch: str
-    scale_lr: str
-    batchnorm: str
-    loading: str
-    draws: str
+    backend: Literal["auto", "nccl", "gloo", "xccl", "hccl", "native"]
+    view: Literal["global", "local"]
+    batch: Literal["global", "per-rank"]
+    scale_lr: Literal["none", "linear", "sqrt"]
+    batchnorm: Literal["exact", "local"]
+    loading: Literal["auto", "rows", "each"]
+    draws: Literal["auto", "whole", "own"]
     average_every: int | str | None
     average_momentum: bool
     compress: str
     shard_optimizer: bool
     disable: str | Iterable[str]
     strict: bool
+    summary: bool
     report: str | os.PathLike[str] | None
     log_dir: str | os.PathLike[str] | None
     hang_timeout: int

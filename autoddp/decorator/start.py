@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from autoddp.comm.place import HERE
+from autoddp.decorator import notebook
+from autoddp.decorator.parked_threads import is_known, park
 from autoddp.decorator.workers import ParentLink, WorkerHandle, Workers
 from autoddp.process import streams
 from autoddp.process.boot import BOOT
@@ -27,7 +29,6 @@ from autoddp.process.streams import Logs
 
 SETTLE = 2.0  # seconds in which the threads of native libraries fall asleep after their work
 FRESH = "autoddp.decorator.fresh"
-KERNELS = ("ipykernel", "IPython", "zmq", "tornado", "jupyter_client")
 HARD = 2  # omp_pause_hard
 
 
@@ -55,11 +56,6 @@ class Origin:
         if drawn is not None:
             drawn = [drawn[0], drawn[1].tolist(), *drawn[2:]]
         return cls(tuple(sys.argv), os.getcwd(), random.getstate(), drawn)
-
-
-def interactive() -> bool:
-    """Return whether there is no script that a fresh process could run."""
-    return getattr(sys.modules["__main__"], "__file__", None) is None
 
 
 def unforkable() -> str:
@@ -106,7 +102,15 @@ def _touched() -> str:
 def fork(workers: Workers, size: int) -> ParentLink | None:
     """Fork the ranks above 0; return None in the parent, and in each child its link to rank 0."""
     streams.flush()
-    parent = os.getpid()
+    parent, parked = os.getpid(), park()
+    try:
+        return _fork(workers, size, parent)
+    finally:
+        for thread in parked:
+            (thread.again if os.getpid() == parent else thread.in_fork)()
+
+
+def _fork(workers: Workers, size: int, parent: int) -> ParentLink | None:
     for rank in range(1, size):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with warnings.catch_warnings():
@@ -176,21 +180,17 @@ def _to_log(logs: Logs, rank: int) -> None:
     for name, number in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         if stream is not getattr(sys, f"__{name}__"):  # a notebook's, or one that captures output
-            setattr(sys, name, os.fdopen(number, "w", buffering=1, closefd=False))
+            setattr(sys, name, notebook.silence(number, stream))
+    notebook.disconnect()
 
 
 def _harmless(thread: threading.Thread) -> bool:
-    """Return whether a thread allows a fork: this one, autoddp's own, and a notebook kernel's.
-
-    Those of the kernel wait for messages.
-    """
+    """Return whether a thread allows a fork: this one, autoddp's own, a kernel's, a known one."""
     if thread is threading.current_thread() or (
         HERE.workers is not None and HERE.workers.owns(thread)
     ):
         return True
-    target = getattr(thread, "_target", None)
-    places = (type(thread).__module__, getattr(target, "__module__", None) or "")
-    return interactive() and any(place.startswith(KERNELS) for place in places)
+    return notebook.owns(thread) or is_known(thread)
 
 
 def _give_back_pools() -> bool:

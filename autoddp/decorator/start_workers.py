@@ -6,14 +6,14 @@ import atexit
 import sys
 
 from autoddp.comm.place import HERE
-from autoddp.decorator import start
+from autoddp.decorator import notebook, start
 from autoddp.decorator.start import Origin
 from autoddp.decorator.workers import LAST, PATIENCE, ParentLink, Workers
-from autoddp.errors import BadInput
+from autoddp.errors import BadInput, Disagreement
 from autoddp.options import Options
 from autoddp.process import worker
 from autoddp.process.devices import Devices
-from autoddp.process.streams import Logs
+from autoddp.process.streams import Logs, tail
 from autoddp.report import Report
 
 
@@ -33,7 +33,7 @@ def start_workers(
         BadInput: No way is possible.
     """
     against, workers = start.unforkable(), HERE.workers
-    if against and (workers is not None or start.interactive()):
+    if against and (workers is not None or notebook.interactive()):
         go_on(workers, site, ranks, against)
         return None
     if workers is not None:
@@ -65,8 +65,9 @@ def go_on(workers: Workers | None, site: str, ranks: int, against: str) -> None:
     Raises:
         BadInput: There are no such ranks, or not as many, or no script in which they could go on.
     """
-    if workers is None or start.interactive():
-        reason = "no script is there to start them with"
+    way = "use autoddp run, or call it earlier"
+    if workers is None or notebook.interactive():
+        reason, way = "no script is there to start them with", notebook.way_out(against)
     elif not workers.alive or len(workers.members) != ranks - 1:
         reason = "those of an earlier call cannot take part"
     else:
@@ -76,23 +77,32 @@ def go_on(workers: Workers | None, site: str, ranks: int, against: str) -> None:
         return
     raise BadInput(
         f"{site} needs {ranks} ranks, but this process cannot be forked ({against}), and {reason}; "
-        "use autoddp run, or call it earlier"
+        f"{way}"
     )
 
 
 def settle(workers: Workers, word: str) -> None:
     """Wait for the others to return or raise like rank 0, and end those that do not in time.
 
-    If rank 0 has returned, the whole program ends with them.
+    If rank 0 has returned, the whole program ends with them; not so a session in which somebody
+    works, and whose variables are rank 0's.
 
     Args:
         workers: The other ranks.
         word: "returned" or "raised", what rank 0 has done.
+
+    Raises:
+        Disagreement: Another rank has not returned, in such a session.
     """
     interrupted = isinstance(sys.exception(), KeyboardInterrupt)
     other = workers.settle(word, LAST if word == "returned" else 0 if interrupted else PATIENCE)
     if other and word == "returned":
         what = "raised an exception in" if other[0].word == "raised" else "did not return from"
-        workers.fail(other[0], f"{what} {workers.site}, rank 0 returned", 1)
+        what = f"{what} {workers.site}, rank 0 returned"
+        if notebook.interactive():
+            said = tail(workers.logs.of(other[0].rank))
+            workers.close()
+            raise Disagreement(f"rank {other[0].rank} {what}; the end of its log:\n{said}")
+        workers.fail(other[0], what, 1)
     if other:
         workers.close()  # rank 0's error is the reason; the others wait for what will not come

@@ -19,6 +19,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from autoddp.decorator import notebook
 from autoddp.launch.failure import Failure
 from autoddp.process import streams
 from autoddp.process.streams import Logs
@@ -188,8 +189,7 @@ class Workers:
             with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
                 stream.flush()
         line = self.logs.failure(member.rank, what)
-        with contextlib.suppress(OSError):
-            os.write(2, f"{line}\n".encode())
+        notebook.say_last(f"{line}\n")
         if not self.logs.said(member.rank):
             self.logs.remove()
         for other in self.members:

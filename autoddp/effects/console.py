@@ -7,7 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, ClassVar
 
 from autoddp.effects.engine import Call, Mode, Outward, stands_for
@@ -19,6 +19,7 @@ from autoddp.report.begun import Begun
 
 STANDARD = (0, 1, 2)
 OURS = ("autoddp.*", "wrapt.*")
+PROMPTS = ("builtins:input", "getpass:getpass")
 
 
 class Console(Outward):
@@ -31,8 +32,7 @@ class Console(Outward):
     rows: ClassVar[tuple[EffectRow, ...]] = (
         # its end (Ctrl-D, Ctrl-C) is everybody's; a password travels between ranks in the clear
         ask(
-            "builtins:input",
-            "getpass:getpass",
+            *PROMPTS,
             why="what is typed is read once, on rank 0's terminal, for all",
             by_all=True,
         ),
@@ -66,7 +66,7 @@ class Console(Outward):
         undo.callback(self.context.muting.remove, mute)
         report = self.run.report
         if report.speaks:
-            report.begun = begun = Begun(report.release)
+            report.begun = begun = Begun(report.release_between, report.flag)
             for stream in (sys.stdout, sys.stderr):
                 begun.watch(stream, undo)
         self.terminal: list[bool] = []
@@ -78,6 +78,18 @@ class Console(Outward):
         if self.terminal and self.rank:
             for number, stream in ((1, sys.stdout), (2, sys.stderr)):
                 self._look_alike(number, stream, undo)
+
+    def serve(
+        self, target: str, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Serve a row as any other; nothing of ours is said into a prompt."""
+        with self._prompting() if target in PROMPTS else nullcontext():
+            return super().serve(target, wrapped, instance, args, kwargs)
+
+    def _prompting(self) -> AbstractContextManager[None]:
+        """Have our lines wait while something is to be typed on rank 0's terminal."""
+        here = self.run.report.speaks and self.terminal and self.terminal[0]
+        return self.run.report.prompting() if here else nullcontext()
 
     @patch("os:isatty", why="whether there is a terminal is asked of rank 0's")
     def is_terminal(
@@ -116,7 +128,8 @@ class Console(Outward):
         def read(fd: int, length: int, /) -> bytes:
             if fd != 0 or effects.users() is not Mode.SYNCED:
                 return original(fd, length)
-            return bytes(effects.ask_rank0("os.read", lambda: original(fd, length)))
+            with self._prompting():
+                return bytes(effects.ask_rank0("os.read", lambda: original(fd, length)))
 
         return read
 
@@ -136,7 +149,8 @@ class Console(Outward):
                 for some, those in zip(asked, found, strict=True)
             ]
 
-        answer = self.effects.ask_rank0("select", ready)
+        with self._prompting():
+            answer = self.effects.ask_rank0("select", ready)
         return tuple([some[at] for at in those] for some, those in zip(asked, answer, strict=True))
 
     @patch(
@@ -158,7 +172,9 @@ class Console(Outward):
         """Replace `sys.stdin`, so that `for line in sys.stdin` reads once, for all ranks, too."""
         if isinstance(sys.stdin, io.TextIOBase):
             undo.callback(setattr, sys, "stdin", sys.stdin)
-            sys.stdin = SharedStdin(sys.stdin, self.effects, bool(self.terminal[0]))
+            sys.stdin = SharedStdin(
+                sys.stdin, self.effects, bool(self.terminal[0]), self._prompting
+            )
 
     def _look_alike(self, number: int, stream: Any, undo: ExitStack) -> None:
         """Have a log say that it is a terminal if rank 0's is: so colours and bars agree."""

@@ -36,6 +36,7 @@ _HERE = os.path.dirname(os.path.dirname(__file__)) + "/"
 _MACHINERY = tuple(
     _HERE + part for part in ("training/", "effects/", "comm/", "process/own_groups.py")
 )
+_SESSION = "/IPython/core/interactiveshell.py"  # `open` in a notebook is a wrapper in this file
 _SHARING = _HERE + "training/sharing/"  # calls what it needs for itself
 
 
@@ -47,7 +48,7 @@ def _passes(filename: str) -> bool:
     if filename.startswith("<frozen "):
         return not filename.startswith(("<frozen importlib", "<frozen zipimport"))
     if any(part in filename for part in INSTALLED):
-        return False
+        return filename.endswith(_SESSION)
     if filename.startswith(_STDLIB):
         root = filename.removeprefix(_STDLIB[0]).removeprefix(_STDLIB[1])
         return not root.startswith(_OWN_BUSINESS)

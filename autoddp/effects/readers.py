@@ -33,22 +33,27 @@ READERS = (
 )
 # The names that these functions give that argument.
 PATHS = ("f", "fname", "filename", "path", "source", "name")
+NAMES = (str, bytes, os.PathLike)
 
 
 def named_file(call: Call) -> bool:
     """Return whether the call of a reader names a file; one that is open is read only once."""
-    given = [call.named.get(name) for name in PATHS] if call.named else call.args[:1]
-    return any(isinstance(file, (str, bytes, os.PathLike)) for file in given)
+    # a function that is written in C does not tell the names of its arguments
+    given = call.named or dict(zip(PATHS, call.args[:1], strict=False)) | call.kwargs
+    return any(isinstance(given.get(name), NAMES) for name in PATHS)
 
 
 def read(call: Call, find: Callable[[Any], Any]) -> Any:
     """Make the call of a reader, of the file where `find` says that it is."""
-    # a function that is written in C does not tell the names of its arguments
-    if not call.named and call.args and isinstance(call.args[0], (str, os.PathLike)):
+    if not call.named and call.args and isinstance(call.args[0], NAMES):
         return call.wrapped(find(call.args[0]), *call.args[1:], **call.kwargs)
-    for name in PATHS:
-        given = call.named.get(name)
-        if isinstance(given, (str, os.PathLike)):
-            at = find(given)
-            return call.plain() if at is given else call.changed(**{name: at})
+    for name, given in (call.named or call.kwargs).items():
+        if name not in PATHS or not isinstance(given, NAMES):
+            continue
+        at = find(given)
+        if at is given:
+            break
+        if call.named:
+            return call.changed(**{name: at})
+        return call.wrapped(*call.args, **{**call.kwargs, name: at})
     return call.plain()

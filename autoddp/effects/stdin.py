@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 from autoddp.effects.engine import Effects, Mode
+
+Prompting = Callable[[], AbstractContextManager[None]]  # what is entered while something is read
 
 
 class SharedInput:
@@ -19,14 +23,15 @@ class SharedInput:
 
     _place = "stdin"
 
-    def __init__(self, own: Any, effects: Effects) -> None:
-        self._own, self._effects = own, effects
+    def __init__(self, own: Any, effects: Effects, prompting: Prompting) -> None:
+        self._own, self._effects, self._prompting = own, effects, prompting
 
     def _read(self, what: str, size: int | None) -> Any:
         act = partial(getattr(self._own, what), size)
         if self._effects.mode() is not Mode.SYNCED:
             return act()
-        return self._effects.ask_rank0(f"{self._place}.{what}", act)
+        with self._prompting():
+            return self._effects.ask_rank0(f"{self._place}.{what}", act)
 
     def readline(self, size: int | None = -1, /) -> Any:
         """Return the next line, on all ranks."""
@@ -50,14 +55,14 @@ class SharedInput:
 class SharedStdin(SharedInput, io.TextIOBase):
     """The text of standard input, the same on all ranks."""
 
-    def __init__(self, own: Any, effects: Effects, terminal: bool) -> None:
-        super().__init__(own, effects)
+    def __init__(self, own: Any, effects: Effects, terminal: bool, prompting: Prompting) -> None:
+        super().__init__(own, effects, prompting)
         self._terminal = terminal
 
     @property
     def buffer(self) -> StdinBytes:
         """Return the bytes below the text."""
-        return StdinBytes(self._own.buffer, self._effects)
+        return StdinBytes(self._own.buffer, self._effects, self._prompting)
 
     def isatty(self) -> bool:
         """Return whether rank 0's standard input is a terminal."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from types import MethodType
 from typing import Any, ClassVar
@@ -17,6 +19,8 @@ from autoddp.patching import patch
 
 # The modules that define a SummaryWriter, and the arguments that name its folder.
 TENSORBOARD = {"torch.utils.tensorboard.writer": "log_dir", "tensorboardX.writer": "logdir"}
+NOOP = "wandb.sdk.lib.noop_run"
+NOTE = "_autoddp_note"
 # What the other ranks are told of rank 0's run; what the script may set is in its settings.
 TOLD = (
     *("project", "entity", "dir", "sync_dir", "path", "group", "job_type", "offline", "disabled"),
@@ -29,6 +33,12 @@ class Trackers(Outward):
 
     name: ClassVar[str] = "trackers"
     without: ClassVar[str] = "every rank logs to TensorBoard and wandb, to runs of its own"
+
+    def setup(self, undo: ExitStack) -> None:
+        """Keep the runs quiet that this rank has from a fork of rank 0."""
+        for run in _begun() if self.rank else ():
+            if NOTE in vars(run) and run._attach_pid != os.getpid():
+                _inherited(run, self.effects)
 
     @patch(
         *(f"{module}:SummaryWriter.__init__" for module in TENSORBOARD),
@@ -177,7 +187,42 @@ def _seconded(call: Call, facts: dict[str, Any], effects: Effects) -> Any:
     wandb = sys.modules["wandb"]
     if wandb.run is not None and wandb.run.id == facts["id"]:
         return wandb.run  # rank 0 has got its run again, too
-    run = call.changed(mode="disabled", id=facts["id"])
+    return _answering(call.changed(mode="disabled", id=facts["id"]), facts, effects)
+
+
+def note_runs() -> None:
+    """Note on each run that goes on what its forks shall answer: it cannot be asked there."""
+    for run in _begun():
+        vars(run)[NOTE] = _facts(run), dict(run.summary), run.config.as_dict()
+
+
+def _begun() -> list[Any]:
+    setting_up = sys.modules.get("wandb.sdk.wandb_setup") if NOOP in sys.modules else None
+    return list(getattr(getattr(setting_up, "_singleton", None), "_active_runs", ()))
+
+
+def _inherited(run: Any, effects: Effects) -> None:
+    """Make a run that is rank 0's, and was begun before this rank was forked, keep to itself.
+
+    It stays the same object, since the script has it.
+    """
+    wandb: Any = sys.modules["wandb"]
+    current = wandb.run is run
+    facts, summary, config = vars(run)[NOTE]
+    settings = run._settings.model_copy(update={"mode": "disabled"})
+    made = _answering(sys.modules[NOOP].init_noop_run(settings, config), facts, effects)
+    made.summary.update(summary)
+    run.__class__ = type(made)
+    vars(run).clear()
+    vars(run).update(vars(made))
+    if current:
+        wandb.run = run
+        _speak_for(made, run)
+
+
+def _answering(run: Any, facts: dict[str, Any], effects: Effects) -> Any:
+    """Give a disabled run the answers of rank 0's."""
+    wandb = sys.modules["wandb"]
     run._settings.run_name = facts["name"]
     run._step, run._torch_history = facts["step"], None
     plain = type(run)
@@ -207,7 +252,13 @@ def _seconded(call: Call, facts: dict[str, Any], effects: Effects) -> Any:
             "__module__": plain.__module__,
         },
     )
-    for name, value in list(vars(wandb).items()):
-        if isinstance(value, MethodType) and value.__self__ is run:
-            setattr(wandb, name, getattr(run, name))
+    _speak_for(run, run)
     return run
+
+
+def _speak_for(before: Any, run: Any) -> None:
+    """Bind the functions of the package that are methods of `before` to `run`."""
+    wandb = sys.modules["wandb"]
+    for name, value in list(vars(wandb).items()):
+        if isinstance(value, MethodType) and value.__self__ is before:
+            setattr(wandb, name, getattr(run, name))

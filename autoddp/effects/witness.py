@@ -48,7 +48,8 @@ class Witness(Outward):
         super().setup(undo)
         self._seen: dict[str, tuple[str, str]] = {}
         if self.rank < 2 and self.effects.synced:
-            active = [self._look]
+            active, self._ends = [self._look], 0
+            self.run.ended.append(self._end)  # before a traceback is shown
             undo.callback(self._end)
             undo.callback(active.clear)
 
@@ -98,11 +99,12 @@ class Witness(Outward):
     def _end(self) -> None:
         """Say on rank 0 what another rank has seen itself do as well."""
         store = self.run.group.store
+        self._ends += 1
         try:
             if self.rank:
-                store.set(f"{KIND}/end", "")
+                store.set(f"{KIND}/end {self._ends}", "")
             elif self._seen:
-                store.wait([f"{KIND}/end"], WAIT)
+                store.wait([f"{KIND}/end {self._ends}"], WAIT)
         except dist.DistError:
             pass  # the other rank has not come to its end: one of both has failed, which is said
         for key, (where, what) in self._seen.items():

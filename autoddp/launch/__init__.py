@@ -6,13 +6,14 @@ import os
 import random
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autoddp.comm.place import HERE
 from autoddp.comm.world import World, give
 from autoddp.errors import BadInput
-from autoddp.launch import schedulers
+from autoddp.launch import cores, schedulers
 from autoddp.launch.failure import Failure, words
 from autoddp.options import Options
 from autoddp.process import devices, network, own_ddp
@@ -21,11 +22,13 @@ from autoddp.process.script import Script
 from autoddp.process.source import SourceFacts
 from autoddp.process.streams import Logs
 from autoddp.report import PREFIX
+from autoddp.report.begun import SharedFlag
 
 if TYPE_CHECKING:
     from autoddp.patching import Feature
 
 PORT = 29500  # torchrun's
+NUMBERS = ("NODE_RANK", "GROUP_RANK", "PET_NODE_RANK")  # in which users have a node's number
 
 
 def run(script: Script, options: Options) -> int:
@@ -35,11 +38,19 @@ def run(script: Script, options: Options) -> int:
         BadInput: The options cannot be met; nothing was started.
     """
     options = schedulers.settle(os.environ, options)
-    script.find()
-    check_places(options)
-    check_disabled(options)
-    own = own_ddp.of(SourceFacts() if options.own_ddp == "no" else script.read(), options.own_ddp)
-    if launched(os.environ):
+    joins = launched(os.environ)
+    try:
+        script.find()
+        check_places(options)
+        check_disabled(options)
+        facts = SourceFacts() if options.own_ddp == "no" else script.read()
+        own = own_ddp.of(facts, options.own_ddp)
+        ready = options if joins or own.kind is own_ddp.Kind.ONCE else prepare(options)
+    except BadInput as error:
+        if joins or not waited_for(options):
+            raise
+        return give_up(options, error)
+    if joins:
         world = World.read(os.environ)
         import_torch(several=world.local_world_size < world.world_size)
         from autoddp.process import worker
@@ -47,7 +58,6 @@ def run(script: Script, options: Options) -> int:
         worker.leave(worker.joined(script, options, own))
     if own.kind is own_ddp.Kind.ONCE:
         return own_ranks(script, options, own)
-    ready = prepare(options)
     if (
         ready.nproc == 1
         and ready.nnodes == 1
@@ -56,6 +66,29 @@ def run(script: Script, options: Options) -> int:
     ):
         return alone(script, ready, "1 rank: the script runs as it is")
     return start(script, ready, own)
+
+
+def waited_for(options: Options) -> bool:
+    """Return whether other nodes wait for this one, by its number, and can be told of its end."""
+    host = options.master_addr or ""
+    return options.nnodes > 1 and options.node_rank is not None and network.is_known(host)
+
+
+def give_up(options: Options, error: BadInput) -> int:
+    """Say why this node cannot take part, then tell the others; return the exit code."""
+    print(f"{PREFIX} {error}", file=sys.stderr, flush=True)  # first, as telling takes some seconds
+    node, host, port = options.node_rank, options.master_addr, options.master_port or PORT
+    assert node is not None
+    assert host is not None
+    with suppress(KeyboardInterrupt):
+        if node == 0:
+            network.refuse(port, str(error))
+        elif network.comes(host, port):
+            import_torch(several=True)
+            from autoddp.launch import fixed_nodes
+
+            fixed_nodes.tell(host, port, node, str(error))
+    return 2
 
 
 def launched(environ: Mapping[str, str]) -> bool:
@@ -92,18 +125,41 @@ def prepare(options: Options) -> Options:
         )
     else:
         network.resolve(ready.master_addr)
+        check_node_rank(ready, os.environ)
         ready = replace(ready, master_port=ready.master_port or PORT)
     assert ready.master_port is not None
-    if ready.changes:
-        assert ready.master_addr is not None
-        hosts = network.is_here(ready.master_addr) and network.is_free(ready.master_port)
+    host, port = ready.master_addr, ready.master_port
+    if host is None or (ready.changes and network.is_here(host) and network.is_free(port)):
+        network.check_free(port)
+    elif ready.node_rank == 0:
+        network.check_no_node_0(host, port)
     else:
-        hosts = ready.node_rank == 0
-    if hosts:
-        network.check_free(ready.master_port)
-    elif ready.master_addr is not None:
-        network.check_node_0(ready.master_addr, ready.master_port)
+        network.check_node_0(host, port)
     return ready
+
+
+def check_node_rank(options: Options, environ: Mapping[str, str]) -> None:
+    """Check that this node knows its number.
+
+    Raises:
+        BadInput: It does not, and nodes are not numbered as they come.
+    """
+    if options.nnodes == 1 or options.changes or options.node_rank is not None:
+        return
+    name = next((name for name in NUMBERS if name in environ), None)
+    if name is not None:
+        way = f"{name} is {environ[name]} here, so give --node-rank ${name}"
+    elif "SLURM_JOB_ID" in environ:
+        way = (
+            "srun has not started this process, which would say SLURM_NODEID: write srun before "
+            "the command, with one task on each node"
+        )
+    else:
+        way = (
+            f"give --node-rank 0 to {options.nnodes - 1}, another number on each node (srun, mpirun"
+            " and a PyTorchJob say it: SLURM_NODEID, OMPI_COMM_WORLD_RANK, RANK are not set)"
+        )
+    raise BadInput(f"--nnodes is {options.nnodes} without --node-rank; {way}")
 
 
 def features() -> Sequence[type[Feature]]:
@@ -168,8 +224,10 @@ def own_ranks(script: Script, options: Options, own: own_ddp.LaunchForm) -> int:
 def start(script: Script, options: Options, own: own_ddp.LaunchForm) -> int:
     """Fork the ranks from this process, wait for them, and return the job's exit code."""
     assert options.nproc is not None
+    if crowd := cores.crowded(options.nproc, cores.here()):
+        say(options, crowd)
     if "OMP_NUM_THREADS" not in os.environ:  # before torch and numpy make their pools
-        give(HERE.given, "OMP_NUM_THREADS", threads(options.nproc))
+        give(HERE.given, "OMP_NUM_THREADS", cores.threads(options.nproc))
     import_torch(several=options.nnodes > 1)
     from autoddp.launch import agent
     from autoddp.process.launcher_signals import LauncherSignals
@@ -188,14 +246,9 @@ def start(script: Script, options: Options, own: own_ddp.LaunchForm) -> int:
     if failure is None:
         logs.remove()
         return 0
-    if not tell(failure, logs, signals.ending):
+    if not tell(failure, logs, signals.ending, job.flag):
         logs.remove()
     return outcome(failure, signals.code_of(0), signals.ending)
-
-
-def threads(ranks: int) -> str:
-    """Return how many threads each of a node's ranks has, unless the user says so."""
-    return str(max(1, len(os.sched_getaffinity(0)) // ranks))
 
 
 def import_torch(several: bool) -> None:
@@ -217,11 +270,11 @@ def outcome(failure: Failure, first: int | None, ending: int | None) -> int:
     return failure.code if failure.code >= 0 else 128 - failure.code
 
 
-def tell(failure: Failure, logs: Logs, ending: int | None) -> bool:
+def tell(failure: Failure, logs: Logs, ending: int | None, flag: SharedFlag) -> bool:
     """Say who failed, unless rank 0 said it itself; return whether its log is still needed."""
     if ending is not None or (failure.rank == 0 and not failure.killed):
         return False
-    print(words(failure, logs), file=sys.stderr, flush=True)
+    print(f"{flag.end()}{words(failure, logs)}", file=sys.stderr, flush=True)
     return not failure.where and logs.said(failure.rank)
 
 

@@ -17,14 +17,14 @@ from multiprocessing.synchronize import Barrier
 from typing import TextIO
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.launch import changing_nodes
 from autoddp.launch.elastic import Agent, JobOver
 from autoddp.launch.failure import Failure, words
-from autoddp.launch.rendezvous import NAME, OneNode
+from autoddp.launch.fixed_nodes import FixedNodes
+from autoddp.launch.rendezvous import OneNode
 from autoddp.options import Options
 from autoddp.process import streams, worker
 from autoddp.process.launcher_signals import LauncherSignals, Signalled
@@ -101,7 +101,7 @@ def again(job: Job, signals: LauncherSignals, agent: Agent) -> None:
     if job.options.quiet:
         return
     if agent.failure is not None and not agent.failure.lost:  # of a lost node was told at once
-        print(words(agent.failure, job.logs), file=sys.stderr)
+        print(f"{job.flag.end()}{words(agent.failure, job.logs)}", file=sys.stderr)
     print(f"{PREFIX} {agent.again()}", file=sys.stderr, flush=True)
 
 
@@ -125,22 +125,13 @@ def spec(parent: ParentState) -> WorkerSpec:
 def meeting(options: Options, signals: LauncherSignals) -> RendezvousHandler:
     """Return the rendezvous at which the launchers of the job's nodes find each other.
 
-    One node meets by itself, several at the master's address, as with torchrun.
+    One node meets by itself, several at the master's address.
     """
     if options.nnodes == 1:
         return OneNode(options.master_port or 0)
     if options.changes:
         return changing_nodes.create(options, signals.check)
-    return get_rendezvous_handler(
-        RendezvousParameters(
-            backend="static",
-            endpoint=f"{options.master_addr}:{options.master_port}",
-            run_id=NAME,
-            min_nodes=options.nnodes,
-            max_nodes=options.nnodes,
-            rank=options.node_rank,
-        )
-    )
+    return FixedNodes(options)
 
 
 def enter(parent: ParentState) -> None:

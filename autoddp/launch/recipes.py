@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from autoddp.errors import BadInput
 from autoddp.launch.schedulers import FIRST_PORT
 
-IMAGE = "my-image:latest"
-
 
 @dataclass(frozen=True)
 class RecipeOptions:
@@ -27,7 +25,7 @@ class RecipeOptions:
     command: tuple[str, ...]
     nnodes: int
     nproc: int
-    image: str = IMAGE
+    image: str
 
     @property
     def name(self) -> str:

@@ -112,11 +112,12 @@ def _starts_ranks(options: Options, environ: Mapping[str, str]) -> bool:
 
 def _node(task: SchedulerTask, options: Options) -> Options:
     """Return the options with which this process is the launcher of its node."""
-    given = options.nnodes, options.node_rank
-    if given not in ((1, 0), (task.nodes, task.node)):
+    told = options.node_rank not in (None, task.node)
+    if options.nnodes not in (1, task.nodes) or (options.nnodes > 1 and told):
+        rank = "" if options.node_rank is None else f" and --node-rank {options.node_rank}"
         raise BadInput(
-            f"--nnodes is {options.nnodes} and --node-rank {options.node_rank}, but {task.by} says "
-            f"{task.said}; leave both out"
+            f"--nnodes is {options.nnodes}{rank}, but {task.by} says "
+            f"{task.said} on node {task.node} of {task.nodes}; leave both out"
         )
     return replace(
         options,

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import Field, asdict, dataclass, fields
-from typing import Any, TypedDict
+from dataclasses import Field, asdict, dataclass, fields, replace
+from typing import Any
 
 from autoddp.errors import BadInput
 from autoddp.options import conflicts
+from autoddp.options.panels import panel_of
 from autoddp.options.row import BENCH, DECORATOR, KEY, NUMBER, VERIFY, OptionRow, option
 
 VARIABLE = "AUTODDP_OPTIONS"
@@ -24,7 +25,7 @@ class Options:
 
     nproc: int | None = option(
         None,
-        "ranks on this node",
+        "The number of ranks, which are processes, on this node.",
         DECORATOR,
         flags=("-n", "--nproc", "--nproc-per-node"),
         least=1,
@@ -34,22 +35,42 @@ class Options:
     )
     nnodes: int = option(
         1,
-        "how many nodes; MIN:MAX: nodes come and go, numbered by torch",
+        "The number of nodes; with MIN:MAX nodes may come and go, and torch numbers them.",
         DECORATOR,
         least=1,
         most=2**20,
         rule="a job has at least 1 node",
+        takes="INTEGER or MIN:MAX",
     )
     min_nodes: int | None = None  # of --nnodes MIN:MAX
-    node_rank: int = option(0, "which node this is, from 0", DECORATOR, BENCH)
-    master_addr: str | None = option(None, "the address of node 0", DECORATOR, BENCH)
-    master_port: int | None = option(None, "a free port there", DECORATOR, BENCH, shown="29500")
+    node_rank: int | None = option(
+        None,
+        "The number of this node, counted from 0.",
+        *(DECORATOR, BENCH),
+        shown="none: wanted with `--nnodes`",
+    )
+    master_addr: str | None = option(
+        None,
+        "The name or address of node 0, the same on every node.",
+        *(DECORATOR, BENCH),
+        takes="HOST",
+    )
+    master_port: int | None = option(
+        None,
+        "A free port on node 0, the same on every node.",
+        *(DECORATOR, BENCH),
+        shown="29500",
+    )
     module: bool = option(
-        False, "the script is a module's name, as with `python -m`", VERIFY, BENCH, flags=("-m",)
+        False,
+        "SCRIPT is the name of a module, as with `python -m`.",
+        *(VERIFY, BENCH),
+        flags=("-m",),
     )
     gpus_per_rank: int = option(
         1,
-        "GPUs that a rank sees, for a script that puts parts of its model on `cuda:0` and `cuda:1`",
+        "The number of GPUs that each rank sees, for a script that puts parts of its "
+        "model on `cuda:0` and `cuda:1`.",
         DECORATOR,
         least=1,
         most=4096,
@@ -57,134 +78,164 @@ class Options:
     )
     backend: str = option(
         "auto",
-        "auto, native: what torch has for the accelerator (NCCL for CUDA), if each rank has a"
-        " device of its own; auto: else gloo",
+        "The library by which ranks talk; native is what torch has for the accelerator (NCCL "
+        "for CUDA); auto is native where each rank has a device of its own, else gloo.",
         *(DECORATOR, VERIFY, BENCH),
         words=("auto", "nccl", "gloo", "xccl", "hccl", "native"),
     )
     view: str = option(
         "global",
-        "what the script sees: one process, or its rank's share",
+        "What the script sees: global is one process and whole batches, local a rank's share.",
         DECORATOR,
         words=("global", "local"),
     )
     batch: str = option(
         "global",
-        "per-rank: batches of training loaders are N times as large",
+        "The size of the batches of training loaders: global is the script's, per-rank is"
+        " N times as large on N ranks.",
         DECORATOR,
         words=("global", "per-rank"),
     )
     scale_lr: str = option(
         "none",
-        "learning rate under `--batch per-rank`",
+        "How the learning rate grows with the number of ranks under `--batch per-rank`.",
         DECORATOR,
         words=("none", "linear", "sqrt"),
     )
     batchnorm: str = option(
-        "exact", "whose statistics", DECORATOR, VERIFY, words=("exact", "local")
+        "exact",
+        "The rows whose statistics BatchNorm takes: exact is the whole batch, local a rank's.",
+        *(DECORATOR, VERIFY),
+        words=("exact", "local"),
     )
     loading: str = option(
         "auto",
-        "auto: a rank its rows where that is exact, else one rank of each node all, for its "
-        "ranks; rows: its rows too of a data set that draws random numbers; each: every rank "
-        "all",
+        "What a rank loads: with auto its rows where that is exact, else one rank of each node "
+        "loads all for its ranks; with rows its rows even of a data set that draws random "
+        "numbers; with each the whole batch.",
         *(DECORATOR, VERIFY, BENCH),
         words=("auto", "rows", "each"),
     )
     draws: str = option(
         "auto",
-        "random draws inside a model; auto: whole up to 64 MB",
+        "Random numbers inside a model: whole draws those of the whole batch, as one process "
+        "does; own draws for each rank by itself; auto is whole up to 64 MB.",
         *(DECORATOR, BENCH),
         words=("auto", "whole", "own"),
     )
     own_ddp: str = option(
         "auto",
-        "whether the script is distributed by itself; auto: its code, or what it imports from"
-        " its folder, calls `init_process_group` whatever a launcher has set",
+        "Whether the script is distributed by itself; auto: yes where its code, or what it "
+        "imports from its folder, calls `init_process_group` whatever a launcher has set.",
         VERIFY,
         words=("auto", "yes", "no"),
     )
     average_every: str | None = option(
         None,
-        "with `--view local`: ranks train by themselves on their share; weights are averaged "
-        "every so many steps, or with `epoch` at the end of each training loader, and before "
-        "evaluation, `torch.save` and the end",
+        "Under `--view local` ranks train by themselves on their share; their weights are"
+        " averaged every so many steps, or with `epoch` at the end of each training "
+        "loader, and before evaluation, `torch.save` and the end.",
         DECORATOR,
         shown="none",
+        takes="STEPS | epoch",
     )
     average_momentum: bool = option(
-        False, "the optimizer's momentum, too, where weights are averaged", DECORATOR
+        False,
+        "Where `--average-every` averages weights, the optimizer's momentum is averaged with them.",
+        DECORATOR,
     )
     compress: str = option(
         "none",
-        "gradients travel in fewer bytes, by torch's communication hooks; numbers are then "
-        "not one process's",
+        "Gradients travel in fewer bytes, by torch's communication hooks; numbers are "
+        "then not one process's.",
         DECORATOR,
         shown="none, fp16, bf16, powersgd[:RANK]",
+        takes="none | fp16 | bf16 | powersgd[:RANK]",
     )
     shard_optimizer: bool = option(
         False,
-        "each rank keeps the optimizer's state of its share of the parameters; `state_dict()`"
-        " is one process's",
+        "Each rank keeps the optimizer's state of its share of the parameters, which "
+        "saves memory; `state_dict()` is one process's.",
         DECORATOR,
     )
     disable: tuple[str, ...] = option(
         (),
-        "features to leave out, to find a fault: names as `autoddp patches` lists them; "
-        "`modules:Net.encoder` keeps that module alone from being run by rows as one",
+        "Features to leave out, to find a fault, by the names that `autoddp patches` lists; "
+        "`modules:Net.encoder` keeps that module alone from being run by rows as one.",
         *(DECORATOR, VERIFY),
+        takes="NAME,NAME",
     )
     strict: bool = option(
         False,
-        "refuse what one process would not have done exactly so: a data set that draws under "
-        "`--loading rows`, draws that each rank makes by itself",
+        "Refuse what one process would not have done exactly so, as a data set that draws"
+        " under `--loading rows`, or random numbers that each rank draws by itself.",
+        DECORATOR,
+    )
+    summary: bool = option(
+        False,
+        "Say at the end where the time went, in a line and a table by ranks.",
         DECORATOR,
     )
     report: str | None = option(
-        None, "a file for all decisions with their reasons, as JSON", DECORATOR
+        None,
+        "A file to which all decisions are written with their reasons, and what the report knows"
+        " of times and of what was gathered, as JSON.",
+        DECORATOR,
+        takes="PATH",
+    )
+    plot: str | None = option(
+        None,
+        "An image of the time of each step, by what it went to, with the ranks side by side.",
+        takes="PATH",
     )
     record: str | None = option(
         None,
-        "a folder for a recording: what each rank computed at every step and where its time "
-        "went, for `autoddp verify --recordings` and `autoddp bench --recordings`; the "
-        "generators of a script that does not seed them start alike",
+        "A folder for a recording of what each rank computed at every step and where its "
+        "time went, for `autoddp verify --recordings` and `autoddp bench --recordings`; "
+        "the generators of a script that does not seed them start alike.",
+        takes="PATH",
     )
     record_kind: str = option(
         "all",
-        "what is recorded; times: no fingerprints of what was computed, which take time",
+        "What `--record` keeps: numbers are fingerprints of what was computed, which take"
+        " time; times are where the time went.",
         words=("all", "numbers", "times"),
     )
-    log_dir: str | None = option(None, "a folder for what ranks above 0 print", DECORATOR)
+    log_dir: str | None = option(
+        None, "A folder in which what ranks above 0 print is kept.", DECORATOR, takes="PATH"
+    )
     grace: int = option(
         30,
-        "seconds that ranks have to end in once one of them has ended after a signal; then "
-        "they are killed",
+        "The seconds that ranks have to end in once one of them has ended after a signal;"
+        " then they are killed.",
         most=LONGEST,
         rule="it takes seconds, 0 for none",
+        takes="SECONDS",
     )
     max_restarts: int = option(
         0,
-        "how often a job of which a rank failed is run again from its start; a script that "
-        "resumes from its newest checkpoint goes on",
+        "How often a job of which a rank failed is run again from its start; a script "
+        "that resumes from its newest checkpoint goes on from there.",
         most=LONGEST,
         rule="it takes a number, 0 for none",
     )
     hang_timeout: int = option(
         30,
-        "seconds after which a job is ended in which ranks wait and none gets anywhere; where"
-        " each stands is said; 0: never",
+        "The seconds after which a job is ended in which ranks wait and none gets "
+        "anywhere; where each stands is said; 0 is never.",
         *(DECORATOR, VERIFY),
         most=LONGEST,
         rule="it takes seconds, 0 for never",
+        takes="SECONDS",
     )
     verbose: bool = option(
         False,
-        "every line of the report, whole tracebacks",
+        "Print every line of the report, and whole tracebacks.",
         DECORATOR,
         flags=("-v", "--verbose"),
     )
     quiet: bool = option(
-        False, "none of our lines", *(DECORATOR, VERIFY, BENCH), flags=("-q", "--quiet")
+        False, "Print no line of ours.", *(DECORATOR, VERIFY, BENCH), flags=("-q", "--quiet")
     )
 
     def __post_init__(self) -> None:
@@ -232,7 +283,11 @@ class Options:
         return cls.from_json(environ[VARIABLE]) if VARIABLE in environ else cls()
 
 
-ROWS = {declared.name: declared.metadata[KEY] for declared in fields(Options) if declared.metadata}
+ROWS: dict[str, OptionRow] = {
+    declared.name: replace(declared.metadata[KEY], panel=panel_of(declared.name))
+    for declared in fields(Options)
+    if declared.metadata
+}
 
 
 def table(taker: str) -> Iterator[tuple[Field[Any], OptionRow]]:
@@ -241,23 +296,3 @@ def table(taker: str) -> Iterator[tuple[Field[Any], OptionRow]]:
         row = ROWS.get(declared.name)
         if row is not None and taker in row.takers:
             yield declared, row
-
-
-class Span(TypedDict):
-    """The number of nodes, as `Options` has it."""
-
-    nnodes: int
-    min_nodes: int | None
-
-
-def span(name: str, text: str) -> Span:
-    """Read a whole number, or the smallest and the largest of a range.
-
-    Raises:
-        BadInput: It is neither.
-    """
-    least, colon, most = text.partition(":")
-    try:
-        return Span(nnodes=int(most if colon else least), min_nodes=int(least) if colon else None)
-    except ValueError:
-        raise BadInput(f"{name} is {text!r}; it takes a whole number, or two as MIN:MAX") from None

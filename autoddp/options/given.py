@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import Field
-from typing import Any
+from typing import Any, TypedDict
 
 from autoddp.errors import BadInput
-from autoddp.options import Options, span
+from autoddp.options import Options
 from autoddp.options.row import flag
 
 Given = dict[str, Any]  # options of the table, by their names
@@ -22,7 +22,7 @@ def read(field: Field[Any], given: Any) -> Given:
     if field.name == "nnodes":
         return {**span("--nnodes", given)}
     if kind.startswith("int"):
-        return {field.name: None if given is None else whole(flag(field.name), given)}
+        return {field.name: whole(flag(field.name), given)}
     return {field.name: split(given) if kind.startswith("tuple") else given}
 
 
@@ -54,3 +54,23 @@ def check_no_run(shared: Given, **own: object) -> None:
     for name in (name for name, given in asked.items() if given):
         named = "-m" if name == "module" else flag(name)
         raise BadInput(f"{named} is given with --recordings, where nothing is run; leave it out")
+
+
+class Span(TypedDict):
+    """The number of nodes, as `Options` has it."""
+
+    nnodes: int
+    min_nodes: int | None
+
+
+def span(name: str, text: str) -> Span:
+    """Read a whole number, or the smallest and the largest of a range.
+
+    Raises:
+        BadInput: It is neither.
+    """
+    least, colon, most = text.partition(":")
+    try:
+        return Span(nnodes=int(most if colon else least), min_nodes=int(least) if colon else None)
+    except ValueError:
+        raise BadInput(f"{name} is {text!r}; it takes a whole number, or two as MIN:MAX") from None

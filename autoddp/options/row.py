@@ -34,7 +34,7 @@ class OptionRow:
     """The row of an option: what it does, who takes it, and what values it has.
 
     Attributes:
-        says: The command line's help and README's explanation.
+        says: The help of the command line and of README, in sentences that can be read alone.
         takers: The commands that take it, and `@distributed`.
         flags: On the command line, where that is not its name.
         words: The words among which its value is, the default first; empty: any.
@@ -42,6 +42,9 @@ class OptionRow:
         most: The largest: what is larger is a slip, and fails in clocks and sockets later.
         rule: What is said of a number below `least`.
         shown: Its values in README, where default and words do not say them.
+        takes: What follows the flag, where kind and words do not say it.
+        panel: The part of the help that it stands in.
+        since: The version that had it first.
     """
 
     says: str
@@ -52,6 +55,9 @@ class OptionRow:
     most: int = 0
     rule: str = ""
     shown: str = ""
+    takes: str = ""
+    panel: str = ""
+    since: str = "0.1"
 
     def check(self, name: str, value: Any, annotation: str) -> None:
         """Refuse a value of another kind, word or size.

@@ -14,11 +14,15 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autoddp.comm.world import World
 from autoddp.errors import BadInput
+from autoddp.process import devices
+from autoddp.process.devices import Devices
 from autoddp.process.own_ddp import LaunchForm
-from autoddp.report import PREFIX
+from autoddp.report import PREFIX, Report
 
 # words of an error that asks for a device
 DEVICES = re.compile("nccl|cuda|gpu|nvidia", re.IGNORECASE)
+# words of a driver's error about a device that is not there
+LACKING = re.compile("invalid device|device (ordinal|index|id)")
 
 
 class InitGuard(ExitStack):
@@ -69,3 +73,10 @@ def tell_lacking(own: LaunchForm, name: str, world: World, folder: str | None) -
         if world.local_rank:
             return
     print(f"{PREFIX} {own.lacking(name, there)}", file=sys.stderr, flush=True)
+
+
+def tell_devices(given: Devices, report: Report) -> None:
+    """Say how many devices a rank sees, if its script has asked for one that is not there."""
+    if LACKING.search(str(getattr(sys, "last_value", ""))):
+        seen = devices.words(given.kind, torch.accelerator.device_count())
+        report.say(f"this rank sees {seen}; --gpus-per-rank gives each rank several")

@@ -27,7 +27,7 @@ from autoddp.process.script import Script
 # options of which each node may have its own
 APART = {
     *("nproc", "node_rank", "master_addr", "master_port", "report", "record", "log_dir"),
-    *("grace", "max_restarts", "hang_timeout", "verbose", "quiet"),
+    *("summary", "grace", "max_restarts", "hang_timeout", "verbose", "quiet"),
 }
 
 
@@ -68,10 +68,26 @@ def facts(script: Script, options: Options) -> dict[str, str]:
         "the version of Python": platform.python_version(),
         "the number of devices that a rank sees": str(torch.accelerator.device_count()),
     }
-    path = Path(script.find()).resolve()
-    folder = Path.cwd() if script.module else path.parent
-    for file in source.files(str(path), str(folder)):
-        data = Path(file).read_bytes()
-        name = f"the text of {os.path.relpath(file, folder)}"
-        found[name] = f"{hashlib.sha256(data).hexdigest()[:12]} (SHA-256) in {len(data)} bytes"
+    path, folder = script.find(), script.folder()
+    if script.text is None:
+        path = str(Path(path).resolve())
+    else:
+        found["the script's text"] = summary(script.text.encode(errors="surrogatepass"))
+    for file in source.files(path, folder, script.text):
+        if file != path or script.text is None:
+            found[f"the text of {os.path.relpath(file, folder)}"] = digest(file)
     return found
+
+
+def digest(file: str) -> str:
+    """Return a file's checksum and size; or why it cannot be read, which the run then says."""
+    try:
+        data = Path(file).read_bytes()
+    except OSError as error:
+        return error.strerror or "unreadable"
+    return summary(data)
+
+
+def summary(data: bytes) -> str:
+    """Return the checksum and the size of a file's bytes, or of a text's."""
+    return f"{hashlib.sha256(data).hexdigest()[:12]} (SHA-256) in {len(data)} bytes"

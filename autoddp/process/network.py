@@ -6,14 +6,23 @@ import contextlib
 import fcntl
 import socket
 import struct
+import time
+from typing import TYPE_CHECKING
 
 from autoddp.comm.world import is_host
-from autoddp.errors import BadInput
+from autoddp.errors import AutoDDPError, BadInput
+
+if TYPE_CHECKING:
+    from autoddp.comm.patience import Patience
 
 VALIDATE = struct.pack("<BI", 0, 0x3C85F7CE)  # what a client of TCPStore says first
 NONCE = b"\r\n\r\n"  # a store echoes it, and a server that waits for lines gets some
 PING = bytes([13])
+GAVE_UP = b"autoddp: "  # how the answer of a node 0 begins that has ended before it had a store
+LONGEST = 4096  # bytes of an answer
 ANSWER = 3.0  # seconds
+AGAIN = 0.5  # seconds until an address is tried once more
+TELLING = 5.0  # seconds in which a node that gives up tells why: others may start a bit later
 SIOCGIFADDR = 0x8915  # linux: the IPv4 address of an interface
 
 
@@ -34,6 +43,15 @@ def resolve(host: str) -> None:
             f"--master-addr is {host}, which this machine cannot resolve ({error.strerror}); "
             "give an address that every node can reach"
         ) from None
+
+
+def is_known(host: str) -> bool:
+    """Return whether this machine knows an address of `host`."""
+    try:
+        resolve(host)
+    except BadInput:
+        return False
+    return True
 
 
 def is_here(host: str) -> bool:
@@ -81,8 +99,71 @@ def check_node_0(host: str, port: int) -> None:
 
     Raises:
         BadInput: Something else answers, an HTTP server say.
+        AutoDDPError: Node 0 has given up.
     """
-    said = _answer(host, port)
+    _check(_answer(host, port), host, port)
+
+
+def check_no_node_0(host: str, port: int) -> None:
+    """Check that this node can listen on `port`, and that no other one is node 0.
+
+    Raises:
+        BadInput: It cannot, or another one is.
+    """
+    try:
+        check_free(port)
+        taken = not is_here(host) and has_store(host, port)
+    except BadInput:
+        if not has_store(host, port):
+            raise
+        taken = True
+    if taken:
+        raise BadInput(
+            f"--node-rank is 0, but a node 0 is at {host}:{port} already; give this node another "
+            "--node-rank, or this job another --master-port"
+        )
+
+
+def await_store(host: str, port: int, patience: Patience, whom: str) -> None:
+    """Wait until node 0's store answers at this address; `whom` says for whom that is.
+
+    Raises:
+        BadInput: Something else answers.
+        AutoDDPError: Nobody does in time, or node 0 has given up.
+    """
+    while not (said := _answer(host, port)).startswith(NONCE):
+        _check(said, host, port)
+        patience.look(lambda: f"{whom} at {host}:{port}")
+        time.sleep(AGAIN)
+
+
+def refuse(port: int, why: str) -> None:
+    """Tell the nodes that look for node 0, for some seconds, that it has given up, and why."""
+    deadline, both = time.monotonic() + TELLING, socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    with (
+        contextlib.suppress(OSError),  # the port is another's, or the time is over
+        socket.create_server(("", port), family=family, dualstack_ipv6=both) as door,
+    ):
+        while (left := deadline - time.monotonic()) > 0:
+            door.settimeout(left)
+            caller, _ = door.accept()
+            with caller, contextlib.suppress(OSError):
+                caller.settimeout(1.0)
+                caller.recv(LONGEST)  # what is left unread would undo the answer
+                caller.sendall((GAVE_UP + why.encode())[:LONGEST])
+
+
+def _check(said: bytes, host: str, port: int) -> None:
+    """Check what a server has answered; nothing is no answer yet.
+
+    Raises:
+        BadInput: No store answers so.
+        AutoDDPError: Node 0 has given up.
+    """
+    if said.startswith(GAVE_UP):
+        why = said.removeprefix(GAVE_UP).decode(errors="replace")
+        raise AutoDDPError(f"node 0 ({host}) has given up: {why}")
     if said and not NONCE.startswith(said[: len(NONCE)]):
         raise BadInput(
             f"--master-port is {port}, where {host} answers {said.splitlines()[0]!r}, which is no "
@@ -95,12 +176,20 @@ def has_store(host: str, port: int) -> bool:
     return _answer(host, port).startswith(NONCE)
 
 
+def comes(host: str, port: int) -> bool:
+    """Return whether node 0's store is there, or comes within the seconds in which it is told."""
+    deadline = time.monotonic() + TELLING
+    while not (there := has_store(host, port)) and time.monotonic() < deadline:
+        time.sleep(AGAIN)
+    return there
+
+
 def _answer(host: str, port: int) -> bytes:
     """Return the server's answer to the client of a TCPStore; empty where none comes in time."""
     try:
         with socket.create_connection((host, port), ANSWER) as probe:
             probe.sendall(VALIDATE + PING + NONCE)
-            return probe.recv(64)
+            return probe.recv(LONGEST)
     except OSError:
         return b""
 

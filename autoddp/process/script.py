@@ -7,30 +7,34 @@ import builtins
 import contextlib
 import gc
 import io
+import linecache
 import os
 import runpy
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import BuiltinImporter, ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import decode_source
 from types import ModuleType, TracebackType
 
 from autoddp.errors import BadInput
 from autoddp.process.source import SourceFacts, read
 
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+STDIN = "<stdin>"
 GLANCE = 1 << 16  # bytes of a file
 INTERRUPTED = 130  # 128 + SIGINT: what a shell makes of a Python that Ctrl-C ended
 
 
 @dataclass(frozen=True)
 class Script:
-    """The script to run: a file, or with `module` the name of a module, and its arguments."""
+    """The script to run: a file, with `module` the name of a module, or a text; its arguments."""
 
     name: str
     args: tuple[str, ...] = ()
     module: bool = False
+    text: str | None = None  # where it is no file: of -c, or of standard input, whose name is -
 
     def find(self) -> str:
         """Find the file that will run, without importing anything.
@@ -40,6 +44,8 @@ class Script:
         """
         if self.module:
             return _find_module(self.name)
+        if self.text is not None:
+            return STDIN if self.name == "-" else "<string>"  # python's names for them
         path = os.path.join(os.getcwd(), self.name)  # absolute but not normalised, as python does
         if os.path.isdir(path):
             raise BadInput(
@@ -58,8 +64,13 @@ class Script:
         Raises:
             BadInput: There is no such script, or it cannot be read or run.
         """
-        path = self.find()
-        return read(path, os.getcwd() if self.module else os.path.dirname(os.path.realpath(path)))
+        return read(self.find(), self.folder(), self.text)
+
+    def folder(self) -> str:
+        """Return the folder from which the script imports its own files."""
+        if self.module or self.text is not None:
+            return os.getcwd()
+        return os.path.dirname(os.path.realpath(self.find()))
 
     def run(self, whole_traceback: bool = False, ended: Sequence[Callable[[], None]] = ()) -> int:
         """Run the script in a fresh `__main__`, and print what python would print of its end.
@@ -76,9 +87,8 @@ class Script:
         if sys.version_info < (3, 14):
             main.__dict__.update(__annotations__={})
         sys.modules["__main__"] = main
-        return exit_code(
-            self._run_module if self.module else self._run_file, whole_traceback, ended
-        )
+        act = self._run_file if self.text is None else self._run_text
+        return exit_code(self._run_module if self.module else act, whole_traceback, ended)
 
     def _run_file(self) -> None:
         path = self.find()
@@ -92,12 +102,42 @@ class Script:
         main.__dict__.update(__file__=path, __cached__=None, __loader__=loader)
         exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
 
+    def _run_text(self) -> None:
+        name, text = self.find(), self.text or ""
+        sys.argv = [self.name, *self.args]
+        if not sys.flags.safe_path:
+            sys.path[0] = ""
+        space = sys.modules["__main__"].__dict__
+        space.update(__loader__=BuiltinImporter)
+        if name == STDIN:
+            space.update(__file__=name, __cached__=None)
+        elif sys.version_info >= (3, 13):  # tracebacks show the lines of -c
+            linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+        exec(compile(text, name, "exec", dont_inherit=True), space)
+
     def _run_module(self) -> None:
         sys.argv = ["-m", *self.args]  # runpy puts the file's path in its place
         if not sys.flags.safe_path:
             sys.path[0] = os.getcwd()
         # what `python -m` itself calls: same frames in tracebacks, same words for what is missing
         runpy._run_module_as_main(self.name)  # type: ignore[attr-defined]
+
+
+def piped() -> str:
+    """Read the script that standard input holds.
+
+    Raises:
+        BadInput: It is a terminal, or no text.
+    """
+    if sys.stdin is None or sys.stdin.isatty():
+        raise BadInput(
+            "- reads the script from standard input, where a terminal is and no text; "
+            "give a file, or pipe the text: autoddp run - < train.py"
+        )
+    try:
+        return decode_source(sys.stdin.buffer.read())
+    except (UnicodeDecodeError, SyntaxError) as error:
+        raise BadInput(f"- is no Python source on standard input ({error}); give text") from None
 
 
 def exit_code(
@@ -233,7 +273,7 @@ def _check_source(name: str, path: str) -> None:
         made = f"{name.removesuffix('.ipynb')}.py"
         raise BadInput(
             f"{name} is a notebook, which python does not run; jupyter nbconvert --to script "
-            f"{name} makes {made} of it, or call what is under @distributed in the notebook itself"
+            f"{name} makes {made} of it, or run its cells under %%autoddp in the notebook itself"
         )
     if b"\0" in head:
         raise BadInput(

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
+from pathlib import Path
 
 from autoddp.report import is_own
 
@@ -50,24 +51,24 @@ class SourceFacts:
     flag: str = ""  # --local_rank or --local-rank, where its parser takes that
 
 
-def read(path: str, folder: str) -> SourceFacts:
-    """Read a script and the files that it imports from `folder`, the first on its path."""
-    scopes, roots = _scopes(path, folder)
+def read(path: str, folder: str, text: str | None = None) -> SourceFacts:
+    """Read a script, or its text, and what it imports from `folder`, the first on its path."""
+    scopes, roots = _scopes(path, folder, text)
     return _found(scopes, [(root, False) for root in roots])
 
 
-def files(path: str, folder: str) -> list[str]:
+def files(path: str, folder: str, text: str | None = None) -> list[str]:
     """Return the files of a script: itself, and what it imports from `folder`."""
-    return _scopes(path, folder)[1]
+    return _scopes(path, folder, text)[1]
 
 
 def joins(path: str, name: str) -> bool:
     """Return whether the function `name` of a file may join a process group, on any condition."""
-    scopes, roots = _scopes(path, os.path.dirname(path))
+    scopes, roots = _scopes(path, os.path.dirname(path), None)
     return bool(_found(scopes, [(name, True), (roots[0], True)]).joins)
 
 
-def _scopes(path: str, folder: str) -> tuple[dict[str, list[Scope]], list[str]]:
+def _scopes(path: str, folder: str, text: str | None) -> tuple[dict[str, list[Scope]], list[str]]:
     """Return all scopes by name, a file's own by its path, and the paths of the files, in order."""
     scopes: dict[str, list[Scope]] = {}
     roots: list[str] = []
@@ -78,8 +79,7 @@ def _scopes(path: str, folder: str) -> tuple[dict[str, list[Scope]], list[str]]:
             continue  # the script itself may have any name
         roots.append(file)
         try:
-            with open(file, "rb") as opened:
-                tree = ast.parse(opened.read())
+            tree = ast.parse(text if file == path and text else Path(file).read_bytes())
             _Reader(file, scopes).visit(tree)
         except (OSError, SyntaxError, ValueError, RecursionError):
             continue  # python itself tells of the error; a file too deeply nested to parse may run

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 import random
-import re
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -20,7 +17,8 @@ from torch.distributed import Store
 
 from autoddp.comm import accelerator
 from autoddp.comm.collective_check import WAITS
-from autoddp.comm.group import Group
+from autoddp.comm.group import TIMEOUT, Group
+from autoddp.comm.patience import roll_call, silent
 from autoddp.comm.place import HERE
 from autoddp.comm.world import LARGEST, World, give, hide, keep_to_libraries
 from autoddp.errors import BadInput
@@ -28,19 +26,19 @@ from autoddp.options import Options
 from autoddp.process import devices, launcher_signals, likeness, network, own_ddp, streams
 from autoddp.process.backend import Choice, choose
 from autoddp.process.devices import Devices
-from autoddp.process.guard import InitGuard, tell_lacking
+from autoddp.process.guard import InitGuard, tell_devices, tell_lacking
 from autoddp.process.job_folder import JobFolder
 from autoddp.process.own_ddp import Kind, LaunchForm
+from autoddp.process.report_file import write as write_report
 from autoddp.process.script import Script, finish, forget
 from autoddp.process.session import session
 from autoddp.process.streams import Logs
 from autoddp.report import Report
+from autoddp.report.begun import SharedFlag
 
 PATIENCE = 5.0  # seconds that a rank above 0 that failed leaves to rank 0 to fail, and say so, too
 LAST = timedelta(minutes=1)  # in which the others leave a rank 0 that hosts the store
 TICK = 0.02
-# words of a driver's error about a device that is not there
-LACKING = re.compile("invalid device|device (ordinal|index|id)")
 
 
 @dataclass(frozen=True)
@@ -55,6 +53,7 @@ class Job:
     private: JobFolder
     random_state: Any  # of Python's generator, which a forked child would reseed
     apart: bool = False  # whether another launcher has started each rank
+    flag: SharedFlag = field(default_factory=SharedFlag)
 
 
 def run(job: Job) -> int:
@@ -69,22 +68,22 @@ def run(job: Job) -> int:
         streams.redirect(job.logs.of(world.rank))
     take_device(world, job.devices)
     hidden = hide(os.environ) if job.options.view == "global" else dict(os.environ)
-    group, chosen = join(world, job.devices, hidden.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    report = Report(world.rank == 0 and not job.options.quiet, job.options.strict, flag=job.flag)
+    attempt = hidden.get("TORCHELASTIC_RESTART_COUNT", "0")
+    group, chosen = join(world, job.devices, attempt, say=report.say)
     if job.options.view == "global":
         for name in ("OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME"):
             keep_to_libraries(HERE.given, name)
     likeness.compare(group, job.script, job.options, job.apart)
     HERE.world = world
-    report = Report(world.rank == 0 and not job.options.quiet, job.options.strict)
     report.say(greeting(world, job.options, chosen, hidden))
     if job.own.line and job.options.own_ddp == "auto":
         report.say(job.own.said(job.script.name))
     this = os.getpid()
     with session(world, job.options, group, report) as mine:
         code = job.script.run(job.options.verbose, mine.ended)
-        if code and LACKING.search(str(getattr(sys, "last_value", ""))):
-            seen = devices.words(job.devices.kind, torch.accelerator.device_count())
-            report.say(f"this rank sees {seen}; --gpus-per-rank gives each rank several")
+        if code:
+            tell_devices(job.devices, report)
         if not code and os.getpid() == this:
             group.conclude()
         code = finish(code)
@@ -92,8 +91,8 @@ def run(job: Job) -> int:
             leave(code)  # a child that the script forked has come to its end; the rank goes on
         group.context.ending = True
         forget()
-    if world.rank == 0 and job.options.report is not None:
-        Path(job.options.report).write_text(report.to_json())
+    ran = job.script.name, *job.script.args
+    write_report(report, job.options, world, world.nodes(hidden), chosen.backend, ran, code)
     launcher_signals.default()  # nothing of the script's is left that a signal could call
     end(group, code)
     return code
@@ -180,7 +179,11 @@ def take_device(world: World, given: Devices) -> None:
 
 
 def join(
-    world: World, given: Devices, attempt: str, store: Store | None = None
+    world: World,
+    given: Devices,
+    attempt: str,
+    store: Store | None = None,
+    say: Callable[[str], None] = silent,
 ) -> tuple[Group, Choice]:
     """Meet the other ranks of this attempt, leaving no trace of it for the script to see.
 
@@ -193,6 +196,7 @@ def join(
 
     def backend(over: Store) -> tuple[str, torch.device | None]:
         nonlocal chosen
+        roll_call(over, world.rank, world.world_size, TIMEOUT, say)
         mine = given.visible[world.local_rank] if given.visible else ""
         chosen = choose(world, over, given, accelerator.identity(mine) if mine else "")
         return chosen.backend, accelerator.at(torch.device(chosen.kind)) if chosen.alone else None
@@ -249,9 +253,7 @@ def set_interface(world: World) -> None:
 
 def greeting(world: World, options: Options, chosen: Choice, environ: Mapping[str, str]) -> str:
     """Return the line said at the start: how many ranks, which backend and why, which view."""
-    nodes = int(
-        environ.get("GROUP_WORLD_SIZE", math.ceil(world.world_size / world.local_world_size))
-    )
+    nodes = world.nodes(environ)
     return (
         f"{world.world_size} ranks on {nodes} node{'s' * (nodes != 1)}, "
         f"{chosen.backend} ({chosen.why}), {options.view} view"

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from types import FrameType, ModuleType
-from typing import TextIO
+from typing import Any, TextIO
 
 from autoddp.errors import BadInput, one_line
-from autoddp.report.begun import Begun
+from autoddp.report import bars, places
+from autoddp.report.begun import Begun, SharedFlag
 
 PREFIX = "[autoddp]"
+VERSION = 1  # of what --report writes
+LINE = re.compile(r"\S+:\d+$")  # in the place of a decision: the script's line
 
 
 @dataclass
@@ -39,7 +44,14 @@ class Report:
     stream: TextIO = field(default_factory=lambda: sys.stderr)
     decisions: dict[tuple[str, str, str], Decision] = field(default_factory=dict)
     begun: Begun = field(default_factory=Begun)  # whether the script has begun a line
+    flag: SharedFlag | None = None  # the launcher's, which also says lines
     delayed: list[str] = field(default_factory=list)  # said once the script has ended the line
+    # what --report tells besides, once the script has ended: each rank's seconds, what share of the
+    # computing was split, and how many bytes were gathered
+    times: list[dict[str, Any]] = field(default_factory=list)
+    shared: float | None = None
+    gathered: float = 0
+    prompts: bool = False  # whether the script waits for what is typed
 
     def add(self, kind: str, where: str, what: str) -> bool:
         """Note a decision; return whether it is new."""
@@ -51,13 +63,21 @@ class Report:
         return True
 
     def say(self, text: str) -> None:
-        """Print one line to the user, from rank 0 alone."""
-        if self.speaks:
-            print(f"{self.begun.end()}{PREFIX} {one_line(text)}", file=self.stream, flush=True)
+        """Print one line to the user, from rank 0 alone: above bars, and not into a prompt."""
+        if not self.speaks:
+            return
+        if self.prompts:
+            self.delayed.append(text)
+            return
+        line, write = f"{PREFIX} {one_line(text)}", bars.above(self.stream)
+        if write is None:
+            print(f"{self.begun.end()}{line}", file=self.stream, flush=True)
+        else:
+            write(line)
 
     def say_between(self, text: str) -> None:
-        """Say one line, once the script has ended a line that it has begun: a bar, say."""
-        if self.begun():
+        """Say one line above a bar; else once the script has ended a line that it has begun."""
+        if self.begun() and bars.above(self.stream) is None:
             self.delayed.append(text)
         else:
             self.say(text)
@@ -67,6 +87,22 @@ class Report:
         delayed, self.delayed = self.delayed, []
         for text in delayed:
             self.say(text)
+
+    def release_between(self) -> None:
+        """Say them at the end of a line, unless that is a step from one bar to the next."""
+        if self.delayed and bars.above(self.stream) is None:
+            self.release()
+
+    @contextmanager
+    def prompting(self) -> Iterator[None]:
+        """Hold all lines inside, where the script waits for what is typed on the terminal."""
+        before, self.prompts = self.prompts, True
+        try:
+            yield
+        finally:
+            self.prompts = before
+            self.begun.end()  # by the key that ended what was typed
+            self.release_between()
 
     def say_once(self, kind: str, where: str, what: str) -> None:
         """Note a decision and, the first time, say it."""
@@ -88,9 +124,14 @@ class Report:
         found = [d for d in self.decisions.values() if d.kind == kind]
         return sorted(found, key=lambda d: -d.count)
 
-    def to_json(self) -> str:
-        """Return all decisions as JSON, for --report PATH."""
-        return json.dumps([vars(d) for d in self.decisions.values()], indent=2)
+    def to_json(self, **about: Any) -> str:
+        """Return all that is known of the run as JSON, for --report PATH."""
+        decisions = [
+            vars(made) | {"line": line[0] if (line := LINE.search(made.where)) else None}
+            for made in self.decisions.values()
+        ]
+        known = {"times": self.times, "split": self.shared, "gathered": self.gathered}
+        return json.dumps({"version": VERSION} | about | known | {"decisions": decisions}, indent=2)
 
 
 class _Users(dict[str, bool]):
@@ -98,7 +139,9 @@ class _Users(dict[str, bool]):
 
     def __missing__(self, filename: str) -> bool:
         temporary = filename.startswith(_TEMPORARY)
-        found = is_own(filename) and (not temporary or _is_imported(filename))
+        found = is_own(filename) and (
+            not temporary or _is_imported(filename) or bool(places.cell(filename))
+        )
         if found or not temporary:  # else it may be imported later
             self[filename] = found
         return found
@@ -182,10 +225,7 @@ def users_frame(depth: int = 1) -> FrameType | None:
 
 def users_line(depth: int = 1) -> str:
     """Return the line of the user's code that led here, as `train.py:41`; `?` if none did."""
-    frame = users_frame(depth + 1)
-    if frame is None:
-        return "?"
-    return f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
+    return places.named(users_frame(depth + 1))
 
 
 def stdout_is_read() -> bool:

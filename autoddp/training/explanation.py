@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import asdict
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autoddp.patching import Feature
 from autoddp.report import Decision
-from autoddp.view.work import BACKWARD, SPLIT, TRIAL, WHOLE
+from autoddp.training import account
+from autoddp.view.work import BACKWARD, SPLIT, WHOLE
 
 if TYPE_CHECKING:
     from autoddp.process.run import Run
@@ -79,58 +81,62 @@ class Explanation(Feature):
             return
         self.reported = True
         self.explain()
-        self.run.report.release()
+        report, options = self.run.report, self.run.options
+        report.release()
         seconds = perf_counter() - self.began
-        if seconds >= LONG:
-            self.run.report.say_once("account", "", self.account(seconds))
+        mine = account.of(self.run, seconds)
+        account.tell(self.run, mine)
+        if self.run.world.rank == 0 and (options.summary or options.report is not None):
+            report.times = [asdict(times) for times in account.of_all(self.run, mine)]
+            report.shared = self.run.view.work.share()
+            report.gathered = self.run.group.gathered
+        if seconds >= LONG or options.summary:
+            report.say_once("account", "", self.sentence(mine))
+        if options.summary:
+            for line in account.table([account.RankTimes(**times) for times in report.times]):
+                report.say(line)
 
-    def account(self, seconds: float) -> str:
+    def sentence(self, mine: account.RankTimes) -> str:
         """Say in one line where the time of this rank went, and what would help most."""
-        group, work = self.run.group, self.run.view.work
-        loading = sum(waiting.seconds for waiting in self.run.waited.values())
-        waited, share = group.position.waited, work.share()
+        size, seconds, share = self.run.group.size, mine.seconds, self.run.view.work.share()
+        if self.run.options.view == "local":
+            shared = "each trained on its own rows"
+        elif share is None:
+            shared = "no module was called with a batch, so each did all of the computing"
+        else:
+            shared = f"{share:.0%} of the computing was split between them"
+        waits = [(mine.gradients, "for gradients"), (mine.ranks, "for other ranks")]
+        waits += [(mine.loader, "for the loader")] * bool(self.run.waited)
+        told = ", ".join(f"{spent / seconds:.0%} {whom}" for spent, whom in waits if seconds)
+        advice = self.advice(mine, share)
+        return (
+            f"{size} ranks, {seconds:.0f} s: {shared}; time spent waiting: {told}"
+            f"{advice and f'; {advice}'}; `autoddp bench` tells more"
+        )
+
+    def advice(self, mine: account.RankTimes, share: float | None) -> str:
+        """Return what would help most, where enough of the time is lost; else nothing."""
+        size, seconds, work = self.run.group.size, mine.seconds, self.run.view.work.seconds
+        waited = mine.gradients + mine.ranks
         lost = {
-            "more workers for its loaders (num_workers=) would help most": loading,
+            "more workers for its loaders (num_workers=) would help most": mine.loader,
             "larger batches, or fewer ranks, would help most": waited,
-            "it took long to try modules, once: a longer run loses less by that": (
-                work.seconds[TRIAL]
-            ),
+            "it took long to try modules, once: a longer run loses less by that": mine.proofs,
             "most was lost where modules ran whole, for which the lines above have the reason": (
-                work.seconds[WHOLE] * (1 - 1 / group.size)
+                work[WHOLE] * (1 - 1 / size)
             ),
         }
-        if self.run.options.view == "local":
-            shared = "each rank worked on its rows"
-        elif share is None:
-            shared = "no module was called with a batch: every rank did all of the work"
-            lost["one process is as fast"] = seconds - loading
-        else:
-            shared = (
-                f"{share:.0%} of the work in modules was split over {group.size} ranks, after "
-                f"{work.seconds[TRIAL]:.1f} s of proofs"
-            )
+        if share is None and self.run.options.view != "local":
+            lost["one process is as fast"] = seconds - mine.loader
         hint, most = max(lost.items(), key=lambda entry: entry[1])
         # at most what one process would have had to do besides, whatever these ranks did whole
-        saved = (group.size - 1) * (work.seconds[SPLIT] + work.seconds[BACKWARD] + loading)
+        saved = (size - 1) * (work[SPLIT] + work[BACKWARD] + mine.loader)
         if share is not None and waited > saved + MUCH * seconds:
             hint = (
                 f"one process would have taken {seconds - waited + saved:.0f} s or less: its steps "
                 "are too short to be shared; larger batches would help, or fewer ranks"
             )
-        loaders = f"{loading:.1f} s for loaders and " if self.run.waited else ""
-        advice = f"; {hint}" if most >= MUCH * seconds else ""
-        return (
-            f"in {seconds:.0f} s, {shared}; waited {loaders}{waited:.1f} s for other ranks, "
-            f"gathered {_size(group.gathered)}{advice}"
-        )
-
-
-def _size(count: float) -> str:
-    for unit in ("bytes", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}"
-        count /= 1000
-    return f"{count:.0f} GB"
+        return hint if most >= MUCH * seconds else ""
 
 
 def _line(decision: Decision) -> str:

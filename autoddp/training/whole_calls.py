@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
@@ -74,6 +75,24 @@ class WholeCalls(Feature):
     )
     def export(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         return self._call_whole(wrapped, args, kwargs)
+
+    @patch(
+        "torch.nn.functional:l1_loss",
+        why="its weight is lost where a tensor's class is asked, as torch does not hand it on",
+        hot=True,
+    )
+    def l1_loss(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Replace l1_loss by a function that gives a weighted one whole tensors."""
+
+        @functools.wraps(plain)
+        def l1_loss(*args: Any, **kwargs: Any) -> Any:
+            weight = args[5] if len(args) > 5 else kwargs.get("weight")
+            if weight is None or torch.compiler.is_compiling():
+                return plain(*args, **kwargs)
+            args, kwargs = _gathered((args, kwargs))
+            return plain(*args, **kwargs)
+
+        return l1_loss
 
     def _call_whole(self, wrapped: Any, args: Any, kwargs: Any) -> Any:
         whole_args, whole_kwargs = _gathered((args, kwargs))

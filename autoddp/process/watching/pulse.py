@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from autoddp.report import is_users
+from autoddp.report import is_users, places
 
 BUSY = 0.01  # part of one processor's time, from which on a process is busy
 WAKES = 2.0  # per second, from which on something arrives for a thread; a sleeping one has none
@@ -70,11 +70,7 @@ class ProgressProbe:
         frame = sys._current_frames().get(self.ident)
         while frame is not None and not is_users(frame.f_code.co_filename):
             frame = frame.f_back
-        return (
-            "?"
-            if frame is None
-            else f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
-        )
+        return places.named(frame)
 
     def stack(self) -> list[str]:
         """Return the user's frames, the outermost first, and where the last waits in a library."""
@@ -90,7 +86,9 @@ class ProgressProbe:
 
 def _named(frame: FrameType) -> str:
     code, line = frame.f_code, frame.f_lineno
-    return f"{code.co_filename}:{line}, in {code.co_name}"
+    found = places.cell(code.co_filename)
+    at = f"{found}, line {line}" if found else f"{code.co_filename}:{line}"
+    return f"{at}, in {code.co_name}"
 
 
 def _descendants(pid: int) -> list[int]:

@@ -143,6 +143,8 @@ class Watch:
             self._end(self._report(ranks, missing))
         elif case is Diagnosis.FINE:
             self.said = self.timeout
+        elif self.report.prompts:  # the user knows who is waited for, and for what
+            self.said = waited + self.timeout
         elif waited >= self.said:
             self.said = 2 * waited  # again when it is twice as long
             self.report.say(_slow(ranks, missing))
@@ -185,7 +187,8 @@ class Watch:
         flushing.start()
         flushing.join(FLUSH)
         with contextlib.suppress(OSError):
-            os.write(2, "".join(f"{line}\n" for line in lines).encode())
+            begun = self.report.begun.end() if lines else ""
+            os.write(2, (begun + "".join(f"{line}\n" for line in lines)).encode())
         if self.rank == 0:
             near = range(self.group.world.local_world_size)
             for rank, line in self.lines.items():

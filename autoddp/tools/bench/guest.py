@@ -77,7 +77,7 @@ def take_part(script: Script, options: Options) -> int:
         if "refused" in answer:
             raise BadInput(answer["refused"])
         say(options, f"node {options.node_rank} runs what node 0 measures, and ends with it")
-        root, node = Path(answer["root"]), options.node_rank
+        root, node = Path(answer["root"]), options.node_rank or 0
         guest = Guest(script, "times", root=root, node=node, line=line)
         try:
             with runs.enough_room(guest.root):

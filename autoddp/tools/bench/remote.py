@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import select
 import socket
 import time
@@ -20,7 +21,7 @@ from typing import Any, Self
 
 from autoddp.comm.sockets import prompt
 from autoddp.errors import AutoDDPError, BadInput
-from autoddp.launch import PORT, say
+from autoddp.launch import PORT, check_node_rank, say
 from autoddp.options import Options
 from autoddp.process import network
 from autoddp.process.script import Script
@@ -44,6 +45,7 @@ def check(options: Options, nnodes: Sequence[int]) -> None:
             f"--nnodes is {','.join(map(str, nnodes))} without --master-addr; give the address of "
             "node 0, the same on every node"
         )
+    check_node_rank(options, os.environ)
     network.resolve(options.master_addr)
     if options.node_rank == 0:
         network.check_free(options.master_port or PORT)

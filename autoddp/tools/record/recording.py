@@ -121,8 +121,10 @@ def entries(folder: Path) -> tuple[dict[int, list[Entry]], dict[int, Entry]]:
 
 
 def decisions(path: Path) -> list[Entry]:
-    """Read a report, which a run on one rank, or one that was killed, does not leave."""
-    found: list[Entry] = _parsed(_text(path) or "[]", str(path), list) if path.exists() else []
+    """Read a report's, which a run on one rank, or one that was killed, does not leave."""
+    if not path.exists():
+        return []
+    found: list[Entry] = _parsed(_text(path) or "{}", str(path), dict).get("decisions", [])
     return found
 
 

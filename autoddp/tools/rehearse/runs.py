@@ -18,6 +18,7 @@ from typing import NoReturn
 from autoddp import launch
 from autoddp.comm.world import ADDED
 from autoddp.errors import BadInput
+from autoddp.launch import cores
 from autoddp.options import Options
 from autoddp.process import own_ddp
 from autoddp.process.script import Script
@@ -95,6 +96,7 @@ class Runner:
             self._script(work),
             self.script.args,
             self.script.module,
+            None,
             replace(options, report=report),
             RecordSettings(records, self.kind == "numbers", self.kind == "times", steps),
             root=str(self.root),
@@ -173,7 +175,7 @@ class Runner:
     def parent(self, nproc: int, nnodes: int = 1) -> WarmParent:
         """Return the process that such a run is forked from, started now if it is not there yet."""
         ranks = nproc * nnodes > 1
-        threads = {"OMP_NUM_THREADS": launch.threads(nproc)} if ranks else {}
+        threads = {"OMP_NUM_THREADS": cores.threads(nproc)} if ranks else {}
         return self.parents.of(ranks, threads | dict(os.environ))
 
 

@@ -10,9 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 MOST = 2**24  # elements of an array; a larger one is data, not state
+
+IN_LIBRARY = (
+    "dropout between layers of an RNN draws from a state of the device's library, never put back"
+)
 
 Check = Callable[[], bool]  # puts the state back; returns whether it had changed
 
@@ -130,3 +134,15 @@ def _array(value: Any) -> Check:
         return changed
 
     return check
+
+
+def draws_in_library(module: nn.Module) -> bool:
+    """Return whether a part of the module drops values inside cuDNN, or the like of it."""
+    return any(
+        isinstance(m, nn.RNNBase)
+        and m.training
+        and m.dropout > 0
+        and m.num_layers > 1
+        and any(p.device.type != "cpu" for p in m.parameters())
+        for m in module.modules()
+    )

@@ -6,6 +6,8 @@ All runs of it draw the same random numbers, and it must show:
 2. No dependence on size or place: the forward of a part is the part of the forward, and what
    BatchNorm is given on the way is the part of what it is given of all.
 3. Nothing is left behind, and nothing is decided in Python by what the rows hold.
+
+Parameters that are still zero must not hide it: all is shown with other values of them, too.
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ from torch import Tensor, nn
 from autoddp.comm.context import Code
 from autoddp.view.generators import Generators
 from autoddp.view.places import Place, places_of
-from autoddp.view.proof.reach import Reach
+from autoddp.view.proof.gates import gates, opened
+from autoddp.view.proof.opaque import IN_LIBRARY, draws_in_library
 from autoddp.view.proof.rounding import tolerance
 from autoddp.view.proof.sizes import normalized_of_all
-from autoddp.view.proof.snapshot import PLAIN, Snapshot
-from autoddp.view.proof.trial import Forward, Refused, Same, Trial
+from autoddp.view.proof.snapshot import Snapshot
+from autoddp.view.proof.trial import Forward, Refused, Same, Trial, alike, equal
 
 # Rows of a larger batch that are enough to see whether one depends on another: a prime number, as
 # no layout in groups is made for.
@@ -34,9 +37,6 @@ OTHER_ROWS = "BatchNorm in it is given other rows than the batch's"
 NOT_THE_PART = "the forward of a part is not the part of the forward"
 NEARLY = f"{NOT_THE_PART}, but nearly"
 PRINTS = "it prints what depends on the size of its batch"
-IN_CUDNN = (
-    "dropout between layers of an RNN draws from a state of the device's library, never put back"
-)
 NO_MEMORY = "there is not enough memory to try it"
 MEMORY = (torch.OutOfMemoryError, MemoryError)
 # times the rounding that is allowed: so far off may be what another kernel makes of fewer rows
@@ -66,17 +66,12 @@ class Verdict:
 
 def prove(trial: Trial, module: nn.Module) -> Verdict:
     """Try the call; every generator, buffer and Python value is as before afterwards."""
-    if any(map(_drops_in_cudnn, module.modules())):
-        return Verdict(reason=IN_CUDNN)
+    if draws_in_library(module):
+        return Verdict(reason=IN_LIBRARY)
     try:
         return _proven(trial, module)
     except MEMORY:
         return Verdict(reason=NO_MEMORY, sure=False)
-
-
-def _drops_in_cudnn(m: nn.Module) -> bool:
-    drops = isinstance(m, nn.RNNBase) and m.training and m.dropout > 0 and m.num_layers > 1
-    return drops and any(p.device.type != "cpu" for p in m.parameters())
 
 
 def _proven(trial: Trial, module: nn.Module) -> Verdict:
@@ -89,7 +84,7 @@ def _proven(trial: Trial, module: nn.Module) -> Verdict:
     try:
         with view.context.within(Code.PROOF), view.trial():
             try:
-                verdict = _try(trial)
+                verdict = _try_both(trial, gates(module))
             finally:
                 left = state.put_back()
     except Refused as refused:
@@ -105,6 +100,15 @@ def _proven(trial: Trial, module: nn.Module) -> Verdict:
     if not left and view.context.written != written:
         return Verdict(reason="it writes to a file")
     return Verdict(reason=left) if left else verdict
+
+
+def _try_both(trial: Trial, closed: list[Tensor]) -> Verdict:
+    verdict = _try(trial)
+    if verdict.reason or not closed:
+        return verdict
+    with opened(closed):
+        again = _try(trial)
+    return again if again.reason else verdict
 
 
 def _try(trial: Trial) -> Verdict:
@@ -232,7 +236,6 @@ def _fed_alike(
 
 
 UNLIKE = -1
-CONSTANT = (*PLAIN, Same, torch.dtype, torch.device, torch.Size)
 
 
 def _batch_dims(whole: Forward, part: Forward, size: int, count: int) -> list[int | None]:
@@ -242,8 +245,8 @@ def _batch_dims(whole: Forward, part: Forward, size: int, count: int) -> list[in
         if whole.apart[k] and part.apart[k] and w.shape == p.shape and torch.equal(w, p):
             found.append(None)
         else:
-            alike = _alike(whole.own[k], part.own[k])
-            found.append(_batch_dim(w, p, size, count) if alike else UNLIKE)
+            same = alike(whole.own[k], part.own[k])
+            found.append(_batch_dim(w, p, size, count) if same else UNLIKE)
     return found
 
 
@@ -253,7 +256,7 @@ def _batch_dim(whole: Any, part: Any, size: int, count: int) -> int | None:
     None for what is no tensor, and equal; UNLIKE for neither.
     """
     if not isinstance(whole, Tensor):
-        return None if _equal(whole, part) else UNLIKE
+        return None if equal(whole, part) else UNLIKE
     if (
         not isinstance(part, Tensor)
         or whole.dim() != part.dim()
@@ -262,26 +265,6 @@ def _batch_dim(whole: Any, part: Any, size: int, count: int) -> int | None:
         return UNLIKE
     places = (d for d in range(whole.dim()) if whole.shape[d] == size and part.shape[d] == count)
     return next(places, UNLIKE)
-
-
-def _equal(a: Any, b: Any) -> bool:
-    return a is b or (type(a) is type(b) and isinstance(a, CONSTANT) and bool(a == b))
-
-
-def _alike(whole: Reach | None, part: Reach | None) -> bool:
-    """Return whether outputs of a class of their own have the same attributes.
-
-    If so, the attributes of a rank's rows will be those of the whole.
-    """
-    if whole is None or part is None:
-        return whole is part
-    if whole.layout != part.layout or whole.refused:
-        return False
-    both = zip(whole.leaves, part.leaves, strict=True)
-    return all(
-        torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else _equal(a, b)
-        for a, b in both
-    )
 
 
 def _close(mine: Tensor, part: Tensor, dtypes: set[torch.dtype], times: float) -> bool:

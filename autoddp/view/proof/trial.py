@@ -18,6 +18,7 @@ from autoddp.view.draws import Draws
 from autoddp.view.generators import Generators
 from autoddp.view.places import Shapes
 from autoddp.view.proof.reach import Reach
+from autoddp.view.proof.snapshot import PLAIN
 from autoddp.view.state import View
 
 
@@ -170,6 +171,30 @@ def own_of(x: Any) -> Reach | None:
     if not isinstance(x, Tensor) or type(x) in PLAIN_KINDS:
         return None
     return Reach((vars(x),), (type(x).__qualname__,))
+
+
+CONSTANT = (*PLAIN, Same, torch.dtype, torch.device, torch.Size)
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Return whether two outputs that are no tensors are the same for all rows."""
+    return a is b or (type(a) is type(b) and isinstance(a, CONSTANT) and bool(a == b))
+
+
+def alike(whole: Reach | None, part: Reach | None) -> bool:
+    """Return whether outputs of a class of their own have the same attributes.
+
+    If so, the attributes of a rank's rows will be those of the whole.
+    """
+    if whole is None or part is None:
+        return whole is part
+    if whole.layout != part.layout or whole.refused:
+        return False
+    both = zip(whole.leaves, part.leaves, strict=True)
+    return all(
+        torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else equal(a, b)
+        for a, b in both
+    )
 
 
 class Refused(BaseException):

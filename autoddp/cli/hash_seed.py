@@ -9,6 +9,8 @@ import os
 import sys
 from collections.abc import MutableMapping, Sequence
 
+from autoddp.options import variables
+
 VARIABLE = "PYTHONHASHSEED"
 # where one of these is set, a launcher started this process
 RANK = {"RANK", "SLURM_STEP_ID", "OMPI_COMM_WORLD_RANK"}
@@ -28,9 +30,8 @@ def settle(arguments: Sequence[str], environ: MutableMapping[str, str]) -> None:
         else:
             environ.pop(VARIABLE, None)
         return
-    apart = not RANK.isdisjoint(environ) or any(
-        argument.startswith("--nnodes") for argument in arguments
-    )
+    several = any(argument.startswith("--nnodes") for argument in arguments)
+    apart = several or not (RANK | {variables.variable("nnodes")}).isdisjoint(environ)
     if apart and environ.get(VARIABLE, "") in ("", "random") and sys.executable:
         environ[BEFORE], environ[VARIABLE] = environ.get(VARIABLE, ""), "0"
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], dict(environ))

@@ -1,0 +1,262 @@
+"""The commands: each reads its options and names the function that does the work."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from autoddp.cli import hints
+from autoddp.cli.help import PanelCommand
+from autoddp.cli.parameters import ARGS_HELP, SCRIPT_HELP, Act, Naming, app, command_of
+from autoddp.errors import BadInput
+from autoddp.options import ROWS, Options
+from autoddp.options.given import Given, check_no_run, split, whole
+from autoddp.options.row import BENCH, RUN, VERIFY
+
+IMAGE = "my-image:latest"
+INTEGER, NUMBERS, PATH = "INTEGER", "INTEGER,INTEGER", "PATH"
+
+
+@command_of(RUN)
+def run(
+    script: Naming,
+    shared: Given,
+    *,
+    code: Annotated[
+        str | None,
+        typer.Option(
+            "-c",
+            metavar="CODE",
+            help="Run this text in place of a file; what follows is its arguments, as with "
+            "python -c.",
+            rich_help_panel="Launch",
+        ),
+    ] = None,
+) -> Act:
+    """Run SCRIPT on N processes, with the result of one. Everything after SCRIPT is its own.
+
+    SCRIPT is a file; with -m a module; or - for a text on standard input.
+
+    A variable stands for each option: AUTODDP_HANG_TIMEOUT=60 is --hang-timeout 60, and
+    AUTODDP_QUIET=1 is --quiet. What is typed wins.
+    """
+    options, what = Options(**shared), script()
+
+    def act() -> int:
+        from autoddp import launch
+
+        if options.record is not None or options.plot is not None:
+            from autoddp.tools.record import command as recording
+
+            ended = recording.run(what, options)
+        else:
+            ended = launch.run(what, options)
+        if ended == hints.PARSERS and (hint := hints.behind(what.name, what.args)):
+            launch.say(options, hint)
+        return ended
+
+    return act
+
+
+@command_of(VERIFY)
+def verify(
+    script: Naming,
+    shared: Given,
+    *,
+    nproc: Annotated[
+        str,
+        typer.Option(
+            "-n",
+            "--nproc",
+            metavar=INTEGER,
+            help="The number of ranks that are compared with one process.",
+        ),
+    ] = "2",
+    steps: Annotated[
+        str | None,
+        typer.Option(metavar=INTEGER, help="End both runs after so many optimizer steps."),
+    ] = None,
+    float64: Annotated[
+        bool,
+        typer.Option(
+            "--float64",
+            help="Run both in float64, too, where rounding is too small to be taken for an error.",
+        ),
+    ] = False,
+    plot: Annotated[
+        str | None,
+        typer.Option(metavar=PATH, help="An image file in which both loss curves are drawn."),
+    ] = None,
+    json: Annotated[
+        str | None,
+        typer.Option(metavar=PATH, help="A file to which all that was found is written, as JSON."),
+    ] = None,
+    draws: Annotated[
+        str,
+        typer.Option(
+            metavar=" | ".join(ROWS["draws"].words),
+            help=ROWS["draws"].says.replace("`", ""),
+            rich_help_panel=ROWS["draws"].panel,
+        ),
+    ] = "whole",
+    recordings: Annotated[
+        bool,
+        typer.Option(
+            "--recordings", help="Compare two folders of autoddp run --record, and run nothing."
+        ),
+    ] = False,
+) -> Act:
+    """Run SCRIPT on 1 process and on N, in copies of this folder: 0 if equal, 1 if not."""
+    from autoddp.tools.verify.verdict import VerifyOptions
+
+    if recordings:
+        check_no_run(shared, nproc=nproc != "2", float64=float64, draws=draws != "whole")
+    options = Options(nproc=whole("--nproc", nproc), draws=draws, **shared)
+    what = script()
+    ends = None if steps is None else whole("--steps", steps)
+    wanted = VerifyOptions(ends, float64, plot, json)
+    if recordings:
+        from autoddp.tools.verify.recordings import run
+
+        return lambda: run((what.name, *what.args), wanted, options.quiet)
+    from autoddp.tools.verify import command as verification
+
+    return lambda: verification.run(what, options, wanted)
+
+
+@command_of(BENCH)
+def bench(
+    script: Naming,
+    shared: Given,
+    *,
+    nproc: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-n",
+            "--nproc",
+            metavar=NUMBERS,
+            help="The numbers of ranks, as 1,2,4.",
+            show_default="2, 4... up to the number of GPUs",
+        ),
+    ] = None,
+    nnodes: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar=NUMBERS,
+            help="The numbers of nodes, as 1,2; start the command on each node.",
+            show_default="1",
+        ),
+    ] = None,
+    steps: Annotated[
+        str | None,
+        typer.Option(metavar=INTEGER, help="End each run after so many optimizer steps."),
+    ] = None,
+    rounds: Annotated[
+        str, typer.Option(metavar=INTEGER, help="How often each number of ranks is run.")
+    ] = "3",
+    json: Annotated[
+        str | None,
+        typer.Option(metavar=PATH, help="A file to which all figures are written, as JSON."),
+    ] = None,
+    plot: Annotated[
+        str | None,
+        typer.Option(
+            metavar=PATH, help="An image file in which the speed-up is drawn against the ideal."
+        ),
+    ] = None,
+    recordings: Annotated[
+        bool,
+        typer.Option(
+            "--recordings", help="Summarise folders of autoddp run --record, and run nothing."
+        ),
+    ] = False,
+) -> Act:
+    """Run SCRIPT on one process and on ranks, in copies of this folder: how fast it is, and why."""
+    from autoddp.tools.bench.show import BenchOptions
+
+    if recordings:
+        check_no_run(shared, nproc=nproc, nnodes=nnodes, steps=steps, rounds=rounds != "3")
+    nodes = tuple(whole("--nnodes", number) for number in split(nnodes)) or (1,)
+    options = Options(nnodes=max(nodes), **shared)
+    what = script()
+    wanted = BenchOptions(
+        tuple(whole("--nproc", number) for number in split(nproc)),
+        None if steps is None else whole("--steps", steps),
+        whole("--rounds", rounds),
+        json,
+        plot,
+        nodes,
+    )
+    if recordings:
+        from autoddp.tools.bench.recordings import run
+
+        return lambda: run((what.name, *what.args), wanted, options.quiet)
+    from autoddp.tools.bench import command as benchmark
+
+    return lambda: benchmark.run(what, options, wanted)
+
+
+@app.command(
+    cls=PanelCommand, context_settings={"allow_interspersed_args": False}, name="launch-script"
+)
+def launch_script(
+    *,
+    script: Annotated[str | None, typer.Argument(metavar="SCRIPT", help=SCRIPT_HELP)] = None,
+    args: Annotated[list[str] | None, typer.Argument(metavar="[ARGS...]", help=ARGS_HELP)] = None,
+    slurm: Annotated[
+        bool, typer.Option("--slurm", help="Print a batch script, for sbatch.")
+    ] = False,
+    k8s: Annotated[bool, typer.Option("--k8s", help="Print a PyTorchJob, for kubectl.")] = False,
+    mpi: Annotated[
+        bool, typer.Option("--mpi", help="Print a command line of Open MPI's mpirun.")
+    ] = False,
+    nnodes: Annotated[
+        str, typer.Option(metavar=INTEGER, help="The number of nodes of the job.")
+    ] = "1",
+    nproc: Annotated[
+        str,
+        typer.Option("-n", "--nproc", metavar=INTEGER, help="The number of ranks on each node."),
+    ] = "1",
+    image: Annotated[
+        str, typer.Option(metavar="NAME", help="The image of the containers, for --k8s.")
+    ] = IMAGE,
+    module: Annotated[
+        bool, typer.Option("-m", help="SCRIPT is the name of a module, as with python -m.")
+    ] = False,
+) -> Act:
+    """Print what a scheduler is given to run SCRIPT on several ranks or nodes."""
+    from autoddp.launch import recipes
+
+    if script is None:
+        raise BadInput(
+            "no script given; say which one: autoddp launch-script --slurm SCRIPT [ARGS...]"
+        )
+    kinds = [name for name, given in (("slurm", slurm), ("k8s", k8s), ("mpi", mpi)) if given]
+    command = (*(("-m",) if module else ()), script, *(args or ()))
+    wanted = recipes.RecipeOptions(
+        command, whole("--nnodes", nnodes), whole("--nproc", nproc), image
+    )
+    text = recipes.written(kinds, wanted)
+    return lambda: print(text, end="") or 0
+
+
+@app.command(cls=PanelCommand)
+def patches(
+    features: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FEATURE...]", help="Names of features; without any, all."),
+    ] = None,
+) -> Act:
+    """List what is replaced in torch and elsewhere, and why."""
+    from autoddp import listing
+
+    return lambda: listing.patches(features or [])
+
+
+@app.command(cls=PanelCommand)
+def env() -> Act:
+    """Show versions, GPUs, backends and the job's variables, for bug reports."""
+    from autoddp import listing
+
+    return listing.env

@@ -1,0 +1,37 @@
+"""The examples that each command's help ends with: what is typed, and what it does."""
+
+from __future__ import annotations
+
+EXAMPLES = {
+    "autoddp": (
+        ("autoddp run --nproc 4 train.py", "Run train.py on four ranks."),
+        ("autoddp verify train.py", "Compare it on two ranks with one process."),
+    ),
+    "run": (
+        ("autoddp run --nproc 4 train.py --lr 1e-3", "Four ranks; --lr is the script's."),
+        ("AUTODDP_HANG_TIMEOUT=60 autoddp run -m pkg.train", "A variable gives an option."),
+    ),
+    "verify": (
+        ("autoddp verify --steps 5 train.py", "Compare two ranks with one, for five steps."),
+        ("autoddp verify --plot losses.png train.py", "Draw both loss curves."),
+    ),
+    "bench": (
+        ("autoddp bench --nproc 1,2,4 train.py", "Time the script on 1, 2 and 4 ranks."),
+        ("autoddp bench --recordings A B", "Compare two folders of autoddp run --record."),
+    ),
+    "launch-script": (
+        (
+            "autoddp launch-script --slurm --nnodes 2 --nproc 4 train.py > job.sh",
+            "Write what sbatch takes.",
+        ),
+        ("autoddp launch-script --k8s --image me:1 train.py", "Print what kubectl takes."),
+    ),
+    "patches": (
+        ("autoddp patches files", "Show the patches of one feature."),
+        ("autoddp patches | grep torch:save", "Find one function; a line is a patch."),
+    ),
+    "env": (
+        ("autoddp env", "Show it."),
+        ("autoddp env > env.txt", "Write it to a file, for a bug report."),
+    ),
+}

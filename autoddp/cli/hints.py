@@ -1,0 +1,41 @@
+"""The hints for slips: options behind the script, a script without a command."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from autoddp.options import table
+from autoddp.options.row import RUN, flag
+
+PARSERS = 2  # the exit code of argparse, click and others for what they do not take
+
+
+def behind(name: str, args: Sequence[str]) -> str:
+    """Return a hint for an option of ours that stands behind the script; else nothing."""
+    plain = {
+        flagged: str(field.type) == "bool"
+        for field, row in table(RUN)
+        for flagged in row.flags or (flag(field.name),)
+        if flagged.startswith("--")
+    }
+    for at, word in enumerate(args):
+        found, equals, _ = word.partition("=")
+        if found in plain:
+            value = () if plain[found] or equals else args[at + 1 : at + 2]
+            given = " ".join((word, *value))
+            return (
+                f"{found} stands behind {name}, so it went to the script; what is autoddp's "
+                f"stands before it: autoddp run {given} {name}"
+            )
+    return ""
+
+
+def wanted(arguments: Sequence[str]) -> str:
+    """Return what may have been meant where there is no such command; else nothing."""
+    first = arguments[0] if arguments else ""
+    if first.endswith(".py") or os.path.isfile(first):
+        return f"{first} is no command of autoddp; to run it: autoddp run {first}"
+    if first in {name for field, row in table(RUN) for name in row.flags or (flag(field.name),)}:
+        return f"{first} stands before the command; it is run's: autoddp run {first} ..."
+    return ""

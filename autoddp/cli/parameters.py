@@ -1,0 +1,192 @@
+"""A command made of a function and the table of options: what typer is told of both."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import Field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autoddp import __version__
+from autoddp.cli.help import PanelCommand, PanelGroup
+from autoddp.errors import BadInput
+from autoddp.options import table, variables
+from autoddp.options.given import Given, read
+from autoddp.options.row import OptionRow, flag
+from autoddp.report import PREFIX
+
+if TYPE_CHECKING:
+    from autoddp.process.script import Script
+
+Act = Callable[[], int]  # what a command returns: it is called outside of typer's own frames
+Command = Callable[..., Act]
+Naming = Callable[[], Any]  # gives the `Script`, or says that none was given
+
+RECORDINGS = "[OPTIONS] --recordings A B"
+SCRIPT_HELP = "A file, or with -m a module."
+ARGS_HELP = "The script's own arguments."
+
+app = typer.Typer(
+    cls=PanelGroup,
+    help="Run an unmodified single-GPU PyTorch script on N processes.\n\n"
+    "autoddp COMMAND --help shows what a command takes.",
+    rich_markup_mode=None,
+)
+
+
+def show_version(wanted: bool) -> None:
+    """Print the version and end."""
+    if wanted:
+        print(f"autoddp {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def autoddp(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=show_version,
+            is_eager=True,
+            expose_value=False,
+            help="Print the version and exit.",
+        ),
+    ] = False,
+) -> None:
+    """Take what stands before a command."""
+
+
+def command_of(taker: str) -> Callable[[Command], Command]:
+    """Make a command of a function, which takes the table's options, too.
+
+    The function is given how to name its script, the values of those options of the table that
+    it does not declare itself, and its own options as they were typed.
+    """
+
+    def register(function: Command) -> Command:
+        declared = inspect.signature(function, eval_str=True).parameters.values()
+        own = [p for p in declared if p.kind is inspect.Parameter.KEYWORD_ONLY]
+        rows = [(f, row) for f, row in table(taker) if f.name not in {p.name for p in own}]
+
+        def called(script: str | None, args: list[str] | None, **given: Any) -> Act:
+            typed = {field.name: given.pop(field.name) for field, _ in rows}
+            asked = not given.get("recordings")  # else nothing runs
+            shared, meant = values(taker, typed, os.environ if asked else {}, given)
+            wanted = RECORDINGS if given.get("recordings") else "[OPTIONS] SCRIPT [ARGS...]"
+            words = script, args or (), bool(shared["module"]), given.get("code")
+            with variables.spelled(meant):
+                act = function(lambda: named(f"{taker} {wanted}", *words), shared, **given)
+            return functools.partial(done, act, meant)
+
+        made = [
+            argument("script", "SCRIPT", SCRIPT_HELP, str | None),
+            argument("args", "[ARGS...]", ARGS_HELP, list[str] | None),
+            *own,
+            *(parameter(field, row) for field, row in rows),
+        ]
+        called.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]  # typer reads it
+        called.__annotations__, called.__doc__ = {}, function.__doc__
+        settings = {"allow_interspersed_args": False}
+        app.command(cls=PanelCommand, context_settings=settings, name=taker)(called)
+        return function
+
+    return register
+
+
+def values(
+    taker: str, typed: Given, environ: Mapping[str, str], own: Iterable[str]
+) -> tuple[Given, Given]:
+    """Return the values of a command's options, and those of them that variables give.
+
+    Args:
+        taker: The command.
+        typed: The options of the table as they were typed, or not.
+        environ: The variables.
+        own: Names of the options that the command declares itself.
+    """
+    plain: Given = {}
+    found: Given = {}
+    for field, _ in table(taker):
+        if field.name in typed:
+            plain[field.name] = field.default
+            found |= read(field, typed[field.name]) if typed[field.name] else {}
+    meant = variables.given(taker, environ, {*found, *own})
+    shared = plain | meant | found
+    if not shared["quiet"] and (slip := variables.unknown(environ, taker)):
+        print(f"{PREFIX} {slip}", file=sys.stderr)
+    return shared, meant
+
+
+def done(act: Act, meant: Given) -> int:
+    """Do what a command is to do, where these options were given by variables."""
+    with variables.spelled(meant):
+        return act()
+
+
+def argument(name: str, shown: str, says: str, kind: Any) -> inspect.Parameter:
+    """Declare what stands without a flag."""
+    taken = Annotated[kind, typer.Argument(metavar=shown, help=says)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=taken)
+
+
+def parameter(field: Field[Any], row: OptionRow) -> inspect.Parameter:
+    """Declare an option; numbers come as text, so that a wrong one is refused in our words."""
+    kind, default = str(field.type), False if field.type == "bool" else None
+    flags = row.flags or (flag(field.name),)
+    taken: Any = bool if kind == "bool" else str | None
+    if kind.startswith("tuple"):
+        taken = list[str] | None
+    words = " | ".join(row.words) or row.takes or ("INTEGER" if kind.startswith("int") else "TEXT")
+    says = typer.Option(
+        *flags,
+        help=row.says.replace("`", ""),
+        metavar=None if kind == "bool" else words,
+        show_default=row.shown.replace("`", "")
+        if field.default is None and row.shown
+        else shown(field.default),
+        rich_help_panel=row.panel,
+        autocompletion=(lambda: list(row.words)) if row.words else None,
+    )
+    return inspect.Parameter(
+        field.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[taken, says],
+    )
+
+
+def shown(default: Any) -> str:
+    """Write the default of an option."""
+    if default is False:
+        return "off"
+    return "none" if default in (None, ()) else str(default)
+
+
+def named(
+    usage: str, script: str | None, args: Sequence[str], module: bool, code: str | None
+) -> Script:
+    """Name the script that is to run, or the folders that are to be read.
+
+    Raises:
+        BadInput: None was given.
+    """
+    from autoddp.process.script import Script, piped
+
+    if code is not None:
+        if module:
+            raise BadInput("-c is given with -m; give the code, or the name of a module")
+        words = args if script is None else (script, *args)
+        return Script("-c", tuple(words), text=code)
+    if script is None:
+        many = usage.endswith(RECORDINGS)
+        what = "recordings given; say which" if many else "script given; say which one"
+        raise BadInput(f"no {what}: autoddp {usage}")
+    if script == "-" and not module and usage.startswith("run "):
+        return Script("-", tuple(args), text=piped())
+    return Script(script, tuple(args), module)

@@ -1,0 +1,98 @@
+"""Threads of known libraries, which end for the time of a fork and begin again after it.
+
+A fork has the memory of all threads and runs only the one that forked: a lock that another one held
+stays locked in it, and a queue that another one emptied fills. So these threads are ended in order,
+with all that they had to do done, and begun again: in this process as they were, and in a fork so
+that nothing happens twice.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+NOOP = "wandb.sdk.lib.noop_run"  # versions without it begin no run that a fork could keep quiet
+
+
+class NoRecords:
+    """The file of TensorBoard's events in a rank above 0: rank 0 writes them."""
+
+    def write(self, data: bytes) -> None:
+        """Drop the events that were queued."""
+
+    def flush(self) -> None:
+        """Do nothing: nothing was kept."""
+
+
+@dataclass(frozen=True)
+class ParkedThread:
+    """A thread that has ended, and how it begins again: as before, or as that of a fork."""
+
+    again: Callable[[], object]
+    in_fork: Callable[[], object]
+
+
+def is_known(thread: threading.Thread) -> bool:
+    """Return whether a thread may be ended and begun again, or goes on and is not missed."""
+    return _kind(thread) in _WAYS or _is_wandbs(thread)
+
+
+def park() -> list[ParkedThread]:
+    """End the known threads, and return how they begin again."""
+    if NOOP in sys.modules:
+        from autoddp.effects.trackers import note_runs  # with torch
+
+        note_runs()
+    found = [thread for thread in threading.enumerate() if _kind(thread) in _WAYS]
+    return [_WAYS[_kind(thread)](thread) for thread in found]
+
+
+def _kind(thread: threading.Thread) -> str:
+    return f"{type(thread).__module__}:{type(thread).__name__}"
+
+
+def _is_wandbs(thread: threading.Thread) -> bool:
+    """Return whether a thread is wandb's, which talks to its process.
+
+    It goes on here. What it could hold at a fork is not used there: a run that the fork inherits is
+    made one that keeps to itself (`effects/trackers.py`), and a new one would begin anew.
+    """
+    place = getattr(getattr(thread, "_target", None), "__module__", None) or ""
+    return place.startswith("wandb.sdk.lib.") and NOOP in sys.modules
+
+
+def _park_bars(monitor: Any) -> ParkedThread:
+    """End the thread that refreshes tqdm's bars; the next bar in a fork begins another."""
+    bars, interval = monitor.tqdm_cls, monitor.sleep_interval
+    monitor.exit()
+
+    def again() -> None:
+        bars.monitor = type(monitor)(bars, interval)
+
+    return ParkedThread(again, lambda: None)
+
+
+def _park_events(writer: Any) -> ParkedThread:
+    """End the thread that writes TensorBoard's events, once its queue is empty.
+
+    The file's own buffer is flushed, or each fork would write it again at its end. The same object
+    begins again, since its writer knows it; in a fork it empties the queue into nothing.
+    """
+    queue, records, seconds = writer._queue, writer._record_writer, writer._flush_secs
+    writer.stop()
+    records.flush()
+
+    def begin(file: Any) -> None:
+        writer.__init__(queue, file, seconds)
+        writer.start()
+
+    return ParkedThread(lambda: begin(records), lambda: begin(NoRecords()))
+
+
+_WAYS: dict[str, Callable[[Any], ParkedThread]] = {
+    "tqdm._monitor:TMonitor": _park_bars,
+    "tensorboard.summary.writer.event_file_writer:_AsyncWriterThread": _park_events,
+}

@@ -1,0 +1,79 @@
+"""The environment's variables that stand for options: AUTODDP_NPROC=2 is `--nproc 2`.
+
+What is typed wins. A message about a value that a variable gave names the variable.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import Field
+from typing import Any
+
+from autoddp.errors import BadInput
+from autoddp.options import VARIABLE, table
+from autoddp.options.given import Given, read
+from autoddp.options.row import flag
+
+PREFIX = "AUTODDP_"
+INTERNAL = {VARIABLE, "AUTODDP_PYTHONHASHSEED"}
+TRUTH = {"1": True, "yes": True, "true": True, "0": False, "no": False, "false": False}
+
+
+def variable(name: str) -> str:
+    """Name the variable that stands for an option."""
+    return PREFIX + name.upper()
+
+
+def given(taker: str, environ: Mapping[str, str], typed: Iterable[str] = ()) -> Given:
+    """Read the variables of the options that one command, or `@distributed`, takes.
+
+    Args:
+        taker: The command.
+        environ: The variables; an empty one counts as not set.
+        typed: Names of the options that are not to be read, as they were typed.
+
+    Raises:
+        BadInput: A variable holds what its option does not take.
+    """
+    found: Given = {}
+    for field, row in table(taker):
+        text = environ.get(variable(field.name))
+        if not text or field.name in typed or row.flags == ("-m",):
+            continue
+        with spelled([field.name]):
+            found |= read(field, _value(field, text))
+    return found
+
+
+def _value(field: Field[Any], text: str) -> Any:
+    if field.type == "bool":
+        if text.lower() not in TRUTH:
+            raise BadInput(f"{flag(field.name)} is {text!r}; it takes 1 or 0")
+        return TRUTH[text.lower()]
+    return [text] if str(field.type).startswith("tuple") else text
+
+
+@contextmanager
+def spelled(names: Iterable[str]) -> Iterator[None]:
+    """Name the variable in place of the flag in what is refused, for options given by variables."""
+    try:
+        yield
+    except BadInput as error:
+        text = str(error)
+        for name in names:
+            text = re.sub(rf"(?<![\w-]){flag(name)}(?= is )", variable(name), text)
+        raise BadInput(text) from None
+
+
+def unknown(environ: Mapping[str, str], taker: str) -> str:
+    """Return a line on a variable that is nearly an option's, a slip of the pen; else nothing."""
+    known = {variable(field.name) for field, row in table(taker) if row.flags != ("-m",)}
+    for name in sorted(set(environ) - known - INTERNAL):
+        if name.startswith(PREFIX):
+            from difflib import get_close_matches
+
+            for meant in get_close_matches(name, sorted(known), 1, 0.85):
+                return f"{name} is set, but there is no such option; is {meant} meant?"
+    return ""

@@ -1,0 +1,24 @@
+"""Bars of tqdm and rich that are up: a line of ours goes above them, by what they have for that."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+
+def above(stream: Any) -> Callable[[str], object] | None:
+    """Return what writes a line above the bars that are up on the stream; None if none is."""
+    shown: Any = sys.stderr
+    # while its display is up, rich has a stream of its own there; its display is a terminal's
+    if getattr(shown, "rich_proxied_file", None) is stream and shown.isatty():
+        return partial(print, file=shown)
+    bars: Any = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
+    if bars is None:
+        return None
+    with bars.get_lock():  # another thread may make a bar
+        up = [bar for bar in getattr(bars, "_instances", ()) if hasattr(bar, "start_t")]
+    if any(bar.fp in (stream, sys.stdout, sys.stderr) for bar in up):
+        return partial(bars.write, file=stream)
+    return None

@@ -1,0 +1,183 @@
+"""docs/: what is made from the code is as the code has it, and the pages can be built."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autoddp.process.features import FEATURES
+from tests import messages, pages
+from tests.cli import ROOT, environ
+from tests.test_examples import TASKS
+from tests.test_readme import (
+    BLOCK,
+    PAGES,
+    README,
+    commands,
+    console,
+    end,
+    in_order,
+    shape,
+    start,
+)
+
+__all__ = ["console", "start"]  # fixtures
+
+PACKAGE = Path(ROOT) / "autoddp"
+WIDEST, LONGEST = 100, 120
+
+
+@pytest.mark.parametrize("name", pages.made())
+def test_what_is_made_is_up_to_date(name):
+    """`python -m tests.pages` writes it."""
+    assert (pages.DOCS / name).read_text() == pages.made()[name]
+
+
+def test_every_feature_says_what_is_so_without_it():
+    assert all(feature.without for feature in FEATURES)
+
+
+def test_every_message_has_an_entry():
+    assert messages.missing(PACKAGE) == []
+    assert messages.stale(PACKAGE) == []
+    entries = messages.entries()
+    assert len(entries) > 100
+    for entry, said in entries.items():
+        assert len(re.findall(r"\.(?: |$)", said)) == 2, f"two sentences of {entry!r}: {said}"
+
+
+def test_a_message_without_an_entry_is_found(tmp_path):
+    """Whole ones, those that are put together, and entries that nobody needs."""
+    (tmp_path / "a.py").write_text(
+        'raise BadInput(f"the moon is {moon}; " "wait")\n'
+        'raise errors.Disagreement("rank 0: " + said)\n'
+        'raise ValueError("not ours")\n'
+        "raise errors.BadInput(words)\n"
+    )
+    odd = "a.py: words is put together elsewhere; add it to tests/messages.py"
+    assert messages.texts(tmp_path) == [odd, "rank 0: …", "the moon is …; wait"]
+    assert messages.missing(tmp_path) == messages.texts(tmp_path)
+    assert len(messages.stale(tmp_path)) == len(messages.entries())
+
+
+def test_readme_is_short():
+    lines = README.splitlines()
+    assert len(lines) <= LONGEST
+    prose = BLOCK.sub("", README).splitlines()
+    assert [line for line in prose if len(line) > WIDEST] == []
+
+
+def links(text: str) -> set[tuple[str, str]]:
+    """Files that a page leads to, and the places in them."""
+    found = re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", text)
+    return {(name, place) for name, place in found}
+
+
+def test_what_readme_leads_to_is_there():
+    """Links within docs/ mkdocs checks."""
+    for name, place in links(README):
+        path = Path(ROOT) / name
+        assert path.exists(), name
+        headings = re.findall(r"^#+ (.*)$", path.read_text(), flags=re.M) if place else []
+        assert not place or place in {h.lower().replace(" ", "-") for h in headings}
+    assert {f"docs/{name}" for name in PAGES} <= {name for name, _ in links(README)}
+
+
+def test_what_srun_is_given_is_a_recipe():
+    """Of the examples' README: test_clusters.py runs it under SLURM."""
+    lines = [line.split() for line in commands() if line.startswith("srun ")]
+    assert len(lines) == 1
+    assert all(line in TASKS for line in lines)
+
+
+@pytest.mark.cluster
+def test_mpirun(start):
+    if shutil.which("mpirun") is None:
+        pytest.skip("Open MPI is not here: apt-get install openmpi-bin")
+    (line,) = [line for line in commands() if line.startswith("mpirun ")]
+    as_root = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
+    line = f"{as_root} OMPI_MCA_rmaps_base_oversubscribe=1 {line} --epochs 1"
+    ((_, err),) = end(start(line))
+    assert "[autoddp] 2 ranks on 1 node" in err
+
+
+@pytest.mark.slow
+def test_a_notebook_shows_what_the_page_shows(tmp_path):
+    """The cells of the page are executed, on real ranks."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    blocks = BLOCK.findall(PAGES["notebooks.md"])
+    cells = [nbformat.v4.new_code_cell(text) for kind, text in blocks if kind == "ipython"]
+    (shown,) = [text for kind, text in blocks if kind == "text"]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    resources = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=120, resources=resources).execute(env=environ())
+    outputs = cells[-1]["outputs"]
+    printed = {
+        name: [
+            shape(line) for o in outputs if o.get("name") == name for line in o.text.splitlines()
+        ]
+        for name in ("stdout", "stderr")
+    }
+    ours = [shape(line) for line in shown.splitlines() if line.startswith("[autoddp]")]
+    in_order(ours, printed["stderr"])
+    in_order([s for s in map(shape, shown.splitlines()) if s not in ours], printed["stdout"])
+
+
+def test_what_is_only_quoted_is_said_in_the_code():
+    """A text that tests of its own bring about, as nodes that wait: each line is in the code."""
+    trees = (ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py"))
+    texts = {said for tree in trees for node in ast.walk(tree) if (said := messages.template(node))}
+    written = [
+        re.compile(re.escape(said).replace("…", ".*"))
+        for said in texts
+        if len(re.findall("[a-z]", said)) >= messages.LEAST
+    ]
+    quoted = [
+        text
+        for page in ("machines.md",)
+        for kind, text in BLOCK.findall(PAGES[page])
+        if kind == "text"
+    ]
+    lines = [line.removeprefix("[autoddp] ") for text in quoted for line in text.splitlines()]
+    assert len(lines) >= 4
+    for line in lines:
+        assert any(text.match(line) for text in written), line
+
+
+@pytest.mark.slow
+def test_the_pages_are_built(tmp_path):
+    """As the page for developers says; a built page asks nobody else for anything."""
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("material")
+    (line,) = [line for line in commands() if line.startswith("mkdocs ")]
+    done = subprocess.run(
+        [sys.executable, "-m", *line.split(), "--site-dir", tmp_path],
+        cwd=ROOT,
+        env=environ({"NO_MKDOCS_2_WARNING": "1"}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    built = {path.stem for path in tmp_path.glob("*.html")}
+    assert {Path(name).stem for name in PAGES} <= built
+    for path in tmp_path.glob("*.html"):
+        asked = re.findall(
+            r"<(?:link|script|img)[^>]*(?:href|src)=\"?(https?:[^\" >]*)", path.read_text()
+        )
+        assert asked == [], path.name
+    assert not list(tmp_path.rglob("*.py"))
+
+
+def test_the_pages_are_in_the_navigation():
+    text = (Path(ROOT) / "mkdocs.yml").read_text()
+    named = re.findall(r": ([\w-]+\.md)$", text, flags=re.M)
+    assert sorted(named) == sorted(PAGES)
