@@ -12,7 +12,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
@@ -61,7 +61,7 @@ class FixedNodes(RendezvousHandler):
         self.node, self.count = options.node_rank, options.nnodes
         self.host, self.port = options.master_addr, options.master_port
         self.say = partial(say, options)
-        self._token = secrets.token_hex(8)
+        self._mine = f"{secrets.token_hex(8)} {socket.gethostname()}"
         self._server: TCPStore | None = None
         self._store: TCPStore | None = None
         self._meeting: Store | None = None
@@ -132,27 +132,30 @@ class FixedNodes(RendezvousHandler):
                 f"--node-rank is {self.node}, but the job at {self.host}:{self.port} runs already "
                 f"on its {self.count} nodes; end it first, or give this job another --master-port"
             )
-        mine, token = f"{NODE}/{self.node}", f"{self._token} {socket.gethostname()}"
-        held = meeting.compare_set(mine, "", token).decode()
-        if held != token and self._beats(meeting):
-            raise BadInput(
-                f"--node-rank is {self.node}, but node {self.node} of the job at {self.host}:"
-                f"{self.port} is {held.partition(' ')[2]} already; give each node its own number"
-            )
-        meeting.set(mine, token)
+        if self._place(meeting) != self._mine and not silent(meeting, [self.node]):
+            self._refuse(meeting)
+        meeting.set(f"{NODE}/{self.node}", self._mine)
 
-    def _beats(self, meeting: Store) -> bool:
-        before = meeting.add(f"{BEAT}/{self.node}", 0)
-        time.sleep(BEATS)
-        return meeting.add(f"{BEAT}/{self.node}", 0) != before
+    def _place(self, meeting: Store) -> str:
+        """Take this node's place if it is free; return whose it is now."""
+        return meeting.compare_set(f"{NODE}/{self.node}", "", self._mine).decode()
+
+    def _refuse(self, meeting: Store) -> NoReturn:
+        held = meeting.get(f"{NODE}/{self.node}").decode()
+        raise BadInput(
+            f"--node-rank is {self.node}, but node {self.node} of the job at {self.host}:"
+            f"{self.port} is {held.partition(' ')[2]} already; give each node its own number"
+        )
 
     def _wait(self, meeting: Store, patience: Patience) -> None:
-        nodes = [f"{NODE}/{node}" for node in range(self.count)]
         while not meeting.check([BEGUN]):
             meeting.add(f"{BEAT}/{self.node}", 1)
             if meeting.check([OVER]):
                 self._end(meeting)
-            if self.node == 0 and meeting.check(nodes):
+            # node 0 has freed it if this node was silent, and another may have taken it since
+            if self._place(meeting) != self._mine:
+                self._refuse(meeting)
+            if self.node == 0 and self._all_there(meeting):
                 meeting.set(BEGUN, "")
                 return
             try:
@@ -161,6 +164,16 @@ class FixedNodes(RendezvousHandler):
                 give_up(meeting, self.node, str(error))
                 raise
             time.sleep(TICK)
+
+    def _all_there(self, meeting: Store) -> bool:
+        """Return whether all nodes have come and are alive; free the places of those that died."""
+        others = range(1, self.count)
+        if not meeting.check([f"{NODE}/{node}" for node in others]):
+            return False
+        died = silent(meeting, others)
+        for node in died:
+            meeting.delete_key(f"{NODE}/{node}")
+        return not died
 
     def _missing(self, meeting: Store) -> str:
         numbers = [n for n in range(self.count) if not meeting.check([f"{NODE}/{n}"])]
@@ -199,6 +212,16 @@ class FixedNodes(RendezvousHandler):
 
 def _end_by(number: int, frame: FrameType | None) -> NoReturn:
     raise Ended(number)
+
+
+def silent(meeting: Store, nodes: Iterable[int]) -> list[int]:
+    """Return the nodes that show no life within `BEATS` seconds, as a node that waits does."""
+    before = {node: meeting.add(f"{BEAT}/{node}", 0) for node in nodes}
+    until = time.monotonic() + BEATS
+    while before and time.monotonic() < until:
+        time.sleep(TICK)
+        before = {n: beat for n, beat in before.items() if meeting.add(f"{BEAT}/{n}", 0) == beat}
+    return list(before)
 
 
 def give_up(meeting: Store, node: int, why: str) -> None:

@@ -15,10 +15,11 @@ def above(stream: Any) -> Callable[[str], object] | None:
     if getattr(shown, "rich_proxied_file", None) is stream and shown.isatty():
         return partial(print, file=shown)
     bars: Any = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
-    if bars is None:
+    # its lock would choose multiprocessing's start method for the script, if no bar has asked yet
+    if not getattr(bars, "_instances", None):
         return None
     with bars.get_lock():  # another thread may make a bar
-        up = [bar for bar in getattr(bars, "_instances", ()) if hasattr(bar, "start_t")]
+        up = [bar for bar in bars._instances if hasattr(bar, "start_t")]
     if any(bar.fp in (stream, sys.stdout, sys.stderr) for bar in up):
         return partial(bars.write, file=stream)
     return None
