@@ -9,9 +9,9 @@ import pytest
 
 import autoddp
 from autoddp.comm.context import Context
-from autoddp.effects.engine import Call, Mode
+from autoddp.effects.engine import Mode
 from autoddp.effects.ownership import caller, users_call
-from autoddp.patching import Feature
+from autoddp.patching import Call, Feature
 from tests.features.outward import on_ranks, trial
 from tests.ranks import run_ranks
 

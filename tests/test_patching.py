@@ -53,8 +53,8 @@ def feature(*targets, **how):
         name = "marks"
 
         @patch(*(f"fake_target:{target}" for target in targets), why="to see it", **how)
-        def mark(self, wrapped, instance, args, kwargs):
-            return ("marked", wrapped(*args, **kwargs))
+        def mark(self, call):
+            return ("marked", call.plain())
 
     return Marks()
 
@@ -129,7 +129,7 @@ def test_a_type_written_in_c():
         name = "mine"
 
         @patch("builtins:complex.conjugate", why="it refuses setattr")
-        def conjugate(self, wrapped, instance, args, kwargs):
+        def conjugate(self, call):
             return "conjugated"
 
     slot = vars(complex)["conjugate"]
@@ -211,11 +211,7 @@ def test_there_are_patches_and_names_are_unique():
     assert len(set(names)) == len(names)
 
 
-# A table's rows are exercised, each, in features/test_writers.py.
-ALONE = [item for item in DECLARED if not item.with_target]
-
-
-@pytest.mark.parametrize("item", ALONE, ids=lambda item: f"{item.feature}-{item.targets[0]}")
+@pytest.mark.parametrize("item", DECLARED, ids=lambda item: f"{item.feature}-{item.targets[0]}")
 def test_every_target_exists_and_has_a_reason(item):
     assert item.why.strip()
     for target in item.targets:
@@ -283,7 +279,7 @@ def test_a_name_imported_before_is_replaced_and_put_back(monkeypatch):
         name = "act"
 
         @patch("library:act", why="for the test")
-        def patched(self, wrapped, instance, args, kwargs):
+        def patched(self, call):
             return "patched"
 
     with Installation([Act(None)], lambda: [script]):
@@ -305,14 +301,14 @@ def test_what_a_library_holds_by_a_name_of_its_own_is_replaced_and_put_back(monk
         libraries = True
 
         @patch("shutil:move", "os:remove", why="for the test")
-        def patched(self, wrapped, instance, args, kwargs):
-            return args
+        def patched(self, call):
+            return call.args
 
     class Further(Feature):
         name = "further"
 
         @patch("shutil:copy", why="for the test")
-        def patched(self, wrapped, instance, args, kwargs):
+        def patched(self, call):
             raise AssertionError("a feature that does not serve libraries")
 
     for _ in range(2):  # a second session finds them as the first one did

@@ -5,8 +5,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from autoddp.effects.call import Call
 from autoddp.effects.readers import named_file, read
+from autoddp.patching import Call
 
 
 @pytest.fixture

@@ -12,16 +12,16 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from typing import Any, ClassVar
 
 from autoddp.comm.outcome import Outcome
-from autoddp.effects.engine import Call, Mode, Outward
+from autoddp.effects.engine import Mode, Outward
 from autoddp.effects.running_programs import see
 from autoddp.effects.unhurried import Unhurried, carried, taken
-from autoddp.patching import patch
+from autoddp.patching import Call, patch
 
 THROUGH = tuple(
     f"{path}/" for package in (multiprocessing, concurrent) for path in package.__path__
@@ -68,15 +68,15 @@ class Children(Outward):
         why="what worker processes of ranks above 0 write goes to their rank's scratch; a loader's "
         "end with their rank, if that is killed, too",
     )
-    def prepare(self, wrapped: Callable[..., Any], process: Any, args: Any, kwargs: Any) -> Any:
+    def prepare(self, call: Call) -> Any:
         """Make this rank's scratch before the worker starts, so that the rank removes it."""
         if self.rank and self.effects.context.in_job():
             self.effects.scratch.ready()
         # the kernel sends its signal when the thread that forks ends: so from the main thread alone
         main = threading.current_thread() is threading.main_thread()
-        self._follows = process.daemon and main and self.effects.context.in_job()
+        self._follows = call.instance.daemon and main and self.effects.context.in_job()
         try:
-            return wrapped(*args, **kwargs)
+            return call.plain()
         finally:
             self._follows = False
 
@@ -85,11 +85,9 @@ class Children(Outward):
         why="worker processes of ranks above 0 that are no forks write to their rank's scratch, "
         "too",
     )
-    def prepare_fresh(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def prepare_fresh(self, call: Call) -> Any:
         """Have a fresh worker run `MUTED` first of all; those of a data loader are left alone."""
-        data = wrapped(*args, **kwargs)
+        data = call.plain()
         if (
             self.rank
             and self.effects.context.in_job()
@@ -110,50 +108,44 @@ class Children(Outward):
         "concurrent.futures.process:ProcessPoolExecutor.shutdown",
         why="what rank 0's worker processes wrote is there before any rank reads it",
     )
-    def wait_for_all(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def wait_for_all(self, call: Call) -> Any:
         """Wait for rank 0's workers, then for this rank's own; rank 0 tells whether time is up."""
         if self.effects.users(THROUGH) is not Mode.SYNCED:
-            return wrapped(*args, **kwargs)
-        return self._after_rank_0(Call(wrapped, args, kwargs))
+            return call.plain()
+        return self._after_rank_0(call)
 
     @patch(
         "multiprocessing.process:BaseProcess.join",
         why="what rank 0's worker process wrote is there before any rank reads it",
     )
-    def wait_for_one(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def wait_for_one(self, call: Call) -> Any:
         """Wait for rank 0's worker first if the script itself joins; a pool joins at any time."""
         if self.effects.users() is not Mode.SYNCED:
-            return wrapped(*args, **kwargs)
-        return self._after_rank_0(Call(wrapped, args, kwargs))
+            return call.plain()
+        return self._after_rank_0(call)
 
     @patch(
         "concurrent.futures:Future.result",
         why="a result comes when rank 0's worker process has written",
     )
-    def result_of_all(
-        self, wrapped: Callable[..., Any], future: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def result_of_all(self, call: Call) -> Any:
         """Wait for rank 0's result first if it is a process's; a thread's is each rank's own."""
-        _, writes = self._futures.get(future, (0, False))
+        _, writes = self._futures.get(call.instance, (0, False))
         if not writes or self.effects.users(THROUGH) is not Mode.SYNCED:
-            return wrapped(*args, **kwargs)
-        return self._after_rank_0(Call(wrapped, args, kwargs))
+            return call.plain()
+        return self._after_rank_0(call)
 
     @patch(
         "concurrent.futures.process:ProcessPoolExecutor.submit",
         "concurrent.futures.thread:ThreadPoolExecutor.submit",
         why="a result comes when rank 0's worker process has written",
     )
-    def submit(self, wrapped: Callable[..., Any], executor: Any, args: Any, kwargs: Any) -> Any:
+    def submit(self, call: Call) -> Any:
         """Submit a task; note its number, and whether a process computes it; `map` calls this."""
-        future, self._count = wrapped(*args, **kwargs), self._count + 1
+        future, self._count = call.plain(), self._count + 1
         self._futures[future] = (
             self._count,
-            type(executor).__module__ != ThreadPoolExecutor.__module__,
+            type(call.instance).__module__ != ThreadPoolExecutor.__module__,
         )
         return future
 
@@ -162,13 +154,11 @@ class Children(Outward):
         "concurrent.futures._base:as_completed",
         why="results come in the same order on all ranks: that of the tasks",
     )
-    def complete_in_order(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def complete_in_order(self, call: Call) -> Any:
         """Return the futures in the order of their tasks; one process promises no order."""
-        named = Call(wrapped, args, kwargs).named
+        named = call.named
         if self.effects.users(THROUGH) is not Mode.SYNCED or "fs" not in named:
-            return wrapped(*args, **kwargs)
+            return call.plain()
         tasks = sorted(set(named["fs"]), key=lambda task: self._futures.get(task, (0, False))[0])
         return _one_by_one(tasks, named.get("timeout"))
 
@@ -177,16 +167,16 @@ class Children(Outward):
         "multiprocessing.queues:SimpleQueue.get",
         why="what worker processes send comes in the order in which it came to rank 0",
     )
-    def take_alike(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def take_alike(self, call: Call) -> Any:
         """Return rank 0's item; take one here, too, so that this rank's workers need not wait."""
         if self.effects.users() is not Mode.SYNCED:
-            return wrapped(*args, **kwargs)
+            return call.plain()
         mine: Any = None
 
         def first() -> list[Any]:
             nonlocal mine
             try:
-                mine = wrapped(*args, **kwargs)
+                mine = call.plain()
             except queue.Empty:
                 return ["empty", None]
             return ["came", carried(pickle.dumps(mine))]
@@ -198,32 +188,32 @@ class Children(Outward):
             return mine
         # OSError: a tensor of a worker that has ended, which nobody wants
         with self.effects.context.internal(), suppress(OSError):
-            wrapped()
+            call.wrapped()
         return pickle.loads(taken(data))
 
     @patch(
         "multiprocessing.process:BaseProcess.is_alive",
         why="whether a worker still works, rank 0 tells",
     )
-    def is_alive(self, wrapped: Callable[..., Any], process: Any, args: Any, kwargs: Any) -> Any:
+    def is_alive(self, call: Call) -> Any:
         """Return rank 0's answer; if its worker has ended, wait until this rank's has, too."""
         if self.effects.users() is not Mode.SYNCED:
-            return wrapped(*args, **kwargs)
-        alive = self.effects.ask_rank0("Process.is_alive", wrapped)
-        if self.rank and not alive and wrapped():
+            return call.plain()
+        alive = self.effects.ask_rank0("Process.is_alive", call.wrapped)
+        if self.rank and not alive and call.wrapped():
             with self.effects.context.internal():
-                process.join()
+                call.instance.join()
         return alive
 
     @patch(
         "multiprocessing.pool:Pool.imap_unordered",
         why="results come in the same order on all ranks: that of the tasks",
     )
-    def in_order(self, wrapped: Callable[..., Any], pool: Any, args: Any, kwargs: Any) -> Any:
+    def in_order(self, call: Call) -> Any:
         """Return the results in the order of the tasks; one process promises no order."""
         if self.effects.users(THROUGH) is not Mode.SYNCED:
-            return wrapped(*args, **kwargs)
-        return pool.imap(*args, **kwargs)
+            return call.plain()
+        return call.instance.imap(*call.args, **call.kwargs)
 
     def _after_rank_0(self, call: Call) -> Any:
         outcome = Outcome()

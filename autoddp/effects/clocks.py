@@ -10,10 +10,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime, tzinfo
 from typing import Any, ClassVar
 
-from autoddp.effects.engine import Mode, Outward, stands_for
+from autoddp.effects.engine import Mode, Outward
 from autoddp.effects.ownership import decides
 from autoddp.effects.rows import EffectRow, ask
-from autoddp.patching import patch
+from autoddp.patching import Call, patch, stands_for
 
 WHY = "the script decides by the time: it is rank 0's on all ranks"
 DEPRECATED = (
@@ -61,9 +61,9 @@ class Clocks(Outward):
         return read
 
     @patch("timeit:Timer.timeit", why=WHY)
-    def measure(self, wrapped: Callable[..., Any], timer: Any, args: Any, kwargs: Any) -> Any:
+    def measure(self, call: Call) -> Any:
         """Return the time that rank 0 took; all ranks run the statement."""
-        took = wrapped(*args, **kwargs)
+        took = call.plain()
         if self.effects.users() is not Mode.SYNCED:
             return took
         return self.effects.ask_rank0("timeit", lambda: took)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, ClassVar
 
-from autoddp.effects.engine import Call, Mode, Outward, stands_for
+from autoddp.effects.engine import Mode, Outward
 from autoddp.effects.muting import muted
 from autoddp.effects.rows import EffectRow, ask
 from autoddp.effects.stdin import SharedStdin
-from autoddp.patching import patch
+from autoddp.patching import Call, patch, stands_for
 from autoddp.report.begun import Begun
 
 STANDARD = (0, 1, 2)
@@ -79,12 +79,10 @@ class Console(Outward):
             for number, stream in ((1, sys.stdout), (2, sys.stderr)):
                 self._look_alike(number, stream, undo)
 
-    def serve(
-        self, target: str, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def serve(self, call: Call) -> Any:
         """Serve a row as any other; nothing of ours is said into a prompt."""
-        with self._prompting() if target in PROMPTS else nullcontext():
-            return super().serve(target, wrapped, instance, args, kwargs)
+        with self._prompting() if call.target in PROMPTS else nullcontext():
+            return super().serve(call)
 
     def _prompting(self) -> AbstractContextManager[None]:
         """Have our lines wait while something is to be typed on rank 0's terminal."""
@@ -92,28 +90,25 @@ class Console(Outward):
         return self.run.report.prompting() if here else nullcontext()
 
     @patch("os:isatty", why="whether there is a terminal is asked of rank 0's")
-    def is_terminal(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def is_terminal(self, call: Call) -> Any:
         """Return rank 0's answer for the standard streams, this rank's for other descriptors."""
-        number = Call(wrapped, args, kwargs).named.get("fd")
+        number = call.named.get("fd")
         if self.rank and self.terminal and number in STANDARD and self.effects.context.in_job():
             return self.terminal[number]
-        return wrapped(*args, **kwargs)
+        return call.plain()
 
     @patch("os:get_terminal_size", why="how wide the terminal is, is asked of rank 0's")
-    def terminal_size(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def terminal_size(self, call: Call) -> Any:
         """Return rank 0's size as it was at the start; `shutil.get_terminal_size` asks this."""
-        number = args[0] if args else 1  # a C function: it takes no names, and has no signature
+        # a C function: it takes no names, and has no signature
+        number = call.args[0] if call.args else 1
         if (
             not self.rank
             or not self.size
             or number not in STANDARD
             or not self.effects.context.in_job()
         ):
-            return wrapped(*args, **kwargs)
+            return call.plain()
         size = self.size[number]
         if size is None:
             raise OSError(25, "Inappropriate ioctl for device")
@@ -134,16 +129,16 @@ class Console(Outward):
         return read
 
     @patch("select:select", why="whether something was typed is asked of rank 0's terminal")
-    def wait_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def wait_once(self, call: Call) -> Any:
         """Wait on rank 0 for all ranks if standard input is among the objects to wait for."""
-        if not args or not any(_is_input(one) for one in args[0]):
-            return wrapped(*args, **kwargs)
+        if not call.args or not any(_is_input(one) for one in call.args[0]):
+            return call.plain()
         if self.effects.users() is not Mode.SYNCED:
-            return wrapped(*args, **kwargs)
-        asked = [list(some) for some in args[:3]]
+            return call.plain()
+        asked = [list(some) for some in call.args[:3]]
 
         def ready() -> list[list[int]]:
-            found = wrapped(*asked, *args[3:], **kwargs)
+            found = call.wrapped(*asked, *call.args[3:], **call.kwargs)
             return [
                 [at for at, one in enumerate(some) if any(one is other for other in those)]
                 for some, those in zip(asked, found, strict=True)
@@ -157,11 +152,8 @@ class Console(Outward):
         "pdb:Pdb.__init__",
         why="the debugger steps over what is ours, which one process would not show",
     )
-    def step_over_us(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def step_over_us(self, call: Call) -> Any:
         """Have the debugger skip `OURS`; its prompt asks by `input`, and so steers all ranks."""
-        call = Call(wrapped, args, kwargs)
         return (
             call.changed(skip=[*(call.named.get("skip") or ()), *OURS])
             if call.named

@@ -9,12 +9,12 @@ from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from autoddp.effects import paths
-from autoddp.effects.engine import Mode, Outward, stands_for
+from autoddp.effects.engine import Mode, Outward
 from autoddp.effects.mirrored_io import OpenDescriptor, whole
 from autoddp.effects.open_files import OpenFiles
 from autoddp.effects.rows import EffectRow, do
 from autoddp.effects.sight import error, named
-from autoddp.patching import patch
+from autoddp.patching import patch, stands_for
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # Not on scratch: there the file exists already, and is this rank's own.

@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 
 from autoddp.effects import http_replay, paths
 from autoddp.effects.atomic import Draft
-from autoddp.effects.engine import Call, Mode, Outward
+from autoddp.effects.engine import Mode, Outward
 from autoddp.effects.file_server import Facts
 from autoddp.effects.topology import leaders
-from autoddp.patching import patch
+from autoddp.patching import Call, patch
 from autoddp.report import users_line
 
 # The data sets of torchvision that download in their constructor.
@@ -80,11 +80,8 @@ class Downloads(Outward):
         self._filling = threading.local()  # `now`: a library fills a file, on this thread
 
     @patch(*(f"torchvision.datasets.{name}.__init__" for name in DATA_SETS), why=WHY, optional=True)
-    def make_in_turn(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def make_in_turn(self, call: Call) -> Any:
         """Run the constructor in turn, if it downloads: it looks, loads, unpacks and reads."""
-        call = Call(wrapped, args, kwargs)
         more = call.named.get("kwargs", {})
         if not (call.named.get("download") or more.get("download")):
             return call.plain()
@@ -99,11 +96,9 @@ class Downloads(Outward):
         why=WHY,
         optional=True,
     )
-    def load_in_turn(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def load_in_turn(self, call: Call) -> Any:
         """Load a model or its weights in turn, whoever calls: all ranks do."""
-        return self._in_turn(Call(wrapped, args, kwargs))
+        return self._in_turn(call)
 
     @patch(
         "torchvision.datasets.utils:download_url",
@@ -113,18 +108,15 @@ class Downloads(Outward):
         why=WHY,
         optional=True,
     )
-    def fetch_in_turn(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def fetch_in_turn(self, call: Call) -> Any:
         """Fetch in turn for the script; a library looked first for the file: ranks may differ."""
         if self.effects.users() is Mode.PASS_THROUGH:
-            return wrapped(*args, **kwargs)
-        return self._in_turn(Call(wrapped, args, kwargs))
+            return call.plain()
+        return self._in_turn(call)
 
     @patch("torch.hub:download_url_to_file", "urllib.request:urlretrieve", why=WHY)
-    def load_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def load_once(self, call: Call) -> Any:
         """Load a file on one rank of each node: these never look whether the file is there."""
-        call = Call(wrapped, args, kwargs)
         if self.effects.users() is not Mode.SYNCED:
             return self._alone(lambda: self._whole(call))
         path, facts, headers = self._lead(call, 0)
@@ -141,29 +133,26 @@ class Downloads(Outward):
         why="a download that breaks off leaves no half of a file",
         optional=True,
     )
-    def retrieve_whole(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def retrieve_whole(self, call: Call) -> Any:
         """Write the file whole or not at all; without a checksum, half a file would pass for it."""
-        return self._whole(Call(wrapped, args, kwargs))
+        return self._whole(call)
 
     @patch("torch.hub:urlopen", why="a body that breaks off is an error, not a file")
-    def read_whole(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def read_whole(self, call: Call) -> Any:
         """Make an early end of the body an error: torch.hub would rename half a file into place."""
-        return http_replay.complete(wrapped(*args, **kwargs))
+        return http_replay.complete(call.plain())
 
     @patch("urllib.request:urlopen", why=HANDED)
-    def open_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def open_once(self, call: Call) -> Any:
         """Ask on rank 0, and hand the response to all ranks.
 
         A body that is too large to be handed on is asked for by every rank, and that is said.
         """
         if self.effects.users() is not Mode.SYNCED:
-            response = wrapped(*args, **kwargs)
+            response = call.plain()
             return (
                 http_replay.complete(response) if getattr(self._filling, "now", False) else response
             )
-        call = Call(wrapped, args, kwargs)
         packed = self._hand(call, lambda: http_replay.read(call.plain()))
         if packed:
             return http_replay.answer(packed)
@@ -174,16 +163,13 @@ class Downloads(Outward):
         why=HANDED,
         optional=True,
     )
-    def request_once(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def request_once(self, call: Call) -> Any:
         """Ask on rank 0, and hand the response to all ranks, like `open_once`."""
         if self.effects.users() is not Mode.SYNCED:
-            return wrapped(*args, **kwargs)
-        call = Call(wrapped, args, kwargs)
+            return call.plain()
         packed = self._hand(call, lambda: http_replay.read_requests(call.plain()))
         if packed:
-            owner = getattr(wrapped, "__self__", None)
+            owner = getattr(call.wrapped, "__self__", None)
             return http_replay.answer_requests(
                 packed, owner if self.rank and hasattr(owner, "cookies") else None
             )
@@ -198,16 +184,17 @@ class Downloads(Outward):
         why="what asks the network in another way does so on every rank, and that is said",
         optional=True,
     )
-    def say_each(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def say_each(self, call: Call) -> Any:
         """Say that every rank asks the network, whoever calls: for a library's downloads, too."""
         if self.effects.mode() is Mode.SYNCED:
             self.run.report.say_once(
                 "downloads",
                 users_line(1),
-                f"{type(instance).__module__} asks the network on each of {self.run.group.size} "
-                "ranks; urllib.request, requests and torch.hub ask once for all",
+                f"{type(call.instance).__module__} asks the network on each of "
+                f"{self.run.group.size} ranks; urllib.request, requests and torch.hub ask once for "
+                "all",
             )
-        return wrapped(*args, **kwargs)
+        return call.plain()
 
     def _in_turn(self, call: Call) -> Any:
         """Make the call on rank 0, then on the first rank of every other node, then on the rest."""

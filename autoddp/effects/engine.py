@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,8 +18,6 @@ from weakref import WeakSet
 from autoddp.comm.context import Code
 from autoddp.comm.rpc import When
 from autoddp.effects import caches, paths
-from autoddp.effects.call import Call as Call
-from autoddp.effects.call import stands_for as stands_for
 from autoddp.effects.deferred_errors import DeferredErrors
 from autoddp.effects.journal import GONE, Journal
 from autoddp.effects.overlay import Overlay
@@ -27,7 +25,7 @@ from autoddp.effects.ownership import caller, is_ours, loads_data, users_call
 from autoddp.effects.past import share
 from autoddp.effects.rows import EffectRow, Fate
 from autoddp.effects.scratch import Scratch
-from autoddp.patching import Feature, Patch, patch
+from autoddp.patching import Call, Feature, Patch, patch
 from autoddp.report import is_users, users_line
 
 if TYPE_CHECKING:
@@ -258,18 +256,15 @@ class Outward(Feature):
         """Decide like `Effects` for a call of this row."""
         return self.effects.mode() if row.by_all else self.effects.users()
 
-    def serve(
-        self, target: str, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def serve(self, call: Call) -> Any:
         """Do with a call of a row's function what its fate says."""
-        row = next(row for row in self.rows if target in row.targets)
+        row = next(row for row in self.rows if call.target in row.targets)
         mode = self.mode(row)
         if mode is Mode.PASS_THROUGH:
-            return wrapped(*args, **kwargs)
-        call = Call(wrapped, args, kwargs)
+            return call.plain()
         if not row.when(call):
             return call.plain()
-        name = target.removeprefix("builtins:").replace(":", ".")
+        name = call.target.removeprefix("builtins:").replace(":", ".")
         match row.fate, mode:
             case Fate.ASK, Mode.SYNCED:
                 return row.unpack(self.effects.ask_rank0(name, lambda: row.pack(call.plain())))
@@ -281,13 +276,11 @@ class Outward(Feature):
         "torch.utils.data._utils.fetch:_MapDatasetFetcher.fetch",
         why="ranks fetch different rows: what a data set does there is each rank's own",
     )
-    def fetch_alone(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Mapping[str, Any]
-    ) -> Any:
+    def fetch_alone(self, call: Call) -> Any:
         """Fetch a batch; its reads and writes are as if autoddp were not there."""
         context = self.context
         here = context.on_script_thread()  # what the script does meanwhile is no other thread's
         if not context.in_job() or (here and context.passes_through()):
-            return wrapped(*args, **kwargs)
+            return call.plain()
         with context.within(Code.FETCH) if here else context.internal():
-            return wrapped(*args, **kwargs)
+            return call.plain()

@@ -8,13 +8,13 @@ from contextlib import ExitStack, suppress
 from typing import Any, ClassVar
 
 from autoddp.effects import paths
-from autoddp.effects.engine import Call, Mode, Outward, stands_for
+from autoddp.effects.engine import Mode, Outward
 from autoddp.effects.open_files import OpenFiles
 from autoddp.effects.readers import READERS, named_file, read
 from autoddp.effects.sight import named
 from autoddp.effects.write_calls import WriteCalls
 from autoddp.effects.writers import CHECKPOINT, WRITERS
-from autoddp.patching import patch
+from autoddp.patching import Call, patch, stands_for
 
 _WRITES = frozenset("wax+")
 
@@ -39,18 +39,14 @@ class Files(Outward):
         "torch.serialization:save",
         why="rank 0 writes the checkpoint, whole or not at all",
     )
-    def save_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def save_once(self, call: Call) -> Any:
         """Save on rank 0; others pickle into nothing: gathering rows takes all ranks."""
-        return self.written.write(Call(wrapped, args, kwargs), CHECKPOINT)
+        return self.written.write(call, CHECKPOINT)
 
-    @patch(
-        *WRITERS, why="rank 0 writes the file, whole or not at all", optional=True, with_target=True
-    )
-    def write_once(
-        self, target: str, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    @patch(*WRITERS, why="rank 0 writes the file, whole or not at all", optional=True)
+    def write_once(self, call: Call) -> Any:
         """Write the file on rank 0; others write it, too, to their scratch."""
-        return self.written.write(Call(wrapped, args, kwargs), WRITERS[target])
+        return self.written.write(call, WRITERS[call.target])
 
     @patch(
         "builtins:open",
@@ -95,9 +91,8 @@ class Files(Outward):
         return open
 
     @patch(*READERS, why="what a library has written is read where this rank has it", optional=True)
-    def read_own(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def read_own(self, call: Call) -> Any:
         """Have a library, which opens by itself, read a file where this rank has it."""
-        call = Call(wrapped, args, kwargs)
         if not named_file(call) or not self.effects.reads():
             return call.plain()
         return self.effects.look(call.plain, lambda: read(call, self.effects.where))
@@ -107,41 +102,42 @@ class Files(Outward):
         "logging.handlers:TimedRotatingFileHandler.shouldRollover",
         why="a log is renamed by the clock, or by a size that the time in it changes: rank 0's",
     )
-    def roll_over_alike(
-        self, wrapped: Callable[..., Any], handler: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def roll_over_alike(self, call: Call) -> Any:
         """Return rank 0's answer; each rank looks at its own file, and at nobody's clock."""
+        handler = call.instance
         if self.effects.users() is not Mode.SYNCED:
-            return wrapped(*args, **kwargs)
+            return call.plain()
         if handler.stream is None and hasattr(handler, "maxBytes"):
             handler.stream = handler._open()  # as it would do below, where it were each rank's own
         with self.effects.context.internal():
-            now = wrapped(*args, **kwargs)
+            now = call.plain()
         return self.effects.ask_rank0("shouldRollover", lambda: now)
 
     @patch(
         "logging.handlers:WatchedFileHandler.reopenIfNeeded",
         why="whether a log was moved, rank 0 sees: others write to a file of their own",
     )
-    def open_again_alike(
-        self, wrapped: Callable[..., Any], handler: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def open_again_alike(self, call: Call) -> Any:
         """Open the log again on all ranks if rank 0's was moved; look only where ranks meet."""
+        handler = call.instance
         bottom = getattr(handler.stream, "bottom", None)
         if not getattr(bottom, "agreed", False):
-            return wrapped(*args, **kwargs)
+            return call.plain()
         if self.effects.users() is not Mode.SYNCED:
             return None
 
         def moved() -> bool:
             there = paths.seen(handler.baseFilename)
-            return there is None or (there.st_dev, there.st_ino) != (handler.dev, handler.ino)
+            return there is None or (there.st_dev, there.st_ino) != (
+                handler.dev,
+                handler.ino,
+            )
 
         if self.effects.ask_rank0("reopenIfNeeded", moved):
             with self.effects.context.internal():
                 self.effects.scratch.drop(paths.real(handler.baseFilename, True))
             handler.ino = -1
-            wrapped(*args, **kwargs)
+            call.plain()
         return None
 
     def _read(self, call: Call) -> Any:

@@ -9,11 +9,11 @@ from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from autoddp.effects import paths
-from autoddp.effects.engine import Call, Mode, Outward
+from autoddp.effects.engine import Mode, Outward
 from autoddp.effects.entries import Entry, Listing, facts
 from autoddp.effects.file_server import MirroredFolders
 from autoddp.effects.unsynced import UnsyncedChange
-from autoddp.patching import patch
+from autoddp.patching import Call, patch
 
 REMOVES = {"remove", "unlink", "rmdir", "removedirs", "rmtree"}
 RENAMES = {"rename", "renames", "replace", "move"}
@@ -70,13 +70,10 @@ class Folders(Outward):
         "shutil:unpack_archive",
         why="what the script makes, moves and removes, it does once: rank 0 does it",
     )
-    def change_once(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def change_once(self, call: Call) -> Any:
         """Make the change on rank 0; all wait for it and raise its error, and scratch follows."""
         if self.effects.mode() is Mode.PASS_THROUGH:
-            return wrapped(*args, **kwargs)
-        call = Call(wrapped, args, kwargs)
+            return call.plain()
         source, target = _first(FROM, call.named), _first(TO, call.named)
         if source is None:
             return call.plain()
@@ -99,11 +96,10 @@ class Folders(Outward):
         optional=True,
         why="whether a file is there, and how large, the script asks once: rank 0 answers",
     )
-    def stat_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def stat_once(self, call: Call) -> Any:
         """Return rank 0's answer; `exists`, `isfile`, `getsize` and pathlib's ask this."""
-        call = self._asked(wrapped, args, kwargs)
-        if call is None:
-            return self._found(wrapped, args, kwargs)
+        if not self._asked(call):
+            return self._found(call)
 
         def stat() -> list[Any]:
             there = list(call.plain().__reduce__()[1])
@@ -121,51 +117,45 @@ class Folders(Outward):
         "os:getxattr",
         why="what a file is, and who may read it, the script asks once: rank 0 answers",
     )
-    def ask_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def ask_once(self, call: Call) -> Any:
         """Return rank 0's answer; for extended attributes each rank asks its own disk."""
-        call = self._asked(wrapped, args, kwargs)
-        if call is None or call.name.endswith("xattr"):
-            return self._found(wrapped, args, kwargs)
+        if not self._asked(call) or call.name.endswith("xattr"):
+            return self._found(call)
         return self.effects.ask_rank0(call.name, call.plain)
 
     @patch(
         "os:listdir",
         why="what is in a folder, and in which order, the script asks once: rank 0 answers",
     )
-    def list_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def list_once(self, call: Call) -> Any:
         """Return rank 0's names in a folder; `glob` and `iterdir` ask this, too."""
-        call = self._asked(wrapped, args, kwargs)
-        if call is None:
-            return self._found(wrapped, args, kwargs, self.alone.names)
+        if not self._asked(call):
+            return self._found(call, self.alone.names)
         return self.effects.ask_rank0(call.name, call.plain)
 
     @patch("threading:Thread.start", why="what a thread of every rank's makes, each has for itself")
-    def know(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def know(self, call: Call) -> Any:
         """Note a thread that every rank starts.
 
         A thread that is started inside an effect is rank 0's alone: a tracker's.
         """
         effects = self.effects
         if threading.current_thread() in effects.threads or effects.mode() is Mode.SYNCED:
-            effects.threads.add(instance)
-        return wrapped(*args, **kwargs)
+            effects.threads.add(call.instance)
+        return call.plain()
 
     @patch(
         "os:chdir", why="a folder that a library made is rank 0's: others enter it when it is there"
     )
-    def enter(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def enter(self, call: Call) -> Any:
         """Enter rank 0's folder; one of this rank's own, where rank 0 makes none of that name."""
-        call = Call(wrapped, args, kwargs)
         return self.alone.enter(call) if self.effects.reads() else call.plain()
 
     @patch("os:statvfs", why="how much room there is the script asks once: rank 0 answers")
-    def measure_once(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def measure_once(self, call: Call) -> Any:
         """Return the room on rank 0's disk; `shutil.disk_usage` asks this."""
-        call = self._asked(wrapped, args, kwargs)
-        if call is None:
-            return wrapped(*args, **kwargs)
+        if not self._asked(call):
+            return call.plain()
         return os.statvfs_result(
             tuple(self.effects.ask_rank0(call.name, lambda: list(call.plain())))
         )
@@ -176,13 +166,12 @@ class Folders(Outward):
         optional=True,
         why="what is in a folder, and in which order, the script asks once: rank 0 answers",
     )
-    def scan_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def scan_once(self, call: Call) -> Any:
         """Return rank 0's entries of a folder; `walk` and `glob` ask this."""
-        if wrapped.__module__ == "glob":
-            return wrapped(*args, **kwargs)  # Python 3.14: a function that asks os.scandir
-        call = self._asked(wrapped, args, kwargs)
-        if call is None:
-            return self._found(wrapped, args, kwargs, self.alone.scan)
+        if call.wrapped.__module__ == "glob":
+            return call.plain()  # Python 3.14: a function that asks os.scandir
+        if not self._asked(call):
+            return self._found(call, self.alone.scan)
         path = os.fspath(call.named.get("path") or ".")
 
         def scan() -> list[Any]:
@@ -191,29 +180,19 @@ class Folders(Outward):
 
         return Listing(Entry(path, *facts) for facts in self.effects.ask_rank0(call.name, scan))
 
-    def _found(
-        self,
-        wrapped: Callable[..., Any],
-        args: Any,
-        kwargs: Any,
-        ask: Callable[[Call], Any] | None = None,
-    ) -> Any:
+    def _found(self, call: Call, ask: Callable[[Call], Any] | None = None) -> Any:
         """Answer by what this rank finds there, nearly by a plain call if that is the disk's."""
         if self.rank == 0:
-            return wrapped(*args, **kwargs)
+            return call.plain()
         asked = ask or self.alone.ask
-        return self.effects.look(
-            lambda: wrapped(*args, **kwargs), lambda: asked(Call(wrapped, args, kwargs))
-        )
+        return self.effects.look(call.plain, lambda: asked(call))
 
-    def _asked(self, wrapped: Callable[..., Any], args: Any, kwargs: Any) -> Call | None:
-        """Return the call if the script asks, by a path as text, else None."""
+    def _asked(self, call: Call) -> bool:
+        """Return whether the script asks, by a path as text."""
         if self.effects.users() is not Mode.SYNCED:
-            return None
-        call = Call(wrapped, args, kwargs)
-        path = call.named.get("path", ".")
-        textual = isinstance(path, (str, os.PathLike, type(None)))
-        return call if textual and not _by_handle(call) else None
+            return False
+        textual = isinstance(call.named.get("path", "."), (str, os.PathLike, type(None)))
+        return textual and not _by_handle(call)
 
     def _agreed(self, call: Call, source: Any, target: Any) -> Any:
         effects = self.effects

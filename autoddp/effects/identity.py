@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from autoddp.patching import Feature, patch
+from autoddp.patching import Call, Feature, patch
 from autoddp.report import users_modules
 
 if TYPE_CHECKING:
@@ -44,10 +44,10 @@ class Identity(Feature):
         "torch.utils.data:DataLoader.__iter__",
         why="what misleads a script is said before its first batch",
     )
-    def look_first(self, wrapped: Any, loader: Any, args: Any, kwargs: Any) -> Any:
+    def look_first(self, call: Call) -> Any:
         """Look through the source before the loader gives its first batch."""
         self.look()
-        return wrapped(*args, **kwargs)
+        return call.plain()
 
     def look(self) -> None:
         """Look through the script's files that were loaded since the last look."""

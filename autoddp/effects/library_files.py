@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
-from autoddp.effects.engine import Call, Outward
+from autoddp.effects.engine import Outward
 from autoddp.effects.mirrored import ENDS, MAKERS, LibraryFiles
-from autoddp.patching import patch
+from autoddp.patching import Call, patch
 
 # The names of the arguments of `sqlite3.connect`, which is written in C and does not tell them.
 CONNECT = (
@@ -32,28 +31,20 @@ class Holders(Outward):
         *MAKERS,
         why="what it holds open is rank 0's file; others work on copies",
         optional=True,
-        with_target=True,
     )
-    def open_once(
-        self, target: str, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def open_once(self, call: Call) -> Any:
         """Open the file on rank 0, and copies on the others, whoever makes the call."""
-        holder = instance if target.endswith("__init__") else None
-        return self.library_files.open(
-            Call(wrapped, args, kwargs), MAKERS[target], _site(target), holder
-        )
+        holder = call.instance if call.target.endswith("__init__") else None
+        return self.library_files.open(call, MAKERS[call.target], _site(call.target), holder)
 
     @patch(
         *ENDS,
         why="what was written is complete for every rank after it",
         optional=True,
-        with_target=True,
     )
-    def end_together(
-        self, target: str, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def end_together(self, call: Call) -> Any:
         """Flush or close the file, on all ranks together if they have opened it together."""
-        return self.library_files.end(Call(wrapped, args, kwargs), _site(target), instance)
+        return self.library_files.end(call, _site(call.target), call.instance)
 
     @patch(
         "sqlite3:connect",
@@ -61,14 +52,12 @@ class Holders(Outward):
         why="one connection writes: rank 0's; others work on copies",
         optional=True,
     )
-    def connect_once(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def connect_once(self, call: Call) -> Any:
         """Connect to rank 0's database or a copy; a database in memory is each rank's own."""
-        if len(args) > len(CONNECT):
-            return wrapped(*args, **kwargs)  # this words the error
+        if len(call.args) > len(CONNECT):
+            return call.plain()  # this words the error
         return self.library_files.connect(
-            wrapped, {**dict(zip(CONNECT, args, strict=False)), **kwargs}
+            call.wrapped, {**dict(zip(CONNECT, call.args, strict=False)), **call.kwargs}
         )
 
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
 
-from autoddp.effects.engine import Call, Effects, Mode
+from autoddp.effects.engine import Effects, Mode
 from autoddp.effects.journal import EMPTIED, FILLED
 from autoddp.effects.mirrored_io import OpenDescriptor
 from autoddp.effects.open_files import OpenFiles
 from autoddp.effects.write_calls import path_of
+from autoddp.patching import Call
 
 
 @dataclass(frozen=True)

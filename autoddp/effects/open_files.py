@@ -13,13 +13,12 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from autoddp.comm.outcome import Outcome
-from autoddp.effects import paths
-from autoddp.effects.engine import Call, Effects, Mode
+from autoddp.effects import paths, sight
+from autoddp.effects.engine import Effects, Mode
 from autoddp.effects.journal import EMPTIED, FILLED, GROWN
 from autoddp.effects.mirrored_io import MirroredFileIO, OpenDescriptor, rebuilt
-from autoddp.effects.sight import error as absent
-from autoddp.effects.sight import named
 from autoddp.errors import ScratchFailed
+from autoddp.patching import Call
 
 
 class OpenFiles:
@@ -85,10 +84,11 @@ class OpenFiles:
     def _open_alone(self, call: Call) -> Any:
         """Open the file on a rank above 0, which has it to itself."""
         file, mode = call.named["file"], call.named["mode"]
-        at = named(lambda: self.alone(file, set(mode)), file)
+        at = sight.named(lambda: self.alone(file, set(mode)), file)
         try:
             with self._effects.context.internal():
-                plain = named(lambda: call.changed(file=at, mode=mode.replace("x", "w")), file)
+                how = mode.replace("x", "w")
+                plain = sight.named(lambda: call.changed(file=at, mode=how), file)
                 return self._kept(plain, call, False)
         except (ValueError, TypeError):  # no such mode: there is no file
             self._effects.overlay.forget(file)
@@ -113,7 +113,7 @@ class OpenFiles:
         effects = self._effects
         effects.reads()  # brings the overlay up to date
         if "r" in letters and not effects.overlay.find(file).there:
-            raise absent(errno.ENOENT, file)
+            raise sight.error(errno.ENOENT, file)
         return effects.overlay.to_write(file, keep=not letters & set("wx"), new="x" in letters)
 
     def noted(self, file: Any, letters: set[str], safe: bool = True) -> None:

@@ -34,7 +34,8 @@ _HERE = os.path.dirname(os.path.dirname(__file__)) + "/"
 # The files that stand between a caller and what it calls: all of ours that is patched in, and what
 # that asks.
 _MACHINERY = tuple(
-    _HERE + part for part in ("training/", "effects/", "comm/", "process/own_groups.py")
+    _HERE + part
+    for part in ("training/", "effects/", "comm/", "patching/", "process/own_groups.py")
 )
 _SESSION = "/IPython/core/interactiveshell.py"  # `open` in a notebook is a wrapper in this file
 _SHARING = _HERE + "training/sharing/"  # calls what it needs for itself

@@ -15,12 +15,12 @@ from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from autoddp.comm.outcome import Outcome
-from autoddp.effects.engine import Call, Mode, Outward, stands_for
+from autoddp.effects.engine import Mode, Outward
 from autoddp.effects.ownership import users_call
 from autoddp.effects.rows import EffectRow, ask, do
 from autoddp.effects.running_programs import for_asyncio, plain_world, see
 from autoddp.effects.unhurried import Unhurried
-from autoddp.patching import patch
+from autoddp.patching import Call, patch, stands_for
 from autoddp.report import is_users, users_line
 
 PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -73,28 +73,26 @@ class Processes(Outward):
         return number
 
     @patch("os:fork", why="a child that the script forks is one: rank 0's")
-    def fork_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def fork_once(self, call: Call) -> Any:
         """Fork on rank 0; the others are told the child's number, and never are the child.
 
         `os.spawn*` are made of this.
         """
         mode = self._mode()
         if mode is Mode.PASS_THROUGH:
-            return wrapped(*args, **kwargs)
+            return call.plain()
         if mode is Mode.SYNCED:
             self.effects.do_on_rank0("os.fork", _nothing)
         forked = Outcome(value=0)
         if self.rank == 0 and mode is not Mode.SUPPRESSED:
-            forked = Outcome.of(wrapped)
+            forked = Outcome.of(call.wrapped)
             if forked.value == 0:
                 self._be_a_child()
                 return 0
         return self.unhurried.tell(mode, "os.fork", f"os.fork/{users_line()}", forked.unwrap)
 
     @patch("os:forkpty", why="a child with a terminal of its own is each rank's, which is said")
-    def fork_on_each(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def fork_on_each(self, call: Call) -> Any:
         """Fork on every rank, and say so: the child's terminal is read by a descriptor.
 
         `pty.spawn` is made of this.
@@ -105,7 +103,7 @@ class Processes(Outward):
                 "(os.fork forks one for all)"
             )
             self.run.report.doubt("processes", users_line(), what)
-        return wrapped(*args, **kwargs)
+        return call.plain()
 
     @patch(
         "os:waitpid",
@@ -115,40 +113,38 @@ class Processes(Outward):
         "os:waitid",
         why="how a child of the script ended, rank 0 tells",
     )
-    def wait_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def wait_once(self, call: Call) -> Any:
         """Wait on rank 0; for its children of multiprocessing, each rank waits by itself."""
-        mode, call = self._mode(), Call(wrapped, args, kwargs)
+        mode = self._mode()
         if mode is Mode.PASS_THROUGH or _own_child(call):
             return call.plain()
-        name = f"os.{wrapped.__name__}"
+        name = f"os.{call.wrapped.__name__}"
         answer = self.unhurried.tell(
-            mode, name, f"{name}{args}{kwargs}", lambda: _listed(call.plain())
+            mode, name, f"{name}{call.args}{call.kwargs}", lambda: _listed(call.plain())
         )
         see(self.effects)
-        return _made(wrapped.__name__, answer)
+        return _made(call.wrapped.__name__, answer)
 
     @patch(
         "socket:socket.bind",
         why="a port that the script listens at is rank 0's; others listen where nobody calls",
     )
-    def listen_once(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def listen_once(self, call: Call) -> Any:
         """Bind the port on rank 0, elsewhere any that is free; all raise rank 0's error."""
         mode = self.effects.mode()
-        address: Any = args[0] if args else None
-        if mode is Mode.PASS_THROUGH or not _names_a_port(instance, address):
-            return wrapped(*args, **kwargs)
+        address: Any = call.args[0] if call.args else None
+        if mode is Mode.PASS_THROUGH or not _names_a_port(call.instance, address):
+            return call.plain()
         if mode is Mode.SYNCED and users_call():
-            self.effects.do_on_rank0("socket.bind", lambda: wrapped(address))
+            self.effects.do_on_rank0("socket.bind", lambda: call.wrapped(address))
         elif self.rank == 0 and mode is not Mode.SUPPRESSED:
-            wrapped(address)
+            call.wrapped(address)
         if self.rank or mode is Mode.SUPPRESSED:
-            wrapped((address[0], 0, *address[2:]))
+            call.wrapped((address[0], 0, *address[2:]))
         return None
 
     @patch("os:execv", "os:execve", why="rank 0 becomes the other program; the other ranks end")
-    def become(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def become(self, call: Call) -> Any:
         """Start the program on rank 0, and end the script on all ranks.
 
         Rank 0 stays to hand the program's exit code to the launcher; nothing of the script happens
@@ -157,12 +153,11 @@ class Processes(Outward):
         mode = self._mode()
         if mode is not Mode.SYNCED:
             with plain_world():
-                return wrapped(*args, **kwargs)
-        call = Call(wrapped, args, kwargs)
+                return call.plain()
         if not call.named:
             return call.plain()  # a TypeError
         process = self.effects.do_on_rank0(
-            f"os.{wrapped.__name__}", lambda: _started(**call.named), tell=bool
+            f"os.{call.wrapped.__name__}", lambda: _started(**call.named), tell=bool
         )
         # `finally` and `atexit` would not run in one process: here they leave no trace
         self._kept.enter_context(self.context.trial())

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
-from autoddp.effects.engine import Call, Mode, Outward
+from autoddp.effects.engine import Mode, Outward
 from autoddp.effects.running_programs import RunningPrograms as Running
 from autoddp.effects.running_programs import for_asyncio
-from autoddp.patching import patch
+from autoddp.patching import Call, patch
 from autoddp.report import users_line
 
 THROUGH = (subprocess.__file__,)
@@ -32,12 +31,11 @@ class Programs(Outward):
         "subprocess:Popen.__init__",
         why="a program that the script starts runs once: rank 0 starts it",
     )
-    def start_once(self, wrapped: Callable[..., Any], process: Any, args: Any, kwargs: Any) -> Any:
+    def start_once(self, call: Call) -> Any:
         """Start the program on rank 0; the others hold a `Popen`, too, which asks rank 0."""
         mode = self.running.unhurried.users(THROUGH)
-        call = Call(wrapped, args, kwargs)
         if mode is Mode.PASS_THROUGH or not call.named:
-            return wrapped(*args, **kwargs)
+            return call.plain()
         if for_asyncio():
             self.run.report.doubt(
                 "programs",
@@ -45,8 +43,8 @@ class Programs(Outward):
                 "asyncio reads a program's pipes by their descriptors: it runs on every rank "
                 "(subprocess.run in a thread runs it once)",
             )
-            return wrapped(*args, **kwargs)
-        return self.running.start(mode, process, call)
+            return call.plain()
+        return self.running.start(mode, call.instance, call)
 
     @patch(
         "subprocess:Popen.poll",
@@ -55,13 +53,14 @@ class Programs(Outward):
         "subprocess:Popen.send_signal",
         why="whether a program has ended, and what it printed, rank 0 tells",
     )
-    def ask_once(self, wrapped: Callable[..., Any], process: Any, args: Any, kwargs: Any) -> Any:
+    def ask_once(self, call: Call) -> Any:
         """Ask rank 0's process; `terminate`, `kill` and leaving a `with` call these, too."""
+        process = call.instance
         if not self.running.has(process) or (
             self.rank == 0 and self.running.unhurried.mode() is Mode.PASS_THROUGH
         ):
-            return wrapped(*args, **kwargs)
-        return self.running.ask(process, wrapped.__name__, lambda: wrapped(*args, **kwargs))
+            return call.plain()
+        return self.running.ask(process, call.wrapped.__name__, call.plain)
 
     @patch(
         "os:system",
@@ -69,10 +68,10 @@ class Programs(Outward):
         "os:posix_spawnp",
         why="a program that the script starts runs once: rank 0 starts it",
     )
-    def run_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def run_once(self, call: Call) -> Any:
         """Run the program on rank 0; its exit status, or its process number, is for all ranks."""
         mode = self.running.unhurried.users()
         if mode is Mode.PASS_THROUGH:
-            return wrapped(*args, **kwargs)
-        name = f"os.{wrapped.__name__}"
-        return self.running.run(mode, name, repr(args[:2]), lambda: wrapped(*args, **kwargs))
+            return call.plain()
+        name = f"os.{call.wrapped.__name__}"
+        return self.running.run(mode, name, repr(call.args[:2]), call.plain)

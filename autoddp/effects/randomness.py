@@ -14,11 +14,11 @@ import torch
 
 from autoddp.comm import accelerator
 from autoddp.comm.accelerator import CPU
-from autoddp.effects.engine import Call, Mode, Outward, stands_for
+from autoddp.effects.engine import Mode, Outward
 from autoddp.effects.entropy import Entropy
 from autoddp.effects.ownership import caller
 from autoddp.effects.rows import EffectRow, ask
-from autoddp.patching import patch
+from autoddp.patching import Call, patch, stands_for
 
 # Folders whose calls are their own business: what torch seeds, all ranks seed alike.
 _NOT = (os.path.dirname(torch.__file__) + "/", os.path.dirname(os.path.dirname(__file__)) + "/")
@@ -79,11 +79,10 @@ class Randomness(Outward):
         why="who seeds with the time or the process seeds all ranks alike: the seed is rank 0's",
         optional=True,
     )
-    def seed_alike(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def seed_alike(self, call: Call) -> Any:
         """Seed with rank 0's number or text; where none is given, all ranks draw the same."""
         if self.effects.mode() is not Mode.SYNCED or caller().startswith(_NOT):
-            return wrapped(*args, **kwargs)
-        call = Call(wrapped, args, kwargs)
+            return call.plain()
         name = next((n for n in ("seed", "a") if n in call.named), None)
         value = None if name is None else call.named[name]
         if value is None and call.name.startswith("random."):  # random asks the system from C
@@ -99,13 +98,11 @@ class Randomness(Outward):
     @patch(
         "torch:seed", "torch.random:seed", why="a seed that nobody chose is the same on all ranks"
     )
-    def choose_seed(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def choose_seed(self, call: Call) -> Any:
         """Draw the same seed on all ranks, where torch would ask the system from C."""
         drawn = self.drawn(SEED)
         if drawn is None:
-            return wrapped(*args, **kwargs)
+            return call.plain()
         with self.effects.context.internal():
             return torch.manual_seed(_as_torch(drawn)).initial_seed()
 

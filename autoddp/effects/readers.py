@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from autoddp.effects.call import Call
+from autoddp.patching import Call
 
 # Functions that read the file which an argument names without asking Python's open for it, or look
 # first whether it is there.

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from autoddp.effects.call import Call
-from autoddp.patching import Patch
+from autoddp.patching import Call, Patch
 
 
 class Fate(Enum):
@@ -58,7 +57,7 @@ class EffectRow:
 
     def patch(self, feature: str) -> Patch:
         """Return the patch of this row, served by the method `serve` of its feature."""
-        return Patch(feature, self.targets, self.why, "serve", self.optional, with_target=True)
+        return Patch(feature, self.targets, self.why, "serve", self.optional)
 
 
 def ask(*targets: str, why: str, **more: Any) -> EffectRow:

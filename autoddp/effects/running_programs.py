@@ -16,10 +16,11 @@ from typing import Any
 
 from autoddp.comm.place import HERE
 from autoddp.comm.world import as_found, without
-from autoddp.effects.engine import Call, Effects, Mode
+from autoddp.effects.engine import Effects, Mode
 from autoddp.effects.output_files import COPIES, OutputFiles
 from autoddp.effects.pipes import SharedRaw, bare, layered
 from autoddp.effects.unhurried import Unhurried, carried, taken
+from autoddp.patching import Call
 from autoddp.report import is_users, users_line
 
 ASYNCIO = os.path.dirname(asyncio.__file__) + "/"

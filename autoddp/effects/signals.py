@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autoddp.comm.signal_sync import NEWS, RETURNED, TIMERS
 from autoddp.effects.ownership import users_call
-from autoddp.patching import Feature, patch
+from autoddp.patching import Call, Feature, patch
 from autoddp.report import users_frame
 
 if TYPE_CHECKING:
@@ -58,45 +57,45 @@ class Signals(Feature):
         undo.callback(self._give_back)
 
     @patch("signal:signal", why=WHY)
-    def handle(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def handle(self, call: Call) -> Any:
         """Set a handler of the script's, to be called when all ranks are at one point."""
-        number, handler = _arguments(*args, **kwargs)
+        number, handler = _arguments(*call.args, **call.kwargs)
         shared = (
             callable(handler) and not isinstance(handler, signal.Handlers) and number not in MINE
         )
         if not self._ours() or not (shared or number in self.handlers):
-            return wrapped(*args, **kwargs)
-        before = wrapped(number, self._received if shared else handler)
+            return call.plain()
+        before = call.wrapped(number, self._received if shared else handler)
         known = self.handlers.pop(number, before)
         if shared:
             self.handlers[number] = handler
         return known
 
     @patch("signal:getsignal", why="the script finds the handler that it has set")
-    def handled(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def handled(self, call: Call) -> Any:
         """Return the handler that the script has set, whoever asks."""
-        found = wrapped(*args, **kwargs)
+        found = call.plain()
         if found != self._received:
             return found
-        return self.handlers[int(args[0] if args else kwargs["signalnum"])]
+        return self.handlers[int(call.args[0] if call.args else call.kwargs["signalnum"])]
 
     @patch(
         "signal:raise_signal",
         "os:kill",
         why="a signal that the script sends to itself comes to all ranks at that place",
     )
-    def send(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def send(self, call: Call) -> Any:
         """Run at once the handler of a signal that the process sends to itself.
 
         This is as in one process; no rank waits for another.
         """
-        given: tuple[Any, ...] = (*args, *kwargs.values())
+        given: tuple[Any, ...] = (*call.args, *call.kwargs.values())
         number = given[-1] if given and given[:-1] in ((), (os.getpid(),)) else None
         if not isinstance(number, int) or number not in self.handlers:
-            return wrapped(*args, **kwargs)
+            return call.plain()
         blocked = number in signal.pthread_sigmask(signal.SIG_BLOCK, ())  # the signal is to wait
         if blocked or not (self.effects.accepts_effects() and self.signal_sync.here()):
-            return wrapped(*args, **kwargs)
+            return call.plain()
         return self._act(int(number))
 
     def _ours(self) -> bool:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from autoddp.effects import paths
-from autoddp.effects.engine import Call, Mode, Outward
+from autoddp.effects.engine import Mode, Outward
 from autoddp.effects.mirrored_io import OpenDescriptor
-from autoddp.patching import patch
+from autoddp.patching import Call, patch
 
 
 class Temporary(Outward):
@@ -30,9 +29,8 @@ class Temporary(Outward):
         "tempfile:mktemp",
         why="ranks share the temporary folder that rank 0 made",
     )
-    def name_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def name_once(self, call: Call) -> Any:
         """Return the name that rank 0 gave, on all ranks."""
-        call = Call(wrapped, args, kwargs)
         if self._mode(call) is not Mode.SYNCED:
             return self._own(call)
         path = self.effects.ask_rank0(call.name, call.plain)
@@ -44,9 +42,8 @@ class Temporary(Outward):
         return path
 
     @patch("tempfile:mkstemp", why="a temporary file has the name that rank 0 gave it")
-    def open_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def open_once(self, call: Call) -> Any:
         """Open rank 0's file; the others write to their scratch under that name."""
-        call = Call(wrapped, args, kwargs)
         effects = self.effects
         if self._mode(call) is not Mode.SYNCED:
             return self._own(call)
@@ -62,9 +59,8 @@ class Temporary(Outward):
         return number, path
 
     @patch("tempfile:NamedTemporaryFile", why="a temporary file has the name that rank 0 gave it")
-    def named_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def named_once(self, call: Call) -> Any:
         """Open rank 0's file; the others write to their scratch under its name."""
-        call = Call(wrapped, args, kwargs)
         effects = self.effects
         mode = self._mode(call)
         if mode is Mode.UNSYNCED and self.rank:
@@ -81,20 +77,21 @@ class Temporary(Outward):
         return file
 
     @patch("tempfile:TemporaryFile", why="a file without a name is each rank's own")
-    def open_own(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def open_own(self, call: Call) -> Any:
         """Open a file of this rank's own; what is opened on the way is no file of the user's."""
-        return self._own(Call(wrapped, args, kwargs))
+        return self._own(call)
 
     @patch(
         "tempfile:TemporaryDirectory.cleanup", why="rank 0 removes the temporary folder, for all"
     )
-    def remove_once(self, wrapped: Callable[..., Any], folder: Any, args: Any, kwargs: Any) -> Any:
+    def remove_once(self, call: Call) -> Any:
         """Remove the folder on rank 0, once all ranks are through with it."""
+        folder = call.instance
         if self.effects.users() is not Mode.SYNCED:
-            return wrapped(*args, **kwargs)
+            return call.plain()
         if self.rank and folder.name in self._lent:
             folder._finalizer.detach()
-        self.effects.do_on_rank0("TemporaryDirectory.cleanup", lambda: wrapped(*args, **kwargs))
+        self.effects.do_on_rank0("TemporaryDirectory.cleanup", call.plain)
         self._remove(folder.name)
         return None
 

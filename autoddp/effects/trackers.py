@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from types import MethodType
@@ -13,9 +12,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from autoddp.effects.engine import Call, Effects, Mode, Outward
+from autoddp.effects.engine import Effects, Mode, Outward
 from autoddp.effects.write_calls import whole
-from autoddp.patching import patch
+from autoddp.patching import Call, patch
 
 # The modules that define a SummaryWriter, and the arguments that name its folder.
 TENSORBOARD = {"torch.utils.tensorboard.writer": "log_dir", "tensorboardX.writer": "logdir"}
@@ -45,18 +44,15 @@ class Trackers(Outward):
         why="ranks log to one folder: where it has no name, or the time in it, "
         "the name is rank 0's",
         optional=True,
-        with_target=True,
     )
-    def name_once(
-        self, target: str, wrapped: Callable[..., Any], writer: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def name_once(self, call: Call) -> Any:
         """Name the folder as rank 0 does, whoever calls: `add_hparams` makes its own writer."""
-        call, argument = Call(wrapped, args, kwargs), TENSORBOARD[target.partition(":")[0]]
+        argument = TENSORBOARD[call.target.partition(":")[0]]
         if self.effects.mode() is not Mode.SYNCED or not call.named:
             return call.plain()
         if self.rank == 0:
             self.effects.do_on_rank0(
-                "SummaryWriter", call.plain, tell=lambda _: str(getattr(writer, argument))
+                "SummaryWriter", call.plain, tell=lambda _: str(getattr(call.instance, argument))
             )
             return None
         theirs = self.effects.do_on_rank0("SummaryWriter", call.plain)
@@ -69,13 +65,10 @@ class Trackers(Outward):
         *(f"{module}:FileWriter.__init__" for module in TENSORBOARD),
         why="rank 0 writes the events; others write to their scratch",
         optional=True,
-        with_target=True,
     )
-    def write_once(
-        self, target: str, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def write_once(self, call: Call) -> Any:
         """Write on rank 0, elsewhere to scratch, even where rank 0 is not waited for."""
-        call, argument = Call(wrapped, args, kwargs), TENSORBOARD[target.partition(":")[0]]
+        argument = TENSORBOARD[call.target.partition(":")[0]]
         trial = self.effects.mode() is Mode.SUPPRESSED
         if not call.named or not self.effects.context.in_job() or not (self.rank or trial):
             return call.plain()
@@ -86,29 +79,23 @@ class Trackers(Outward):
         why="what one process would not have run logs nothing",
         optional=True,
     )
-    def log_no_trial(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def log_no_trial(self, call: Call) -> Any:
         """Log nothing in a trial; all else that is logged comes by here, on every rank."""
-        return None if self.effects.mode() is Mode.SUPPRESSED else wrapped(*args, **kwargs)
+        return None if self.effects.mode() is Mode.SUPPRESSED else call.plain()
 
     @patch(
         *(f"{module}:SummaryWriter.{end}" for module in TENSORBOARD for end in ("flush", "close")),
         why="what was logged is there for every rank after it",
         optional=True,
-        with_target=True,
     )
-    def end_together(
-        self, target: str, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def end_together(self, call: Call) -> Any:
         """Flush or close the writer; all ranks wait for rank 0's."""
-        call = Call(wrapped, args, kwargs)
         if self.effects.mode() is not Mode.SYNCED:
             return call.plain()
         if self.rank:
             with self.effects.context.internal():
                 call.plain()
-        return self.effects.ask_rank0(target.partition(":")[2], call.plain)
+        return self.effects.ask_rank0(call.target.partition(":")[2], call.plain)
 
     @patch(
         "wandb:init",
@@ -117,10 +104,10 @@ class Trackers(Outward):
         why="one run: rank 0's; the others' are disabled, and have its name, folder and settings",
         optional=True,
     )
-    def run_once(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def run_once(self, call: Call) -> Any:
         """Begin a run on rank 0, whoever calls; the others' are disabled."""
-        call, mode = Call(wrapped, args, kwargs), self.effects.mode()
-        if not call.named and (args or kwargs):
+        mode = self.effects.mode()
+        if not call.named and (call.args or call.kwargs):
             return call.plain()  # words what is wrong with its arguments
         if mode is Mode.PASS_THROUGH or (self.rank == 0 and mode is Mode.UNSYNCED):
             return call.plain()
@@ -139,14 +126,15 @@ class Trackers(Outward):
         why="what is logged is whole; what one process would not have run logs nothing",
         optional=True,
     )
-    def log_whole(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def log_whole(self, call: Call) -> Any:
         """Log whole values: a loss is summed over ranks when it is read, by all of them."""
         mode = self.effects.mode()
         if mode is Mode.SUPPRESSED:
             return None
         if mode is Mode.SYNCED:
-            args, kwargs = whole((args, kwargs))
-        return wrapped(*args, **kwargs)
+            args, kwargs = whole((call.args, call.kwargs))
+            return call.wrapped(*args, **kwargs)
+        return call.plain()
 
     @patch(
         "wandb.sdk.lib.disabled:SummaryDisabled.__setitem__",
@@ -154,16 +142,15 @@ class Trackers(Outward):
         why="the summary of a disabled run holds what rank 0's holds: numbers",
         optional=True,
     )
-    def keep_numbers(
-        self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def keep_numbers(self, call: Call) -> Any:
         """Keep numbers in the summary: what ranks above 0 log comes by here."""
         mode = self.effects.mode()
         if mode is Mode.SUPPRESSED:
             return None
         if mode is Mode.SYNCED:
-            args, kwargs = tree_map(_number, whole((args, kwargs)))
-        return wrapped(*args, **kwargs)
+            args, kwargs = tree_map(_number, whole((call.args, call.kwargs)))
+            return call.wrapped(*args, **kwargs)
+        return call.plain()
 
 
 def _facts(run: Any) -> dict[str, Any]:

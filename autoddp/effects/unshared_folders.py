@@ -8,11 +8,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
-from autoddp.effects.engine import Call, Mode, Outward, stands_for
+from autoddp.effects.engine import Mode, Outward
 from autoddp.effects.file_server import FileClient, FileServer
 from autoddp.effects.readers import READERS, read
 from autoddp.effects.topology import leaders, nodes
-from autoddp.patching import patch
+from autoddp.patching import Call, patch, stands_for
 
 _WRITES = frozenset("wax+")
 
@@ -77,30 +77,29 @@ class UnsharedFolders(Outward):
         return open
 
     @patch(*READERS, why="a file of rank 0's that this node lacks is handed over", optional=True)
-    def read_here(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def read_here(self, call: Call) -> Any:
         """Hand the file to readers that open by themselves what is at a path."""
         client = self.effects.client
         if client is None:
-            return wrapped(*args, **kwargs)
-        return read(Call(wrapped, args, kwargs), client.find)
+            return call.plain()
+        return read(call, client.find)
 
     @patch("os:chdir", why="a folder that rank 0 made is there on each node")
-    def enter(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def enter(self, call: Call) -> Any:
         """Enter a folder, rank 0 first; what that raises, all raise."""
-        call = Call(wrapped, args, kwargs)
         path = call.named.get("path")
         if (
             not isinstance(path, (str, bytes, os.PathLike))
             or self.effects.users() is not Mode.SYNCED
         ):
-            return wrapped(*args, **kwargs)
-        self.effects.ask_rank0("os.chdir", lambda: wrapped(*args, **kwargs))
+            return call.plain()
+        self.effects.ask_rank0("os.chdir", call.plain)
         if self.rank == 0:
             return None
         with self.effects.context.internal():
             if self.effects.client is not None:
                 self.effects.client.made.make(os.path.abspath(os.fsdecode(path)))
-            return wrapped(*args, **kwargs)
+            return call.plain()
 
     def _probe(self) -> None:
         """Say which nodes do not see a file that rank 0 puts into the working folder."""

@@ -11,10 +11,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from autoddp.effects import paths
-from autoddp.effects.engine import Call, Effects
+from autoddp.effects.engine import Effects
 from autoddp.effects.entries import Entry, Listing
 from autoddp.effects.journal import FILLED, GONE
 from autoddp.effects.sight import FoundPath, named
+from autoddp.patching import Call
 
 # Functions that Python makes of the others: they call them.
 MADE = frozenset(

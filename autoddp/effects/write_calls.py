@@ -12,8 +12,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from autoddp.comm.outcome import Outcome
 from autoddp.effects import paths
 from autoddp.effects.atomic import Draft, renamed
-from autoddp.effects.engine import Call, Effects, Mode
+from autoddp.effects.engine import Effects, Mode
 from autoddp.effects.writers import CHECKPOINT, Writer
+from autoddp.patching import Call
 from autoddp.view.rows import Partial, Rows, full
 
 

@@ -21,6 +21,8 @@ import wrapt
 
 from autoddp.errors import PatchTargetMissing
 from autoddp.patching.aliases import Aliases
+from autoddp.patching.call import Call as Call
+from autoddp.patching.call import stands_for as stands_for
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 ABSENT = object()
@@ -32,7 +34,6 @@ class Patch:
 
     `targets` are "module:Dotted.path"; several are aliases of one function. A hot patch is a plain
     function made once by its method from the original: ten times cheaper to call than a wrapper.
-    A patch with its target serves a table: its method is given the target that was called, too.
     """
 
     feature: str
@@ -41,21 +42,19 @@ class Patch:
     method: str
     optional: bool = False
     hot: bool = False
-    with_target: bool = False
 
 
 def patch(
-    *targets: str, why: str, optional: bool = False, hot: bool = False, with_target: bool = False
+    *targets: str, why: str, optional: bool = False, hot: bool = False
 ) -> Callable[[Method], Method]:
     """Record that the decorated method of a `Feature` stands in for `targets`.
 
-    The method is called as `(self, wrapped, instance, args, kwargs)`, if `with_target` as
-    `(self, target, wrapped, instance, args, kwargs)`, or, if `hot`, once as `(self, original)` and
-    returns the function to put in place.
+    The method is given each `Call`; or, if `hot`, once the original, and returns the function to
+    put in place.
     """
 
     def record(method: Method) -> Method:
-        method.__patch__ = (targets, why, optional, hot, with_target)  # type: ignore[attr-defined]
+        method.__patch__ = (targets, why, optional, hot)  # type: ignore[attr-defined]
         return method
 
     return record
@@ -198,15 +197,15 @@ class Installation:
         self._done.add((getattr(type(feature), item.method), target))
         self._originals.setdefault(target, current)
         method = getattr(feature, item.method)
-        if item.with_target:
-            method = partial(method, target)
         slot = vars(owner).get(name, ABSENT)
         layer = [True]  # its own switch: a wrapper that somebody has wrapped stays off once undone
         replacement = (
             method(current)
             if item.hot
             else wrapt.FunctionWrapper(
-                current if slot is ABSENT else slot, method, enabled=lambda: bool(layer)
+                current if slot is ABSENT else slot,
+                partial(_serve, method, target),
+                enabled=lambda: bool(layer),
             )
         )
         assign(owner, name, replacement)
@@ -237,10 +236,21 @@ def _holds(space: dict[str, Any], value: Any) -> Iterator[str]:
             yield name
 
 
+def _serve(
+    method: Callable[[Call], Any],
+    target: str,
+    wrapped: Callable[..., Any],
+    instance: Any,
+    args: Any,
+    kwargs: Any,
+) -> Any:
+    """Let a feature's method serve a call, as wrapt hands it over."""
+    return method(Call(wrapped, args, kwargs, instance, target))
+
+
 def _is_ours(found: Any) -> bool:
     serves = found._self_wrapper
-    serves = serves.func if isinstance(serves, partial) else serves
-    return isinstance(getattr(serves, "__self__", None), Feature)
+    return isinstance(serves, partial) and serves.func is _serve
 
 
 def find(target: str, module: ModuleType, optional: bool = False) -> tuple[Any, str, Any]:

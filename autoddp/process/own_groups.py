@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
 from typing import Any, ClassVar
 
-from autoddp.effects.engine import Call
 from autoddp.errors import BadInput
-from autoddp.patching import Feature, patch
+from autoddp.patching import Call, Feature, patch
 from autoddp.process.source import joins
 from autoddp.report import is_users, users_line
 
@@ -40,17 +38,17 @@ class Groups(Feature):
         "torch.distributed.distributed_c10d:init_process_group",
         why="ranks that each see one process would meet at one address as the same rank",
     )
-    def refuse(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def refuse(self, call: Call) -> Any:
         """Refuse the script's process group, by BadInput.
 
         A call that one process would see fail for lack of a launcher's variables fails by torch's
         own error on each rank.
         """
-        named = Call(wrapped, args, kwargs).named
+        named = call.named
         if _from_variables(named) and "WORLD_SIZE" not in os.environ:
             what = f"init_process_group, where ranks see one process; {WAY_OUT}"
             self.run.report.say_once("groups", users_line(), what)
-            return wrapped(*args, **kwargs)
+            return call.plain()
         raise BadInput(
             f"{users_line()} makes a process group itself, where ranks see one process; {WAY_OUT}"
         )
@@ -59,11 +57,12 @@ class Groups(Feature):
         "multiprocessing.process:BaseProcess.start",
         why="each rank would start the ranks of a script that starts its own",
     )
-    def start(self, wrapped: Callable[..., Any], process: Any, args: Any, kwargs: Any) -> Any:
+    def start(self, call: Call) -> Any:
         """Refuse, by BadInput, to start processes that join a process group.
 
         `torch.multiprocessing.spawn` goes this way, too.
         """
+        process = call.instance
         target = process._target
         if getattr(target, "__module__", None) == "torch.multiprocessing.spawn":
             target = process._args[0]
@@ -75,7 +74,7 @@ class Groups(Feature):
                 f"{users_line()} starts processes of {name}(), which makes a process group, and "
                 f"every rank would start them; {WAY_OUT}"
             )
-        return wrapped(*args, **kwargs)
+        return call.plain()
 
     @patch(
         *LIGHTNINGS,
@@ -83,12 +82,11 @@ class Groups(Feature):
         "which wait for ranks that do not come",
         optional=True,
     )
-    def start_programs(
-        self, wrapped: Callable[..., Any], launcher: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def start_programs(self, call: Call) -> Any:
         """Refuse, by BadInput, the ranks of a Lightning trainer asked for several devices."""
+        launcher = call.instance
         if launcher.num_processes < 2:
-            return wrapped(*args, **kwargs)
+            return call.plain()
         raise BadInput(
             f"{users_line()} has Lightning start {launcher.num_processes} ranks, where ranks see "
             f"one process; ask its trainer for 1 device, or {WAY_OUT}"

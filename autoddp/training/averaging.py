@@ -18,7 +18,7 @@ from torch.utils.data import get_worker_info
 from autoddp.comm.group import Group
 from autoddp.errors import Disagreement
 from autoddp.options import Options
-from autoddp.patching import Feature, patch
+from autoddp.patching import Call, Feature, patch
 from autoddp.report import users_line
 from autoddp.training.iterator import LoaderIterator
 from autoddp.training.replica import flattened
@@ -84,15 +84,15 @@ class Averaging(Feature):
         "torch.optim:Optimizer.__init__",
         why="ranks know their optimizers by the order they are made in",
     )
-    def note_optimizer(self, wrapped: Any, optimizer: Any, args: Any, kwargs: Any) -> None:
-        wrapped(*args, **kwargs)
+    def note_optimizer(self, call: Call) -> None:
+        call.plain()
         if self.view.context.is_rank():
-            self.weights.number(optimizer)
+            self.weights.number(call.instance)
 
     @patch("torch.autograd:backward", why="weights are going to differ between ranks")
-    def backward(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
+    def backward(self, call: Call) -> None:
         """Mark weights as stale: all ranks call backward alike, but a scaler may skip a step."""
-        wrapped(*args, **kwargs)
+        call.plain()
         if self.view.context.is_rank() and not self.stale:
             self._grow_stale()
 
@@ -115,22 +115,22 @@ class Averaging(Feature):
     # ---- where all ranks come to
 
     @patch("torch.utils.data:DataLoader.__iter__", why="an epoch ends where its loader does")
-    def watch_loader(self, wrapped: Any, loader: Any, args: Any, kwargs: Any) -> Any:
+    def watch_loader(self, call: Call) -> Any:
         """Average at the end of the loader, if gradients were taken meanwhile."""
         if not self.view.context.is_rank() or get_worker_info() is not None:
-            return wrapped()
-        return EpochIterator(self, wrapped())
+            return call.wrapped()
+        return EpochIterator(self, call.wrapped())
 
     @patch("torch.nn:Module.train", why="evaluation sees averaged weights")
-    def before_eval(self, wrapped: Any, module: Any, args: Any, kwargs: Any) -> Any:
+    def before_eval(self, call: Call) -> Any:
         """Average before `eval()` of all that an optimizer trains; a frozen part is no reason."""
-        mode = args[0] if args else kwargs.get("mode", True)
+        mode = call.args[0] if call.args else call.kwargs.get("mode", True)
         if self.stale and not mode and self.view.context.is_rank():
-            held = {id(p) for p in module.parameters()}
+            held = {id(p) for p in call.instance.parameters()}
             parts = [[id(p) for p in trainable(some)] for _, some in self.weights.alive()]
             if any(part and held.issuperset(part) for part in parts):
                 self.settle(f"eval() at {users_line()}")
-        return wrapped(*args, **kwargs)
+        return call.plain()
 
     def before_forward(self, module: nn.Module, args: Any) -> None:
         """Average before trained weights run without gradients: an evaluation, in whatever mode."""
@@ -147,11 +147,11 @@ class Averaging(Feature):
             self.settle(f"the evaluation at {users_line()}")
 
     @patch("torch:save", "torch.serialization:save", why="a checkpoint holds averaged weights")
-    def before_save(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    def before_save(self, call: Call) -> Any:
         """Average before saving: a `state_dict()` shares the memory of the script's weights."""
         if self.stale and self.view.context.is_rank():
             self.settle(f"torch.save at {users_line()}")
-        return wrapped(*args, **kwargs)
+        return call.plain()
 
     def settle_at_end(self) -> None:
         """Average once more when the script has ended."""

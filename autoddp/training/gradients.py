@@ -18,7 +18,7 @@ from autoddp.comm.accelerator import CPU
 from autoddp.comm.context import Code
 from autoddp.comm.group import MIN
 from autoddp.comm.position import BACKWARD
-from autoddp.patching import patch
+from autoddp.patching import Call, patch
 from autoddp.report import users_line
 from autoddp.torch_internals import disable_dynamo  # a compiled step breaks its graph there
 from autoddp.training.backwards import named
@@ -90,19 +90,19 @@ class Gradients(Accumulation):
 
     @patch("torch.autograd:backward", why="gradients are averaged over ranks before it returns")
     @disable_dynamo
-    def backward(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
+    def backward(self, call: Call) -> None:
         """Arm the reducer of the leaves of this backward; average at its end what none covers."""
-        given, seeds = named(args, kwargs)
+        given, seeds = named(call.args, call.kwargs)
         if self._plain():
-            return wrapped(**given)
+            return call.wrapped(**given)
         tops, given[seeds] = roots(given.pop("tensors"), given.get(seeds))
         if "inputs" in given:
             given["inputs"] = [as_held(x) for x in given["inputs"]]
         if self.backwards.depth:
             self.backwards.inner(tops)
-            return wrapped(tops, **given)
+            return call.wrapped(tops, **given)
         with self.view.context.within(Code.PLAIN), in_one_order():
-            self.backwards.outermost(wrapped, tops, given)
+            self.backwards.outermost(call.wrapped, tops, given)
         return None
 
     @contextmanager
@@ -120,20 +120,20 @@ class Gradients(Accumulation):
         why="the script gets true gradients: by rows of a batch, else averaged",
     )
     @disable_dynamo
-    def grad(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    def grad(self, call: Call) -> Any:
         """Compute true gradients; inside a backward, split call or transform, do as torch does."""
         names = ["outputs", "inputs", "grad_outputs", "retain_graph", "create_graph", "only_inputs"]
         names += ["allow_unused", "is_grads_batched", "materialize_grads"]
-        given = dict(zip(names, args, strict=False)) | kwargs
+        given = dict(zip(names, call.args, strict=False)) | call.kwargs
         if self._plain() or self.backwards.depth or self.asked:
-            return wrapped(**given)
+            return call.wrapped(**given)
         outputs, inputs = given.pop("outputs"), given.pop("inputs")
         # where a mode is on, as of a default device, torch calls itself once more
         self.asked = True
         try:
             with self.view.context.within(Code.PLAIN), in_one_order():
                 seeds = given.pop("grad_outputs", None)
-                return gradients_of(self.group, wrapped, outputs, inputs, seeds, given)
+                return gradients_of(self.group, call.wrapped, outputs, inputs, seeds, given)
         finally:
             self.asked = False
 
@@ -142,20 +142,21 @@ class Gradients(Accumulation):
         "torch:Tensor.register_post_accumulate_grad_hook",
         why="a hook on a parameter sees the true gradient, not this rank's part of it",
     )
-    def hook_sees_mean(self, wrapped: Any, tensor: Any, args: Any, kwargs: Any) -> Any:
+    def hook_sees_mean(self, call: Call) -> Any:
         """Average the gradient before the hook; averaging again afterwards changes nothing."""
+        tensor = call.instance
         leaf = isinstance(tensor, Tensor) and not isinstance(tensor, Rows) and tensor.is_leaf
-        if not leaf or self._plain() or len(args) != 1 or kwargs or _ours(args[0]):
-            return wrapped(*args, **kwargs)
-        hook = args[0]
-        if wrapped.__name__ == "register_hook":
-            return wrapped(lambda g: hook(Mean.apply(g, self.group)))
+        if not leaf or self._plain() or len(call.args) != 1 or call.kwargs or _ours(call.args[0]):
+            return call.plain()
+        hook = call.args[0]
+        if call.wrapped.__name__ == "register_hook":
+            return call.wrapped(lambda g: hook(Mean.apply(g, self.group)))
 
         def after(parameter: Tensor) -> None:
             self.replicas.average([parameter])
             hook(parameter)
 
-        return wrapped(after)
+        return call.wrapped(after)
 
     @disable_dynamo
     def compare_before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:

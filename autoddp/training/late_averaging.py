@@ -26,7 +26,7 @@ from autoddp import torch_internals
 from autoddp.comm.context import Code, Context
 from autoddp.effects.engine import Mode
 from autoddp.errors import Disagreement
-from autoddp.patching import ABSENT, Feature, patch, restore
+from autoddp.patching import ABSENT, Call, Feature, patch, restore
 from autoddp.training.backwards import Backwards
 from autoddp.training.gradient_access import GRAD, as_torch, gradient_of
 from autoddp.training.replica import Leaves, Replicas
@@ -240,20 +240,20 @@ class Accumulation(Feature):
     backwards: LateBackwards
 
     @patch("torch:compile", why="a compiled function reads gradients past whatever averages them")
-    def average_always(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    def average_always(self, call: Call) -> Any:
         """Average gradients at every backward from now on."""
         self.backwards.allowed = False
         self.backwards.pending.average()
-        return wrapped(*args, **kwargs)
+        return call.plain()
 
     @patch(
         "os:fork",
         "multiprocessing.process:BaseProcess.start",
         why="a child finds true gradients, also in the midst of an accumulation",
     )
-    def average_before_fork(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    def average_before_fork(self, call: Call) -> Any:
         """Average if the script itself starts the child, as then all ranks come here."""
         effects, pending = self.run.effects, self.backwards.pending
         if pending.leaves and effects.users(THROUGH) is Mode.SYNCED:
             pending.average()
-        return wrapped(*args, **kwargs)
+        return call.plain()

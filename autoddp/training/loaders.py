@@ -11,7 +11,7 @@ import torch
 
 from autoddp.comm.accelerator import CPU
 from autoddp.comm.group import MAX
-from autoddp.patching import Feature, patch
+from autoddp.patching import Call, Feature, patch
 from autoddp.report import users_line
 from autoddp.training.sampling import Fetching
 from autoddp.training.sharing.batches import Handed, Shared, Source, Waiting, Whole
@@ -64,30 +64,35 @@ class Loaders(Feature):
         undo.callback(self.run.group.at_end.remove, self._at_end)
 
     @patch("torch.utils.data:DataLoader.__iter__", why="each rank fetches its rows of every batch")
-    def share_batches(self, wrapped: Any, loader: Any, args: Any, kwargs: Any) -> Any:
+    def share_batches(self, call: Call) -> Any:
         """Give the loader's batches as this rank's rows, in training and in evaluation.
 
         Where the plan is that every rank loads all, they come out whole.
         """
+        loader = call.instance
         if not self.view.context.is_rank() or torch.utils.data.get_worker_info() is not None:
-            return wrapped()
+            return call.wrapped()
         where, apart = f"DataLoader at {users_line()}", not self.view.context.on_script_thread()
         plan = self._planned(loader, where, apart)
         waiting = self.waited.setdefault(where, Waiting(workers=loader.num_workers))
         waiting.by_rows = plan.way == ROWS
         self.judge(where)
         if plan.way == EACH or (plan.way == SHARED and apart):
-            return Whole(self.view, wrapped(), waiting)
+            return Whole(self.view, call.wrapped(), waiting)
         if plan.way == SHARED:
 
             def part(reason: str) -> None:
                 self._decide(loader, where, Plan(EACH, reason))
 
-            return Handed(self.view, self.sharing.start(loader, wrapped, where, part), waiting)
+            return Handed(self.view, self.sharing.start(loader, call.wrapped, where, part), waiting)
 
         drawn = functools.partial(self._drew.add, where)
         inner = self.fetching.start(
-            loader, wrapped, plan.draws, plan.known, None if plan.known or plan.draws else drawn
+            loader,
+            call.wrapped,
+            plan.draws,
+            plan.known,
+            None if plan.known or plan.draws else drawn,
         )
         source = Source(self.fetching, drawn, plan.known and none_ignored(loader.dataset))
         return Shared(self.view, inner, waiting, source)
@@ -105,9 +110,9 @@ class Loaders(Feature):
         "torch.utils.data:DataLoader._get_iterator",
         why="one rank of a node starts the worker processes of a loader that its ranks share",
     )
-    def follow(self, wrapped: Any, loader: Any, args: Any, kwargs: Any) -> Any:
+    def follow(self, call: Call) -> Any:
         """Make the loader's iterator; on ranks without workers, one that follows the first's."""
-        return self.sharing.follower(loader, wrapped)
+        return self.sharing.follower(call.instance, call.wrapped)
 
     def _planned(self, loader: Any, where: str, apart: bool) -> Plan:
         plan = self.plans.get(loader)

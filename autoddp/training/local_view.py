@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import IterableDataset
 
-from autoddp.patching import Feature, patch
+from autoddp.patching import Call, Feature, patch
 from autoddp.training.backwards import Backwards, named
 from autoddp.training.compression import announce
 from autoddp.training.iterator import LoaderIterator
@@ -49,14 +49,15 @@ class LocalView(Feature):
         announce(self.run.report, self.run.options.compress)
 
     @patch("torch.utils.data:DataLoader.__iter__", why="each rank fetches its rows of every batch")
-    def share_batches(self, wrapped: Any, loader: Any, args: Any, kwargs: Any) -> Any:
+    def share_batches(self, call: Call) -> Any:
         """Fetch map-style data sets by rows; take the rows of others after the fetch."""
+        loader = call.instance
         if not self.view.context.is_rank() or torch.utils.data.get_worker_info() is not None:
-            return wrapped()
+            return call.wrapped()
         streams = isinstance(loader.dataset, IterableDataset)
         if streams or loader.batch_sampler is None or not getattr(loader, "in_order", True):
-            return Cut(self, wrapped())
-        return Fetched(self, self.fetching.start(loader, wrapped, draws=True))
+            return Cut(self, call.wrapped())
+        return Fetched(self, self.fetching.start(loader, call.wrapped, draws=True))
 
     @patch(
         "torch.utils.data:DataLoader._index_sampler",
@@ -68,18 +69,18 @@ class LocalView(Feature):
         return self.fetching.index_sampler(plain)
 
     @patch("torch.autograd:backward", why="gradients are averaged over ranks before it returns")
-    def backward(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
+    def backward(self, call: Call) -> None:
         """Average gradients; a mean over this rank's rows counts by its share of the batch."""
-        given, seeds = named(args, kwargs)
+        given, seeds = named(call.args, call.kwargs)
         if not self.view.context.is_rank() or self.run.options.average_every is not None:
-            return wrapped(**given)
+            return call.wrapped(**given)
         tops, some = listed(given.pop("tensors")), listed(given.get(seeds))
         if self.backwards.depth:  # its seeds come of those that are weighed already
             self.backwards.inner(tops)
-            return wrapped(tops, **given)
+            return call.wrapped(tops, **given)
         some += [None] * (len(tops) - len(some))
         given[seeds] = [self._weighed(top, seed) for top, seed in zip(tops, some, strict=True)]
-        self.backwards.outermost(wrapped, tops, given)
+        self.backwards.outermost(call.wrapped, tops, given)
         return None
 
     def _weighed(self, top: Tensor, seed: Tensor | None) -> Tensor | None:

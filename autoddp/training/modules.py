@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from autoddp import torch_internals
 from autoddp.comm.accelerator import capturing
 from autoddp.comm.context import Code
-from autoddp.patching import patch
+from autoddp.patching import Call, patch
 from autoddp.training.whole_calls import FULL, WholeCalls
 from autoddp.view import Partial, Rows, full
 from autoddp.view.boundaries import BOUNDARIES, Renamed
@@ -101,10 +101,10 @@ class Modules(WholeCalls):
         "torch.nn:Module.register_backward_hook",
         why="a hook sees the whole batch: a module with one runs by its parts",
     )
-    def note_hook(self, wrapped: Any, module: Any, args: Any, kwargs: Any) -> Any:
+    def note_hook(self, call: Call) -> Any:
         """Note that hooks have changed: verdicts are looked up again at the next call."""
         self.calls.verdicts.hooks += 1
-        return wrapped(*args, **kwargs)
+        return call.plain()
 
     @patch(
         "torch.nn:Module.__setattr__",
@@ -127,20 +127,20 @@ class Modules(WholeCalls):
         "torch.nn:Module.__delattr__",
         why="layers that come or go change what a forward does: it is proven anew",
     )
-    def note_layer(self, wrapped: Any, module: Any, args: Any, kwargs: Any) -> Any:
+    def note_layer(self, call: Call) -> Any:
         self.calls.verdicts.settings.changes += 1
-        return wrapped(*args, **kwargs)
+        return call.plain()
 
     @patch(
         "torch:Tensor.register_hook",
         "torch:Tensor.retain_grad",
         why="what a forward keeps of a gradient is the whole batch's: it runs by its parts",
     )
-    def refuse_hook(self, wrapped: Any, tensor: Any, args: Any, kwargs: Any) -> Any:
+    def refuse_hook(self, call: Call) -> Any:
         """End a trial that would show the gradient of a rank's rows to the script."""
         if self.view.context.depth[Code.PROOF]:
             raise Refused("it looks at gradients of the batch")
-        return wrapped(*args, **kwargs)
+        return call.plain()
 
     @patch(
         "torch:Tensor.numpy",
@@ -182,15 +182,15 @@ class Modules(WholeCalls):
     @patch(
         "torch.utils.dlpack:to_dlpack", "torch:to_dlpack", why=f"the first form of DLPack: {FULL}"
     )
-    def show_whole(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    def show_whole(self, call: Call) -> Any:
         """Show the whole batch: else DLPack shows memory that nobody has."""
-        return self.take_whole(wrapped, instance, args, kwargs)
+        return self.take_whole(call)
 
     @patch("torch.jit:ScriptFunction.__call__", why=f"a scripted function: {FULL}")
-    def take_whole(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    def take_whole(self, call: Call) -> Any:
         """Call the function with whole tensors; what it writes into them reaches the rows."""
-        found = any(isinstance(x, (Rows, Partial)) for x in tree_leaves((args, kwargs)))
-        return of_the_whole(wrapped, args, kwargs) if found else wrapped(*args, **kwargs)
+        found = any(isinstance(x, (Rows, Partial)) for x in tree_leaves((call.args, call.kwargs)))
+        return of_the_whole(call.wrapped, call.args, call.kwargs) if found else call.plain()
 
     @patch("torch:Tensor.as_subclass", why=f"a tensor of another class: {FULL}", hot=True)
     def as_subclass(self, plain: Any) -> Any:
@@ -226,23 +226,23 @@ class Modules(WholeCalls):
         why="what is recomputed in backward belongs to the split call that it was first "
         "computed in",
     )
-    def checkpoint(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    def checkpoint(self, call: Call) -> Any:
         """Run the checkpoint by rows in a split call; elsewhere like a module, or whole."""
-        function, *rest = args
+        function, *rest = call.args
         context = self.view.context
         if not context.on_rows():
             if isinstance(function, nn.Module) and not context.is_plain() and context.is_rank():
-                own = {k: v for k, v in kwargs.items() if k in CHECKPOINT}
-                given = {k: v for k, v in kwargs.items() if k not in CHECKPOINT}
+                own = {k: v for k, v in call.kwargs.items() if k in CHECKPOINT}
+                given = {k: v for k, v in call.kwargs.items() if k not in CHECKPOINT}
 
                 def run(*a: Any, **k: Any) -> Any:
-                    return wrapped(self._again(function), *a, **own, **k)
+                    return call.wrapped(self._again(function), *a, **own, **k)
 
                 return self.calls.call(function, run, tuple(rest), given, parts=False)
             whole = [full(x) for x in rest]
             with context.within(Code.PLAIN):
-                return wrapped(function, *whole, **kwargs)
-        return wrapped(self._again(function), *rest, **kwargs)
+                return call.wrapped(function, *whole, **call.kwargs)
+        return call.wrapped(self._again(function), *rest, **call.kwargs)
 
     def _again(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap `function` to run in the present split call whenever it is called."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, SequentialSampler
 
-from autoddp.patching import Feature, patch
+from autoddp.patching import Call, Feature, patch
 from autoddp.report import users_line
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ class Scaling(Feature):
         "torch.utils.data:DataLoader.__init__",
         why="--batch per-rank: training batches N times as large",
     )
-    def grow_batches(self, wrapped: Any, loader: Any, args: Any, kwargs: Any) -> Any:
+    def grow_batches(self, call: Call) -> Any:
         """Multiply the batch size of training loaders: with shuffle or a sampler not sequential."""
-        given = INIT.bind(loader, *args, **kwargs).arguments
+        given = INIT.bind(call.instance, *call.args, **call.kwargs).arguments
         sampler = given.get("sampler")
         trains = given.get("shuffle") or (
             sampler is not None and not isinstance(sampler, SequentialSampler)
@@ -43,7 +43,7 @@ class Scaling(Feature):
         size = given.get("batch_size", 1)
         here = self.run.view.context.is_rank()
         if not (self.grows and here and trains and isinstance(size, int)):
-            return wrapped(*args, **kwargs)
+            return call.plain()
         del given["self"]
         given["batch_size"] = size * self.run.world.world_size
         self.run.report.say_once(
@@ -51,23 +51,24 @@ class Scaling(Feature):
             f"DataLoader at {users_line()}",
             f"batches of {given['batch_size']} instead of {size}",
         )
-        return wrapped(**given)
+        return call.wrapped(**given)
 
     @patch(
         "torch.optim:Optimizer.add_param_group",
         why="--scale-lr: a learning rate for the larger batch",
     )
-    def scale_group(self, wrapped: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
+    def scale_group(self, call: Call) -> Any:
         """Scale the learning rate of a group, its own or the default: every group comes here."""
-        group = args[0] if args else kwargs.get("param_group")
+        optimizer = call.instance
+        group = call.args[0] if call.args else call.kwargs.get("param_group")
         if self.factor == 1 or not self.run.view.context.is_rank() or not isinstance(group, dict):
-            return wrapped(*args, **kwargs)
+            return call.plain()
         rate = group.get("lr", optimizer.defaults.get("lr"))
         if rate is None:
-            return wrapped(*args, **kwargs)
+            return call.plain()
         self.run.report.say_once(
             "scaling",
             f"{type(optimizer).__name__} at {users_line()}",
             f"learning rate times {self.factor:g}",
         )
-        return wrapped({**group, "lr": rate * self.factor})
+        return call.wrapped({**group, "lr": rate * self.factor})

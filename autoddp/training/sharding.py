@@ -21,7 +21,7 @@ from autoddp.comm.accelerator import CPU
 from autoddp.comm.context import Code
 from autoddp.comm.group import MIN, Group
 from autoddp.options import Options
-from autoddp.patching import Feature, patch
+from autoddp.patching import Call, Feature, patch
 from autoddp.report import users_line
 from autoddp.torch_internals import disable_dynamo
 from autoddp.training.replica import flattened
@@ -110,28 +110,29 @@ class Sharding(Feature):
                 share.hand_on()
 
     @patch("torch.optim:Optimizer.state_dict", why="a checkpoint holds the state of all parameters")
-    def whole_state(self, wrapped: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        with self._whole(optimizer):
-            return wrapped(*args, **kwargs)
+    def whole_state(self, call: Call) -> Any:
+        with self._whole(call.instance):
+            return call.plain()
 
     @patch(
         "torch.optim:Optimizer.__getstate__",
         why="a pickle or a copy holds the state of all parameters",
     )
-    def whole_pickle(self, wrapped: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        with self._whole(optimizer):
-            return wrapped(*args, **kwargs)
+    def whole_pickle(self, call: Call) -> Any:
+        with self._whole(call.instance):
+            return call.plain()
 
     @patch(
         "torch.optim:Optimizer.load_state_dict",
         why="of the state that is loaded a rank keeps its share",
     )
-    def load(self, wrapped: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
+    def load(self, call: Call) -> Any:
         """Load the state, and drop that of other ranks' parameters.
 
         Before its first step an optimizer has no share yet: it drops the rest at that step.
         """
-        found = wrapped(*args, **kwargs)
+        optimizer = call.instance
+        found = call.plain()
         share = self.shares.get(optimizer) if self.view.context.is_rank() else None
         if share is not None:
             share.drop(optimizer)

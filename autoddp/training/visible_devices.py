@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from autoddp.patching import Feature, patch
+from autoddp.patching import Call, Feature, patch
 
 
 class Visible(Feature):
@@ -17,15 +17,16 @@ class Visible(Feature):
     views = ("global",)
 
     @patch("torch.nn:DataParallel.__init__", why="a rank sees its own devices: others are left out")
-    def use_own(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    def use_own(self, call: Call) -> Any:
         """Leave out the ids of devices that this rank does not see."""
         given = (
-            dict(zip(("module", "device_ids", "output_device", "dim"), args, strict=False)) | kwargs
+            dict(zip(("module", "device_ids", "output_device", "dim"), call.args, strict=False))
+            | call.kwargs
         )
         there = torch.accelerator.device_count()
         for name in ("device_ids", "output_device"):
             given[name] = among(given.get(name), there) if there else given.get(name)
-        return wrapped(**given)
+        return call.wrapped(**given)
 
 
 def among(ids: Any, there: int) -> Any:

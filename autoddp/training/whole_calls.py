@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from autoddp.comm.context import Code
-from autoddp.patching import Feature, patch
+from autoddp.patching import Call, Feature, patch
 from autoddp.view import Partial, Rows, full
 from autoddp.view.rules.operands import PLAIN
 
@@ -28,10 +28,10 @@ class WholeCalls(Feature):
     view: View
 
     @patch("torch:compile", why=f"a compiled function: {FULL}")
-    def compile(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    def compile(self, call: Call) -> Any:
         """Leave a compiled module as it is; give a compiled function whole tensors."""
-        made = wrapped(*args, **kwargs)
-        model = args[0] if args else kwargs.get("model")
+        made = call.plain()
+        model = call.args[0] if call.args else call.kwargs.get("model")
         if model is None:
             return lambda function: whole_inputs(made(function))
         return made if isinstance(model, nn.Module) else whole_inputs(made)
@@ -41,9 +41,9 @@ class WholeCalls(Feature):
         "torch:vmap",
         why=f"a transform of torch.func: {FULL}",
     )
-    def transform(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    def transform(self, call: Call) -> Any:
         """Give whole tensors to the function that the transform returns."""
-        return whole_inputs(wrapped(*args, **kwargs))
+        return whole_inputs(call.plain())
 
     @patch(
         "torch.func:vjp",
@@ -51,9 +51,9 @@ class WholeCalls(Feature):
         "torch.func:functional_call",
         why="weights that are no leaves: called on whole tensors, by every rank",
     )
-    def call_whole(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    def call_whole(self, call: Call) -> Any:
         """Call the function with whole tensors, and with modules plain inside."""
-        return self._call_whole(wrapped, args, kwargs)
+        return self._call_whole(call)
 
     @patch(
         "torch.jit:trace",
@@ -62,9 +62,9 @@ class WholeCalls(Feature):
         why="what is recorded with a batch as the example is recorded of the whole: also by "
         "add_graph",
     )
-    def trace(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    def trace(self, call: Call) -> Any:
         """Trace with whole tensors: the graph is one process's, with its shapes."""
-        return self._call_whole(wrapped, args, kwargs)
+        return self._call_whole(call)
 
     @patch(
         "torch.export:export",
@@ -73,8 +73,8 @@ class WholeCalls(Feature):
         why="what is exported with a batch as the example is exported of the whole",
         optional=True,
     )
-    def export(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        return self._call_whole(wrapped, args, kwargs)
+    def export(self, call: Call) -> Any:
+        return self._call_whole(call)
 
     @patch(
         "torch.nn.functional:l1_loss",
@@ -94,10 +94,10 @@ class WholeCalls(Feature):
 
         return l1_loss
 
-    def _call_whole(self, wrapped: Any, args: Any, kwargs: Any) -> Any:
-        whole_args, whole_kwargs = _gathered((args, kwargs))
+    def _call_whole(self, call: Call) -> Any:
+        args, kwargs = _gathered((call.args, call.kwargs))
         with self.view.context.within(Code.PLAIN):
-            return wrapped(*whole_args, **whole_kwargs)
+            return call.wrapped(*args, **kwargs)
 
 
 def whole_inputs(function: Callable[..., Any]) -> Callable[..., Any]:

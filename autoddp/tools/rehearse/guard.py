@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import inspect
 import json
 import os
 import sys
@@ -16,7 +15,7 @@ from autoddp.effects import paths
 from autoddp.effects.caches import NAMED, NOBODYS, PARTS
 from autoddp.effects.witness import WRITES
 from autoddp.effects.writers import CHECKPOINT, WRITERS, Writer
-from autoddp.patching import Feature, patch
+from autoddp.patching import Call, Feature, patch
 from autoddp.tools.rehearse.backup import JOURNAL, copy
 
 # Python's own audit events, and where among their arguments the names are of what changes. Each has
@@ -139,23 +138,19 @@ class Backups(Feature):
         *WRITERS,
         why="see files",
         optional=True,
-        with_target=True,
     )
-    def see(self, target: str, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    def see(self, call: Call) -> Any:
         """Keep what is at the path that a library is about to write, then let it write."""
-        path = argument(WRITERS.get(target, CHECKPOINT), wrapped, args, kwargs)
+        path = argument(WRITERS.get(call.target, CHECKPOINT), call)
         if isinstance(path, (str, bytes, os.PathLike)):
             self.guard.touch(path)
-        return wrapped(*args, **kwargs)
+        return call.plain()
 
 
-def argument(row: Writer, wrapped: Any, args: Any, kwargs: Any) -> Any:
+def argument(row: Writer, call: Call) -> Any:
     """Return the argument of a call that names the file, None if it cannot be told."""
-    if row.argument in kwargs:
-        return kwargs[row.argument]
+    if row.argument in call.kwargs:
+        return call.kwargs[row.argument]
     if row.position is not None:
-        return args[row.position] if len(args) > row.position else None
-    try:
-        return inspect.signature(wrapped).bind_partial(*args, **kwargs).arguments.get(row.argument)
-    except (TypeError, ValueError):
-        return None  # a wrong call: the function says so itself
+        return call.args[row.position] if len(call.args) > row.position else None
+    return call.named.get(row.argument)  # a wrong call names none: the function says so itself

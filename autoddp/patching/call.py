@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import posix
 from collections.abc import Callable
-from functools import lru_cache, wraps
+from functools import cached_property, lru_cache, wraps
 from types import BuiltinMethodType, ModuleType
 from typing import Any, TypeVar
 
@@ -35,23 +35,49 @@ def _signature(function: Any) -> inspect.Signature:
 
 
 class Call:
-    """A call of a wrapped function; `named` are its arguments, none where they do not fit."""
+    """A call of a patched function.
 
-    def __init__(self, wrapped: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    Attributes:
+        wrapped: The function as it would be without the patch; of a method, bound.
+        instance: The object whose method is called, None of a function.
+        args, kwargs: The arguments.
+        target: The patched name, "module:Dotted.path".
+    """
+
+    def __init__(
+        self,
+        wrapped: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        instance: Any = None,
+        target: str = "",
+    ) -> None:
         self.wrapped, self.args, self.kwargs = wrapped, args, kwargs
-        self.named: dict[str, Any] = {}
+        self.instance, self.target = instance, target
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """Return the arguments by name; none where they do not fit."""
+        return {} if self._fit is None else self._fit.arguments
+
+    @cached_property
+    def _fit(self) -> inspect.BoundArguments | None:
         # of a method the function alone: `_signature` would keep the method's object for ever
-        function = getattr(wrapped, "__func__", wrapped)
-        bound = () if function is wrapped else (wrapped.__self__,)  # type: ignore[attr-defined]
-        kept = not isinstance(wrapped, BuiltinMethodType) or isinstance(
-            wrapped.__self__, ModuleType
+        function, bound = getattr(self.wrapped, "__func__", self.wrapped), self._bound
+        kept = not isinstance(self.wrapped, BuiltinMethodType) or isinstance(
+            self.wrapped.__self__, ModuleType
         )
         try:
-            signature = _signature(function) if kept else inspect.signature(wrapped)
-            fit = signature.bind(*bound, *args, **kwargs)
+            signature = _signature(function) if kept else inspect.signature(self.wrapped)
+            return signature.bind(*bound, *self.args, **self.kwargs)
         except (TypeError, ValueError):  # ValueError: a C function without a signature
-            return  # the function itself words the error best
-        self.named, self._fit, self._bound = fit.arguments, fit, len(bound)
+            return None  # the function itself words the error best
+
+    @property
+    def _bound(self) -> tuple[Any, ...]:
+        if hasattr(self.wrapped, "__func__"):
+            return (self.wrapped.__self__,)  # type: ignore[attr-defined]
+        return ()
 
     @property
     def name(self) -> str:
@@ -65,8 +91,10 @@ class Call:
 
     def changed(self, **values: Any) -> Any:
         """Make the call with `values` in place of the arguments of these names."""
+        assert self._fit is not None
         args, parameters = list(self.args), self._fit.signature.parameters.values()
         known = [one.name for one in parameters if one.kind <= one.POSITIONAL_OR_KEYWORD]
-        for at, name in enumerate(known[self._bound : self._bound + len(args)]):
+        skip = len(self._bound)
+        for at, name in enumerate(known[skip : skip + len(args)]):
             args[at] = values.pop(name, args[at])
         return self.wrapped(*args, **{**self.kwargs, **values})
