@@ -62,6 +62,7 @@ class Group(Rpc):
         self.native = native
         self.rank, self.size = world.rank, world.world_size
         self.kind = ""  # torch's word for the accelerators of all ranks
+        self.placed: list[int] | None = None  # what `topology.nodes` has found out
         self.gathered = 0  # bytes that came from other ranks
         self.collective_check = CollectiveCheck(world.rank, channel.meetings, store)
         # what ranks do together once the script has ended well

@@ -12,10 +12,10 @@ from autoddp.comm.context import Context
 from autoddp.comm.world import World
 from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
+from autoddp.effects.run import Run
 from autoddp.effects.temporary import Temporary
 from autoddp.options import Options
 from autoddp.patching import Installation
-from autoddp.process.run import Run
 from autoddp.view import View
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from contextlib import ExitStack, suppress
 from typing import Any, ClassVar
 
 from autoddp.comm.outcome import Outcome
-from autoddp.effects.engine import Mode, Outward
+from autoddp.effects.engine import Mode
+from autoddp.effects.outward import Outward
 from autoddp.effects.running_programs import see
 from autoddp.effects.unhurried import Unhurried, carried, taken
 from autoddp.patching import Call, patch

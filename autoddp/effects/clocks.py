@@ -10,7 +10,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime, tzinfo
 from typing import Any, ClassVar
 
-from autoddp.effects.engine import Mode, Outward
+from autoddp.effects.engine import Mode
+from autoddp.effects.outward import Outward
 from autoddp.effects.ownership import decides
 from autoddp.effects.rows import EffectRow, ask
 from autoddp.patching import Call, patch, stands_for

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, ClassVar
 
-from autoddp.effects.engine import Mode, Outward
+from autoddp.effects.engine import Mode
 from autoddp.effects.muting import muted
+from autoddp.effects.outward import Outward
 from autoddp.effects.rows import EffectRow, ask
 from autoddp.effects.stdin import SharedStdin
 from autoddp.patching import Call, patch, stands_for

@@ -9,9 +9,10 @@ from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from autoddp.effects import paths
-from autoddp.effects.engine import Mode, Outward
+from autoddp.effects.engine import Mode
 from autoddp.effects.mirrored_io import OpenDescriptor, whole
 from autoddp.effects.open_files import OpenFiles
+from autoddp.effects.outward import Outward
 from autoddp.effects.rows import EffectRow, do
 from autoddp.effects.sight import error, named
 from autoddp.patching import patch, stands_for

@@ -12,11 +12,12 @@ from contextlib import ExitStack, contextmanager
 from http.client import HTTPMessage
 from typing import Any, ClassVar
 
+from autoddp.comm.topology import leaders
 from autoddp.effects import http_replay, paths
 from autoddp.effects.atomic import Draft
-from autoddp.effects.engine import Mode, Outward
+from autoddp.effects.engine import Mode
 from autoddp.effects.file_server import Facts
-from autoddp.effects.topology import leaders
+from autoddp.effects.outward import Outward
 from autoddp.patching import Call, patch
 from autoddp.report import users_line
 
@@ -121,7 +122,7 @@ class Downloads(Outward):
             return self._alone(lambda: self._whole(call))
         path, facts, headers = self._lead(call, 0)
         with self.effects.context.internal():
-            others = leaders(self.effects)[1:]
+            others = leaders(self.effects.group)[1:]
         for leader in others:
             self._lead(call, leader, path, facts)
         if call.name.endswith("urlretrieve"):
@@ -203,7 +204,7 @@ class Downloads(Outward):
         made: list[Any] = []
         site = f"{call.name} at {users_line(1)}"
         with self.effects.context.internal():
-            for leader in leaders(self.effects):
+            for leader in leaders(self.effects.group):
                 self.run.group.call(site, lambda: made.append(call.plain()), by=leader)
             return made[0] if made else call.plain()
 

@@ -7,12 +7,11 @@ itself (not in a worker process), on the thread that runs the script, outside a 
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from autoddp.comm.context import Code
@@ -22,17 +21,13 @@ from autoddp.effects.deferred_errors import DeferredErrors
 from autoddp.effects.journal import GONE, Journal
 from autoddp.effects.overlay import Overlay
 from autoddp.effects.ownership import caller, is_ours, loads_data, users_call
-from autoddp.effects.past import share
-from autoddp.effects.rows import EffectRow, Fate
 from autoddp.effects.scratch import Scratch
-from autoddp.patching import Call, Feature, Patch, patch
 from autoddp.report import is_users, users_line
 
 if TYPE_CHECKING:
     from autoddp.comm.group import Group
     from autoddp.effects.file_server import FileClient, FileServer
     from autoddp.effects.mirrored_io import OpenDescriptor
-    from autoddp.process.run import Run
 
 
 class Mode(Enum):
@@ -59,7 +54,6 @@ class Effects:
         self.begun = False  # whether it was decided who keeps one
         self.client: FileClient | None = None  # where this node is not rank 0's
         self.server: FileServer | None = None  # on rank 0, where there are several nodes
-        self.placed: list[int] | None = None  # what `nodes` has found out
         self.before_save: list[Callable[[], None]] = []  # before a checkpoint, where all ranks are
         self.losses = DeferredErrors()  # what failed on rank 0 and is to be raised on all
         self.threads: WeakSet[threading.Thread] = WeakSet()  # those of every rank
@@ -223,64 +217,3 @@ class Effects:
             if self.journal is not None:
                 self.journal.end()
                 self.journal = None
-
-
-class Outward(Feature):
-    """The base of features that touch the outside world.
-
-    Attributes:
-        rows: The patches that are no more than a row; a method with `@patch` is for all others.
-    """
-
-    rows: ClassVar[tuple[EffectRow, ...]] = ()
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.effects, self.context = run.effects, run.group.context
-        self.rank = run.world.rank
-
-    def setup(self, undo: ExitStack) -> None:
-        """Share the journal, and watch the collector."""
-        with self.effects.context.internal():
-            tempfile.gettempdir()  # found out once: by all ranks, not first by those with a scratch
-        share(self.effects)
-        undo.callback(self.effects.end)
-        self.context.watch_collector(undo)
-
-    @classmethod
-    def patches(cls) -> list[Patch]:
-        """Return the patches of the methods, and those of the rows."""
-        return [*super().patches(), *(row.patch(cls.name) for row in cls.rows)]
-
-    def mode(self, row: EffectRow) -> Mode:
-        """Decide like `Effects` for a call of this row."""
-        return self.effects.mode() if row.by_all else self.effects.users()
-
-    def serve(self, call: Call) -> Any:
-        """Do with a call of a row's function what its fate says."""
-        row = next(row for row in self.rows if call.target in row.targets)
-        mode = self.mode(row)
-        if mode is Mode.PASS_THROUGH:
-            return call.plain()
-        if not row.when(call):
-            return call.plain()
-        name = call.target.removeprefix("builtins:").replace(":", ".")
-        match row.fate, mode:
-            case Fate.ASK, Mode.SYNCED:
-                return row.unpack(self.effects.ask_rank0(name, lambda: row.pack(call.plain())))
-            case Fate.DO, Mode.SYNCED:
-                return self.effects.do_on_rank0(name, call.plain)
-        return None if row.once and (self.rank or mode is Mode.SUPPRESSED) else call.plain()
-
-    @patch(
-        "torch.utils.data._utils.fetch:_MapDatasetFetcher.fetch",
-        why="ranks fetch different rows: what a data set does there is each rank's own",
-    )
-    def fetch_alone(self, call: Call) -> Any:
-        """Fetch a batch; its reads and writes are as if autoddp were not there."""
-        context = self.context
-        here = context.on_script_thread()  # what the script does meanwhile is no other thread's
-        if not context.in_job() or (here and context.passes_through()):
-            return call.plain()
-        with context.within(Code.FETCH) if here else context.internal():
-            return call.plain()

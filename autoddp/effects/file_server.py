@@ -29,7 +29,8 @@ from autoddp.effects import paths
 from autoddp.errors import RemoteError, TooLarge
 
 if TYPE_CHECKING:
-    from autoddp.effects.engine import Effects
+    from autoddp.comm.group import Group
+    from autoddp.effects.scratch import Scratch
 
 LIMIT = 1 << 30  # bytes of a file that are handed over
 LATE = 60.0  # seconds after which a file server shows all nodes what one has written
@@ -48,8 +49,8 @@ Facts = list[int]  # size and time of change: by what two ranks see that they se
 class FileServer:
     """A server of rank 0's files to other nodes, on a thread that the script does not see."""
 
-    def __init__(self, effects: Effects) -> None:
-        self._effects, self._store = effects, effects.group.store.clone()
+    def __init__(self, group: Group) -> None:
+        self._group, self._store = group, group.store.clone()
         self._store.set_timeout(FOREVER)
         self._folder, self._since = os.path.realpath(os.getcwd()), time.time_ns() - SKEW
         self.announced: set[str] = set()  # paths that the script was told are there
@@ -61,10 +62,10 @@ class FileServer:
         A rank 0 that hosts the store stays for them by itself, and the thread answers to its end.
         A rank that waits for what rank 0 would have done next learns that it will not.
         """
-        self._effects.group.channel.close()
-        store, keys = self._effects.group.store, [f"handover/left/{rank}" for rank in others]
+        self._group.channel.close()
+        store, keys = self._group.store, [f"handover/left/{rank}" for rank in others]
         deadline = time.monotonic() + LAST
-        while self._effects.group.world.agent_store and not store.check(keys):
+        while self._group.world.agent_store and not store.check(keys):
             if time.monotonic() > deadline:
                 return
             time.sleep(_TICK)
@@ -107,8 +108,8 @@ class FileServer:
 class FileClient:
     """A client of rank 0's file server, for a rank of another node and its worker processes."""
 
-    def __init__(self, effects: Effects, folder: str, node: int) -> None:
-        self._effects, self._folder, self._node = effects, folder, node
+    def __init__(self, group: Group, scratch: Scratch, folder: str, node: int) -> None:
+        self._group, self._scratch, self._folder, self._node = group, scratch, folder, node
         self.made = MirroredFolders()
         self._pid = -1
         self._connect()
@@ -117,7 +118,7 @@ class FileClient:
         """Make a connection of this process's own: one that was forked belongs to the parent."""
         if self._pid != os.getpid():
             self._pid, self._lock, self._number = os.getpid(), threading.Lock(), 0
-            self._store = self._effects.group.store.clone()
+            self._store = self._group.store.clone()
             self._store.set_timeout(PATIENCE)
 
     def find(self, file: str | bytes | os.PathLike[Any]) -> Any:
@@ -128,8 +129,8 @@ class FileClient:
             TooLarge: The file is on node 0 alone, and is too large to be handed over.
         """
         path = os.path.abspath(os.fsdecode(file))
-        scratch = self._effects.scratch
-        with self._effects.context.internal():
+        scratch = self._scratch
+        with self._group.context.internal():
             changed = _among(paths.real(path, True), scratch.changed)
             if not changed and os.path.lexists(path):
                 return file
@@ -145,7 +146,7 @@ class FileClient:
         """Say that this rank will not ask again; the last one of its node removes the copies."""
         if os.getpid() != self._pid:
             return
-        group = self._effects.group
+        group = self._group
         with suppress(DistError):  # rank 0 went first
             group.store.set(f"handover/left/{group.rank}", "")
             if group.store.add(f"handover/left/of/{self._node}", 1) < group.world.local_world_size:
@@ -205,7 +206,7 @@ class FileClient:
         self._connect()
         with self._lock:
             self._number += 1
-            key = f"handover/{self._effects.rank}/{self._pid}/{self._number}"
+            key = f"handover/{self._group.rank}/{self._pid}/{self._number}"
             self._store.queue_push(ASKED, json.dumps([key, path, facts, offset]))
         return key
 

@@ -8,8 +8,9 @@ from contextlib import ExitStack, suppress
 from typing import Any, ClassVar
 
 from autoddp.effects import paths
-from autoddp.effects.engine import Mode, Outward
+from autoddp.effects.engine import Mode
 from autoddp.effects.open_files import OpenFiles
+from autoddp.effects.outward import Outward
 from autoddp.effects.readers import READERS, named_file, read
 from autoddp.effects.sight import named
 from autoddp.effects.write_calls import WriteCalls

@@ -9,9 +9,10 @@ from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from autoddp.effects import paths
-from autoddp.effects.engine import Mode, Outward
+from autoddp.effects.engine import Mode
 from autoddp.effects.entries import Entry, Listing, facts
 from autoddp.effects.file_server import MirroredFolders
+from autoddp.effects.outward import Outward
 from autoddp.effects.unsynced import UnsyncedChange
 from autoddp.patching import Call, patch
 

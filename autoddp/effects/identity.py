@@ -16,7 +16,7 @@ from autoddp.patching import Call, Feature, patch
 from autoddp.report import users_modules
 
 if TYPE_CHECKING:
-    from autoddp.process.run import Run
+    from autoddp.effects.run import Run
 
 SAID = (
     "`is` tells a batch, and what is computed of it, from a torch.Tensor, though it is one; "

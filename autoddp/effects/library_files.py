@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
-from autoddp.effects.engine import Outward
 from autoddp.effects.mirrored import ENDS, MAKERS, LibraryFiles
+from autoddp.effects.outward import Outward
 from autoddp.patching import Call, patch
 
 # The names of the arguments of `sqlite3.connect`, which is written in C and does not tell them.

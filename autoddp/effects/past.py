@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import os
 import posix
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from autoddp.comm.place import HERE
 from autoddp.effects import paths
 from autoddp.effects.journal import (
     ABSENT,
@@ -32,13 +29,7 @@ from autoddp.effects.journal import (
     TREE,
     TURN,
     Board,
-    Journal,
 )
-from autoddp.effects.topology import nodes
-
-if TYPE_CHECKING:
-    from autoddp.effects.engine import Effects
-
 
 TICK = 1e-4  # seconds
 
@@ -251,26 +242,3 @@ def _shell(at: str, names: dict[str, Any]) -> None:
             posix.symlink(value, f"{at}/{name}")
         else:
             posix.close(posix.open(f"{at}/{name}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC))
-
-
-def share(effects: Effects) -> None:
-    """Begin a journal on rank 0, which the ranks of its node read; all ranks call this, once."""
-    if not effects.synced or effects.begun:
-        return
-    effects.begun = True
-    group, placed = effects.group, nodes(effects)
-
-    def make() -> str:
-        folder = paths.fresh(HERE.private or tempfile.gettempdir())
-        effects.journal = Journal(
-            Board(folder, group.size, make=True), placed.count(0), effects.threads
-        )
-        return folder
-
-    with effects.context.internal():
-        folder = group.call("the journal", make)
-        if group.rank and placed[group.rank] == 0:
-            with suppress(FileNotFoundError):  # rank 0 has come to its end already
-                board = Board(folder, group.size, make=False)
-                effects.overlay.before = Past(board, group.rank, effects.scratch.new)
-                effects.overlay.before.come(group.passed)

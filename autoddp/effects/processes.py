@@ -15,7 +15,8 @@ from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from autoddp.comm.outcome import Outcome
-from autoddp.effects.engine import Mode, Outward
+from autoddp.effects.engine import Mode
+from autoddp.effects.outward import Outward
 from autoddp.effects.ownership import users_call
 from autoddp.effects.rows import EffectRow, ask, do
 from autoddp.effects.running_programs import for_asyncio, plain_world, see

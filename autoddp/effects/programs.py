@@ -6,7 +6,8 @@ import subprocess
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
-from autoddp.effects.engine import Mode, Outward
+from autoddp.effects.engine import Mode
+from autoddp.effects.outward import Outward
 from autoddp.effects.running_programs import RunningPrograms as Running
 from autoddp.effects.running_programs import for_asyncio
 from autoddp.patching import Call, patch

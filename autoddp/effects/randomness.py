@@ -14,8 +14,9 @@ import torch
 
 from autoddp.comm import accelerator
 from autoddp.comm.accelerator import CPU
-from autoddp.effects.engine import Mode, Outward
+from autoddp.effects.engine import Mode
 from autoddp.effects.entropy import Entropy
+from autoddp.effects.outward import Outward
 from autoddp.effects.ownership import caller
 from autoddp.effects.rows import EffectRow, ask
 from autoddp.patching import Call, patch, stands_for

@@ -15,7 +15,7 @@ from autoddp.patching import Call, Feature, patch
 from autoddp.report import users_frame
 
 if TYPE_CHECKING:
-    from autoddp.process.run import Run
+    from autoddp.effects.run import Run
 
 WHY = "a handler that saves, stops or raises does so at the same step on all ranks"
 MINE = (signal.SIGCHLD, NEWS)  # of this process alone: its children, news of an order

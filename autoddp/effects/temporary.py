@@ -8,8 +8,9 @@ from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from autoddp.effects import paths
-from autoddp.effects.engine import Mode, Outward
+from autoddp.effects.engine import Mode
 from autoddp.effects.mirrored_io import OpenDescriptor
+from autoddp.effects.outward import Outward
 from autoddp.patching import Call, patch
 
 

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from autoddp.effects.engine import Effects, Mode, Outward
+from autoddp.effects.engine import Effects, Mode
+from autoddp.effects.outward import Outward
 from autoddp.effects.write_calls import whole
 from autoddp.patching import Call, patch
 

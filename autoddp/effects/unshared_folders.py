@@ -8,10 +8,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
-from autoddp.effects.engine import Mode, Outward
+from autoddp.comm.topology import leaders, nodes
+from autoddp.effects.engine import Mode
 from autoddp.effects.file_server import FileClient, FileServer
+from autoddp.effects.outward import Outward
 from autoddp.effects.readers import READERS, read
-from autoddp.effects.topology import leaders, nodes
 from autoddp.patching import Call, patch, stands_for
 
 _WRITES = frozenset("wax+")
@@ -30,22 +31,24 @@ class UnsharedFolders(Outward):
     def setup(self, undo: ExitStack) -> None:
         """Find each rank's node, say which do not share the working folder, and serve files."""
         super().setup(undo)
-        effects, placed = self.effects, nodes(self.effects)
+        effects, placed = self.effects, nodes(self.effects.group)
         if max(placed) == 0:
             return
         with effects.context.internal():
             self._probe()
             folders = {
                 placed[leader]: self.run.group.call("a folder for a node", _folder, by=leader)
-                for leader in leaders(effects)[1:]
+                for leader in leaders(effects.group)[1:]
             }
         if self.rank == 0:
-            effects.server = FileServer(effects)
+            effects.server = FileServer(effects.group)
             others = [rank for rank, node in enumerate(placed) if node]
             undo.callback(effects.server.end, others)
         elif placed[self.rank]:
             effects.scratch.changed = set()
-            effects.client = FileClient(effects, folders[placed[self.rank]], placed[self.rank])
+            effects.client = FileClient(
+                effects.group, effects.scratch, folders[placed[self.rank]], placed[self.rank]
+            )
             undo.callback(effects.client.end)
 
     @patch(
@@ -103,13 +106,13 @@ class UnsharedFolders(Outward):
 
     def _probe(self) -> None:
         """Say which nodes do not see a file that rank 0 puts into the working folder."""
-        effect, placed = self.run.group.call, nodes(self.effects)
+        effect, placed = self.run.group.call, nodes(self.effects.group)
         name = effect("a file for all nodes", _probe_file)
         if name is None:
             return
         lacking = [
             str(placed[leader])
-            for leader in leaders(self.effects)[1:]
+            for leader in leaders(self.effects.group)[1:]
             if not effect("the file for all nodes", lambda: os.path.exists(name), by=leader)
         ]
         if self.rank:

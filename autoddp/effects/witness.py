@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import torch.distributed as dist
 
 from autoddp.effects import paths
-from autoddp.effects.engine import Mode, Outward
+from autoddp.effects.engine import Mode
+from autoddp.effects.outward import Outward
 from autoddp.effects.ownership import caller
 from autoddp.report import INSTALLED, is_users, users_frame, users_line
 

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 from autoddp.comm.group import Group
 from autoddp.comm.world import World
+from autoddp.effects.run import Run
 from autoddp.options import Options
 from autoddp.patching import Installation
 from autoddp.process.features import FEATURES
-from autoddp.process.run import Run
 from autoddp.process.watching.watch import Watch
 from autoddp.report import Report, library_modules, users_modules
 from autoddp.view import View

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from autoddp.view.work import TRIAL
 
 if TYPE_CHECKING:
-    from autoddp.process.run import Run
+    from autoddp.effects.run import Run
 
 KEY = "account"
 WAIT = timedelta(seconds=5)  # for the other ranks to come to their end

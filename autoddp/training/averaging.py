@@ -24,7 +24,7 @@ from autoddp.training.iterator import LoaderIterator
 from autoddp.training.replica import flattened
 
 if TYPE_CHECKING:
-    from autoddp.process.run import Run
+    from autoddp.effects.run import Run
 
 Said = dict[str, Any]  # what a rank says of itself at a meeting
 

@@ -17,7 +17,7 @@ from autoddp.training.normalization import Normalize, follow
 from autoddp.view import Rows, split
 
 if TYPE_CHECKING:
-    from autoddp.process.run import Run
+    from autoddp.effects.run import Run
 
 
 class BatchNorm(Feature):

@@ -22,7 +22,7 @@ from autoddp.training.fingerprint import Fingerprint
 from autoddp.training.replica import flattened
 
 if TYPE_CHECKING:
-    from autoddp.process.run import Run
+    from autoddp.effects.run import Run
 
 OFTEN, EVERY = 3, 100  # the first steps of an optimizer, and one in so many
 

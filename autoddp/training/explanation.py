@@ -15,7 +15,7 @@ from autoddp.training import account
 from autoddp.view.work import BACKWARD, SPLIT, WHOLE
 
 if TYPE_CHECKING:
-    from autoddp.process.run import Run
+    from autoddp.effects.run import Run
 
 STEPS = 3  # of all optimizers, after which the decisions are printed
 LINES = 6  # decisions of each kind that are printed; all with -v

@@ -31,7 +31,7 @@ from autoddp.view.boundaries import Mean
 from autoddp.view.rules.gradients import as_held, gradients_of, roots
 
 if TYPE_CHECKING:
-    from autoddp.process.run import Run
+    from autoddp.effects.run import Run
 
 # Steps of an optimizer whose gradients are compared: the first ones, and now and then.
 CHECKED, EVERY = 3, 100

@@ -33,7 +33,7 @@ from autoddp.training.replica import Leaves, Replicas
 from autoddp.view.order import Order
 
 if TYPE_CHECKING:
-    from autoddp.process.run import Run
+    from autoddp.effects.run import Run
 
 THROUGH = tuple(
     f"{path}/" for package in (multiprocessing, concurrent) for path in package.__path__

@@ -30,7 +30,7 @@ from autoddp.training.sharing.share import Sharing
 from autoddp.training.sharing.stamp import Stamp
 
 if TYPE_CHECKING:
-    from autoddp.process.run import Run
+    from autoddp.effects.run import Run
 
 MUCH = 0.2  # share of the time that is spent waiting
 LEAST = 5.0  # seconds of a loader's passes before its waiting is judged

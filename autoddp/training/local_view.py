@@ -21,7 +21,7 @@ from autoddp.training.sampling import Fetching
 from autoddp.view.rules.gradients import listed
 
 if TYPE_CHECKING:
-    from autoddp.process.run import Run
+    from autoddp.effects.run import Run
 
 PRINTED = "losses and metrics that are printed are those of rank 0's rows alone"
 

@@ -25,7 +25,7 @@ from autoddp.view.proof.trial import DECIDES, Refused
 from autoddp.view.rows import of_the_whole
 
 if TYPE_CHECKING:
-    from autoddp.process.run import Run
+    from autoddp.effects.run import Run
 
 CHECKPOINT = (
     "use_reentrant",

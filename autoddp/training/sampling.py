@@ -25,7 +25,7 @@ from autoddp.view.cuts import even_sizes
 from autoddp.view.generators import Generators
 
 if TYPE_CHECKING:
-    from autoddp.process.run import Run
+    from autoddp.effects.run import Run
 
 APART = 7919  # what the seeds of two neighbouring ranks differ by
 # Samplers of torch that draw nothing between two batches.

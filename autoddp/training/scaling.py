@@ -11,7 +11,7 @@ from autoddp.patching import Call, Feature, patch
 from autoddp.report import users_line
 
 if TYPE_CHECKING:
-    from autoddp.process.run import Run
+    from autoddp.effects.run import Run
 
 INIT = inspect.signature(DataLoader.__init__)
 

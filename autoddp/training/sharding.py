@@ -27,7 +27,7 @@ from autoddp.torch_internals import disable_dynamo
 from autoddp.training.replica import flattened
 
 if TYPE_CHECKING:
-    from autoddp.process.run import Run
+    from autoddp.effects.run import Run
 
 # Each steps every parameter by itself, leaves alone one that has no gradient, and makes its state
 # when it has one.

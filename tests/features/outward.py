@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from autoddp.comm.group import Group
+from autoddp.effects.run import Run
 from autoddp.options import Options
 from autoddp.patching import Feature, Installation
-from autoddp.process.run import Run
 from autoddp.report import library_modules
 from tests.ranks import run_ranks
 

@@ -13,7 +13,7 @@ import uuid
 
 import pytest
 
-from autoddp.effects.engine import Outward
+from autoddp.effects.outward import Outward
 from autoddp.process.features import FEATURES
 from tests.features.outward import on_ranks, raised, trial
 

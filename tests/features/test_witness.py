@@ -14,11 +14,11 @@ from autoddp.comm.group import Group
 from autoddp.effects.descriptors import Descriptors
 from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
+from autoddp.effects.run import Run
 from autoddp.effects.temporary import Temporary
 from autoddp.effects.witness import Witness
 from autoddp.options import Options
 from autoddp.patching import Installation
-from autoddp.process.run import Run
 from autoddp.report import Report
 from tests.features.outward import raised, trial
 from tests.ranks import run_ranks

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autoddp.comm.world import World
+from autoddp.effects.run import Run
 from autoddp.options import Options
 from autoddp.patching import Installation
-from autoddp.process.run import Run
 from autoddp.training.batchnorm import BatchNorm
 from autoddp.training.gradients import Gradients
 from autoddp.training.modules import Modules

@@ -18,13 +18,13 @@ from autoddp.tools.verify import plot
 from autoddp.tools.verify.bisection import Trials
 from autoddp.tools.verify.causes import Cause, CauseEvidence, cause_of, repeats, rounding, unknown
 from autoddp.tools.verify.findings import OTHER, Difference, Findings
+from autoddp.tools.verify.show import finish
 from autoddp.tools.verify.verdict import (
     DIFFERENT,
     EQUAL,
     NOT_RUN,
     Conclusion,
     VerifyOptions,
-    finish,
 )
 
 CHANGES = "autoddp.tools.verify.changes"

@@ -10,7 +10,8 @@ from autoddp.tools.rehearse import picture
 from autoddp.tools.verify import plot
 from autoddp.tools.verify.causes import Cause, CauseEvidence, cause_of
 from autoddp.tools.verify.findings import ENDING, OTHER, Difference, Findings
-from autoddp.tools.verify.verdict import DIFFERENT, Conclusion, VerifyOptions, finish
+from autoddp.tools.verify.show import finish
+from autoddp.tools.verify.verdict import DIFFERENT, Conclusion, VerifyOptions
 
 UNKNOWN = Cause(
     "unknown",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from autoddp.report import PREFIX
 from autoddp.tools.verify.findings import ASPECTS, Difference, Findings
-from autoddp.tools.verify.verdict import DIFFERENT, NOT_RUN, WORDS, Conclusion
+from autoddp.tools.verify.verdict import DIFFERENT, NOT_RUN, WORDS, Conclusion, VerifyOptions
 
 PLURALS = {
     "steps": "steps",
@@ -22,9 +25,13 @@ TOGETHER = 4  # at most so many differences of the first step that differs are s
 GAP = "  "
 
 
-def tell(verdict: Conclusion) -> None:
-    """Print all of the verdict on stdout."""
-    print("\n".join(lines(verdict)))
+def finish(verdict: Conclusion, wanted: VerifyOptions, quiet: bool) -> int:
+    """Tell the conclusion in the ways that are wanted, and return its exit code."""
+    if not quiet:
+        print("\n".join(lines(verdict)))
+    if wanted.json is not None:
+        Path(wanted.json).write_text(json.dumps(verdict.data(), indent=2))
+    return verdict.code
 
 
 def lines(verdict: Conclusion) -> list[str]:

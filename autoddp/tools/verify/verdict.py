@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from autoddp.errors import BadInput
@@ -97,14 +95,3 @@ def _data(found: Difference) -> dict[str, Any]:
         "size": None if found.size == OTHER else found.size,
         "told": found.described(),
     }
-
-
-def finish(verdict: Conclusion, wanted: VerifyOptions, quiet: bool) -> int:
-    """Tell the conclusion in the ways that are wanted, and return its exit code."""
-    from autoddp.tools.verify.show import tell
-
-    if not quiet:
-        tell(verdict)
-    if wanted.json is not None:
-        Path(wanted.json).write_text(json.dumps(verdict.data(), indent=2))
-    return verdict.code

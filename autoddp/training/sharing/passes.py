@@ -23,7 +23,7 @@ from autoddp.training.sharing.stamp import DatasetWatch
 from autoddp.view.generators import Generators
 
 if TYPE_CHECKING:
-    from autoddp.process.run import Run
+    from autoddp.effects.run import Run
 
 STRIKES = 3  # batches that every rank loads, before it does so for ever
 MOST = 10_000  # fetches that can be made up for

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import default_collate
 
-from autoddp.effects.topology import nodes
+from autoddp.comm.topology import nodes
 from autoddp.training.iterator import LoaderIterator
 from autoddp.training.sampling import Fetching
 from autoddp.training.sharing.lines import MADE, RAISED, STEP, Lines, meet
@@ -22,7 +22,7 @@ from autoddp.training.sharing.stamp import DatasetWatch
 from autoddp.training.sharing.workers import Follower, Leading, Steps
 
 if TYPE_CHECKING:
-    from autoddp.process.run import Run
+    from autoddp.effects.run import Run
 
 
 class Pass(LoaderIterator):
@@ -52,7 +52,7 @@ class Sharing:
         """Connect all ranks of each node; return why that cannot be, in words, or nothing."""
         if self.lines is None and not self.alone:
             world, group = self.run.world, self.run.group
-            placed = nodes(self.run.effects)
+            placed = nodes(self.run.group)
             ranks = [rank for rank, node in enumerate(placed) if node == placed[world.rank]]
             lines = meet(world.rank, ranks, group.store)
             self.lines = lines
