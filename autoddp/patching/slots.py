@@ -1,0 +1,57 @@
+"""Slots: the attributes at which patched functions stand, of modules and of classes, C's too."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from autoddp.errors import PatchTargetMissing
+
+ABSENT = object()
+
+
+def find(target: str, module: ModuleType, optional: bool = False) -> tuple[Any, str, Any]:
+    """Return the owner of `target`, the attribute's name, and its value.
+
+    The value is ABSENT if the target is optional and missing.
+
+    Raises:
+        PatchTargetMissing: The target is required, and not there.
+    """
+    *path, name = target.partition(":")[2].split(".")
+    owner: Any = module
+    for part in path:
+        owner = getattr(owner, part, ABSENT)
+    value = ABSENT if owner is ABSENT else getattr(owner, name, ABSENT)
+    if value is ABSENT and not optional:
+        version = getattr(sys.modules.get(module.__name__.partition(".")[0]), "__version__", "?")
+        raise PatchTargetMissing(
+            f"{target} does not exist in {module.__name__.partition('.')[0]} {version}; "
+            "autoddp must be made to know this version before it can be used with it"
+        )
+    return owner, name, value
+
+
+def assign(owner: Any, name: str, value: Any) -> None:
+    """Set an attribute, also of a type written in C, which refuses `setattr`."""
+    try:
+        setattr(owner, name, value)
+    except TypeError:
+        slots: Sequence[Any] = gc.get_referents(vars(owner))  # the dict behind the mappingproxy
+        slots[0][name] = value
+        # call sites remember what they found
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))
+
+
+def restore(owner: Any, name: str, slot: Any, ours: Any) -> None:
+    """Put `slot` back unless somebody has put theirs in place of ours since."""
+    if vars(owner).get(name) is not ours:
+        return
+    if slot is not ABSENT:
+        assign(owner, name, slot)
+    else:
+        delattr(owner, name)
