@@ -47,7 +47,6 @@ WITHOUT_TORCH = {
     *("patching.__init__", "report.__init__", "decorator.__init__", "launch.__init__"),
     *("comm.world", "comm.place", "process.backend", "process.devices", "process.launcher_signals"),
     *("process.network", "process.own_ddp", "process.script", "process.source", "process.streams"),
-    *("decorator.start", "decorator.workers"),
 }
 
 

@@ -20,9 +20,13 @@ NAME = "autoddp"  # of the job
 HOST = "127.0.0.1"
 
 
-def serve(port: int = 0) -> TCPStore:
-    """Host a store that listens on the loopback alone; torch's own would on every interface."""
-    door = socket.create_server((HOST, port), backlog=socket.SOMAXCONN)
+def listen(port: int = 0) -> socket.socket:
+    """Listen on the loopback alone, where torch's own store would on every interface."""
+    return socket.create_server((HOST, port), backlog=socket.SOMAXCONN)
+
+
+def serve(door: socket.socket) -> TCPStore:
+    """Host a store at a socket that listens."""
     port = door.getsockname()[1]
     return TCPStore(
         HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=door.detach()
@@ -34,7 +38,7 @@ class OneNode(RendezvousHandler):
 
     def __init__(self, port: int) -> None:
         """Host the store at `port`, or at a free one where that is 0."""
-        self.server = serve(port)
+        self.server = serve(listen(port))
 
     def get_backend(self) -> str:
         return "one-node"
