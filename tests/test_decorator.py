@@ -660,8 +660,8 @@ def test_the_typed_keywords_are_the_tables():
     [
         ({"procs": 2}, "@distributed has no option procs; it takes nproc, "),
         ({"nproc": 0}, "--nproc is 0; a job has at least 1 rank"),
-        ({"nproc": "4"}, "nproc of @distributed is '4'; it takes a whole number"),
-        ({"hang_timeout": "x"}, "hang_timeout of @distributed is 'x'; it takes a whole number"),
+        ({"nproc": "4"}, "--nproc is '4'; it takes a whole number"),
+        ({"hang_timeout": "x"}, "--hang-timeout is 'x'; it takes a whole number"),
         ({"view": "none"}, "--view is 'none'; it takes global, local"),
     ],
     ids=["name", "zero", "text", "seconds", "choice"],

@@ -107,30 +107,22 @@ def choose(options: dict[str, Any]) -> Options:
         raise BadInput(
             f"@distributed has no option {', '.join(unknown)}; it takes {', '.join(NAMES)}"
         )
-    for name in (field.name for field, _ in table(DECORATOR) if str(field.type).startswith("int")):
-        value = options.get(name)
-        if value is not None and type(value) is not int:
-            raise BadInput(f"{name} of @distributed is {value!r}; it takes a whole number")
     if type(options.get("average_every")) is int:  # a number of steps, or a word
         options = options | {"average_every": str(options["average_every"])}
     meant = variables.given(DECORATOR, os.environ, {"nproc"})  # that is read at the call
     options = options | meant
     disable = options.get("disable", ())
-    listed = isinstance(disable, (list, tuple, set, frozenset))
-    given = (
-        tuple(disable.split(","))
-        if isinstance(disable, str)
-        else tuple(disable)
-        if listed
-        else disable
-    )
+    if isinstance(disable, str):
+        disable = disable.split(",")
+    if isinstance(disable, (list, set, frozenset)):
+        disable = tuple(disable)
     paths = {
         n: os.fspath(options[n])
         for n in ("report", "log_dir")
         if isinstance(options.get(n), os.PathLike)
     }
     with variables.spelled(meant):
-        return Options(**options | paths | {"disable": given})
+        return Options(**options | paths | {"disable": disable})
 
 
 def count(options: Options, override: str | None) -> int:
