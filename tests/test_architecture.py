@@ -54,7 +54,6 @@ WITHOUT_TORCH = {
     ),
     *("comm.world", "comm.place", "process.backend", "process.devices", "process.launcher_signals"),
     *("process.network", "process.own_ddp", "process.script", "process.source", "process.streams"),
-    *("decorator.start", "decorator.workers"),
 }
 
 

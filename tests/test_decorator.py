@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import signal
 import textwrap
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ from autoddp.decorator.agreement import digest
 from autoddp.decorator.keywords import Keywords
 from autoddp.errors import BadInput
 from autoddp.options import ROWS, Options
-from tests.cli import run_python
+from tests.cli import run_cli, run_python
 
 pytestmark = pytest.mark.slow
 
@@ -71,7 +72,7 @@ ONCE = (
     "show(main(2))\nmodel(x).sum().backward()\noptimizer.step()\nprint(f'later {weights():.9f}')\n"
 )
 TWICE = "show(main(1))\nprint('between')\nopen('between.txt', 'a').write('once')\nshow(main(1))\n"
-WAYS = {"forked": "", "after a pool": POOL, "afresh": THREAD}
+WAYS = {"at once": "", "after a pool": POOL}
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ def test_one_process_before_inside_and_after(python, nproc, tmp_path):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_twice_by_every_way_of_starting(python, way, tmp_path):
+def test_twice(python, way, tmp_path):
     source = (
         WAYS[way]
         + TRAINS.replace("INSIDE", "(torch.ones(600, 600) @ torch.ones(600, 600)).exp()")
@@ -127,81 +128,89 @@ def test_twice_by_every_way_of_starting(python, way, tmp_path):
     many = python(source, 2, name="many")
     assert many.code == 0, many.err
     assert many.out == plain.out
-    assert ("run the script anew" in many.err) == (way == "afresh")
     assert (many.folder / "setup.txt").read_text() == "made\n"
     assert (many.folder / "between.txt").read_text() == "once"
     assert not leftovers(tmp_path)
 
 
-def test_forked_ranks_go_on_to_a_second_call_where_no_fork_is_safe_any_more(python, tmp_path):
-    inside = (
-        "import threading, time; "
-        "threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()"
-    )
-    source = TRAINS.replace("INSIDE", inside) + TWICE
-    plain = python(source, 1, name="plain")
-    many = python(source, 2, name="many")
-    assert many.code == 0, many.err
-    assert many.out == plain.out
-    assert "anew" not in many.err
-    assert (many.folder / "between.txt").read_text() == "once"
-
-
-def test_a_second_call_of_another_size_says_that_it_cannot_be(python):
-    source = THREAD + (
-        "from autoddp import distributed\n@distributed(nproc=2)\ndef one(): pass\n"
-        "@distributed(nproc=3)\ndef two(): pass\none()\ntwo()"
+def test_a_second_call_may_have_another_number_of_ranks(python):
+    source = (
+        "import autoddp\nfrom autoddp import distributed\n"
+        "@distributed(nproc=2)\ndef one(): return autoddp.world_size()\n"
+        "@distributed(nproc=3)\ndef two(): return autoddp.world_size()\nprint(one(), two())"
     )
     done = python(source)
+    assert (done.code, done.out) == (0, "2 3\n"), done.err
+
+
+# ---- where a fork is not safe
+
+
+CANNOT = "from autoddp import distributed\n@distributed(nproc=2)\ndef main(): INSIDE\n"
+AGAINST = {
+    "threads": (
+        THREAD,
+        "other threads run (Thread-1 (sleep))",
+        "end them first, or call it before",
+    ),
+    "a library's thread": (
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(1000,), daemon=True, name='wandb').start()\n",
+        "other threads run (wandb)",
+        "call wandb.teardown() first, and wandb.init() inside the call",
+    ),
+    "children": (
+        "import multiprocessing, time\n"
+        "multiprocessing.get_context('fork').Process("
+        "target=time.sleep, args=(1000,), daemon=True).start()\n",
+        "it has child processes",
+        "end them first: worker processes that persist end with their loader, by del",
+    ),
+    "a pool that stays": (
+        "import autoddp.decorator.start as start\nstart._give_back_pools = lambda: False\n",
+        "an OpenMP runtime keeps its threads",
+        "let the call be the first that makes use of it",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", AGAINST)
+def test_what_stands_in_the_way_is_named_with_the_command_that_needs_no_fork(python, what):
+    before, named, way = AGAINST[what]
+    done = python(before + CANNOT.replace("INSIDE", "print('inside')") + "main()\n")
+    assert (done.code, done.out) == (1, "")
+    said = done.err.splitlines()[-1]
+    assert f"BadInput: main() needs 2 ranks, but this process cannot be forked ({named}); " in said
+    assert re.search(r"; run `autoddp run --nproc 2 \S+/train.py`, which takes the script", said)
+    assert way in said
+
+
+def test_threads_that_a_first_call_started_stand_in_the_way_of_a_second(python):
+    source = CANNOT.replace("INSIDE", THREAD.replace("\n", "; ").rstrip("; ")) + "main()\nmain()\n"
+    done = python(source)
     assert done.code == 1
-    assert "two() needs 3 ranks, but this process cannot be forked (other threads run" in done.err
+    assert done.err.count("2 ranks on 1 node") == 1
+    assert "main() needs 2 ranks, but this process cannot be forked (other threads run" in done.err
 
 
-TELLS = (
-    THREAD
-    + """
-import os, posix, random, time, numpy, torch
-from autoddp import distributed
-first = [random.random() for _ in range(3)], numpy.random.rand(2)
-began = time.time()
-WHAT
-@distributed(nproc=2)
-def main(*args):
-    from autoddp.comm.place import HERE
-    number = posix.open(f"rank{HERE.world.rank}", os.O_WRONLY | os.O_CREAT)  \
-# by itself, on each rank
-    drawn = os.urandom(8), numpy.random.default_rng().random()
-    posix.write(number, f"{first} {began} {drawn} {time.time() > began}".encode())
-main(ARGS)
-"""
-)
-
-
-def test_fresh_ranks_have_rank_0s_states_times_and_draws(python):
-    done = python(
-        TELLS.replace("WHAT", "words = {'a', 'b'}; empty = torch.ones(2).bool()").replace(
-            "ARGS", "1, [2]"
-        )
+def test_the_command_that_is_named_runs_the_script_as_it_is(tmp_path):
+    package = tmp_path / "pkg"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "sibling.py").write_text("value = 5\n")
+    (package / "__main__.py").write_text(
+        THREAD + "import sys\nfrom autoddp import distributed, world_size\n"
+        "from . import sibling\n@distributed(nproc=2, view='local', disable=['clocks', 'files'])\n"
+        "def main(): return world_size(), sibling.value, sys.argv[1:]\nprint(main())\n"
     )
-    assert done.code == 0, done.err
-    told = (done.folder / "rank0").read_text()
-    assert told == (done.folder / "rank1").read_text()
-    assert told.endswith(" True")
-
-
-@pytest.mark.parametrize(
-    ("what", "args", "name"),
-    [
-        ("torch.seed(); data = [1, {'x': torch.randn(3)}]", "", "data"),
-        ("data = numpy.frombuffer(os.urandom(8), 'u1')", "", "data"),
-        ("", "[os.urandom(2).hex()]", "an argument of the call"),
-    ],
-    ids=["tensor", "array", "argument"],
-)
-def test_what_differs_on_a_fresh_rank_is_named(python, what, args, name):
-    done = python(TELLS.replace("WHAT", what).replace("ARGS", args))
-    assert done.code == 1
-    assert f"Disagreement: {name} at main() is not on rank 1 what it is on rank 0" in done.err
+    done = run_python("-m", "pkg", "--help", "it's", cwd=tmp_path)
+    (command,) = re.findall("; run `(.*?)`", done.err)
+    assert "--view local --disable clocks,files -m pkg --help" in command
+    program, *words = shlex.split(command)
+    assert (done.rc, done.out, program) == (1, "", "autoddp")
+    done = run_cli(*words, cwd=tmp_path)
+    assert (done.rc, done.out) == (0, "(2, 5, ['--help', \"it's\"])\n"), done.err
+    assert "local view" in done.err
 
 
 # ---- what one process sees
@@ -240,10 +249,11 @@ def test_after_the_call_the_process_is_as_before(python):
         print([k for k in before[0] if before[0][k] is not after[0][k]], before[1:] == after[1:])
         print(autoddp.world_size(), torch.distributed.is_initialized(), \
 torch.distributed.group.WORLD)
+        print(open(f"/proc/self/task/{os.getpid()}/children").read().split())
         """
     )
     assert done.code == 0, done.err
-    assert done.out == "(3, 1) main Doc. True\n(a, *, b=2)\n[] True\n1 False None\n"
+    assert done.out == "(3, 1) main Doc. True\n(a, *, b=2)\n[] True\n1 False None\n[]\n"
 
 
 def test_nested_calls_are_plain_and_methods_too(python):
@@ -320,12 +330,9 @@ def test_a_traceback_is_the_scripts(tmp_path):
     assert plain.theirs.endswith("ValueError: why\n")
 
 
-@pytest.mark.parametrize("way", ["forked", "afresh"])
 @pytest.mark.parametrize("moment", ["", "time.sleep(0.5); "], ids=["at once", "later"])
-def test_a_killed_rank_is_named_and_ends_the_program(python, moment, way):
-    source = WAYS[way] + FAILS.replace(
-        "WHAT", f"if rank == 1: {moment}signal.raise_signal(signal.SIGKILL)"
-    )
+def test_a_killed_rank_is_named_and_ends_the_program(python, moment):
+    source = FAILS.replace("WHAT", f"if rank == 1: {moment}signal.raise_signal(signal.SIGKILL)")
     done = python(source)
     assert done.code == 128 + 9
     assert "[autoddp] rank 1 was killed by SIGKILL (signal 9)" in done.err
@@ -374,15 +381,14 @@ def test_rank_0_that_raises_alone_ends_the_others(python):
     assert done.err.endswith("ValueError: zero\n")
 
 
-def test_a_fresh_rank_that_does_not_come_to_the_call_is_named(python):
-    source = (
-        THREAD
-        + "import autoddp.comm.place\nif autoddp.comm.place.HERE.post: raise SystemExit(4)\n"
-        + FAILS
-    )
-    done = python(source.replace("WHAT", "pass"))
+def test_a_rank_whose_log_cannot_be_written_is_named(python, tmp_path):
+    source = FAILS.replace("WHAT", "pass").replace("nproc=3", "nproc=2, log_dir='logs'")
+    (tmp_path / "run" / "logs" / "rank1.log").mkdir(parents=True)
+    done = python(source)
     assert done.code == 1
-    assert re.search(r"rank [12] ended with exit code 4 before it came to main\(\)", done.err)
+    assert "[autoddp] rank 1 raised an exception in main(), rank 0 did not" in done.err
+    assert "--log-dir is logs, but rank1.log in it cannot be written (Is a directory)" in done.err
+    assert done.out == "", "the rank goes on with nothing of the script"
 
 
 def test_an_interrupt_ends_all(tmp_path):
@@ -432,19 +438,6 @@ def test_a_replaced_stdout_is_written_by_rank_0_alone(python):
     assert (done.folder / "logs" / "rank1.log").read_text() == "inside\n"
 
 
-def test_a_module_is_started_afresh_as_a_module(tmp_path):
-    package = tmp_path / "pkg"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "sibling.py").write_text("value = 5\n")
-    (package / "__main__.py").write_text(
-        THREAD + "import sys\nfrom autoddp import distributed\nfrom . import sibling\n"
-        "@distributed(nproc=2)\ndef main(): return sibling.value, sys.argv[1:]\nprint(main())\n"
-    )
-    done = run_python("-m", "pkg", "--help", "x", cwd=tmp_path)
-    assert (done.rc, done.out) == (0, "(5, ['--help', 'x'])\n"), done.err
-
-
 WORKERS = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -490,8 +483,8 @@ JOINS = (
 )
 
 
-BESIDE = """
-import os
+GROUP = """
+import os, sys
 import torch.distributed as dist
 child = os.fork()
 rank = "1" if child == 0 else "0"
@@ -499,6 +492,17 @@ os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2", LOCAL_WORLD_SIZE="
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
 store = dist.FileStore(os.path.join(tempfile.gettempdir(), "store"), 2)
 dist.init_process_group("gloo", store=store, rank=int(rank), world_size=2)
+"""
+LEAVES = """
+dist.destroy_process_group()
+if not child:
+    sys.stdout.flush()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+BESIDE = (
+    GROUP
+    + """
 TRAINS
 for call in range(2):
     got = main(1)
@@ -508,12 +512,9 @@ for call in range(2):
     dist.all_reduce(x)
     assert rank == str(dist.get_rank()), "its own again"
     assert x.item() == 2 and os.environ["RANK"] == str(dist.get_rank())
-dist.destroy_process_group()
-if not child:
-    sys.stdout.flush()
-    os._exit(0)
-assert os.waitpid(child, 0)[1] == 0
 """
+    + LEAVES
+)
 
 
 def test_under_autoddp_run_it_is_a_plain_call(warm, python, tmp_path):
@@ -558,6 +559,50 @@ def test_beside_a_process_group_that_is_up_ranks_join_for_the_time_of_the_call(p
         plain.out.splitlines()
     )
     assert [path.name for path in leftovers(tmp_path)] in ([], ["store"])
+
+
+TELLS = (
+    GROUP
+    + """
+import posix, random, time, numpy, torch
+from autoddp import distributed
+began = own = time.time()
+WHAT
+@distributed
+def main(*args):
+    from autoddp.comm.place import HERE
+    number = posix.open(f"rank{HERE.world.rank}", os.O_WRONLY | os.O_CREAT)  \
+# by itself, on each rank
+    drawn = os.urandom(8), random.random(), numpy.random.default_rng().random()
+    posix.write(number, f"{began} {drawn} {time.time() > began}".encode())
+    return began
+assert main(ARGS) <= own == began
+"""
+    + LEAVES
+)
+
+
+def test_ranks_of_a_group_have_rank_0s_times_and_draws_in_the_call(python):
+    done = python(TELLS.replace("WHAT", "words = {'a', 'b'}").replace("ARGS", "1, [2]"))
+    assert done.code == 0, done.err
+    told = (done.folder / "rank0").read_text()
+    assert told == (done.folder / "rank1").read_text()
+    assert told.endswith(" True")
+
+
+@pytest.mark.parametrize(
+    ("what", "args", "name"),
+    [
+        ("torch.seed(); data = [1, {'x': torch.randn(3)}]", "", "data"),
+        ("data = numpy.frombuffer(os.urandom(8), 'u1')", "", "data"),
+        ("", "[os.urandom(2).hex()]", "an argument of the call"),
+    ],
+    ids=["tensor", "array", "argument"],
+)
+def test_what_differs_on_a_rank_of_a_group_is_named(python, what, args, name):
+    done = python(TELLS.replace("WHAT", what).replace("ARGS", args))
+    assert done.code == 1
+    assert f"Disagreement: {name} at main() is not on rank 1 what it is on rank 0" in done.err
 
 
 def test_a_decorated_function_is_a_plain_one():
@@ -615,8 +660,8 @@ def test_the_typed_keywords_are_the_tables():
     [
         ({"procs": 2}, "@distributed has no option procs; it takes nproc, "),
         ({"nproc": 0}, "--nproc is 0; a job has at least 1 rank"),
-        ({"nproc": "4"}, "nproc of @distributed is '4'; it takes a whole number"),
-        ({"hang_timeout": "x"}, "hang_timeout of @distributed is 'x'; it takes a whole number"),
+        ({"nproc": "4"}, "--nproc is '4'; it takes a whole number"),
+        ({"hang_timeout": "x"}, "--hang-timeout is 'x'; it takes a whole number"),
         ({"view": "none"}, "--view is 'none'; it takes global, local"),
     ],
     ids=["name", "zero", "text", "seconds", "choice"],
@@ -643,10 +688,9 @@ def test_how_many_ranks():
         count(Options(nnodes=2), None)
 
 
-@pytest.mark.parametrize("start", ["", THREAD], ids=["forked", "afresh"])
-def test_names_imported_before_the_call_are_ours_in_it(python, start):
+def test_names_imported_before_the_call_are_ours_in_it(python):
     """The patched function under a name of the script's own: checkpoint, time, makedirs."""
-    source = start + (
+    source = (
         "from os import makedirs\nfrom time import time\nimport torch\nfrom torch import nn\n"
         "from torch.utils.checkpoint import checkpoint\n"
         "from torch.utils.data import DataLoader, TensorDataset\nfrom autoddp import distributed\n"

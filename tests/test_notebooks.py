@@ -140,7 +140,7 @@ def test_what_stands_in_the_way_is_named_with_the_way_out(tmp_path):
     done = execute(tmp_path, "%load_ext autoddp", THREAD, cell, "1")
     assert done[2].error == (
         "BadInput: In [3] needs 2 ranks, but this process cannot be forked (other threads run "
-        "(mine)), and no script is there to start them with; end them first, or "
+        "(mine)); end them first, or "
         "restart the kernel and call it before they run"
     )
     assert done[3].shown == ["1"]

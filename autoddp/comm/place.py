@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from autoddp.comm.world import GivenVariable, World
-
-if TYPE_CHECKING:
-    from autoddp.decorator.workers import ParentLink, Workers
 
 
 class Place:
@@ -18,9 +14,7 @@ class Place:
         self.world: World | None = None
         # variables that one plain process would not have so
         self.given: dict[str, GivenVariable] = {}
-        self.workers: Workers | None = None  # the ranks that @distributed started from this process
         self.private: str | None = None  # a folder that the launcher removes
-        self.post: ParentLink | None = None  # the rank as which it started this process
 
     def find(self) -> World:
         """Return the world that a session set, else a launcher's variables', else one process's."""

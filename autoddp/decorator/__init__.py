@@ -11,7 +11,6 @@ from typing import Any, TypeVar, Unpack, overload
 
 from autoddp.comm.place import HERE
 from autoddp.decorator.keywords import Keywords
-from autoddp.decorator.start import Origin
 from autoddp.errors import BadInput
 from autoddp.launch import launched, schedulers
 from autoddp.options import ROWS, Options, table, variables
@@ -24,7 +23,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 OVERRIDE = "AUTODDP_NPROC"
 # else `torch.cuda.is_available()` begins CUDA, and the ranks can no more be forks of this process
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-ORIGIN = Origin.now()
 NAMES = tuple(field.name for field, _ in table(DECORATOR))
 
 
@@ -37,12 +35,13 @@ def distributed(**options: Unpack[Keywords]) -> Callable[[F], F]: ...
 def distributed(function: Any = None, /, **options: Any) -> Any:
     """Run the decorated function on N ranks, with the result of one; the rest of the script once.
 
-    Run by plain `python`, this process becomes rank 0 and the other ranks are forked at the call,
-    or, where that is not safe, are fresh processes that run the script up to it with all effects
-    muted. With `nproc` unset there is one rank for each GPU. A variable overrides the option that
-    is given here: AUTODDP_NPROC, AUTODDP_HANG_TIMEOUT and so on. With one rank, in a child process
-    and inside a job the call is a plain one. A rank that dies ends this process at once, and is
-    named. A signal that is sent to this process alone reaches rank 0 alone; Ctrl-C reaches all.
+    Run by plain `python`, this process becomes rank 0 and the other ranks are forked at each call,
+    to end with it. Where a fork is not safe, as other threads run or a GPU is in use, the call
+    raises `BadInput` with the way out. With `nproc` unset there is one rank for each GPU. A
+    variable overrides the option that is given here: AUTODDP_NPROC, AUTODDP_HANG_TIMEOUT and so on.
+    With one rank, in a child process and inside a job the call is a plain one. A rank that dies
+    ends this process at once, and is named. A signal that is sent to this process alone reaches
+    rank 0 alone; Ctrl-C reaches all.
 
     Run by `autoddp run` the script is in a job from its first line. Run by torchrun it is from the
     first call on, to its end: what is printed before that, all ranks print.
@@ -87,16 +86,14 @@ def run(wrapped: Callable[..., Any], args: Any, kwargs: Any, options: Options) -
     if HERE.world is not None or multiprocessing.parent_process() is not None:
         return wrapped(*args, **kwargs)
     options = schedulers.settle(os.environ, options)
-    another, post = launched(os.environ), HERE.post
-    ranks = 1 if another or post is not None else count(options, os.environ.get(OVERRIDE))
-    if ranks == 1 and not another and post is None:
+    another = launched(os.environ)
+    ranks = 1 if another else count(options, os.environ.get(OVERRIDE))
+    if ranks == 1 and not another:
         return wrapped(*args, **kwargs)
     from autoddp.decorator import join  # with torch
 
-    call = join.DecoratedCall(wrapped, args, kwargs, options, ORIGIN)
-    if another:
-        return join.attach(call)
-    return join.follow(call, post) if post is not None else join.lead(call, ranks)
+    call = join.DecoratedCall(wrapped, args, kwargs, options)
+    return join.attach(call) if another else join.lead(call, ranks)
 
 
 def choose(options: dict[str, Any]) -> Options:
@@ -110,30 +107,22 @@ def choose(options: dict[str, Any]) -> Options:
         raise BadInput(
             f"@distributed has no option {', '.join(unknown)}; it takes {', '.join(NAMES)}"
         )
-    for name in (field.name for field, _ in table(DECORATOR) if str(field.type).startswith("int")):
-        value = options.get(name)
-        if value is not None and type(value) is not int:
-            raise BadInput(f"{name} of @distributed is {value!r}; it takes a whole number")
     if type(options.get("average_every")) is int:  # a number of steps, or a word
         options = options | {"average_every": str(options["average_every"])}
     meant = variables.given(DECORATOR, os.environ, {"nproc"})  # that is read at the call
     options = options | meant
     disable = options.get("disable", ())
-    listed = isinstance(disable, (list, tuple, set, frozenset))
-    given = (
-        tuple(disable.split(","))
-        if isinstance(disable, str)
-        else tuple(disable)
-        if listed
-        else disable
-    )
+    if isinstance(disable, str):
+        disable = disable.split(",")
+    if isinstance(disable, (list, set, frozenset)):
+        disable = tuple(disable)
     paths = {
         n: os.fspath(options[n])
         for n in ("report", "log_dir")
         if isinstance(options.get(n), os.PathLike)
     }
     with variables.spelled(meant):
-        return Options(**options | paths | {"disable": given})
+        return Options(**options | paths | {"disable": disable})
 
 
 def count(options: Options, override: str | None) -> int:

@@ -8,9 +8,9 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
-from typing import Any, cast
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, cast
 
 import torch
 import torch.distributed as dist
@@ -22,15 +22,13 @@ from autoddp.comm.collective_check import CollectiveCheck
 from autoddp.comm.group import Group
 from autoddp.comm.place import HERE
 from autoddp.comm.world import ADDED, World, hide
+from autoddp.decorator import notebook, start
 from autoddp.decorator.agreement import agree, give_back
 from autoddp.decorator.existing_group import set_aside
-from autoddp.decorator.muted import muted
-from autoddp.decorator.start import Origin
-from autoddp.decorator.start_workers import settle, start_workers
 from autoddp.decorator.wholes import whole
-from autoddp.decorator.workers import ParentLink
+from autoddp.decorator.workers import ParentLink, Workers
 from autoddp.errors import AutoDDPError, BadInput
-from autoddp.launch.rendezvous import HOST, serve
+from autoddp.launch.rendezvous import HOST, listen, serve
 from autoddp.options import Options
 from autoddp.process import report_file, streams, worker
 from autoddp.process.devices import Devices, variable
@@ -51,7 +49,6 @@ class DecoratedCall:
     args: Any
     kwargs: Any
     options: Options
-    origin: Origin
 
     @property
     def site(self) -> str:
@@ -81,7 +78,10 @@ class ClosedGroup:
 
 
 def lead(call: DecoratedCall, ranks: int) -> Any:
-    """Be rank 0 for the time of the call, have the others join, and return the call's result."""
+    """Be rank 0 for the time of the call, with the others as forks, and return the call's result.
+
+    They are forked for each call anew, since a fork has all that rank 0 has.
+    """
     if dist.is_initialized():
         raise BadInput(
             "@distributed makes its own process group, but the script has initialised one already"
@@ -89,55 +89,42 @@ def lead(call: DecoratedCall, ranks: int) -> Any:
     launch.check_places(call.options)
     launch.check_disabled(call.options)
     devices = worker.find_devices(ranks, call.options)
-    post = start_workers(call.site, ranks, call.options, call.origin, devices)
-    if post is not None:
-        return follow(call, post)
-    workers = HERE.workers
-    assert workers is not None
-    try:
-        workers.gather()
-        server = serve()
-        workers.order(port=server.port, copied=workers.copied, devices=asdict(devices))
-        world = place(0, ranks, server.port)
-        return take_part(call, world, devices, lambda word: settle(workers, word), workers.copied)
-    except BaseException:
-        if not workers.through:
-            workers.close()  # ranks cannot meet, or an interrupt: the others wait in vain
-        raise
-    finally:
-        workers.end()
+    start.check_forkable(call.site, ranks, call.options)
+    logs = Logs(call.options.log_dir)
+    logs.make()
+    with listen() as door, closing(Workers(call.site, logs)) as workers:
+        link = start.fork(workers, ranks)
+        if link is not None:
+            world = place(link.rank, ranks, door.getsockname()[1])
+            door.close()
+            follow(call, world, devices, logs, link)
+        workers.watch()
+        # only now: its thread looks up an address, with locks that a fork would find held
+        server = serve(door)
+        return take_part(call, place(0, ranks, server.port), devices, workers.settle)
 
 
-def follow(call: DecoratedCall, post: ParentLink) -> Any:
-    """Be a rank above 0 for the time of the call; go on after it only towards another call."""
-    HERE.post = post
-    post.tell("arrived", call.site)
-    order = post.wait()
-    if post.guard is not None:
-        post.guard.close()
-    devices = Devices(**order["devices"])
-    value, raised, words = None, None, []
+def follow(
+    call: DecoratedCall, world: World, devices: Devices, logs: Logs, link: ParentLink
+) -> NoReturn:
+    """Be a rank above 0 for the time of the call, and end with it: the script is rank 0's."""
+    words = []
 
     def tell(word: str) -> None:
         words.append(word)
         if word == "raised":
             traceback.print_exc()  # to the log
         streams.flush()
-        post.tell(word)
+        link.tell(word)
 
     try:
-        world = place(post.rank, post.size, order["port"])
-        value = take_part(call, world, devices, tell, order["copied"])
-    except BaseException as error:
-        raised = error
+        notebook.to_log(logs.of(world.rank))
+        take_part(call, world, devices, tell)
+    except BaseException:
         if not words:
             tell("raised")
-    post.wait()
-    post.guard = ExitStack()
-    post.guard.enter_context(muted(post.rank, post.size))
-    if raised is not None:
-        raise raised
-    return value
+    finally:
+        link.end()
 
 
 def attach(call: DecoratedCall) -> Any:
@@ -198,7 +185,7 @@ def check_own(world: World, devices: Devices, site: str) -> None:
 def inside_existing_group(call: DecoratedCall, world: World, devices: Devices, logs: Logs) -> Any:
     """Be a rank for the call, where the script has a process group, as in a worker of Ray Train."""
     with set_aside(world, logs) as meeting:
-        return take_part(call, world, devices, meeting.tell, False, meeting.store)
+        return take_part(call, world, devices, meeting.tell, meeting.store)
 
 
 def take_part(
@@ -206,14 +193,13 @@ def take_part(
     world: World,
     devices: Devices,
     tell: Tell,
-    copied: bool,
     store: Store | None = None,
 ) -> Any:
-    """Call the function in a session of its own; if `copied`, all ranks are forks of rank 0."""
+    """Call the function in a session of its own, over a `store` where ranks are no forks."""
     taken: dict[str, tuple[Any, Any]] = {}
     with joined(call, world, devices, store) as group:
         try:
-            if not copied:
+            if store is not None:
                 taken = agree(group, call.site, call.variables, (call.args, call.kwargs))
             value = whole(call.plain())
             group.conclude()

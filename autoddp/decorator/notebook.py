@@ -7,8 +7,10 @@ import os
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any, TextIO
 
+from autoddp.process import streams
 from autoddp.report.places import shell
 
 # Their threads wait for messages. What they could hold at a fork, a fork never takes: its output
@@ -18,7 +20,7 @@ _HANDED_ON = 0.5  # seconds in which the socket's own threads hand on what was w
 
 
 def interactive() -> bool:
-    """Return whether there is no script that a fresh process could run."""
+    """Return whether there is no script that `autoddp run` could run."""
     return kernel() is not None or getattr(sys.modules["__main__"], "__file__", None) is None
 
 
@@ -34,16 +36,14 @@ def owns(thread: threading.Thread) -> bool:
     return interactive() and any(place.startswith(_KERNELS) for place in places)
 
 
-def way_out(against: str) -> str:
-    """Return what to do where this process cannot be forked, and is all that there is."""
-    if "wandb" in against:
-        return "call wandb.teardown() first, and wandb.init() inside the call"
-    again = "restart the kernel" if kernel() is not None else "start again"
-    if against.startswith("other threads"):
-        return f"end them first, or {again} and call it before they run"
-    if "child processes" in against:
-        return "end them first: worker processes that persist end with their loader, by del"
-    return f"{again}, and let the call be the first that makes use of it"
+def to_log(path: Path) -> None:
+    """Send what a fork prints to its log, and nothing to the notebook."""
+    streams.redirect(path)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        stream = getattr(sys, name)
+        if stream is not getattr(sys, f"__{name}__"):  # a notebook's, or one that captures output
+            setattr(sys, name, silence(number, stream))
+    disconnect()
 
 
 def silence(number: int, stream: Any) -> TextIO:

@@ -1,61 +1,48 @@
-"""The two ways in which `@distributed` starts the other ranks: forks, or fresh processes."""
+"""The start of the ranks above 0 at a call: forks of this process, where a fork is safe."""
 
 from __future__ import annotations
 
 import ctypes
-import json
 import multiprocessing
 import os
-import random
+import shlex
 import socket
-import subprocess
 import sys
 import threading
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from autoddp.comm.place import HERE
+import torch
+
+from autoddp.comm import accelerator
 from autoddp.decorator import notebook
 from autoddp.decorator.parked_threads import is_known, park
 from autoddp.decorator.workers import ParentLink, WorkerHandle, Workers
+from autoddp.errors import BadInput
+from autoddp.options import Options
+from autoddp.options.given import as_typed
+from autoddp.options.row import DECORATOR
 from autoddp.process import streams
-from autoddp.process.boot import BOOT
-from autoddp.process.devices import Devices, variable
 from autoddp.process.launcher_signals import live_with
-from autoddp.process.streams import Logs
 
 SETTLE = 2.0  # seconds in which the threads of native libraries fall asleep after their work
-FRESH = "autoddp.decorator.fresh"
 HARD = 2  # omp_pause_hard
 
 
-@dataclass(frozen=True)
-class Origin:
-    """The start of this process, as far as it can be known when autoddp is imported.
+def check_forkable(site: str, ranks: int, options: Options) -> None:
+    """Check that the ranks above 0 can be forks of this process.
 
-    Attributes:
-        argv: Arguments of the script, its own name first.
-        cwd: Current folder.
-        random: State of Python's generator.
-        numpy: State of numpy's global generator; None where numpy.random is not imported.
+    Raises:
+        BadInput: They cannot.
     """
-
-    argv: tuple[str, ...]
-    cwd: str
-    random: Any
-    numpy: Any
-
-    @classmethod
-    def now(cls) -> Origin:
-        """Read the present state of this process, before the script has done much."""
-        numpy = sys.modules.get("numpy.random")
-        drawn = numpy.get_state() if numpy is not None else None
-        if drawn is not None:
-            drawn = [drawn[0], drawn[1].tolist(), *drawn[2:]]
-        return cls(tuple(sys.argv), os.getcwd(), random.getstate(), drawn)
+    against = unforkable()
+    if against:
+        raise BadInput(
+            f"{site} needs {ranks} ranks, but this process cannot be forked ({against}); "
+            f"{way_out(against, ranks, options)}"
+        )
 
 
 def unforkable() -> str:
@@ -68,7 +55,7 @@ def unforkable() -> str:
     others = [thread.name for thread in threading.enumerate() if not _harmless(thread)]
     if others:
         return f"other threads run ({', '.join(others)})"
-    touched = _touched() if "torch" in sys.modules else ""
+    touched = _touched()
     if touched:
         return f"{touched} is in use"
     if multiprocessing.active_children():
@@ -83,10 +70,6 @@ def _touched() -> str:
 
     A mere question for devices may have begun to use one.
     """
-    import torch
-
-    from autoddp.comm import accelerator
-
     kind = accelerator.kind()
     if not kind:
         with warnings.catch_warnings():
@@ -97,6 +80,31 @@ def _touched() -> str:
         found = torch.accelerator.current_accelerator()
         kind = found.type if os.waitpid(pid, 0)[1] and found is not None else ""
     return "CUDA" if kind == "cuda" else kind
+
+
+def way_out(against: str, ranks: int, options: Options) -> str:
+    """Return what to do where this process cannot be forked, by what stands in the way."""
+    way, again = "", ""
+    if not notebook.interactive():
+        way = f"run `{_command(ranks, options)}`, which takes the script as it is, or "
+    elif "wandb" not in against and "child processes" not in against:
+        again = f"{'restart the kernel' if notebook.kernel() is not None else 'start again'} and "
+    if "wandb" in against:
+        return f"{way}call wandb.teardown() first, and wandb.init() inside the call"
+    if against.startswith("other threads"):
+        return f"{way}end them first, or {again}call it before they run"
+    if "child processes" in against:
+        return f"{way}end them first: worker processes that persist end with their loader, by del"
+    return f"{way}{again}let the call be the first that makes use of it"
+
+
+def _command(ranks: int, options: Options) -> str:
+    """Return the command that runs this script as a job from its first line on."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    module = "" if spec is None or spec.name == "__main__" else spec.name
+    script = ["-m", module.removesuffix(".__main__")] if module else sys.argv[:1]
+    given = as_typed(replace(options, nproc=ranks), DECORATOR)
+    return shlex.join(["autoddp", "run", *given, *script, *sys.argv[1:]])
 
 
 def fork(workers: Workers, size: int) -> ParentLink | None:
@@ -122,75 +130,15 @@ def _fork(workers: Workers, size: int, parent: int) -> ParentLink | None:
             ours.close()
             for member in workers.members:
                 member.channel.close()
-            _to_log(workers.logs, rank)
-            return ParentLink(rank, size, theirs)
+            return ParentLink(rank, theirs)
         theirs.close()
         workers.members.append(WorkerHandle(rank, pid, ours))
     return None
 
 
-def spawn(workers: Workers, size: int, origin: Origin, devices: Devices) -> None:
-    """Start the ranks above 0 as fresh processes that run the script from its first line.
-
-    Each is shown its own device from its start, since a driver reads only once which devices there
-    are, at the first question.
-    """
-    name, module = _script(origin)
-    for rank in range(1, size):
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        facts = {
-            "rank": rank,
-            "size": size,
-            "parent": os.getpid(),
-            "channel": theirs.fileno(),
-            "cwd": origin.cwd,
-            "script": [name, list(origin.argv[1:]), module],
-            "random": origin.random,
-            "numpy": origin.numpy,
-        }
-        shown = (
-            {variable(devices.kind, os.environ): devices.visible[rank]} if devices.visible else {}
-        )
-        flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        with open(workers.logs.of(rank), "wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, *flags, BOOT, FRESH, json.dumps(facts)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[theirs.fileno()],
-                env=os.environ | shown,
-            )
-        theirs.close()
-        workers.members.append(WorkerHandle(rank, process.pid, ours, process))
-
-
-def _script(origin: Origin) -> tuple[str, bool]:
-    """Return the file or module that `python` was called with, and whether it is a module."""
-    main = sys.modules["__main__"]
-    spec = getattr(main, "__spec__", None)
-    if spec is not None and spec.name != "__main__":
-        return spec.name.removesuffix(".__main__"), True
-    path = os.path.join(origin.cwd, origin.argv[0])
-    return (origin.argv[0] if os.path.isfile(path) else str(main.__file__)), False
-
-
-def _to_log(logs: Logs, rank: int) -> None:
-    streams.redirect(logs.of(rank))
-    for name, number in (("stdout", 1), ("stderr", 2)):
-        stream = getattr(sys, name)
-        if stream is not getattr(sys, f"__{name}__"):  # a notebook's, or one that captures output
-            setattr(sys, name, notebook.silence(number, stream))
-    notebook.disconnect()
-
-
 def _harmless(thread: threading.Thread) -> bool:
-    """Return whether a thread allows a fork: this one, autoddp's own, a kernel's, a known one."""
-    if thread is threading.current_thread() or (
-        HERE.workers is not None and HERE.workers.owns(thread)
-    ):
-        return True
-    return notebook.owns(thread) or is_known(thread)
+    """Return whether a thread allows a fork: this one, a kernel's own, a known library's."""
+    return thread is threading.current_thread() or notebook.owns(thread) or is_known(thread)
 
 
 def _give_back_pools() -> bool:

@@ -1,4 +1,4 @@
-"""The ranks that this process started by itself: their orders, their watch, their end.
+"""The ranks that this process started by itself, for one call: their watch and their end.
 
 Rank 0 watches them in a thread, since its main thread may be inside a collective that a dead rank
 never answers: then nothing but the end of the process ends the wait.
@@ -7,26 +7,26 @@ never answers: then nothing but the end of the process ends the wait.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from autoddp.decorator import notebook
+from autoddp.errors import Disagreement
 from autoddp.launch.failure import Failure
 from autoddp.process import streams
-from autoddp.process.streams import Logs
+from autoddp.process.launcher_signals import ENDING
+from autoddp.process.streams import Logs, tail
 
 PATIENCE = 5.0  # seconds that a rank which raised leaves to the others to raise, too
 LAST = 120.0  # seconds that the others have to return once rank 0 has
-MESSAGE = 1 << 16
+WORD = 64  # bytes
 TICK = 200  # milliseconds
 
 
@@ -37,8 +37,7 @@ class WorkerHandle:
     rank: int
     pid: int
     channel: socket.socket
-    process: subprocess.Popen[bytes] | None = None
-    word: str = ""  # the last one heard: arrived, returned, raised
+    word: str = ""  # the last one heard: returned, raised
     since: float = 0.0  # when it was heard
     code: int | None = None  # once it has ended; negative: minus the signal
     pidfd: int = field(init=False)
@@ -50,8 +49,8 @@ class WorkerHandle:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
-    def reap(self) -> int:
-        """Wait for the process of the rank, and return its exit code, negative for a signal."""
+    def reap(self) -> None:
+        """Wait for the process of the rank, and keep its exit code."""
         try:
             found = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED)
         except ChildProcessError:
@@ -60,126 +59,83 @@ class WorkerHandle:
         self.code = 1
         if found is not None:
             self.code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-        if self.process is not None:
-            self.process.returncode = self.code
-        return self.code
 
 
 class ParentLink:
-    """The link of a rank above 0 to rank 0, which gives it orders."""
+    """The link of a rank above 0 to rank 0."""
 
-    def __init__(self, rank: int, size: int, channel: socket.socket) -> None:
-        self.rank, self.size, self.channel = rank, size, channel
-        self.guard: contextlib.ExitStack | None = None  # while the script runs outside a job
+    def __init__(self, rank: int, channel: socket.socket) -> None:
+        self.rank, self.channel = rank, channel
 
-    def wait(self) -> dict[str, Any]:
-        """Wait for the next order and return it; end this process if rank 0 has ended."""
-        try:
-            data = self.channel.recv(MESSAGE)
-        except ConnectionError:
-            data = b""
-        if not data:
-            streams.flush()
-            os._exit(0)
-        order: dict[str, Any] = json.loads(data)
-        return order
-
-    def tell(self, word: str, what: str = "") -> None:
-        """Send a word to rank 0, if it is still there."""
+    def tell(self, word: str) -> None:
+        """Send a word to rank 0, if it is still there: "returned" or "raised"."""
         with contextlib.suppress(ConnectionError):
-            self.channel.send(json.dumps([word, what]).encode())
+            self.channel.send(word.encode())
+
+    def end(self) -> NoReturn:
+        """End this process when rank 0 is through: the other ranks may need it until then."""
+        for number in ENDING:  # what becomes of them, rank 0 decides
+            signal.signal(number, signal.SIG_IGN)
+        with contextlib.suppress(ConnectionError):
+            self.channel.recv(WORD)
+        streams.flush()
+        os._exit(0)
 
 
 class Workers:
-    """All ranks above 0, as rank 0 starts, orders and watches them."""
+    """All ranks above 0 of one call, as rank 0 starts and watches them."""
 
-    def __init__(self, logs: Logs, copied: bool) -> None:
+    def __init__(self, site: str, logs: Logs) -> None:
+        self.site = site  # name of the function
         self.logs = logs
-        self.copied = copied  # just forked: they have all that rank 0 has
         self.members: list[WorkerHandle] = []
-        self.site = ""  # name of the function of the present job; empty between two jobs
         self.pid = os.getpid()
         self._news = threading.Condition()
         self._returned = False  # whether rank 0 has left the call
         self._wake, self._woken = os.pipe()
         self._watcher = threading.Thread(target=self._watch, name="autoddp", daemon=True)
 
-    @property
-    def alive(self) -> bool:
-        """Return whether all ranks can still be given orders."""
-        return bool(self.members) and all(m.code is None for m in self.members)
+    def watch(self) -> None:
+        """Watch the ranks, once all are forked: one that ends takes the program with it."""
+        self._watcher.start()
 
-    @property
-    def through(self) -> bool:
-        """Return whether all ranks have left the call."""
-        return all(m.word in ("returned", "raised") for m in self.members)
+    def settle(self, word: str) -> None:
+        """Wait for the others to return or raise like rank 0, for as long as that may take them.
 
-    def owns(self, thread: threading.Thread) -> bool:
-        """Return whether a thread is the watcher."""
-        return thread is self._watcher
-
-    def order(self, **what: Any) -> None:
-        """Send an order to all ranks above 0."""
-        with contextlib.suppress(ConnectionError):  # the watcher knows why
-            for member in self.members:
-                member.channel.send(json.dumps(what).encode())
-
-    def begin(self, site: str) -> None:
-        """Begin a job: from here to `end` a rank that ends takes the program with it."""
-        with self._news:
-            if self._watcher.is_alive():  # else nothing that they have said has been read yet
-                for member in self.members:
-                    member.word = ""
-            self.site, self._returned = site, False
-        if not self._watcher.is_alive():
-            self._watcher.start()
-
-    def gather(self) -> None:
-        """Wait until all ranks have come to the call."""
-        with self._news:
-            while not all(m.word for m in self.members):
-                self._news.wait()
-
-    def settle(self, word: str, patience: float) -> list[WorkerHandle]:
-        """Wait for the others to return or raise, once rank 0 has.
+        If rank 0 has returned and another has not, the whole program ends; not so a session in
+        which somebody works, and whose variables are rank 0's.
 
         Args:
             word: "returned" or "raised", what rank 0 has done.
-            patience: Seconds to wait.
 
-        Returns:
-            Ranks that have done otherwise, or nothing yet.
+        Raises:
+            Disagreement: Another rank has not returned, in such a session.
         """
-        deadline = time.monotonic() + patience
-        with self._news:
-            self._returned = True
-            while not self.through:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    break
-                self._news.wait(left)
-        return [m for m in self.members if m.word != word]
-
-    def end(self) -> None:
-        """End the job, after which the ranks wait for another one."""
-        self.site = ""
+        interrupted = isinstance(sys.exception(), KeyboardInterrupt)
+        self._wait(LAST if word == "returned" else 0 if interrupted else PATIENCE)
+        other = next((m for m in self.members if m.word != word), None)
+        if other is None or word == "raised":  # rank 0's error is the reason
+            return
+        what = "raised an exception in" if other.word == "raised" else "did not return from"
+        what = f"{what} {self.site}, rank 0 returned"
+        if notebook.interactive():
+            said = tail(self.logs.of(other.rank))
+            raise Disagreement(f"rank {other.rank} {what}; the end of its log:\n{said}")
+        self.fail(other, what, 1)
 
     def close(self) -> None:
         """End all ranks; do nothing in a child of this process, which has no ranks."""
-        if os.getpid() != self.pid or self._wake < 0:
+        if os.getpid() != self.pid:
             return
-        self.site = ""
+        os.write(self._woken, b".")
+        if self._watcher.is_alive():
+            self._watcher.join()  # from here on the end of a rank is no news
+        os.close(self._wake)
+        os.close(self._woken)
         for member in self.members:
             member.channel.close()
             if member.code is None:
                 member.kill()
-        os.close(self._woken)
-        if self._watcher.is_alive():
-            self._watcher.join()
-        os.close(self._wake)
-        self._wake = -1
-        for member in self.members:
-            if member.code is None:
                 member.reap()
         self.logs.remove()
 
@@ -196,6 +152,17 @@ class Workers:
             if other.code is None:
                 other.kill()
         os._exit(code)
+
+    def _wait(self, patience: float) -> None:
+        """Wait until all others have left the call, or their time is up."""
+        deadline = time.monotonic() + patience
+        with self._news:
+            self._returned = True
+            while not all(m.word for m in self.members):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                self._news.wait(left)
 
     # ---- the watcher
 
@@ -224,25 +191,19 @@ class Workers:
     def _hear(self, member: WorkerHandle) -> bool:
         """Read what a rank says, and return whether more may come."""
         try:
-            data = member.channel.recv(MESSAGE)
+            data = member.channel.recv(WORD)
         except OSError:
             data = b""
         if data:
-            member.word, what = json.loads(data)
-            member.since = time.monotonic()
-            if member.word == "arrived" and self.site and what != self.site:
-                self.fail(member, f"came to {what}, rank 0 to {self.site}", 1)
+            member.word, member.since = data.decode(), time.monotonic()
         return bool(data)
 
     def _judge(self) -> None:
-        """End the program where a rank has left the job alone."""
-        if not self.site:
-            return
+        """End the program where a rank has left the call alone."""
         for member in self.members:
             if member.code is not None:
-                before = "" if member.word else f" before it came to {self.site}"
                 what = Failure(member.rank, member.rank, member.code).what
-                self.fail(member, what + before, -member.code + 128 if member.code < 0 else 1)
+                self.fail(member, what, -member.code + 128 if member.code < 0 else 1)
             alone = member.word == "raised" and not self._returned
             if alone and time.monotonic() - member.since > PATIENCE:
                 self.fail(member, f"raised an exception in {self.site}, rank 0 did not", 1)

@@ -32,7 +32,7 @@ LATE = (TimeoutError, multiprocessing.TimeoutError)
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # The first code that a fresh interpreter runs, which multiprocessing starts for a rank above 0.
 MUTED = (
-    "import sys; sys.path.append({root!r}); from autoddp.decorator.muted import mute; "
+    "import sys; sys.path.append({root!r}); from autoddp.process.muted import mute; "
     "sys.path.remove({root!r}); mute({rank}, {size}, {folder!r})"
 )
 

@@ -20,16 +20,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore
-from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousStoreInfo,
-)
+from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 
 from autoddp.comm.patience import Patience, missing
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.launch import say
-from autoddp.launch.rendezvous import HOST, NAME
+from autoddp.launch.rendezvous import HOST, NAME, SteadyNodes
 from autoddp.process import network
 from autoddp.process.launcher_signals import ENDING
 
@@ -51,7 +47,7 @@ class Ended(Exception):
     """The end of a node that waits, by a signal."""
 
 
-class FixedNodes(RendezvousHandler):
+class FixedNodes(SteadyNodes):
     """The rendezvous handler of one launcher, whose ranks use the store at which it met others."""
 
     def __init__(self, options: Options) -> None:
@@ -66,14 +62,6 @@ class FixedNodes(RendezvousHandler):
         self._store: TCPStore | None = None
         self._meeting: Store | None = None
 
-    def get_backend(self) -> str:
-        return "fixed-nodes"
-
-    @property
-    def use_agent_store(self) -> bool:
-        """Return True: the store lives as long as the launcher of node 0."""
-        return True
-
     def next_rendezvous(self) -> RendezvousInfo:
         """Meet the other nodes; return at once where ranks start again, as all are there."""
         if self._store is None:
@@ -81,24 +69,6 @@ class FixedNodes(RendezvousHandler):
                 self._store = self._meet()
         where = RendezvousStoreInfo(self.host, self.port)
         return RendezvousInfo(PrefixStore(NAME, self._store), self.node, self.count, where)
-
-    def is_closed(self) -> bool:
-        """Return False: the rendezvous ends with the launchers."""
-        return False
-
-    def set_closed(self) -> None:
-        """Do nothing: launchers tell each other of the end by their lines."""
-
-    def num_nodes_waiting(self) -> int:
-        """Return 0: no node comes later."""
-        return 0
-
-    def get_run_id(self) -> str:
-        return NAME
-
-    def shutdown(self) -> bool:
-        """Return True: the store's server ends with the launcher of node 0."""
-        return True
 
     def _meet(self) -> TCPStore:
         patience, whom = Patience(JOIN.total_seconds(), self.say), "node 0 to answer"

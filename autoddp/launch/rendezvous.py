@@ -20,48 +20,57 @@ NAME = "autoddp"  # of the job
 HOST = "127.0.0.1"
 
 
-def serve(port: int = 0) -> TCPStore:
-    """Host a store that listens on the loopback alone; torch's own would on every interface."""
-    door = socket.create_server((HOST, port), backlog=socket.SOMAXCONN)
+def listen(port: int = 0) -> socket.socket:
+    """Listen on the loopback alone, where torch's own store would on every interface."""
+    return socket.create_server((HOST, port), backlog=socket.SOMAXCONN)
+
+
+def serve(door: socket.socket) -> TCPStore:
+    """Host a store at a socket that listens."""
     port = door.getsockname()[1]
     return TCPStore(
         HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=door.detach()
     )
 
 
-class OneNode(RendezvousHandler):
-    """The only node of its job; the ranks use the agent's store."""
-
-    def __init__(self, port: int) -> None:
-        """Host the store at `port`, or at a free one where that is 0."""
-        self.server = serve(port)
+class SteadyNodes(RendezvousHandler):
+    """The rendezvous of nodes that are there from the start to the end; ranks use its store."""
 
     def get_backend(self) -> str:
-        return "one-node"
+        return NAME
 
     @property
     def use_agent_store(self) -> bool:
-        """Return True: the store lives as long as the ranks."""
+        """Return True: the store lives as long as the launcher of node 0."""
         return True
 
-    def next_rendezvous(self) -> RendezvousInfo:
-        """Return at once, as node 0 of 1."""
-        where = RendezvousStoreInfo(HOST, self.server.port)
-        return RendezvousInfo(PrefixStore(NAME, self.server), 0, 1, where)
-
     def is_closed(self) -> bool:
-        """Return False: the rendezvous ends with the launcher."""
+        """Return False: the rendezvous ends with the launchers."""
         return False
 
     def set_closed(self) -> None:
-        """Do nothing: nobody else is there to be told."""
+        """Do nothing: launchers tell each other of the end by their lines."""
 
     def num_nodes_waiting(self) -> int:
+        """Return 0: no node comes later."""
         return 0
 
     def get_run_id(self) -> str:
         return NAME
 
     def shutdown(self) -> bool:
-        """Return True: the store's server ends with the launcher."""
+        """Return True: the store's server ends with the launcher of node 0."""
         return True
+
+
+class OneNode(SteadyNodes):
+    """The only node of its job."""
+
+    def __init__(self, port: int) -> None:
+        """Host the store at `port`, or at a free one where that is 0."""
+        self.server = serve(listen(port))
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Return at once, as node 0 of 1."""
+        where = RendezvousStoreInfo(HOST, self.server.port)
+        return RendezvousInfo(PrefixStore(NAME, self.server), 0, 1, where)

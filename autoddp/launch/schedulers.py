@@ -171,7 +171,7 @@ def _slurm(environ: Mapping[str, str]) -> SchedulerTask | None:
     given = environ.get("MASTER_ADDR")
     if given is None and nodes > 1:
         name = "SLURM_STEP_NODELIST" if "SLURM_STEP_NODELIST" in environ else "SLURM_JOB_NODELIST"
-        given = hosts.address(hosts.expand(_text(environ, name))[0])
+        given = hosts.address(hosts.first(_text(environ, name)))
     job, step = (
         int(re.sub(r"\D", "", environ.get(name, "")) or 0)
         for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")

@@ -6,7 +6,7 @@ from dataclasses import Field
 from typing import Any, TypedDict
 
 from autoddp.errors import BadInput
-from autoddp.options import Options
+from autoddp.options import Options, table
 from autoddp.options.row import flag
 
 Given = dict[str, Any]  # options of the table, by their names
@@ -24,6 +24,17 @@ def read(field: Field[Any], given: Any) -> Given:
     if kind.startswith("int"):
         return {field.name: whole(flag(field.name), given)}
     return {field.name: split(given) if kind.startswith("tuple") else given}
+
+
+def as_typed(options: Options, taker: str) -> list[str]:
+    """Spell the options of one taker as the command line has them, all that are not the default."""
+    words = []
+    for declared, _ in table(taker):
+        value = getattr(options, declared.name)
+        if value != declared.default:
+            text = ",".join(value) if isinstance(value, tuple) else str(value)
+            words += [flag(declared.name)] if value is True else [flag(declared.name), text]
+    return words
 
 
 def split(given: list[str] | None) -> tuple[str, ...]:

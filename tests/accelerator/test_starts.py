@@ -34,24 +34,28 @@ def main():
 
 if __name__ == "__main__":
     print(main())
-    print(main())
 """
 
 
-def test_a_question_for_the_device_before_the_call(tmp_path):
-    """It begins the driver: ranks are no forks then, and each is shown its own from its start."""
+REFUSED = "main() needs 2 ranks, but this process cannot be forked (simulated is in use); run"
+
+
+def test_after_a_question_for_the_device_a_call_is_refused(tmp_path):
+    """It begins the driver, which no fork can use; the command that is named runs the script."""
     path = jobs.script(DECORATED, tmp_path)
     run = jobs.alone(path, tmp_path, SIMULATED_ASKS="1")
-    assert run.code == 0, run.err
-    assert run.out == "12.000\n12.000\n"
-    assert run.err.count("simulated is in use: the other ranks are no forks") == 1
-    assert run.err.count("simccl (a simulated device for each rank)") == 2
-
-
-def test_without_a_question_ranks_are_forks(tmp_path):
-    run = jobs.alone(jobs.script(DECORATED, tmp_path), tmp_path)
-    assert run.out == "12.000\n12.000\n", run.err
+    assert (run.code, run.out) == (1, "")
+    assert f"{REFUSED} `autoddp run --nproc 2 {path}`" in run.err
+    run = jobs.ranks(path, tmp_path, SIMULATED_ASKS="1")
+    assert (run.code, run.out) == (0, "12.000\n"), run.err
     assert "simccl (a simulated device for each rank)" in run.err
+
+
+def test_without_a_question_ranks_are_forks_of_which_a_second_call_has_none(tmp_path):
+    run = jobs.alone(jobs.script(f"{DECORATED}    main()\n", tmp_path), tmp_path)
+    assert (run.code, run.out) == (1, "12.000\n"), run.err
+    assert "simccl (a simulated device for each rank)" in run.err
+    assert REFUSED in run.err
 
 
 STUCK = """

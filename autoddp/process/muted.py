@@ -1,10 +1,9 @@
-"""The muting of a rank above 0 outside a job: it runs the script towards a job without a trace."""
+"""The muting of a worker process that multiprocessing started afresh for a rank above 0."""
 
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
@@ -24,31 +23,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Nobody:
-    """The stand-in for the group of ranks while there is none to talk to yet."""
+    """The stand-in for the group of ranks, to which a worker process does not talk."""
 
     rank: int
     size: int
     context: Context = field(default_factory=Context)
 
 
-@contextmanager
-def muted(rank: int, size: int, folder: str | None = None) -> Iterator[None]:
-    """Send what the script writes inside to private scratch, and what it prints to this rank's log.
+def mute(rank: int, size: int, folder: str) -> None:
+    """Send what this process writes, for its life, to scratch in `folder`, which its rank removes.
 
-    With `folder`, scratch lies in there, and is left for the folder's owner to remove.
+    What it prints goes to the rank's log, like what the rank prints.
     """
     world = World(rank, size, rank, size)
     nobody = cast("Group", Nobody(rank, size))
     # in the local view effects are each rank's own, and nobody waits for anybody
     run = Run(world, Options(view="local"), nobody, View(nobody))
-    if folder is not None:
-        run.effects.scratch.below(folder)
-    with Installation([Files(run), Folders(run), Temporary(run)]):
-        yield
-
-
-def mute(rank: int, size: int, folder: str) -> None:
-    """Mute this process for its life, a worker process that multiprocessing started for a rank."""
+    run.effects.scratch.below(folder)
     kept = ExitStack()
-    kept.enter_context(muted(rank, size, folder))
+    kept.enter_context(Installation([Files(run), Folders(run), Temporary(run)]))
     atexit.register(kept.close)
