@@ -32,7 +32,7 @@ from autoddp.decorator.workers import ParentLink
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.launch.rendezvous import HOST, serve
 from autoddp.options import Options
-from autoddp.process import report_file, streams, worker
+from autoddp.process import likeness, report_file, streams, worker
 from autoddp.process.devices import Devices, variable
 from autoddp.process.script import strip
 from autoddp.process.session import session
@@ -159,6 +159,16 @@ def attach(call: DecoratedCall) -> Any:
         streams.redirect(logs.of(world.rank))
     undo = ExitStack()
     group = undo.enter_context(joined(call, world, devices))
+    script = call.origin.script()
+    if script is not None:
+        try:
+            likeness.compare(group, script, call.options, apart=True)
+        except BadInput:
+            undo.close()
+            if world.local_rank == 0:  # of each node one rank says it
+                os.dup2(terminal, 2)
+            logs.remove()
+            raise
 
     def end() -> None:
         code = int(hasattr(sys, "last_value"))

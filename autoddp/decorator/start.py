@@ -25,6 +25,7 @@ from autoddp.process import streams
 from autoddp.process.boot import BOOT
 from autoddp.process.devices import Devices, variable
 from autoddp.process.launcher_signals import live_with
+from autoddp.process.script import Script
 from autoddp.process.streams import Logs
 
 SETTLE = 2.0  # seconds in which the threads of native libraries fall asleep after their work
@@ -56,6 +57,17 @@ class Origin:
         if drawn is not None:
             drawn = [drawn[0], drawn[1].tolist(), *drawn[2:]]
         return cls(tuple(sys.argv), os.getcwd(), random.getstate(), drawn)
+
+    def script(self) -> Script | None:
+        """Return the file or module that `python` was called with; None where it was a text."""
+        main = sys.modules["__main__"]
+        spec = getattr(main, "__spec__", None)
+        if spec is not None and spec.name != "__main__":
+            return Script(spec.name.removesuffix(".__main__"), self.argv[1:], module=True)
+        file, path = getattr(main, "__file__", None), os.path.join(self.cwd, self.argv[0])
+        if os.path.isfile(path):
+            file = self.argv[0] if os.getcwd() == self.cwd else path
+        return None if file is None else Script(str(file), self.argv[1:])
 
 
 def unforkable() -> str:
@@ -135,7 +147,8 @@ def spawn(workers: Workers, size: int, origin: Origin, devices: Devices) -> None
     Each is shown its own device from its start, since a driver reads only once which devices there
     are, at the first question.
     """
-    name, module = _script(origin)
+    script = origin.script()
+    assert script is not None
     for rank in range(1, size):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         facts = {
@@ -144,7 +157,7 @@ def spawn(workers: Workers, size: int, origin: Origin, devices: Devices) -> None
             "parent": os.getpid(),
             "channel": theirs.fileno(),
             "cwd": origin.cwd,
-            "script": [name, list(origin.argv[1:]), module],
+            "script": [script.name, list(script.args), script.module],
             "random": origin.random,
             "numpy": origin.numpy,
         }
@@ -163,16 +176,6 @@ def spawn(workers: Workers, size: int, origin: Origin, devices: Devices) -> None
             )
         theirs.close()
         workers.members.append(WorkerHandle(rank, process.pid, ours, process))
-
-
-def _script(origin: Origin) -> tuple[str, bool]:
-    """Return the file or module that `python` was called with, and whether it is a module."""
-    main = sys.modules["__main__"]
-    spec = getattr(main, "__spec__", None)
-    if spec is not None and spec.name != "__main__":
-        return spec.name.removesuffix(".__main__"), True
-    path = os.path.join(origin.cwd, origin.argv[0])
-    return (origin.argv[0] if os.path.isfile(path) else str(main.__file__)), False
 
 
 def _to_log(logs: Logs, rank: int) -> None:

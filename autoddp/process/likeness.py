@@ -40,16 +40,18 @@ def compare(group: Group, script: Script, options: Options, apart: bool) -> None
     world = group.world
     if world.world_size == (1 if apart else world.local_world_size):
         return
-    mine = None if world.local_rank else facts(script, options)
-    found = json.loads(group.confer("the start of the nodes", json.dumps(mine).encode()))
-    nodes = [theirs for theirs in found if theirs is not None]
-    for node, theirs in enumerate(nodes):
-        for name in {**nodes[0], **theirs}:
-            here, there = (known.get(name, "not there") for known in (nodes[0], theirs))
+    # the ranks of a launcher of ours are forks of one process that has read all this
+    mine = facts(script, options) if apart or not world.local_rank else None
+    said = json.loads(group.confer("the start of the job", json.dumps(mine).encode()))
+    found = [theirs for theirs in said if theirs is not None]
+    kind = "rank" if apart else "node"
+    for number, theirs in enumerate(found):
+        for name in {**found[0], **theirs}:
+            here, there = (known.get(name, "not there") for known in (found[0], theirs))
             if here != there:
                 raise BadInput(
-                    f"{name} is {there} on node {node} and {here} on node 0; start all nodes with "
-                    "the same command, script and environment"
+                    f"{name} is {there} on {kind} {number} and {here} on {kind} 0; start all "
+                    f"{kind}s with the same command, script and environment"
                 )
 
 

@@ -21,7 +21,7 @@ from autoddp.comm.group import TIMEOUT, Group
 from autoddp.comm.patience import roll_call, silent
 from autoddp.comm.place import HERE
 from autoddp.comm.world import LARGEST, World, give, hide, keep_to_libraries
-from autoddp.errors import BadInput
+from autoddp.errors import AutoDDPError, BadInput
 from autoddp.options import Options
 from autoddp.process import devices, launcher_signals, likeness, network, own_ddp, streams
 from autoddp.process.backend import Choice, choose
@@ -125,15 +125,20 @@ def joined(script: Script, options: Options, own: LaunchForm) -> int:
     world = World.read(os.environ)
     if own.kind is Kind.ONCE and world.world_size > 1:
         raise BadInput(own_ddp.twice(script.name, own.line, world.world_size))
-    found = find_devices(world.local_world_size, options)
-    logs = Logs(options.log_dir)
+    found, logs = find_devices(world.local_world_size, options), Logs(options.log_dir)
     logs.make()
     job = Job(script, options, found, own, logs, JobFolder(), random.getstate(), apart=True)
     terminal = os.dup(2)
-    code = run(job)
+    try:
+        code = run(job)
+    except AutoDDPError:
+        logs.remove()
+        if world.local_rank == 0:  # of each node one rank says what keeps the job from running
+            os.dup2(terminal, 2)
+        raise
     if code and logs.of(world.rank).exists():
-        with open(terminal, "w") as stderr:
-            print(logs.failure(world.rank, f"ended with exit code {code}"), file=stderr)
+        line = logs.failure(world.rank, f"ended with exit code {code}")
+        os.write(terminal, f"{line}\n".encode())
     else:
         logs.remove()
     return code
