@@ -106,8 +106,10 @@ def _touched() -> str:
             pid = os.fork()
         if pid == 0:
             os._exit(int(accelerator.unforkable()))
-        found = torch.accelerator.current_accelerator()
-        kind = found.type if os.waitpid(pid, 0)[1] and found is not None else ""
+        poisoned = os.waitpid(pid, 0)[1]
+        # a torch that is built for CUDA says so of a machine without GPUs after a step of Adam, too
+        found = torch.accelerator.current_accelerator() if torch.accelerator.device_count() else None
+        kind = found.type if poisoned and found is not None else ""
     return "CUDA" if kind == "cuda" else kind
 
 
