@@ -158,17 +158,8 @@ def attach(call: DecoratedCall) -> Any:
     if world.rank:
         streams.redirect(logs.of(world.rank))
     undo = ExitStack()
-    group = undo.enter_context(joined(call, world, devices))
-    script = call.origin.script()
-    if script is not None:
-        try:
-            likeness.compare(group, script, call.options, apart=True)
-        except BadInput:
-            undo.close()
-            if world.local_rank == 0:  # of each node one rank says it
-                os.dup2(terminal, 2)
-            logs.remove()
-            raise
+    with logs.said_once(world.local_rank, terminal):
+        group = undo.enter_context(joined(call, world, devices, apart=True))
 
     def end() -> None:
         code = int(hasattr(sys, "last_value"))
@@ -240,9 +231,16 @@ def take_part(
 
 @contextmanager
 def joined(
-    call: DecoratedCall, world: World, devices: Devices, store: Store | None = None
+    call: DecoratedCall,
+    world: World,
+    devices: Devices,
+    store: Store | None = None,
+    apart: bool = False,
 ) -> Iterator[Group]:
-    """Make this process a rank inside, and leave it as it was after."""
+    """Make this process a rank inside, and leave it as it was after.
+
+    Where another launcher started the ranks `apart`, they compare what they are about to run.
+    """
     given = (*ADDED, variable(devices.kind, os.environ), "NCCL_SOCKET_IFNAME")
     threads, environ = torch.get_num_threads(), {name: os.environ.get(name) for name in given}
     report = Report(world.rank == 0 and not call.options.quiet, call.options.strict)
@@ -255,6 +253,8 @@ def joined(
             os.environ.update(hidden or world.variables(nodes=1))
         attempt = hidden.get("TORCHELASTIC_RESTART_COUNT", "0")
         group, chosen = worker.join(world, devices, attempt, store)
+        if apart:
+            likeness.compare(group, call.origin.script(), call.options, apart)
         HERE.world = world
         report.say(worker.greeting(world, call.options, chosen, hidden))
         with session(world, call.options, group, report) as run:

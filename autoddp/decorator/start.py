@@ -107,9 +107,10 @@ def _touched() -> str:
         if pid == 0:
             os._exit(int(accelerator.unforkable()))
         poisoned = os.waitpid(pid, 0)[1]
-        # a torch that is built for CUDA says so of a machine without GPUs after a step of Adam, too
-        found = torch.accelerator.current_accelerator() if torch.accelerator.device_count() else None
-        kind = found.type if poisoned and found is not None else ""
+        # after a step of Adam, torch's build for CUDA says so of a machine without GPUs, too
+        there = poisoned and torch.accelerator.device_count()
+        found = torch.accelerator.current_accelerator() if there else None
+        kind = found.type if found is not None else ""
     return "CUDA" if kind == "cuda" else kind
 
 

@@ -31,7 +31,7 @@ APART = {
 }
 
 
-def compare(group: Group, script: Script, options: Options, apart: bool) -> None:
+def compare(group: Group, script: Script | None, options: Options, apart: bool) -> None:
     """Compare what the nodes are about to run, or, where these started `apart`, the ranks.
 
     Raises:
@@ -55,21 +55,28 @@ def compare(group: Group, script: Script, options: Options, apart: bool) -> None
                 )
 
 
-def facts(script: Script, options: Options) -> dict[str, str]:
-    """Return what must be alike on all nodes, by the words in which a difference is told."""
+def facts(script: Script | None, options: Options) -> dict[str, str]:
+    """Return what must be alike on all nodes, by the words in which a difference is told.
+
+    Args:
+        script: The script; None where it is no file, as of `python -c`.
+        options: Those of the run.
+    """
     found = {
         flag(row.name): str(getattr(options, row.name))
         for row in fields(options)
         if row.name not in APART
     }
     found |= {
-        "the script": script.name,
-        "the script's command line": " ".join(script.args) or "empty",
         "the version of autoddp": __version__,
         "the version of torch": torch.__version__,
         "the version of Python": platform.python_version(),
         "the number of devices that a rank sees": str(torch.accelerator.device_count()),
     }
+    if script is None:
+        return found
+    found["the script"] = script.name
+    found["the script's command line"] = " ".join(script.args) or "empty"
     path, folder = script.find(), script.folder()
     if script.text is None:
         path = str(Path(path).resolve())

@@ -21,7 +21,7 @@ from autoddp.comm.group import TIMEOUT, Group
 from autoddp.comm.patience import roll_call, silent
 from autoddp.comm.place import HERE
 from autoddp.comm.world import LARGEST, World, give, hide, keep_to_libraries
-from autoddp.errors import AutoDDPError, BadInput
+from autoddp.errors import BadInput
 from autoddp.options import Options
 from autoddp.process import devices, launcher_signals, likeness, network, own_ddp, streams
 from autoddp.process.backend import Choice, choose
@@ -129,13 +129,8 @@ def joined(script: Script, options: Options, own: LaunchForm) -> int:
     logs.make()
     job = Job(script, options, found, own, logs, JobFolder(), random.getstate(), apart=True)
     terminal = os.dup(2)
-    try:
+    with logs.said_once(world.local_rank, terminal):
         code = run(job)
-    except AutoDDPError:
-        logs.remove()
-        if world.local_rank == 0:  # of each node one rank says what keeps the job from running
-            os.dup2(terminal, 2)
-        raise
     if code and logs.of(world.rank).exists():
         line = logs.failure(world.rank, f"ended with exit code {code}")
         os.write(terminal, f"{line}\n".encode())

@@ -121,7 +121,7 @@ def _numbers(leaves: Iterable[Any]) -> list[Tensor]:
             if x.layout is torch.strided and not (x.is_nested or x.is_quantized or x.is_meta):
                 found.append(x)
         elif getattr(getattr(x, "dtype", None), "kind", "") in ("b", "i", "u", "f"):
-            found.append(torch.as_tensor(x))
+            found.append(torch.as_tensor(x, device=CPU))
     return found
 
 
