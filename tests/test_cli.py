@@ -85,6 +85,21 @@ BAD = {
     "no such script": ("run none.py", "no script at none.py (in "),
     "a directory": ("run .", ". is a directory; give the script in it, or -m for a package"),
     "no such module": ("run -m none", "no module named none; check its name"),
+    "a module's file": ("run -m s.py", "no module named s.py; -m takes the name of a module: -m s"),
+    "a package": (
+        "run -m pkg",
+        "no module named pkg.__main__; pkg is a package that cannot be run itself",
+    ),
+    "no value": ("run --nproc", "requires an argument; see autoddp run --help"),
+    "no text": ("run -c", "requires an argument; see autoddp run --help"),
+    "a port in the address": (
+        "run --nnodes 2 --node-rank 1 --master-addr 127.0.0.1:29500 s.py",
+        "give --master-addr 127.0.0.1 --master-port 29500",
+    ),
+    "a folder for the report": (
+        "run -n 2 --report pkg s.py",
+        "--report is pkg, which is a folder; give a file in it",
+    ),
     "no ranks": ("run -n 0 s.py", "--nproc is 0; a job has at least 1 rank on each node"),
     "many": ("run --nproc many s.py", "--nproc is 'many'; it takes a whole number"),
     "node": (
@@ -118,6 +133,7 @@ BAD = {
 def test_what_cannot_be_done_is_one_line(case, monkeypatch, tmp_path, capfd):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.py").write_text("print('ran')\n")
+    (tmp_path / "pkg").mkdir()
     arguments, text = BAD[case]
     assert cli.command(arguments.split()) == 2
     out, err = capfd.readouterr()

@@ -8,9 +8,11 @@ import signal
 import textwrap
 from collections.abc import Iterable
 from os import PathLike
+from pathlib import Path
 from typing import Literal, get_type_hints
 
 import pytest
+import torch
 
 from autoddp import distributed
 from autoddp.decorator import NAMES, choose, count
@@ -667,8 +669,31 @@ def test_the_typed_keywords_are_the_tables():
     ids=["name", "zero", "text", "seconds", "choice"],
 )
 def test_bad_options_are_refused_at_the_decoration(options, message):
-    with pytest.raises(BadInput, match=re.escape(message)):
+    with pytest.raises(BadInput, match=re.escape(message)) as found:
         distributed(**options)
+    assert [entry.frame.code.path for entry in found.traceback] == [Path(__file__)]
+
+
+def test_what_is_no_function_is_refused():
+    with pytest.raises(BadInput, match=r"^@distributed is given 3, which is no function; options"):
+        distributed(3)
+
+
+ADAM = """
+import torch
+from autoddp.decorator import start
+model = torch.nn.Linear(2, 1)
+model(torch.ones(1, 2)).sum().backward()
+torch.optim.Adam(model.parameters()).step()
+print(repr(start.unforkable()))
+"""
+
+
+@pytest.mark.skipif(torch.accelerator.device_count() > 0, reason="an accelerator may be in use")
+def test_without_an_accelerator_none_is_in_use(tmp_path):
+    """A step of Adam asks torch's build for CUDA whether a graph is captured."""
+    (tmp_path / "s.py").write_text(ADAM)
+    assert run_python("s.py", cwd=tmp_path).out == "''\n"
 
 
 @pytest.mark.parametrize("text", ["many", "0", "-1", ""])

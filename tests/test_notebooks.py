@@ -86,6 +86,50 @@ def test_a_notebook_has_the_numbers_of_one_process(tmp_path):
         assert f"Sequential at In [{number}], line {lines[1]}: 4 of 8 rows here" in split
 
 
+KEPT = """%%autoddp --nproc 2
+net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
+adam = torch.optim.Adam(net.parameters(), 0.01)
+log, writer = open("log.txt", "w"), SummaryWriter("w")
+
+def epoch(number):
+    for inputs, labels in loader:
+        adam.zero_grad()
+        loss = nn.functional.cross_entropy(net(inputs), labels)
+        loss.backward()
+        adam.step()
+    writer.add_scalar("loss", loss, number)
+    log.write(f"{loss.item():.9f}\\n")
+
+epoch(0)
+batches = iter(loader)
+"""
+GOES_ON = """%%autoddp --nproc 2
+epoch(1)
+f"{torch.rand(()).item():.9f}"
+"""
+LEFT = """
+epoch(2)
+log.close()
+writer.close()
+print(open("log.txt").read(), len(os.listdir("w")))
+"""
+BEGUN = "print(next(batches)[0].sum())"
+
+
+@pytest.mark.slow
+def test_what_one_cell_has_made_the_next_one_goes_on_with(tmp_path):
+    """A model, an optimizer, generators, an open file and a writer; a loader's pass is over."""
+    cells = EARLIER, KEPT, GOES_ON, LEFT, BEGUN
+    one = execute(tmp_path / "one", *cells, AUTODDP_NPROC="1")
+    two = execute(tmp_path / "two", *cells)
+    *errors, begun = [cell.error for cell in two]
+    assert errors == [""] * 4, two
+    assert begun.startswith("AutoDDPError: a batch that is held by rows is read after the job")
+    assert [cell.out for cell in two[:4]] == [cell.out for cell in one[:4]]
+    assert [cell.shown for cell in two] == [cell.shown for cell in one]
+    assert [len(cell.ours) > 0 for cell in two] == [False, True, True, False, False]
+
+
 WANDB = """
 %load_ext autoddp
 import os, autoddp, wandb

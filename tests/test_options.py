@@ -48,7 +48,7 @@ def test_words_are_checked(name):
             {"record": "folder", "nnodes": 2, "min_nodes": 1, "master_addr": "a"},
             "^--record is folder with --nnodes 1:2, where ranks change their numbers",
         ),
-        ({"node_rank": 1}, "^--node-rank is 1 with --nnodes 1; it goes from 0 to 0$"),
+        ({"node_rank": 1}, "^--node-rank is 1 with --nnodes 1; give the number of nodes there$"),
     ],
 )
 def test_numbers_are_checked(given, message):

@@ -55,11 +55,12 @@ def parse(arguments: list[str]) -> Act | int | None:
     try:
         answer: Any = parser.main(arguments or ["--help"], "autoddp", standalone_mode=False)
     except usage_error as error:
-        raise BadInput(hints.wanted(arguments) or described(error)) from None
+        raise BadInput(hints.wanted(arguments) or described(error, arguments)) from None
     return answer
 
 
-def described(error: Any) -> str:
+def described(error: Any, arguments: list[str]) -> str:
     """Return what typer says of a wrong command or option, and where help is."""
-    of = error.ctx.command_path if error.ctx is not None else "autoddp"
+    known = arguments[:1] if arguments[0] in typer.main.get_command(app).commands else []  # type: ignore[attr-defined]
+    of = error.ctx.command_path if error.ctx is not None else " ".join(["autoddp", *known])
     return f"{error.format_message().rstrip('.')}; see {of} --help"

@@ -127,6 +127,6 @@ def code_apart(command: Any, args: list[str]) -> list[str]:
         option = taken.get(name)
         valued = option is not None and not option.is_flag and name == word and "=" not in word
         at += 2 if valued else 1
-        if name == "-c":
+        if name == "-c" and at <= len(args):
             return [*args[:at], "--", *args[at:]]
     return args

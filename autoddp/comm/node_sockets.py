@@ -54,7 +54,8 @@ def connect(rank: int, ranks: list[int], store: Store, key: str) -> dict[int, so
             store.set(f"{key}/{rank}", "")  # a container of its own: the name is not known there
             return None
         return {first: connected}
-    where, secret = f"\0autoddp-{secrets.token_hex(8)}", secrets.token_bytes(16)
+    # with its rank, as what is drawn within a job is the same on all ranks
+    where, secret = f"\0autoddp-{secrets.token_hex(8)}-{rank}", secrets.token_bytes(16)
     with near(where, socket.SOCK_SEQPACKET) as door:
         store.set(key, json.dumps([where, secret.hex()]))
         found = _arrivals(door, secret, set(ranks[1:]), lambda r: store.check([f"{key}/{r}"]))

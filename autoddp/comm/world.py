@@ -117,7 +117,10 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
     try:
         number = int(environ[name])
     except ValueError:
-        raise BadInput(f"{name} is {environ[name]!r}, which is no whole number") from None
+        raise BadInput(
+            f"{name} is {environ[name]!r}, which is no whole number; start "
+            "the job with autoddp run or torchrun"
+        ) from None
     if abs(number) > LARGEST:
         raise BadInput(f"{name} is {number}; it is {LARGEST} at most")
     return number

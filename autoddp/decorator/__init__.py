@@ -57,8 +57,14 @@ def distributed(function: Any = None, /, **options: Any) -> Any:
         @distributed(nproc=4)
         def main(): ...
     """
-    chosen = choose(options)
-    return functools.partial(decorate, chosen) if function is None else decorate(chosen, function)
+    try:
+        chosen = choose(options)
+        if function is None:
+            return functools.partial(decorate, chosen)
+        return decorate(chosen, function)
+    except BadInput as error:
+        error.__traceback__ = None  # the line that it is about is the script's
+        raise
 
 
 def decorate(options: Options, function: Any) -> Any:
@@ -69,6 +75,11 @@ def decorate(options: Options, function: Any) -> Any:
     """
     if isinstance(function, (classmethod, staticmethod)):
         return type(function)(decorate(options, function.__func__))
+    if not callable(function):
+        raise BadInput(
+            f"@distributed is given {function!r}, which is no function; options go by name, as in "
+            "@distributed(nproc=2)"
+        )
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -30,7 +30,7 @@ from autoddp.decorator.workers import ParentLink, Workers
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.launch.rendezvous import HOST, listen, serve
 from autoddp.options import Options
-from autoddp.process import report_file, streams, worker
+from autoddp.process import likeness, report_file, streams, worker
 from autoddp.process.devices import Devices, variable
 from autoddp.process.script import strip
 from autoddp.process.session import session
@@ -145,7 +145,8 @@ def attach(call: DecoratedCall) -> Any:
     if world.rank:
         streams.redirect(logs.of(world.rank))
     undo = ExitStack()
-    group = undo.enter_context(joined(call, world, devices))
+    with logs.said_once(world.local_rank, terminal):
+        group = undo.enter_context(joined(call, world, devices, apart=True))
 
     def end() -> None:
         code = int(hasattr(sys, "last_value"))
@@ -216,9 +217,16 @@ def take_part(
 
 @contextmanager
 def joined(
-    call: DecoratedCall, world: World, devices: Devices, store: Store | None = None
+    call: DecoratedCall,
+    world: World,
+    devices: Devices,
+    store: Store | None = None,
+    apart: bool = False,
 ) -> Iterator[Group]:
-    """Make this process a rank inside, and leave it as it was after."""
+    """Make this process a rank inside, and leave it as it was after.
+
+    Where another launcher started the ranks `apart`, they compare what they are about to run.
+    """
     given = (*ADDED, variable(devices.kind, os.environ), "NCCL_SOCKET_IFNAME")
     threads, environ = torch.get_num_threads(), {name: os.environ.get(name) for name in given}
     report = Report(world.rank == 0 and not call.options.quiet, call.options.strict)
@@ -231,6 +239,8 @@ def joined(
             os.environ.update(hidden or world.variables(nodes=1))
         attempt = hidden.get("TORCHELASTIC_RESTART_COUNT", "0")
         group, chosen = worker.join(world, devices, attempt, store)
+        if apart:
+            likeness.compare(group, start.script(), call.options, apart)
         HERE.world = world
         report.say(worker.greeting(world, call.options, chosen, hidden))
         with session(world, call.options, group, report) as run:

@@ -26,6 +26,7 @@ from autoddp.options.given import as_typed
 from autoddp.options.row import DECORATOR
 from autoddp.process import streams
 from autoddp.process.launcher_signals import live_with
+from autoddp.process.script import Script
 
 SETTLE = 2.0  # seconds in which the threads of native libraries fall asleep after their work
 HARD = 2  # omp_pause_hard
@@ -77,8 +78,11 @@ def _touched() -> str:
             pid = os.fork()
         if pid == 0:
             os._exit(int(accelerator.unforkable()))
-        found = torch.accelerator.current_accelerator()
-        kind = found.type if os.waitpid(pid, 0)[1] and found is not None else ""
+        poisoned = os.waitpid(pid, 0)[1]
+        # after a step of Adam, torch's build for CUDA says so of a machine without GPUs, too
+        there = poisoned and torch.accelerator.device_count()
+        found = torch.accelerator.current_accelerator() if there else None
+        kind = found.type if found is not None else ""
     return "CUDA" if kind == "cuda" else kind
 
 
@@ -100,11 +104,23 @@ def way_out(against: str, ranks: int, options: Options) -> str:
 
 def _command(ranks: int, options: Options) -> str:
     """Return the command that runs this script as a job from its first line on."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    module = "" if spec is None or spec.name == "__main__" else spec.name
-    script = ["-m", module.removesuffix(".__main__")] if module else sys.argv[:1]
+    found = script()
+    named = sys.argv[:1] if found is None else ["-m"] * found.module + [found.name]
     given = as_typed(replace(options, nproc=ranks), DECORATOR)
-    return shlex.join(["autoddp", "run", *given, *script, *sys.argv[1:]])
+    return shlex.join(["autoddp", "run", *given, *named, *sys.argv[1:]])
+
+
+def script() -> Script | None:
+    """Return the file or module that `python` was called with; None where it was a text."""
+    main, args = sys.modules["__main__"], tuple(sys.argv[1:])
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name != "__main__":
+        return Script(spec.name.removesuffix(".__main__"), args, module=True)
+    file = getattr(main, "__file__", None)
+    typed = sys.argv[0]  # which is the same on each node
+    if file is not None and all(map(os.path.isfile, (file, typed))):
+        file = typed if os.path.samefile(file, typed) else file
+    return None if file is None else Script(str(file), args)
 
 
 def fork(workers: Workers, size: int) -> ParentLink | None:

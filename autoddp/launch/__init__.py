@@ -186,13 +186,15 @@ def check_places(options: Options) -> None:
     """Make the folder for logs, and look for the folder of the report.
 
     Raises:
-        BadInput: The first cannot be made, or the second is not there.
+        BadInput: The first cannot be made, or the second is not there or takes no file.
     """
     folder = os.path.dirname(options.report or "")
     if folder and not os.path.isdir(folder):
         raise BadInput(
             f"--report is {options.report}, but there is no folder {folder}; make it first"
         )
+    if options.report is not None and os.path.isdir(options.report):
+        raise BadInput(f"--report is {options.report}, which is a folder; give a file in it")
     if options.log_dir is None:
         return
     try:

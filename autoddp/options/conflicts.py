@@ -101,7 +101,9 @@ def _nodes(o: Options) -> None:
             "numbers as they come; leave --node-rank out"
         )
     if o.node_rank is not None and not 0 <= o.node_rank < o.nnodes:
-        raise BadInput(
-            f"--node-rank is {o.node_rank} with --nnodes {o.nnodes}; "
+        way = (
             f"it goes from 0 to {o.nnodes - 1}"
+            if o.nnodes > 1
+            else "give the number of nodes there"
         )
+        raise BadInput(f"--node-rank is {o.node_rank} with --nnodes {o.nnodes}; {way}")

@@ -31,7 +31,7 @@ APART = {
 }
 
 
-def compare(group: Group, script: Script, options: Options, apart: bool) -> None:
+def compare(group: Group, script: Script | None, options: Options, apart: bool) -> None:
     """Compare what the nodes are about to run, or, where these started `apart`, the ranks.
 
     Raises:
@@ -40,34 +40,43 @@ def compare(group: Group, script: Script, options: Options, apart: bool) -> None
     world = group.world
     if world.world_size == (1 if apart else world.local_world_size):
         return
-    mine = None if world.local_rank else facts(script, options)
-    found = json.loads(group.confer("the start of the nodes", json.dumps(mine).encode()))
-    nodes = [theirs for theirs in found if theirs is not None]
-    for node, theirs in enumerate(nodes):
-        for name in {**nodes[0], **theirs}:
-            here, there = (known.get(name, "not there") for known in (nodes[0], theirs))
+    # the ranks of a launcher of ours are forks of one process that has read all this
+    mine = facts(script, options) if apart or not world.local_rank else None
+    said = json.loads(group.confer("the start of the job", json.dumps(mine).encode()))
+    found = [theirs for theirs in said if theirs is not None]
+    kind = "rank" if apart else "node"
+    for number, theirs in enumerate(found):
+        for name in {**found[0], **theirs}:
+            here, there = (known.get(name, "not there") for known in (found[0], theirs))
             if here != there:
                 raise BadInput(
-                    f"{name} is {there} on node {node} and {here} on node 0; start all nodes with "
-                    "the same command, script and environment"
+                    f"{name} is {there} on {kind} {number} and {here} on {kind} 0; start all "
+                    f"{kind}s with the same command, script and environment"
                 )
 
 
-def facts(script: Script, options: Options) -> dict[str, str]:
-    """Return what must be alike on all nodes, by the words in which a difference is told."""
+def facts(script: Script | None, options: Options) -> dict[str, str]:
+    """Return what must be alike on all nodes, by the words in which a difference is told.
+
+    Args:
+        script: The script; None where it is no file, as of `python -c`.
+        options: Those of the run.
+    """
     found = {
         flag(row.name): str(getattr(options, row.name))
         for row in fields(options)
         if row.name not in APART
     }
     found |= {
-        "the script": script.name,
-        "the script's command line": " ".join(script.args) or "empty",
         "the version of autoddp": __version__,
         "the version of torch": torch.__version__,
         "the version of Python": platform.python_version(),
         "the number of devices that a rank sees": str(torch.accelerator.device_count()),
     }
+    if script is None:
+        return found
+    found["the script"] = script.name
+    found["the script's command line"] = " ".join(script.args) or "empty"
     path, folder = script.find(), script.folder()
     if script.text is None:
         path = str(Path(path).resolve())

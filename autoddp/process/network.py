@@ -39,9 +39,11 @@ def resolve(host: str) -> None:
     try:
         socket.getaddrinfo(host, None)
     except OSError as error:
+        name, colon, port = host.rpartition(":")
+        way = f"--master-addr {name} --master-port {port}" if colon and port.isdecimal() else ""
         raise BadInput(
             f"--master-addr is {host}, which this machine cannot resolve ({error.strerror}); "
-            "give an address that every node can reach"
+            f"give {way or 'an address that every node can reach'}"
         ) from None
 
 

@@ -47,7 +47,10 @@ def write(
         view=options.view,
         exit=code,
     )
-    Path(options.report).write_text(text)
+    try:
+        Path(options.report).write_text(text)
+    except OSError as error:  # the script has ended, and its outcome is what counts
+        report.say(f"--report: {options.report} cannot be written ({error.strerror})")
 
 
 def _version(package: str) -> str | None:

@@ -14,16 +14,16 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.machinery import BuiltinImporter, ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import BuiltinImporter, SourceFileLoader
 from importlib.util import decode_source
 from types import ModuleType, TracebackType
 
 from autoddp.errors import BadInput
+from autoddp.process.script_file import check_source, find_module
 from autoddp.process.source import SourceFacts, read
 
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 STDIN = "<stdin>"
-GLANCE = 1 << 16  # bytes of a file
 INTERRUPTED = 130  # 128 + SIGINT: what a shell makes of a Python that Ctrl-C ended
 
 
@@ -43,7 +43,7 @@ class Script:
             BadInput: There is no such file, or it cannot be read or run.
         """
         if self.module:
-            return _find_module(self.name)
+            return find_module(self.name)
         if self.text is not None:
             return STDIN if self.name == "-" else "<string>"  # python's names for them
         path = os.path.join(os.getcwd(), self.name)  # absolute but not normalised, as python does
@@ -55,7 +55,7 @@ class Script:
             raise BadInput(f"no script at {self.name} (in {os.getcwd()}); check the path")
         if not os.access(path, os.R_OK):
             raise BadInput(f"{self.name} may not be read by this user; check its permissions")
-        _check_source(self.name, path)
+        check_source(self.name, path)
         return path
 
     def read(self) -> SourceFacts:
@@ -259,41 +259,3 @@ def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
     for entry, following in zip(kept, [*kept, None][1:], strict=True):
         entry.tb_next = following
     return kept[0] if kept else None
-
-
-def _check_source(name: str, path: str) -> None:
-    """Check by its first bytes that a file may be Python source.
-
-    Raises:
-        BadInput: The file is a notebook, or no text.
-    """
-    with open(path, "rb") as file:
-        head = file.read(GLANCE)
-    if name.endswith(".ipynb") or (head.lstrip()[:1] == b"{" and b'"cell_type"' in head):
-        made = f"{name.removesuffix('.ipynb')}.py"
-        raise BadInput(
-            f"{name} is a notebook, which python does not run; jupyter nbconvert --to script "
-            f"{name} makes {made} of it, or run its cells under %%autoddp in the notebook itself"
-        )
-    if b"\0" in head:
-        raise BadInput(
-            f"{name} is no Python source: it holds null bytes; give the script, as python takes it"
-        )
-
-
-def _find_module(name: str) -> str:
-    paths: Sequence[str] = sys.path if sys.flags.safe_path else [os.getcwd(), *sys.path[1:]]
-    spec: ModuleSpec | None = None
-    so_far = ""
-    for part in name.split("."):
-        so_far = f"{so_far}.{part}" if so_far else part
-        spec = PathFinder.find_spec(so_far, paths)
-        if spec is None:
-            raise BadInput(f"no module named {so_far}; check its name, and the folder you are in")
-        paths = list(spec.submodule_search_locations or ())
-    assert spec is not None
-    if spec.submodule_search_locations is not None:
-        return _find_module(f"{name}.__main__")
-    if spec.origin is None:
-        raise BadInput(f"module {name} has no source file; give one that python -m could run")
-    return spec.origin

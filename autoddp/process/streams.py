@@ -7,9 +7,11 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from autoddp.errors import BadInput
+from autoddp.errors import AutoDDPError, BadInput
 
 TAIL = 20  # lines of a log that are shown after a failure
 MOST = 200  # lines that are shown at most, where a traceback is longer than `TAIL`
@@ -39,6 +41,17 @@ class Logs:
         """Remove the logs, unless they are in the folder that the user gave."""
         if self.given is None and self.folder is not None:
             shutil.rmtree(self.folder)
+
+    @contextmanager
+    def said_once(self, rank: int, terminal: int) -> Iterator[None]:
+        """Have the first rank of a node alone say on the `terminal` why no script runs in here."""
+        try:
+            yield
+        except AutoDDPError:
+            self.remove()
+            if rank == 0:
+                os.dup2(terminal, 2)
+            raise
 
     def failure(self, rank: int, what: str) -> str:
         """Return the line that names the rank that failed, with the end of its log."""

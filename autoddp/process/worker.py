@@ -125,15 +125,15 @@ def joined(script: Script, options: Options, own: LaunchForm) -> int:
     world = World.read(os.environ)
     if own.kind is Kind.ONCE and world.world_size > 1:
         raise BadInput(own_ddp.twice(script.name, own.line, world.world_size))
-    found = find_devices(world.local_world_size, options)
-    logs = Logs(options.log_dir)
+    found, logs = find_devices(world.local_world_size, options), Logs(options.log_dir)
     logs.make()
     job = Job(script, options, found, own, logs, JobFolder(), random.getstate(), apart=True)
     terminal = os.dup(2)
-    code = run(job)
+    with logs.said_once(world.local_rank, terminal):
+        code = run(job)
     if code and logs.of(world.rank).exists():
-        with open(terminal, "w") as stderr:
-            print(logs.failure(world.rank, f"ended with exit code {code}"), file=stderr)
+        line = logs.failure(world.rank, f"ended with exit code {code}")
+        os.write(terminal, f"{line}\n".encode())
     else:
         logs.remove()
     return code

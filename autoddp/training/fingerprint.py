@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # Of the sum of the absolute values: GPUs of two kinds round differently, and so much is harmless.
 ROUNDING = 1e-5
+WHY = (
+    "something that differs between ranks went into it, such as a file, a clock, a thread that "
+    "draws, another kind of GPU, or a backward that went past torch.autograd.backward"
+)
 
 
 class Fingerprint:
@@ -52,9 +56,13 @@ class Fingerprint:
                 "the state of numpy's generator", repr(_plain(numpy.random.get_state())).encode()
             )
 
-    def _exactly(self, name: str, data: bytes) -> None:
-        self._note(torch.tensor([zlib.crc32(data), 0.0], dtype=torch.float64, device=CPU))
+    def add_number(self, name: str, number: float) -> None:
+        """Add a number that no rounding has touched."""
+        self._note(torch.tensor([number, 0.0], dtype=torch.float64, device=CPU))
         self.names.append(name)
+
+    def _exactly(self, name: str, data: bytes) -> None:
+        self.add_number(name, zlib.crc32(data))
 
     def _note(self, pair: Tensor) -> None:
         pairs, owners = self._pairs.setdefault(pair.device, ([], []))
@@ -69,8 +77,8 @@ class Fingerprint:
             table.index_add_(0, torch.tensor(owners, device=CPU), found)
         return table.nan_to_num()
 
-    def compare(self, group: Group, where: str = "", exact: bool = False) -> None:
-        """Compare these numbers with those of all ranks.
+    def compare(self, group: Group, where: str = "", exact: bool = False, why: str = WHY) -> None:
+        """Compare these numbers with those of all ranks; `why` they may differ is said.
 
         Raises:
             Disagreement: Two ranks differ, by more than rounding unless `exact`.
@@ -85,9 +93,7 @@ class Fingerprint:
         ours, theirs = (_shown(found[rank, at]) for rank in (0, other))
         raise Disagreement(
             f"{where + ': ' if where else ''}{self.names[at]} is not the same on all ranks "
-            f"(rank 0 has {ours}, rank {other} {theirs}): something that differs between ranks "
-            "went into it, such as a file, a clock, a thread that draws, another kind of GPU, or "
-            "a backward that went past torch.autograd.backward"
+            f"(rank 0 has {ours}, rank {other} {theirs}): {why}"
         )
 
 

@@ -13,6 +13,7 @@ from autoddp.comm.accelerator import CPU
 from autoddp.comm.group import MAX
 from autoddp.patching import Call, Feature, patch
 from autoddp.report import users_line
+from autoddp.training.first_batch import FirstBatches
 from autoddp.training.sampling import Fetching
 from autoddp.training.sharing.batches import Handed, Shared, Source, Waiting, Whole
 from autoddp.training.sharing.plan import (
@@ -52,7 +53,7 @@ class Loaders(Feature):
         self.view, self.run, self.loading = run.view, run, run.options.loading
         self.plans: weakref.WeakKeyDictionary[Any, Plan] = weakref.WeakKeyDictionary()
         self.waited: dict[str, Waiting] = run.waited
-        self.fetching = Fetching(run)
+        self.fetching, self.first = Fetching(run), FirstBatches(run)
         self.sharing = Sharing(run, self.fetching)
         self._probed: list[str] = []  # places at which nothing was seen to be drawn
         self._drew: set[str] = set()  # those of them where something was, on this rank
@@ -77,14 +78,16 @@ class Loaders(Feature):
         waiting = self.waited.setdefault(where, Waiting(workers=loader.num_workers))
         waiting.by_rows = plan.way == ROWS
         self.judge(where)
+        first = None if plan.draws or apart else self.first.of(loader, where)
         if plan.way == EACH or (plan.way == SHARED and apart):
-            return Whole(self.view, call.wrapped(), waiting)
+            return Whole(self.view, call.wrapped(), waiting, first)
         if plan.way == SHARED:
 
             def part(reason: str) -> None:
                 self._decide(loader, where, Plan(EACH, reason))
 
-            return Handed(self.view, self.sharing.start(loader, call.wrapped, where, part), waiting)
+            inner = self.sharing.start(loader, call.wrapped, where, part)
+            return Handed(self.view, inner, waiting, first)
 
         drawn = functools.partial(self._drew.add, where)
         inner = self.fetching.start(
@@ -94,8 +97,9 @@ class Loaders(Feature):
             plan.known,
             None if plan.known or plan.draws else drawn,
         )
-        source = Source(self.fetching, drawn, plan.known and none_ignored(loader.dataset))
-        return Shared(self.view, inner, waiting, source)
+        none = plan.known and none_ignored(loader.dataset)
+        source = Source(self.fetching, drawn, none, plan.known)
+        return Shared(self.view, inner, waiting, source, first)
 
     @patch(
         "torch.utils.data:DataLoader._index_sampler",

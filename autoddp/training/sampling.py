@@ -47,6 +47,7 @@ class RowSampler(DistributedSampler[Any]):
         super().__init__(nothing, num_replicas=ranks, rank=rank, shuffle=False)
         self.batches, self.before_fetch = batches, before_fetch
         self.sizes: deque[tuple[int, ...] | None] = deque()
+        self.first: list[Any] = []  # all indices of the first batch of this pass
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -57,8 +58,9 @@ class RowSampler(DistributedSampler[Any]):
         return self._pass(self.sizes)
 
     def _pass(self, noted: deque[tuple[int, ...] | None]) -> Iterator[Any]:
-        for batch in self.batches:
+        for number, batch in enumerate(self.batches):
             indices = list(batch)
+            self.first = self.first if number else indices
             sizes = even_sizes(len(indices), self.num_replicas)
             noted.append(sizes if min(sizes) else None)
             self.before_fetch()  # the sampler has drawn what it draws

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from autoddp.comm.context import Code
 from autoddp.errors import Disagreement
+from autoddp.training.first_batch import FirstBatch
 from autoddp.training.iterator import LoaderIterator
 from autoddp.training.sampling import Drawn, Fetching
 from autoddp.training.sharing.memory import WORTH, Lent
@@ -45,15 +46,19 @@ class Waiting:
 class Whole(LoaderIterator):
     """An iterator of which every rank loads every batch; modules in the fetch are plain."""
 
-    def __init__(self, view: View, inner: Any, waiting: Waiting) -> None:
+    def __init__(
+        self, view: View, inner: Any, waiting: Waiting, first: FirstBatch | None = None
+    ) -> None:
         super().__init__(inner)
-        self.view, self.waiting = view, waiting
+        self.view, self.waiting, self.first = view, waiting, first
         self._since = time.perf_counter()
 
     def __next__(self) -> Any:
         began = time.perf_counter()
         try:
-            return self._batch()
+            batch = self._batch()
+            self.first = None
+            return batch
         finally:
             now = time.perf_counter()
             self.waiting.seconds += now - began
@@ -65,14 +70,19 @@ class Whole(LoaderIterator):
             # else modules of the script's own thread would be plain meanwhile
             return next(self.inner)
         with self.view.context.within(Code.PLAIN):
-            return next(self.inner)
+            batch = next(self.inner)
+        if self.first is not None:
+            self.first.compare(_opened(x) for x in tree_leaves(batch))
+        return batch
 
 
 class Handed(Whole):
     """An iterator whose batches the first rank of the node loads."""
 
-    def __init__(self, view: View, inner: Pass, waiting: Waiting) -> None:
-        super().__init__(view, inner, waiting)
+    def __init__(
+        self, view: View, inner: Pass, waiting: Waiting, first: FirstBatch | None = None
+    ) -> None:
+        super().__init__(view, inner, waiting, first)
         self.batched, self.pins, self.took, self.memory = (
             inner.batched,
             inner.pins,
@@ -128,13 +138,21 @@ class Source:
     fetching: Fetching
     drawn: Callable[[], None]
     none_ignored: bool
+    known: bool  # whether it is certain that it draws nothing and keeps no state
 
 
 class Shared(Whole):
     """An iterator of which this rank fetches its rows of every batch."""
 
-    def __init__(self, view: View, inner: Any, waiting: Waiting, source: Source) -> None:
-        super().__init__(view, inner, waiting)
+    def __init__(
+        self,
+        view: View,
+        inner: Any,
+        waiting: Waiting,
+        source: Source,
+        first: FirstBatch | None = None,
+    ) -> None:
+        super().__init__(view, inner, waiting, first)
         self.source = source
         self.sizes: deque[tuple[int, ...] | None] = inner._index_sampler.sizes
 
@@ -143,6 +161,8 @@ class Shared(Whole):
         if type(batch) is Drawn:
             batch = batch.batch
             self.source.drawn()
+        if self.first is not None:
+            self.first.compare_rows(self.inner._index_sampler.first, self.source.known)
         sizes = self.sizes.popleft()
         if sizes is None:
             return batch
@@ -156,6 +176,10 @@ class Shared(Whole):
         if type(batch) is list and all(isinstance(x, Tensor) for x in batch):
             return [rows(x) for x in batch]  # three times quicker, and most batches are so
         return tree_map(rows, batch)
+
+
+def _opened(x: Any) -> Any:
+    return x.whole() if type(x) is Lent else x
 
 
 def _copied(x: Any) -> Any:
