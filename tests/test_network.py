@@ -10,8 +10,8 @@ import pytest
 from autoddp.comm.place import HERE
 from autoddp.comm.world import World
 from autoddp.errors import BadInput
+from autoddp.process.joining import set_interface
 from autoddp.process.network import check_free, interface_to, resolve
-from autoddp.process.worker import set_interface
 
 
 def test_the_loopback_routes_to_itself():

@@ -30,7 +30,7 @@ from autoddp.decorator.workers import ParentLink, Workers
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.launch.rendezvous import HOST, listen, serve
 from autoddp.options import Options
-from autoddp.process import likeness, report_file, streams, worker
+from autoddp.process import joining, likeness, report_file, streams, worker
 from autoddp.process.devices import Devices, variable
 from autoddp.process.script import strip
 from autoddp.process.session import session
@@ -88,7 +88,7 @@ def lead(call: DecoratedCall, ranks: int) -> Any:
         )
     launch.check_places(call.options)
     launch.check_disabled(call.options)
-    devices = worker.find_devices(ranks, call.options)
+    devices = joining.find_devices(ranks, call.options)
     start.check_forkable(call.site, ranks, call.options)
     logs = Logs(call.options.log_dir)
     logs.make()
@@ -135,7 +135,7 @@ def attach(call: DecoratedCall) -> Any:
         return call.plain()
     launch.check_places(call.options)
     launch.check_disabled(call.options)
-    devices = worker.find_devices(world.local_world_size, call.options)
+    devices = joining.find_devices(world.local_world_size, call.options)
     check_own(world, devices, call.site)
     logs = Logs(call.options.log_dir)
     if dist.is_initialized():
@@ -233,12 +233,12 @@ def joined(
     group = None
     try:
         worker.set_threads(world)
-        worker.take_device(world, devices)
+        joining.take_device(world, devices)
         hidden = hide(os.environ)
         if call.options.view == "local":
             os.environ.update(hidden or world.variables(nodes=1))
         attempt = hidden.get("TORCHELASTIC_RESTART_COUNT", "0")
-        group, chosen = worker.join(world, devices, attempt, store)
+        group, chosen = joining.join(world, devices, attempt, store)
         if apart:
             likeness.compare(group, start.script(), call.options, apart)
         HERE.world = world

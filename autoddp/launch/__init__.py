@@ -232,8 +232,9 @@ def start(script: Script, options: Options, own: own_ddp.LaunchForm) -> int:
         give(HERE.given, "OMP_NUM_THREADS", cores.threads(options.nproc))
     import_torch(several=options.nnodes > 1)
     from autoddp.launch import agent
+    from autoddp.process.joining import find_devices
     from autoddp.process.launcher_signals import LauncherSignals
-    from autoddp.process.worker import Job, find_devices
+    from autoddp.process.worker import Job
 
     given = find_devices(options.nproc, options)
     logs = Logs(options.log_dir)

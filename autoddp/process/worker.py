@@ -6,25 +6,22 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store
 
-from autoddp.comm import accelerator
 from autoddp.comm.collective_check import WAITS
-from autoddp.comm.group import TIMEOUT, Group
-from autoddp.comm.patience import roll_call, silent
+from autoddp.comm.group import Group
 from autoddp.comm.place import HERE
-from autoddp.comm.world import LARGEST, World, give, hide, keep_to_libraries
+from autoddp.comm.world import LARGEST, World, hide, keep_to_libraries
 from autoddp.errors import BadInput
 from autoddp.options import Options
-from autoddp.process import devices, launcher_signals, likeness, network, own_ddp, streams
-from autoddp.process.backend import Choice, choose
+from autoddp.process import joining, launcher_signals, likeness, own_ddp, streams
+from autoddp.process.backend import Choice
 from autoddp.process.devices import Devices
 from autoddp.process.guard import InitGuard, tell_devices, tell_lacking
 from autoddp.process.job_folder import JobFolder
@@ -66,11 +63,11 @@ def run(job: Job) -> int:
     HERE.private = job.private.folder
     if world.rank:
         streams.redirect(job.logs.of(world.rank))
-    take_device(world, job.devices)
+    joining.take_device(world, job.devices)
     hidden = hide(os.environ) if job.options.view == "global" else dict(os.environ)
     report = Report(world.rank == 0 and not job.options.quiet, job.options.strict, flag=job.flag)
     attempt = hidden.get("TORCHELASTIC_RESTART_COUNT", "0")
-    group, chosen = join(world, job.devices, attempt, say=report.say)
+    group, chosen = joining.join(world, job.devices, attempt, say=report.say)
     if job.options.view == "global":
         for name in ("OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME"):
             keep_to_libraries(HERE.given, name)
@@ -101,7 +98,7 @@ def run(job: Job) -> int:
 def by_itself(job: Job, world: World) -> int:
     """Be a rank of a script that does its own DDP, as torchrun would start it."""
     if world.world_size > world.local_world_size:
-        set_interface(world)
+        joining.set_interface(world)
     if "numpy.random" in sys.modules:
         # a fork has its parent's generator; Python's reseeds itself
         sys.modules["numpy.random"].seed()
@@ -125,7 +122,7 @@ def joined(script: Script, options: Options, own: LaunchForm) -> int:
     world = World.read(os.environ)
     if own.kind is Kind.ONCE and world.world_size > 1:
         raise BadInput(own_ddp.twice(script.name, own.line, world.world_size))
-    found, logs = find_devices(world.local_world_size, options), Logs(options.log_dir)
+    found, logs = joining.find_devices(world.local_world_size, options), Logs(options.log_dir)
     logs.make()
     job = Job(script, options, found, own, logs, JobFolder(), random.getstate(), apart=True)
     terminal = os.dup(2)
@@ -139,17 +136,6 @@ def joined(script: Script, options: Options, own: LaunchForm) -> int:
     return code
 
 
-def find_devices(ranks: int, options: Options) -> Devices:
-    """Find the devices of this node's ranks."""
-    if torch.accelerator.current_accelerator() is None:
-        return devices.without_cuda(options.backend)
-    found = devices.there(os.environ)
-    own = "LOCAL_RANK" in os.environ  # another launcher's ranks, each of which may be shown its own
-    if own and "SLURM_GPUS_PER_TASK" in os.environ:
-        found = replace(found, names=found.names[: options.gpus_per_rank])
-    return devices.share(found, ranks, options.backend, options.gpus_per_rank, own)
-
-
 def set_threads(world: World) -> None:
     """Share the cores; a fork must do it first, as its inherited thread pool has no threads."""
     cores = len(os.sched_getaffinity(0))
@@ -159,96 +145,6 @@ def set_threads(world: World) -> None:
         if asked.isdecimal() and 0 < int(asked) <= LARGEST
         else max(1, cores // world.local_world_size)
     )
-
-
-def take_device(world: World, given: Devices) -> None:
-    """Show this rank its own device alone, whatever the script says about visible devices later.
-
-    A driver that was asked before still shows all devices: this rank's becomes the current one.
-    """
-    if not given.visible:
-        return
-    mine = given.visible[world.local_rank]
-    give(HERE.given, devices.variable(given.kind, os.environ), mine)
-    begin = getattr(torch.get_device_module(given.kind), "init", None)
-    if begin is not None:
-        begin()
-    several = torch.accelerator.device_count()
-    if several > mine.count(",") + 1:
-        torch.accelerator.set_device_index(world.local_rank % several)
-
-
-def join(
-    world: World,
-    given: Devices,
-    attempt: str,
-    store: Store | None = None,
-    say: Callable[[str], None] = silent,
-) -> tuple[Group, Choice]:
-    """Meet the other ranks of this attempt, leaving no trace of it for the script to see.
-
-    Raises:
-        BadInput: Something else listens on rank 0's port, or the ranks cannot talk as is asked.
-    """
-    hook, known = sys.excepthook, "GLOO_SOCKET_IFNAME" in os.environ
-    set_interface(world)
-    chosen = Choice()
-
-    def backend(over: Store) -> tuple[str, torch.device | None]:
-        nonlocal chosen
-        roll_call(over, world.rank, world.world_size, TIMEOUT, say)
-        mine = given.visible[world.local_rank] if given.visible else ""
-        chosen = choose(world, over, given, accelerator.identity(mine) if mine else "")
-        return chosen.backend, accelerator.at(torch.device(chosen.kind)) if chosen.alone else None
-
-    if store is None:
-        group = Group.join(hosted(world), attempt, backend)
-    else:
-        group = Group.over(world, store, *backend(store))
-    group.kind = chosen.kind
-    sys.excepthook = hook  # torch's would put the rank before every line of a traceback
-    if not known:
-        os.environ.pop("GLOO_SOCKET_IFNAME", None)  # NCCL reads its own later, at first use
-    take_part_of_memory(chosen.part)
-    return group, chosen
-
-
-def take_part_of_memory(part: float) -> None:
-    """Leave the rest of a device to the ranks that share it."""
-    limit = getattr(torch.get_device_module(), "set_per_process_memory_fraction", None)
-    if part < 1 and limit is not None:
-        for device in accelerator.devices():
-            limit(part, device)
-
-
-def hosted(world: World) -> World:
-    """Let rank 0 use the store of its Ray Train worker, if that store listens on rank 0's port.
-
-    Raises:
-        BadInput: Something else listens there.
-    """
-    if world.rank or world.agent_store:
-        return world
-    try:
-        network.check_free(world.master_port)
-    except BadInput:
-        if "RAY_JOB_ID" in os.environ and network.has_store(world.master_addr, world.master_port):
-            return replace(world, agent_store=True)
-        raise BadInput(
-            f"MASTER_PORT is {world.master_port}, where rank 0 cannot listen: another process "
-            "does; give the job a free port"
-        ) from None
-    return world
-
-
-def set_interface(world: World) -> None:
-    """Talk by the interface that routes to the master, unless told otherwise."""
-    interface = network.interface_to(world.master_addr)
-    if interface is None:
-        return
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    if world.world_size > world.local_world_size and "NCCL_SOCKET_IFNAME" not in os.environ:
-        give(HERE.given, "NCCL_SOCKET_IFNAME", f"={interface}")  # without `=`, eth0 fits eth01, too
 
 
 def greeting(world: World, options: Options, chosen: Choice, environ: Mapping[str, str]) -> str:

@@ -1,0 +1,123 @@
+"""The meeting of one rank with the others: its device, its backend, the interface that they use."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch.distributed import Store
+
+from autoddp.comm import accelerator
+from autoddp.comm.group import TIMEOUT, Group
+from autoddp.comm.patience import roll_call, silent
+from autoddp.comm.place import HERE
+from autoddp.comm.world import World, give
+from autoddp.errors import BadInput
+from autoddp.options import Options
+from autoddp.process import devices, network
+from autoddp.process.backend import Choice, choose
+from autoddp.process.devices import Devices
+
+
+def find_devices(ranks: int, options: Options) -> Devices:
+    """Find the devices of this node's ranks."""
+    if torch.accelerator.current_accelerator() is None:
+        return devices.without_cuda(options.backend)
+    found = devices.there(os.environ)
+    own = "LOCAL_RANK" in os.environ  # another launcher's ranks, each of which may be shown its own
+    if own and "SLURM_GPUS_PER_TASK" in os.environ:
+        found = replace(found, names=found.names[: options.gpus_per_rank])
+    return devices.share(found, ranks, options.backend, options.gpus_per_rank, own)
+
+
+def take_device(world: World, given: Devices) -> None:
+    """Show this rank its own device alone, whatever the script says about visible devices later.
+
+    A driver that was asked before still shows all devices: this rank's becomes the current one.
+    """
+    if not given.visible:
+        return
+    mine = given.visible[world.local_rank]
+    give(HERE.given, devices.variable(given.kind, os.environ), mine)
+    begin = getattr(torch.get_device_module(given.kind), "init", None)
+    if begin is not None:
+        begin()
+    several = torch.accelerator.device_count()
+    if several > mine.count(",") + 1:
+        torch.accelerator.set_device_index(world.local_rank % several)
+
+
+def join(
+    world: World,
+    given: Devices,
+    attempt: str,
+    store: Store | None = None,
+    say: Callable[[str], None] = silent,
+) -> tuple[Group, Choice]:
+    """Meet the other ranks of this attempt, leaving no trace of it for the script to see.
+
+    Raises:
+        BadInput: Something else listens on rank 0's port, or the ranks cannot talk as is asked.
+    """
+    hook, known = sys.excepthook, "GLOO_SOCKET_IFNAME" in os.environ
+    set_interface(world)
+    chosen = Choice()
+
+    def backend(over: Store) -> tuple[str, torch.device | None]:
+        nonlocal chosen
+        roll_call(over, world.rank, world.world_size, TIMEOUT, say)
+        mine = given.visible[world.local_rank] if given.visible else ""
+        chosen = choose(world, over, given, accelerator.identity(mine) if mine else "")
+        return chosen.backend, accelerator.at(torch.device(chosen.kind)) if chosen.alone else None
+
+    if store is None:
+        group = Group.join(hosted(world), attempt, backend)
+    else:
+        group = Group.over(world, store, *backend(store))
+    group.kind = chosen.kind
+    sys.excepthook = hook  # torch's would put the rank before every line of a traceback
+    if not known:
+        os.environ.pop("GLOO_SOCKET_IFNAME", None)  # NCCL reads its own later, at first use
+    take_part_of_memory(chosen.part)
+    return group, chosen
+
+
+def take_part_of_memory(part: float) -> None:
+    """Leave the rest of a device to the ranks that share it."""
+    limit = getattr(torch.get_device_module(), "set_per_process_memory_fraction", None)
+    if part < 1 and limit is not None:
+        for device in accelerator.devices():
+            limit(part, device)
+
+
+def hosted(world: World) -> World:
+    """Let rank 0 use the store of its Ray Train worker, if that store listens on rank 0's port.
+
+    Raises:
+        BadInput: Something else listens there.
+    """
+    if world.rank or world.agent_store:
+        return world
+    try:
+        network.check_free(world.master_port)
+    except BadInput:
+        if "RAY_JOB_ID" in os.environ and network.has_store(world.master_addr, world.master_port):
+            return replace(world, agent_store=True)
+        raise BadInput(
+            f"MASTER_PORT is {world.master_port}, where rank 0 cannot listen: another process "
+            "does; give the job a free port"
+        ) from None
+    return world
+
+
+def set_interface(world: World) -> None:
+    """Talk by the interface that routes to the master, unless told otherwise."""
+    interface = network.interface_to(world.master_addr)
+    if interface is None:
+        return
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    if world.world_size > world.local_world_size and "NCCL_SOCKET_IFNAME" not in os.environ:
+        give(HERE.given, "NCCL_SOCKET_IFNAME", f"={interface}")  # without `=`, eth0 fits eth01, too
