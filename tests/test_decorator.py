@@ -568,7 +568,7 @@ TELLS = (
     + """
 import posix, random, time, numpy, torch
 from autoddp import distributed
-began = own = time.time()
+began = __own__ = time.time()  # such a name is no variable of the script's
 WHAT
 @distributed
 def main(*args):
@@ -577,8 +577,8 @@ def main(*args):
 # by itself, on each rank
     drawn = os.urandom(8), random.random(), numpy.random.default_rng().random()
     posix.write(number, f"{began} {drawn} {time.time() > began}".encode())
-    return began
-assert main(ARGS) <= own == began
+main(ARGS)
+assert began == __own__, "its own again"
 """
     + LEAVES
 )

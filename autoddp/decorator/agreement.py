@@ -1,7 +1,8 @@
 """The comparison of a rank's variables with rank 0's, where each has run the script by itself.
 
-A fork has all that rank 0 has. A rank that ran the script again up to the call may have read
-another clock, drawn from a generator that nobody seeded, or ordered a set otherwise.
+A fork has all that rank 0 has. A rank that came to the call by itself, as a worker of Ray Train
+does, may have read another clock, drawn from a generator that nobody seeded, or ordered a set
+otherwise.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,13 +26,11 @@ MOST = 1 << 24  # bytes at each end of an array that are looked at
 SKIPPED = "no numbers or texts"
 
 
-def agree(
-    group: Group, site: str, variables: dict[str, Any], arguments: Any
-) -> dict[str, tuple[Any, Any]]:
-    """Take over rank 0's plain variables (times, names, counts), and compare all that hold more.
+@contextmanager
+def agreed(group: Group, site: str, variables: dict[str, Any], arguments: Any) -> Iterator[None]:
+    """Have rank 0's plain variables (times, names, counts) inside, and compare all that hold more.
 
-    Returns:
-        This rank's own value and rank 0's, by the name of each variable taken over.
+    Variables that nothing has changed by then have this rank's own values again after it.
 
     Raises:
         Disagreement: A collection or an array differs, so that results computed from it would.
@@ -43,7 +43,8 @@ def agree(
 
     plain, more, theirs = group.call(f"the variables at {site}", rank_0s)
     if group.rank == 0:
-        return {}
+        yield
+        return
     mine = dict(_mine(variables))
     differing = [
         name for name, value in more.items() if name in mine and digest(mine[name]) != value
@@ -64,14 +65,12 @@ def agree(
             "an unseeded generator, a clock, a file or the order of a set went into it; make it "
             "inside the function, seed it, or set PYTHONHASHSEED"
         )
-    return taken
-
-
-def give_back(variables: dict[str, Any], taken: dict[str, tuple[Any, Any]]) -> None:
-    """Undo `agree`: variables that nothing has changed since have this rank's own values again."""
-    for name, (own, theirs) in taken.items():
-        if name in variables and variables[name] == theirs:
-            variables[name] = own
+    try:
+        yield
+    finally:
+        for name, (own, theirs) in taken.items():
+            if name in variables and variables[name] == theirs:
+                variables[name] = own
 
 
 def digest(value: Any) -> str:

@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, cast
 
@@ -23,7 +23,7 @@ from autoddp.comm.group import Group
 from autoddp.comm.place import HERE
 from autoddp.comm.world import ADDED, World, hide
 from autoddp.decorator import notebook, start
-from autoddp.decorator.agreement import agree, give_back
+from autoddp.decorator.agreement import agreed
 from autoddp.decorator.existing_group import set_aside
 from autoddp.decorator.wholes import whole
 from autoddp.decorator.workers import ParentLink, Workers
@@ -197,20 +197,17 @@ def take_part(
     store: Store | None = None,
 ) -> Any:
     """Call the function in a session of its own, over a `store` where ranks are no forks."""
-    taken: dict[str, tuple[Any, Any]] = {}
+    given = call.args, call.kwargs
     with joined(call, world, devices, store) as group:
+        alike = nullcontext() if store is None else agreed(group, call.site, call.variables, given)
         try:
-            if store is not None:
-                taken = agree(group, call.site, call.variables, (call.args, call.kwargs))
-            value = whole(call.plain())
-            group.conclude()
+            with alike:
+                value = whole(call.plain())
+                group.conclude()
         except BaseException as error:
             strip(error)
             tell("raised")
             raise
-        finally:
-            if store is not None:  # the ranks go on, each by itself
-                give_back(call.variables, taken)
         tell("returned")
     return value
 

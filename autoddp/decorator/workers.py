@@ -74,12 +74,13 @@ class ParentLink:
 
     def end(self) -> NoReturn:
         """End this process when rank 0 is through: the other ranks may need it until then."""
-        for number in ENDING:  # what becomes of them, rank 0 decides
-            signal.signal(number, signal.SIG_IGN)
-        with contextlib.suppress(ConnectionError):
+        try:
+            for number in ENDING:  # what becomes of them, rank 0 decides
+                signal.signal(number, signal.SIG_IGN)
+            streams.flush()
             self.channel.recv(WORD)
-        streams.flush()
-        os._exit(0)
+        finally:  # also after what a handler of the script's raises here
+            os._exit(0)
 
 
 class Workers:
