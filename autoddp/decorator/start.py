@@ -83,8 +83,7 @@ def _touched() -> str:
 
     A mere question for devices may have begun to use one.
     """
-    import torch
-
+    from autoddp import torch_internals
     from autoddp.comm import accelerator
 
     kind = accelerator.kind()
@@ -94,7 +93,7 @@ def _touched() -> str:
             pid = os.fork()
         if pid == 0:
             os._exit(int(accelerator.unforkable()))
-        found = torch.accelerator.current_accelerator()
+        found = torch_internals.accelerator()
         kind = found.type if os.waitpid(pid, 0)[1] and found is not None else ""
     return "CUDA" if kind == "cuda" else kind
 

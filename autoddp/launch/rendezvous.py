@@ -16,16 +16,16 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
+from autoddp import torch_internals
+
 NAME = "autoddp"  # of the job
 HOST = "127.0.0.1"
 
 
 def serve(port: int = 0) -> TCPStore:
     """Host a store that listens on the loopback alone; torch's own would on every interface."""
-    door = socket.create_server((HOST, port), backlog=socket.SOMAXCONN)
-    port = door.getsockname()[1]
-    return TCPStore(
-        HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=door.detach()
+    return torch_internals.store_behind(
+        socket.create_server((HOST, port), backlog=socket.SOMAXCONN)
     )
 
 

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store
 
+from autoddp import torch_internals
 from autoddp.comm import accelerator
 from autoddp.comm.collective_check import WAITS
 from autoddp.comm.group import TIMEOUT, Group
@@ -141,7 +142,7 @@ def joined(script: Script, options: Options, own: LaunchForm) -> int:
 
 def find_devices(ranks: int, options: Options) -> Devices:
     """Find the devices of this node's ranks."""
-    if torch.accelerator.current_accelerator() is None:
+    if torch_internals.accelerator() is None:
         return devices.without_cuda(options.backend)
     found = devices.there(os.environ)
     own = "LOCAL_RANK" in os.environ  # another launcher's ranks, each of which may be shown its own
