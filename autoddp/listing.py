@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from autoddp import __version__, launch
+from autoddp import __version__, launch, tested
 from autoddp.comm.world import ADDED
 from autoddp.errors import BadInput
 from autoddp.process import devices
@@ -83,6 +83,9 @@ def env() -> int:
     for name in ("torch", "torchvision", "wrapt", "typer"):
         print(f"{name}: {installed(name)}")
     print(f"python: {platform.python_version()} on {platform.platform()}")
+    known = tested.words("torch", installed("torch"), tested.TORCH)
+    python = tested.words("Python", platform.python_version(), tested.PYTHON)
+    print(f"tested with: {known}; {python}")
     print(f"cores: {len(os.sched_getaffinity(0))}")
     found = devices.there(os.environ)
     given = f" ({devices.variable(found.kind, os.environ)} {','.join(found.names)})"

@@ -1,13 +1,17 @@
 """The private names of torch that autoddp stands on; each has a test of its own.
 
-The tests are in tests/test_torch_internals.py. All names were read and run in torch 2.11 to 2.14.
-A name that torch moves is found by its test, and mended here.
+The tests are in tests/test_torch_internals.py. All names were read and run in torch 2.6 to 2.14.
+A name that torch moves is found by its test, and mended here; what differs between versions of
+torch is a function here, too, which says in which versions.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,16 +20,19 @@ import torch.utils._python_dispatch
 from torch._C._distributed_c10d import _create_work_from_future
 from torch._compile import _disable_dynamo
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch._library.effects import EffectType
+from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+from torch._library.custom_ops import CustomOpDef
+from torch.distributed import ProcessGroup, TCPStore
 from torch.distributed.distributed_c10d import _get_default_store
+from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
+VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])  # (2, 14)
 DispatchMode = torch.utils._python_dispatch.TorchDispatchMode
 OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket
 HigherOrderOperator = torch._ops.HigherOrderOperator
 TensorBase: type = torch._C.TensorBase
 BatchNorm = torch.nn.modules.batchnorm._BatchNorm  # of all dimensions, synchronized or not
-ORDERED = EffectType.ORDERED  # of an operator that a compiler must leave where it is
 plain_tensors = torch._C.DisableTorchFunctionSubclass  # inside, subclasses are plain tensors
 no_dispatch = torch.utils._mode_utils.no_dispatch
 disable_dynamo = _disable_dynamo
@@ -57,6 +64,107 @@ def compiler_traces() -> bool:
 def after_backward(call: Callable[[], None]) -> None:
     """Have autograd's engine run `call` at the end of the backward that runs."""
     torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+def accelerator() -> torch.device | None:
+    """Return the kind of accelerator that this torch was built for, or that was plugged into it.
+
+    Torch 2.6 looks for a device, after which a fork cannot use it, and raises where there is none.
+    """
+    if VERSION >= (2, 7):
+        return torch.accelerator.current_accelerator()
+    plugged = torch._C._get_privateuse1_backend_name()
+    if plugged != "privateuseone":
+        return torch.device(plugged)
+    built = {"cuda": torch.version.cuda or torch.version.hip, "xpu": torch.xpu._is_compiled()}
+    built["mps"] = torch.backends.mps.is_built()
+    return next((torch.device(kind) for kind, there in built.items() if there), None)
+
+
+# whether a CUDA graph leaves out an operator that asks for it
+GRAPHS_LEAVE_OUT = hasattr(torch.Tag, "cudagraph_unsafe")
+
+
+def operator_on_host(name: str) -> Callable[[Callable[..., Any]], CustomOpDef]:
+    """Make an operator, opaque to a compiler, of a function that no CUDA graph may record.
+
+    Torch up to 2.7 has no such tag: there the function itself looks whether one records.
+    """
+    tags: dict[str, Any] = {"tags": [torch.Tag.cudagraph_unsafe]} if GRAPHS_LEAVE_OUT else {}
+    return torch.library.custom_op(name, mutates_args=(), **tags)
+
+
+def keep_order(operator: CustomOpDef) -> None:
+    """Have a compiler leave calls of this operator where they are, in their order.
+
+    Torch 2.10 and later have `CustomOpDef.register_effect` for it; this is there in all versions.
+    """
+    _register_effectful_op(operator._opoverload, _EffectType.ORDERED)
+
+
+def store_behind(door: socket.socket) -> TCPStore:
+    """Serve a store at a socket that listens; torch 2.6 can do so without libuv alone."""
+    host, port = door.getsockname()
+    return TCPStore(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=door.detach(),
+        use_libuv=VERSION >= (2, 7),
+    )
+
+
+@contextmanager
+def agent_hands_signals_to(handler: Callable[..., None]) -> Iterator[None]:
+    """Have torch's elastic agent set this handler of signals, where it sets its own.
+
+    Torch up to 2.8 does so whenever it starts ranks; TORCHELASTIC_SIGNALS_TO_HANDLE is later.
+    """
+    from torch.distributed.elastic.multiprocessing import api
+
+    before = api._terminate_process_handler
+    api._terminate_process_handler = handler
+    try:
+        yield
+    finally:
+        api._terminate_process_handler = before
+
+
+@contextmanager
+def quiet_gloo() -> Iterator[None]:
+    """Keep gloo from writing to descriptor 1 that ranks are connected, as it does in torch 2.8."""
+    try:
+        kept = os.dup(1) if VERSION == (2, 8) else None
+    except OSError:  # it is closed
+        kept = None
+    if kept is None:
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(nowhere)
+        os.close(kept)
+
+
+def replica_of(module: Module, group: ProcessGroup) -> DistributedDataParallel:
+    """Make a replica of a module whose parameters are equal on all ranks.
+
+    Torch 2.6 has no `init_sync`, and copies rank 0's parameters to all ranks. These are the same
+    values, so that a graph which has saved a parameter may still be walked.
+    """
+    if VERSION >= (2, 7):
+        return DistributedDataParallel(module, process_group=group, init_sync=False)
+    versions = [(x, x._version) for x in module.parameters()]
+    replica = DistributedDataParallel(module, process_group=group)
+    put_back: Any = torch._C._autograd._unsafe_set_version_counter
+    for x, version in versions:
+        put_back(x, version)
+    return replica
 
 
 def arm(replica: DistributedDataParallel) -> None:

@@ -30,11 +30,11 @@ LAYERS = [
     {"view"},
     {"comm"},
     {"options", "report", "patching"},
-    {"errors", "torch_internals"},
+    {"errors", "tested", "torch_internals"},
 ]
 WITHOUT_TORCH = {
     *("__init__", "__main__", "errors", "listing", "cli.__init__", "cli.commands", "cli.help"),
-    *("cli.examples", "cli.hash_seed", "cli.hints", "cli.parameters"),
+    *("cli.examples", "cli.hash_seed", "cli.hints", "cli.parameters", "tested"),
     *(
         "options.__init__",
         "options.row",

@@ -39,12 +39,12 @@ def test_inside_a_job(environ, answer):
     [
         ({"MASTER_ADDR": None, "LOCAL_RANK": None}, r"^LOCAL_RANK, MASTER_ADDR not set, though "),
         ({"LOCAL_WORLD_SIZE": None}, r"^LOCAL_WORLD_SIZE is not set; start the job with"),
-        ({"RANK": "x"}, r"^RANK is 'x', which is no whole number$"),
+        ({"RANK": "x"}, r"^RANK is 'x', which is no whole number; start the job with"),
         ({"RANK": "4"}, r"^RANK is 4 with WORLD_SIZE 4; ranks go from 0 to 3$"),
         ({"RANK": "-1"}, r"^RANK is -1 with WORLD_SIZE 4"),
         ({"LOCAL_RANK": "2"}, r"^LOCAL_RANK is 2 with LOCAL_WORLD_SIZE 2 and WORLD_SIZE 4; these"),
         ({"LOCAL_WORLD_SIZE": "8"}, r"^LOCAL_RANK is 1 with LOCAL_WORLD_SIZE 8"),
-        ({"MASTER_PORT": ""}, r"^MASTER_PORT is '', which is no whole number$"),
+        ({"MASTER_PORT": ""}, r"^MASTER_PORT is '', which is no whole number; start"),
     ],
 )
 def test_what_is_wrong_is_said(change, message):

@@ -8,9 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from autoddp import torch_internals
 from autoddp.comm.group import MAX, Group
 from autoddp.comm.world import World
-from autoddp.launch.rendezvous import HOST, listen, serve
+from autoddp.launch.rendezvous import HOST, listen
 from tests.ranks import run_ranks
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.complex128)
@@ -45,7 +46,7 @@ def joins(group, port):
 
 
 def test_jobs_meet_at_one_store_one_after_the_other():
-    store = serve(listen())
+    store = torch_internals.store_behind(listen())
     assert run_ranks(joins, 2, store.port) == [[3.0, False, 3.0, False]] * 2
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
+from autoddp import torch_internals
 from autoddp.errors import BadInput
-from autoddp.launch.rendezvous import listen, serve
+from autoddp.launch.rendezvous import listen
 from autoddp.process import network
 
 pytestmark = pytest.mark.slow
@@ -37,11 +38,11 @@ def addresses(port):
 
 
 def test_the_store_of_one_node_is_not_on_the_network():
-    assert addresses(serve(listen()).port) == ["0100007F"]
+    assert addresses(torch_internals.store_behind(listen()).port) == ["0100007F"]
 
 
 def test_garbage_at_the_store_ends_nothing():
-    server = serve(listen())
+    server = torch_internals.store_behind(listen())
     for data in GARBAGE:
         with socket.create_connection(("127.0.0.1", server.port)) as stranger:
             stranger.sendall(data)
@@ -131,7 +132,7 @@ def test_what_answers_at_the_masters_port_is_no_node_0():
 
 
 def test_a_store_a_port_that_is_shut_and_one_that_is_silent_may_be_node_0():
-    network.check_node_0("127.0.0.1", serve(listen()).port)
+    network.check_node_0("127.0.0.1", torch_internals.store_behind(listen()).port)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         network.check_node_0("127.0.0.1", port)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import signal
+import socket
 import warnings
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 from torch.futures import Future
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.parallel import DistributedDataParallel
 
 from autoddp import torch_internals
-from tests.cli import run_python
+from tests.cli import ROOT, run_python
 from tests.ranks import run_ranks
 
 
@@ -187,7 +189,7 @@ def test_a_compiler_keeps_an_operator_that_is_ordered(ordered):
 
     operator.register_fake(torch.clone)
     if ordered:
-        operator.register_effect(torch_internals.ORDERED)
+        torch_internals.keep_order(operator)
 
     def asks_for_nothing(x):
         operator(x)
@@ -204,7 +206,7 @@ def test_what_takes_functions_is_a_higher_order_operator():
 def armed(group):
     """A replica whose forward is called once, and which is armed without it from then on."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
-    replica = DistributedDataParallel(model, process_group=group.pg, init_sync=False)
+    replica = torch_internals.replica_of(model, group.pg)
     means = []
     for step in range(4):
         x = torch.full((1, 3), 1.0 + group.rank)
@@ -243,3 +245,70 @@ def test_it_is_known_whether_something_was_compiled():
     )
     done = run_python("-c", check)
     assert done.out.split() == ["False", "False", "True"], done.err
+
+
+def test_the_accelerator_is_what_torch_was_built_for():
+    """Without a look for devices, of which a fork would suffer."""
+    found = torch_internals.accelerator()
+    assert (found is not None and found.type == "cuda") == bool(torch.version.cuda)
+    if torch.__version__ >= (2, 7):
+        assert found == torch.accelerator.current_accelerator()
+
+
+def test_a_store_is_served_at_a_socket_that_listens():
+    door = socket.create_server(("127.0.0.1", 0))
+    port = door.getsockname()[1]
+    store = torch_internals.store_behind(door)
+    dist.TCPStore("127.0.0.1", port, is_master=False).set("a", "b")
+    assert (store.port, store.get("a")) == (port, b"b")
+
+
+def walks_a_graph_of_before(group):
+    """A weight is saved in a graph, and a replica is made before this graph is walked."""
+    model = torch.nn.Linear(2, 1, bias=False)
+    torch.nn.init.ones_(model.weight)
+    x = torch.ones(1, 2, requires_grad=True)
+    loss = (model(x) * model(x)).sum()
+    before = model.weight._version
+    replica = torch_internals.replica_of(model, group.pg)
+    with torch.enable_grad():
+        replica(x.detach())
+    loss.backward()
+    return before == model.weight._version, x.grad.tolist()
+
+
+def test_a_graph_that_saved_a_weight_is_walked_after_a_replica_was_made_of_it():
+    assert run_ranks(walks_a_graph_of_before, 2) == [(True, [[4.0, 4.0]])] * 2
+
+
+def test_torchs_agent_sets_the_handler_that_it_is_given(monkeypatch, tmp_path):
+    """Torch up to 2.8 sets one whatever the variable says."""
+    numbers = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT
+    named = ",".join(number.name for number in numbers)
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def handler(number, frame):
+        """Do nothing."""
+
+    try:
+        with monkeypatch.context() as patch, torch_internals.agent_hands_signals_to(handler):
+            patch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", named)
+            logs = DefaultLogsSpecs(log_dir=str(tmp_path))
+            ranks = start_processes(
+                "test", handler, {0: (0, None)}, {0: {}}, logs_specs=logs, start_method="fork"
+            )
+        assert {signal.getsignal(number) for number in numbers} == {handler}
+        assert not ranks.wait().failures
+    finally:
+        for number, known in before.items():
+            signal.signal(number, known)
+
+
+def test_nothing_is_written_to_stdout_when_gloo_connects():
+    code = (
+        "from tests.ranks import run_ranks\n"
+        "print('before', flush=True)\n"
+        "print(run_ranks(lambda group: group.rank, 2))"
+    )
+    done = run_python("-c", code, cwd=ROOT)
+    assert done.out.splitlines() == ["before", "[0, 1]"], done.err

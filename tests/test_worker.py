@@ -12,8 +12,9 @@ import time
 
 import pytest
 
+from autoddp import torch_internals
 from autoddp.comm.world import World
-from autoddp.launch.rendezvous import listen, serve
+from autoddp.launch.rendezvous import listen
 from autoddp.options import Options
 from autoddp.process.backend import Choice
 from autoddp.process.worker import greeting
@@ -96,7 +97,7 @@ def test_by_hand_rank_0_hosts_the_store_to_the_end(tmp_path):
 
 
 def test_where_a_worker_of_ray_serves_a_store_ranks_meet_there(script):
-    store = serve(listen())
+    store = torch_internals.store_behind(listen())
     more = {"MASTER_PORT": str(store.port), "RAY_JOB_ID": "01000000", "NODE_RANK": "0"}
     (out, err, rc), (out1, err1, rc1) = by_hand(script, 2, more=more)
     assert (rc, rc1) == (0, 0), err + err1
@@ -104,7 +105,7 @@ def test_where_a_worker_of_ray_serves_a_store_ranks_meet_there(script):
 
 
 def test_a_port_where_something_else_listens_is_said(script):
-    store = serve(listen())  # a stranger's, as far as rank 0 knows
+    store = torch_internals.store_behind(listen())  # a stranger's, as far as rank 0 knows
     more = {"MASTER_PORT": str(store.port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     ((out, err, rc),) = by_hand(script, 1, more=more)
     assert (rc, out) == (2, "")

@@ -8,13 +8,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from autoddp import torch_internals
+
 # where numbers are that no accelerator shall take for its own, whatever the script made the default
 CPU = torch.device("cpu")
 
 
 def kind() -> str:
     """Return torch's name for the accelerator's kind; empty if none, or not touched yet."""
-    found = torch.accelerator.current_accelerator()
+    found = torch_internals.accelerator()
     return found.type if found is not None and used(found.type) else ""
 
 
@@ -26,7 +28,7 @@ def used(kind: str) -> bool:
 
 def unforkable() -> bool:
     """Return, in a forked child, whether it cannot touch the device because its parent did."""
-    found = torch.accelerator.current_accelerator()
+    found = torch_internals.accelerator()
     module = None if found is None else getattr(torch, found.type, None)
     return module is not None and bool(getattr(module, "_is_in_bad_fork", bool)())
 
@@ -104,10 +106,10 @@ def name() -> str:
 
 def most_memory() -> int | None:
     """Return the most bytes of the current device in use at once; None where nobody counts."""
-    try:
-        return torch.accelerator.max_memory_allocated() if kind() else None
-    except RuntimeError:
-        return None
+    asked = (
+        getattr(torch.get_device_module(kind()), "max_memory_allocated", None) if kind() else None
+    )
+    return int(asked()) if asked is not None else None
 
 
 def synchronize() -> None:

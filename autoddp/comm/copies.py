@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed import Store
 from torch.futures import Future
 
-from autoddp.torch_internals import work_of
+from autoddp.torch_internals import quiet_gloo, work_of
 
 NAME = "autoddp_copies"
 
@@ -27,7 +27,8 @@ class Copies(dist.ProcessGroup):
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
         # the older of the two ways to call it
         super().__init__(rank, size)  # type: ignore[call-arg, unused-ignore]
-        self.gloo: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
+        with quiet_gloo():
+            self.gloo: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
 
     def getBackendName(self) -> str:
         """Return the name by which torch knows this backend."""

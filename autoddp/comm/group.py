@@ -108,6 +108,7 @@ class Group(Rpc):
         kind = accelerator.kind()
         native = backend != "gloo"
         with contextlib.ExitStack() as undo:
+            undo.enter_context(torch_internals.quiet_gloo())
             if kind and not native and kind != "cuda":
                 # gloo knows CPUs and CUDA alone
                 backend = undo.enter_context(copies.registered(kind))

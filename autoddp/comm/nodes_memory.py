@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store
 
+from autoddp import torch_internals
 from autoddp.comm.node_memory import NodeMemory, pieces, share, supported
 from autoddp.comm.sockets import namespace
 
@@ -169,7 +170,8 @@ def share_on_nodes(
     groups: list[FirstRanks | None] = [None] * many
     if rank == nodes[mine][0]:
         stores = [PrefixStore(f"memory/first/{number}", store) for number in range(many)]
-        groups = [ProcessGroupGloo(each, mine, len(nodes), timeout) for each in stores]
+        with torch_internals.quiet_gloo():
+            groups = [ProcessGroupGloo(each, mine, len(nodes), timeout) for each in stores]
     memories: list[NodeMemory | None] = [*found] or [None] * many
     pairs = zip(memories, groups, strict=True)
     return [NodesMemory(nodes, mine, memory, first) for memory, first in pairs], ""

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store
 
-from autoddp import launch
+from autoddp import launch, torch_internals
 from autoddp.comm import accelerator
 from autoddp.comm.collective_check import CollectiveCheck
 from autoddp.comm.group import Group
@@ -28,7 +28,7 @@ from autoddp.decorator.existing_group import set_aside
 from autoddp.decorator.wholes import whole
 from autoddp.decorator.workers import ParentLink, Workers
 from autoddp.errors import AutoDDPError, BadInput
-from autoddp.launch.rendezvous import HOST, listen, serve
+from autoddp.launch.rendezvous import HOST, listen
 from autoddp.options import Options
 from autoddp.process import joining, likeness, report_file, streams, worker
 from autoddp.process.devices import Devices, variable
@@ -100,7 +100,7 @@ def lead(call: DecoratedCall, ranks: int) -> Any:
             follow(call, world, devices, logs, link)
         workers.watch()
         # only now: its thread looks up an address, with locks that a fork would find held
-        server = serve(door)
+        server = torch_internals.store_behind(door)
         return take_part(call, place(0, ranks, server.port), devices, workers.settle)
 
 

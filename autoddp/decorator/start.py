@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from autoddp import torch_internals
 from autoddp.comm import accelerator
 from autoddp.decorator import notebook
 from autoddp.decorator.parked_threads import is_known, park
@@ -81,7 +82,7 @@ def _touched() -> str:
         poisoned = os.waitpid(pid, 0)[1]
         # after a step of Adam, torch's build for CUDA says so of a machine without GPUs, too
         there = poisoned and torch.accelerator.device_count()
-        found = torch.accelerator.current_accelerator() if there else None
+        found = torch_internals.accelerator() if there else None
         kind = found.type if found is not None else ""
     return "CUDA" if kind == "cuda" else kind
 

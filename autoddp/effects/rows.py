@@ -1,6 +1,6 @@
 """Patches of the outside world that are no more than a row: what is patched, its fate, and why.
 
-`Outward.serve` in `engine.py` is the one place that decides what becomes of such a call.
+`Outward.serve` in `outward.py` is the one place that decides what becomes of such a call.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from typing import TextIO
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 
+from autoddp import torch_internals
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.launch import changing_nodes
 from autoddp.launch.elastic import Agent, JobOver
@@ -78,7 +79,7 @@ def start(job: Job, signals: LauncherSignals) -> Failure | None:
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""
     try:
         agent = Agent(spec(parent), ready, job.options, signals)
-        with suppress(JobOver):
+        with suppress(JobOver), torch_internals.agent_hands_signals_to(signals.pass_on):
             agent.run()
     except Signalled:
         return Failure(0, 0, 1)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import socket
 
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import PrefixStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
     RendezvousStoreInfo,
 )
+
+from autoddp import torch_internals
 
 NAME = "autoddp"  # of the job
 HOST = "127.0.0.1"
@@ -23,14 +25,6 @@ HOST = "127.0.0.1"
 def listen(port: int = 0) -> socket.socket:
     """Listen on the loopback alone, where torch's own store would on every interface."""
     return socket.create_server((HOST, port), backlog=socket.SOMAXCONN)
-
-
-def serve(door: socket.socket) -> TCPStore:
-    """Host a store at a socket that listens."""
-    port = door.getsockname()[1]
-    return TCPStore(
-        HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=door.detach()
-    )
 
 
 class SteadyNodes(RendezvousHandler):
@@ -68,7 +62,7 @@ class OneNode(SteadyNodes):
 
     def __init__(self, port: int) -> None:
         """Host the store at `port`, or at a free one where that is 0."""
-        self.server = serve(listen(port))
+        self.server = torch_internals.store_behind(listen(port))
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Return at once, as node 0 of 1."""

@@ -163,7 +163,9 @@ def _count_in_torch() -> tuple[str, int, str]:
     import torch
     import torch.distributed as dist
 
-    kind = torch.accelerator.current_accelerator()
+    from autoddp import torch_internals
+
+    kind = torch_internals.accelerator()
     if kind is None:
         return "", 0, ""
     try:

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch.distributed import Store
 
+from autoddp import torch_internals
 from autoddp.comm import accelerator
 from autoddp.comm.group import TIMEOUT, Group
 from autoddp.comm.patience import roll_call, silent
@@ -24,7 +25,7 @@ from autoddp.process.devices import Devices
 
 def find_devices(ranks: int, options: Options) -> Devices:
     """Find the devices of this node's ranks."""
-    if torch.accelerator.current_accelerator() is None:
+    if torch_internals.accelerator() is None:
         return devices.without_cuda(options.backend)
     found = devices.there(os.environ)
     own = "LOCAL_RANK" in os.environ  # another launcher's ranks, each of which may be shown its own

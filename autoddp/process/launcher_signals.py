@@ -75,8 +75,9 @@ class LauncherSignals:
     def listen(self) -> None:
         """Pass signals on to the ranks from here on; ignored signals stay ignored (nohup)."""
         for number, handler in self._found.items():
-            if handler not in (signal.SIG_IGN, None):
-                signal.signal(number, self._pass_on)
+            if handler is not None:
+                ignored = handler is signal.SIG_IGN
+                signal.signal(number, handler if ignored else self.pass_on)
 
     def check(self) -> None:
         """Check, before the ranks start again, that they may.
@@ -106,7 +107,10 @@ class LauncherSignals:
             self._heard[rank].clear()
             self._passed_on[rank].clear()
 
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+    def pass_on(self, number: int, frame: FrameType | None) -> None:
+        """Send each rank a signal that it has not had by itself, unless it is one to ignore."""
+        if self._found[number] in (signal.SIG_IGN, None):
+            return
         if os.getpid() != self.launcher:
             os._exit(128 + number)  # a rank that has not called `arrive` yet: nothing was started
         if number == signal.SIGINT and self._interrupted and not self._is_through(number):

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from autoddp import torch_internals
+from autoddp.comm import accelerator
+from autoddp.errors import BadInput
 from autoddp.training.batch_stats import LOW, stats_of
 from autoddp.view.boundaries import Boundary, SumWithin
 
@@ -193,8 +195,6 @@ def _derived_again(
 # ---- under torch.compile
 
 
-# Ranks meet on the host, too: a recorded graph would leave that out.
-ON_HOST = torch.Tag.cudagraph_unsafe
 GROUPS: list[Any] = []  # whom an operator in a compiled graph speaks to: the latest
 
 
@@ -204,12 +204,26 @@ def meet(group: Any, undo: ExitStack) -> None:
     undo.callback(GROUPS.remove, group)
 
 
-@torch.library.custom_op("autoddp::normalize", mutates_args=(), tags=[ON_HOST])
+def _ranks() -> Any:
+    """Return whom to speak to: on the host, too, which the replay of a CUDA graph would leave out.
+
+    Raises:
+        BadInput: Torch records a graph, since it has no tag that keeps an operator out of it.
+    """
+    if not torch_internals.GRAPHS_LEAVE_OUT and accelerator.capturing():
+        raise BadInput(
+            f"torch {torch.__version__} records BatchNorm over ranks in a CUDA graph, which would "
+            "not exchange its statistics; use torch 2.8 or later, or compile without CUDA graphs"
+        )
+    return GROUPS[-1]
+
+
+@torch_internals.operator_on_host("autoddp::normalize")
 def normalize(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Call `normalized`, opaque to a compiler."""
-    return normalized(x, weight, bias, (None, None, 0.0), eps, GROUPS[-1])
+    return normalized(x, weight, bias, (None, None, 0.0), eps, _ranks())
 
 
 @normalize.register_fake
@@ -223,7 +237,7 @@ def _(x: Tensor, weight: Any, bias: Any, eps: float) -> tuple[Tensor, Tensor, Te
     )
 
 
-@torch.library.custom_op("autoddp::normalize_backward", mutates_args=(), tags=[ON_HOST])
+@torch_internals.operator_on_host("autoddp::normalize_backward")
 def normalize_backward(
     g: Tensor,
     x: Tensor,
@@ -234,7 +248,7 @@ def normalize_backward(
     needs_x: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Call `derived`, opaque to a compiler."""
-    of_x, *others = derived(g, x, weight, (mean, invstd, counts), GROUPS[-1], needs_x)
+    of_x, *others = derived(g, x, weight, (mean, invstd, counts), _ranks(), needs_x)
     return mean.new_empty(0) if of_x is None else of_x, others[0], others[1]
 
 
@@ -261,10 +275,10 @@ def _backward(ctx: Any, g: Tensor, *_: Any) -> Any:
 normalize.register_autograd(_backward, setup_context=_keep)
 
 
-@torch.library.custom_op("autoddp::add_up", mutates_args=(), tags=[ON_HOST])
+@torch_internals.operator_on_host("autoddp::add_up")
 def add_up(x: Tensor) -> Tensor:
     """Add up over ranks, opaque to a compiler; without a gradient."""
-    return GROUPS[-1].all_reduce(x.clone(memory_format=torch.contiguous_format))
+    return _ranks().all_reduce(x.clone(memory_format=torch.contiguous_format))
 
 
 @add_up.register_fake
@@ -275,4 +289,4 @@ def _(x: Tensor) -> Tensor:
 # Ranks wait for each other in these: a compiler that puts them into another order on one rank, as
 # it may by the sizes of tensors, would make ranks exchange what does not belong together.
 for _operator in (normalize, normalize_backward, add_up):
-    _operator.register_effect(torch_internals.ORDERED)
+    torch_internals.keep_order(_operator)

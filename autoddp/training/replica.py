@@ -146,8 +146,7 @@ class Replicas:
         ready = replica is not None
         if replica is None:
             self.compare(leaves.dense)
-            anchor = Anchor(leaves.dense)
-            replica = DistributedDataParallel(anchor, process_group=self.group.pg, init_sync=False)
+            replica = torch_internals.replica_of(Anchor(leaves.dense), self.group.pg)
             shared = self.group.gradient_memory is not None and leaves.dense[0].is_cpu
             if shared and self.compress == "none":
                 replica.register_comm_hook(self.group, averaged)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import data_parallel
 
+from autoddp import torch_internals
+
 
 class ModuleReplicas:
     """The replication of what a script calls, at each call, as `nn.DataParallel` does it."""
@@ -32,7 +34,7 @@ class ModuleReplicas:
 
 def setup(undo: ExitStack) -> None:
     """Replicate modules from here on, on all GPUs that this process sees."""
-    there = torch.accelerator.current_accelerator()
+    there = torch_internals.accelerator()
     devices = list(range(torch.accelerator.device_count()))
     replicas, plain = (
         ModuleReplicas(there.type if there is not None else "", devices),

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import default_collate
 
+from autoddp import torch_internals
 from autoddp.comm.topology import nodes
 from autoddp.training.iterator import LoaderIterator
 from autoddp.training.sampling import Fetching
@@ -157,7 +158,7 @@ class Sharing:
         if not loader.pin_memory or not torch.accelerator.is_available():
             yield ""
             return
-        device = torch.accelerator.current_accelerator()
+        device = torch_internals.accelerator()
         loader.pin_memory = False
         try:
             yield device.type if device is not None else ""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autoddp import torch_internals
 from autoddp.report import users_line
 from autoddp.view.boundaries import lend, part
 from autoddp.view.cuts import Cuts
@@ -237,7 +238,7 @@ def _key(module: nn.Module, given: TrialCall, settings: Settings) -> Key:
 
 def _modes() -> tuple[Any, ...]:
     """Return whether gradients are taken, and autocast's dtypes on CPUs and on accelerators."""
-    accelerator = torch.accelerator.current_accelerator()
+    accelerator = torch_internals.accelerator()
     types = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
     low = (torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) for kind in types)
     return torch.is_grad_enabled(), *low
