@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.terminal import in_terminal, screen_of
@@ -65,6 +67,17 @@ def test_a_line_goes_above_a_bar(tmp_path):
     assert screen[2].startswith("steps: 100%")
     assert screen[3:] == [""]
     assert text.index("steps:") < text.index("first") < text.index("75%")
+
+
+def test_a_bar_in_a_file_is_not_drawn_again(tmp_path):
+    """There each drawing is one more line, whose numbers a reader of the log counts twice."""
+    script, log = tmp_path / "script.py", tmp_path / "log"
+    script.write_text(BEGIN + TQDM)
+    code, _ = in_terminal("python", str(script), folder=tmp_path, err=log)
+    drawn = log.read_bytes().decode().split("\r")[1:]
+    assert code == 0
+    assert [re.findall(r"\d+%", bar) for bar in drawn[:5]] == [[f"{25 * n}%"] for n in range(5)]
+    assert drawn[2].split("\n")[1:] == [*SAID, ""]
 
 
 def test_a_line_goes_above_bars_within_bars(tmp_path):

@@ -63,14 +63,14 @@ class Report:
         return True
 
     def say(self, text: str) -> None:
-        """Print one line to the user, from rank 0 alone: above bars, and not into a prompt."""
+        """Print one line to the user, from rank 0 alone: above a terminal's bars, in no prompt."""
         if not self.speaks:
             return
         if self.prompts:
             self.delayed.append(text)
             return
         line, write = f"{PREFIX} {one_line(text)}", bars.above(self.stream)
-        if write is None:
+        if write is None or bars.is_log(self.stream):
             print(f"{self.begun.end()}{line}", file=self.stream, flush=True)
         else:
             write(line)

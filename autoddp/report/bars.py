@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -23,3 +24,8 @@ def above(stream: Any) -> Callable[[str], object] | None:
     if any(bar.fp in (stream, sys.stdout, sys.stderr) for bar in up):
         return partial(bars.write, file=stream)
     return None
+
+
+def is_log(stream: Any) -> bool:
+    """Return whether a stream is a file or pipe, where a bar drawn again is one more line."""
+    return isinstance(stream, io.TextIOWrapper) and not stream.isatty()
