@@ -83,6 +83,7 @@ def test_every_option_arrives(asked):
 BAD = {
     "no script": ("run", "no script given; say which one: autoddp run [OPTIONS] SCRIPT [ARGS...]"),
     "no such script": ("run none.py", "no script at none.py (in "),
+    "python": ("run python s.py", "; leave python out: what follows it is the script"),
     "a directory": ("run .", ". is a directory; give the script in it, or -m for a package"),
     "no such module": ("run -m none", "no module named none; check its name"),
     "a module's file": ("run -m s.py", "no module named s.py; -m takes the name of a module: -m s"),
@@ -230,3 +231,10 @@ def test_another_pipe_that_breaks_is_no_reader_that_has_ended(monkeypatch):
     monkeypatch.setattr(cli, "command", breaks)
     with pytest.raises(BrokenPipeError, match="a rank's"):
         cli.main()
+
+
+def test_a_command_in_quotes_is_hinted_at(monkeypatch, tmp_path, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.py").touch()
+    assert cli.command(["run", "s.py --lr 3"]) == 2
+    assert "; leave the quotes out, as in autoddp run s.py --lr 3" in capfd.readouterr().err

@@ -19,7 +19,7 @@ from importlib.util import decode_source
 from types import ModuleType, TracebackType
 
 from autoddp.errors import BadInput
-from autoddp.process.script_file import check_source, find_module
+from autoddp.process.script_file import check_source, find_module, wanted
 from autoddp.process.source import SourceFacts, read
 
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -52,7 +52,7 @@ class Script:
                 f"{self.name} is a directory; give the script in it, or -m for a package"
             )
         if not os.path.exists(path):
-            raise BadInput(f"no script at {self.name} (in {os.getcwd()}); check the path")
+            raise BadInput(f"no script at {self.name} (in {os.getcwd()}); {wanted(self.name)}")
         if not os.access(path, os.R_OK):
             raise BadInput(f"{self.name} may not be read by this user; check its permissions")
         check_source(self.name, path)

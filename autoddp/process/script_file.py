@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
@@ -10,6 +11,16 @@ from importlib.machinery import ModuleSpec, PathFinder
 from autoddp.errors import BadInput
 
 GLANCE = 1 << 16  # bytes of a file
+
+
+def wanted(name: str) -> str:
+    """Return what to do about a script that is not there."""
+    first, space, _ = name.partition(" ")
+    if re.fullmatch(r"python[0-9.]*", os.path.basename(name)):
+        return f"leave {name} out: what follows it is the script"
+    if space and os.path.exists(first):
+        return f"leave the quotes out, as in autoddp run {name}"
+    return "check the path"
 
 
 def check_source(name: str, path: str) -> None:

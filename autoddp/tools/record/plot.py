@@ -58,6 +58,7 @@ def draw(path: str, name: str, curves: dict[int, Curves]) -> None:
         axes.stackplot(at, *heights, labels=list(mine), step="mid" if len(at) > 1 else None)
         axes.set_title(f"rank {rank}")
         axes.set_xlabel("step, without the first")
+        axes.locator_params("x", integer=True)
         axes.label_outer()
     for axes in every[len(curves) :]:
         axes.set_visible(False)

@@ -30,4 +30,5 @@ def draw(path: str, want: Recording, got: Recording) -> None:
         lower.set_yscale("log")
     lower.set_ylabel("difference")
     lower.set_xlabel("backward pass")
+    lower.locator_params("x", integer=True)
     figure.savefig(path)
