@@ -34,6 +34,7 @@ HigherOrderOperator = torch._ops.HigherOrderOperator
 TensorBase: type = torch._C.TensorBase
 BatchNorm = torch.nn.modules.batchnorm._BatchNorm  # of all dimensions, synchronized or not
 plain_tensors = torch._C.DisableTorchFunctionSubclass  # inside, subclasses are plain tensors
+no_torch_function = torch._C.DisableTorchFunction  # inside, modes are not asked either
 no_dispatch = torch.utils._mode_utils.no_dispatch
 disable_dynamo = _disable_dynamo
 default_store = _get_default_store

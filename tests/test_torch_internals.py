@@ -62,6 +62,18 @@ def test_inside_plain_tensors_no_subclass_is_asked():
     assert Plain.seen == 1
 
 
+def test_without_torch_functions_neither_a_subclass_nor_a_mode_is_asked():
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            raise AssertionError(func)
+
+    x = torch.ones(2).as_subclass(Plain)
+    Plain.seen = 0
+    with Mode(), torch_internals.no_torch_function():
+        assert x.grad is None
+    assert Plain.seen == 0
+
+
 def test_all_kinds_of_batchnorm_are_one():
     kinds = (torch.nn.BatchNorm1d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm)
     assert all(issubclass(kind, torch_internals.BatchNorm) for kind in kinds)

@@ -7,8 +7,7 @@ see `Rpc`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from autoddp import torch_internals
 from autoddp.comm import accelerator, copies
 from autoddp.comm.accelerator import CPU
 from autoddp.comm.channel import Channel
@@ -27,6 +25,7 @@ from autoddp.comm.nodes_memory import Memory, share_on_nodes
 from autoddp.comm.position import COLLECTIVE
 from autoddp.comm.rpc import Rpc
 from autoddp.comm.tensor_bytes import bytes_of, reducing, write
+from autoddp.comm.together import Together
 from autoddp.comm.world import World
 
 TIMEOUT = timedelta(minutes=30)
@@ -188,26 +187,13 @@ class Group(Rpc):
                     self.pg._allgather_base(whole, flat).wait()
         return out
 
-    @contextmanager
-    def together(self, what: str, x: Tensor, kind: str = COLLECTIVE) -> Iterator[str]:
-        """Yield the stamp of a place of the program at which all ranks wait for each other.
+    def together(self, what: str, x: Tensor, kind: str = COLLECTIVE) -> Together:
+        """Give the stamp of a place of the program at which all ranks wait for each other.
 
         They may act on a signal at its end, see `SignalSync`: not inside a backward, which is one
         point as a whole, and not where only a GPU waits.
         """
-        words = self.collective_check.words(what, x)
-        point = self.signal_sync.here() and not torch_internals.in_backward() and self._waits(x)
-        if point:
-            self.signal_sync.enter()
-        with self.position.at(kind, words):
-            try:
-                yield f"{self.passed} {words}"
-            except RuntimeError as error:
-                if _is_networks(error):
-                    self.collective_check.wait_for_the_end()
-                raise
-        if point:
-            self.signal_sync.leave()
+        return Together(self, what, x, kind)
 
     def _exchange(self, stamp: str, body: bytes, merge: Callable[[list[bytes]], bytes]) -> bytes:
         with self.signal_sync.quiet():
@@ -287,11 +273,6 @@ def _shorten(pg: dist.ProcessGroup, kind: str) -> None:
     # a backend that registers itself may have no such setting
     with contextlib.suppress(AttributeError, RuntimeError):
         backend._set_default_timeout(NATIVE_TIMEOUT)
-
-
-def _is_networks(error: RuntimeError) -> bool:
-    """Return whether a backend has lost another rank: gloo has no class for that."""
-    return isinstance(error, dist.DistError) or "/gloo/transport/" in str(error)
 
 
 def _is_small(x: Tensor) -> bool:

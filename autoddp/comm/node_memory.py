@@ -11,7 +11,7 @@ import mmap
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -30,9 +30,12 @@ if TYPE_CHECKING:
 
 SLOT = 1 << 20  # bytes of a piece: of larger tensors one piece follows the other
 SMALL = 1 << 15  # bytes that each rank adds up itself, which is sooner done than to meet again
+PAIR = 2  # ranks that have no more to read of each other if each adds up all itself
 HERE = b"!"
 SIZES = struct.Struct("qq")  # at the head of a slot: elements, bytes of each
 HEAD = 64  # bytes for that, a line of the cache
+# divided by a power of two, all but the smallest numbers of these are exact: before a sum as after
+HALVED = (torch.float32, torch.float64, torch.bfloat16)
 OPERATIONS: dict[Any, Callable[..., Tensor]] = {
     dist.ReduceOp.SUM: torch.add,
     dist.ReduceOp.MIN: torch.minimum,
@@ -58,6 +61,8 @@ class NodeMemory:
         self._map = mmap.mmap(descriptor, size(len(ranks)))
         self._barrier = NodeBarrier(number, ranks, descriptor, self._map)
         self._half = 0
+        self._alone = SLOT if len(ranks) == PAIR else SMALL
+        self._heads = [self._starts(half) for half in range(2)]
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         self._slots = lru_cache(256)(self._slots_of)
 
@@ -78,24 +83,28 @@ class NodeMemory:
 
     # ---- tensors
 
-    @torch.no_grad()
     def all_reduce(self, x: Tensor, op: Any, share: int = 1) -> None:
         """Reduce `x`, which is contiguous, in place over the ranks, and divide it by `share`."""
         for piece in pieces(x):
-            if piece.nbytes <= SMALL:
-                self._reduce_small(piece, op)
-                if share != 1:
-                    piece.div_(share)
+            if piece.nbytes <= self._alone:
+                self._reduce_alone(piece, op, share)
             else:
                 self._reduce(piece, op, share)
 
-    def _reduce_small(self, x: Tensor, op: Any) -> None:
+    def _reduce_alone(self, x: Tensor, op: Any, share: int) -> None:
+        """Reduce all of one piece here, of which every rank does the same."""
         slots, reduce = self._next(x), OPERATIONS[op]
-        slots[self.number].copy_(x)
+        early = share != 1 and share & (share - 1) == 0 and x.dtype in HALVED
+        if early:
+            torch.mul(x, 1 / share, out=slots[self.number])  # one look at it less
+        else:
+            slots[self.number].copy_(x)
         self._meet_alike()
         reduce(slots[0], slots[1], out=x)
         for slot in slots[2:]:
             reduce(x, slot, out=x)
+        if share != 1 and not early:
+            x.div_(share)
 
     def _reduce(self, x: Tensor, op: Any, share: int) -> None:
         """Reduce one part of `x` here, where the others find it, and take theirs from there."""
@@ -149,7 +158,7 @@ class NodeMemory:
         lengths = [length for length, _ in self._sizes()]
         if max(lengths) > SLOT:
             return None
-        starts = [start + HEAD for start in self._starts(self._half)]
+        starts = [start + HEAD for start in self._heads[self._half]]
         return [self._map[at : at + n] for at, n in zip(starts, lengths, strict=True)]
 
     # ---- slots
@@ -161,7 +170,7 @@ class NodeMemory:
         long as it is not in the next one but one.
         """
         self._half = 1 - self._half
-        start = self._starts(self._half)[self.number]
+        start = self._heads[self._half][self.number]
         SIZES.pack_into(self._map, start, count, size)
         return start
 
@@ -178,6 +187,9 @@ class NodeMemory:
             Disagreement: They do not: one rank is in another place of the program.
         """
         self.meet()
+        heads = [self._map[start : start + SIZES.size] for start in self._heads[self._half]]
+        if heads.count(heads[0]) == len(heads):
+            return
         sizes = self._sizes()
         for rank, found in zip(self.ranks, sizes, strict=True):
             if found != sizes[0]:
@@ -189,7 +201,7 @@ class NodeMemory:
                 )
 
     def _sizes(self) -> list[tuple[int, int]]:
-        return [SIZES.unpack_from(self._map, start) for start in self._starts(self._half)]
+        return [SIZES.unpack_from(self._map, start) for start in self._heads[self._half]]
 
     def _slots_of(self, half: int, dtype: torch.dtype, count: int) -> list[Tensor]:
         starts, size = (start + HEAD for start in self._starts(half)), count * dtype.itemsize
@@ -210,10 +222,13 @@ def size(many: int) -> int:
     return _head(many) + 2 * many * (HEAD + SLOT)
 
 
-def pieces(x: Tensor) -> Iterator[Tensor]:
+def pieces(x: Tensor) -> Iterable[Tensor]:
     """Cut `x`, which is contiguous, into what a slot has room for."""
-    flat = x.data.view(-1)  # as a backend's writes, these are unseen by autograd
-    return iter(flat.split(SLOT // x.element_size())) if flat.numel() else iter(())
+    flat, step = x.data, SLOT // x.element_size()  # a backend's writes: unseen by autograd
+    if flat.dim() != 1:
+        flat = flat.view(-1)
+    count = flat.numel()
+    return (flat,) if 0 < count <= step else flat.split(step) if count else ()
 
 
 @lru_cache(256)

@@ -21,8 +21,7 @@ import termios
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from time import monotonic  # a script's is patched
 from typing import Any
 
@@ -102,17 +101,9 @@ class SignalSync:
         if self._due:
             self._run_due()
 
-    @contextmanager
-    def quiet(self) -> Iterator[None]:
+    def quiet(self) -> Quiet:
         """Hold orders back while this rank speaks or listens, unless it looks for one itself."""
-        if not self._context.on_script_thread():
-            yield  # signals are the other thread's
-            return
-        self._inside += 1
-        try:
-            yield
-        finally:
-            self._inside -= 1
+        return Quiet(self)
 
     def _clear(self) -> bool:
         """Return whether the script's handler may run here; what comes in a trial is put off."""
@@ -276,6 +267,23 @@ class SignalSync:
             line.send(data)
         for line in self._lines.values():
             _settle(line.socket)
+
+
+class Quiet:
+    """Orders are held back inside, on the script's thread: signals are not another one's."""
+
+    __slots__ = ("_sync",)
+
+    def __init__(self, sync: SignalSync) -> None:
+        self._sync = sync if sync._context.on_script_thread() else None
+
+    def __enter__(self) -> None:
+        if self._sync is not None:
+            self._sync._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        if self._sync is not None:
+            self._sync._inside -= 1
 
 
 def _settle(connected: socket.socket) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from autoddp import torch_internals
-from autoddp.training.gradient_access import gradient_of
-from autoddp.training.replica import Leaves, Replicas, leaves_of
+from autoddp.training.gradient_access import gradient_of, without_gradient
+from autoddp.training.leaves import Leaves, leaves_of
+from autoddp.training.replica import Replicas
 from autoddp.view.boundaries import Mean, MeanGradient
 from autoddp.view.order import Order
 from autoddp.view.rules.gradients import listed
@@ -69,7 +70,7 @@ class Backwards:
             self.hidden.clear()
 
     def _run(self, plain: Any, tops: list[Tensor], given: dict[str, Any]) -> None:
-        leaves = leaves_of(tops, self.order)
+        leaves = leaves_of(tops, self.order, self.replicas.known)
         inputs = given.get("inputs")
         by_hand = inputs is not None or given.get("create_graph") or leaves.recomputes
         if by_hand or not leaves.dense:
@@ -77,20 +78,36 @@ class Backwards:
             self._average(leaves, inputs, given.get("create_graph"))
             return
         self._reduce(plain, tops, given, leaves)
-        covered = {id(leaf) for leaf in leaves.dense}
-        self.replicas.average(leaves.others)
-        self.replicas.average(leaf for key, leaf in self.hidden.items() if key not in covered)
+        if leaves.others:
+            self.replicas.average(leaves.others)
+        if self.hidden:
+            covered = {id(leaf) for leaf in leaves.dense}
+            self.replicas.average(leaf for key, leaf in self.hidden.items() if key not in covered)
 
     def _reduce(
         self, plain: Any, tops: list[Tensor], given: dict[str, Any], leaves: Leaves
     ) -> None:
+        """Run a backward with its reducer.
+
+        It gives zeros to leaves which no gradient has reached. These are taken back: a function's
+        backward may give none, or a hook take it away; an optimizer leaves alone what has none, and
+        lets what has zeros decay.
+        """
         try:
-            self.replicas.arm(leaves, tops)
-            with self.around(leaves.dense[0]), _none_stays_none(tops, leaves.dense):
-                plain(tops, **given)
+            averaging = self.replicas.arm(leaves, tops)
+            with self.around(leaves.dense[0]):
+                if averaging is None:
+                    without = _noting(plain, tops, given, leaves.dense)
+                else:
+                    plain(tops, **given)
+                    without = averaging.without
         except BaseException:
             self.replicas.drop(leaves)
             raise
+        for leaf in without:
+            gradient = gradient_of(leaf)
+            if gradient is not None and not gradient.any():
+                leaf.grad = None
 
     def _average(self, leaves: Leaves, inputs: Any, create_graph: Any) -> None:
         found = {id(leaf): leaf for leaf in leaves.all} | self.hidden
@@ -101,18 +118,17 @@ class Backwards:
         self.replicas.average(leaves_found, _mean if create_graph else None)
 
 
-@contextmanager
-def _none_stays_none(tops: list[Tensor], leaves: list[Tensor]) -> Iterator[None]:
-    """Take back the zeros that a reducer gives to leaves which no gradient has reached.
+def _noting(
+    plain: Any, tops: list[Tensor], given: dict[str, Any], leaves: list[Tensor]
+) -> list[Tensor]:
+    """Run a backward; return the leaves which no gradient has reached.
 
-    A function's backward may give none, or a hook take it away; an optimizer leaves alone what has
-    none, and lets what has zeros decay. The reducer's work ends in the engine, behind what is noted
-    from the first root on.
+    The reducer's work ends in the engine, behind what is noted from the first root on.
     """
     without: list[Tensor] = []
 
     def note() -> None:
-        without[:] = without or [leaf for leaf in leaves if gradient_of(leaf) is None]
+        without[:] = without or without_gradient(leaves)
 
     hooks = [
         top.register_hook(lambda _: torch_internals.after_backward(note))
@@ -120,14 +136,11 @@ def _none_stays_none(tops: list[Tensor], leaves: list[Tensor]) -> Iterator[None]
         if top.requires_grad
     ]
     try:
-        yield
+        plain(tops, **given)
     finally:
         for hook in hooks:
             hook.remove()
-    for leaf in without:
-        gradient = gradient_of(leaf)
-        if gradient is not None and not gradient.any():
-            leaf.grad = None
+    return without
 
 
 def _mean(gradient: Tensor, group: Any) -> Tensor:

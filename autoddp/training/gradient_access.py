@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
+
+from autoddp.torch_internals import no_torch_function
 
 GRAD: Any = torch.Tensor.grad  # getter, setter and deleter
 
@@ -25,3 +28,10 @@ def gradient_of(leaf: Tensor) -> Tensor | None:
     """Return the gradient as this rank has it, whether averaged or not."""
     found: Tensor | None = as_torch(GRAD.__get__, leaf)
     return found
+
+
+def without_gradient(leaves: Iterable[Tensor]) -> list[Tensor]:
+    """Return those leaves that have no gradient; nobody is told of this look at all of them."""
+    read = GRAD.__get__
+    with no_torch_function():
+        return [leaf for leaf in leaves if read(leaf) is None]

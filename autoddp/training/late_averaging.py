@@ -29,7 +29,8 @@ from autoddp.errors import Disagreement
 from autoddp.patching import ABSENT, Call, Feature, patch, restore
 from autoddp.training.backwards import Backwards
 from autoddp.training.gradient_access import GRAD, as_torch, gradient_of
-from autoddp.training.replica import Leaves, Replicas
+from autoddp.training.leaves import Leaves
+from autoddp.training.replica import Replicas
 from autoddp.view.order import Order
 
 if TYPE_CHECKING:
@@ -176,6 +177,7 @@ class LateBackwards(Backwards):
         self.context, self.pending = context, PendingGradients(replicas, context)
         self.allowed = replicas.compress == "none"
         self.rounds: dict[Any, Round] = {}
+        self._dropped = 0  # how many reducers were when it was last looked at
 
     def _reduce(
         self, plain: Any, tops: list[Tensor], given: dict[str, Any], leaves: Leaves
@@ -228,6 +230,9 @@ class LateBackwards(Backwards):
 
     def _let_go(self) -> None:
         """Let go of the sets of leaves of which no reducer is kept either."""
+        if self._dropped == self.replicas.dropped:
+            return
+        self._dropped = self.replicas.dropped
         self.rounds = {
             key: known for key, known in self.rounds.items() if self.replicas.keeps(known.leaves)
         }

@@ -82,12 +82,7 @@ class Modules(WholeCalls):
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or context.is_plain():
                 return plain(module, *args, **kwargs)
-            if (
-                not context.is_rank()
-                or _traced()
-                or next(module.parameters(), None) is None
-                or capturing()
-            ):
+            if not context.is_rank() or _traced() or not _has_parameters(module) or capturing():
                 return plain(module, *args, **kwargs)
             return calls.call(module, lambda *a, **k: plain(module, *a, **k), args, kwargs)
 
@@ -258,6 +253,14 @@ class Modules(WholeCalls):
                 return function(*args, **kwargs)
 
         return again
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    """Return whether a module has parameters; most show it by their own, or have nothing at all."""
+    own = module._parameters
+    if not own and not module._modules:
+        return False
+    return any(x is not None for x in own.values()) or next(module.parameters(), None) is not None
 
 
 def _traced() -> bool:

@@ -9,9 +9,7 @@ exact for split and for replicated work, and idempotent, so accumulation needs n
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +20,8 @@ from autoddp.comm.accelerator import CPU
 from autoddp.comm.group import Group
 from autoddp.training import compression
 from autoddp.training.fingerprint import Fingerprint
-from autoddp.training.shared_gradients import averaged
-from autoddp.view.order import Order
+from autoddp.training.leaves import Leaves
+from autoddp.training.shared_gradients import BucketAveraging, averaged
 
 KEPT = 4  # reducers that stay, the ones used last; each costs about a copy of its gradients
 ROOM = 1 << 30  # bytes of gradients of those on an accelerator, beyond the one used last
@@ -41,87 +39,6 @@ class Anchor(nn.Module):
         return losses
 
 
-@dataclass
-class Leaves:
-    """Leaves that a backward leads to, in an order that every rank shares."""
-
-    dense: list[Tensor] = field(default_factory=list)
-    # sparse or complex gradients, another kind of device
-    others: list[Tensor] = field(default_factory=list)
-    recomputes: bool = False  # a reentrant checkpoint hides more leaves
-    # the graph's node of each leaf, by the leaf's id
-    accumulators: dict[int, Any] = field(default_factory=dict)
-
-    @property
-    def all(self) -> list[Tensor]:
-        return self.dense + self.others
-
-    @cached_property
-    def key(self) -> tuple[tuple[int, int], ...]:
-        """Return what a reducer is made for; `model.to(...)` gives a leaf another accumulator."""
-        return tuple((id(leaf), id(self.accumulators[id(leaf)])) for leaf in self.dense)
-
-
-SPARSE = ("EmbeddingBackward0", "EmbeddingBagBackward0")
-REENTRANT = "CheckpointFunctionBackward"
-LEAF = "AccumulateGrad"
-
-
-def leaves_of(roots: Iterable[Tensor], one_order: Order) -> Leaves:
-    """Walk the graph for its leaves; every rank finds the same ones, in the same order."""
-    found, sparse = Leaves(), set()
-    seen: set[Any] = {None}
-    order: dict[int, Tensor] = {}
-    todo: list[Any] = [root.grad_fn or _accumulator(root) for root in roots]
-    while todo:
-        node = todo.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        name = type(node).__name__
-        if name == LEAF:
-            variable = node.variable
-            # one frozen since the forward gets no gradient
-            if variable.requires_grad and not hasattr(variable, "_autoddp_rows"):
-                order[id(variable)] = variable
-                found.accumulators[id(variable)] = node
-            continue
-        if name in SPARSE and getattr(node, "_saved_sparse", False):
-            weight = getattr(node.next_functions[0][0], "variable", None)
-            sparse.add(id(weight))
-        found.recomputes |= name == REENTRANT
-        for following, _ in node.next_functions:
-            todo.append(following)
-    leaves = one_order.sorted(order.values())
-    kind = _most(leaves)
-    for leaf in leaves:
-        plain = (
-            leaf.device.type == kind
-            and leaf.is_floating_point()
-            and leaf.layout is torch.strided
-            and id(leaf) not in sparse
-        )
-        (found.dense if plain else found.others).append(leaf)
-    return found
-
-
-def _most(leaves: Iterable[Tensor]) -> str:
-    """Return the kind of device that holds most of the leaves, by bytes.
-
-    A reducer serves one kind; the rest is averaged by itself.
-    """
-    sizes: dict[str, int] = {}
-    for leaf in leaves:
-        sizes[leaf.device.type] = sizes.get(leaf.device.type, 0) + leaf.nbytes
-    return max(sizes, key=lambda kind: (sizes[kind], kind), default="cpu")
-
-
-def _accumulator(leaf: Tensor) -> Any:
-    """Return the accumulator of a leaf, since a root may be one itself."""
-    view = leaf.view_as(leaf).grad_fn
-    return view.next_functions[0][0] if view is not None else None
-
-
 def flattened(tensors: list[Tensor]) -> Iterator[tuple[list[Tensor], Tensor]]:
     """Yield the tensors of each dtype and device, and their elements in one flat tensor."""
     kinds: dict[Any, list[Tensor]] = {}
@@ -131,41 +48,67 @@ def flattened(tensors: list[Tensor]) -> Iterator[tuple[list[Tensor], Tensor]]:
         yield some, torch.cat([x.reshape(-1) for x in some])
 
 
+class Kept(NamedTuple):
+    """A reducer, the leaves that it serves, and what its hook notes, if that is ours."""
+
+    replica: DistributedDataParallel
+    leaves: Leaves
+    averaging: BucketAveraging | None
+
+
 class Replicas:
-    """The reducers of one rank, one for each set of leaves."""
+    """The reducers of one rank, one for each set of leaves.
+
+    Attributes:
+        dropped: Counts the reducers that are not kept any more.
+    """
 
     def __init__(self, group: Group, compress: str = "none") -> None:
         self.group, self.compress = group, compress
         # alive, so that ids stay theirs
-        self._kept: dict[Any, tuple[DistributedDataParallel, Leaves]] = {}
+        self._kept: dict[Any, Kept] = {}
+        self.dropped = 0
 
-    def arm(self, leaves: Leaves, roots: list[Tensor]) -> None:
-        """Have the reducer of the dense leaves wait for their gradients in the next backward."""
-        key = leaves.key
-        replica, noted = self._kept.pop(key, (None, leaves))
-        ready = replica is not None
-        if replica is None:
-            self.compare(leaves.dense)
-            replica = torch_internals.replica_of(Anchor(leaves.dense), self.group.pg)
-            shared = self.group.gradient_memory is not None and leaves.dense[0].is_cpu
-            if shared and self.compress == "none":
-                replica.register_comm_hook(self.group, averaged)
-            compression.register(replica, self.group.pg, self.compress)
-        self._kept[key] = replica, noted  # now the one used last
+    def known(self, walk: tuple[int, ...]) -> Leaves | None:
+        """Return the leaves that such a walk has found, if there is a reducer of them."""
+        return next((k.leaves for k in self._kept.values() if k.leaves.walk == walk), None)
+
+    def arm(self, leaves: Leaves, roots: list[Tensor]) -> BucketAveraging | None:
+        """Have the reducer of the dense leaves wait for their gradients in the next backward.
+
+        Returns:
+            What notes the leaves without a gradient; None if nothing does.
+        """
+        known = self._kept.pop(leaves.key, None)
+        replica, averaging = self._made(leaves.dense) if known is None else known[::2]
+        self._kept[leaves.key] = Kept(replica, leaves, averaging)  # now the one used last
         while len(self._kept) > KEPT or (len(self._kept) > 1 and self._held() > ROOM):
             del self._kept[next(iter(self._kept))]
+            self.dropped += 1
         with torch.enable_grad():
-            if ready:
-                torch_internals.arm(replica)
-            else:
+            if known is None:
                 replica(*roots)
+            else:
+                torch_internals.arm(replica)
+        return averaging
+
+    def _made(self, leaves: list[Tensor]) -> tuple[DistributedDataParallel, BucketAveraging | None]:
+        self.compare(leaves)
+        anchor, group = Anchor(leaves), self.group
+        replica = torch_internals.replica_of(anchor, group.pg)
+        shared = group.gradient_memory is not None and leaves[0].is_cpu and self.compress == "none"
+        averaging = BucketAveraging(group, leaves) if shared else None
+        if averaging is not None:
+            replica.register_comm_hook(averaging, averaged)
+        compression.register(replica, group.pg, self.compress)
+        return replica, averaging
 
     def _held(self) -> int:
         """Count bytes of accelerators' memory that reducers hold, beyond the one used last."""
         sizes = [
             x.nbytes
-            for _, known in [*self._kept.values()][:-1]
-            for x in known.dense
+            for kept in [*self._kept.values()][:-1]
+            for x in kept.leaves.dense
             if not x.is_cpu
         ]
         return sum(sizes)
@@ -176,7 +119,7 @@ class Replicas:
 
     def drop(self, leaves: Leaves) -> None:
         """Drop the reducer of a backward that raised: half-way, it refuses every later forward."""
-        self._kept.pop(leaves.key, None)
+        self.dropped += self._kept.pop(leaves.key, None) is not None
 
     def compare(self, leaves: list[Tensor]) -> None:
         """Compare leaves over ranks: equal, since all run the same script on the same values.

@@ -62,10 +62,11 @@ class RowSampler(DistributedSampler[Any]):
             indices = list(batch)
             self.first = self.first if number else indices
             sizes = even_sizes(len(indices), self.num_replicas)
-            noted.append(sizes if min(sizes) else None)
+            parted = bool(sizes[-1])  # the last rank has the fewest
+            noted.append(sizes if parted else None)
             self.before_fetch()  # the sampler has drawn what it draws
             start = sum(sizes[: self.rank])
-            yield indices[start : start + sizes[self.rank]] if min(sizes) else indices
+            yield indices[start : start + sizes[self.rank]] if parted else indices
 
 
 @dataclass

@@ -10,18 +10,35 @@ from torch.futures import Future
 from autoddp.comm.group import SUM, Group
 from autoddp.comm.nodes_memory import NodesMemory
 from autoddp.comm.position import COLLECTIVE
+from autoddp.training.gradient_access import without_gradient
 
 
-def averaged(group: Group, bucket: GradBucket) -> Future[Tensor]:
+class BucketAveraging:
+    """The state of one reducer's hook.
+
+    Attributes:
+        without: The leaves that the latest backward has brought no gradient: to the reducer these
+            are zeros. Once the last bucket is ready, it has come to all leaves.
+    """
+
+    def __init__(self, group: Group, leaves: list[Tensor]) -> None:
+        self.group, self.leaves = group, leaves
+        self.without: list[Tensor] = []
+
+
+def averaged(averaging: BucketAveraging, bucket: GradBucket) -> Future[Tensor]:
     """Average a bucket of a reducer, in place, before the last bucket's call returns.
 
     On one node the backward waits. Between nodes all but the last bucket travel while it goes on;
     the reducer looks at no bucket before it has called this for the last one.
     """
+    group, last = averaging.group, bucket.is_last()
     assert group.gradient_memory is not None
+    if last:
+        averaging.without = without_gradient(averaging.leaves)
     gradients, position, memory = bucket.buffer(), group.position, group.gradient_memory
     with position.at(COLLECTIVE, position.now[1]):  # here it does wait, see `Position`
-        if isinstance(memory, NodesMemory) and not bucket.is_last():
+        if isinstance(memory, NodesMemory) and not last:
             memory.start_all_reduce(gradients, SUM, share=group.size)
         else:
             memory.all_reduce(gradients, SUM, share=group.size)

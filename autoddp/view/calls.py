@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from autoddp.errors import LostGradient
 from autoddp.report import users_line
 from autoddp.view.boundaries import all_rows
 from autoddp.view.cuts import Cuts
-from autoddp.view.draws import Draws
+from autoddp.view.entered import Entered
 from autoddp.view.family import version
 from autoddp.view.proof.proofs import Verdict
 from autoddp.view.proof.reach import Reach, reach_of
@@ -27,7 +27,7 @@ from autoddp.view.proof.trial import TrialCall
 from autoddp.view.proof.verdicts import Verdicts, mine
 from autoddp.view.rows import Partial, Rows, full, split
 from autoddp.view.state import Region, View
-from autoddp.view.work import SPLIT, WHOLE
+from autoddp.view.work import WHOLE
 
 Run = Callable[..., Any]
 LISTS = (list, tuple)
@@ -56,8 +56,7 @@ class Calls:
         reach = reach_of(args, kwargs)
         tensors = [x for x in reach.leaves if split(x) or (isinstance(x, Tensor) and x.dim())]
         lead = next((x for x in tensors if split(x)), None)
-        listed = module in self.takes_samples and bool(args) and isinstance(args[0], LISTS)
-        if lead is None and (self.depth or listed or not tensors):
+        if lead is None and (self.depth or not tensors or self._listed(module, args)):
             unread = any(isinstance(x, Partial) for x in reach.leaves)
             return self.whole(run, reach) if unread else run(*args, **kwargs)
         if reach.refused:
@@ -80,6 +79,10 @@ class Calls:
             self.takes_samples.add(module)
             return run(*args, **kwargs)  # its parts are called as if by the script
         return self._hand_on(_uncompiled(module, run), handed, lead)
+
+    def _listed(self, module: nn.Module, args: Any) -> bool:
+        """Return whether a call is given samples one by one, as this module is known to be."""
+        return bool(args) and isinstance(args[0], LISTS) and module in self.takes_samples
 
     def whole(self, run: Run, reach: Reach) -> Any:
         """Run the call whole on every rank: few rows, or no batch in sight; no guessing inside."""
@@ -135,21 +138,9 @@ class Calls:
                     known[id(o)] = _rows(o, cuts, a, module)
             return after.fill([known.get(id(o), o) for o in after.leaves])[0]
 
-    @contextmanager
-    def enter(self, region: Region, drawn: int = 0) -> Iterator[None]:
+    def enter(self, region: Region, drawn: int = 0) -> Entered:
         """Run a split call in here, from its first draw or, to recompute it, from a later one."""
-        region.drawn = drawn
-        before, self.view.region = self.view.region, region
-        work = self.view.work.turn(SPLIT)
-        try:
-            with (
-                self.view.context.within(Code.SPLIT),
-                Draws.of(region.cuts, region.at, region) if region.draws else nullcontext(),
-            ):
-                yield
-        finally:
-            self.view.work.turn(work)
-            self.view.region = before
+        return Entered(self.view, region, drawn)
 
     @contextmanager
     def _deeper(self) -> Iterator[None]:
@@ -218,17 +209,26 @@ def batch_dim(x: Any, cuts: Cuts) -> int | None:
     return next((d for d, size in enumerate(x.shape) if size == cuts.total), None)
 
 
-@contextmanager
+NOTHING = nullcontext()
+
+
 def written_back(
     leaves: list[Any], made: list[Any], ats: list[int | None], cuts: Cuts
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Bring `leaves` up to date if the call in here writes into `made`, which it gets of them."""
     wholes = [
         (x, at, m._local if split(m) else m)
         for x, m, at in zip(leaves, made, ats, strict=True)
-        if at is not None and isinstance(x, Tensor) and not isinstance(x, (Rows, Partial))
+        if at is not None and not split(x) and type(x) is not Partial and isinstance(x, Tensor)
     ]
     lent = [x for x in leaves if split(x) and x.family.lent]
+    return _watched(wholes, lent, cuts) if wholes or lent else NOTHING
+
+
+@contextmanager
+def _watched(
+    wholes: list[tuple[Tensor, int, Tensor]], lent: list[Rows], cuts: Cuts
+) -> Iterator[None]:
     watched = [m for _, _, m in wholes] + [x._local for x in lent]
     before = [version(m) for m in watched]
     yield

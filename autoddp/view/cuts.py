@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Cuts:
         return f"Cuts{self.sizes}" + (f" in {self.turns} turns" if self.turns > 1 else "")
 
 
+@lru_cache(64)
 def even_sizes(total: int, ranks: int) -> tuple[int, ...]:
     """Cut `total` rows over `ranks` into contiguous sizes that differ by one at most."""
     each, more = divmod(total, ranks)

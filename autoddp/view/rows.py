@@ -66,8 +66,9 @@ class Rows(SplitTensor, metaclass=Like):
         shape = list(local.shape)
         assert shape[at] == cuts.mine, f"{shape} along {at} is not {cuts}"
         shape[at] = cuts.total
+        strides = None if local.is_contiguous() else strides_of(local, shape)
         made: Rows = Tensor._make_wrapper_subclass(
-            cls, shape, strides=strides_of(local, shape), dtype=local.dtype, device=local.device
+            cls, shape, strides=strides, dtype=local.dtype, device=local.device
         )
         made.whole_shape = tuple(shape)
         return made
@@ -210,7 +211,8 @@ def split(x: object) -> TypeGuard[Rows]:
 
 def full(x: Any) -> Any:
     """Return `x` as one process has it: gathered if held by rows, summed if it is a part."""
-    return x.full() if isinstance(x, (Rows, Partial)) else x
+    kind = type(x)  # quicker than to ask for an instance, which looks at `__class__`
+    return x.full() if kind is Rows or kind is Partial else x
 
 
 def view_of(args: Any) -> View:

@@ -76,7 +76,7 @@ def by_rule(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
     Rules find what they work on at its place, and read torch's own names of arguments.
     """
-    found = rule_for(func)
+    found = _RULES[func] if func in _RULES else rule_for(func)
     if found is None or not args:
         return NotImplemented
     if kwargs:

@@ -41,8 +41,9 @@ def roots(
 def _root(out: Any, seed: Any, scale: int | None) -> tuple[Tensor, Tensor | None]:
     if unread(out):
         times = scale or out.owner.group.size
-        seed = out.local.new_ones(()) if seed is None else full(seed).to(out.local.dtype)
-        return out.local, seed * times
+        if seed is None:
+            return out.local, out.local.new_full((), times)
+        return out.local, full(seed).to(out.local.dtype) * times
     if split(out):
         times = scale or out.cuts.view.group.size
         if seed is None:

@@ -22,7 +22,7 @@ NEG = {"neg", "negative", "__neg__"}
 
 def unread(x: Any) -> TypeGuard[Partial]:
     """Return whether `x` is a sum of which each rank knows its part, still unread."""
-    return isinstance(x, Partial) and x.unread
+    return type(x) is Partial and x.unread
 
 
 def _number(x: Any) -> bool:

@@ -13,13 +13,16 @@ from autoddp.view.rows import Rows, full, split
 from autoddp.view.rules.operands import PLAIN, related
 from autoddp.view.table import attribute_rule, rule
 
+INTS = {int}
+
 
 def _ints(values: Any) -> bool:
-    return all(type(v) is int for v in values)
+    return set(map(type, values)) <= INTS
 
 
 def _listed(rest: list[Any]) -> list[Any]:
-    return list(rest[0]) if len(rest) == 1 and isinstance(rest[0], (tuple, list)) else rest
+    """Return sizes as a list of their own, given as such or one by one."""
+    return list(rest[0] if len(rest) == 1 and isinstance(rest[0], (tuple, list)) else rest)
 
 
 @rule("view", "reshape")
@@ -29,10 +32,13 @@ def view(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     want = _listed(rest)
     if not split(me) or kwargs or not want or not _ints(want):
         return NotImplemented
-    count, known = prod(me.whole_shape), prod(s for s in want if s != -1)
-    if not count or want.count(-1) > 1 or known < 1 or count % known:
+    count, unknown, known = prod(me.whole_shape), want.count(-1), prod(want)
+    if unknown:
+        known = -known
+    if not count or unknown > 1 or known < 1 or count % known:
         return NotImplemented
-    want = [count // known if s == -1 else s for s in want]
+    if unknown:
+        want[want.index(-1)] = count // known
     return _regroup(func, me, want)
 
 
@@ -43,7 +49,8 @@ def _regroup(func: Any, me: Rows, want: list[int]) -> Any:
         return NotImplemented
     if want[:at] != shape[:at] or len(want) <= at:
         return _in_turns(func, me, want)
-    if [*want[at : at + 2], 0][:2] == [me.cuts.turns, total // me.cuts.turns] and me.cuts.turns > 1:
+    turns = me.cuts.turns
+    if turns > 1 and want[at : at + 2] == [turns, total // turns]:
         cuts, at = me.cuts.of_a_turn(), at + 1  # the inverse of what `_in_turns` makes
     elif want[at] % total == 0:
         cuts = me.cuts.times(want[at] // total)
