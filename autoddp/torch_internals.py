@@ -125,7 +125,7 @@ def keep_order(operator: CustomOpDef) -> None:
 
 
 def store_behind(door: socket.socket) -> TCPStore:
-    """Serve a store at a socket that listens; torch 2.6 can do so without libuv alone."""
+    """Serve a store at a socket that listens; torch up to 2.7 can do so without libuv alone."""
     host, port = door.getsockname()
     return TCPStore(
         host,
@@ -133,7 +133,7 @@ def store_behind(door: socket.socket) -> TCPStore:
         is_master=True,
         wait_for_workers=False,
         master_listen_fd=door.detach(),
-        use_libuv=VERSION >= (2, 7),
+        use_libuv=VERSION >= (2, 8),
     )
 
 
@@ -179,7 +179,7 @@ def another_connection(store: Any) -> Any:
 def agent_hands_signals_to(handler: Callable[..., None]) -> Iterator[None]:
     """Have torch's elastic agent set this handler of signals, where it sets its own.
 
-    Torch up to 2.8 does so whenever it starts ranks; TORCHELASTIC_SIGNALS_TO_HANDLE is later.
+    Torch up to 2.9 does so whenever it starts ranks; TORCHELASTIC_SIGNALS_TO_HANDLE is later.
     """
     from torch.distributed.elastic.multiprocessing import api
 
@@ -192,8 +192,8 @@ def agent_hands_signals_to(handler: Callable[..., None]) -> Iterator[None]:
 
 
 def quiet_gloo() -> AbstractContextManager[None]:
-    """Keep gloo from writing to descriptor 1 that ranks are connected, as it does in torch 2.8."""
-    return _unwritten(1) if VERSION == (2, 8) else nullcontext()
+    """Keep gloo from writing to stdout that ranks are connected, as in torch 2.8 and 2.9."""
+    return _unwritten(1) if (2, 8) <= VERSION < (2, 11) else nullcontext()
 
 
 @contextmanager

@@ -298,7 +298,7 @@ def test_a_graph_that_saved_a_weight_is_walked_after_a_replica_was_made_of_it():
 
 
 def test_torchs_agent_sets_the_handler_that_it_is_given(monkeypatch, tmp_path):
-    """Torch up to 2.8 sets one whatever the variable says."""
+    """Torch up to 2.9 sets one whatever the variable says."""
     numbers = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT
     named = ",".join(number.name for number in numbers)
     before = {number: signal.getsignal(number) for number in numbers}
