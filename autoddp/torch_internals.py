@@ -11,10 +11,12 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.utils._mode_utils
 import torch.utils._python_dispatch
 from torch._C._distributed_c10d import _create_work_from_future
@@ -22,7 +24,7 @@ from torch._compile import _disable_dynamo
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch._library.custom_ops import CustomOpDef
-from torch.distributed import ProcessGroup, TCPStore
+from torch.distributed import PrefixStore, ProcessGroup, Store, TCPStore
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
@@ -95,6 +97,26 @@ def operator_on_host(name: str) -> Callable[[Callable[..., Any]], CustomOpDef]:
     return torch.library.custom_op(name, mutates_args=(), **tags)
 
 
+def precisions(device: str) -> set[str]:
+    """Return torch's words for what float32 may be computed in on this type of device.
+
+    Torch up to 2.8 has one setting of products for CPUs and CUDA, and another of cuDNN.
+    """
+    known: Any = torch.backends
+    later = hasattr(known.mkldnn, "matmul")
+    if device == "cpu":
+        if later:
+            return {known.mkldnn.matmul.fp32_precision, known.mkldnn.conv.fp32_precision}
+        words = {"highest": "ieee", "high": "tf32", "medium": "bf16"}
+        return {words[torch.get_float32_matmul_precision()]}
+    if device != "cuda":
+        return {"unknown"}
+    if later:
+        cudnn = {known.cudnn.conv.fp32_precision, known.cudnn.rnn.fp32_precision}
+        return cudnn | {known.cuda.matmul.fp32_precision}
+    return {"tf32" if known.cudnn.allow_tf32 or known.cuda.matmul.allow_tf32 else "ieee"}
+
+
 def keep_order(operator: CustomOpDef) -> None:
     """Have a compiler leave calls of this operator where they are, in their order.
 
@@ -104,7 +126,7 @@ def keep_order(operator: CustomOpDef) -> None:
 
 
 def store_behind(door: socket.socket) -> TCPStore:
-    """Serve a store at a socket that listens; torch 2.6 can do so without libuv alone."""
+    """Serve a store at a socket that listens; torch up to 2.7 can do so without libuv alone."""
     host, port = door.getsockname()
     return TCPStore(
         host,
@@ -112,15 +134,53 @@ def store_behind(door: socket.socket) -> TCPStore:
         is_master=True,
         wait_for_workers=False,
         master_listen_fd=door.detach(),
-        use_libuv=VERSION >= (2, 7),
+        use_libuv=VERSION >= (2, 8),
     )
+
+
+class _Prefixed(PrefixStore):
+    """A store that can be asked for another connection, as torch's from 2.8 on."""
+
+    def __init__(self, prefix: str, store: Store) -> None:
+        super().__init__(prefix, store)
+        self._made_of = prefix, store
+
+    def clone(self) -> Store:
+        prefix, store = self._made_of
+        return _Prefixed(prefix, another_connection(store))
+
+
+# a store within another, by the names that begin with a prefix
+prefixed = PrefixStore if hasattr(PrefixStore, "clone") else _Prefixed
+
+
+def another_connection(store: Any) -> Any:
+    """Return the same store by a connection of its own, for a thread or a fork.
+
+    Torch up to 2.7 has no `clone`; the prefix of a store that torch made is in an error's words.
+    """
+    if hasattr(store, "clone"):
+        return store.clone()
+    known: Any = store  # torch's stubs lack some of its names
+    if isinstance(store, TCPStore):
+        return TCPStore(store.host, store.port, is_master=False, timeout=known.timeout)
+    if not isinstance(store, PrefixStore):
+        return store  # a file's, which has no connection
+    said = ""
+    try:
+        with _unwritten(2):
+            store.wait(["?"], timedelta(milliseconds=1))
+    except dist.DistError as error:
+        said = str(error)
+    prefix = said.rpartition("keys: ")[2].partition("/?")[0].removeprefix("/")
+    return _Prefixed(prefix, another_connection(known._underlying_non_prefix_store))
 
 
 @contextmanager
 def agent_hands_signals_to(handler: Callable[..., None]) -> Iterator[None]:
     """Have torch's elastic agent set this handler of signals, where it sets its own.
 
-    Torch up to 2.8 does so whenever it starts ranks; TORCHELASTIC_SIGNALS_TO_HANDLE is later.
+    Torch up to 2.9 does so whenever it starts ranks; TORCHELASTIC_SIGNALS_TO_HANDLE is later.
     """
     from torch.distributed.elastic.multiprocessing import api
 
@@ -132,22 +192,25 @@ def agent_hands_signals_to(handler: Callable[..., None]) -> Iterator[None]:
         api._terminate_process_handler = before
 
 
+def quiet_gloo() -> AbstractContextManager[None]:
+    """Keep gloo from writing to stdout that ranks are connected, as in torch 2.8 and 2.9."""
+    return _unwritten(1) if (2, 8) <= VERSION < (2, 11) else nullcontext()
+
+
 @contextmanager
-def quiet_gloo() -> Iterator[None]:
-    """Keep gloo from writing to descriptor 1 that ranks are connected, as it does in torch 2.8."""
+def _unwritten(number: int) -> Iterator[None]:
+    """Lose what is written to a descriptor inside."""
     try:
-        kept = os.dup(1) if VERSION == (2, 8) else None
+        kept = os.dup(number)
     except OSError:  # it is closed
-        kept = None
-    if kept is None:
         yield
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nowhere, 1)
+        os.dup2(nowhere, number)
         yield
     finally:
-        os.dup2(kept, 1)
+        os.dup2(kept, number)
         os.close(nowhere)
         os.close(kept)
 

@@ -82,7 +82,7 @@ class Count(TorchDispatchMode):
     number = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        # it launches nothing, and torch before 2.9 calls it where a saved tensor is unpacked
+        # it launches nothing, and torch up to 2.8 calls it where a saved tensor is unpacked
         self.number += func is not torch.ops.aten.detach.default
         return func(*args, **(kwargs or {}))
 

@@ -275,6 +275,22 @@ def test_a_store_is_served_at_a_socket_that_listens():
     assert (store.port, store.get("a")) == (port, b"b")
 
 
+def test_a_store_is_reached_by_another_connection():
+    served = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    theirs = dist.PrefixStore("of/torch", served)  # as torch makes one
+    ours = torch_internals.prefixed("ours", torch_internals.prefixed("of/ours", theirs))
+    for name, store in {"served": served, "theirs": theirs, "ours": ours}.items():
+        store.set(name, "a")
+        other = torch_internals.another_connection(store)
+        assert other is not store
+        assert other.get(name) == b"a"
+        other.set(name, "b")
+        assert store.get(name) == b"b"
+        assert other.timeout == store.timeout
+        again = torch_internals.another_connection(other)
+        assert again.get(name) == b"b"
+
+
 def walks_a_graph_of_before(group):
     """A weight is saved in a graph, and a replica is made before this graph is walked."""
     model = torch.nn.Linear(2, 1, bias=False)
@@ -294,7 +310,7 @@ def test_a_graph_that_saved_a_weight_is_walked_after_a_replica_was_made_of_it():
 
 
 def test_torchs_agent_sets_the_handler_that_it_is_given(monkeypatch, tmp_path):
-    """Torch up to 2.8 sets one whatever the variable says."""
+    """Torch up to 2.9 sets one whatever the variable says."""
     numbers = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT
     named = ",".join(number.name for number in numbers)
     before = {number: signal.getsignal(number) for number in numbers}

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore
 
+from autoddp import torch_internals
 from autoddp.comm import accelerator, copies
 from autoddp.comm.accelerator import CPU
 from autoddp.comm.channel import Channel
@@ -96,7 +97,7 @@ class Group(Rpc):
             wait_for_workers=False,
         )
         job = tcp.add(f"autoddp/{attempt}/jobs/{world.rank}", 1)
-        store = PrefixStore(f"autoddp/{attempt}/{job}", tcp)
+        store = torch_internals.prefixed(f"autoddp/{attempt}/{job}", tcp)
         return cls.over(world, store, *backend(store))
 
     @classmethod
@@ -124,7 +125,7 @@ class Group(Rpc):
         dist.group.WORLD = None  # the setter is on the metaclass
         if native:
             _shorten(pg, kind)
-        apart = PrefixStore("effects", store)
+        apart = torch_internals.prefixed("effects", store)
         return cls(world, pg, apart, Channel.between(world, apart, TIMEOUT.total_seconds()), native)
 
     def _share_memory(self) -> None:

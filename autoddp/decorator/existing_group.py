@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store
+from torch.distributed import Store
 
 from autoddp.comm.world import World
 from autoddp.errors import BadInput
 from autoddp.process import streams
 from autoddp.process.streams import Logs
-from autoddp.torch_internals import default_store
+from autoddp.torch_internals import another_connection, default_store, prefixed
 
 LAST = timedelta(minutes=2)  # in which all ranks leave the call, once one has
 
@@ -56,12 +56,12 @@ def set_aside(world: World, logs: Logs) -> Iterator[Meeting]:
             f"initialised a process group in which this is rank {dist.get_rank()} of {size}; "
             "make it of all ranks"
         )
-    store = default_store().clone()
+    store = another_connection(default_store())
     call = store.add(f"autoddp/calls/{world.rank}", 1)
     dist.group.WORLD = None  # the setter is on the metaclass
     try:
         with to_log(world.rank, logs):
-            yield Meeting(world, PrefixStore(f"autoddp/call/{call}", store))
+            yield Meeting(world, prefixed(f"autoddp/call/{call}", store))
     finally:
         dist.group.WORLD = theirs
 

@@ -27,6 +27,7 @@ from torch.distributed import DistError
 from autoddp.comm.outcome import Outcome
 from autoddp.effects import paths
 from autoddp.errors import RemoteError, TooLarge
+from autoddp.torch_internals import another_connection
 
 if TYPE_CHECKING:
     from autoddp.comm.group import Group
@@ -50,7 +51,7 @@ class FileServer:
     """A server of rank 0's files to other nodes, on a thread that the script does not see."""
 
     def __init__(self, group: Group) -> None:
-        self._group, self._store = group, group.store.clone()
+        self._group, self._store = group, another_connection(group.store)
         self._store.set_timeout(FOREVER)
         self._folder, self._since = os.path.realpath(os.getcwd()), time.time_ns() - SKEW
         self.announced: set[str] = set()  # paths that the script was told are there
@@ -118,7 +119,7 @@ class FileClient:
         """Make a connection of this process's own: one that was forked belongs to the parent."""
         if self._pid != os.getpid():
             self._pid, self._lock, self._number = os.getpid(), threading.Lock(), 0
-            self._store = self._group.store.clone()
+            self._store = another_connection(self._group.store)
             self._store.set_timeout(PATIENCE)
 
     def find(self, file: str | bytes | os.PathLike[Any]) -> Any:

@@ -22,6 +22,7 @@ from autoddp.comm.position import ACTING, EFFECT
 from autoddp.effects.engine import Effects, Mode
 from autoddp.effects.ownership import users_call
 from autoddp.errors import Disagreement, OutOfReach
+from autoddp.torch_internals import another_connection
 
 PART = 1 << 20  # bytes that travel under one key
 KEPT = 256  # answers; older ones are deleted when all ranks have them
@@ -174,7 +175,7 @@ class Unhurried:
     def _store(self) -> Any:
         """Return the job's store; in a forked process, by a connection that is not the parent's."""
         if self._clone[0] != os.getpid():
-            self._clone = os.getpid(), self.effects.group.store.clone()
+            self._clone = os.getpid(), another_connection(self.effects.group.store)
         return self._clone[1]
 
     def _sweep(self) -> None:

@@ -139,7 +139,7 @@ class Agent(LocalElasticAgent):
             self.restarts += 1
         self.ready()
         self._pids = super()._start_workers(worker_group)
-        self.signals.listen()  # torch up to 2.8 has set handlers, of ignored signals, too
+        self.signals.listen()  # torch up to 2.9 has set handlers, of ignored signals, too
         self.failure = None
         if self.nodes is not None:
             self.nodes.listen()

@@ -5,6 +5,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 
+from autoddp import torch_internals
 from autoddp.errors import Disagreement
 from tests.training import (
     TWO_OR_THREE,
@@ -67,7 +68,9 @@ def inputs_that_are_rows_or_an_iterator():
     by_name = {"bias": model[0].bias, "input": x}
     named = "A dict of tensors" in (torch.autograd.backward.__doc__ or "")  # a later torch takes it
     loss.backward(inputs=by_name if named else list(by_name.values()), retain_graph=True)
-    loss.backward(inputs=list(model[2].parameters()).__iter__())
+    last = list(model[2].parameters())
+    # torch up to 2.7 asks for the length of what it is given, which an iterator has not
+    loss.backward(inputs=iter(last) if torch_internals.VERSION >= (2, 8) else last)
     return some, x.grad, grads(model)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+
+from autoddp.torch_internals import precisions
 
 LOW = 5e-2  # halves, times what a sum of many terms makes of it
 TF32 = 1e-2
@@ -27,19 +27,9 @@ def single(device: str) -> float:
     Kernels may compute float32 in less: those for some rows, and not those for others.
     """
     try:
-        kinds = _precisions(device)
+        kinds = precisions(device)
     except Exception:  # each version of torch has its own names for them, and refuses to mix them
         kinds = {"unknown"}
     if "bf16" in kinds:
         return LOW
     return SINGLE if kinds <= OFF else TF32
-
-
-def _precisions(device: str) -> set[str]:
-    known: Any = torch.backends
-    if device == "cpu":
-        return {known.mkldnn.matmul.fp32_precision, known.mkldnn.conv.fp32_precision}
-    if device != "cuda":
-        return {"unknown"}
-    cudnn = {known.cudnn.conv.fp32_precision, known.cudnn.rnn.fp32_precision}
-    return cudnn | {known.cuda.matmul.fp32_precision}
