@@ -47,30 +47,23 @@ def agreed(group: Group, site: str, variables: dict[str, Any], arguments: Any) -
         return
     mine = dict(_mine(variables))
     differing = [
-        name for name, value in more.items() if name in mine and digest(mine[name]) != value
+        *(name for name, value in more.items() if name in mine and digest(mine[name]) != value),
+        *(name for name in plain if type(mine.get(name)) not in PLAIN),
+        *["an argument of the call"] * (digest(arguments) != theirs),
     ]
-    taken: dict[str, tuple[Any, Any]] = {}
-    for name, value in plain.items():
-        if type(mine.get(name)) in PLAIN:
-            variables[name] = value
-            if name in mine:
-                taken[name] = mine[name], value
-        else:
-            differing.append(name)
-    if digest(arguments) != theirs:
-        differing.append("an argument of the call")
     if differing:
         raise Disagreement(
             f"{', '.join(differing)} at {site} is not on rank {group.rank} what it is on rank 0: "
             "an unseeded generator, a clock, a file or the order of a set went into it; make it "
             "inside the function, seed it, or set PYTHONHASHSEED"
         )
+    variables.update(plain)
     try:
         yield
     finally:
-        for name, (own, theirs) in taken.items():
-            if name in variables and variables[name] == theirs:
-                variables[name] = own
+        for name in plain.keys() & mine.keys():
+            if name in variables and variables[name] == plain[name]:
+                variables[name] = mine[name]
 
 
 def digest(value: Any) -> str:
