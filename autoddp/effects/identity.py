@@ -18,6 +18,7 @@ from autoddp.report import users_modules
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
 
+TRIES = 5  # of a parse that Python itself gets wrong
 SAID = (
     "`is` tells a batch, and what is computed of it, from a torch.Tensor, though it is one; "
     "write isinstance(x, torch.Tensor) or type(x) == torch.Tensor, or run with --view local"
@@ -67,10 +68,14 @@ def identity_checks(source: str) -> tuple[int, ...]:
     """Return the lines on which a value's type is compared with torch's Tensor by `is`."""
     if not all(word in source for word in ("Tensor", " is ", "type(")):
         return ()
-    try:
-        return tuple(_identity_checks(ast.parse(source)))
-    except SyntaxError:
-        return ()  # a notebook's cell with magics; Python itself will tell
+    for _ in range(TRIES):
+        try:
+            return tuple(_identity_checks(ast.parse(source)))
+        except SyntaxError:
+            return ()  # a notebook's cell with magics; Python itself will tell
+        except SystemError:
+            continue  # Python 3.11 counts the depth of all trees in one place, at times wrongly
+    return ()
 
 
 def _identity_checks(tree: ast.AST) -> Iterator[int]:

@@ -1,3 +1,4 @@
+import ast
 import importlib
 import sys
 
@@ -22,6 +23,21 @@ fine = move is not None and type(fine) is bool and torch.Tensor is Tensor
 """
     assert list(identity_checks(source)) == [5, 7]
     assert list(identity_checks("%matplotlib inline\ntype(x) is Tensor")) == []
+
+
+def test_a_parser_that_loses_count_ends_nothing(monkeypatch):
+    """Python 3.11 raises SystemError where a collection fell into the making of a tree."""
+    parse, lost = ast.parse, [SystemError("AST constructor recursion depth mismatch")] * 2
+
+    def loses_count(source, *args, **kwargs):
+        if lost and "lost = " in source:
+            raise lost.pop()
+        return parse(source, *args, **kwargs)
+
+    monkeypatch.setattr(ast, "parse", loses_count)
+    assert identity_checks("lost = type(x) is Tensor") == (1,)
+    lost.extend([SystemError("always")] * 99)
+    assert identity_checks("lost = 1, type(x) is Tensor") == ()
 
 
 def test_it_is_said_with_its_line_before_the_first_batch(tmp_path):
