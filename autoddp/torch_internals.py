@@ -1,6 +1,6 @@
 """The private names of torch that autoddp stands on; each has a test of its own.
 
-The tests are in tests/test_torch_internals.py. All names were read and run in torch 2.6 to 2.14.
+The tests are in tests/test_torch_internals.py. All were run in torch 2.6 to 2.9 and 2.14.
 A name that torch moves is found by its test, and mended here; what differs between versions of
 torch is a function here, too, which says in which versions.
 """
@@ -164,7 +164,8 @@ def another_connection(store: Any) -> Any:
     known: Any = store  # torch's stubs lack some of its names
     if isinstance(store, TCPStore):
         return TCPStore(store.host, store.port, is_master=False, timeout=known.timeout)
-    if not isinstance(store, PrefixStore):
+    base = known._underlying_non_prefix_store if isinstance(store, PrefixStore) else None
+    if not isinstance(base, TCPStore):
         return store  # a file's, which has no connection
     said = ""
     try:
@@ -173,7 +174,25 @@ def another_connection(store: Any) -> Any:
     except dist.DistError as error:
         said = str(error)
     prefix = said.rpartition("keys: ")[2].partition("/?")[0].removeprefix("/")
-    return _Prefixed(prefix, another_connection(known._underlying_non_prefix_store))
+    return _Prefixed(prefix, another_connection(base))
+
+
+def push(store: Any, key: str, value: str) -> None:
+    """Put a value at the end of a queue in a store; torch up to 2.7 has no queues."""
+    if hasattr(store, "queue_push"):
+        store.queue_push(key, value)
+    else:
+        store.set(f"{key}/{store.add(f'{key}/pushed', 1)}", value)
+
+
+def pop(store: Any, key: str) -> bytes:
+    """Wait for the first value of a queue in a store, and take it out."""
+    if hasattr(store, "queue_pop"):
+        return bytes(store.queue_pop(key))
+    turn = f"{key}/{store.add(f'{key}/popped', 1)}"
+    value = bytes(store.get(turn))
+    store.delete_key(turn)
+    return value
 
 
 @contextmanager

@@ -291,6 +291,21 @@ def test_a_store_is_reached_by_another_connection():
         assert again.get(name) == b"b"
 
 
+def test_a_queue_in_a_store_gives_what_came_first():
+    served = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = torch_internals.prefixed("of/ours", served)
+    for word in ("a", "b"):
+        torch_internals.push(store, "words", word)
+    other = torch_internals.another_connection(store)
+    assert [torch_internals.pop(other, "words") for _ in range(2)] == [b"a", b"b"]
+
+
+def test_a_store_in_a_file_has_no_other_connection_to_make(tmp_path):
+    store = dist.PrefixStore("of/torch", dist.FileStore(str(tmp_path / "store")))
+    torch_internals.another_connection(store).set("a", "b")
+    assert store.get("a") == b"b"
+
+
 def walks_a_graph_of_before(group):
     """A weight is saved in a graph, and a replica is made before this graph is walked."""
     model = torch.nn.Linear(2, 1, bias=False)

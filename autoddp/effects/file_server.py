@@ -27,7 +27,7 @@ from torch.distributed import DistError
 from autoddp.comm.outcome import Outcome
 from autoddp.effects import paths
 from autoddp.errors import RemoteError, TooLarge
-from autoddp.torch_internals import another_connection
+from autoddp.torch_internals import another_connection, pop, push
 
 if TYPE_CHECKING:
     from autoddp.comm.group import Group
@@ -74,7 +74,7 @@ class FileServer:
     def _serve(self) -> None:
         with suppress(DistError):  # the store went with its host: nobody is left who asks
             while True:
-                self._reply(*json.loads(self._store.queue_pop(ASKED)))
+                self._reply(*json.loads(pop(self._store, ASKED)))
 
     def _reply(self, key: str, path: str, facts: Facts | None, offset: int) -> None:
         body = bytearray()
@@ -208,7 +208,7 @@ class FileClient:
         with self._lock:
             self._number += 1
             key = f"handover/{self._group.rank}/{self._pid}/{self._number}"
-            self._store.queue_push(ASKED, json.dumps([key, path, facts, offset]))
+            push(self._store, ASKED, json.dumps([key, path, facts, offset]))
         return key
 
     def _receive(self, path: str, key: str) -> tuple[Any, bytes]:

@@ -53,6 +53,7 @@ class Agent(LocalElasticAgent):
         signals: LauncherSignals,
     ) -> None:
         super().__init__(spec, DefaultLogsSpecs(log_dir=os.devnull), start_method="fork")
+        self._rdzv_handler: Any = None  # torch 2.6 would end the job for all with one node's ranks
         # `ready` is called just before the ranks are forked
         self.ready, self.options, self.signals = ready, options, signals
         # of this attempt, or of the one before while ranks start
