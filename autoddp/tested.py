@@ -1,4 +1,8 @@
-"""The versions of torch and Python with which the tests ran, by `python -m tests.versions`."""
+"""The versions of torch and Python with which tests ran.
+
+The newest torch has had all of them; on the others those ran that touch torch's inner parts.
+`python -m tests.versions` runs all on each.
+"""
 
 from __future__ import annotations
 

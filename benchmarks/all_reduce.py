@@ -15,7 +15,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 COUNTS = (1, 1_000, 25_000, 100_000, 1_000_000, 4_000_000)  # of float32
 

@@ -28,7 +28,7 @@ from autoddp.process.session import session
 from autoddp.report import Report
 from autoddp.training import compression
 from autoddp.training.compression import START
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 KINDS = ("plain", "fp16", "bf16", "powersgd:1", "powersgd:4")
 WARM = START + 5

@@ -28,8 +28,8 @@ from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
 from autoddp.effects.signals import Signals
 from autoddp.effects.temporary import Temporary
-from tests.features.outward import installed
-from tests.ranks import run_ranks
+from tests.effects.outward import installed
+from tests.support.ranks import run_ranks
 
 ADDRESSES = ("10.213.78.1", "10.213.78.2")
 PORT = 29612

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.faults import Case, Laboratory, cases, wrong
+from tests.support.faults import Case, Laboratory, cases, wrong
 
 COLUMNS = (
     "phase",

@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.cli import environ
+from tests.support.cli import environ
 
 MARK = "AUTODDP_KILLS_OF"  # in the environment of all that a job starts
 SCRIPT = """

@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.cli import environ
+from tests.support.cli import environ
 
 JOB = """
 import torch, torch.distributed as dist

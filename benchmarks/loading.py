@@ -34,7 +34,7 @@ from autoddp.options import Options
 from autoddp.process.session import session
 from autoddp.report import Report
 from autoddp.view import full
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 BATCH, WARM = 32, 3
 

@@ -32,7 +32,7 @@ from pathlib import Path
 
 import torch
 
-from tests.cli import environ
+from tests.support.cli import environ
 
 SCRIPTS = Path(__file__).with_name("peers")
 BATCH, SAME = 64, 1e-9

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 import autoddp
 from autoddp.view import Partial, Rows, split
 from autoddp.view.proof import verdicts
-from tests import warm
+from tests.support import warm
 
 COUNTS = "AUTODDP_COUNTS"  # the variable that names the file
 RANKS, KINDS = 8, ("training", "evaluation", "training tried", "evaluation tried")

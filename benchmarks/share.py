@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.recorded import COUNTS, counts
-from tests import archives, test_end_to_end, test_examples
-from tests.warm import Warm
+from tests import test_end_to_end, test_examples
+from tests.support import archives
+from tests.support.warm import Warm
 
 SHOWN = 4  # reasons
 

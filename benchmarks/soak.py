@@ -28,8 +28,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autoddp.report import PREFIX
-from tests.cli import environ
-from tests.warm import PLAIN_ENV, Fork, Warm
+from tests.support.cli import environ
+from tests.support.warm import PLAIN_ENV, Fork, Warm
 
 MARK = "AUTODDP_SOAK"  # in the environment of all that a run starts
 GRACE = 3.0  # seconds in which what a run started may end after it

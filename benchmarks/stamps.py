@@ -20,7 +20,7 @@ from autoddp.options import Options
 from autoddp.process.session import session
 from autoddp.report import Report
 from benchmarks.steps import STEPS, make, train
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 
 class Bare(Group):

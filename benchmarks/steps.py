@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from autoddp.options import Options
 from autoddp.process.session import session
 from autoddp.report import Report
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 STEPS = {"mlp": 300, "cnn": 40, "norm": 40, "lm": 30}
 WARM = 5

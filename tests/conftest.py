@@ -18,7 +18,7 @@ import autoddp.decorator
 from autoddp.comm.world import ADDED
 from autoddp.options import ROWS, variables
 from autoddp.patching import ABSENT, find
-from tests.warm import shared
+from tests.support.warm import shared
 
 OURS = (
     *("AUTODDP_OPTIONS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from autoddp.patching import Patch
 from autoddp.process.features import FEATURES
-from tests import messages, option_table
-from tests.cli import ROOT
+from tests.support import messages, option_table
+from tests.support.cli import ROOT
 
 DOCS = Path(ROOT) / "docs"
 FEATURE_HEAD = "| feature | without it |\n|---|---|\n"

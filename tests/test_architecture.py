@@ -12,7 +12,7 @@ import pytest
 from torch.utils._device import _device_constructors
 
 from autoddp.process.features import FEATURES
-from tests.cli import ROOT, run_python
+from tests.support.cli import ROOT, run_python
 
 PACKAGE = Path(ROOT) / "autoddp"
 FILES = sorted(PACKAGE.rglob("*.py"))

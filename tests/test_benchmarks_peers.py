@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from benchmarks.peers import all_ways
-from tests.cli import environ
+from tests.support.cli import environ
 from tests.test_peers import needs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.same import same_run
-from tests.warm import Run, fresh
+from tests.support.same import same_run
+from tests.support.warm import Run, fresh
 
 SCRIPTS = {path.stem: path for path in sorted(Path(__file__).with_name("scripts").glob("*.py"))}
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import archives
-from tests.same import same_files, same_terminal
+from tests.support import archives
+from tests.support.same import same_files, same_terminal
 
 pytestmark = pytest.mark.slow
 

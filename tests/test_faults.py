@@ -10,7 +10,17 @@ import time
 
 import pytest
 
-from tests.faults import DEATHS, PHASES, RAISES, SIGNALS, SOON, Case, Laboratory, cases, wrong
+from tests.support.faults import (
+    DEATHS,
+    PHASES,
+    RAISES,
+    SIGNALS,
+    SOON,
+    Case,
+    Laboratory,
+    cases,
+    wrong,
+)
 
 pytestmark = pytest.mark.slow
 

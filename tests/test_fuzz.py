@@ -23,7 +23,7 @@ from autoddp.report import PREFIX, Report
 from autoddp.tools.verify import command as verification
 from autoddp.training.sampling import RowSampler
 from autoddp.view.names import LeftOut
-from tests.fuzz import NUMBERS, NUMERALS, WORDS, examples, number, refusal
+from tests.support.fuzz import NUMBERS, NUMERALS, WORDS, examples, number, refusal
 
 # ---- the command line
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from autoddp import launch
 from autoddp.comm.world import World, hide
 from autoddp.process import network
-from tests.fuzz import NUMERALS, WORDS, examples, number, refusal
+from tests.support.fuzz import NUMERALS, WORDS, examples, number, refusal
 
 pytestmark = pytest.mark.slow
 

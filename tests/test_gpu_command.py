@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from tests.cli import ROOT
 from tests.gpu import checks, speed
 from tests.gpu.checks import CHECKS, Result, same
 from tests.gpu.machine import Machine
 from tests.gpu.page import page
+from tests.support.cli import ROOT
 
 pytestmark = pytest.mark.slow
 

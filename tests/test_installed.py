@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli import ROOT, run_python
+from tests.support.cli import ROOT, run_python
 
 pytestmark = pytest.mark.slow
 

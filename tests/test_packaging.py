@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli import ROOT
+from tests.support.cli import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -107,7 +107,11 @@ def test_tests_pass_from_an_unpacked_source_distribution(source, unpacked):
     files = {str(p.relative_to(source)) for p in source.rglob("*") if p.is_file()}
     held = {str(p.relative_to(unpacked)) for p in unpacked.rglob("*") if p.is_file()}
     assert {name for name in files - held if "egg-info" not in name} == {".gitignore"}
-    some = ["tests/test_architecture.py", "tests/test_options.py", "tests/test_launch.py"]
+    some = [
+        "tests/test_architecture.py",
+        "tests/cli/test_options.py",
+        "tests/launch/test_launch.py",
+    ]
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow and not cluster"]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from autoddp.process.features import FEATURES
-from tests import messages, pages
-from tests.cli import ROOT, environ
+from tests import pages
+from tests.support import messages
+from tests.support.cli import ROOT, environ
 from tests.test_examples import TASKS
 from tests.test_readme import (
     BLOCK,
@@ -60,7 +61,7 @@ def test_a_message_without_an_entry_is_found(tmp_path):
         'raise ValueError("not ours")\n'
         "raise errors.BadInput(words)\n"
     )
-    odd = "a.py: words is put together elsewhere; add it to tests/messages.py"
+    odd = "a.py: words is put together elsewhere; add it to tests/support/messages.py"
     assert messages.texts(tmp_path) == [odd, "rank 0: …", "the moon is …; wait"]
     assert messages.missing(tmp_path) == messages.texts(tmp_path)
     assert len(messages.stale(tmp_path)) == len(messages.entries())

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, random_split
 
-from tests.training import (
+from tests.support.training import (
     TWO_OR_THREE,
     Runs,
     Scripts,

@@ -18,7 +18,7 @@ from autoddp.patching import ABSENT, Feature, Installation, find, patch
 from autoddp.process.features import FEATURES
 from autoddp.process.session import session
 from autoddp.report import Report
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 SOURCE = """
 def plain(x): return ("plain", x)

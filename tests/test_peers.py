@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli import run_python
-from tests.same import same_text
+from tests.support.cli import run_python
+from tests.support.same import same_text
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli import ROOT, run_python
-from tests.same import same_files, same_text
+from tests.support.cli import ROOT, run_python
+from tests.support.same import same_files, same_text
 
 pytestmark = pytest.mark.cluster
 

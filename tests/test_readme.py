@@ -18,9 +18,9 @@ import typer
 from autoddp import cli
 from autoddp.options import ROWS
 from autoddp.process.features import FEATURES
-from tests import test_two_nodes
-from tests.cli import ROOT, environ
-from tests.same import NUMBER, same_text
+from tests.launch import test_two_nodes
+from tests.support.cli import ROOT, environ
+from tests.support.same import NUMBER, same_text
 
 README = (Path(ROOT) / "README.md").read_text()
 PAGES = {path.name: path.read_text() for path in sorted(Path(ROOT, "docs").glob("*.md"))}

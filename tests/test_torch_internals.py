@@ -14,8 +14,8 @@ from torch.futures import Future
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autoddp import torch_internals
-from tests.cli import ROOT, run_python
-from tests.ranks import run_ranks
+from tests.support.cli import ROOT, run_python
+from tests.support.ranks import run_ranks
 
 
 class Plain(torch.Tensor):
@@ -349,7 +349,7 @@ def test_torchs_agent_sets_the_handler_that_it_is_given(monkeypatch, tmp_path):
 
 def test_nothing_is_written_to_stdout_when_gloo_connects():
     code = (
-        "from tests.ranks import run_ranks\n"
+        "from tests.support.ranks import run_ranks\n"
         "print('before', flush=True)\n"
         "print(run_ranks(lambda group: group.rank, 2))"
     )

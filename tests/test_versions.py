@@ -12,7 +12,7 @@ import pytest
 
 from autoddp import tested
 from tests import versions
-from tests.cli import ROOT, fork_cli
+from tests.support.cli import ROOT, fork_cli
 from tests.versions import Result
 
 REPORT = """<?xml version="1.0"?><testsuites>

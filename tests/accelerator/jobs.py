@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.accelerator.rewriting import rewritten
-from tests.warm import PLAIN_ENV, Run, Warm
+from tests.support.warm import PLAIN_ENV, Run, Warm
 
 PLUGIN = Path(__file__).parent / "plugin"
 SCRIPTS = Path(__file__).parents[1] / "scripts"

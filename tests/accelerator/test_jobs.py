@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.accelerator import jobs
-from tests.same import same_run
+from tests.support.same import same_run
 
 pytestmark = pytest.mark.slow
 

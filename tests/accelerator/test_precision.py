@@ -6,7 +6,7 @@ import pytest
 
 from tests.accelerator import jobs
 from tests.accelerator.test_jobs import HEAD
-from tests.same import same_run
+from tests.support.same import same_run
 
 pytestmark = pytest.mark.slow
 

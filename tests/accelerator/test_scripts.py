@@ -10,7 +10,7 @@ import os
 import pytest
 
 from tests.accelerator import jobs
-from tests.same import same_run
+from tests.support.same import same_run
 from tests.test_end_to_end import ARGUMENTS, LOOSER, NEEDS, OPTIONS, RTOL
 
 CHOSEN = ("batchnorm_cnn", "transformer_dropout", "vae_noise_inside", "early_stopping", "wgan_gp")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.gpu.machine import Machine, command, environ, run
-from tests.same import NUMBER, same_text
+from tests.support.same import NUMBER, same_text
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoddp.view.draws import Draws
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 from tests.view.compare import Counting, by_rows, difference
 from tests.view.test_rows import installed
 

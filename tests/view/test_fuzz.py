@@ -13,8 +13,8 @@ from autoddp.comm.context import Context
 from autoddp.view import Rows, View, full
 from autoddp.view.boundaries import all_rows, part
 from autoddp.view.cuts import even_sizes
-from tests.fuzz import examples
-from tests.threads import run_threads
+from tests.support.fuzz import examples
+from tests.support.threads import run_threads
 from tests.view.compare import by_rows, difference
 
 pytestmark = pytest.mark.slow

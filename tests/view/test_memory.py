@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.training import Scripts, assert_as_alone
+from tests.support.training import Scripts, assert_as_alone
 
 pytestmark = pytest.mark.slow
 

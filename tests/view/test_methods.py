@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 from tests.view.compare import Counting, by_rows, difference
 
 pytestmark = pytest.mark.slow

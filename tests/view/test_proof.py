@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 from tests.view.compare import by_rows, difference
 from tests.view.test_rows import installed
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F  # the field's name for it
 
 from autoddp.view import full
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 from tests.view.compare import Counting, by_rows, difference
 
 OPERATIONS = {

@@ -13,7 +13,7 @@ from torch import nn
 
 from autoddp.view import Rows, full
 from autoddp.view.proof.reach import DEPTH, MOST, Reach, reach_of
-from tests.training import on_ranks
+from tests.support.training import on_ranks
 
 Pair = namedtuple("Pair", "a b")  # as scripts have them
 

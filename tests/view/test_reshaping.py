@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from autoddp.view.rows import full, split
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 from tests.view.compare import Counting, by_rows
 
 

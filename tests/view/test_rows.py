@@ -21,7 +21,7 @@ from autoddp.patching import Installation
 from autoddp.training.batchnorm import BatchNorm
 from autoddp.training.gradients import Gradients
 from autoddp.training.modules import Modules
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 from tests.view.compare import Counting, by_rows, difference
 
 

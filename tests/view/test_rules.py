@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 from tests.view.compare import Counting, by_rows, difference, gradient_difference
 
 # x and y are batches, w a parameter of 6 x 6, i whole numbers 0..3 in the shape of x[..., 0]

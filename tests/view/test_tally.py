@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from autoddp.view.rules.losses import counted
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 from tests.view.compare import Counting, by_rows, difference
 
 

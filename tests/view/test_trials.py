@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from autoddp.view.proof.proofs import prove
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 from tests.view.compare import by_rows, difference
 from tests.view.test_rows import installed
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # the field's name for it
 
 from autoddp.view import split
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 from tests.view.compare import by_rows, difference
 from tests.view.test_rows import installed
 

@@ -1,0 +1,240 @@
+"""The command line: what is ours and what is the script's; what cannot be done is one line, 2."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from autoddp import cli, launch
+from autoddp.options import Options
+from autoddp.process import devices
+from autoddp.process.script import Script
+from tests.support.cli import environ, run_cli, run_python
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """What `launch.run` would be given for some arguments."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.py").write_text("print('ran')\n")
+    calls = []
+    monkeypatch.setattr(launch, "run", lambda *given: calls.append(given) or 0)
+
+    def ask(*arguments: str) -> tuple[Script, Options]:
+        assert cli.command(["run", *arguments]) == 0
+        return calls[-1]
+
+    return ask
+
+
+def test_everything_after_the_script_is_the_scripts(asked):
+    rest = ("--nproc", "3", "--help", "-v", "--", "x", "-m")
+    script, options = asked("--nproc", "2", "s.py", *rest)
+    assert script == Script("s.py", rest)
+    assert options == Options(nproc=2)
+
+
+def test_a_module_and_its_arguments(asked):
+    assert asked("-m", "pkg.mod", "-n", "3")[0] == Script("pkg.mod", ("-n", "3"), module=True)
+
+
+@pytest.mark.parametrize("flag", ["-n", "--nproc", "--nproc-per-node"])
+def test_ranks_have_three_names(asked, flag):
+    assert asked(flag, "4", "s.py")[1].nproc == 4
+
+
+def test_every_option_arrives(asked):
+    given = Options(
+        nproc=2,
+        nnodes=3,
+        node_rank=1,
+        master_addr="10.0.0.1",
+        master_port=1234,
+        module=True,
+        backend="gloo",
+        view="local",
+        batch="per-rank",
+        scale_lr="sqrt",
+        batchnorm="local",
+        loading="each",
+        draws="own",
+        own_ddp="no",
+        disable=("loaders", "files", "modules"),
+        strict=True,
+        report="r.json",
+        log_dir="logs",
+        verbose=True,
+        quiet=True,
+    )
+    line = (
+        "-n 2 --nnodes 3 --node-rank 1 --master-addr 10.0.0.1 --master-port 1234 -m "
+        "--backend gloo --view local --batch per-rank --scale-lr sqrt --batchnorm local "
+        "--loading each --draws own --own-ddp no --strict --report r.json --log-dir logs -v -q"
+    )
+    line += " --disable loaders,files --disable modules"
+    assert asked(*line.split(), "s")[1] == given
+
+
+BAD = {
+    "no script": ("run", "no script given; say which one: autoddp run [OPTIONS] SCRIPT [ARGS...]"),
+    "no such script": ("run none.py", "no script at none.py (in "),
+    "python": ("run python s.py", "; leave python out: what follows it is the script"),
+    "a directory": ("run .", ". is a directory; give the script in it, or -m for a package"),
+    "no such module": ("run -m none", "no module named none; check its name"),
+    "a module's file": ("run -m s.py", "no module named s.py; -m takes the name of a module: -m s"),
+    "a package": (
+        "run -m pkg",
+        "no module named pkg.__main__; pkg is a package that cannot be run itself",
+    ),
+    "no value": ("run --nproc", "requires an argument; see autoddp run --help"),
+    "no text": ("run -c", "requires an argument; see autoddp run --help"),
+    "a port in the address": (
+        "run --nnodes 2 --node-rank 1 --master-addr 127.0.0.1:29500 s.py",
+        "give --master-addr 127.0.0.1 --master-port 29500",
+    ),
+    "a folder for the report": (
+        "run -n 2 --report pkg s.py",
+        "--report is pkg, which is a folder; give a file in it",
+    ),
+    "no ranks": ("run -n 0 s.py", "--nproc is 0; a job has at least 1 rank on each node"),
+    "many": ("run --nproc many s.py", "--nproc is 'many'; it takes a whole number"),
+    "node": (
+        "run --node-rank 5 --nnodes 2 s.py",
+        "--node-rank is 5 with --nnodes 2; it goes from 0 to 1",
+    ),
+    "no master": (
+        "run --nnodes 2 s.py",
+        "--nnodes is 2 without --master-addr; give the address of node 0, the same on every node",
+    ),
+    "node rank, no master": ("run --nnodes 2 --node-rank 1 s.py", "without --master-addr"),
+    "unknown master": (
+        "run --nnodes 2 --master-addr no.such.host.invalid s.py",
+        "--master-addr is no.such.host.invalid, which this machine cannot resolve",
+    ),
+    "port": ("run -n 2 --master-port 70000 s.py", "--master-port is 70000; a port is from 1 to"),
+    "backend": (
+        "run --backend mpi s.py",
+        "--backend is 'mpi'; it takes auto, nccl, gloo, ",
+    ),
+    "view": ("run --view all s.py", "--view is 'all'; it takes global, local"),
+    "feature": ("run --disable nothing s.py", "--disable is 'nothing'; it takes "),
+    "option": ("run --bogus s.py", "No such option: --bogus"),
+    "command": ("walk s.py", "No such command 'walk'; see autoddp --help"),
+    "log folder": ("run -n 2 --log-dir s.py s.py", "--log-dir is s.py, which cannot be made"),
+    "report": ("run -n 2 --report no/r.json s.py", "--report is no/r.json, but there is no folder"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_done_is_one_line(case, monkeypatch, tmp_path, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.py").write_text("print('ran')\n")
+    (tmp_path / "pkg").mkdir()
+    arguments, text = BAD[case]
+    assert cli.command(arguments.split()) == 2
+    out, err = capfd.readouterr()
+    assert out == "", "nothing was started"
+    assert err.startswith("[autoddp] ")
+    assert text in err
+    assert err.count("\n") == 1
+
+
+def test_nccl_without_gpus(monkeypatch, tmp_path, capfd):
+    monkeypatch.setattr(devices, "count", lambda: 0)
+    script = tmp_path / "s.py"
+    script.write_text("")
+    assert cli.command(["run", "-n", "2", "--backend", "nccl", str(script)]) == 2
+    assert "this machine shows 0 GPUs, and NCCL needs one for each rank" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "nodes", [(), ("--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1")]
+)
+def test_port_in_use(tmp_path, nodes):
+    script = tmp_path / "s.py"
+    script.write_text("print('ran')")
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        done = run_cli("run", "-n", 2, *nodes, "--master-port", port, script)
+    assert (done.rc, done.out) == (2, "")
+    assert done.err == (
+        f"[autoddp] --master-port is {port}, which cannot be used (Address already in use); "
+        "give a free port, the same one on every node\n"
+    )
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], []], ids=str)
+def test_help_is_quick_to_come(arguments, tmp_path):
+    done = run_cli(*arguments)
+    assert "Usage: autoddp" in done.out + done.err
+    check = "import sys; from autoddp import cli\ntry: cli.command(['run', '--help'])\nfinally: "
+    done = run_python("-c", check + "print('torch' in sys.modules)")
+    assert done.out.endswith("False\n")
+
+
+def test_patches_are_listed_with_target_and_reason():
+    done = run_cli("patches")
+    assert done.rc == 0, done.err
+    lines = iter(done.out.splitlines())
+    seen = set()
+    for feature in launch.features():
+        assert next(lines) == f"{feature.name} · --disable {feature.name} · {feature.without}"
+        for patch in feature.patches():
+            if (patch.targets, patch.why) in seen:
+                continue  # it stands at the first of its features, with the names of all
+            seen.add((patch.targets, patch.why))
+            names, targets, why = next(lines).split(" · ", 2)
+            assert feature.name in names.split(", ")
+            assert all(target in targets for target in patch.targets)
+            assert why == patch.why
+    assert not list(lines)
+    assert len(set(done.out.splitlines())) == len(done.out.splitlines())
+
+
+def test_patches_of_one_feature(capfd):
+    assert cli.command(["patches", "files"]) == 0
+    features, replaced, _ = capfd.readouterr().out.splitlines()[3].split(" · ")
+    assert (features, replaced.split(", ")[0]) == ("files", "numpy:save")
+    assert cli.command(["patches", "none"]) == 2
+    assert "none is no feature; autoddp patches takes console, " in capfd.readouterr().err
+
+
+def test_env_shows_what_a_bug_report_needs():
+    done = run_cli("env", env={"RANK": "1"})
+    assert done.rc == 0, done.err
+    assert f"python: {sys.version.split()[0]} on " in done.out
+    for name in ("autoddp", "torch", "torchvision", "wrapt", "cores", "GPUs", "CUDA", "backends"):
+        assert f"{name}" in done.out
+    assert "job: RANK=1" in done.out
+
+
+def test_a_reader_that_has_seen_enough_gets_no_traceback():
+    command = [sys.executable, "-m", "autoddp", "patches"]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, env=environ(), check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+def test_another_pipe_that_breaks_is_no_reader_that_has_ended(monkeypatch):
+    def breaks(arguments):
+        raise BrokenPipeError("a rank's")
+
+    monkeypatch.setattr(cli, "command", breaks)
+    with pytest.raises(BrokenPipeError, match="a rank's"):
+        cli.main()
+
+
+def test_a_command_in_quotes_is_hinted_at(monkeypatch, tmp_path, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.py").touch()
+    assert cli.command(["run", "s.py --lr 3"]) == 2
+    assert "; leave the quotes out, as in autoddp run s.py --lr 3" in capfd.readouterr().err

@@ -1,0 +1,209 @@
+"""What is typed beside a script: a text in its place, variables, hints; and the help of it all."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import typer
+
+from autoddp import cli, launch
+from autoddp.cli import hash_seed
+from autoddp.decorator import choose
+from autoddp.errors import BadInput
+from autoddp.launch.cores import crowded
+from autoddp.options import ROWS, Options
+from autoddp.options.panels import PANELS
+from autoddp.process.script import Script
+from tests.support.cli import fork_cli, run_cli, run_python
+
+SHOWN = (
+    "import sys; kept = {k: v for k, v in globals().items() if k not in ('sys', '__builtins__')}; "
+    "print(sys.argv, sys.path[0], kept)"
+)
+
+
+@pytest.fixture
+def setenv(no_leaks):
+    """Set a variable, and undo that before the environment is looked at for leaks."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch.setenv
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """What `launch.run` would be given for some arguments."""
+    monkeypatch.chdir(tmp_path)
+    calls = []
+    monkeypatch.setattr(launch, "run", lambda *given: calls.append(given) or 0)
+
+    def ask(*arguments: str) -> tuple[Script, Options]:
+        assert cli.command(["run", *arguments]) == 0
+        return calls[-1]
+
+    return ask
+
+
+def test_everything_after_a_text_is_the_texts(asked):
+    rest = ("--nproc", "3", "--", "-c", "x")
+    script, options = asked("-n4", "--backend=gloo", "--view", "local", "-c", "pass", *rest)
+    assert script == Script("-c", rest, text="pass")
+    assert options == Options(nproc=4, backend="gloo", view="local")
+    assert asked("s.py", "-c", "mine")[0] == Script("s.py", ("-c", "mine"))
+
+
+def test_a_text_is_run_as_python_runs_it(tmp_path):
+    arguments = ("-c", SHOWN, "a", "--nproc", "3")
+    want = run_python(*arguments, cwd=tmp_path)
+    done = fork_cli("run", "--nproc", 2, *arguments, cwd=tmp_path)
+    assert (done.rc, done.out) == (0, want.out), done.err
+
+
+@pytest.mark.parametrize("text", [SHOWN, "def f():\n    1 / 0\n\nf()\n", "raise SystemExit(3)"])
+def test_a_text_on_standard_input_is_run_as_python_runs_it(text, tmp_path):
+    want = run_python("-", "a", cwd=tmp_path, stdin=text)
+    done = fork_cli("run", "--nproc", 2, "-", "a", cwd=tmp_path, stdin=text)
+    assert (done.rc, done.out, done.theirs) == (want.rc, want.out, want.err)
+
+
+def test_a_text_and_a_module_do_not_go_together(capfd):
+    assert cli.command(["run", "-m", "-c", "pass"]) == 2
+    assert "-c is given with -m; give the code, or" in capfd.readouterr().err
+
+
+def test_variables_stand_for_options_and_what_is_typed_wins(asked, setenv):
+    given = {"NPROC": "3", "HANG_TIMEOUT": "60", "QUIET": "1", "DISABLE": "files,folders"}
+    given |= {"NNODES": "1:2", "MASTER_ADDR": "h", "VERBOSE": "no", "REPORT": "", "VIEW": "local"}
+    for name, text in given.items():
+        setenv(f"AUTODDP_{name}", text)
+    want = Options(
+        nproc=2,
+        nnodes=2,
+        min_nodes=1,
+        master_addr="h",
+        hang_timeout=60,
+        quiet=True,
+        disable=("files", "folders"),
+    )
+    assert asked("-n", "2", "--view", "global", "s.py")[1] == want
+
+
+WRONG = {
+    "NPROC": ("many", "AUTODDP_NPROC is 'many'; it takes a whole number"),
+    "VIEW": ("all", "AUTODDP_VIEW is 'all'; it takes global, local"),
+    "QUIET": ("perhaps", "AUTODDP_QUIET is 'perhaps'; it takes 1 or 0"),
+    "SCALE_LR": ("linear", "AUTODDP_SCALE_LR is 'linear' with --batch global, where"),
+    "REPORT": ("no/r.json", "AUTODDP_REPORT is no/r.json, but there is no folder no"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_variable_is_named(name, setenv, tmp_path, capfd):
+    text, said = WRONG[name]
+    setenv(f"AUTODDP_{name}", text)
+    (tmp_path / "s.py").touch()
+    assert cli.command(["run", str(tmp_path / "s.py")]) == 2
+    err = capfd.readouterr().err
+    assert err.startswith(f"[autoddp] {said}")
+    assert err.count("\n") == 1
+
+
+def test_a_slip_in_a_variables_name_is_said(asked, setenv, capfd):
+    setenv("AUTODDP_HANGTIMEOUT", "60")
+    setenv("AUTODDP_OPTIONS_OF_MINE", "60")
+    asked("s.py")
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.endswith("is set, but there is no such option; is AUTODDP_HANG_TIMEOUT meant?")
+
+
+def test_the_decorator_reads_variables_too(setenv):
+    setenv("AUTODDP_HANG_TIMEOUT", "60")
+    setenv("AUTODDP_NPROC", "3")
+    assert choose({"hang_timeout": 5, "nproc": 2}) == Options(nproc=2, hang_timeout=60)
+    setenv("AUTODDP_VIEW", "all")
+    with pytest.raises(BadInput, match=r"^AUTODDP_VIEW is 'all'; it takes"):
+        choose({})
+
+
+def test_nodes_that_a_variable_gives_have_one_seed_of_hashes(monkeypatch):
+    started = []
+    monkeypatch.setattr("os.execve", lambda *given: started.append(given))
+    hash_seed.settle(["run", "s.py"], {"AUTODDP_NPROC": "2"})
+    assert not started
+    hash_seed.settle(["run", "s.py"], {"AUTODDP_NNODES": "2"})
+    assert len(started) == 1
+
+
+PARSES = "import argparse; p = argparse.ArgumentParser(); p.add_argument('--lr'); p.parse_args()"
+
+
+def test_an_option_behind_the_script_is_hinted_at_where_its_parser_refuses_it(tmp_path):
+    (tmp_path / "s.py").write_text(PARSES)
+    done = run_cli("run", "s.py", "--nproc", 4, cwd=tmp_path)
+    assert done.rc == 2
+    assert done.ours[-1] == (
+        "[autoddp] --nproc stands behind s.py, so it went to the script; what is autoddp's "
+        "stands before it: autoddp run --nproc 4 s.py"
+    )
+    done = run_cli("run", "s.py", "--learning", 4, cwd=tmp_path)
+    assert (done.rc, "behind" in done.err) == (2, False)
+
+
+HINTS = {
+    "train.py --lr 3": "train.py is no command of autoddp; to run it: autoddp run train.py",
+    "--nproc 2 train.py": "--nproc stands before the command; it is run's: autoddp run --nproc",
+}
+
+
+@pytest.mark.parametrize("line", HINTS)
+def test_a_command_that_is_left_out_is_hinted_at(line, capfd):
+    assert cli.command(line.split()) == 2
+    assert HINTS[line] in capfd.readouterr().err
+
+
+def test_many_ranks_on_few_cores_are_warned_of():
+    assert crowded(4, 2) == ""
+    assert crowded(99, 2) == (
+        "99 ranks share the 2 cores of this node: they wait for each other, and even the start "
+        "takes about 124 s; --nproc 2 is faster"
+    )
+    assert crowded(3, 1).startswith("3 ranks share the only core of this node: ")
+
+
+COMMANDS = typer.main.get_command(cli.app).commands
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_types_defaults_and_two_examples_in_80_columns(name, setenv, capsys):
+    setenv("COLUMNS", "80")
+    assert cli.command([name, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.partition("Examples")[2].count("autoddp") >= 2
+    flat = " ".join(re.sub("[│╭╮╰╯─]", " ", text).split())
+    options = [option for option in COMMANDS[name].params if option.param_type_name == "option"]
+    assert flat.count("[default: ") == len(options)
+    for option in options:
+        assert option.is_flag or option.metavar, option.name
+        assert option.help.endswith("."), option.name
+        assert option.help[0].isupper() or option.help.startswith("SCRIPT"), option.name
+
+
+def test_every_option_stands_in_a_panel_that_is_there():
+    named = [name for names in PANELS.values() for name in names]
+    assert len(set(named)) == len(named)
+    assert set(named) <= set(ROWS)
+
+
+def test_version():
+    assert run_cli("--version").out == f"autoddp {__import__('autoddp').__version__}\n"
+
+
+def test_completion_knows_commands_and_words():
+    env = {
+        "_AUTODDP_COMPLETE": "complete_bash",
+        "COMP_WORDS": "autoddp run --view ",
+        "COMP_CWORD": "3",
+    }
+    assert run_cli(env=env).out.split() == ["global", "local"]

@@ -1,0 +1,215 @@
+"""Small tensors by way of rank 0, and ranks that part on the way."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+
+from autoddp.comm.group import MAX, MIN, SMALL, SUM
+from autoddp.errors import Disagreement
+from tests.support.ranks import run_ranks
+
+KINDS = (
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.uint8,
+    torch.complex64,
+)
+
+
+def of(rank, dtype, shape=(2, 3)):
+    return (torch.arange(6).view(shape) + rank).to(dtype)
+
+
+@pytest.mark.parametrize("nproc", [1, 2, 3])
+def test_sums_and_stacks_are_those_of_all_ranks(nproc):
+    def rank(group):
+        found = []
+        for dtype in KINDS:
+            found.append(group.all_reduce(of(group.rank, dtype), SUM))
+            found.append(group.all_gather(of(group.rank, dtype)))
+        found += [group.all_reduce(of(group.rank, torch.int64), op) for op in (MIN, MAX)]
+        return [x.tolist() for x in found]
+
+    want = []
+    for dtype in KINDS:
+        stacked = torch.stack([of(r, dtype) for r in range(nproc)])
+        want += [stacked.sum(0, dtype=dtype), stacked]
+    ints = torch.stack([of(r, torch.int64) for r in range(nproc)])
+    want += [ints.amin(0), ints.amax(0)]
+    assert run_ranks(rank, nproc) == [[x.tolist() for x in want]] * nproc
+
+
+@pytest.mark.parametrize("numel", [1, SMALL // 8, SMALL // 8 + 1])
+def test_no_rank_has_other_bits_than_another_whichever_way_it_went(numel):
+    def rank(group):
+        torch.manual_seed(group.rank)
+        x = torch.randn(numel, dtype=torch.float64)
+        return group.all_reduce(x.clone()).tolist(), group.all_gather(x).sum(0).tolist(), x.tolist()
+
+    zero, one, two = run_ranks(rank, 3)
+    assert zero[:2] == one[:2] == two[:2]
+    total = torch.tensor([zero[2], one[2], two[2]], dtype=torch.float64).sum(0)
+    assert torch.allclose(total, torch.tensor(zero[0], dtype=torch.float64), rtol=1e-14, atol=1e-14)
+
+
+def test_layouts_scalars_conjugates_and_gradients_stay_as_they_are():
+    def rank(group):
+        turned = torch.arange(6.0).view(2, 3).t()
+        conjugate = torch.tensor([1 + 2j]).conj()
+        leaf = torch.ones((), requires_grad=True)
+        group.all_reduce(turned)
+        gathered = group.all_gather(conjugate)
+        with torch.inference_mode():
+            quiet = group.all_reduce(torch.ones(2))
+        return (
+            turned.tolist(),
+            turned.stride(),
+            gathered.tolist(),
+            group.all_gather(leaf).tolist(),
+            quiet.tolist(),
+        )
+
+    want = ([[0.0, 6.0], [2.0, 8.0], [4.0, 10.0]], (1, 3), [[1 - 2j]] * 2, [1.0, 1.0], [2.0, 2.0])
+    assert run_ranks(rank, 2) == [want] * 2
+
+
+@pytest.mark.parametrize("turn", [torch.clone, torch.t])
+def test_autograd_does_not_see_a_small_tensor_written_whatever_its_layout(turn):
+    def rank(group):
+        leaf = torch.ones(2, 3, requires_grad=True)
+        x = turn(leaf * 2)
+        squares = (x**2).sum()  # keeps x for backward
+        group.all_reduce(x)
+        with torch.inference_mode():
+            quiet = group.all_reduce(turn(torch.ones(2, 3)))
+        squares.backward()
+        return x.tolist(), x._version, quiet.sum().item(), leaf.grad is not None
+
+    for value, version, quiet, differentiated in run_ranks(rank, 2):
+        assert value == turn(torch.full((2, 3), 4.0)).tolist()
+        assert (version, quiet, differentiated) == (0, 12.0, True)
+
+
+def test_a_small_tensor_that_torch_holds_negated_is_reduced():
+    def rank(group):
+        x = torch.tensor([3 + 2j]).conj().imag  # one element: contiguous, and its sign is a bit
+        group.all_reduce(x)
+        return x.is_neg(), x.tolist()
+
+    assert run_ranks(rank, 2) == [(True, [-4.0])] * 2
+
+
+@pytest.mark.parametrize("numel", [1, SMALL])
+def test_ranks_in_different_collectives_are_told_which(numel):
+    """The same shapes: the sum would be wrong, and nobody would know."""
+
+    def rank(group):
+        x = torch.ones(numel)
+        act = group.all_gather if group.rank == 2 else group.all_reduce
+        with pytest.raises(Disagreement) as error:
+            act(x)
+        return str(error.value)
+
+    zero, one, two = run_ranks(rank, 3)
+    assert zero == one == two
+    assert f"rank 2 is in «all-gather of float32[{numel}] at test_collective_check.py" in zero
+    assert f"where rank 0 is in «all-reduce of float32[{numel}] at test_collective_check.py" in zero
+
+
+def test_a_rank_that_is_told_first_may_be_at_its_next_meeting():
+    """The thread that watches looks at rank 0 just then: the two meetings are no disagreement."""
+
+    def rank(group):
+        exchange, found = group.collective_check, []
+
+        def look():
+            try:
+                exchange.look()
+            except Disagreement as error:
+                found.append(str(error))
+
+        def say(message, plain=exchange._say):
+            plain(message)
+            time.sleep(0.2)  # the others go on
+            thread = threading.Thread(target=look)
+            thread.start()
+            thread.join()
+
+        exchange._say = say
+        group.all_reduce(torch.ones(1))
+        group.all_gather(torch.ones(2))
+        return found
+
+    assert run_ranks(rank, 3) == [[]] * 3
+
+
+def test_an_effect_that_one_rank_alone_had_is_told_at_the_next_meeting():
+    def rank(group):
+        if group.rank == 0:
+            group.call("alone", lambda: 1)
+        with pytest.raises(Disagreement) as error:
+            group.all_reduce(torch.ones(1))
+        return str(error.value)
+
+    assert "(0 side effects came before, 1)" in run_ranks(rank, 2)[1]
+
+
+def test_a_backward_is_compared_at_the_next_meeting():
+    def rank(group):
+        group.collective_check.pass_by(f"0 backward {group.rank}")
+        with pytest.raises(Disagreement) as error:
+            group.all_reduce(torch.ones(1))
+        return str(error.value)
+
+    assert "rank 1 is in «backward 1» where rank 0 is in «backward 0»" in run_ranks(rank, 2)[0]
+
+
+def call_from(path):
+    """A function that calls another one, in a file of this name."""
+    space = {}
+    exec(
+        compile(
+            "def call(act, x):\n    return act(x)\n\n\ndef again(act, x):\n    return act(x)\n",
+            path,
+            "exec",
+        ),
+        space,
+    )
+    return space["call"], space["again"]
+
+
+@pytest.mark.parametrize("numel", [1, SMALL])
+def test_a_file_that_has_another_name_on_each_rank_is_no_other_place(numel):
+    def rank(group):
+        call, _ = call_from(f"/home/me/gen_{group.rank}.py")
+        return call(group.all_reduce, torch.ones(numel))[0].item()
+
+    assert run_ranks(rank, 3) == [3.0] * 3
+
+
+def test_other_lines_of_one_file_are_told_and_of_two_files_where_shapes_differ():
+    def rank(group):
+        call = call_from("/home/me/train.py")[group.rank]
+        with pytest.raises(Disagreement) as error:
+            call(group.all_reduce, torch.ones(2))
+        return str(error.value)
+
+    def other_shapes(group):
+        call, _ = call_from(f"/home/me/gen_{group.rank}.py")
+        with pytest.raises(Disagreement) as error:
+            call(group.all_reduce, torch.ones(2 + group.rank))
+        return str(error.value)
+
+    said = run_ranks(rank, 2)[1]
+    assert "rank 1 is in «all-reduce of float32[2] at train.py:6» where rank 0 is in" in said
+    assert (
+        "[3] at gen_1.py:2» where rank 0 is in «all-reduce of float32[2] at gen_0.py:2»"
+        in run_ranks(other_shapes, 2)[1]
+    )

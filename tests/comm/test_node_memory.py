@@ -1,0 +1,303 @@
+"""Memory that ranks of a node share: the same bits on all ranks, and an end that all see."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from autoddp.comm import node_memory
+from autoddp.comm.node_barrier import LOOK
+from autoddp.comm.node_memory import SLOT, SMALL, share
+from autoddp.errors import Disagreement
+from tests.support.ranks import _store, run_ranks
+from tests.support.training import on_ranks
+
+KINDS = (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8)
+# elements: fewer than ranks, what is added up at once, by parts, and in several pieces
+COUNTS = (1, 2, 7, SMALL // 8, SMALL // 4 + 3, SLOT // 8 + 1, 3 * SLOT // 4 + 5)
+
+
+def made(dtype, count, rank):
+    """What a rank holds: of numbers whose sum depends on the order."""
+    generator = torch.Generator().manual_seed(1000 * rank + count % 1000)
+    x = torch.rand(count, generator=generator, dtype=torch.float64) * 100
+    return x.to(dtype)
+
+
+def reduces(group):
+    wrong = []
+    for dtype in KINDS:
+        for count in COUNTS:
+            parts = [made(dtype, count, rank) for rank in range(group.size)]
+            for op, join in node_memory.OPERATIONS.items():
+                want = parts[0].clone()
+                for part in parts[1:]:
+                    want = join(want, part)
+                x = parts[group.rank].clone()
+                group.memory.all_reduce(x, op)
+                if not torch.equal(x, want):
+                    wrong.append((str(dtype), count, str(op)))
+    return wrong
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_sums_are_taken_in_the_order_of_the_ranks(nproc):
+    assert run_ranks(reduces, nproc) == [[]] * nproc
+
+
+def means(group):
+    found = []
+    for count in COUNTS:
+        parts = [made(torch.float64, count, rank) for rank in range(group.size)]
+        x = parts[group.rank].clone()
+        group.gradient_memory.all_reduce(x, dist.ReduceOp.SUM, share=group.size)
+        found.append(torch.equal(x, sum(parts[1:], parts[0]) / group.size))
+    return found
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_a_sum_is_shared(nproc):
+    assert run_ranks(means, nproc) == [[True] * len(COUNTS)] * nproc
+
+
+def moves(group):
+    wrong = []
+    for count in (*COUNTS, 2 * SLOT + 9):
+        row = (made(torch.float64, count, group.rank) * 2).to(torch.uint8)
+        out = torch.empty(group.size, count, dtype=torch.uint8)
+        group.memory.all_gather(out, row)
+        rows = [(made(torch.float64, count, r) * 2).to(torch.uint8) for r in range(group.size)]
+        if not torch.equal(out, torch.stack(rows)):
+            wrong.append(("gather", count))
+        parts = [made(torch.float32, count, r if r == group.rank else 99) for r in (1, 0, 1)]
+        group.memory.broadcast(list(zip((1, 0, 1), parts, strict=True)))
+        if not all(
+            torch.equal(x, made(torch.float32, count, r))
+            for r, x in zip((1, 0, 1), parts, strict=True)
+        ):
+            wrong.append(("broadcast", count))
+    return wrong
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_what_is_gathered_and_sent_is_the_others(nproc):
+    assert run_ranks(moves, nproc) == [[]] * nproc
+
+
+def exchanges(group):
+    found = []
+    for turn in range(50):
+        mine = bytes([group.rank]) * (turn % 7 + group.rank)
+        want = [bytes([r]) * (turn % 7 + r) for r in range(group.size)]
+        found.append(group.memory.exchange(mine) == want)
+        long = b"x" * (SLOT + 1 if group.rank == turn % group.size else 1)
+        found.append(group.memory.exchange(long) is None)
+    return all(found)
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_messages_are_the_others_and_one_that_is_too_long_is_so_for_all(nproc):
+    assert run_ranks(exchanges, nproc) == [True] * nproc
+
+
+def hurries(group):
+    """No pause between calls of all sizes, and each rank is slow in turn."""
+    total = 0.0
+    for turn in range(600):
+        count = COUNTS[turn % 5]
+        x = torch.full((count,), float(turn + group.rank), dtype=torch.float64)
+        if turn % 50 == 7 * group.rank:
+            time.sleep(0.01)
+        group.memory.all_reduce(x, dist.ReduceOp.SUM)
+        want = sum(turn + r for r in range(group.size))
+        assert bool((x == want).all()), (turn, x[x != want][:3], want)
+        total += x[0].item()
+    return total
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_a_fast_rank_does_not_overwrite_what_a_slow_one_reads(nproc):
+    assert len(set(run_ranks(hurries, nproc))) == 1
+
+
+def two_threads(group):
+    """The two memories serve two threads, whose calls are in no order among ranks."""
+    found = []
+
+    def work(memory, value):
+        for turn in range(200):
+            x = torch.full((3 * SMALL // 8,), value + group.rank, dtype=torch.float64)
+            if turn % 20 == group.rank:
+                time.sleep(0.002)
+            memory.all_reduce(x, dist.ReduceOp.SUM)
+            found.append(bool((x == 2 * value + 1).all()))
+
+    threads = [
+        threading.Thread(target=work, args=given)
+        for given in ((group.memory, 1.0), (group.gradient_memory, 10.0))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return len(found), all(found)
+
+
+def test_two_memories_do_not_meet():
+    assert run_ranks(two_threads, 2) == [(400, True)] * 2
+
+
+def patient(group):
+    """A rank that is late is no rank that has ended."""
+    if group.rank == 1:
+        time.sleep(5 * LOOK)
+    x = torch.ones(3)
+    group.memory.all_reduce(x, dist.ReduceOp.SUM)
+    return x.tolist()
+
+
+def test_a_late_rank_is_waited_for():
+    assert run_ranks(patient, 3) == [[3.0] * 3] * 3
+
+
+def without(group):
+    x = torch.full((SLOT,), group.rank + 1.0)
+    return group.memory is None, group.gradient_memory is None, group.all_reduce(x)[-1].item()
+
+
+def test_without_room_for_it_ranks_talk_by_gloo(monkeypatch):
+    def full(count):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(node_memory, "nameless", full)
+    assert run_ranks(without, 3) == [(True, True, 6.0)] * 3
+
+
+def unchanged(group):
+    """What a script differentiates may be summed, and has not been written to for its graph."""
+    x = torch.ones(3, requires_grad=True)
+    y = x.exp()
+    group.memory.broadcast([(0, y)])
+    group.memory.all_reduce(x, dist.ReduceOp.SUM)
+    y.sum().backward()
+    return x.tolist(), x.grad_fn
+
+
+def test_a_sum_is_no_part_of_a_graph():
+    assert run_ranks(unchanged, 2) == [([2.0] * 3, None)] * 2
+
+
+def late_in_a_job(run):
+    """To look whether a rank is there is no effect of the script's, which locks no file."""
+    if run.world.rank == 1:
+        threading.Event().wait(3 * LOOK)
+    run.group.memory.meet()
+    return run.group.passed
+
+
+def test_a_late_rank_is_waited_for_in_a_job():
+    zero, one = on_ranks(late_in_a_job, 2)
+    assert zero == one
+
+
+def interrupted(group):
+    """A handler raises while this rank waits, and the script goes on."""
+    if group.rank == 1:
+        time.sleep(5 * LOOK)  # and comes to no meeting
+        return "late"
+
+    def ring(number, frame):
+        raise TimeoutError("rings")
+
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, LOOK)
+    with pytest.raises(TimeoutError):
+        group.memory.all_reduce(torch.ones(3), dist.ReduceOp.SUM)
+    with pytest.raises(dist.DistNetworkError, match="has left the meetings"):
+        group.memory.all_reduce(torch.ones(3), dist.ReduceOp.SUM)
+    return "told"
+
+
+def test_after_a_meeting_that_was_left_nothing_is_read():
+    assert run_ranks(interrupted, 2) == ["told", "late"]
+
+
+def sees_who_left(group):
+    """Rank 2 leaves a meeting, and the others wait in the next one, for it or for each other."""
+    memory, x = group.memory, torch.ones(3)
+    memory.all_reduce(x, dist.ReduceOp.SUM)
+    if group.rank == 2:
+        memory.leave()
+        return "left"
+    began = time.monotonic()
+    with pytest.raises(dist.DistNetworkError, match="has ended"):
+        memory.all_reduce(x, dist.ReduceOp.SUM)
+    return time.monotonic() - began < 50 * LOOK
+
+
+def test_a_rank_that_leaves_is_missed_by_all():
+    assert run_ranks(sees_who_left, 3) == [True, True, "left"]
+
+
+def brings_another(group, how):
+    """Rank 1 is elsewhere in the program, where a piece has another size."""
+    other = {"count": torch.ones(4), "size": torch.ones(3, dtype=torch.float64)}[how]
+    x = other if group.rank == 1 else torch.ones(3)
+    with pytest.raises(Disagreement, match="where rank 0 brings 3 of 4"):
+        group.gradient_memory.all_reduce(x, dist.ReduceOp.SUM, share=group.size)
+    return "told"
+
+
+@pytest.mark.parametrize("how", ["count", "size"])
+def test_pieces_of_different_sizes_are_not_added_up(how):
+    assert run_ranks(brings_another, 3, how) == ["told"] * 3
+
+
+@pytest.mark.parametrize("count", [4, SLOT], ids=["small", "in pieces"])
+@pytest.mark.parametrize("meeting", [1, 2, 3])
+def test_a_rank_that_is_killed_at_a_meeting_is_missed_by_all(meeting, count, tmp_path):
+    """Each rank is a process; nothing of theirs stays in /dev/shm."""
+    before = set(os.listdir("/dev/shm"))
+    children = []
+    for rank in range(3):
+        child = os.fork()
+        if not child:
+            with suppress(BaseException):
+                (tmp_path / str(rank)).write_text(survives(rank, str(tmp_path), meeting, count))
+            os._exit(0)
+        children.append(child)
+    ends = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert ends == [0, -signal.SIGKILL, 0]
+    told = [(tmp_path / str(rank)).read_text() for rank in (0, 2)]
+    assert told == ["rank 1 has ended"] * 2
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def survives(rank, folder, meeting, count):
+    """What a rank is told; rank 1 does not come to one of its meetings."""
+    (memory,) = share(rank, [0, 1, 2], _store(rank, f"{folder}/store"), 1)
+    meet, came = memory.meet, 0
+
+    def counted():
+        nonlocal came
+        came += 1
+        if rank == 1 and came == meeting:
+            os.kill(os.getpid(), signal.SIGKILL)
+        meet()
+
+    memory.meet = counted
+    try:
+        for _ in range(4):
+            memory.all_reduce(torch.ones(count), dist.ReduceOp.SUM)
+    except dist.DistNetworkError as error:
+        time.sleep(3 * LOOK)  # else another one may miss this rank first
+        return str(error)
+    return "nothing"

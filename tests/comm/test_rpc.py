@@ -1,0 +1,169 @@
+import itertools
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+
+from autoddp.comm import group as groups
+from autoddp.comm.rpc import When
+from tests.effects.outward import raised
+from tests.support.ranks import run_ranks
+
+
+def test_an_effect_has_rank_0s_result_on_all_ranks():
+    def rank(group):
+        return [group.call(f"a{n}", lambda n=n: [group.rank, n]) for n in range(5)]
+
+    assert run_ranks(rank, 3) == [[[0, n] for n in range(5)]] * 3
+
+
+def test_an_effect_may_be_another_ranks():
+    assert (
+        run_ranks(lambda g: [g.call("a", lambda: g.rank, by=n) for n in range(3)], 3)
+        == [[0, 1, 2]] * 3
+    )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("no"), FileNotFoundError(2, "none", "x"), KeyboardInterrupt(), SystemExit(3)],
+)
+@pytest.mark.parametrize("when", When)
+def test_what_an_effect_raises_is_raised_on_all_ranks_and_nobody_waits(error, when):
+    def rank(group):
+        def act():
+            raise error
+
+        return raised(lambda: group.call("a", act, when=when)), group.call("b", lambda: 1)
+
+    assert run_ranks(rank, 2) == [((type(error).__name__, str(error)), 1)] * 2
+
+
+def test_ranks_meet_before_a_change():
+    def rank(group):
+        time.sleep(0.2 * group.rank)
+        began = time.monotonic()
+        at = group.call("a", time.monotonic, when=When.ALL_HERE)
+        return began, at
+
+    seen = run_ranks(rank, 3)
+    assert all(began <= at for began, at in seen)
+
+
+def test_without_meeting_rank_0_does_not_wait():
+    def rank(group):
+        time.sleep(0.3 * group.rank)
+        began = time.monotonic()
+        group.call("a", lambda: 1)
+        return time.monotonic() - began
+
+    assert run_ranks(rank, 2)[0] < 0.2
+
+
+@pytest.mark.parametrize("whens", list(itertools.product(When, When)))
+def test_ranks_at_different_places_are_told_which(whens):
+    def rank(group):
+        site = "there" if group.rank else "here"
+        return raised(lambda: group.call(site, lambda: 1, when=whens[bool(group.rank)]))
+
+    zero, one, *_ = run_ranks(rank, 3)
+    assert one[0] == "Disagreement"
+    assert one[1].startswith("rank 1 is at «there» where rank 0 is at «here» (side effect 0)")
+    if whens[0] is When.ALL_HERE:  # it waits for them, and learns that they are elsewhere
+        assert zero[1].startswith("rank 0 is at «here» where rank 1 is at «there» (side effect 0)")
+
+
+def test_another_rank_at_a_different_place_is_told_which():
+    def rank(group):
+        return raised(lambda: group.call(f"at {group.rank}", lambda: 1, by=1))
+
+    zero, _, two = run_ranks(rank, 3)
+    assert zero[1].startswith("rank 0 is at «at 0» where rank 1 is at «at 1»")
+    assert two[1].startswith("rank 2 is at «at 2» where rank 0 is at «at 0»")
+
+
+def test_a_rank_that_is_to_act_and_is_elsewhere_is_told():
+    def rank(group):
+        by = 0 if group.rank == 1 else 1
+        return raised(lambda: group.call(f"by {by}", lambda: 1, by=by))
+
+    zero, one = run_ranks(rank, 2)
+    assert zero[1].startswith("rank 0 is at «by 1» where rank 1 is at «by 0»")
+    assert one[1].startswith("rank 1 is at «by 0» where rank 0 is at «by 1»")
+
+
+def test_what_another_rank_raises_is_raised_on_all_ranks():
+    def rank(group):
+        def act():
+            raise FileNotFoundError(2, "none", f"of {group.rank}")
+
+        return raised(lambda: group.call("a", act, by=1)), group.call("b", lambda: 1, by=2)
+
+    said = "FileNotFoundError", "[Errno 2] none: 'of 1'"
+    assert run_ranks(rank, 3) == [(said, 1)] * 3
+
+
+@pytest.mark.parametrize("by", [0, 1])
+@pytest.mark.parametrize("size", [0, 1, 3_000_000])
+def test_bytes_are_handed_on(size, by):
+    body = bytes(range(256)) * (size // 256 + 1)
+    body = body[:size]
+
+    def rank(group):
+        return group.call("a", lambda: body, by=by) == body, group.call("b", lambda: 2)
+
+    assert run_ranks(rank, 3) == [(True, 2)] * 3
+
+
+@pytest.mark.parametrize("by", [0, 1])
+def test_an_act_may_take_longer_than_what_the_backend_waits(by, monkeypatch):
+    """A download of hours, a prompt that nobody answers over night."""
+    monkeypatch.setattr(groups, "TIMEOUT", timedelta(seconds=3))
+
+    def rank(group):
+        return group.call("a", lambda: time.sleep(4) or "there", by=by)
+
+    assert run_ranks(rank, 3) == ["there"] * 3
+
+
+def test_bytes_that_cannot_be_made_are_an_error_on_all_ranks():
+    def rank(group):
+        def act():
+            raise ValueError("no")
+
+        return raised(lambda: group.call("a", act)), group.call("b", lambda: 2)
+
+    assert run_ranks(rank, 2) == [(("ValueError", "no"), 2)] * 2
+
+
+def test_the_store_does_not_grow():
+    def rank(group):
+        before = group.store.num_keys()
+        for n in range(60):
+            group.call("a", lambda n=n: n, when=When.NOW if n % 5 else When.ALL_HERE)
+            group.call("b", lambda: "x", by=1)
+        group.call("b", lambda: b"x")
+        group.barrier()
+        return group.store.num_keys() - before
+
+    assert run_ranks(rank, 3) == [0] * 3
+
+
+def test_rank_0_runs_ahead_until_buffers_are_full():
+    """What a slow rank waits in meanwhile, rank 0 has started."""
+
+    def rank(group):
+        work = group.start_all_reduce(torch.ones(1))
+        if group.rank:
+            time.sleep(0.3)
+            work.wait()
+        began = time.monotonic()
+        seen = sum(len(group.call("a", lambda n=n: "x" * n)) for n in range(2000))
+        took = time.monotonic() - began
+        work.wait()
+        return seen, took
+
+    zero, one = run_ranks(rank, 2)
+    assert zero[0] == one[0]
+    assert zero[1] > 0.2, "it was held back"

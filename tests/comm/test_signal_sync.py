@@ -1,0 +1,212 @@
+"""Signals wait for a point of the program that all ranks come to: real ranks, signals, no job."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+
+import pytest
+import torch
+
+from autoddp.comm.rpc import When
+from autoddp.effects.signals import Signals
+from tests.effects.outward import installed, on_ranks, trial
+from tests.support.ranks import run_ranks
+
+pytestmark = pytest.mark.slow
+
+KILL, PID = os.kill, os.getpid
+
+
+def counted(run, steps, points, who):
+    """At which step the handler ran, and how often; rank `who` gets a signal half-way."""
+    seen = []
+    signal.signal(signal.SIGUSR1, lambda *_: seen.append(at))
+    for at in range(steps):
+        time.sleep(0.002 * run.world.rank)
+        if at == steps // 2 and who in (None, run.world.rank):
+            KILL(PID(), signal.SIGUSR1)
+        points(run.group)
+    end = time.monotonic() + 20
+    while not seen and time.monotonic() < end:
+        time.sleep(0.01)
+    return seen
+
+
+POINTS = {
+    "effects": lambda group: group.call("a", lambda: 1),
+    "meetings": lambda group: group.call("a", lambda: 1, when=When.ALL_HERE),
+    "collectives": lambda group: group.all_reduce(torch.ones(2)),
+    "both": lambda group: (group.call("a", lambda: 1), group.all_gather(torch.ones(2))),
+}
+
+
+@pytest.mark.parametrize("who", [0, 1, 2, None])
+@pytest.mark.parametrize("points", POINTS.values(), ids=POINTS)
+def test_one_handler_runs_once_at_one_step(points, who):
+    zero, one, two = on_ranks(lambda run: counted(run, 60, points, who), 3, Signals)
+    assert zero == one == two
+    assert len(zero) == 1
+
+
+def test_what_a_handler_raises_leaves_effects_in_step():
+    def script(run):
+        def stop(number, frame):
+            run.group.call("saved", lambda: 1, when=When.ALL_HERE)
+            raise TimeoutError(run.group.call("when", time.monotonic))
+
+        signal.signal(signal.SIGALRM, stop)
+        signal.setitimer(signal.ITIMER_REAL, 0.1 + 0.05 * run.world.rank)
+        steps = 0
+        try:
+            while True:
+                run.group.call("a", lambda: "x")
+                steps += 1
+        except TimeoutError as error:
+            return steps, str(error), run.group.call("after", lambda: 2)
+
+    zero, one = on_ranks(script, 2, Signals)
+    assert zero == one
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_without_a_point_all_run_it_where_they_wait(inside):
+    """In a long call of every rank's, or while all wait for what rank 0 does."""
+
+    def script(run):
+        seen = []
+
+        def stop(number, frame):
+            seen.append(run.group.call("in the handler", lambda: 5))
+            raise KeyboardInterrupt
+
+        signal.signal(signal.SIGUSR1, stop)
+        if run.world.rank == 0:
+            threading.Timer(0.2, lambda: KILL(PID(), signal.SIGUSR1)).start()
+        began = time.monotonic()
+        try:
+            if inside:
+                run.group.call("long", lambda: time.sleep(60))
+            else:
+                time.sleep(60)
+        except KeyboardInterrupt:
+            seen.append("caught")
+        return seen, time.monotonic() - began < 30, run.group.call("after", lambda: 2)
+
+    assert on_ranks(script, 2, Signals) == [([5, "caught"], True, 2)] * 2
+
+
+def test_in_a_trial_it_waits():
+    def script(run):
+        seen = []
+        signal.signal(signal.SIGUSR1, lambda *_: seen.append(1))
+        with trial(run):
+            if run.world.rank == 0:
+                KILL(PID(), signal.SIGUSR1)
+            run.group.all_reduce(torch.ones(1))
+            time.sleep(1.5)
+            run.group.all_reduce(torch.ones(1))
+            during = list(seen)
+        run.group.all_reduce(torch.ones(1))
+        return during, seen
+
+    assert on_ranks(script, 2, Signals) == [([], [1])] * 2
+
+
+def test_the_script_finds_its_own_handlers_and_they_are_the_processes_after_it():
+    def script(run):
+        def mine(*_):
+            pass
+
+        before = signal.signal(signal.SIGUSR1, mine)
+        found = signal.getsignal(signal.SIGUSR1) is mine
+        again = signal.signal(signal.SIGUSR1, signal.SIG_IGN) is mine
+        last = signal.getsignal(signal.SIGUSR1)
+        interrupt = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        signal.signal(signal.SIGUSR2, mine)
+        return before, found, again, last, interrupt
+
+    expected = (signal.SIG_DFL, True, True, signal.SIG_IGN, True)
+    assert on_ranks(script, 2, Signals) == [expected] * 2
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_what_the_script_sends_to_itself_comes_once_where_it_is_sent_however_late_a_rank_is(late):
+    def script(run):
+        seen = []
+        signal.signal(signal.SIGUSR1, lambda *_: seen.append(where))
+        where = "before"
+        if run.world.rank == late:
+            # longer than rank 0 waits until it asks, and than a signal is on its way
+            time.sleep(2.5)
+        where = "there"
+        signal.raise_signal(signal.SIGUSR1)
+        where = "then"
+        os.kill(os.getpid(), signal.SIGUSR1)
+        where = "after"
+        for _ in range(3):
+            run.group.call("a", lambda: 1)
+        time.sleep(0.1)
+        return seen
+
+    assert on_ranks(script, 2, Signals) == [["there", "then"]] * 2
+
+
+def test_a_ranks_own_timer_is_nothing_when_rank_0_has_ended_without_it():
+    def script(run):
+        seen = []
+        signal.signal(signal.SIGALRM, lambda *_: seen.append("timer"))
+        signal.signal(signal.SIGUSR1, lambda *_: seen.append("signal"))
+        signal.setitimer(signal.ITIMER_REAL, 0.5 if run.world.rank else 0)
+        run.group.call("a", lambda: 1)
+        if run.world.rank == 0:
+            for line in run.group.channel.orders.values():
+                line.socket.shutdown(socket.SHUT_RDWR)
+            return seen
+        time.sleep(1)
+        KILL(PID(), signal.SIGUSR1)
+        time.sleep(0.1)
+        return seen
+
+    assert on_ranks(script, 2, Signals) == [[], ["signal"]]
+
+
+def test_a_timer_that_was_acted_on_does_not_go_off_when_the_job_is_over():
+    seen = []
+
+    def script(run):
+        signal.signal(signal.SIGALRM, lambda *_: seen.append("timer"))
+        signal.setitimer(signal.ITIMER_REAL, 0.1 + 0.6 * run.world.rank)
+        while not seen:
+            run.group.call("a", lambda: 1)
+
+    def rank(group):
+        with installed(group, Signals) as run:
+            script(run)
+        time.sleep(1)
+        return seen
+
+    assert run_ranks(rank, 2) == [["timer"]] * 2
+
+
+def test_a_signal_of_ones_own_inside_an_effect_comes_to_all_and_one_that_is_blocked_waits():
+    def script(run):
+        seen = []
+        signal.signal(signal.SIGUSR1, lambda *_: seen.append(where))
+        where = "inside"
+        run.effects.do_on_rank0("an effect", lambda: os.kill(os.getpid(), signal.SIGUSR1))
+        for _ in range(3):
+            run.group.call("a", lambda: 1)
+        inside, where = len(seen), "blocked"
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        signal.raise_signal(signal.SIGUSR1)
+        blocked = len(seen)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+        for _ in range(3):
+            run.group.call("a", lambda: 1)
+        return inside, blocked, len(seen)
+
+    assert on_ranks(script, 2, Signals) == [(1, 1, 2)] * 2

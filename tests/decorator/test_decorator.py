@@ -1,0 +1,739 @@
+"""`@distributed`: one process becomes N for the time of a call, however it was started."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+import textwrap
+from collections.abc import Iterable
+from os import PathLike
+from pathlib import Path
+from typing import Literal, get_type_hints
+
+import pytest
+import torch
+
+from autoddp import distributed
+from autoddp.decorator import NAMES, choose, count
+from autoddp.decorator.agreement import digest
+from autoddp.decorator.keywords import Keywords
+from autoddp.errors import BadInput
+from autoddp.options import ROWS, Options
+from tests.support.cli import run_cli, run_python
+
+pytestmark = pytest.mark.slow
+
+THREAD = (
+    "import threading, time\n"
+    "threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
+)
+POOL = (
+    "import os, torch\nos.environ['OMP_NUM_THREADS'] = '2'\ntorch.set_num_threads(2)\n"
+    "a = torch.ones(600, 600)\n"
+    "for _ in range(3): (a @ a).exp().sum()\n"
+)
+TRAINS = """
+import os, sys, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from autoddp import distributed
+
+print("before")
+torch.manual_seed(0)
+torch.set_default_dtype(torch.float64)
+x = torch.randn(37, 6)
+data = TensorDataset(x, (x.sum(1) > 0).long())
+loader = DataLoader(data, batch_size=8, shuffle=True)
+model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), \
+nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+open("setup.txt", "a").write("made\\n")
+
+@distributed
+def main(epochs):
+    for epoch in range(epochs):
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(inputs), labels)
+            loss.backward()
+            optimizer.step()
+        print(f"epoch {epoch}: {loss.item():.9f}")
+    torch.save(model.state_dict(), "model.pt")
+    INSIDE
+    return {"loss": loss, "rows": inputs}
+
+def weights():
+    return sum(p.abs().sum().item() for p in model.state_dict().values())
+
+def show(got):
+    print(f"got {got['loss'].item():.9f} {got['rows'].sum().item():.9f}")
+    print(f"weights {weights():.9f}")
+"""
+ONCE = (
+    "show(main(2))\nmodel(x).sum().backward()\noptimizer.step()\nprint(f'later {weights():.9f}')\n"
+)
+TWICE = "show(main(1))\nprint('between')\nopen('between.txt', 'a').write('once')\nshow(main(1))\n"
+WAYS = {"at once": "", "after a pool": POOL}
+
+
+@pytest.fixture
+def python(warm, tmp_path, monkeypatch):
+    """Runs a script's text by `python` in its own folder."""
+
+    def run(source, nproc=None, timeout=240, name="run"):
+        path = tmp_path / "train.py"
+        head = f"import os, tempfile\ntempfile.tempdir = {str(tmp_path / 'tmp')!r}\n"
+        head += f"os.environ['AUTODDP_NPROC'] = '{nproc}'\n" if nproc else ""
+        (tmp_path / "tmp").mkdir(exist_ok=True)
+        path.write_text(head + textwrap.dedent(source))
+        done = warm.run("python", str(path), folder=tmp_path / name, timeout=timeout)
+        assert not done.left, f"{done.left} outlived the program"
+        return done
+
+    return run
+
+
+def leftovers(tmp_path):
+    return list((tmp_path / "tmp").iterdir())
+
+
+def ours(done):
+    return [line for line in done.err.splitlines() if line.startswith("[autoddp]")]
+
+
+# ---- the numbers of one process
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_one_process_before_inside_and_after(python, nproc, tmp_path):
+    source = TRAINS.replace("INSIDE", "") + ONCE
+    plain = python(source, 1, name="plain")
+    many = python(source, nproc, name="many")
+    assert plain.code == many.code == 0, many.err
+    assert many.out == plain.out
+    assert f"[autoddp] {nproc} ranks on 1 node" in many.err
+    assert not plain.err
+    assert (many.folder / "setup.txt").read_text() == "made\n"
+    assert (many.folder / "model.pt").exists()
+    assert not leftovers(tmp_path)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_twice(python, way, tmp_path):
+    source = (
+        WAYS[way]
+        + TRAINS.replace("INSIDE", "(torch.ones(600, 600) @ torch.ones(600, 600)).exp()")
+        + TWICE
+    )
+    plain = python(source, 1, name="plain")
+    many = python(source, 2, name="many")
+    assert many.code == 0, many.err
+    assert many.out == plain.out
+    assert (many.folder / "setup.txt").read_text() == "made\n"
+    assert (many.folder / "between.txt").read_text() == "once"
+    assert not leftovers(tmp_path)
+
+
+def test_a_second_call_may_have_another_number_of_ranks(python):
+    source = (
+        "import autoddp\nfrom autoddp import distributed\n"
+        "@distributed(nproc=2)\ndef one(): return autoddp.world_size()\n"
+        "@distributed(nproc=3)\ndef two(): return autoddp.world_size()\nprint(one(), two())"
+    )
+    done = python(source)
+    assert (done.code, done.out) == (0, "2 3\n"), done.err
+
+
+# ---- where a fork is not safe
+
+
+CANNOT = "from autoddp import distributed\n@distributed(nproc=2)\ndef main(): INSIDE\n"
+AGAINST = {
+    "threads": (
+        THREAD,
+        "other threads run (Thread-1 (sleep))",
+        "end them first, or call it before",
+    ),
+    "a library's thread": (
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(1000,), daemon=True, name='wandb').start()\n",
+        "other threads run (wandb)",
+        "call wandb.teardown() first, and wandb.init() inside the call",
+    ),
+    "children": (
+        "import multiprocessing, time\n"
+        "multiprocessing.get_context('fork').Process("
+        "target=time.sleep, args=(1000,), daemon=True).start()\n",
+        "it has child processes",
+        "end them first: worker processes that persist end with their loader, by del",
+    ),
+    "a pool that stays": (
+        "import autoddp.decorator.start as start\nstart._give_back_pools = lambda: False\n",
+        "an OpenMP runtime keeps its threads",
+        "let the call be the first that makes use of it",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", AGAINST)
+def test_what_stands_in_the_way_is_named_with_the_command_that_needs_no_fork(python, what):
+    before, named, way = AGAINST[what]
+    done = python(before + CANNOT.replace("INSIDE", "print('inside')") + "main()\n")
+    assert (done.code, done.out) == (1, "")
+    said = done.err.splitlines()[-1]
+    assert f"BadInput: main() needs 2 ranks, but this process cannot be forked ({named}); " in said
+    assert re.search(r"; run `autoddp run --nproc 2 \S+/train.py`, which takes the script", said)
+    assert way in said
+
+
+def test_threads_that_a_first_call_started_stand_in_the_way_of_a_second(python):
+    source = CANNOT.replace("INSIDE", THREAD.replace("\n", "; ").rstrip("; ")) + "main()\nmain()\n"
+    done = python(source)
+    assert done.code == 1
+    assert done.err.count("2 ranks on 1 node") == 1
+    assert "main() needs 2 ranks, but this process cannot be forked (other threads run" in done.err
+
+
+def test_the_command_that_is_named_runs_the_script_as_it_is(tmp_path):
+    package = tmp_path / "pkg"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "sibling.py").write_text("value = 5\n")
+    (package / "__main__.py").write_text(
+        THREAD + "import sys\nfrom autoddp import distributed, world_size\n"
+        "from . import sibling\n@distributed(nproc=2, view='local', disable=['clocks', 'files'])\n"
+        "def main(): return world_size(), sibling.value, sys.argv[1:]\nprint(main())\n"
+    )
+    done = run_python("-m", "pkg", "--help", "it's", cwd=tmp_path)
+    (command,) = re.findall("; run `(.*?)`", done.err)
+    assert "--view local --disable clocks,files -m pkg --help" in command
+    program, *words = shlex.split(command)
+    assert (done.rc, done.out, program) == (1, "", "autoddp")
+    done = run_cli(*words, cwd=tmp_path)
+    assert (done.rc, done.out) == (0, "(2, 5, ['--help', \"it's\"])\n"), done.err
+    assert "local view" in done.err
+
+
+# ---- what one process sees
+
+
+def test_after_the_call_the_process_is_as_before(python):
+    done = python(
+        """
+        import gc, os, random, sys, threading, torch, autoddp
+        from autoddp import distributed
+        from autoddp.process.features import FEATURES
+        from autoddp.patching import ABSENT, find
+        def slots():
+            found = {}
+            for feature in FEATURES:
+                for patch in feature.patches():
+                    for target in patch.targets:
+                        name = target.partition(":")[0]
+                        if name in sys.modules:
+                            owner, attribute, there = find(target, sys.modules[name], True)
+                            if there is not ABSENT:
+                                found[target] = vars(owner).get(attribute)
+            return found
+        torch.set_num_threads(2)
+        before = slots(), dict(os.environ), sys.excepthook, torch.get_num_threads()
+        @distributed(nproc=2, view="local")
+        def main(a, *, b=2):
+            "Doc."
+            assert os.environ["WORLD_SIZE"] == "2" and autoddp.world_size() == 2
+            os.environ["MINE"] = "kept"
+            return a + b, torch.get_num_threads()
+        print(main(1), main.__name__, main.__doc__, callable(main.__wrapped__))
+        import inspect; print(inspect.signature(main))
+        assert os.environ.pop("MINE") == "kept"
+        after = slots(), dict(os.environ), sys.excepthook, torch.get_num_threads()
+        print([k for k in before[0] if before[0][k] is not after[0][k]], before[1:] == after[1:])
+        print(autoddp.world_size(), torch.distributed.is_initialized(), \
+torch.distributed.group.WORLD)
+        print(open(f"/proc/self/task/{os.getpid()}/children").read().split())
+        """
+    )
+    assert done.code == 0, done.err
+    assert done.out == "(3, 1) main Doc. True\n(a, *, b=2)\n[] True\n1 False None\n[]\n"
+
+
+def test_nested_calls_are_plain_and_methods_too(python):
+    done = python(
+        """
+        import autoddp
+        from autoddp import distributed
+        @distributed(nproc=3)
+        def inner(): return autoddp.world_size()
+        class Trainer:
+            @distributed(nproc=2)
+            def fit(self): return inner(), \
+self.fit() if not hasattr(self, "seen") and self.see() else 0
+            def see(self): self.seen = True; return True
+        print(Trainer().fit())
+        """
+    )
+    assert (done.code, done.out) == (0, "(2, (2, 0))\n"), done.err
+
+
+def test_batches_that_outlive_their_job_say_so(python):
+    done = python(
+        """
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+        from autoddp import distributed
+        kept = []
+        @distributed(nproc=2)
+        def main():
+            for x, in DataLoader(TensorDataset(torch.arange(8.0)), 8): \
+kept.append(x); kept.append(x.sum())
+        main()
+        print(kept[1].item())
+        print(kept[0].tolist())
+        """
+    )
+    assert done.code == 1
+    assert done.out == "28.0\n"
+    assert "AutoDDPError: a batch that is held by rows is read after the job" in done.err
+
+
+# ---- failures
+
+
+FAILS = """
+import autoddp, os, signal, sys, time, torch
+from autoddp import distributed
+@distributed(nproc=3)
+def main():
+    rank = autoddp.rank()
+    print("x" * rank, flush=True)
+    WHAT
+    for _ in range(100000): torch.nn.Linear(2, 2)(torch.ones(4, 2)).sum().backward()
+try: print(main())
+finally: print("after")
+"""
+
+
+def test_exceptions_come_out_as_of_a_plain_call(python, tmp_path):
+    source = FAILS.replace("WHAT", "raise KeyError('why')").replace("finally", "except KeyError")
+    done = python(source + "print('caught')\nsys.exit(3)")
+    assert (done.code, done.out) == (3, "\nafter\ncaught\n"), done.err
+    assert "Traceback" not in done.err
+    assert not leftovers(tmp_path)
+
+
+def test_a_traceback_is_the_scripts(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(FAILS.replace("WHAT", "raise ValueError('why')"))
+    many, plain = run_python(path), run_python(path, env={"AUTODDP_NPROC": "1"})
+    assert many.rc == plain.rc == 1
+    assert many.theirs == plain.theirs
+    assert "autoddp" not in many.theirs
+    assert plain.theirs.endswith("ValueError: why\n")
+
+
+@pytest.mark.parametrize("moment", ["", "time.sleep(0.5); "], ids=["at once", "later"])
+def test_a_killed_rank_is_named_and_ends_the_program(python, moment):
+    source = FAILS.replace("WHAT", f"if rank == 1: {moment}signal.raise_signal(signal.SIGKILL)")
+    done = python(source)
+    assert done.code == 128 + 9
+    assert "[autoddp] rank 1 was killed by SIGKILL (signal 9)" in done.err
+    assert done.err.endswith(":\nx\n")  # the end of its log
+    assert "after" not in done.out
+
+
+def test_a_rank_that_raises_alone_is_named_with_its_log(python):
+    done = python(
+        FAILS.replace("WHAT", "if rank == 2: raise ValueError('only me')\n    time.sleep(100)")
+    )
+    assert done.code == 1
+    assert (
+        "[autoddp] rank 2 raised an exception in main(), rank 0 did not; the end of its log"
+        in done.err
+    )
+    assert done.err.endswith("ValueError: only me\n")
+
+
+def test_a_rank_that_raises_where_rank_0_returns_is_named(python):
+    done = python(FAILS.replace("WHAT", "if rank == 0: return 1\n    raise ValueError('not me')"))
+    assert (done.code, done.out) == (1, "\n")
+    assert re.search(
+        r"rank [12] raised an exception in main\(\), rank 0 returned; the end of its log", done.err
+    )
+
+
+def test_rank_0_may_take_longer(python):
+    done = python(FAILS.replace("WHAT", "if rank == 0: time.sleep(5.5)\n    return rank"))
+    assert (done.code, done.out) == (0, "\n0\nafter\n"), done.err
+
+
+def test_ranks_that_cannot_meet_end_with_the_reason(python):
+    source = FAILS.replace("WHAT", "return 1").replace("nproc=3", "nproc=2")
+    broken = "import autoddp.process.session\ndef refuse(*_): raise ConnectionError('no way')\n"
+    done = python(
+        broken + "import autoddp.comm.group\nautoddp.comm.group.Group.join = refuse\n" + source
+    )
+    assert done.code == 1
+    assert done.err.endswith("ConnectionError: no way\n")
+
+
+def test_rank_0_that_raises_alone_ends_the_others(python):
+    done = python(FAILS.replace("WHAT", "if rank == 0: raise ValueError('zero')"))
+    assert done.code == 1
+    assert done.err.endswith("ValueError: zero\n")
+
+
+def test_a_rank_whose_log_cannot_be_written_is_named(python, tmp_path):
+    source = FAILS.replace("WHAT", "pass").replace("nproc=3", "nproc=2, log_dir='logs'")
+    (tmp_path / "run" / "logs" / "rank1.log").mkdir(parents=True)
+    done = python(source)
+    assert done.code == 1
+    assert "[autoddp] rank 1 raised an exception in main(), rank 0 did not" in done.err
+    assert "--log-dir is logs, but rank1.log in it cannot be written (Is a directory)" in done.err
+    assert done.out == "", "the rank goes on with nothing of the script"
+
+
+def test_an_interrupt_ends_all(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(FAILS.replace("WHAT", "if rank == 0: signal.raise_signal(signal.SIGINT)"))
+    done = run_python(path, timeout=240)
+    assert done.rc == -signal.SIGINT
+    assert done.err.endswith("KeyboardInterrupt\n")
+
+
+def test_no_rank_outlives_rank_0(python):
+    done = python(
+        FAILS.replace("WHAT", "if rank == 0: time.sleep(0.5); signal.raise_signal(signal.SIGKILL)")
+    )
+    assert done.code == -signal.SIGKILL
+    assert "after" not in done.out
+
+
+# ---- other ways to run
+
+
+def test_an_interactive_session_forks_or_says_why_not():
+    source = (
+        "from autoddp import distributed\nimport autoddp\n@distributed(nproc=2)\n"
+        "def main(): return autoddp.world_size()\nprint(main(), main())\n"
+    )
+    done = run_python("-c", source + THREAD + "main()")
+    assert done.out == "2 2\n"
+    assert done.rc == 1
+    assert "main() needs 2 ranks, but this process cannot be forked (other threads run" in done.err
+
+
+def test_a_replaced_stdout_is_written_by_rank_0_alone(python):
+    done = python(
+        """
+        import io, sys
+        from autoddp import distributed
+        real, sys.stdout = sys.stdout, io.StringIO()
+        @distributed(nproc=2, log_dir="logs", quiet=True)
+        def main(): print("inside")
+        print("before")
+        main()
+        print(sys.stdout.getvalue(), file=real)
+        """
+    )
+    assert (done.code, done.out, done.err) == (0, "before\ninside\n\n", "")
+    assert (done.folder / "logs" / "rank1.log").read_text() == "inside\n"
+
+
+WORKERS = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from autoddp import distributed
+print("imported as", __name__)
+
+@distributed(nproc=2)
+def main():
+    data = TensorDataset(torch.arange(6.0))
+    loader = DataLoader(data, 3, num_workers=1, multiprocessing_context="spawn")
+    return [x.tolist() for x, in loader]
+
+if __name__ == "__main__":
+    print(main())
+"""
+
+
+def test_importing_it_starts_nothing_also_in_spawned_workers(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(WORKERS)
+    done = run_python(path)
+    assert done.rc == 0, done.err
+    assert done.out.splitlines()[-1] == "[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]"
+    assert [line for line in done.ours if " ranks on " in line] == done.ours[:1], done.err
+    done = run_python(
+        "-c", "import sys, train; print('torch.distributed' in sys.modules)", cwd=tmp_path
+    )
+    assert done.rc == 0, done.err
+    assert "[autoddp]" not in done.err
+
+
+def test_neither_importing_nor_decorating_imports_torch():
+    source = (
+        "import sys\nfrom autoddp import distributed\n@distributed(nproc=4)\ndef main(): pass\n"
+    )
+    done = run_python("-c", source + "print([n for n in ('torch', 'numpy') if n in sys.modules])")
+    assert (done.rc, done.out) == (0, "[]\n"), done.err
+
+
+JOINS = (
+    TRAINS.replace("INSIDE", "")
+    + "show(main(1))\nopen('after.txt', 'a').write('once')\nshow(main(1))\n"
+)
+
+
+GROUP = """
+import os, sys
+import torch.distributed as dist
+child = os.fork()
+rank = "1" if child == 0 else "0"
+os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+store = dist.FileStore(os.path.join(tempfile.gettempdir(), "store"), 2)
+dist.init_process_group("gloo", store=store, rank=int(rank), world_size=2)
+"""
+LEAVES = """
+dist.destroy_process_group()
+if not child:
+    sys.stdout.flush()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+BESIDE = (
+    GROUP
+    + """
+TRAINS
+for call in range(2):
+    got = main(1)
+    if dist.get_rank() == 0:
+        show(got)
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    assert rank == str(dist.get_rank()), "its own again"
+    assert x.item() == 2 and os.environ["RANK"] == str(dist.get_rank())
+"""
+    + LEAVES
+)
+
+
+def test_under_autoddp_run_it_is_a_plain_call(warm, python, tmp_path):
+    plain = python(JOINS, 1, name="plain")
+    for nproc in ("1", "2"):
+        path = str(tmp_path / "train.py")
+        done = warm.run("autoddp", "run", "-n", nproc, path, folder=tmp_path / f"run{nproc}")
+        assert done.code == 0, done.err
+        assert done.out == plain.out
+        assert (done.folder / "after.txt").read_text() == "once"
+        assert len([line for line in ours(done) if "node" in line]) == int(nproc) - 1
+
+
+def test_under_torchrun_the_ranks_join_at_the_call(python, tmp_path):
+    plain = python(JOINS, 1, name="plain")
+    folder = tmp_path / "torchrun"
+    folder.mkdir()
+    (tmp_path / "train.py").write_text(JOINS)
+    done = run_python(
+        *(
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            2,
+            tmp_path / "train.py",
+        ),
+        cwd=folder,
+    )
+    assert done.rc == 0, done.err
+    # what comes before the call, both print
+    assert done.out.replace("before\n", "", 1) == plain.out
+    assert (folder / "after.txt").read_text() == "once"
+
+
+def test_beside_a_process_group_that_is_up_ranks_join_for_the_time_of_the_call(python, tmp_path):
+    plain = python(JOINS, 1, name="plain")
+    inside = "assert not dist.is_initialized() and 'RANK' not in os.environ and rank == '0'"
+    done = python(BESIDE.replace("TRAINS", TRAINS.replace("INSIDE", inside)))
+    assert done.code == 0, done.err
+    assert sorted(done.out.replace("before\n", "", 1).splitlines()) == sorted(
+        plain.out.splitlines()
+    )
+    assert [path.name for path in leftovers(tmp_path)] in ([], ["store"])
+
+
+TELLS = (
+    GROUP
+    + """
+import posix, random, time, numpy, torch
+from autoddp import distributed
+began = __own__ = time.time()  # such a name is no variable of the script's
+WHAT
+@distributed
+def main(*args):
+    from autoddp.comm.place import HERE
+    number = posix.open(f"rank{HERE.world.rank}", os.O_WRONLY | os.O_CREAT)  \
+# by itself, on each rank
+    drawn = os.urandom(8), random.random(), numpy.random.default_rng().random()
+    posix.write(number, f"{began} {drawn} {time.time() > began}".encode())
+main(ARGS)
+assert began == __own__, "its own again"
+"""
+    + LEAVES
+)
+
+
+def test_ranks_of_a_group_have_rank_0s_times_and_draws_in_the_call(python):
+    done = python(TELLS.replace("WHAT", "words = {'a', 'b'}").replace("ARGS", "1, [2]"))
+    assert done.code == 0, done.err
+    told = (done.folder / "rank0").read_text()
+    assert told == (done.folder / "rank1").read_text()
+    assert told.endswith(" True")
+
+
+@pytest.mark.parametrize(
+    ("what", "args", "name"),
+    [
+        ("torch.seed(); data = [1, {'x': torch.randn(3)}]", "", "data"),
+        ("data = numpy.frombuffer(os.urandom(8), 'u1')", "", "data"),
+        ("", "[os.urandom(2).hex()]", "an argument of the call"),
+    ],
+    ids=["tensor", "array", "argument"],
+)
+def test_what_differs_on_a_rank_of_a_group_is_named(python, what, args, name):
+    done = python(TELLS.replace("WHAT", what).replace("ARGS", args))
+    assert done.code == 1
+    assert f"Disagreement: {name} at main() is not on rank 1 what it is on rank 0" in done.err
+
+
+def test_a_decorated_function_is_a_plain_one():
+    """What pickles functions for other processes knows it."""
+
+    class Some:
+        @distributed
+        @classmethod
+        def name(cls):
+            return cls.__name__
+
+    assert type(distributed(choose)) is type(choose)
+    assert Some.name() == "Some"
+
+
+def test_under_torchrun_a_rank_that_raises_alone_shows_its_log(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(FAILS.replace("WHAT", "if rank == 1: raise ValueError('only me')"))
+    done = run_python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, path)
+    assert done.rc == 1
+    assert "[autoddp] rank 1 raised an exception; the end of its log" in done.err
+    assert "ValueError: only me\n" in done.err
+
+
+def test_values_that_differ_have_digests_that_differ():
+    values = [[1, 23], [12, 3], [[1], 23], {"a": 1}, {"a": [1]}, ["a", 1], "a1", {"a1"}, {"a", "1"}]
+    assert len({digest(value) for value in values}) == len(values)
+    assert digest({"b": 1, "a": [2.0, None]}) == digest({"b": 1, "a": [2.0, None]})
+
+
+# ---- options
+
+
+def test_the_options_are_the_command_lines():
+    assert choose({"nproc": 4, "view": "local"}) == Options(nproc=4, view="local")
+    assert choose({"disable": "clocks,files"}).disable == ("clocks", "files")
+    assert "module" not in NAMES
+
+
+def test_the_typed_keywords_are_the_tables():
+    kinds = {**get_type_hints(Keywords)}
+    more = {
+        "average_every": int,
+        "report": PathLike[str],
+        "log_dir": PathLike[str],
+    }  # turned into text
+    assert kinds.pop("disable") == str | Iterable[str]
+    of = {name: kind for name, kind in get_type_hints(Options).items() if name in NAMES}
+    of |= {name: Literal[row.words] for name, row in ROWS.items() if row.words and name in NAMES}
+    assert kinds == {n: of[n] | more[n] if n in more else of[n] for n in NAMES if n != "disable"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"procs": 2}, "@distributed has no option procs; it takes nproc, "),
+        ({"nproc": 0}, "--nproc is 0; a job has at least 1 rank"),
+        ({"nproc": "4"}, "--nproc is '4'; it takes a whole number"),
+        ({"hang_timeout": "x"}, "--hang-timeout is 'x'; it takes a whole number"),
+        ({"view": "none"}, "--view is 'none'; it takes global, local"),
+    ],
+    ids=["name", "zero", "text", "seconds", "choice"],
+)
+def test_bad_options_are_refused_at_the_decoration(options, message):
+    with pytest.raises(BadInput, match=re.escape(message)) as found:
+        distributed(**options)
+    assert [entry.frame.code.path for entry in found.traceback] == [Path(__file__)]
+
+
+def test_what_is_no_function_is_refused():
+    with pytest.raises(BadInput, match=r"^@distributed is given 3, which is no function; options"):
+        distributed(3)
+
+
+ADAM = """
+import torch
+from autoddp.decorator import start
+model = torch.nn.Linear(2, 1)
+model(torch.ones(1, 2)).sum().backward()
+torch.optim.Adam(model.parameters()).step()
+print(repr(start.unforkable()))
+"""
+
+
+@pytest.mark.skipif(torch.accelerator.device_count() > 0, reason="an accelerator may be in use")
+def test_without_an_accelerator_none_is_in_use(tmp_path):
+    """A step of Adam asks torch's build for CUDA whether a graph is captured."""
+    (tmp_path / "s.py").write_text(ADAM)
+    assert run_python("s.py", cwd=tmp_path).out == "''\n"
+
+
+@pytest.mark.parametrize("text", ["many", "0", "-1", ""])
+def test_a_bad_override_is_refused(text):
+    with pytest.raises(
+        BadInput, match=f"AUTODDP_NPROC is '{text}'; it takes a whole number of ranks"
+    ):
+        count(Options(), text)
+
+
+def test_how_many_ranks():
+    assert count(Options(nproc=3), None) == 3
+    assert count(Options(nproc=3), "2") == 2
+    with pytest.raises(
+        BadInput, match="nnodes of @distributed is 2, but plain python starts ranks on its own"
+    ):
+        count(Options(nnodes=2), None)
+
+
+def test_names_imported_before_the_call_are_ours_in_it(python):
+    """The patched function under a name of the script's own: checkpoint, time, makedirs."""
+    source = (
+        "from os import makedirs\nfrom time import time\nimport torch\nfrom torch import nn\n"
+        "from torch.utils.checkpoint import checkpoint\n"
+        "from torch.utils.data import DataLoader, TensorDataset\nfrom autoddp import distributed\n"
+        "torch.set_default_dtype(torch.float64); torch.manual_seed(0)\n"
+        "data = TensorDataset(torch.randn(37, 6))\n"
+        "net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 1))\n"
+        "@distributed\n"
+        "def main():\n"
+        "    makedirs(f'run-{time()}')\n"
+        "    for (x,) in DataLoader(data, 8):\n"
+        "        for reentrant in (False, True):\n"
+        "            loss = checkpoint(net, x.requires_grad_(), "
+        "use_reentrant=reentrant).square().mean()\n"
+        "            loss.backward()\n"
+        "            print(f'{loss.item():.9f} {net[0].weight.grad.norm().item():.9f}')\n"
+        "main()\n"
+    )
+    plain, ranks = python(source, 1, name="plain"), python(source, 2, name="ranks")
+    assert ranks.code == 0, ranks.err
+    assert ranks.out == plain.out
+    assert len(list(ranks.folder.glob("run-*"))) == 1

@@ -1,0 +1,299 @@
+"""Notebooks that a real kernel executes: the numbers, files and outputs of one process."""
+
+from __future__ import annotations
+
+import io
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+
+from autoddp.decorator import cell_magic, parked_threads
+from autoddp.errors import BadInput
+from autoddp.options import Options
+from tests.support.notebooks import Executed, execute
+
+EARLIER = """
+%load_ext autoddp
+import logging, os, sys, threading, time, torch, autoddp
+from autoddp import distributed
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+torch.set_default_dtype(torch.float64)
+torch.manual_seed(0)
+x = torch.randn(40, 6)
+loader = DataLoader(TensorDataset(x, (x.sum(1) > 0).long()), batch_size=8, shuffle=True)
+model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+events, losses = SummaryWriter("events"), []
+same = losses
+for step in tqdm(range(30)):
+    events.add_scalar("before", step, step)
+sorted(t.name for t in threading.enumerate() if "tqdm" in t.name or "Async" in repr(t)).__len__()
+"""
+CELL = """
+for inputs, labels in tqdm(loader):
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(inputs), labels)
+    loss.backward()
+    optimizer.step()
+    events.add_scalar("loss", loss, len(losses))
+    losses.append(loss)
+with open("log.txt", "a") as log:
+    log.write(f"{loss.item():.9f}\\n")
+torch.save(model.state_dict(), "model.pt")
+logging.info(f"after {len(losses)} steps")
+display(f"{model[0].weight.norm().item():.9f}")
+"""
+FUNCTION = (
+    "@distributed(nproc=2)\ndef train():\n" + CELL.replace("\n", "\n    ") + "\n    return loss"
+)
+AFTER = """
+print(f"{loss.item():.9f} {inputs.sum().item():.9f} {sum(losses).item():.9f}", len(losses))
+print(losses is same, type(inputs).__name__, f"{sum(p.norm() for p in model.parameters()):.9f}")
+logging.disable()
+events.add_scalar("after", loss, 0)
+events.close()
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+kept = EventAccumulator("events", size_guidance={"scalars": 0}).Reload()
+print(len(os.listdir("events")), {tag: len(kept.Scalars(tag)) for tag in kept.Tags()["scalars"]})
+print(open("log.txt").read())
+"""
+
+
+def test_a_notebook_has_the_numbers_of_one_process(tmp_path):
+    cells = EARLIER, FUNCTION, "train()", f"%%autoddp --nproc 2\n{CELL}loss", AFTER
+    with ThreadPoolExecutor() as threads:
+        one = threads.submit(partial(execute, tmp_path / "one", *cells, AUTODDP_NPROC="1"))
+        two = threads.submit(partial(execute, tmp_path / "two", *cells))
+    one, two = one.result(), two.result()
+    assert [cell.error for cell in two] == [""] * 5, two
+    assert [cell.out for cell in two] == [cell.out for cell in one]
+    assert [cell.shown for cell in two] == [cell.shown for cell in one]
+    assert one[0].shown == ["2"], "both threads ran before the first fork"
+    assert two[4].out.splitlines()[2] == "1 {'before': 30, 'loss': 10, 'after': 1}"
+    assert [cell.ours[:1] for cell in one] == [[]] * 5
+    for cell, number in ((two[2], 2), (two[3], 4)):
+        begin, fetching, split = cell.ours
+        assert begin == "[autoddp] 2 ranks on 1 node, gloo (no GPU here), global view"
+        lines = (4, 6) if number == 2 else (3, 5)
+        assert f"DataLoader at In [{number}], line {lines[0]}: each rank" in fetching
+        assert f"Sequential at In [{number}], line {lines[1]}: 4 of 8 rows here" in split
+
+
+KEPT = """%%autoddp --nproc 2
+net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
+adam = torch.optim.Adam(net.parameters(), 0.01)
+log, writer = open("log.txt", "w"), SummaryWriter("w")
+
+def epoch(number):
+    for inputs, labels in loader:
+        adam.zero_grad()
+        loss = nn.functional.cross_entropy(net(inputs), labels)
+        loss.backward()
+        adam.step()
+    writer.add_scalar("loss", loss, number)
+    log.write(f"{loss.item():.9f}\\n")
+
+epoch(0)
+batches = iter(loader)
+"""
+GOES_ON = """%%autoddp --nproc 2
+epoch(1)
+f"{torch.rand(()).item():.9f}"
+"""
+LEFT = """
+epoch(2)
+log.close()
+writer.close()
+print(open("log.txt").read(), len(os.listdir("w")))
+"""
+BEGUN = "print(next(batches)[0].sum())"
+
+
+@pytest.mark.slow
+def test_what_one_cell_has_made_the_next_one_goes_on_with(tmp_path):
+    """A model, an optimizer, generators, an open file and a writer; a loader's pass is over."""
+    cells = EARLIER, KEPT, GOES_ON, LEFT, BEGUN
+    one = execute(tmp_path / "one", *cells, AUTODDP_NPROC="1")
+    two = execute(tmp_path / "two", *cells)
+    *errors, begun = [cell.error for cell in two]
+    assert errors == [""] * 4, two
+    assert begun.startswith("AutoDDPError: a batch that is held by rows is read after the job")
+    assert [cell.out for cell in two[:4]] == [cell.out for cell in one[:4]]
+    assert [cell.shown for cell in two] == [cell.shown for cell in one]
+    assert [len(cell.ours) > 0 for cell in two] == [False, True, True, False, False]
+
+
+WANDB = """
+%load_ext autoddp
+import os, autoddp, wandb
+run = wandb.init(project="p", config={"lr": 1}, settings=wandb.Settings(silent=True))
+run.log({"before": 1})
+config = wandb.config
+"""
+TRACKED = """%%autoddp -n 2
+for step in range(5):
+    run.log({"inside": float(step)})
+wandb.log({"through the package": 1})
+wandb.config.update({"epochs": 2})
+seen = run.step, run.summary["inside"], run.summary["before"], config["lr"], wandb.run is run
+with open("seen.txt", "w") as file:
+    file.write(f"{seen} {run.id} {run.name} {run.dir}")
+if seen[0] != 7:
+    raise ValueError("a rank counts otherwise")
+seen
+"""
+LOGGED = """
+run.log({"after": 1})
+steps = run.step
+run.finish()
+wandb.teardown()  # its process has then written all
+[folder] = [name for name in os.listdir("wandb") if name.startswith("offline-run")]
+data = open(f"wandb/{folder}/run-{run.id}.wandb", "rb").read()
+steps, [data.count(f"{name}".encode()) // 2 for name in ("before", "inside", "after")]
+"""
+
+
+@pytest.mark.slow
+def test_a_run_of_wandb_goes_on_through_cells_and_is_logged_to_once(tmp_path):
+    env = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
+    done = execute(tmp_path, WANDB, TRACKED, LOGGED, **env)
+    assert [cell.error for cell in done] == [""] * 3, done
+    assert done[1].shown == ["(7, 4, 1, 1, True)"]
+    assert done[2].shown == ["(8, [1, 5, 1])"]
+
+
+# ---- what goes wrong
+
+
+THREAD = """
+import threading, time
+threading.Thread(target=time.sleep, args=(99,), name="mine", daemon=True).start()
+"""
+
+
+@pytest.mark.slow
+def test_what_stands_in_the_way_is_named_with_the_way_out(tmp_path):
+    cell = "%%autoddp -n 2\nvalue = 1"
+    done = execute(tmp_path, "%load_ext autoddp", THREAD, cell, "1")
+    assert done[2].error == (
+        "BadInput: In [3] needs 2 ranks, but this process cannot be forked (other threads run "
+        "(mine)); end them first, or "
+        "restart the kernel and call it before they run"
+    )
+    assert done[3].shown == ["1"]
+
+
+@pytest.mark.slow
+def test_errors_in_a_cell_are_the_notebooks(tmp_path):
+    """They name the lines as they are shown, and the kernel goes on."""
+    head = "%%autoddp -n 2 -q\n"
+    cells = (
+        f"{head}\n1 / 0",
+        f"{head}if autoddp.rank():\n    open('a', 'w')\nelse:\n    os.listdir('.')",
+        f"{head}!echo once",
+        "%%autoddp --ranks 2\n1",
+        "%%autoddp --nproc two\n1",
+        f"{head}value = (",
+        f"{head}value = autoddp.world_size()\nvalue;",
+        "value",
+    )
+    done = execute(tmp_path, "%load_ext autoddp\nimport autoddp, os", *cells)
+    errors = [cell.error for cell in done[1:]]
+    assert errors[0] == "ZeroDivisionError: division by zero"
+    assert errors[1].startswith(
+        "Disagreement: rank 1 raised an exception in In [3], rank 0 returned; the end of its log:"
+    )
+    assert (
+        "open at In [3], line 3» where rank 0 is at «posix.listdir at In [3], line 5" in errors[1]
+    )
+    assert errors[2].startswith("BadInput: In [4], line 2: a program that is started by !")
+    assert errors[3].startswith("BadInput: %%autoddp --ranks 2: unrecognized arguments: --ranks 2;")
+    assert errors[4] == "BadInput: --nproc is 'two'; it takes a whole number"
+    assert errors[5].startswith("SyntaxError: '(' was never closed")
+    assert errors[6:] == ["", ""]
+    assert (done[7].shown, done[8].shown) == ([], ["2"])
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_is_named_before_the_kernel_ends(tmp_path):
+    cell = "%%autoddp -n 2\nif autoddp.rank():\n    signal.raise_signal(9)\ntime.sleep(60)"
+    done = execute(tmp_path, "%load_ext autoddp\nimport autoddp, signal, time", cell, "1")
+    assert "[autoddp] rank 1 was killed by SIGKILL (signal 9)" in done[1].err
+    assert done[2] == Executed()
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_the_cell_and_leaves_no_rank(tmp_path):
+    inside = "open('there', 'w').close()\nfor _ in range(9999):\n    time.sleep(0.01)"
+    # the whole group of processes has it, as Jupyter sends it
+    own = (
+        "def interrupt():\n    while not os.path.exists('there'): time.sleep(0.01)\n"
+        "    os.killpg(os.getpgid(0), signal.SIGINT)\n"
+        "class Quiet(threading.Thread): pass\nQuiet.__module__ = 'ipykernel'\n"
+        "thread = Quiet(target=interrupt, daemon=True)\nthread.start()"
+    )
+    head = "%load_ext autoddp\nimport os, signal, subprocess, threading, time"
+    left = "print(open(f'/proc/self/task/{os.getpid()}/children').read().split())"
+    done = execute(tmp_path, head, own, f"%%autoddp -n 2\n{inside}", left)
+    assert done[2].error.startswith("KeyboardInterrupt")
+    assert done[3].out == "[]\n"
+
+
+# ---- parts
+
+
+def test_the_options_of_a_cell_are_the_commands():
+    line = "-n 4 --view local --disable files,clocks --disable signals -q --log-dir 'a b'"
+    disable = ("files", "clocks", "signals")
+    assert cell_magic.options(line) == Options(
+        nproc=4, view="local", disable=disable, quiet=True, log_dir="a b"
+    )
+    assert cell_magic.options("") == Options()
+    for line, said in (
+        ("--view both", "it takes global, local"),
+        ("x", "unrecognized"),
+        ("'", "No closing"),
+    ):
+        with pytest.raises(BadInput, match=said):
+            cell_magic.options(line)
+
+
+def test_parked_threads_end_with_their_work_done_and_begin_again(tmp_path):
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    from tqdm import tqdm
+
+    def known():
+        return [t for t in threading.enumerate() if parked_threads.is_known(t)]
+
+    bar = tqdm(total=9, file=io.StringIO())
+    writer = EventFileWriter(str(tmp_path), flush_secs=999)
+    (path,) = tmp_path.iterdir()
+    event = Event(step=3)
+    try:
+        assert len(known()) == 2
+        for _ in range(15):
+            writer.add_event(event)
+        parked = parked_threads.park()
+        assert known() == []
+        size = path.stat().st_size
+        for thread in parked:
+            thread.in_fork()
+        for _ in range(40):  # more than the queue holds
+            writer.add_event(event)
+        writer.flush()
+        assert path.stat().st_size == size, "a fork writes nothing"
+        for thread in parked_threads.park() + parked[:1]:
+            thread.again()
+        assert len(known()) == 2
+    finally:
+        writer.close()
+        bar.close()
+        bar.monitor.exit()

@@ -1,0 +1,241 @@
+"""Worker processes of the script's own: each rank has its own, and what they do is done once."""
+
+import multiprocessing
+import os
+import subprocess
+import tempfile
+import threading
+import time
+from concurrent import futures as futures_of
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from autoddp.effects.children import Children
+from autoddp.effects.files import Files
+from autoddp.effects.folders import Folders
+from autoddp.effects.processes import Processes
+from autoddp.effects.programs import Programs
+from tests.effects.outward import on_ranks, raised
+
+pytestmark = pytest.mark.slow
+
+ALL = (Files, Folders, Programs, Processes, Children)
+FORK = multiprocessing.get_context("fork")
+
+
+def alike(script, nproc, folder):
+    """What all ranks return, which is the same."""
+    first, *others = on_ranks(script, nproc, *ALL, folder=folder)
+    assert others == [first] * (nproc - 1)
+    return first
+
+
+def add(number):
+    """Write a file, read it, add to another: slower on rank 0, so that nobody waits by chance."""
+    time.sleep(0.2 if LEADS else 0)
+    Path(f"part{number}").write_text(f"{number}")
+    assert Path(f"part{number}").read_text() == f"{number}"
+    with open("all", "a") as file:
+        file.write("x")
+    return number * number
+
+
+LEADS: list[bool] = []  # of this process: each rank is a fork
+
+
+def ready(run):
+    if run.world.rank == 0:
+        LEADS.append(True)
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_a_pools_files_are_written_once(nproc, tmp_path):
+    def script(run):
+        ready(run)
+        with FORK.Pool(2) as pool:
+            found = [pool.map(add, range(3)), Path("part2").read_text(), Path("all").read_text()]
+            found += [pool.apply_async(add, (3,)).get(60), Path("part3").read_text()]
+            found += [list(pool.imap(add, [4, 5])), Path("part5").read_text()]
+            found += [list(pool.imap_unordered(add, [7, 6])), sorted(os.listdir("."))]
+            pool.close()
+            pool.join()
+        return found, Path("all").read_text()
+
+    found, everything = alike(script, nproc, tmp_path)
+    assert found[:7] == [[0, 1, 4], "2", "xxx", 9, "3", [16, 25], "5"]
+    assert found[7] == [49, 36]
+    assert everything == "x" * 8
+
+
+def test_processes_and_executors_too(tmp_path):
+    def script(run):
+        ready(run)
+        process = FORK.Process(target=add, args=(1,))
+        process.start()
+        process.join()
+        found = [Path("part1").read_text(), process.exitcode, process.is_alive()]
+        with ProcessPoolExecutor(2, FORK) as executor:
+            found += [executor.submit(add, 2).result(), Path("part2").read_text()]
+            found += [list(executor.map(add, [3, 4])), Path("part4").read_text()]
+            executor.submit(add, 5)
+        return [*found, Path("part5").read_text(), Path("all").read_text()]
+
+    assert alike(script, 2, tmp_path) == ["1", 0, False, 4, "2", [9, 16], "4", "5", "xxxxx"]
+
+
+def program(number):
+    return subprocess.check_output(f"echo x >> calls; echo {number}", shell=True, text=True)
+
+
+def test_programs_of_worker_processes_run_once(tmp_path):
+    def script(run):
+        with FORK.Pool(2) as pool:
+            return pool.map(program, [1, 2, 2, 2], chunksize=1)
+
+    assert alike(script, 2, tmp_path) == ["1\n", "2\n", "2\n", "2\n"]
+    assert (tmp_path / "calls").read_text() == "x\n" * 4
+
+
+def later(number, results=None):
+    """The later one is asked first; ranks differ in who is quick."""
+    time.sleep(0.1 * (number if LEADS else 3 - number))
+    if results is not None:
+        results.put({"number": number, "row": [float(number)] * 2})
+    return number
+
+
+def test_results_come_in_one_order(tmp_path):
+    def script(run):
+        ready(run)
+        results = FORK.Queue()
+        processes = [FORK.Process(target=later, args=(number, results)) for number in range(3)]
+        for process in processes:
+            process.start()
+        found = [results.get()["row"] for _ in processes]
+        late = raised(lambda: results.get(timeout=0.01))[0], raised(results.get_nowait)[0]
+        with ProcessPoolExecutor(3, FORK) as one, ThreadPoolExecutor(3) as other:
+            futures = {
+                one.submit(later, 2): "two",
+                other.submit(later, 0): "none",
+                one.submit(later, 1): "one",
+            }
+            done = [
+                (futures[future], future.result())
+                for future in futures_of.as_completed(set(futures), timeout=240)
+            ]
+        return found, late, done
+
+    found, late, done = alike(script, 2, tmp_path)
+    assert sorted(found) == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
+    assert late == ("Empty", "Empty")
+    assert done == [("two", 2), ("none", 0), ("one", 1)]
+
+
+def fail(number):
+    raise KeyError(number)
+
+
+def test_what_fails_in_a_worker_fails_on_all(tmp_path):
+    def script(run):
+        with FORK.Pool(1) as pool:
+            late = raised(lambda: pool.apply_async(time.sleep, (1,)).get(0.01))
+            return late[0], raised(lambda: pool.map(fail, [3]))
+
+    assert alike(script, 2, tmp_path) == ("TimeoutError", ("KeyError", "3"))
+
+
+def test_whether_a_worker_still_works_rank_0_tells(tmp_path):
+    def script(run):
+        process = FORK.Process(target=time.sleep, args=(0.4 if run.world.rank else 0.2,))
+        process.start()
+        looks = 1
+        while process.is_alive():
+            looks += 1
+            time.sleep(0.02)
+        return looks, process.exitcode
+
+    assert alike(script, 2, tmp_path)[1] == 0
+
+
+def test_scratch_goes_away(tmp_path):
+    made = tmp_path / "tmp"
+    made.mkdir()
+
+    def before(rank):
+        os.environ["TMPDIR"], tempfile.tempdir = str(made), None
+
+    def script(run):
+        with FORK.Pool(2) as pool:
+            pool.map(add, range(3))
+            pool.close()
+            pool.join()
+        with run.effects.context.internal():
+            return list(made.glob("autoddp-*/*")) if run.world.rank else []
+
+    _, second = on_ranks(script, 2, *ALL, folder=tmp_path, before=before)
+    assert second
+    assert not list(made.iterdir())
+
+
+class Cached(Dataset):
+    """Each worker of a loader keeps what it has made."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        with open(f"cache{index}", "a") as file:
+            file.write("x")
+        return torch.tensor(index)
+
+
+def test_a_loaders_workers_are_left_alone(tmp_path):
+    def script(run):
+        return [
+            batch.tolist()
+            for batch in DataLoader(Cached(), 2, num_workers=1, multiprocessing_context=FORK)
+        ]
+
+    alike(script, 2, tmp_path)
+    assert (tmp_path / "cache0").read_text() == "xx"
+
+
+def test_threads_use_pools_as_they_like(tmp_path):
+    def script(run):
+        found = []
+        with FORK.Pool(1) as pool:
+            thread = threading.Thread(target=lambda: found.extend(pool.map(abs, [-1, -2])))
+            thread.start()
+            thread.join()
+        return found
+
+    assert alike(script, 2, tmp_path) == [1, 2]
+
+
+SPAWNED = """
+import multiprocessing
+from pathlib import Path
+
+def work(number):
+    with open("all", "a") as file:
+        file.write("x")
+    Path(f"part{number}").write_text("mine")
+    return Path(f"part{number}").read_text()
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.map(work, [1, 2]), Path("all").read_text(), Path("part2").read_text())
+"""
+
+
+def test_fresh_interpreters_write_once_too(tmp_path):
+    from tests.support.cli import fork_cli
+
+    (tmp_path / "script.py").write_text(SPAWNED)
+    done = fork_cli("run", "-n", "2", "script.py", cwd=tmp_path, timeout=240)
+    assert (done.rc, done.out) == (0, "['mine', 'mine'] xx mine\n"), done.err
+    assert (tmp_path / "all").read_text() == "xx"

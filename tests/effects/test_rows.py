@@ -1,0 +1,114 @@
+"""Each row of the outside world, called for real on two ranks: rank 0 answers for both, or acts."""
+
+import fcntl
+import getpass
+import os
+import signal
+import subprocess
+import sys
+import termios
+import threading
+import time
+import uuid
+
+import pytest
+
+from autoddp.effects.outward import Outward
+from autoddp.process.features import FEATURES
+from tests.effects.outward import on_ranks, raised, trial
+
+OUTWARD = [feature for feature in FEATURES if issubclass(feature, Outward)]
+ROWS = [(feature, row) for feature in OUTWARD for row in feature.rows]
+
+
+def lock():
+    """A file that cannot be locked on rank 0 is not locked anywhere."""
+    with open(f"lock{os.environ['ME']}", "w") as file:
+        return raised(lambda: fcntl.flock(file if os.environ["ME"] == "1" else -1, fcntl.LOCK_EX))
+
+
+def group_of_a_child():
+    """Each rank asks of a process of its own, in a group of its own."""
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as child:
+        try:
+            return os.getpgid(child.pid)
+        finally:
+            child.kill()
+
+
+def elapsed():
+    """The machine counts in ticks of a hundredth of a second, so rank 1 asks a little later."""
+    time.sleep(0.3 * int(os.environ["ME"]))
+    found = os.times()
+    return found.elapsed, type(found).__name__
+
+
+# By the first target of a row: a call of the script's. Alone, each rank would get another answer,
+# see `begin`.
+CALLS = {
+    "builtins:input": lambda: input(),
+    "getpass:getuser": lambda: getpass.getuser(),
+    "termios:tcgetattr": lambda: raised(lambda: termios.tcgetattr(0)),
+    "termios:tcsetattr": lambda: raised(lambda: termios.tcflush(0, termios.TCIFLUSH)),
+    "fcntl:flock": lock,
+    "os:getpgid": group_of_a_child,
+    "time:clock_gettime": lambda: time.clock_gettime(time.CLOCK_MONOTONIC),
+    "os:times": elapsed,
+    "uuid:uuid1": lambda: str(uuid.uuid1()),
+}
+ONCE = [row.targets[0] for _, row in ROWS if row.once]  # `os.kill`, which has a test of its own
+
+
+def begin(rank):
+    """Make the ranks unlike: rank 0 has a terminal, another name, and other lines to read."""
+    os.environ |= {"ME": str(rank), "LOGNAME": f"user{rank}"}
+    read, write = os.pipe() if rank else os.openpty()[::-1]
+    os.write(write, f"rank {rank}\n".encode())
+    os.dup2(read, 0)
+    sys.stdin = os.fdopen(0)
+
+
+def test_every_row_has_a_call():
+    assert {row.targets[0] for _, row in ROWS} == {*CALLS, *ONCE}
+
+
+@pytest.mark.parametrize(
+    ("feature", "target"),
+    [(feature, row.targets[0]) for feature, row in ROWS if not row.once],
+    ids=[row.targets[0] for _, row in ROWS if not row.once],
+)
+def test_a_row_gives_all_ranks_what_rank_0_got(feature, target, tmp_path):
+    def script(run):
+        run.group.barrier()
+        return CALLS[target]()
+
+    zero, one = on_ranks(script, 2, feature, folder=tmp_path, before=begin)
+    assert zero == one
+    zero, one = on_ranks(script, 2, folder=tmp_path, before=begin)
+    assert zero != one, "without the row"
+
+
+@pytest.mark.parametrize("target", ONCE)
+def test_what_is_done_once_is_rank_0s_alone_on_a_thread_too_and_nobodys_in_a_trial(target):
+    (feature,) = [feature for feature, row in ROWS if row.targets[0] == target]
+    others = [subprocess.Popen(["sleep", "600"]) for _ in range(5)]
+
+    def script(run):
+        found = []
+        with trial(run):
+            os.kill(others[0].pid, signal.SIGTERM)
+        found.append(os.kill(others[3 + run.world.rank].pid, signal.SIGTERM))
+        mine = others[1 + run.world.rank].pid
+        thread = threading.Thread(target=lambda: found.append(os.kill(mine, signal.SIGTERM)))
+        thread.start()
+        thread.join()
+        return found
+
+    try:
+        assert on_ranks(script, 2, feature) == [[None, None]] * 2
+        assert others[1].wait(20) == others[3].wait(20) == -signal.SIGTERM
+        assert [others[n].poll() for n in (0, 2, 4)] == [None] * 3
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()

@@ -1,0 +1,150 @@
+"""The table of writers: each row is called on 2 and 3 ranks, compared with one plain process."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import re
+import warnings
+
+import pytest
+
+from autoddp.effects.files import Files
+from autoddp.effects.temporary import Temporary
+from autoddp.effects.writers import WRITERS
+from autoddp.patching import ABSENT, find
+from tests.effects.outward import on_ranks
+from tests.effects.test_who_writes import SEEN, watch
+from tests.effects.writing import CASES, exported
+from tests.support.ranks import run_ranks
+
+pytestmark = pytest.mark.slow
+
+# Where nothing can be written: no such folder, a folder, below a file.
+WRONG = ("nowhere/{}", "folder", "plain.txt/{}")
+# What belongs to a package, and is not there without another one.
+NEEDS = ("ImportError", "ModuleNotFoundError", "OnnxExporterError")
+# Exceptions that other ranks cannot make of what they are told: they raise RemoteError with its
+# text.
+UNMADE = ("CheckpointException", "LibsndfileError")
+
+
+def there(target):
+    """Whether this version of an installed package has it."""
+    name = target.partition(":")[0]
+    if importlib.util.find_spec(name.partition(".")[0]) is None:
+        return False
+    try:
+        module = importlib.import_module(name)
+    except ImportError:
+        return False  # a package that lacks one of its own
+    return find(target, module, optional=True)[2] is not ABSENT
+
+
+def outcome(act, *args):
+    """What it returns, or raises, as data."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return json.loads(json.dumps(act(*args), default=lambda it: type(it).__name__))
+    except BaseException as error:  # torch has one that is no Exception
+        last = str(error).strip().rpartition("\n")[2].replace(os.getcwd(), ".")
+        # a name made up by safetensors
+        return [type(error).__name__, re.sub(r"\.tmp\w+", ".tmp*", last)]
+
+
+def touched(act, *args):
+    """What becomes of a call, and what it changed in the folder."""
+    begin = len(SEEN)
+    return outcome(act, *args), SEEN[begin:]
+
+
+def calls(cases):
+    """Each case on this rank: written, read back, and failing."""
+
+    def script(run):
+        rank, done = run.world.rank, {}
+        for case in cases:
+            written = touched(case.write, case.name, rank)
+            read = outcome(case.read, case.name)
+            wrong = WRONG if run.world.world_size < 3 else ()
+            failed = [touched(case.write, path.format(case.name), rank) for path in wrong]
+            done[case.target] = (written, read, failed)
+        return done
+
+    return script
+
+
+def jobs(group, folder):
+    """All cases, plain and on ranks, in a process that has imported what they need."""
+    cases = [case for case in CASES if there(case.target)]
+    exported()  # takes seconds: once for all
+    done = {}
+    for nproc in (1, 2, 3):
+        at = folder / str(nproc)
+        (at / "folder").mkdir(parents=True)
+        (at / "plain.txt").touch()
+        features = (Files, Temporary) if nproc > 1 else ()
+        done[nproc] = on_ranks(
+            calls(cases), nproc, *features, folder=at, before=lambda rank, at=at: watch(at)
+        )
+    return done, [target for target in WRITERS if there(target)]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """The folder, what became of all calls, and which rows can be called here."""
+    folder = tmp_path_factory.mktemp("writers")
+    (answer,) = run_ranks(jobs, 1, folder, timeout=280)
+    return folder, *answer
+
+
+def contents(path):
+    """The bytes of a file, or of all in a folder."""
+    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    return {str(p.relative_to(path)): p.read_bytes() for p in files}
+
+
+def test_every_row_that_can_be_called_here_has_a_case(told):
+    _, _, rows = told
+    called = {case.target for case in CASES}
+    assert set(rows) - called == set()
+    assert called - set(WRITERS) == set()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.target)
+def test_a_writer(case, told):
+    folder, done, _ = told
+    if case.target not in done[1][0]:
+        pytest.skip(f"{case.target} is not installed")
+    (plain, _), read, failed = done[1][0][case.target]
+    if isinstance(plain, list) and plain and plain[0] in NEEDS:
+        assert all(rank[case.target][0][0] == plain for n in (2, 3) for rank in done[n])
+        pytest.skip(plain[1])
+    for nproc in (2, 3):
+        for rank, seen in enumerate(done[nproc]):
+            (result, changes), again, wrong = seen[case.target]
+            assert (result, again) == (plain, read)
+            for (what, _), (expected, _) in zip(wrong, failed, strict=nproc < 3):
+                told = (
+                    isinstance(expected, list)
+                    and expected[0] in UNMADE
+                    and what[1].endswith(expected[1])
+                )
+                assert what == expected or told
+            put = [change for change in changes if change.startswith("os.rename ")]
+            raises = isinstance(plain, list) and len(plain) == 2
+            assert rank or len(put) == (not raises) or WRITERS[case.target].folder
+            assert not rank or not changes + [c for _, more in wrong for c in more]
+        if case.exact:
+            assert contents(folder / str(nproc) / case.name) == contents(folder / "1" / case.name)
+
+
+def test_nothing_is_left_beside_what_was_written(told):
+    folder, _, _ = told
+    plain = {str(p.relative_to(folder / "1")) for p in (folder / "1").rglob("*")}
+    ranks = {str(p.relative_to(folder / "2")) for p in (folder / "2").rglob("*")}
+    made_up = ("set", "dcp")  # folders in which files have random names
+    assert {n for n in ranks ^ plain if not n.startswith(made_up)} == set()

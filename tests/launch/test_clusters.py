@@ -1,0 +1,297 @@
+"""Jobs under real schedulers: SLURM's srun on 2 nodes, Open MPI's mpirun, what Kubernetes sets."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.launch.test_schedulers import LISTS
+from tests.launch.test_two_nodes import ADDRESSES, nodes  # noqa: F401
+from tests.support.cli import environ, run_cli, run_python
+from tests.support.clusters import Slurm
+from tests.test_examples import TASKS
+
+pytestmark = pytest.mark.cluster
+
+AUTODDP = f"{sys.executable} -m autoddp run"
+TRAIN = """
+import os
+import sys
+import time
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+x = torch.randn(36, 6, dtype=torch.float64)
+net = nn.Linear(6, 3).double()
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+start = 0
+if os.path.exists("last.pt"):
+    state = torch.load("last.pt")
+    start = state["step"]
+    net.load_state_dict(state["net"])
+    print("resumed", flush=True)
+for step, (a, b) in enumerate(DataLoader(TensorDataset(x, x[:, :3].argmax(1)), batch_size=6)):
+    if step < start:
+        continue
+    loss = nn.functional.cross_entropy(net(a), b)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    torch.save({"net": net.state_dict(), "step": step + 1}, "last.pt")
+    while "wait" in sys.argv and step == 2 and not os.path.exists("go"):
+        time.sleep(0.02)
+of_a_task = ("SLURM_PROCID", "SLURM_STEP", "OMPI", "PMIX")
+print(f"{loss.item():.12f}", \
+[name for name in os.environ if name.startswith(of_a_task)], flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def slurm():
+    cluster = Slurm()
+    yield cluster
+    cluster.down()
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(TRAIN)
+    return path
+
+
+@pytest.fixture(scope="module")
+def want(tmp_path_factory):
+    """What one process prints."""
+    folder = tmp_path_factory.mktemp("one")
+    (folder / "train.py").write_text(TRAIN)
+    done = run_python("train.py", cwd=folder)
+    assert done.rc == 0, done.err
+    return done.out
+
+
+(RECIPE,) = TASKS  # of the examples' README: one autoddp on each of two nodes
+SRUN = " ".join(
+    AUTODDP if word == "autoddp" else word for word in RECIPE if word != "run" and ".py" not in word
+)
+UNLIKE = "hash() of text"  # is said where ranks' sets of names have another order
+
+
+@pytest.mark.parametrize(
+    ("command", "tasks", "said"),
+    [
+        (f"srun {AUTODDP}", ("-N2", "-n3"), "3 ranks on 2 nodes"),
+        (SRUN, ("-N2", "-n2"), "4 ranks on 2 nodes"),
+    ],
+    ids=["a-task-for-each-rank", "a-task-for-each-node"],
+)
+def test_srun(slurm, script, want, command, tasks, said):
+    job = slurm.submit(script.parent, f"{command} train.py", *tasks)
+    state, out = slurm.ended(job), (script.parent / "out").read_text()
+    assert state == "COMPLETED", out
+    assert said in out
+    assert UNLIKE not in out
+    assert [
+        line for line in out.splitlines() if not line.startswith("[autoddp]")
+    ] == want.splitlines(), out
+
+
+def test_ranks_of_srun_are_recorded(slurm, script):
+    folder = script.parent
+    alone = run_cli("run", "-n", "1", "--record", "alone", "train.py", cwd=folder)
+    assert alone.rc == 0, alone.err
+    (folder / "last.pt").unlink()
+    job = slurm.submit(folder, f"srun {AUTODDP} --record of-srun train.py", "-N2", "-n2")
+    assert slurm.ended(job) == "COMPLETED", (folder / "out").read_text()
+    files = sorted(path.name for path in (folder / "of-srun").iterdir())
+    assert files == ["0.jsonl", "1.jsonl", "recording.json", "report.json"]
+    done = run_cli("verify", "--recordings", "alone", "of-srun", cwd=folder)
+    assert done.rc == 0, done.out
+    assert "steps, rank against rank       6" in done.out
+
+
+def test_a_requeued_job_resumes_and_a_cancelled_one_leaves_nothing(slurm, script, want):
+    folder = script.parent
+    job = slurm.submit(folder, f"srun {AUTODDP} train.py wait", "-N2", "-n2", "--requeue")
+    slurm.until(lambda: step(folder) == 3, "the job does not train")
+    slurm.call("scontrol", "requeue", job)
+    slurm.until(lambda: slurm.state(job) == "PENDING")
+    # on a busy machine, the first attempt's own end would be taken for the second's
+    slurm.until(lambda: not running(folder), "processes of the first attempt are left")
+    slurm.until(slurm.idle, "the first attempt has not ended on its nodes")
+    assert step(folder) == 3
+    (folder / "go").touch()
+    time.sleep(2)  # a node refuses what is made within the second of the requeue: "revoked"
+    slurm.call("scontrol", "update", f"job={job}", "StartTime=now")
+    assert slurm.ended(job) == "COMPLETED", (folder / "out").read_text()
+    out = (folder / "out").read_text()
+    assert "resumed\n" in out
+    said = [line for line in out.splitlines() if not line.startswith("[autoddp]")]
+    assert said[-1] == want.strip(), out
+
+    (folder / "go").unlink()
+    (folder / "last.pt").unlink()
+    job = slurm.submit(folder, f"srun {AUTODDP} train.py wait", "-N2", "-n2")
+    slurm.until(lambda: step(folder) == 3, "the job does not train")
+    slurm.call("scancel", job)
+    assert slurm.ended(job) == "CANCELLED"
+    slurm.until(lambda: not running(folder), "processes are left")
+    assert step(folder) == 3
+    assert sorted(os.listdir(folder)) == ["batch.sh", "last.pt", "out", "train.py"]
+
+
+def step(folder: Path) -> int:
+    """Of the checkpoint."""
+    path = folder / "last.pt"
+    return torch.load(path)["step"] if path.exists() else 0
+
+
+def running(folder: Path) -> list[str]:
+    """The processes that work there."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.readlink(process / "cwd") == str(folder):
+                found.append((process / "cmdline").read_text())
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+    return found
+
+
+def test_srun_within_another_launcher_is_an_error_that_shows_both(slurm, script):
+    of_torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    of_torchrun |= {
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }
+    of_torchrun |= {"TORCHELASTIC_RUN_ID": "x"}
+    said = slurm.call("srun", "-n2", *AUTODDP.split(), script, check=False, **of_torchrun)
+    assert said.count("two launchers contradict each other: srun says SLURM_PROCID") == 2
+    assert said.count("another one RANK 1, WORLD_SIZE 2") == 2
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("text", LISTS)
+def test_scontrol_reads_a_list_of_hosts_as_we_do(slurm, text):
+    assert slurm.call("scontrol", "show", "hostnames", text).split() == LISTS[text]
+
+
+def test_a_batch_script_is_taken_by_sbatch(slurm, tmp_path):
+    (tmp_path / "job.sh").write_text(
+        run_cli(
+            "launch-script", "--slurm", "--nnodes", "2", "--nproc", "4", "train it.py", "$HOME"
+        ).out
+    )
+    said = slurm.call("sbatch", "--test-only", tmp_path / "job.sh", check=False)
+    assert "to start at" in said, said
+    assert "n[1-2]" in said
+    assert (
+        "\nsrun --kill-on-bad-exit=1 autoddp run --nproc 4 'train it.py' '$HOME'\n"
+        in (tmp_path / "job.sh").read_text()
+    )
+
+
+@pytest.fixture
+def mpirun():
+    if shutil.which("mpirun") is None:
+        pytest.skip("Open MPI is not here: apt-get install openmpi-bin")
+    options = (
+        ("--oversubscribe", "--allow-run-as-root") if os.geteuid() == 0 else ("--oversubscribe",)
+    )
+    return lambda count, *more, cwd, before=(), how=(): subprocess.run(
+        [*before, "mpirun", *options, "-n", str(count), *how, *AUTODDP.split(), *more],
+        cwd=cwd,
+        env=environ(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+AGENT = """\
+#!/bin/sh
+# what mpirun takes for ssh: HOST COMMAND
+case $1 in {addresses[0]}) node={nodes[0]} ;; {addresses[1]}) node={nodes[1]} ;; esac
+shift
+exec ip netns exec "$node" sh -c "$*"
+"""
+
+
+def test_mpirun_on_two_hosts(mpirun, nodes, script, want):  # noqa: F811
+    """The address at which ranks meet is the one that mpirun itself was reached at."""
+    agent = script.parent / "agent"
+    agent.write_text(AGENT.format(nodes=nodes, addresses=ADDRESSES))
+    agent.chmod(0o755)
+    network = f"{ADDRESSES[0]}/24"
+    how = [
+        "--mca",
+        "plm_rsh_agent",
+        agent,
+        "--mca",
+        "oob_tcp_if_include",
+        network,
+        "--bind-to",
+        "none",
+    ]
+    hosts = ["--host", f"{ADDRESSES[0]}:2,{ADDRESSES[1]}:1"]
+    before = ["ip", "netns", "exec", nodes[0]]
+    done = mpirun(3, "train.py", cwd=script.parent, before=before, how=(*how, *hosts))
+    assert (done.returncode, done.stdout) == (0, want), done.stderr
+    assert "3 ranks on 2 nodes" in done.stderr
+    assert UNLIKE not in done.stderr
+    assert "hostname of the client" not in done.stderr, "torch misses DNS"
+
+
+def test_mpirun_whose_count_is_not_that_of_nproc(mpirun, script):
+    done = mpirun(2, "--nproc", "4", "train.py", cwd=script.parent)
+    assert done.returncode == 2
+    assert (
+        "--nproc is 4, but mpirun started 2 processes a node (OMPI_COMM_WORLD_RANK" in done.stderr
+    )
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_pods_of_a_pytorchjob(script, want, nproc):
+    """The master's address is a name; RANK is the pod's."""
+    pods = []
+    for rank in range(2):
+        variables = {
+            "RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": str(29600 + nproc),
+        }
+        pods.append(
+            subprocess.Popen(
+                [*AUTODDP.split(), "--nproc", str(nproc), "train.py"],
+                cwd=script.parent,
+                env=environ(variables),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    (out, err), (silent, _) = (pod.communicate(timeout=240) for pod in pods)
+    assert [pod.returncode for pod in pods] == [0, 0], err
+    assert (out, silent) == (want, "")
+    assert f"{2 * nproc} ranks on 2 nodes" in err
+
+
+def test_a_pod_alone_runs_the_script_as_it_is(script, want):
+    variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29603"}
+    done = run_cli("run", "train.py", cwd=script.parent, env=variables)
+    assert (done.rc, done.out) == (0, want), done.err

@@ -1,0 +1,131 @@
+"""Two nodes, of which one is lost: with its network, with all its processes, or with one rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+
+import pytest
+
+from tests.launch.test_two_nodes import ADDRESSES, Job, nodes, sh  # noqa: F401
+
+pytestmark = pytest.mark.cluster
+
+LATEST = 60  # seconds until the survivors have ended
+HOST = socket.gethostname()
+TRAIN = """
+import ctypes, os, sys
+import torch
+import autoddp
+
+os.chdir(sys.argv[1])
+libc = ctypes.CDLL(None)
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 1)).double()
+optimizer = torch.optim.SGD(net.parameters(), 0.01)
+data = torch.utils.data.TensorDataset(torch.randn(16, 4).double(), torch.randn(16, 1).double())
+start, last = 0, int(sys.argv[2])
+if os.path.exists("last.pt"):
+    state = torch.load("last.pt")
+    net.load_state_dict(state["net"])
+    start = state["step"]
+    print("resumed at", start, flush=True)
+for step in range(start, last):
+    for x, y in torch.utils.data.DataLoader(data, batch_size=8):
+        loss = ((net(x) - y) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    if step % 4 == 3 and last < 100:
+        torch.save({"net": net.state_dict(), "step": step + 1}, "last.pt")
+    if step == 3:
+        print("ready", flush=True)
+    if step == 5 and autoddp.rank() == 2 and sys.argv[3:] and libc.mkdir(b"killed", 0o755) == 0:
+        libc.kill(libc.getpid(), 9)
+torch.save(net.state_dict(), "final.pt")
+"""
+
+
+@pytest.fixture
+def train(tmp_path):
+    """The script and its arguments."""
+    path = tmp_path / "train.py"
+    path.write_text(TRAIN)
+    return f"{path} {tmp_path}"
+
+
+def lose_network(names, node):
+    """No word gets through any more, and no end of a connection."""
+    links = sh(f"ip -n {names[node]} -o link show type veth").stdout
+    sh(f"ip -n {names[node]} link set {links.split(': ')[1].partition('@')[0]} down")
+    return lambda: sh(f"ip -n {names[node]} link set {links.split(': ')[1].partition('@')[0]} up")
+
+
+def lose_power(names, node):
+    """All that runs there is gone."""
+    for pid in sh(f"ip netns pids {names[node]}").stdout.split():
+        os.kill(int(pid), signal.SIGKILL)
+    return lambda: None
+
+
+@pytest.mark.parametrize(
+    ("lose", "node", "why"),
+    [
+        (lose_network, 1, "it has not answered for 3 s"),
+        (lose_power, 0, "its launcher has ended without a word"),
+    ],
+    ids=["network", "power-of-node-0"],
+)
+def test_a_lost_node_is_named_by_the_one_that_is_left(nodes, train, lose, node, why):  # noqa: F811
+    job = Job(
+        nodes, f"{train} 1000000", "--hang-timeout", "4", "--max-restarts", "2", nprocs=(1, 1)
+    )
+    mend = None
+    try:
+        assert job.processes[0].stdout.readline() == "ready\n"
+        began = time.monotonic()
+        mend = lose(nodes, node)
+        left = job.processes[1 - node]
+        left.wait(LATEST)
+        assert time.monotonic() - began < LATEST
+        err = left.stderr.read()
+        assert left.returncode == 1, err
+        assert f"[autoddp] node {node} ({ADDRESSES[node]}, {HOST}) is lost: {why}\n" in err
+        assert "Traceback" not in err
+        assert "run again" not in err
+    finally:
+        if mend is not None:
+            mend()
+        job.end()
+
+
+def test_a_rank_killed_on_the_other_node_has_both_run_the_job_again(nodes, train, tmp_path):  # noqa: F811
+    import torch
+
+    job = Job(nodes, f"{train} 12 kill", "--max-restarts", "1", nprocs=(2, 1))
+    (first, out, err), (second, _, err2) = job.end()
+    assert (first.returncode, second.returncode) == (0, 0), err + err2
+    assert out == "ready\nresumed at 4\n"
+    assert f"rank 2 on node 1 ({ADDRESSES[1]}, {HOST}) was killed by SIGKILL (signal 9)" in err
+    assert "[autoddp] rank 2 was killed by SIGKILL (signal 9)" in err2
+    assert "Traceback" not in err + err2
+    assert (err.count("run again (1 of 1)"), err2.count("run again (1 of 1)")) == (1, 1)
+    again = tmp_path / "again"
+    again.mkdir()
+    script = train.split()[0]
+    plain = undisturbed(script, again)
+    for name, value in torch.load(tmp_path / "final.pt").items():
+        assert torch.allclose(value, plain[name], rtol=1e-12, atol=1e-12), name
+
+
+def undisturbed(script, folder):
+    """The weights of one process."""
+    import torch
+
+    from tests.support.cli import run_python
+
+    done = run_python(script, folder, 12)
+    assert done.rc == 0, done.err
+    return torch.load(folder / "final.pt")

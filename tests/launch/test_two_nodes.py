@@ -1,0 +1,393 @@
+"""Two nodes: two network namespaces that a pair of virtual interfaces connects."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.cli import ROOT, environ
+
+pytestmark = pytest.mark.cluster
+
+ADDRESSES = ("10.213.77.1", "10.213.77.2")
+PORT = 29611  # the namespaces are the test's own: nobody else is in them
+
+
+def sh(line: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(line.split(), capture_output=True, text=True, timeout=20, check=False)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[tuple[str, str]]:
+    """The names of the two namespaces."""
+    names = tuple(f"autoddp{os.getpid()}n{node}" for node in range(2))
+    ends = tuple(f"ad{os.getpid()}e{node}"[:15] for node in range(2))
+    try:
+        lines = [f"ip netns add {name}" for name in names]
+        lines.append(f"ip link add {ends[0]} type veth peer name {ends[1]}")
+        for name, end, address in zip(names, ends, ADDRESSES, strict=True):
+            lines += [
+                f"ip link set {end} netns {name}",
+                f"ip -n {name} addr add {address}/24 dev {end}",
+                f"ip -n {name} link set {end} up",
+                f"ip -n {name} link set lo up",
+            ]
+        for line in lines:
+            try:
+                done = sh(line)
+            except FileNotFoundError:
+                pytest.skip("no ip command: two nodes cannot be made here")
+            if done.returncode:
+                pytest.skip(f"two nodes cannot be made here: {line}: {done.stderr.strip()}")
+        yield names
+    finally:
+        for name in names:
+            if os.path.exists(f"/run/netns/{name}"):
+                sh(f"ip netns del {name}")
+
+
+class Job:
+    """`autoddp run` on each of the nodes."""
+
+    def __init__(
+        self, names, script, *options, nprocs=(2, 1), only=(0, 1), command="run", folder=ROOT
+    ):
+        self.processes = [
+            subprocess.Popen(
+                f"ip netns exec {names[node]} {sys.executable} -m autoddp {command} "
+                f"-n {nprocs[node]} --nnodes 2 --node-rank {node} --master-addr {ADDRESSES[0]} "
+                f"--master-port {PORT} {' '.join(options)} {script}".split(),
+                env=environ(),
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for node in only
+        ]
+
+    def end(self):
+        """Exit code, stdout, stderr of each node."""
+        try:
+            return [(process, *process.communicate(timeout=240)) for process in self.processes]
+        finally:
+            for process in self.processes:
+                process.kill()
+
+
+def test_a_script_runs_on_both_nodes(nodes, tmp_path):
+    script = tmp_path / "s.py"
+    script.write_text(
+        "import autoddp, os, sys\n"
+        "print(autoddp.rank(), autoddp.world_size(), os.environ.get('RANK'), sys.argv)\n"
+    )
+    (first, out, err), (second, out2, err2) = Job(nodes, script).end()
+    assert (first.returncode, second.returncode) == (0, 0), err + err2
+    assert (out, out2) == (f"0 3 None ['{script}']\n", ""), "rank 0 of the job has its terminal"
+    waiting = f"[autoddp] waiting for 2 nodes at {ADDRESSES[0]}:{PORT}\n"
+    assert err == waiting + "[autoddp] 3 ranks on 2 nodes, gloo (no GPU here), global view\n"
+    assert err2 == waiting
+
+
+def test_sets_have_one_order_on_both_nodes(nodes, tmp_path):
+    script = tmp_path / "s.py"
+    script.write_text(
+        "import os\nprint({'name%d' % i for i in range(9)}, os.environ.get('PYTHONHASHSEED'))\n"
+    )
+    logs = tmp_path / "logs"
+    (first, out, err), (second, _, err2) = Job(
+        nodes, script, "--log-dir", str(logs), nprocs=(1, 1)
+    ).end()
+    assert (first.returncode, second.returncode) == (0, 0), err + err2
+    assert out.endswith("} None\n")
+    assert (logs / "rank1.log").read_text() == out
+    assert "PYTHONHASHSEED" not in err
+
+
+def test_the_ranks_of_both_nodes_reduce_together(nodes, tmp_path):
+    script = tmp_path / "s.py"
+    script.write_text(
+        "import os, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "x = torch.ones(1) * 10 ** dist.get_rank()\n"
+        "dist.all_reduce(x)\n"
+        "os.write(1, f\"{x.item()} {os.environ['GLOO_SOCKET_IFNAME'][:2]}\\n\".encode())\n"
+        "dist.destroy_process_group()\n"
+    )
+    (first, out, err), (second, out2, err2) = Job(nodes, script).end()
+    assert (first.returncode, second.returncode) == (0, 0), err + err2
+    assert (out, out2) == ("111.0 ad\n" * 2, "111.0 ad\n")
+
+
+def test_an_exit_code_is_that_of_both(nodes, tmp_path):
+    script = tmp_path / "s.py"
+    script.write_text("import sys\nsys.exit(3)\n")
+    (first, _, err), (second, _, err2) = Job(nodes, script, "-q").end()
+    assert (first.returncode, second.returncode) == (3, 3), err + err2
+    assert err == ""
+
+
+def test_a_rank_0_that_fails_alone_does_not_stay_for_the_other_node(nodes, tmp_path):
+    """It serves files to that node until its end: not while others wait for what it would do."""
+    script = tmp_path / "s.py"
+    script.write_text(
+        "import autoddp, getpass\n"
+        "if autoddp.rank() == 0: raise RuntimeError('alone')\n"
+        "print(getpass.getuser())\n"
+    )
+    (first, _, err), (second, _, err2) = Job(nodes, script, "--hang-timeout 0", nprocs=(1, 1)).end()
+    assert (first.returncode, second.returncode) == (1, 1)
+    assert "RuntimeError: alone" in err
+    assert "rank 0 has ended, and this rank goes on" in err2
+
+
+def test_a_death_on_the_other_node_ends_both(nodes, tmp_path):
+    script = tmp_path / "s.py"
+    script.write_text(
+        "import autoddp, os, signal, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "if dist.get_rank() == 2: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "dist.all_reduce(torch.ones(1))\n"
+    )
+    (first, _, err), (second, _, err2) = Job(nodes, script).end()
+    assert (first.returncode, second.returncode) == (137, 137), err + err2
+    assert (
+        f"[autoddp] rank 2 on node 1 ({ADDRESSES[1]}, {socket.gethostname()}) was killed by SIGKILL"
+        in err
+    )
+    assert "[autoddp] rank 2 was killed by SIGKILL (signal 9)\n" in err2
+
+
+@pytest.mark.parametrize("failed", [1, 3])
+@pytest.mark.parametrize("then", ["print(getpass.getuser())", "torch.ones(8).sum().item()"])
+def test_a_rank_that_fails_alone_is_named_whether_or_not_it_stands_for_others(
+    nodes, tmp_path, failed, then
+):
+    """Rank 1 is the first of its node; those beside it learn of its end first."""
+    script = tmp_path / "s.py"
+    script.write_text(
+        "import autoddp, getpass, torch, torch.distributed as dist\n"
+        "from torch.utils.data import DataLoader\n"
+        "print(getpass.getuser())\n"
+        "net, sgd = (n := torch.nn.Linear(4, 1)), torch.optim.SGD(n.parameters(), 0.1)\n"
+        "for n, x in enumerate(DataLoader(torch.ones(40, 4), 20)):\n"
+        f"    if n and autoddp.rank() == {failed}: raise RuntimeError('alone')\n"
+        f"    {then}\n"
+        "    net(x).mean().backward()\n"
+        "    sgd.step()\n"
+    )
+    (first, _, err), (second, _, err2) = Job(nodes, script, nprocs=(1, 4)).end()
+    assert (first.returncode, second.returncode) == (1, 1), err + err2
+    assert f"rank {failed} on node 1" in err
+    assert "RuntimeError: alone" in err2
+    assert f"[autoddp] rank {failed} ended with exit code 1" in err2
+
+
+@pytest.mark.parametrize("killed", [0, 1, 3])
+def test_a_rank_that_is_killed_in_a_backward_ends_both(nodes, tmp_path, killed):
+    """Rank 0 waits for the other node's first rank, and both for the rank beside them."""
+    script = tmp_path / "s.py"
+    script.write_text(
+        "import autoddp, ctypes, signal, torch\n"
+        "from torch.utils.data import DataLoader\n"
+        "libc = ctypes.CDLL(None)\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.lines = torch.nn.ModuleList(torch.nn.Linear(600, 600) for _ in range(3))\n"
+        "    def forward(self, x):\n"
+        "        y = self.lines[0](x)\n"
+        "        if y.requires_grad: y.register_hook(strike)\n"
+        "        return self.lines[2](self.lines[1](y))\n"
+        "def strike(_):\n"
+        f"    if n == 3 and autoddp.rank() == {killed}: libc.kill(libc.getpid(), signal.SIGKILL)\n"
+        "net = Net()\n"
+        "for n, x in enumerate(DataLoader(torch.ones(40, 600), 8)):\n"
+        "    net(x).mean().backward()\n"
+        "print('through')\n"
+    )
+    job = Job(nodes, script, "--hang-timeout 0", nprocs=(2, 2))
+    (first, out, err), (second, _, err2) = job.end()
+    assert (first.returncode, second.returncode) == (137, 137), err + err2
+    assert "through" not in out
+    assert f"rank {killed} was killed by SIGKILL" in (err, err2)[killed // 2]
+
+
+@pytest.mark.parametrize("nprocs", [(2, 1), (1, 4)], ids=str)
+def test_a_signal_to_one_node_is_acted_on_by_both_at_the_same_step(nodes, tmp_path, nprocs):
+    script = tmp_path / "s.py"
+    script.write_text(
+        "import signal, sys, torch\n"
+        "torch.manual_seed(0)\n"
+        "net = torch.nn.Linear(4, 1)\n"
+        "opt = torch.optim.SGD(net.parameters(), 0.001)\n"
+        "def leave(number, frame):\n"
+        "    torch.save(step, f'{sys.argv[1]}/step.pt')\n"
+        "    print('left at', step, flush=True)\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, leave)\n"
+        "data = torch.utils.data.TensorDataset(torch.randn(16, 4), torch.randn(16, 1))\n"
+        "for step in range(1 << 40):\n"
+        "    for x, y in torch.utils.data.DataLoader(data, batch_size=8):\n"
+        "        loss = ((net(x) - y) ** 2).mean()\n"
+        "        opt.zero_grad(); loss.backward(); opt.step()\n"
+        "    if step == 3: print('ready', flush=True)\n"
+    )
+    logs = tmp_path / "logs"
+    job = Job(nodes, f"{script} {tmp_path}", "-q", "--log-dir", str(logs), nprocs=nprocs)
+    assert job.processes[0].stdout.readline() == "ready\n"
+    time.sleep(0.3)
+    job.processes[1].send_signal(signal.SIGTERM)
+    (first, out, err), (second, _, err2) = job.end()
+    assert (first.returncode, second.returncode) == (0, 0), err + err2
+    assert out.startswith("left at ")
+    said = {(logs / f"rank{rank}.log").read_text() for rank in range(1, sum(nprocs))}
+    assert said == {"ready\n" + out}
+
+
+def test_waiting_for_a_node_ends_at_once_on_ctrl_c(nodes, tmp_path):
+    script = tmp_path / "s.py"
+    script.write_text("print('ran')\n")
+    job = Job(nodes, script, only=(0,))
+    (process,) = job.processes
+    assert "waiting for 2 nodes" in process.stderr.readline()
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    ((process, out, err),) = job.end()
+    assert process.returncode == -signal.SIGINT, err
+    assert out == ""
+
+
+# 21 rows by 8: two full batches, and one of 5
+MEASURED = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+torch.set_default_dtype(torch.float64)
+net = torch.nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), 0.1)
+x = torch.randn(21, 4)
+for a, in DataLoader(TensorDataset(x), batch_size=8, shuffle=True):
+    loss = ((net(a) - a.sum(1, keepdim=True)) ** 2).mean()
+    opt.zero_grad(); loss.backward(); opt.step()
+open("made.txt", "w").write("here")
+print(loss.item())
+"""
+
+
+def test_bench_has_rows_that_both_nodes_run(nodes, tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "train.py").write_text(MEASURED)
+    found = tmp_path / "found.json"
+    options = ["--rounds", "1", "--json", str(found)]
+    job = Job(nodes, "train.py", *options, nprocs=(1, 1), command="bench", folder=tmp_path / "here")
+    (first, out, err), (second, out2, err2) = job.end()
+    assert (first.returncode, second.returncode) == (0, 0), err + err2
+    plain, *rows = json.loads(found.read_text())["rows"]
+    assert [(row["row"], row["ranks"], row["nodes"]) for row in rows] == [
+        ("global view", 2, 2),
+        ("per-rank batch", 2, 2),
+        ("per-rank, scaled lr", 2, 2),
+    ]
+    assert rows[0]["rounds"][0]["losses"] == pytest.approx(plain["rounds"][0]["losses"], rel=1e-12)
+    assert [(row["steps"], row["batch"], row["samples"]) for row in rows] == [
+        (3, 8, 21),
+        (2, 10.5, 21),
+        (2, 10.5, 21),
+    ]
+    assert all(
+        len(row["rounds"][0]["memory"]) == 2 and min(row["rounds"][0]["memory"]) for row in rows
+    )
+    assert " 2x1 " in out
+    where = f"{ADDRESSES[0]}:{PORT}"
+    assert err == f"[autoddp] waiting for 2 nodes at {where}\n"
+    assert out2 == ""
+    assert err2.splitlines() == [
+        f"[autoddp] waiting for node 0 at {where}",
+        "[autoddp] node 1 runs what node 0 measures, and ends with it",
+    ]
+    assert os.listdir(tmp_path / "here") == ["train.py"]
+
+
+def test_each_node_records_its_ranks_in_its_folder(nodes, tmp_path):
+    for node in range(2):
+        (tmp_path / f"node{node}").mkdir()
+        (tmp_path / f"node{node}" / "train.py").write_text(MEASURED)
+    folders = [tmp_path / f"node{node}" for node in range(2)]
+    for name in ("apart", "shared"):
+        record = "record" if name == "apart" else tmp_path / "shared"
+        jobs = [
+            Job(nodes, "train.py", "--record", str(record), only=(node,), folder=folders[node])
+            for node in range(2)
+        ]
+        ended = [job.end()[0] for job in jobs]
+        assert [process.returncode for process, *_ in ended] == [0, 0], ended
+    files = [sorted(os.listdir(folder / "record")) for folder in folders]
+    assert files == [["0.jsonl", "1.jsonl", "recording.json", "report.json"], ["2.jsonl"]]
+    assert len(os.listdir(tmp_path / "shared")) == 5
+    alone = [sys.executable, "-m", "autoddp", "run", "-n", "1", "--record", "alone", "train.py"]
+    subprocess.run(alone, cwd=folders[0], env=environ(), check=True, timeout=240)
+    for other, ranks in (("record", 2), (str(tmp_path / "shared"), 3)):
+        compare = [sys.executable, "-m", "autoddp", "verify", "--recordings", "alone", other]
+        done = subprocess.run(
+            compare, cwd=folders[0], env=environ(), capture_output=True, text=True, timeout=240
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert (f"{other} has 2 of 3 ranks: 2 wrote on other nodes" in done.stdout) == (ranks == 2)
+        assert f"steps, rank against rank       {3 * (ranks - 1)}" in done.stdout
+
+
+AUGMENTED = """
+import os, sys, torch
+from torch.utils.data import DataLoader, Dataset
+torch.manual_seed(0)
+torch.set_default_dtype(torch.float64)
+
+class Noisy(Dataset):
+    def __len__(self):
+        return 21
+    def __getitem__(self, n):
+        with open(f'{sys.argv[1]}/loaded', 'a') as file:
+            file.write(f'{n} ')
+        return torch.rand(4) + n, f'{n}'
+
+net = torch.nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), 1e-3)
+for epoch in range(2):
+    for x, names in DataLoader(Noisy(), batch_size=4, shuffle=True, num_workers=2):
+        loss = net(x).square().mean()
+        opt.zero_grad(); loss.backward(); opt.step()
+        print(epoch, names, round(loss.item(), 10))
+print(torch.rand(2))
+"""
+
+
+def test_a_loader_that_draws_in_workers_is_loaded_once_on_each_node(nodes, tmp_path):
+    script = tmp_path / "s.py"
+    script.write_text(AUGMENTED)
+    folders = [tmp_path / name for name in ("alone", "ranks")]
+    for folder in folders:
+        folder.mkdir()
+    alone = subprocess.run(
+        [sys.executable, script, folders[0]],
+        capture_output=True,
+        env=environ(),
+        text=True,
+        timeout=240,
+        check=True,
+    )
+    (first, out, err), (second, _, err2) = Job(nodes, f"{script} {folders[1]}", nprocs=(2, 2)).end()
+    assert (first.returncode, second.returncode) == (0, 0), err + err2
+    assert out == alone.stdout
+    once, twice = ((folder / "loaded").read_text().split() for folder in folders)
+    assert len(once) == 42
+    assert 84 <= len(twice) <= 84 + 4  # by each node, and where it was tried

@@ -1,0 +1,252 @@
+"""Nodes and ranks that wait for others: who is missing is said, and who gives up says why."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+from torch.distributed import HashStore
+
+from autoddp import launch
+from autoddp.comm import patience
+from autoddp.comm.patience import Patience, missing, roll_call
+from autoddp.errors import AutoDDPError, BadInput
+from autoddp.options import Options
+from autoddp.process import network
+from tests.process.test_worker import free_port
+from tests.support.cli import environ
+
+SOON = 60.0  # seconds, of a machine that is busy; without a word it would be ten minutes
+HOST = socket.gethostname()
+
+
+def test_a_wait_says_for_whom_since_when_and_until_when(monkeypatch):
+    monkeypatch.setattr(patience, "EVERY", 0.05)
+    said: list[str] = []
+    wait = Patience(600, said.append)
+    wait.look(lambda: "node 1 of 2")
+    assert said == []
+    time.sleep(0.06)
+    wait.look(lambda: "node 1 of 2")
+    wait.look(lambda: "node 1 of 2")
+    (line,) = said
+    words = r"waiting for node 1 of 2 since (\S+):\d\d:(\d\d) \(0 s\), until \S+:\d\d:(\d\d)"
+    found = re.fullmatch(words, line)
+    assert found is not None, line
+    assert found[2] == found[3], "ten minutes later"
+
+
+def test_a_wait_that_is_over_names_who_has_not_come():
+    wait = Patience(0, print)
+    with pytest.raises(AutoDDPError, match="in vain for ranks 1, 2 of 3"):
+        wait.look(lambda: missing("rank", [1, 2], 3))
+
+
+def test_of_many_that_are_missing_some_are_named():
+    assert missing("node", [3], 4) == "node 3 of 4"
+    assert missing("node", range(1, 64), 64) == "nodes 1, 2, 3, 4, 5, 6, 7, 8 and 55 more of 64"
+
+
+def test_rank_0_says_which_ranks_have_not_come(monkeypatch):
+    monkeypatch.setattr(patience, "EVERY", 0.1)
+    store, said = HashStore(), queue.Queue()
+    roll_call(store, 2, 3, timedelta(seconds=60), said.put)
+    waits = threading.Thread(
+        target=roll_call, args=(store, 0, 3, timedelta(seconds=60), said.put), daemon=True
+    )
+    waits.start()
+    assert said.get(timeout=30).startswith("waiting for rank 1 of 3 since ")
+    roll_call(store, 1, 3, timedelta(seconds=60), said.put)
+    waits.join(30)
+    assert not waits.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("variables", "way"),
+    [
+        ({}, "give --node-rank 0 to 1, another number on each node"),
+        ({"NODE_RANK": "1"}, "NODE_RANK is 1 here, so give --node-rank $NODE_RANK"),
+        ({"SLURM_JOB_ID": "7"}, "srun has not started this process, which would say SLURM_NODEID"),
+    ],
+    ids=["none", "the user's", "SLURM's batch script"],
+)
+def test_a_node_without_a_number_is_refused_with_the_way_to_get_one(variables, way):
+    with pytest.raises(BadInput, match=r"^--nnodes is 2 without --node-rank; ") as error:
+        launch.check_node_rank(Options(nnodes=2), variables)
+    assert way in str(error.value)
+    for fine in (Options(), Options(nnodes=2, node_rank=0), Options(nnodes=2, min_nodes=1)):
+        launch.check_node_rank(fine, variables)
+
+
+def test_a_node_0_that_cannot_start_tells_who_looks_for_it(monkeypatch):
+    monkeypatch.setattr(network, "TELLING", 1.0)
+    port = free_port()
+    tells = threading.Thread(target=network.refuse, args=(port, "there is no script"))
+    tells.start()
+    try:
+        with pytest.raises(
+            AutoDDPError, match=r"^node 0 \(127.0.0.1\) has given up: there is no s"
+        ):
+            network.await_store("127.0.0.1", port, Patience(30, print), "node 0")
+    finally:
+        tells.join()
+
+
+class Node:
+    """`autoddp run` as one node of several on this machine, whose lines come as they are said."""
+
+    def __init__(self, folder, port, node, nnodes=2, script="s.py", options=()):
+        (folder / "s.py").write_text("print('it ran')\n")
+        where = f"--nnodes {nnodes} --node-rank {node} --master-addr 127.0.0.1 --master-port {port}"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "autoddp", "run", "-n", "1", *where.split(), *options, script],
+            cwd=folder,
+            env=environ(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def until(self, text):
+        """Read stderr up to a line that holds `text`."""
+        for line in self.process.stderr:
+            if text in line:
+                return line
+        raise AssertionError(f"ended without {text!r}")
+
+    def end(self, seconds=SOON):
+        """Exit code, and the rest of stdout and stderr."""
+        try:
+            out, err = self.process.communicate(timeout=seconds)
+        finally:
+            self.process.kill()
+        return self.process.returncode, out, err
+
+
+@pytest.mark.cluster
+def test_each_node_says_which_has_not_come_and_quiet_ones_say_nothing(tmp_path):
+    port = free_port()
+    first = Node(tmp_path, port, 0, 4)
+    second, third = Node(tmp_path, port, 1, 4), Node(tmp_path, port, 2, 4, options=["-q"])
+    line = first.until("waiting for node 3 of 4 since ")
+    assert re.search(r"since \d\d:\d\d:\d\d \(\d+ s\), until \d\d:\d\d:\d\d$", line)
+    second.until("waiting for node 3 of 4 since ")
+    fourth = Node(tmp_path, port, 3, 4)
+    ended = [node.end(240) for node in (first, second, third, fourth)]
+    assert [code for code, *_ in ended] == [0] * 4, ended
+    assert ended[2] == (0, "", "")
+
+
+@pytest.mark.cluster
+def test_a_node_says_that_node_0_does_not_answer(tmp_path):
+    port = free_port()
+    second = Node(tmp_path, port, 1)
+    second.until(f"waiting for node 0 to answer at 127.0.0.1:{port} since ")
+    first = Node(tmp_path, port, 0)
+    assert first.end(240)[:2] == (0, "it ran\n")
+    assert second.end()[0] == 0
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_node_that_cannot_start_ends_the_other_with_its_reason(bad, tmp_path):
+    port = free_port()
+    good = Node(tmp_path, port, 1 - bad)
+    good.until("waiting for 2 nodes")
+    wrong = Node(tmp_path, port, bad, script="none.py")
+    code, out, err = good.end()
+    where = "127.0.0.1" if bad == 0 else HOST
+    assert (code, out) == (1, ""), err
+    assert err.splitlines()[-1].startswith(
+        f"[autoddp] node {bad} ({where}) has given up: no script at none.py"
+    )
+    code, out, err = wrong.end()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_node_that_is_ended_while_it_waits_tells_the_others(left, number, tmp_path):
+    port = free_port()
+    nodes = [Node(tmp_path, port, node, 3) for node in range(2)]
+    for node in nodes:
+        node.until("waiting for node 2 of 3 since ")
+    nodes[left].process.send_signal(number)
+    code, _, err = nodes[1 - left].end()
+    assert code == 1
+    assert err.splitlines()[-1] == (
+        f"[autoddp] node {left} ({HOST}) has given up: it was ended by {number.name} while it "
+        "waited"
+    )
+    assert nodes[left].end() == (-number, "", "")
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("twice", [0, 1])
+def test_a_number_that_another_node_has_is_refused_and_the_job_goes_on(twice, tmp_path):
+    port = free_port()
+    nodes = [Node(tmp_path, port, node, 3) for node in range(2)]
+    for node in nodes:
+        node.until("waiting for node 2 of 3 since ")
+    code, out, err = Node(tmp_path, port, twice, 3).end()
+    assert (code, out) == (2, "")
+    assert f"--node-rank is {twice}, but " in err.splitlines()[-1]
+    nodes.append(Node(tmp_path, port, 2, 3))
+    ended = [node.end(240) for node in nodes]
+    assert [code for code, *_ in ended] == [0] * 3, ended
+
+
+@pytest.mark.cluster
+def test_a_node_that_was_killed_while_it_waited_may_come_again(tmp_path):
+    port = free_port()
+    nodes = [Node(tmp_path, port, node, 3) for node in range(2)]
+    for node in nodes:
+        node.until("waiting for node 2 of 3 since ")
+    nodes[1].process.kill()
+    nodes[1].end()
+    nodes[1:] = [Node(tmp_path, port, node, 3) for node in (1, 2)]
+    ended = [node.end(240) for node in nodes]
+    assert [code for code, *_ in ended] == [0] * 3, ended
+
+
+@pytest.mark.cluster
+def test_ranks_that_another_launcher_started_say_which_has_not_come(tmp_path):
+    (tmp_path / "s.py").write_text("print('it ran')\n")
+    port, ranks = free_port(), []
+    variables = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+
+    def start(rank):
+        more = variables | {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "MASTER_PORT": f"{port}"}
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "autoddp", "run", "s.py"],
+                cwd=tmp_path,
+                env=environ({**more, "TORCH_CPP_LOG_LEVEL": "ERROR"}),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+
+    try:
+        start(0)
+        assert "waiting for rank 1 of 2 since " in ranks[0].stderr.readline()
+        start(1)
+        assert [rank.wait(240) for rank in ranks] == [0, 0]
+        assert ranks[0].stdout.read() == "it ran\n"
+    finally:
+        for rank in ranks:
+            if rank.poll() is None:
+                os.kill(rank.pid, signal.SIGKILL)
+            rank.communicate()

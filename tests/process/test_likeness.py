@@ -1,0 +1,167 @@
+"""Nodes that are not about to run the same say so, and run nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from autoddp.options import Options
+from autoddp.process import likeness
+from autoddp.process.script import Script
+from tests.process.test_worker import free_port
+from tests.support.cli import environ
+
+TEXT = "import helper\nprint('it ran', helper.SIZE)\n"
+# what node 1 has otherwise: options, arguments, files; and what is said of it
+CASES = {
+    "an option": (["--batch", "per-rank"], [], {}, "--batch is per-rank on node 1 and global on"),
+    "a word": (["--disable", "clocks"], [], {}, "--disable is ('clocks',) on node 1 and () on"),
+    "an argument": (
+        [],
+        ["--lr", "0.2"],
+        {},
+        "the script's command line is --lr 0.2 on node 1 and --lr 0.1 on node 0",
+    ),
+    "the script": ([], [], {"s.py": TEXT + "#"}, "the text of s.py is "),
+    "a module of its folder": ([], [], {"helper.py": "SIZE = 2\n"}, "the text of helper.py is "),
+}
+
+
+def start(node, folder, port, options=(), args=("--lr", "0.1"), **files):
+    """`autoddp run` on one of two nodes."""
+    folder.mkdir()
+    for name, text in {"s.py": TEXT, "helper.py": "SIZE = 1\n", **files}.items():
+        (folder / name).write_text(text)
+    nodes = f"--nnodes 2 --node-rank {node} --master-addr 127.0.0.1 --master-port {port}".split()
+    return subprocess.Popen(
+        [sys.executable, "-m", "autoddp", "run", "-n", "1", *nodes, *options, "s.py", *args],
+        cwd=folder,
+        env=environ(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def both(tmp_path, options=(), args=(), files=None):
+    port = free_port()
+    nodes = [
+        start(0, tmp_path / "0", port),
+        start(1, tmp_path / "1", port, options, args or ("--lr", "0.1"), **(files or {})),
+    ]
+    try:
+        return [(*node.communicate(timeout=240), node.returncode) for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("case", CASES)
+def test_a_difference_is_named_and_nothing_runs(case, tmp_path):
+    *other, said = CASES[case]
+    for out, err, code in both(tmp_path, *other):
+        assert (out, code) == ("", 2), err
+        (line,) = (line for line in err.splitlines() if "start all nodes with the same" in line)
+        assert said in line
+
+
+@pytest.mark.cluster
+def test_what_each_node_may_have_for_itself_is_not_compared(tmp_path):
+    (out, err, code), (out2, err2, code2) = both(tmp_path, ["-q", "--hang-timeout", "40"])
+    assert (out, code, out2, code2) == ("it ran 1\n", 0, "", 0), err + err2
+
+
+def test_the_facts_are_those_of_the_command_the_files_and_the_versions(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.py").write_text(TEXT)
+    (tmp_path / "helper.py").write_text("SIZE = 1\n")
+    found = likeness.facts(Script("s.py", ("--lr", "1")), Options(batch="per-rank", quiet=True))
+    assert found["--batch"] == "per-rank"
+    assert "--quiet" not in found
+    assert found["the script's command line"] == "--lr 1"
+    assert {"the text of s.py", "the text of helper.py"} <= set(found)
+    assert {"the version of torch", "the version of Python", "the version of autoddp"} <= set(found)
+
+
+def test_a_file_that_cannot_be_read_is_compared_by_why(tmp_path):
+    assert likeness.digest(str(tmp_path / "none.py")) == "No such file or directory"
+
+
+def ranks(tmp_path, commands):
+    """Ranks that another launcher starts on one node, each by a command of its own."""
+    (tmp_path / "s.py").write_text("print('it ran')\n")
+    (tmp_path / "decorated.py").write_text(DECORATED)
+    (tmp_path / "tmp").mkdir()
+    port, size = free_port(), len(commands)
+    given = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, *command],
+            cwd=tmp_path,
+            env=environ(
+                {
+                    **{name: str(value) for name, value in given.items()},
+                    "MASTER_PORT": str(port),
+                    "TMPDIR": str(tmp_path / "tmp"),
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(rank),
+                }
+            ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, command in enumerate(commands)
+    ]
+    try:
+        return [(*rank.communicate(timeout=240), rank.returncode) for rank in started]
+    finally:
+        for rank in started:
+            rank.kill()
+
+
+DECORATED = """import os
+from autoddp import distributed
+
+@distributed
+def main():
+    print('it ran')
+
+os.chdir('tmp')
+main()
+"""
+OTHERS = {
+    "an option": ("--draws own s.py", "--draws is own on rank 1 and auto on rank 0"),
+    "an argument": ("s.py --lr 2", "the script's command line is --lr 2 on rank 1 and empty on"),
+}
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("case", OTHERS)
+def test_ranks_of_another_launcher_are_compared_on_one_node_too(case, tmp_path):
+    line, said = OTHERS[case]
+    run = ["-m", "autoddp", "run"]
+    (out, err, code), other = ranks(tmp_path, [[*run, "s.py"], [*run, *line.split()]])
+    assert (out, code) == ("", 2), err
+    assert said in err
+    assert "start all ranks with the same" in err
+    assert other == ("", "", 2), "one rank of a node says it"
+    assert not list((tmp_path / "tmp").iterdir()), "the logs are gone"
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("argument", ["", "--lr 2"])
+def test_ranks_that_come_to_a_decorated_function_are_compared(argument, tmp_path):
+    commands = [["decorated.py"], ["decorated.py", *argument.split()]]
+    (out, err, code), (out2, err2, code2) = ranks(tmp_path, commands)
+    if not argument:
+        assert (out, code, out2, code2) == ("it ran\n", 0, "", 0), err + err2
+        return
+    assert (out, code, out2, err2, code2) == ("", 1, "", "", 1), err
+    assert "line is --lr 2 on rank 1 and empty on rank 0; start all ranks" in err.splitlines()[-1]
+    assert not list((tmp_path / "tmp").iterdir()), "the logs are gone"

@@ -1,0 +1,526 @@
+"""Scripts that distribute themselves: launched as their author meant, or seen as one process."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from autoddp.process import own_ddp
+from autoddp.process.own_ddp import Kind
+from autoddp.process.script import Script
+from tests.support.cli import fork_cli, run_cli, run_python
+from tests.support.same import same_text
+
+pytestmark = pytest.mark.slow
+
+RTOL = 1e-9
+ATTEMPTS = 4  # torch's own ranks abort at their end now and then
+
+TRAIN = """
+import argparse
+import os
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+
+def train(rank, distributed=True):
+    torch.manual_seed(0)
+    x = torch.randn(22, 3, dtype=torch.float64)
+    data = TensorDataset(x, x.sum(1, keepdim=True))
+    model = torch.nn.Linear(3, 1).double()
+    if distributed:
+        model = DDP(model)
+    sampler = DistributedSampler(data) if distributed else None
+    loader = DataLoader(data, batch_size=4, sampler=sampler, shuffle=sampler is None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(2):
+        if sampler is not None:
+            sampler.set_epoch(epoch)
+        for a, b in loader:
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(a), b)
+            loss.backward()
+            optimizer.step()
+    weights = [p.tolist() for p in model.parameters()]
+    size = dist.get_world_size() if distributed else 1
+    os.write(1, f"rank {rank} of {size} {loss.item()} {weights}\\n".encode())
+"""
+
+# They all train as `env` does under torchrun.
+RANKS = {
+    "env": """
+        dist.init_process_group("gloo")
+        train(int(os.environ["LOCAL_RANK"]))
+        dist.destroy_process_group()
+    """,
+    "--local_rank": """
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--local_rank", type=int, required=True)
+        args = parser.parse_args()
+        dist.init_process_group(backend="gloo")
+        train(args.local_rank)
+    """,
+    "--local-rank": """
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--local-rank", "--local_rank", type=int, default=-1)
+        args = parser.parse_args()
+        if args.local_rank != -1:
+            dist.init_process_group("gloo")
+        train(args.local_rank)
+    """,
+    "a helper": """
+        import helpers.ranks
+        helpers.ranks.set_up()
+        train(dist.get_rank())
+    """,
+}
+# And so do these, which start their ranks.
+STARTERS = {
+    "spawn tcp": """
+        def main(rank, port):
+            dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", \
+rank=rank, world_size=2)
+            train(rank)
+
+        if __name__ == "__main__":
+            import socket
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+            mp.spawn(main, args=(port,), nprocs=2)
+    """,
+    "process file": """
+        def main(rank, run):
+            dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/met", \
+rank=rank, world_size=2)
+            run(rank)
+
+        def start(target):
+            ranks = [mp.get_context("fork").Process(target=target, args=(r, train)) \
+for r in range(2)]
+            for rank in ranks: rank.start()
+            for rank in ranks: rank.join()
+
+        if __name__ == "__main__":
+            start(main)
+    """,
+}
+HELPERS = {
+    "__init__.py": """
+        from .ranks import set_up
+
+        class Trainer:
+            def __init__(self):
+                self.rank = set_up()
+    """,
+    "ranks.py": """
+        import torch.distributed as dist
+
+        def set_up():
+            if not dist.is_initialized():
+                dist.init_process_group("gloo")
+            return dist.get_rank()
+    """,
+}
+EITHER = """
+distributed = int(os.environ.get("RANK", -1)) != -1
+if distributed:
+    dist.init_process_group("gloo")
+train(int(os.environ.get("RANK", 0)), distributed)
+"""
+REFERENCES = """
+def init_distributed_mode(args):
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        args.rank = int(os.environ["RANK"])
+        args.gpu = int(os.environ["LOCAL_RANK"])
+    elif hasattr(args, "rank"):
+        pass
+    else:
+        args.distributed = False
+        return
+    args.distributed = True
+    dist.init_process_group(backend=args.backend, init_method=args.dist_url)
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--dist-url", default="env://")
+args = parser.parse_args()
+init_distributed_mode(args)
+train(0, args.distributed)
+"""
+BY_ARGUMENT = """
+parser = argparse.ArgumentParser()
+parser.add_argument("--distributed", action="store_true")
+parser.add_argument("--address")
+args = parser.parse_args()
+if args.distributed:
+    dist.init_process_group("gloo", init_method=args.address)
+train(0, args.distributed)
+"""
+BY_SPAWN = """
+def main(rank, size):
+    if size > 1:
+        dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/met", \
+rank=rank, world_size=size)
+    train(rank, size > 1)
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--size", type=int, default=1)
+    size = parser.parse_args().size
+    if size > 1:
+        mp.start_processes(main, args=(size,), nprocs=size, start_method="fork")
+    else:
+        main(0, 1)
+"""
+ASKS = """
+def reduce_value(value):
+    if not (dist.is_available() and dist.is_initialized()):
+        return value
+    dist.all_reduce(value)
+    return value / dist.get_world_size()
+
+print(reduce_value(torch.ones(1)), "RANK" in os.environ, int(os.environ.get("WORLD_SIZE", 1)))
+print(len(DistributedSampler(range(10), num_replicas=1, rank=0)))
+train(0, dist.is_initialized())
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Writes a script and its helpers; returns its path."""
+    return lambda source: write(tmp_path, source)
+
+
+def write(folder: Path, source: str) -> str:
+    """A script that trains, and two helpers beside it."""
+    (folder / "helpers").mkdir()
+    for name, text in HELPERS.items():
+        (folder / "helpers" / name).write_text(textwrap.dedent(text))
+    (folder / "job.py").write_text(TRAIN + textwrap.dedent(source))
+    return str(folder / "job.py")
+
+
+def lines(out: str) -> list[str]:
+    """Of the ranks, in their order."""
+    return sorted(out.splitlines())
+
+
+@pytest.fixture(scope="module")
+def by_torchrun(tmp_path_factory):
+    """What torchrun makes of `env`."""
+    path = write(tmp_path_factory.mktemp("torchrun"), RANKS["env"])
+    for _ in range(ATTEMPTS):
+        done = run_python("-m", "torch.distributed.run", "--nproc-per-node", 2, path)
+        if done.rc == 0:
+            break
+    assert done.rc == 0, done.err
+    assert len(lines(done.out)) == 2
+    return lines(done.out)
+
+
+def ours(err: str) -> list[str]:
+    """Our lines."""
+    return [line for line in err.splitlines() if line.startswith("[autoddp]")]
+
+
+# ---- launched as the author meant
+
+
+@pytest.mark.parametrize("how", RANKS)
+def test_ranks_are_what_torchrun_makes_of_them(how, script, warm, by_torchrun, tmp_path):
+    done = warm.run("autoddp", "run", "-n", "2", script(RANKS[how]), folder=tmp_path / "run")
+    assert done.code == 0, done.err
+    assert lines(done.out) == by_torchrun
+    (said,) = ours(done.err)
+    assert "calls init_process_group itself" in said
+    assert ("with --local" in said) == how.startswith("--local")
+
+
+@pytest.mark.parametrize("how", STARTERS)
+def test_a_script_that_starts_its_ranks_runs_once(how, script, warm, by_torchrun, tmp_path):
+    done = warm.run("autoddp", "run", "-n", "2", script(STARTERS[how]), folder=tmp_path / "run")
+    assert done.code == 0, done.err
+    assert lines(done.out) == by_torchrun
+    (said,) = ours(done.err)
+    assert "starts its ranks itself" in said
+
+
+def test_another_launcher_may_not_start_such_a_script_twice(script):
+    job = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    there = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    done = run_cli("run", script(STARTERS["spawn tcp"]), env=job | there)
+    assert (done.rc, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "but another launcher has started 2 processes of it already" in done.err
+
+
+def test_an_argument_of_the_users_own_stays(script, warm, tmp_path):
+    path = script(RANKS["--local_rank"])
+    done = warm.run("autoddp", "run", "-n", "2", path, "--local_rank", "7", folder=tmp_path / "run")
+    assert [line.split()[1] for line in lines(done.out)] == ["7", "7"], done.err
+
+
+def test_one_rank_is_a_process_group_of_one(script, warm, tmp_path):
+    done = warm.run("autoddp", "run", "-n", "1", script(RANKS["env"]), folder=tmp_path / "run")
+    assert done.code == 0, done.err
+    assert done.out.startswith("rank 0 of 1 ")
+
+
+def test_ranks_draw_each_for_itself_as_under_torchrun(script, warm, tmp_path):
+    path = script("""
+        import random, numpy
+        dist.init_process_group("gloo")
+        os.write(1, f"{random.random()} {numpy.random.random()}\\n".encode())
+    """)
+    done = warm.run("autoddp", "run", "-n", "2", path, folder=tmp_path / "run")
+    (a, b), (c, d) = (line.split() for line in done.out.splitlines())
+    assert len({a, b, c, d}) == 4, done.out
+
+
+# ---- both ways
+
+
+def test_a_script_of_two_ways_goes_its_authors_if_told_so(script, warm, by_torchrun, tmp_path):
+    command = ["autoddp", "run", "-n", "2", "--own-ddp", "yes", script(EITHER)]
+    done = warm.run(*command, folder=tmp_path / "run")
+    assert lines(done.out) == by_torchrun, done.err
+    (said,) = ours(done.err)
+    assert said.endswith("(--own-ddp no takes its one-process branch, on all ranks)")
+
+
+ONE_PROCESS = {
+    "either": EITHER,
+    "references": REFERENCES,
+    "argument": BY_ARGUMENT,
+    "spawn": BY_SPAWN,
+    "asks": ASKS,
+}
+
+
+@pytest.mark.parametrize("how", ONE_PROCESS)
+def test_what_python_runs_as_one_process_is_one(how, script, warm, tmp_path):
+    path = script(ONE_PROCESS[how].replace("os.write(1, f", "print(f"))
+    want = warm.run("python", path, folder=tmp_path / "python")
+    got = warm.run("autoddp", "run", "-n", "2", path, folder=tmp_path / "run")
+    assert (want.code, got.code) == (0, 0), got.err
+    assert "rank 0 of 1" in want.out
+    assert "global view" in ours(got.err)[0]
+    way = [line for line in ours(got.err) if "--own-ddp yes takes that branch" in line]
+    assert len(way) == (how in ("either", "references"))
+    same_text(want.out, got.out, RTOL, "stdout")
+
+
+def test_its_other_way_is_not_spoken_of_where_the_user_chose(script, warm, tmp_path):
+    command = ["autoddp", "run", "-n", "2", "--own-ddp", "no", script(EITHER)]
+    done = warm.run(*command, folder=tmp_path / "run")
+    assert done.code == 0, done.err
+    assert "--own-ddp" not in done.err
+
+
+LACKING = {
+    "always": (
+        'dist.init_process_group("nccl")',
+        "would not help: job.py:N runs whatever the environment",
+    ),
+    "flag": (
+        """
+        argparse.ArgumentParser().add_argument("--local_rank")
+        if not torch.cuda.is_available() or torch.cuda.device_count() > 1:
+            dist.init_process_group("nccl")
+        """,
+        "runs its one-process branch, on all ranks, with one process's numbers",
+    ),
+    "device": (
+        'dist.init_process_group("gloo")\ntorch.zeros(1, device=int(os.environ["LOCAL_RANK"]))',
+        "would not help: job.py:N runs whatever the environment",
+    ),
+    "spawn": (
+        """
+        def main(rank):
+            dist.init_process_group("nccl")
+
+        if __name__ == "__main__":
+            assert torch.cuda.device_count() > 1, "this needs two GPUs"
+            mp.spawn(main, nprocs=2)
+        """,
+        "would not help: job.py:N runs whatever the environment",
+    ),
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what is lacking is there")
+@pytest.mark.parametrize("how", LACKING)
+def test_what_asks_for_a_device_that_is_not_here_is_told_of_the_other_way(
+    how, script, warm, tmp_path
+):
+    source, want = LACKING[how]
+    done = warm.run("autoddp", "run", "-n", "2", script(source), folder=tmp_path / "run")
+    assert done.code == 1
+    (said,) = (line for line in ours(done.err) if "asked for more than is here (no GPUs)" in line)
+    assert re.sub(r"job\.py:\d+", "job.py:N", said).endswith(f"--own-ddp no {want}"), done.err
+    assert "Traceback" in done.err.partition(said)[0]
+
+
+def test_another_error_is_not_told_of_it(script, warm, tmp_path):
+    path = script('dist.init_process_group("gloo")\nraise ValueError("why")')
+    done = warm.run("autoddp", "run", "-n", "2", path, folder=tmp_path / "run")
+    assert done.code == 1
+    assert "asked for more" not in done.err
+
+
+def test_by_its_arguments_it_is_distributed_after_all(script, warm, tmp_path):
+    path = script(BY_ARGUMENT)
+    command = ["autoddp", "run", "-n", "2"]
+    done = warm.run(*command, path, "--distributed", folder=tmp_path / "env")
+    assert done.code == 1
+    assert (
+        "job.py:39: init_process_group, where ranks see one process; autoddp run --own-ddp yes"
+        in done.err
+    )
+    assert "environment variable RANK expected, but not set" in done.err  # python's own
+    address = f"file://{tmp_path}/met?rank=0&world_size=1"
+    done = warm.run(*command, path, "--distributed", "--address", address, folder=tmp_path / "file")
+    assert done.code == 1
+    assert (
+        "job.py:39 makes a process group itself, where ranks see one process; "
+        "autoddp run --own-ddp yes" in done.err
+    )
+
+
+def test_by_its_arguments_it_starts_ranks_after_all(script, warm, by_torchrun, tmp_path):
+    path = script(BY_SPAWN)
+    done = warm.run("autoddp", "run", "-n", "2", path, "--size", "2", folder=tmp_path / "auto")
+    assert (done.code, done.out) == (1, "")
+    assert (
+        "starts processes of main(), which makes a process group, and every rank would" in done.err
+    )
+    command = ["autoddp", "run", "-n", "2", "--own-ddp", "yes", path, "--size", "2"]
+    done = warm.run(*command, folder=tmp_path / "yes")
+    assert lines(done.out) == by_torchrun, done.err
+
+
+def test_ranks_that_would_each_train_by_themselves_do_not(script, warm, tmp_path):
+    path = script(BY_ARGUMENT.replace("--address", "--local_rank"))
+    done = warm.run("autoddp", "run", "-n", "2", path, folder=tmp_path / "auto")
+    assert (done.code, done.out) == (1, "")
+    assert (
+        "was not called before the first step: each of 2 processes would train by itself"
+        in done.err
+    )
+
+
+@pytest.mark.parametrize("source", ["DistributedSampler(range(3))", "DDP(torch.nn.Linear(1, 1))"])
+def test_what_lacks_a_process_group_fails_as_under_python(source, script, warm, tmp_path):
+    path = script(source)
+    want = warm.run("python", path, folder=tmp_path / "python")
+    got = warm.run("autoddp", "run", "-n", "2", path, folder=tmp_path / "run")
+    assert got.code == want.code == 1
+    assert got.err.splitlines()[-1] == want.err.splitlines()[-1]
+
+
+# ---- what the source says
+
+JOINS = "init_process_group()\nmain()"
+FLAG = "parser.add_argument('--local_rank')"
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        ("import torch.distributed as dist\ndist.init_process_group('gloo')", Kind.RANKS),
+        ("from torch.distributed import init_process_group\ninit_process_group()", Kind.RANKS),
+        ("from torch.distributed import init_process_group as join\njoin('gloo')", Kind.RANKS),
+        ("import torch.distributed as d\nset_up = d.init_process_group\nset_up()", Kind.RANKS),
+        ("# init_process_group() is not for us", Kind.VIEW),
+        ("'init_process_group()'", Kind.VIEW),
+        ("from torch.distributed import init_process_group", Kind.VIEW),
+        ("def set_up():\n    dist.init_process_group()", Kind.VIEW),
+        ("import helpers.ranks", Kind.VIEW),
+        ("import helpers\nhelpers.Trainer()", Kind.RANKS),
+        ("from helpers import ranks\nif args.distributed:\n    ranks.set_up()", Kind.VIEW),
+        (
+            "def main():\n    if not args.ranks:\n        return\n    init_process_group()\nmain()",
+            Kind.VIEW,
+        ),
+        ("@app.command()\ndef main():\n    init_process_group()\napp()", Kind.RANKS),
+        ("if 'LOCAL_RANK' in os.environ:\n    init_process_group()", Kind.VIEW),
+        ("'LOCAL_RANK' in os.environ and init_process_group()", Kind.VIEW),
+        ("if dist.is_available() and 'RANK' in os.environ:\n    init_process_group()", Kind.VIEW),
+        ("if dist.is_torchelastic_launched():\n    init_process_group()", Kind.VIEW),
+        (
+            "def main():\n    try: os.environ['RANK']\n    except KeyError: return\n    " + JOINS,
+            Kind.VIEW,
+        ),
+        (
+            "def main():\n    with x:\n        if 'RANK' not in os.environ: return\n    " + JOINS,
+            Kind.VIEW,
+        ),
+        ("def main():\n    if 'RANK' not in os.environ: raise KeyError\n    " + JOINS, Kind.RANKS),
+        ("if 'RANK' in os.environ:\n    def f(): return 1\n" + "init_process_group()", Kind.RANKS),
+        ("if not dist.is_initialized():\n    init_process_group()", Kind.RANKS),
+        (
+            "if dist.is_available() and not dist.is_initialized():\n    init_process_group()",
+            Kind.RANKS,
+        ),
+        ("if win:\n    init_process_group(1)\nelse:\n    init_process_group()", Kind.RANKS),
+        ("dist.is_initialized() or init_process_group()", Kind.RANKS),
+        ("if args.local_rank >= 0:\n    init_process_group()\n" + FLAG, Kind.RANKS),
+        ("if int(os.environ['RANK']) >= 0:\n    init_process_group()\n" + FLAG, Kind.VIEW),
+        ("os.environ['RANK'] = '0'\nif args.ranks:\n    init_process_group()", Kind.VIEW),
+        ("init_process_group()\npsutil.Process(os.getpid())", Kind.RANKS),
+        ("init_process_group()\ngenerator.spawn(3)", Kind.RANKS),
+        (
+            "def run(f): mp.spawn(f, nprocs=2)\ndef main(): init_process_group()\nrun(main)",
+            Kind.ONCE,
+        ),
+        ("mp.spawn(work, nprocs=2)\ndef work(): pass", Kind.VIEW),
+        ("def main(): init_process_group()\nmp.spawn(main, (), 2)", Kind.ONCE),
+        (
+            "def main(): init_process_group()\nif several: mp.spawn(main, nprocs=2)\nelse: main()",
+            Kind.VIEW,
+        ),
+        ("import torch", Kind.VIEW),
+        ("init_process_group(", Kind.VIEW),
+        ("init_process_group()\nx = 0" + " + 1" * 2000, Kind.RANKS),
+    ],
+    ids=lambda value: value.name if isinstance(value, Kind) else value[:40],
+)
+def test_a_script_that_does_its_own_ddp_is_recognised(tmp_path, source, kind):
+    write(tmp_path, "")
+    path = tmp_path / "s.py"
+    path.write_text(source)
+    assert own_ddp.of(Script(str(path)).read(), "auto").kind is kind
+
+
+def test_a_script_of_any_name_is_read(tmp_path):
+    path = tmp_path / "train"
+    path.write_text("import os\nos.environ['RANK']\ninit_process_group()\n")
+    assert own_ddp.of(Script(str(path)).read(), "auto").kind is Kind.RANKS
+
+
+def test_a_script_of_any_name_starts_processes(tmp_path):
+    path = tmp_path / "train"
+    path.write_text(
+        "import multiprocessing as mp\n"
+        "def work(n): n.value += 1\n"
+        "n = mp.Value('i', 0)\n"
+        "p = mp.get_context('fork').Process(target=work, args=(n,))\n"
+        "p.start(); p.join()\n"
+        "print(n.value)\n"
+    )
+    done = fork_cli("run", "-n", 2, path)
+    assert (done.rc, done.out) == (0, "1\n"), done.err
+
+
+def test_a_module_and_its_relatives_are_read(tmp_path, monkeypatch):
+    write(tmp_path, "")
+    (tmp_path / "helpers" / "train.py").write_text("from . import ranks\nranks.set_up()\n")
+    monkeypatch.chdir(tmp_path)
+    assert own_ddp.of(Script("helpers.train", module=True).read(), "auto").line == "ranks.py:6"

@@ -1,0 +1,210 @@
+"""The script cannot tell: run by `python`, in this process (1 rank) and in a fork (2 ranks)."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from autoddp.errors import BadInput
+from autoddp.process.script import Script
+from tests.support.cli import run_cli, run_python
+
+pytestmark = pytest.mark.slow
+
+PROBE = '''"""What a script can see of how it was started."""
+import logging, multiprocessing, os, signal, sys, threading
+import sibling
+print(__name__, __file__, sys.argv, sys.path[0], __package__, __doc__)
+print(getattr(__spec__, "name", None), type(__loader__), __loader__.path, type(__builtins__))
+print(sys.path, os.getcwd(), sorted(globals()), vars(sys.modules["__main__"]) is globals())
+print(multiprocessing.current_process().name, multiprocessing.parent_process())
+print(multiprocessing.get_start_method(allow_none=True), threading.enumerate()[0].name)
+print([str(signal.getsignal(n)) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)])
+print(logging.root.handlers, logging.root.manager.disable, sys.excepthook is sys.__excepthook__)
+print(sys.stdin.name, sys.stdin.encoding, sys.stdin.fileno(), sys.stdin.readline())
+print(sys.stdin.read())
+print(repr(sys.stdout), sys.stdout.isatty(), sys.flags, sys.getrecursionlimit())
+print(sorted(set(os.environ) - {"LC_CTYPE"}), sibling.VALUE)
+'''
+
+ENDINGS = {
+    "falls off": "print('end')",
+    "exit 3": "import sys; sys.exit(3)",
+    "exit none": "raise SystemExit",
+    "exit true": "import sys; sys.exit(True)",
+    "exit negative": "import sys; sys.exit(-1)",
+    "exit why": "import sys; sys.exit('why')",
+    "raises": "def f():\n    raise ValueError('why')\n\nf()",
+    "raises from": "try:\n    1 / 0\nexcept ArithmeticError as e:\n    raise KeyError('x') from e",
+    "group": "raise ExceptionGroup('two', [ValueError(1), TypeError(2)])",
+    "syntax": "x = (1,\ny = 2 3",
+    "coding": "# -*- coding: latin-1 -*-\nprint('ok', __annotations__)",
+    "interrupt in a function": "def f(): raise ValueError\ntry: f()\nfinally: print('finally')",
+    "own hook": "import sys\nsys.excepthook = lambda *a: print('mine', a[0], a[1])\n1 / 0",
+    "broken hook": "import sys\ndef hook(*a): raise KeyError('hook')\nsys.excepthook = hook\n1 / 0",
+    "annotations": "def f(x: int): pass\nprint(f.__annotations__)",
+    "atexit": "import atexit\natexit.register(print, 'at exit')\nprint('end')\nraise OSError(5)",
+    "thread": "import threading, time\ndef work():\n    time.sleep(0.3)\n    print('late')\n"
+    "threading.Thread(target=work).start()",
+    "unraisable": "import warnings\nwarnings.warn('careful')\nprint('end')",
+}
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A script, its sibling, and a package."""
+    (tmp_path / "sibling.py").write_text("VALUE = 7\n")
+    (tmp_path / "probe.py").write_text(PROBE)
+    package = tmp_path / "pkg"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "other.py").write_text("VALUE = 8\n")
+    (package / "__main__.py").write_text("from . import other\nprint(__name__, other.VALUE)\n")
+    (package / "probe.py").write_text("from . import other\n" + PROBE.split('"""')[2])
+    return tmp_path
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize(
+    "how",
+    [
+        ("probe.py", "a", "--nproc", "3", "--help", "-v", "--", "x"),
+        ("./probe.py",),
+        ("-m", "pkg.probe", "--help"),
+        ("-m", "pkg", "-q"),
+    ],
+    ids=lambda how: how[-1] if how[0] != "-m" else how[1],
+)
+def test_the_script_sees_what_python_shows_it(project, nproc, how):
+    plain = run_python(*how, cwd=project, stdin="line\nrest\n")
+    ours = run_cli("run", "--nproc", nproc, *how, cwd=project, stdin="line\nrest\n")
+    assert plain.rc == 0, plain.err
+    assert (ours.out, ours.theirs, ours.rc) == (plain.out, plain.err, plain.rc)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_it_ends_as_under_python(tmp_path, ending):
+    script = tmp_path / "ends.py"
+    script.write_text(ENDINGS[ending])
+    plain = run_python(script)
+    ours = run_cli("run", "--nproc", 1, script)
+    assert (ours.out, ours.theirs, ours.rc) == (plain.out, plain.err, plain.rc)
+
+
+@pytest.mark.parametrize("ending", ["exit 3", "exit why", "raises from", "atexit", "thread"])
+def test_ranks_end_as_one_process(tmp_path, ending):
+    script = tmp_path / "ends.py"
+    script.write_text(ENDINGS[ending])
+    plain = run_python(script)
+    ours = run_cli("run", "--nproc", 2, script)
+    assert (ours.out, ours.theirs, ours.rc) == (plain.out, plain.err, plain.rc)
+    assert len(ours.ours) == 1, "one line at the start, and no second account of the failure"
+
+
+CHILDREN = """
+import multiprocessing as mp, os, pickle, sys
+
+class Point:
+    def __init__(self, x): self.x = x
+
+def square(x): return os.environ.get("RANK"), x * x
+
+if __name__ == "__main__":
+    mp.set_start_method("spawn")
+    print(pickle.loads(pickle.dumps(Point(3))).x, Point.__module__)
+    for method in ("spawn", "fork"):
+        with mp.get_context(method).Pool(1) as pool:
+            print(method, pool.map(square, [2, 3]))
+    process = mp.Process(target=print, args=("child",))
+    process.start()
+    process.join()
+    print(process.exitcode)
+"""
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_children_and_pickles_of_the_script(tmp_path, nproc):
+    script = tmp_path / "children.py"
+    script.write_text(CHILDREN)
+    plain = run_python(script)
+    ours = run_cli("run", "-q", "--nproc", nproc, script)
+    assert plain.rc == 0, plain.err
+    assert (ours.out, ours.err, ours.rc) == (plain.out, plain.err, 0)
+
+
+def test_safe_path_adds_no_folder(project):
+    (project / "path.py").write_text("import sys\nprint(sys.path)\n")
+    plain = run_python("path.py", cwd=project, env={"PYTHONSAFEPATH": "1"})
+    ours = run_cli("run", "-n", 1, "path.py", cwd=project, env={"PYTHONSAFEPATH": "1"})
+    assert ours.out == plain.out
+
+
+def test_what_cannot_be_run_is_said(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadInput, match=r"^no script at none\.py \(in .*\); check the path$"):
+        Script("none.py").find()
+    with pytest.raises(BadInput, match="is a directory; give the script in it, or -m"):
+        Script(".").find()
+    with pytest.raises(BadInput, match=r"^no module named none; check its name, and the folder"):
+        Script("none.mod", module=True).find()
+
+
+NOTEBOOK = """{
+ "cells": [{"cell_type": "code", "source": ["print(1)"]}],
+ "nbformat": 4
+}"""
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        (
+            "train.ipynb",
+            NOTEBOOK,
+            "is a notebook, .* nbconvert --to script train.ipynb makes train.py",
+        ),
+        ("train.ipynb", "", "is a notebook"),
+        ("train.py", NOTEBOOK, "is a notebook"),
+        ("model.pt", "PK\3\4\0\0", "is no Python source: it holds null bytes; give the script"),
+    ],
+)
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_what_is_no_python_is_named_and_nothing_starts(tmp_path, name, content, says, nproc):
+    (tmp_path / name).write_text(content)
+    done = run_cli("run", "--nproc", nproc, name, cwd=tmp_path)
+    assert (done.rc, done.out, done.err.count("\n")) == (2, "", 1)
+    assert re.match(rf"\[autoddp\] {re.escape(name)} {says}", done.err), done.err
+
+
+def test_a_dict_in_braces_is_python(tmp_path):
+    (tmp_path / "train.py").write_text("{}\nprint('cells')\n")
+    assert run_cli("run", "-q", "-n", 1, "train.py", cwd=tmp_path).out == "cells\n"
+
+
+LONG = """
+import sys, time
+time.sleep(5.1)
+raise ValueError("why")
+"""
+
+
+def test_how_it_went_is_said_before_the_traceback(tmp_path):
+    (tmp_path / "train.py").write_text(LONG)
+    done = run_cli("run", "-n", 2, "train.py", cwd=tmp_path)
+    _, account, first, *rest = done.err.splitlines()
+    assert account.startswith("[autoddp] 2 ranks, 5 s: no module was called with a batch")
+    assert (done.rc, first, rest[-1]) == (
+        1,
+        "Traceback (most recent call last):",
+        "ValueError: why",
+    )
+    done = run_cli("run", "-q", "-n", 2, "train.py", cwd=tmp_path)
+    assert "[autoddp]" not in done.err
+
+
+def test_looking_for_a_module_imports_nothing(project, monkeypatch):
+    monkeypatch.chdir(project)
+    (project / "pkg" / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    assert Script("pkg.probe", module=True).find() == str(project / "pkg" / "probe.py")
+    assert Script("pkg", module=True).find() == str(project / "pkg" / "__main__.py")

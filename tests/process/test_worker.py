@@ -1,0 +1,220 @@
+"""A rank that another launcher started joins; what a rank sees of its job is one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from autoddp import torch_internals
+from autoddp.comm.world import World
+from autoddp.launch.rendezvous import listen
+from autoddp.options import Options
+from autoddp.process.backend import Choice
+from autoddp.process.worker import greeting
+from tests.support.cli import environ, fork_cli, fork_python, run_cli, run_python
+
+pytestmark = pytest.mark.slow
+
+SHOW = (
+    "import autoddp, os, sys, torch.distributed as dist\n"
+    "print(autoddp.rank(), autoddp.world_size(), dist.is_initialized(), sys.argv[1:], "
+    "sorted(k for k in os.environ if k in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', "
+    "'NODE_RANK', 'GLOO_SOCKET_IFNAME') or k.startswith('TORCHELASTIC')))\n"
+)
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "s.py"
+    path.write_text(SHOW)
+    return path
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
+def by_hand(path, size, *options, more=None):
+    """`autoddp run` as each rank of a job that nobody's agent hosts the store of."""
+    job = {
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "autoddp", "run", *options, str(path), "x"],
+            env=environ(job | {"RANK": str(rank), "LOCAL_RANK": str(rank)} | (more or {})),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    try:
+        return [(*process.communicate(timeout=240), process.returncode) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def test_a_rank_sees_one_process(script):
+    assert fork_cli("run", "-n", 2, script, "a").out == "0 2 False ['a'] []\n"
+
+
+def test_one_process_sees_the_same(script):
+    assert fork_python(script, "a").out == "0 1 False ['a'] []\n"
+    assert fork_cli("run", "-n", 1, script, "a").out == "0 1 False ['a'] []\n"
+
+
+def test_under_torchrun_it_joins(script):
+    done = run_python(
+        *("-m", "torch.distributed.run", "--nproc-per-node", 2),
+        *("-m", "autoddp", "run", "-n", 7, script, "--help"),
+    )
+    assert done.rc == 0, done.err
+    assert done.out == "0 2 False ['--help'] []\n"
+    assert done.ours == ["[autoddp] 2 ranks on 1 node, gloo (no GPU here), global view"]
+
+
+def test_by_hand_rank_0_hosts_the_store_to_the_end(tmp_path):
+    path = tmp_path / "s.py"
+    path.write_text("import autoddp, time\ntime.sleep(autoddp.rank())\nprint(autoddp.rank())\n")
+    (out, err, rc), (out1, err1, rc1) = by_hand(path, 2)
+    assert (rc, rc1) == (0, 0), err + err1
+    assert (out, out1) == ("0\n", "")
+
+
+def test_where_a_worker_of_ray_serves_a_store_ranks_meet_there(script):
+    store = torch_internals.store_behind(listen())
+    more = {"MASTER_PORT": str(store.port), "RAY_JOB_ID": "01000000", "NODE_RANK": "0"}
+    (out, err, rc), (out1, err1, rc1) = by_hand(script, 2, more=more)
+    assert (rc, rc1) == (0, 0), err + err1
+    assert (out, out1) == ("0 2 False ['x'] []\n", "")
+
+
+def test_a_port_where_something_else_listens_is_said(script):
+    store = torch_internals.store_behind(listen())  # a stranger's, as far as rank 0 knows
+    more = {"MASTER_PORT": str(store.port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    ((out, err, rc),) = by_hand(script, 1, more=more)
+    assert (rc, out) == (2, "")
+    assert err == (
+        f"[autoddp] MASTER_PORT is {store.port}, where rank 0 cannot listen: another process does; "
+        "give the job a free port\n"
+    )
+
+
+def test_a_joined_rank_that_fails_alone_is_named(tmp_path):
+    path = tmp_path / "s.py"
+    path.write_text("import autoddp, sys\nif autoddp.rank(): raise ValueError('only me')\n")
+    (_, err, rc), (_, err1, rc1) = by_hand(path, 2, more={"TMPDIR": str(tmp_path)})
+    assert (rc, rc1) == (0, 1), err + err1
+    assert "[autoddp] rank 1 ended with exit code 1; the end of its log " in err1
+    assert err1.endswith("ValueError: only me\n")
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        ({"RANK": "0"}, "WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT not set"),
+        ({"WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "RANK, MASTER_ADDR, MASTER_PORT not set"),
+    ],
+)
+def test_an_incomplete_job_is_said(script, job, message):
+    # a rank of a launcher's starts anew, to hash text alike
+    done = run_cli("run", "-n", 2, script, env=job)
+    assert (done.rc, done.out) == (2, "")
+    assert message in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_in_the_local_view_the_environment_is_torchruns(script):
+    done = fork_cli("run", "-n", 2, "--view", "local", script)
+    assert done.rc == 0, done.err
+    assert "'RANK', " in done.out
+    assert done.out.startswith("0 2 ")
+
+
+def test_the_report_is_written_by_rank_0(script, tmp_path):
+    target = tmp_path / "report.json"
+    assert fork_cli("run", "-n", 2, "--report", target, script).rc == 0
+    assert json.loads(target.read_text())["decisions"] == []
+
+
+def test_a_disabled_feature_is_left_out_and_that_is_said(script):
+    done = fork_cli("run", "-n", 2, "--disable", "loaders,modules,local-view", script)
+    assert done.rc == 0
+    assert done.ours[1:3] == [
+        "[autoddp] --disable loaders: every rank loads whole batches",
+        "[autoddp] --disable modules: every model runs whole, on every rank",
+    ]
+
+
+def test_children_start_nothing(tmp_path):
+    path = tmp_path / "s.py"
+    path.write_text(
+        "import os, subprocess, sys\n"
+        "if 'child' in sys.argv:\n    import autoddp\n    print(autoddp.world_size())\n"
+        "else:\n"
+        "    print(sorted(k for k in os.environ if k.startswith('AUTODDP')))\n"
+        "    print(subprocess.run([sys.executable, __file__, 'child'], "
+        "capture_output=True, text=True).stdout)\n"
+    )
+    done = fork_cli("run", "-n", 2, path)
+    assert (done.rc, done.out) == (0, "[]\n1\n\n"), done.err
+
+
+@pytest.mark.parametrize(
+    ("world", "environment", "text"),
+    [
+        (World(0, 2, 0, 2), {}, "2 ranks on 1 node, gloo (no GPU here), global view"),
+        (World(0, 4, 0, 2), {}, "4 ranks on 2 nodes, gloo (no GPU here), global view"),
+        (World(0, 3, 0, 2), {"GROUP_WORLD_SIZE": "3"}, "3 ranks on 3 nodes, gloo (no GPU here)"),
+    ],
+)
+def test_the_greeting_counts_nodes(world, environment, text):
+    assert greeting(world, Options(), Choice("gloo", "no GPU here"), environment).startswith(text)
+
+
+def test_loader_workers_end_with_a_killed_rank(tmp_path):
+    """A rank that the kernel ends with its launcher leaves no loader's worker either."""
+    path = tmp_path / "s.py"
+    path.write_text(
+        "import autoddp, os, time, torch\n"
+        "from torch.utils.data import DataLoader, Dataset\n"
+        "class Slow(Dataset):\n"
+        "    def __len__(self): return 1000\n"
+        "    def __getitem__(self, i):\n"
+        f"        open(f'{tmp_path}/worker{{os.getpid()}}', 'w').close()\n"
+        "        time.sleep(0.05)\n        return torch.zeros(1)\n"
+        "if __name__ == '__main__':\n"
+        "    for batch in DataLoader(Slow(), batch_size=2, num_workers=1): pass\n"
+    )
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "autoddp", "run", "-q", "-n", "2", str(path)], env=environ()
+    )
+    try:
+        deadline = time.monotonic() + 30
+        while len(list(tmp_path.glob("worker*"))) < 2:
+            assert time.monotonic() < deadline
+            assert launcher.poll() is None
+            time.sleep(0.05)
+    finally:
+        launcher.send_signal(signal.SIGKILL)
+        launcher.wait(10)
+    workers = [int(file.name[len("worker") :]) for file in tmp_path.glob("worker*")]
+    deadline = time.monotonic() + 15  # torch's workers look for their parent every 5 seconds
+    while any(os.path.exists(f"/proc/{pid}") for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [pid for pid in workers if os.path.exists(f"/proc/{pid}")]

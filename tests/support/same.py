@@ -1,0 +1,64 @@
+"""Is what N ranks printed and wrote what one process did? By the comparer of `autoddp verify`.
+
+Every comparison returns the largest difference it met and fails with the place and both values
+where that is above `rtol`. An `rtol` of 0 asks for the same bytes.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from pathlib import Path
+
+from autoddp.tools.rehearse.runs import Left
+from autoddp.tools.verify.findings import PRINT, Findings
+from autoddp.tools.verify.outputs import compare_files
+from autoddp.tools.verify.same import same_value
+from autoddp.tools.verify.text import NUMBER, compare_text
+from tests.support.warm import Run
+
+__all__ = ["NUMBER", "same_files", "same_run", "same_terminal", "same_text", "same_value"]
+
+OURS = re.compile(r"\[autoddp\] |\s*$|.*\d%")  # our own lines, and bars that the clock draws
+
+
+def same_run(want: Run, got: Run, rtol: float) -> float:
+    """Compare exit codes, terminals and files of two runs."""
+    worst = same_terminal(want, got, rtol)
+    return max(worst, same_files(want.folder, got.folder, rtol))
+
+
+def same_terminal(want: Run, got: Run, rtol: float) -> float:
+    """Compare exit codes and what was printed; nothing is added to stderr but our own lines."""
+    shown = f"\n--- stdout\n{got.out[-2000:]}\n--- stderr\n{got.err[-4000:]}"
+    assert got.code == want.code, f"exit code {got.code} instead of {want.code}{shown}"
+    added = [line for line in got.err.splitlines() if line not in want.err.splitlines()]
+    strange = [line for line in added if not OURS.match(line)]
+    assert not strange, f"on stderr: {strange[0]!r}{shown}"
+    assert not got.left, f"outlived the command: {got.left}"
+    return same_text(want.out, got.out, rtol, "stdout")
+
+
+def same_text(want: str, got: str, rtol: float, name: str) -> float:
+    """Compare two texts line by line; what is printed of a number must be as near as it says."""
+    findings = Findings()
+    compare_text(findings, PRINT, name, (want, got), rtol, last_digit=False)
+    return equal(findings)
+
+
+def same_files(want: Path, got: Path, rtol: float) -> float:
+    """The same names, and content that agrees by the kind of file."""
+    findings = Findings()
+    pair = (Left(str(path), 0, {}, {}, folder=path, outside=path / "none") for path in (want, got))
+    compare_files(findings, *pair, rtol, last_digit=False)
+    for path in (path for path in got.rglob("*") if path.suffix in (".pt", ".pth")):
+        with zipfile.ZipFile(path) as archive:
+            pickles = [archive.read(n) for n in archive.namelist() if n.endswith(".pkl")]
+        assert not any(b"autoddp" in text for text in pickles), f"{path} names a class of ours"
+    return equal(findings)
+
+
+def equal(findings: Findings) -> float:
+    """The largest difference, once it is known that none is too large."""
+    assert findings.equal, findings.differences[0].described()
+    return findings.largest

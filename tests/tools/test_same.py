@@ -1,0 +1,283 @@
+"""The comparison of runs sees what differs: else every test that rests on it would be green."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import pickle
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.same import same_files, same_run, same_text, same_value
+from tests.support.warm import Run
+
+
+@pytest.mark.parametrize(
+    ("want", "got", "rtol"),
+    [
+        ("loss 0.5", "loss 0.5000001", 1e-9),
+        ("loss 0.5", "loss -0.5", 1e-9),
+        ("loss 0.5", "lost 0.5", 1e-9),
+        ("loss 0.5", "loss 0.5\nloss 0.5", 1e-9),
+        ("loss 0.5\nloss 0.5", "loss 0.5", 1e-9),
+        ("step 10 of 20", "step 11 of 20", 0.5),
+        ("loss 0.5", "loss nan", 1e-9),
+        ("loss 0.5", "loss  0.5", 1e-9),
+        ("loss 0.5", "loss 0.50", 0),
+        ("[1.0, 2.0]", "[1.0, 2.5]", 1e-9),
+        ("lr 1e-05", "lr 1e-06", 1e-9),
+        ("cuda:0", "cuda:1", 0.5),
+        ("True", "False", 1e-9),
+    ],
+    ids=str,
+)
+def test_text_that_differs(want, got, rtol):
+    assert same_text(want, want, 0, "stdout") == 0
+    with pytest.raises(AssertionError, match="stdout"):
+        same_text(want, got, rtol, "stdout")
+
+
+def test_text_that_agrees_within_rounding():
+    assert 0 < same_text("x 0.5 y 1e-17", "x 0.5000000000000001 y 3e-17", 1e-9, "stdout") < 1e-12
+    assert same_text("runs/20250101-120000", "runs/20250101-120001", 0, "stdout") == 0
+
+
+W = torch.arange(6.0).view(2, 3)
+STATE = {"w": W, "step": 3, "lr": 0.1, "names": ["a", "b"], "best": None, "betas": (0.9, 0.99)}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"w": W + 1e-3},
+        {"w": W.double()},
+        {"w": W.clone().requires_grad_()},
+        {"w": W.reshape(3, 2)},
+        {"w": W.t().contiguous().t()},
+        {"w": torch.nn.Parameter(W)},
+        {"w": torch.full((2, 3), float("nan"))},
+        {"step": 4},
+        {"step": 3.0},
+        {"lr": 0.1001},
+        {"names": ["a", "c"]},
+        {"names": ["a"]},
+        {"best": 0},
+        {"betas": [0.9, 0.99]},
+        {"new": 1},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_checkpoints_that_differ(change):
+    assert same_value(STATE, dict(STATE), 0, "ckpt.pt") == 0
+    with pytest.raises(AssertionError, match=r"ckpt\.pt"):
+        same_value(STATE, STATE | change, 1e-9, "ckpt.pt")
+
+
+@dataclass
+class Kept:
+    """A value with an `==` of its own, which fails on a tensor; `other` closes a circle."""
+
+    value: object
+    other: object = None
+
+
+def stepped(lr=0.1):
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.Adam([weight], lr=lr)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    weight.square().sum().backward()
+    optimizer.step()
+    scheduler.step()
+    return scheduler
+
+
+def circle(value):
+    made = Kept(value)
+    made.other = [made]
+    return made
+
+
+OBJECTS = {
+    "scheduler": stepped,
+    "optimizer": lambda lr=0.1: stepped(lr).optimizer,
+    "formatter": lambda value=0.5: logging.Formatter(f"%(message)s {value}"),
+    "dataclass": lambda value=0.5: Kept(torch.full((3,), value)),
+    "circle": lambda value=0.5: circle(value),
+    "partial": lambda value=0.5: functools.partial(print, value),
+    "complex": lambda value=0.5: complex(1, value),
+    "numpy": lambda value=0.5: np.float32(value),
+    "generator": lambda value=0.5: np.random.default_rng(int(10 * value)),
+    "set": lambda value=0.5: {value},
+    "function": lambda value=0.5: (len, max)[value > 0.5],
+    "class": lambda value=0.5: (int, str)[value > 0.5],
+}
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_objects_are_compared_by_what_they_hold(name):
+    make = OBJECTS[name]
+    want, got = pickle.loads(pickle.dumps(make())), pickle.loads(pickle.dumps(make()))
+    assert same_value({"it": want}, {"it": got}, 0, "ckpt.pt") == 0
+    with pytest.raises(AssertionError, match=r"ckpt\.pt\['it'\]"):
+        same_value({"it": want}, {"it": make(0.6)}, 1e-9, "ckpt.pt")
+
+
+@pytest.mark.parametrize("name", ["scheduler", "optimizer", "dataclass", "circle", "complex"])
+def test_objects_that_agree_within_rounding(name):
+    make = OBJECTS[name]
+    assert 0 < same_value(make(0.5), make(0.5 + 1e-7), 1e-6, "ckpt.pt") <= 1e-6
+
+
+def test_what_is_held_many_times_is_compared_once():
+    shared = [0.5]
+    for _ in range(60):
+        shared = [shared, shared]
+    assert same_value(shared, copy.deepcopy(shared), 0, "ckpt.pt") == 0
+
+
+def bits(dtype):
+    return lambda value=0.5: torch.full((4,), int(10 * value), dtype=torch.uint8).view(dtype)
+
+
+def cast(dtype):
+    return lambda value=0.5: torch.full((2,), value).to(dtype)
+
+
+TENSORS = {
+    "sparse": lambda value=0.5: torch.diag(torch.full((3,), value)).to_sparse(),
+    "uncoalesced": lambda value=0.5: torch.sparse_coo_tensor(
+        [[0, 0]], torch.tensor([value, 1.0]), (2,), is_coalesced=False
+    ),
+    "nested": lambda value=0.5: torch.nested.nested_tensor(
+        [torch.full((k,), value) for k in (2, 3)]
+    ),
+    "conjugate": lambda value=0.5: torch.tensor([1 + 1j * value]).conj(),
+    "negative": lambda value=0.5: torch.tensor([1 + 1j * value]).conj().imag,
+    "quantized": lambda value=0.5: torch.quantize_per_tensor(
+        torch.full((3,), value), 0.1, 0, torch.qint8
+    ),
+    "parameter": lambda value=0.5: torch.nn.Parameter(torch.tensor([value])),
+    "half": cast(torch.half),
+    "bfloat16": cast(torch.bfloat16),
+    "float8_e4m3fn": cast(torch.float8_e4m3fn),
+    "float8_e5m2": cast(torch.float8_e5m2),
+    "float8_e8m0fnu": cast(torch.float8_e8m0fnu),
+    "complex32": cast(torch.complex32),
+    "float4": bits(torch.float4_e2m1fn_x2),
+    "bits": bits(torch.bits8),
+    "uint16": bits(torch.uint16),
+}
+NEW = pytest.mark.filterwarnings(
+    "ignore::UserWarning"
+)  # torch says that some kinds are new, or old
+
+
+@pytest.mark.parametrize("name", TENSORS)
+@NEW
+def test_tensors_of_every_kind_are_compared(name):
+    make = TENSORS[name]
+    assert same_value(make(), make(), 0, "ckpt.pt") == 0
+    with pytest.raises(AssertionError, match=r"ckpt\.pt"):
+        same_value(make(), make(2.0), 1e-3, "ckpt.pt")
+
+
+@pytest.mark.parametrize("layout", ["csr", "csc", "bsr", "bsc"])
+@NEW
+def test_compressed_tensors_are_compared(layout):
+    def make(value=0.5):
+        size = {"blocksize": (1, 1)} if layout.startswith("b") else {}
+        dense = torch.diag(torch.full((3,), value))
+        return dense.to_sparse(layout=getattr(torch, f"sparse_{layout}"), **size)
+
+    assert same_value(make(), make(), 0, "ckpt.pt") == 0
+    assert 0 < same_value(make(), make(0.5 + 1e-6), 1e-5, "ckpt.pt") < 1e-5
+    with pytest.raises(AssertionError, match=r"ckpt\.pt"):
+        same_value(make(), make(2.0), 1e-3, "ckpt.pt")
+
+
+def test_tensors_on_no_device_are_compared_by_their_shapes():
+    one = torch.empty(3, device="meta")
+    assert same_value(one, one.clone(), 0, "ckpt.pt") == 0
+    with pytest.raises(AssertionError, match=r"ckpt\.pt"):
+        same_value(one, torch.empty(4, device="meta"), 0, "ckpt.pt")
+
+
+@pytest.mark.parametrize("name", ["sparse", "uncoalesced", "nested", "conjugate", "negative"])
+@NEW
+def test_tensors_that_agree_within_rounding(name):
+    make = TENSORS[name]
+    assert 0 < same_value(make(0.5), make(0.5 + 1e-6), 1e-5, "ckpt.pt") < 1e-5
+
+
+def write(folder, loss=0.5, extra=False):
+    (folder / "runs").mkdir(parents=True)
+    torch.save({"loss": loss}, folder / "runs" / "net.pt")
+    np.save(folder / "scores.npy", np.array([loss, 1.0]))
+    np.savez(folder / "kept.npz", a=np.array([loss]))
+    (folder / "log.csv").write_text(f"epoch,loss\n0,{loss}\n")
+    if extra:
+        (folder / "runs" / "net.pt.1").touch()
+    return folder
+
+
+def test_what_is_another_thing_differs_however_much_is_allowed(tmp_path):
+    a, b = write(tmp_path / "a"), write(tmp_path / "b", 0.7)
+    assert same_files(a, b, float("inf")) > 0.1
+    np.save(b / "scores.npy", np.array([0.5, 1.0, 2.0]))
+    with pytest.raises(AssertionError, match=r"scores\.npy"):
+        same_files(a, b, float("inf"))
+
+
+def test_links_and_ends_of_lines_are_compared(tmp_path):
+    a, b = write(tmp_path / "a"), write(tmp_path / "b")
+    for folder in (a, b):
+        (folder / "latest").symlink_to("runs")
+        (folder / "gone").symlink_to("nowhere")
+    assert same_files(a, b, 0) == 0
+    (b / "log.csv").write_text((a / "log.csv").read_text().rstrip())
+    assert same_files(a, b, 1e-9) == 0
+    with pytest.raises(AssertionError, match=r"log\.csv"):
+        same_files(a, b, 0)
+    (b / "gone").unlink()
+    with pytest.raises(AssertionError, match="gone"):
+        same_files(a, b, 1e-9)
+
+
+@pytest.mark.parametrize("name", ["runs/net.pt", "scores.npy", "kept.npz", "log.csv"])
+def test_files_that_differ(name, tmp_path):
+    a, b, c = (write(tmp_path / name, loss) for name, loss in (("a", 0.5), ("b", 0.5), ("c", 0.6)))
+    assert same_files(a, b, 0) == 0
+    (c / name).rename(b / name)
+    with pytest.raises(AssertionError, match=name.rpartition("/")[2]):
+        same_files(a, b, 1e-9)
+
+
+def test_a_file_or_folder_more(tmp_path):
+    a, b = write(tmp_path / "a"), write(tmp_path / "b", extra=True)
+    with pytest.raises(AssertionError, match=r"net\.pt\.1"):
+        same_files(a, b, 1e-9)
+    with pytest.raises(AssertionError, match=r"net\.pt\.1"):
+        same_files(b, a, 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"code": 1}, "exit code 1"),
+        ({"err": "Traceback (most recent call last):\n"}, "on stderr"),
+        ({"err": "[autoddp] 2 ranks\nWARNING: something\n"}, "on stderr"),
+        ({"out": "loss 0.6\n"}, "stdout line 1"),
+        ({"left": ("77 (python)",)}, "outlived"),
+    ],
+    ids=["code", "traceback", "warning", "printed", "process"],
+)
+def test_runs_that_differ(change, says, tmp_path):
+    plain = {"code": 0, "out": "loss 0.5\n", "err": "", "folder": tmp_path}
+    want = Run(**plain)
+    assert same_run(want, Run(**plain | {"err": "[autoddp] 2 ranks\n"}), 0) == 0
+    with pytest.raises(AssertionError, match=says):
+        same_run(want, Run(**plain | change), 1e-9)

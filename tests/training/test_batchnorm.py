@@ -1,0 +1,263 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.support.training import (
+    TWO_OR_THREE,
+    Runs,
+    Scripts,
+    assert_as_alone,
+    assert_same,
+    grads,
+    on_ranks,
+    sgd,
+    weights,
+)
+
+script = Scripts()
+SHAPES = {1: (6,), 2: (6, 3, 4), 3: (6, 2, 3, 2)}
+KINDS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+
+
+def net(dims, **given):
+    """BatchNorm in the middle."""
+    into = nn.Linear(6, 6) if dims == 1 else (nn.Conv2d, nn.Conv3d)[dims - 2](6, 6, 1)
+    return nn.Sequential(into, KINDS[dims](6, **given), nn.Tanh())
+
+
+def data(dims, count=13):
+    return DataLoader(TensorDataset(torch.randn(count, *SHAPES[dims]) * 3 + 2), 5)
+
+
+def steps(model, loader, change=lambda x: x):
+    """Weights, running statistics, gradients of the last step, and what evaluation gives."""
+    optimizer = sgd(model)
+    for (x,) in loader:
+        optimizer.zero_grad()
+        (model(change(x)) ** 3).mean().backward()
+        optimizer.step()
+    last = grads(model)
+    model.eval()
+    with torch.no_grad():
+        evaluated = torch.cat([model(change(x)) for (x,) in loader])
+    return weights(model), last, evaluated
+
+
+@script
+def one_dimension():
+    return steps(net(1), data(1))
+
+
+@script
+def two_dimensions():
+    return steps(net(2), data(2))
+
+
+@script
+def three_dimensions():
+    return steps(net(3), data(3))
+
+
+@script
+def sequences():
+    model = nn.Sequential(nn.Conv1d(4, 6, 1), nn.BatchNorm1d(6))
+    return steps(model, DataLoader(TensorDataset(torch.randn(13, 4, 7)), 5))
+
+
+@script
+def without_weights():
+    return steps(net(2, affine=False), data(2))
+
+
+@script
+def a_cumulative_average():
+    return steps(net(2, momentum=None), data(2))
+
+
+@script
+def without_running_statistics():
+    return steps(net(2, track_running_stats=False), data(2))
+
+
+@script
+def channels_last():
+    model = net(2).to(memory_format=torch.channels_last)
+    return steps(model, data(2), lambda x: x.to(memory_format=torch.channels_last))
+
+
+@script
+def a_mean_far_from_zero():
+    return steps(nn.Sequential(nn.BatchNorm2d(6), nn.Tanh()), data(2), lambda x: x + 1e4)
+
+
+@script
+def called_as_it_is_on_a_batch():
+    norm, (x,) = nn.BatchNorm1d(6), next(iter(data(1)))
+    out = norm(x)
+    (out**3).sum().backward()
+    return out, weights(norm), grads(norm)
+
+
+@script
+def the_function_on_a_batch():
+    mean, var = torch.zeros(6), torch.ones(6)
+    found = []
+    for (x,) in data(1):
+        x.requires_grad_()
+        out = F.batch_norm(x, mean, var, training=True)
+        (out**3).sum().backward()
+        found += [out, x.grad, F.batch_norm(x, mean, var, training=False)]
+        found += [F.batch_norm(x, None, None, training=True)]
+    return found, mean, var
+
+
+@script
+def frozen_statistics():
+    model = net(2)
+    model[1].eval()
+    return steps(model, data(2))
+
+
+@script
+def evaluation_between_steps():
+    model, found = net(1), []
+    for (x,) in data(1):
+        model.train()
+        (model(x) ** 3).mean().backward()
+        model.eval()
+        found.append(model(x).mean().item())
+    return found, weights(model), grads(model)
+
+
+@script
+def two_forwards_before_one_backward():
+    model = net(1)
+    for (x,) in data(1):
+        ((model(x) - model(x * 2 + 1)) ** 3).mean().backward()
+    return weights(model), grads(model)
+
+
+@script
+def a_second_derivative():
+    model = net(1)
+    (x,) = next(iter(data(1)))
+    x.requires_grad_()
+    (g,) = torch.autograd.grad((model(x) ** 3).sum(), x, create_graph=True)
+    (g**2).sum().backward()
+    return g, grads(model)
+
+
+@script
+def a_batch_of_one_is_refused():
+    model = net(1)
+    try:
+        model(torch.randn(1, 6))
+    except ValueError as error:
+        return str(error)[:50]
+    return "accepted"
+
+
+@script
+def one_row_for_each_rank():
+    model, optimizer = net(1), None
+    optimizer = sgd(model)
+    for (x,) in DataLoader(TensorDataset(torch.randn(9, 6)), 3):
+        optimizer.zero_grad()
+        (model(x) ** 3).mean().backward()
+        optimizer.step()
+    return weights(model)
+
+
+@script
+def instances_with_running_statistics():
+    model = nn.Sequential(
+        nn.Conv2d(6, 4, 1), nn.InstanceNorm2d(4, affine=True, track_running_stats=True)
+    )
+    found = steps(nn.Sequential(model, nn.Tanh(), nn.Conv2d(4, 2, 1)), data(2))
+    # no parameters: called with rows
+    norm = nn.InstanceNorm1d(6, momentum=0.4, track_running_stats=True)
+    for (x,) in DataLoader(TensorDataset(torch.randn(13, 6, 7)), 5):
+        found += (norm(x).pow(3).mean(),)
+    return found, weights(norm)
+
+
+@script
+def count_of_batches():
+    model = net(1)
+    for (x,) in data(1):
+        model(x)
+    return model[1].num_batches_tracked.item(), model[1].num_batches_tracked.dtype
+
+
+halves = Scripts()
+
+
+@halves
+def half_precision_input():
+    model = net(2).float()
+    optimizer = sgd(model)
+    for (x,) in data(2):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(x.float())
+        out.float().square().mean().backward()
+        optimizer.step()
+    return weights(model), out.dtype
+
+
+@halves
+def statistics_in_single_precision():
+    norm, (x,) = nn.BatchNorm2d(6).float(), next(iter(data(2)))
+    return norm(x.bfloat16()), weights(norm)
+
+
+@pytest.fixture(scope="module")
+def seen():
+    return Runs(lambda nproc: script.run(nproc) | halves.run(nproc))
+
+
+@TWO_OR_THREE
+@pytest.mark.parametrize("name", script)
+def test_statistics_are_those_of_the_batch(seen, name, nproc):
+    assert_as_alone(seen[1][name][0], seen[nproc][name])
+
+
+@TWO_OR_THREE
+@pytest.mark.parametrize("name", halves)
+def test_half_precision_within_its_rounding(seen, name, nproc):
+    assert_as_alone(seen[1][name][0], seen[nproc][name], 3e-2)
+
+
+def test_it_was_split(seen):
+    for name in ("two_dimensions", "without_weights", "a_cumulative_average", "channels_last"):
+        assert seen[2][name][0].said("split", "Sequential", "3 of 5 rows here"), seen[2][name][
+            0
+        ].decisions
+
+
+def test_local_statistics_are_those_of_this_ranks_rows():
+    def script(run):
+        torch.manual_seed(run.world.world_size)
+        norm, x = nn.BatchNorm1d(6), torch.arange(24.0).reshape(4, 6)
+        model = nn.Sequential(norm)
+        return model(x), norm.running_mean
+
+    zero, one = on_ranks(script, 2, batchnorm="local")
+    x = torch.arange(24.0, dtype=torch.float64).reshape(4, 6)
+    for rank, (out, mean) in enumerate((zero, one)):
+        half = x[:2] if rank == 0 else x[2:]
+        assert_same(0.1 * half.mean(0), mean)
+        parts = [F.batch_norm(part, None, None, training=True) for part in (x[:2], x[2:])]
+        assert_same(torch.cat(parts), out)
+
+
+def test_types_and_keys_are_the_scripts():
+    def script(run):
+        model = net(2)
+        for (x,) in data(2):
+            model(x)
+        return type(model[1]) is nn.BatchNorm2d, list(model.state_dict())
+
+    assert on_ranks(script, 2) == on_ranks(script, 1) * 2

@@ -1,0 +1,293 @@
+import io
+import re
+import time
+from datetime import timedelta
+from inspect import signature
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from autoddp.effects import identity
+from autoddp.options import Options
+from autoddp.process.session import session
+from autoddp.report import Report, users_modules
+from autoddp.training import explanation
+from tests.support.ranks import run_ranks
+from tests.support.training import batches, mlp, sgd, train
+
+pytestmark = pytest.mark.slow
+
+
+def told(script, nproc=2, **options):
+    """What is said on each rank: before the third step, by the end."""
+
+    def rank(group):
+        torch.set_default_dtype(torch.float64)
+        torch.manual_seed(0)
+        stream = io.StringIO()
+        # the tests' own modules, all loaded in this process, are not the script's
+        identity.users_modules = lambda: [
+            m for m in users_modules() if not m.__name__.startswith("tests.")
+        ]
+        report = Report(speaks=group.rank == 0, stream=stream)
+        with session(group.world, Options(**options), group, report) as run:
+            seen = script(stream, **({"run": run} if "run" in signature(script).parameters else {}))
+        return seen, stream.getvalue().splitlines()
+
+    return run_ranks(rank, nproc)
+
+
+def steps(stream, count=5):
+    """How many lines were there after each step."""
+    model, lines = mlp(), []
+    optimizer = sgd(model)
+    loader = batches(40, 8)
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        lines.append(len(stream.getvalue().splitlines()))
+        if len(lines) == count:
+            break
+    return lines
+
+
+def test_it_is_said_once_after_three_steps_by_rank_0():
+    zero, one = told(steps)
+    assert zero[0] == [0, 0, len(zero[1]), len(zero[1]), len(zero[1])]
+    assert one[1] == []
+    assert [line.partition(": ")[0] for line in zero[1]] == [
+        "[autoddp] fetching",
+        "[autoddp] split",
+    ]
+    fetching, split = zero[1]
+    assert re.search(
+        r"DataLoader at test_explanation.py:\d+: each rank fetches its rows$", fetching
+    )
+    assert re.search(r"Sequential at test_explanation.py:\d+: 4 of 8 rows here$", split)
+
+
+def test_a_script_with_fewer_steps_hears_it_at_its_end():
+    zero, _ = told(lambda stream: steps(stream, 2))
+    assert zero[0] == [0, 0]
+    assert len(zero[1]) == 2
+
+
+def test_nothing_split_is_said_with_what_would_help():
+    def script(stream):
+        train(mlp(), batches(6, 1))
+
+    zero, _ = told(script)
+    assert zero[1][-1].startswith("[autoddp] nothing is split: every rank computes all of it")
+    assert "at least one row for each rank" in zero[1][-1]
+
+
+def test_nothing_decided_nothing_said():
+    assert told(lambda stream: sgd(mlp()).step()) == [(None, []), (None, [])]
+
+
+def test_what_is_not_row_wise_is_said_with_its_reason():
+    class Centred(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = mlp()
+
+        def forward(self, x):
+            x = self.body(x)
+            return x - x.roll(1, 0)
+
+    zero, _ = told(lambda stream: train(Centred(), batches(40, 8)))
+    whole = [
+        line for line in zero[1] if line.startswith("[autoddp] by its parts, or whole: Centred at ")
+    ]
+    assert whole[0].endswith(": the forward of a part is not the part of the forward")
+    gathers = [line for line in zero[1] if line.startswith("[autoddp] gathers: roll at ")]
+    assert gathers
+    assert re.search(r"at test_explanation.py:\d+, \d+ times$", gathers[0])
+
+
+def many(stream):
+    """More decisions than are shown."""
+    models = [mlp() for _ in range(9)]
+    optimizer = sgd(nn.ModuleList(models))
+    x = torch.randn(8, 5)
+    losses = [models[0](x), models[1](x), models[2](x)]
+    losses += [models[3](x), models[4](x)]
+    losses += [models[5](x)]
+    losses += [models[6](x)]
+    losses += [models[7](x)]
+    losses += [nn.Sequential(models[8])(x)]
+    losses += [models[8](x[:6])]
+    for _ in range(3):
+        optimizer.step()
+
+
+def test_the_most_frequent_are_shown_and_all_with_v():
+    zero, _ = told(many)
+    split = [line for line in zero[1] if line.startswith("[autoddp] split")]
+    assert len(split) == 7
+    assert split[-1].endswith("more (-v shows them)")
+    verbose = [
+        line for line in told(many, verbose=True)[0][1] if line.startswith("[autoddp] split")
+    ]
+    assert len(verbose) == 6 + int(split[-1].split()[2])
+
+
+def account(script, nproc=2, **options):
+    """The line at the end, as if the script had run for long, without its seconds."""
+    explanation.LONG = 0.0
+    try:
+        zero, one, *_ = told(script, nproc, **options)
+    finally:
+        explanation.LONG = 5.0
+    assert not [line for line in one[1] if " ranks, " in line]
+    (line,) = (line for line in zero[1] if re.match(r"\[autoddp\] 2 ranks, \d+ s: ", line))
+    line = line.partition(" s: ")[2]
+    assert line.endswith("; `autoddp bench` tells more")
+    return line.removesuffix("; `autoddp bench` tells more")
+
+
+WAITED = r"; time spent waiting: \d+% for gradients, (\d+)% for other ranks, \d+% for the loader"
+
+
+def test_how_the_work_went_is_said_at_the_end():
+    line = account(lambda stream: train(mlp(), batches(40, 8)))
+    found = re.fullmatch(
+        rf"(\d+)% of the computing was split between them{WAITED}(; .*)?",
+        line,
+    )
+    assert found, line
+    assert int(found[1]) >= 95
+
+
+def test_work_that_every_rank_does_counts_as_one_processes():
+    class Slow(nn.Linear):
+        def forward(self, x):
+            time.sleep(0.05)  # as its split part does: half of what one process does there
+            return super().forward(x)
+
+    def script(stream):
+        split, whole, x = Slow(3, 3), Slow(3, 3), torch.randn(8, 3)
+        split(x)  # it is proven
+        for _ in range(4):
+            split(x)
+            whole(x[:1])  # too few rows
+
+    found = re.match(r"(\d+)% of the computing", line := account(script))
+    assert 60 <= int(found[1]) <= 72, line
+
+
+def test_without_modules_that_is_said():
+    line = account(lambda stream: None)
+    assert line.startswith(
+        "no module was called with a batch, so each did all of the computing; time spent waiting: "
+    )
+    assert line.endswith("; one process is as fast")
+
+
+def test_what_a_rank_waited_for_is_said():
+    def script(stream, run):
+        model, x = mlp(), batches(40, 8)
+        train(model, x)
+        if run.world.rank:
+            time.sleep(1.0)
+        print(float(model(next(iter(x))[0]).sum()))
+
+    line = account(script)
+    assert int(re.search(r"(\d+)% for other ranks", line)[1]) >= 30
+    assert re.search(r"; one process would have taken \d+ s or less: its steps are too ", line)
+
+
+def test_a_wait_that_is_shorter_than_what_was_shared_makes_ranks_no_loss():
+    class Slow(nn.Linear):
+        def forward(self, x):
+            time.sleep(0.1)
+            return super().forward(x)
+
+    def script(stream, run):
+        model, x = Slow(3, 3), torch.randn(8, 3)
+        for _ in range(20):
+            model(x).sum().item()
+        if run.world.rank:
+            time.sleep(1.0)
+        print(float(model(x).sum()))
+
+    assert account(script).endswith("; larger batches, or fewer ranks, would help most")
+
+
+def test_what_was_gathered_and_loaders_are_said():
+    class Loader:
+        seconds = 9.0
+
+    def script(stream, run):
+        run.waited["DataLoader at t.py:1"] = Loader()
+        (x,) = (x for x, _ in batches(8, 8))
+        x.numpy()
+
+    line = account(script)
+    assert re.search(r" for other ranks, \d{3,}% for the loader; ", line)
+    assert line.endswith("; more workers for its loaders (num_workers=) would help most")
+
+
+def test_in_the_local_view_each_rank_works_on_its_rows():
+    zero, one = told(lambda stream: train(mlp(), batches(40, 8)), view="local")
+    said = (
+        "[autoddp] --view local: losses and metrics that are printed "
+        "are those of rank 0's rows alone"
+    )
+    assert (zero[1], one[1]) == ([said], [])
+    assert account(lambda stream: None, view="local").startswith("each trained on its own rows; ")
+
+
+def test_a_wait_for_gradients_is_told_from_other_waits():
+    def waits(stream, run):
+        model = mlp()
+        for x, y in batches(40, 8):
+            loss = F.cross_entropy(model(x), y)
+            if run.world.rank:
+                time.sleep(0.1)
+            loss.backward()
+        position = run.group.position
+        return position.waited, position.waited_in_backward
+
+    (whole, gradients), _ = (seen for seen, _ in told(waits))
+    assert 0.3 <= gradients <= whole
+
+
+def test_a_summary_tells_each_ranks_seconds_and_adds_up(tmp_path):
+    target = tmp_path / "report.json"
+
+    def times(stream, run):
+        train(mlp(), batches(40, 8))
+        report = run.report
+        for act in run.ended:
+            act()
+        return report.times, report.shared, report.gathered
+
+    zero, one = told(times, summary=True, report=str(target))
+    (found, shared, gathered), said = zero
+    assert (one[0][0], one[1]) == ([], [])
+    assert [times.pop("rank") for times in found] == [0, 1]
+    for times in found:
+        assert abs(times.pop("seconds") - sum(times.values())) < 0.02, times
+        assert set(times) == {"computing", "gradients", "ranks", "loader", "proofs"}
+        assert times["proofs"] > 0
+    assert 0.9 <= shared <= 1
+    assert gathered > 0
+    head, *rows = said[-3:]
+    assert head.startswith("[autoddp] seconds of ")
+    assert [row.split()[:3] for row in rows] == [["[autoddp]", "rank", str(n)] for n in (0, 1)]
+    assert len({len(line) for line in (head, *rows)}) == 1
+
+
+def test_a_summary_is_said_of_the_ranks_that_come_to_their_end():
+    def script(stream, run):
+        if run.world.rank:
+            explanation.account.tell = lambda run, mine: None
+        else:
+            explanation.account.WAIT = timedelta(seconds=0.1)
+
+    zero, _ = told(script, summary=True)
+    assert [line.split()[1:3] for line in zero[1][-1:]] == [["rank", "0"]]

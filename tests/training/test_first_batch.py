@@ -1,0 +1,124 @@
+"""Nodes that read other data say so at the first batch, in each way in which a loader is run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.process.test_worker import free_port
+from tests.support.cli import environ
+
+SCRIPT = """
+import sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+class Files(Dataset):
+    def __init__(self, x, draws=False):
+        self.x, self.draws = x, draws
+    def __len__(self):
+        return len(self.x)
+    def __getitem__(self, number):
+        return self.x[number] * 1 + (0 * torch.rand(()) if self.draws else 0), number
+
+class Stream(IterableDataset):
+    def __init__(self, x):
+        self.x = x
+    def __iter__(self):
+        return ((row, n) for n, row in enumerate(self.x))
+
+torch.manual_seed(0)
+x, way = torch.load('x.pt'), sys.argv[1]
+made = {
+    'memory': lambda: TensorDataset(x, torch.arange(len(x))),
+    'rows': lambda: Files(x),
+    'drawn': lambda: Files(x, True),
+    'stream': lambda: Stream(x),
+    'each': lambda: Files(x),
+}[way]()
+workers = int(sys.argv[2])
+loader = DataLoader(made, 4, shuffle=way != 'stream', num_workers=workers)
+model = nn.Linear(3, 1)
+seen = 0
+for epoch in range(2):
+    for a, b in loader:
+        model(a).sum().backward()
+        seen += len(b)
+print(f'{model.weight.grad.sum().item():.4f} {seen}')
+"""
+LINE = SCRIPT.splitlines().index("    for a, b in loader:") + 1
+X = torch.arange(24.0).view(8, 3)
+
+
+def nodes(tmp_path, mine, theirs, *args, options=()):
+    """The script on two nodes, each with an `x.pt` of its own."""
+    port, started = free_port(), []
+    for node, x in enumerate((mine, theirs)):
+        folder = tmp_path / str(node)
+        folder.mkdir()
+        torch.save(x, folder / "x.pt")
+        (folder / "s.py").write_text(SCRIPT)
+        where = f"--nnodes 2 --node-rank {node} --master-addr 127.0.0.1 --master-port {port}"
+        command = ["-m", "autoddp", "run", "-n", "1", *where.split(), *options, "s.py", *args]
+        started.append(
+            subprocess.Popen(
+                [sys.executable, *command],
+                cwd=folder,
+                env=environ(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    try:
+        return [(*node.communicate(timeout=240), node.returncode) for node in started]
+    finally:
+        for node in started:
+            node.kill()
+
+
+WAYS = {
+    "memory": (["memory", "0"], "row 0 of its first batch "),
+    "rows": (["rows", "0"], "row 0 of its first batch "),
+    "rows, by workers": (["rows", "1"], "row 0 of its first batch "),
+    "once on each node": (["drawn", "0"], "its first batch "),
+    "once on each node, by workers": (["stream", "1"], "its first batch "),
+    "every rank all": (["each", "0"], "its first batch "),
+}
+
+
+def options(args):
+    return ["--loading", "each"] if args[0] == "each" else []
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("way", WAYS)
+def test_data_that_differs_is_named_at_the_first_batch(way, tmp_path):
+    args, said = WAYS[way]
+    other = X.clone()
+    other[:, 1] += 1
+    for out, err, code in nodes(tmp_path, X, other, *args, options=options(args)):
+        assert (out, code) == ("", 1), err
+        assert f"Disagreement: DataLoader at s.py:{LINE}: {said}is not the same on all" in err
+        assert err.rstrip().endswith("the nodes read other data; give all of them the same files")
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("way", ["rows", "once on each node", "every rank all"])
+def test_data_that_is_the_same_is_read_as_ever(way, tmp_path):
+    args, _ = WAYS[way]
+    (out, err, code), (_, other, code2) = nodes(tmp_path, X, X, *args, options=options(args))
+    assert (code, code2) == (0, 0), err + other
+    assert out == f"{2 * X.sum().item():.4f} {2 * len(X)}\n", "no row was read twice or left out"
+
+
+@pytest.mark.cluster
+def test_data_of_another_length_is_named(tmp_path):
+    for out, err, code in nodes(tmp_path, X, X[:-1], "memory", "0"):
+        assert (out, code) == ("", 1), err
+        assert "the length of its data set is not the same on all ranks (rank 0 has 8, " in err

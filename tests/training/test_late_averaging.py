@@ -1,0 +1,811 @@
+"""Gradients of several backwards are averaged once, and are one process's whoever reads them."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+import multiprocessing
+import os
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.utils.checkpoint
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import clip_grad_norm_
+from torch.utils.data import DataLoader, Dataset
+
+from autoddp import torch_internals
+from autoddp.errors import Disagreement
+from autoddp.options import Options
+from autoddp.process.session import session
+from autoddp.report import Report
+from tests.support.ranks import run_ranks
+from tests.support.training import (
+    TWO_OR_THREE,
+    Runs,
+    Scripts,
+    assert_as_alone,
+    assert_same,
+    batches,
+    grads,
+    mlp,
+    on_ranks,
+    sgd,
+    weights,
+)
+
+script = Scripts()
+
+
+def guarded():
+    """Whether the property that averages what is read is there."""
+    there = {name in vars(torch.Tensor) for name in torch_internals.GRADIENTS}
+    assert len(there) == 1
+    return there.pop()
+
+
+def pending(run):
+    """The script comes here in the midst of a round: gradients are late, if there are ranks."""
+    assert guarded() == (run.world.world_size > 1)
+
+
+def averaged():
+    """All gradients are true here."""
+    assert not guarded()
+
+
+class Accumulates:
+    """A script that adds up the gradients of some batches before a step."""
+
+    def __init__(self, model=None, optimizer=None, count=200):
+        self.model = mlp() if model is None else model
+        self.optimizer = optimizer or sgd(self.model, momentum=0.9)
+        self.batches = iter(batches(5 * count, 5))
+        self.losses = []
+
+    def backward(self, forward=None, **given):
+        x, y = next(self.batches)
+        loss = F.cross_entropy((forward or self.model)(x), y)
+        loss.backward(**given)
+        self.losses.append(loss.detach())
+
+    def backwards(self, count):
+        for _ in range(count):
+            self.backward()
+
+    def step(self):
+        self.optimizer.step()
+        averaged()
+        self.optimizer.zero_grad()
+
+    def round(self, count):
+        self.backwards(count)
+        self.step()
+
+    def begin(self, run):
+        """Learn rounds of three, and stop within one."""
+        self.round(3)
+        self.round(3)
+        self.backwards(2)
+        pending(run)
+
+    def found(self):
+        return [loss.item() for loss in self.losses], grads(self.model), weights(self.model)
+
+
+@script
+def rounds_of_one_length():
+    it = Accumulates()
+    for _ in range(4):
+        it.round(4)
+    it.backwards(3)
+    return it.found()
+
+
+@script
+def rounds_of_one():
+    it = Accumulates()
+    for _ in range(3):
+        it.backward()
+        averaged()
+        it.step()
+    return it.found()
+
+
+@script
+def rounds_of_other_lengths():
+    it = Accumulates()
+    for count in (3, 3, 2, 3, 5, 1, 4, 4, 2, 2):
+        it.round(count)
+    return it.found()
+
+
+@script
+def norms_and_clipping(run):
+    it, norms = Accumulates(), []
+    for count in (3, 3, 2, 3):
+        it.backwards(count)
+        norms.append(clip_grad_norm_(it.model.parameters(), 0.1).item())
+        it.step()
+    it.backwards(2)
+    pending(run)
+    norms.append(nn.utils.get_total_norm([p.grad for p in it.model.parameters()]).item())
+    return norms, it.found()
+
+
+@script
+def read_after_each_backward():
+    it, found = Accumulates(), []
+    for _ in range(4):
+        for _ in range(3):
+            it.backward()
+            found.append(grads(it.model))
+            averaged()
+        it.step()
+    return found, it.found()
+
+
+@script
+def one_is_read_and_kept(run):
+    it = Accumulates()
+    it.begin(run)
+    held = it.model[0].weight.grad
+    averaged()
+    found = held.clone()
+    it.backwards(2)
+    averaged()  # the script may look at what it holds
+    found = found, held.clone()
+    it.step()
+    for _ in range(3):
+        it.round(3)
+    it.backward()
+    pending(run)  # and has not looked for two rounds
+    return found, held, it.found()
+
+
+@script
+def gradients_that_are_set_or_taken_away(run):
+    it = Accumulates()
+    it.begin(run)
+    first, second, third, fourth = it.model.parameters()
+    first.grad = None
+    second.grad = torch.ones(7)
+    pending(run)
+    del third.grad
+    with pytest.raises(TypeError):
+        fourth.grad = "none"
+    pending(run)
+    it.backward()
+    found = grads(it.model)
+    it.step()
+    it.round(3)
+    it.backwards(2)
+    pending(run)
+    for p in it.model.parameters():
+        p.grad = None
+    averaged()
+    it.backward()
+    return found, it.found()
+
+
+@script
+def a_gradient_that_the_script_holds(run):
+    it = Accumulates()
+    it.begin(run)
+    it.round(1)
+    it.round(3)
+    held = it.model[2].bias.grad = torch.zeros(3)
+    it.backward()
+    averaged()  # nothing tells that the script reads what it holds
+    return held.clone(), it.found()
+
+
+@script
+def zeroed_in_the_midst(run):
+    it = Accumulates()
+    for to_none in (True, False):
+        it.begin(run)
+        it.optimizer.zero_grad(set_to_none=to_none)
+        averaged()
+        it.backwards(3)
+        it.step()
+        for _ in range(2):
+            it.round(3)
+    it.backwards(2)
+    it.model.zero_grad()
+    it.backwards(1)
+    return it.found()
+
+
+@script
+def zeroed_to_zeros():
+    it = Accumulates()
+    for count in (3, 3, 2, 3):
+        it.backwards(count)
+        averaged_from_the_second_round = grads(it.model)
+        it.optimizer.step()
+        it.optimizer.zero_grad(set_to_none=False)
+    return averaged_from_the_second_round, it.found()
+
+
+@script
+def a_scaler(run):
+    it, scaler, norms = Accumulates(optimizer=None), torch.amp.GradScaler("cpu", 8.0), []
+    for number, count in enumerate((3, 3, 2, 3)):
+        for at in range(count):
+            x, y = next(it.batches)
+            loss = F.cross_entropy(it.model(x), y)
+            scaler.scale(loss * float("inf") if (number, at) == (1, 1) else loss).backward()
+        if number == 2:
+            pending(run)
+        if number != 3:
+            scaler.unscale_(it.optimizer)
+            norms.append(clip_grad_norm_(it.model.parameters(), 0.1).item())
+        scaler.step(it.optimizer)
+        scaler.update()
+        it.optimizer.zero_grad()
+    return norms, scaler.get_scale(), it.found()
+
+
+@script
+def hooks_on_parameters(run):
+    it, seen = Accumulates(), []
+    it.model[0].weight.register_hook(lambda g: seen.append(g.clone()))
+    it.model[0].bias.register_hook(lambda g: g.clamp(-0.01, 0.01))
+    it.begin(run)
+    it.model[2].weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+    it.backward()
+    for _ in range(2):
+        it.round(2)
+    return seen, it.found()
+
+
+@script
+def a_hook_that_reads_another_gradient(run):
+    it, seen = Accumulates(), []
+    it.begin(run)
+    x, y = next(it.batches)
+    out = it.model(x)
+    out.register_hook(lambda g: seen.append(grads(it.model)))
+    F.cross_entropy(out, y).backward()
+    averaged()
+    for count in (3, 3):
+        it.round(count)
+    return seen, it.found()
+
+
+@script
+def an_optimizer_in_the_backward():
+    model = mlp()
+    optimizers = {p: torch.optim.SGD([p], 0.1) for p in model.parameters()}
+    model[0].bias.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
+    it = Accumulates(model)
+    for _ in range(3):
+        it.round(3)
+    return it.found()
+
+
+def a_game(run, together):
+    """As in a GAN: one player's backwards lead to the other's leaves, or not."""
+    real, fake = nn.Linear(5, 4), nn.Linear(5, 5)
+    optimizers = [sgd(real), sgd(fake)]
+    data = iter(batches(120, 5))
+    for count in (2, 2, 3, 2):
+        for _ in range(count):
+            x, _ = next(data)
+            real(x).mean().backward()
+            (-real(fake(x).detach()).mean()).backward()
+        if not together:
+            optimizers[0].step()
+            optimizers[0].zero_grad()
+        for _ in range(count):
+            x, _ = next(data)
+            real(fake(x)).square().mean().backward()
+        for optimizer in optimizers[not together :]:
+            optimizer.step()
+        if not together:
+            averaged()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+    return weights(real, fake)
+
+
+@script
+def two_players_in_turn(run):
+    return a_game(run, together=False)
+
+
+@script
+def two_players_at_once(run):
+    return a_game(run, together=True)
+
+
+@script
+def sets_that_share_leaves(run):
+    body, left, right = nn.Linear(5, 4), nn.Linear(4, 3), nn.Linear(4, 3)
+    it = Accumulates(nn.ModuleList([body, left, right]))
+    heads = {"l": left, "r": right}
+    for turns in ("lrlr", "lrlr", "lrl", "rrll", "lrr", "lrlr", "llll", "lllr"):
+        for head in turns:
+            it.backward(lambda x, head=head: heads[head](body(x)))
+        it.step()
+    it.backward(lambda x: left(body(x)))
+    pending(run)
+    body(next(it.batches)[0]).mean().backward()
+    pending(run)  # of left
+    return it.found()
+
+
+@script
+def other_kinds_of_backward_in_the_midst(run):
+    it = Accumulates()
+    it.begin(run)
+    loss = F.cross_entropy(it.model(next(it.batches)[0]), torch.arange(5) % 3)
+    found = [torch.autograd.grad(loss, it.model[0].weight, retain_graph=True)]
+    pending(run)
+    loss.backward(retain_graph=True, inputs=list(it.model[0].parameters()))
+    found.append(grads(it.model))
+    it.step()
+    for _ in range(3):
+        it.round(3)
+    it.backwards(2)
+    pending(run)
+    loss = F.cross_entropy(it.model(next(it.batches)[0]), torch.arange(5) % 3)
+    loss.backward(create_graph=True)
+    norm = sum((p.grad**2).sum() for p in it.model.parameters())
+    norm.backward()
+    found += [norm.item(), grads(it.model)]
+    it.model.zero_grad()
+    return found, it.found()
+
+
+@script
+def a_reentrant_checkpoint_in_the_midst(run):
+    it = Accumulates()
+    it.begin(run)
+    x, y = next(it.batches)
+    inner = torch.utils.checkpoint.checkpoint(it.model[0], x.requires_grad_(), use_reentrant=True)
+    F.cross_entropy(it.model[2](it.model[1](inner)), y).backward()
+    averaged()
+    return it.found()
+
+
+@script
+def a_backward_within_another(run):
+    it, extra = Accumulates(), nn.Linear(5, 3)
+
+    class Calls(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            with torch.enable_grad():
+                extra(torch.ones(2, 5)).sum().backward()
+            return g
+
+    for _ in range(3):
+        for _ in range(3):
+            it.backward(lambda x: Calls.apply(it.model(x)))
+        it.step()
+    it.backward(lambda x: Calls.apply(it.model(x)))
+    pending(run)
+    return grads(extra), it.found()
+
+
+@script
+def exceptions(run):
+    it = Accumulates()
+    it.begin(run)
+
+    def refuse(x):
+        hidden = it.model[0](x)
+        hidden.register_hook(lambda g: 1 / 0)
+        return it.model[2](it.model[1](hidden))
+
+    for forward in (refuse, lambda x: 1 / 0):
+        with pytest.raises(ZeroDivisionError):
+            it.backward(forward)
+        pending(run)
+    found = grads(it.model)
+    it.step()
+    for _ in range(3):
+        it.round(3)
+    with pytest.raises(ZeroDivisionError):
+        it.backward(refuse)  # which would have been late, and has come to some leaves
+    pending(run)
+    return found, it.found()
+
+
+@script
+def losses_that_are_whole(run):
+    it = Accumulates()
+    x, y = torch.randn(7, 5), torch.arange(7) % 3
+    for _ in range(3):
+        it.backward()
+        F.cross_entropy(it.model(x), y).backward()
+        sum((p**2).sum() for p in it.model.parameters()).backward()
+        it.backward()
+        it.step()
+    it.backward()
+    F.cross_entropy(it.model(x), y).backward()
+    return it.found()
+
+
+@script
+def no_gradient_is_none(run):
+    class Half(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, unused):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * 2, None
+
+    it, unused = Accumulates(), nn.Parameter(torch.ones(3))
+    for _ in range(3):
+        for _ in range(3):
+            it.backward(lambda x: Half.apply(it.model(x), unused))
+        it.step()
+        assert unused.grad is None
+    it.backward(lambda x: Half.apply(it.model(x), unused))
+    pending(run)
+    return unused.grad, it.found()
+
+
+@script
+def sparse_gradients_are_never_late():
+    table, head = nn.Embedding(11, 4, sparse=True), nn.Linear(4, 3)
+    optimizer = torch.optim.SGD([*table.parameters(), *head.parameters()], 0.5)
+    for _ in range(3):
+        for _ in range(3):
+            tokens, y = torch.randint(11, (7, 3)), torch.randint(3, (7,))
+            F.cross_entropy(head(table(tokens).mean(1)), y).backward()
+            averaged()
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights(table, head)
+
+
+@script
+def raw_leaves_and_copies(run):
+    w, b = torch.randn(5, 3, requires_grad=True), torch.zeros(3, requires_grad=True)
+    optimizer = torch.optim.SGD([w, b], 0.1)
+    data = iter(batches(120, 5))
+    found = []
+
+    def backwards(count):
+        for _ in range(count):
+            x, y = next(data)
+            F.cross_entropy(x @ w + b, y).backward()
+
+    for look in (copy.deepcopy, lambda p: p.view_as(p), lambda p: getattr(p, "_grad")):  # noqa: B009
+        optimizer.zero_grad()
+        for count in (2, 2):
+            backwards(count)
+            optimizer.step()
+            optimizer.zero_grad()
+        backwards(1)
+        pending(run)
+        seen = look(w)
+        found += [seen, seen.grad if seen.is_leaf else None, w.grad, b.grad]
+    return found
+
+
+class Holder:
+    """An object that keeps gradients when it is pickled."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __getstate__(self):
+        return {"gradients": grads(self.model)}
+
+
+@script
+def pickled(run):
+    it, found = Accumulates(), []
+    for save in (pickle.dump, torch.save):
+        it.begin(run)
+        file = io.BytesIO()
+        save(Holder(it.model), file)
+        found.append(grads(it.model))
+        it.round(1)
+        it.round(3)
+    it.round(3)
+    it.backward()
+    pending(run)
+    copied = copy.deepcopy(it.model)
+    return found, grads(copied), it.found()
+
+
+@script
+def in_a_checkpoint(run):
+    it = Accumulates()
+    it.begin(run)
+    torch.save(Holder(it.model), "checkpoint.pt")
+    averaged()
+    found = vars(torch.load("checkpoint.pt", weights_only=False))["gradients"]
+    os.remove("checkpoint.pt")
+    return found, it.found()
+
+
+@script
+def modules_that_are_cast(run):
+    it = Accumulates()
+    it.begin(run)
+    it.model.to(torch.complex128).to(torch.float64)
+    averaged()
+    return grads(it.model)
+
+
+@script
+def read_in_threads(run):
+    it = Accumulates()
+    it.begin(run)
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda p: p.grad.norm().item(), it.model.parameters()))
+    averaged()
+    return found, it.found()
+
+
+@script
+def read_under_modes(run):
+    it, found = Accumulates(), []
+    for mode in (torch.inference_mode(), torch.device("cpu"), torch.no_grad()):
+        it.begin(run)
+        with mode:
+            pending(run)
+            found.append(it.model[0].weight.grad.sum().item())
+            averaged()
+        it.round(1)
+        for _ in range(4):
+            it.round(3)
+        it.optimizer.zero_grad()
+        with mode:
+            x, _ = next(it.batches)
+            found.append(x.sum().item())
+    with torch.device("cpu"):
+        it.round(3)
+        it.backwards(2)
+        pending(run)
+    return found, it.found()
+
+
+@script
+def gradients_of_a_batch_meanwhile(run):
+    it, found = Accumulates(), []
+    for count in (3, 3, 2):
+        for _ in range(count):
+            x, y = next(it.batches)
+            x.requires_grad_()
+            F.cross_entropy(it.model(x), y).backward()
+            found.append(x.grad.sum(0))
+            x.grad = None
+            found.append(x.grad)
+        if count == 2:
+            pending(run)
+        it.step()
+    return found, it.found()
+
+
+class Marked(nn.Parameter):
+    """A parameter whose class is asked what to do."""
+
+    __torch_function__ = classmethod(torch.Tensor.__torch_function__.__func__)
+
+
+@script
+def a_class_of_parameters(run):
+    it = Accumulates()
+    it.model[0].weight = Marked(it.model[0].weight.detach())
+    it = Accumulates(it.model)
+    it.begin(run)
+    found = [it.model[0].weight.grad, *weights(it.model)]
+    averaged()
+    return [x.as_subclass(torch.Tensor) for x in found]
+
+
+@script
+def a_child_that_is_forked(run):
+    it = Accumulates()
+    it.begin(run)
+    child = os.fork()
+    if child == 0:
+        os._exit(int(it.model[0].weight.grad.abs().sum() * 1e4) % 251)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), it.found()
+
+
+def tell(queue, model):
+    """In a child of multiprocessing."""
+    queue.put([p.grad.sum().item() for p in model.parameters()])
+
+
+@script
+def a_child_of_multiprocessing(run):
+    it, fork = Accumulates(), multiprocessing.get_context("fork")
+    it.begin(run)
+    queue = fork.Queue()
+    child = fork.Process(target=tell, args=(queue, it.model))
+    child.start()
+    found = queue.get()
+    child.join()
+    return found, it.found()
+
+
+@script
+def workers_of_a_loader(run):
+    it = Accumulates()
+    it.begin(run)
+    for x, y in batches(15, 5, num_workers=1):
+        F.cross_entropy(it.model(x), y).backward()
+    return it.found()
+
+
+@script
+def a_closure():
+    model = mlp()
+    optimizer = torch.optim.LBFGS(model.parameters(), 0.5, max_iter=4)
+    x, y = next(iter(batches(9, 7)))
+
+    def closure():
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    return [optimizer.step(closure).item() for _ in range(3)], weights(model)
+
+
+@script
+def a_compiled_function(run):
+    it = Accumulates()
+    it.begin(run)
+    norm = torch.compile(lambda p: p.grad.norm(), backend="eager")
+    averaged()
+    found = [norm(it.model[0].weight).item()]
+    it.step()
+    for _ in range(3):
+        it.backwards(2)
+        averaged()
+        found.append(norm(it.model[0].weight).item())
+        it.step()
+    return found, it.found()
+
+
+@pytest.fixture(scope="module")
+def seen():
+    return Runs(lambda nproc: script.run(nproc))
+
+
+@TWO_OR_THREE
+@pytest.mark.parametrize("name", script)
+def test_numbers_are_those_of_one_process(seen, name, nproc):
+    assert_as_alone(seen[1][name][0], seen[nproc][name], 1e-7 if "closure" in name else 1e-9)
+
+
+# ---- what is left out
+
+
+def traffic(group):
+    """Note how many numbers of gradients travel: by a reducer, or because they are read."""
+    found = []
+    memory, reduce, average = group.gradient_memory, None, group.all_reduce
+    reduce = memory.all_reduce
+
+    def by_reducer(x, op, share=1):
+        found.append(("reducer", x.numel()))
+        reduce(x, op, share)
+
+    def by_hand(x, *rest):
+        if x.numel() > 20:  # no loss
+            found.append(("read", x.numel()))
+        return average(x, *rest)
+
+    memory.all_reduce, group.all_reduce = by_reducer, by_hand
+    return found
+
+
+def travels(run, lengths, reads=False):
+    torch._dynamo.reset()  # what a test before has compiled
+    found, it = traffic(run.group), Accumulates()
+    per_round = []
+    for count in lengths:
+        before = len(found)
+        for _ in range(count):
+            it.backward()
+            if reads:
+                grads(it.model)
+        it.step()
+        per_round.append(found[before:])
+    return per_round
+
+
+ALL = sum(p.numel() for p in mlp().parameters())
+REDUCED, READ = ("reducer", ALL), ("read", ALL)
+
+
+@TWO_OR_THREE
+def test_the_last_backward_of_a_round_alone_is_averaged(nproc):
+    run = functools.partial(travels, lengths=(4, 4, 4, 1, 1, 4, 4))
+    want = [[REDUCED] * n for n in (4, 1, 1)]
+    want += [[READ], [REDUCED], [REDUCED] * 4, [REDUCED]]
+    assert on_ranks(run, nproc) == [want] * nproc
+
+
+def test_a_script_that_reads_between_is_not_made_to_pay_again_and_again():
+    run = functools.partial(travels, lengths=[3] * 7, reads=True)
+    eager, tried = [REDUCED] * 3, [READ, REDUCED, REDUCED]
+    assert on_ranks(run, 2) == [[eager, tried, eager, tried, eager, eager, tried]] * 2
+
+
+def test_compressed_gradients_are_never_late():
+    def compressed(run):
+        it = Accumulates()
+        for _ in range(3):
+            it.backwards(3)
+            averaged()
+            it.step()
+        return it.found()
+
+    first, second = on_ranks(compressed, 2, compress="powersgd:1")
+    assert_same(first, second)
+
+
+# ---- the end, and where ranks are apart
+
+
+def test_the_end_of_the_session_averages_and_leaves_nothing():
+    def rank(group, fails):
+        torch.set_default_dtype(torch.float64)
+        torch.manual_seed(0)
+        try:
+            with session(group.world, Options(), group, Report()) as run:
+                it = Accumulates()
+                it.begin(run)
+                if fails:
+                    raise ValueError
+                group.conclude()
+        except ValueError:
+            pass
+        averaged()
+        return [] if fails else [g.tolist() for g in grads(it.model)]
+
+    assert run_ranks(rank, 2, True) == [[], []]
+    (alone,), ranks = run_ranks(rank, 1, False), run_ranks(rank, 2, False)
+    for found in ranks:
+        assert_same(alone, found)
+
+
+class Reads(Dataset):
+    """A data set that looks at a gradient, from some time on."""
+
+    def __init__(self, p):
+        self.p, self.looks = p, False
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, at):
+        return torch.tensor(float(at)) + (self.p.grad.sum() if self.looks else 0)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_one_rank_alone_is_not_let_wait_for_the_others(workers):
+    def reads(run):
+        it = Accumulates()
+        loader = DataLoader(Reads(it.model[0].weight), 2, num_workers=workers)
+        next(iter(loader))  # all ranks look at how it loads
+        it.begin(run)
+        loader.dataset.looks = True
+        with pytest.raises(Disagreement, match="read where the other ranks do not read it"):
+            next(iter(loader))
+        return True
+
+    assert on_ranks(reads, 2) == [True, True]

@@ -1,0 +1,588 @@
+import collections
+import contextlib
+import os
+import random
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+    random_split,
+)
+
+from autoddp.errors import Disagreement
+from autoddp.training import loaders
+from autoddp.training.sampling import RowSampler
+from autoddp.view import Rows, split
+from tests.support.training import (
+    TWO_OR_THREE,
+    Runs,
+    Scripts,
+    assert_as_alone,
+    batches,
+    mlp,
+    on_ranks,
+    rows,
+    train,
+    weights,
+)
+
+script = Scripts()
+
+
+def draws():
+    """Where the generators stand."""
+    return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+def order(loader):
+    """What the batches hold, read."""
+    return [[x.tolist() if isinstance(x, torch.Tensor) else x for x in batch] for batch in loader]
+
+
+class Listed(Dataset):
+    """A data set that a user wrote."""
+
+    def __init__(self, count=11, sample=None):
+        self.count, self.sample = count, sample or (lambda n: (torch.arange(3.0) + n, n % 3))
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, n):
+        return self.sample(n)
+
+
+class Counts(Listed):
+    calls = 0
+
+    def __getitem__(self, n):
+        self.calls += 1
+        return super().__getitem__(n)
+
+
+CALLS = {"so far": 0}
+
+
+class CountsAllTogether(Listed):
+    def __getitem__(self, n):
+        CALLS["so far"] += 1
+        return super().__getitem__(n)
+
+
+class Caches(Listed):
+    def __init__(self):
+        super().__init__()
+        self.cache = {}
+
+    def __getitem__(self, n):
+        if n not in self.cache:
+            self.cache[n] = torch.arange(3.0) + n
+        return self.cache[n], n % 3
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([(torch.arange(3.0) + n, n % 3) for n in range(10)])
+
+
+class DrawsBetween(Sampler):
+    """A sampler that draws when it is asked for the next index."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __iter__(self):
+        for _ in range(self.count):
+            yield int(torch.randint(self.count, ()))
+
+
+class Blur(nn.Module):
+    """A module with a parameter, as a transform."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.mix(x).detach()
+
+
+@script
+def two_shuffled_epochs_and_the_generators_after():
+    loader = batches(22, 8)
+    model = mlp()
+    return (
+        train(model, loader, 2),
+        weights(model),
+        draws(),
+        len(loader),
+        loader.batch_size,
+        loader.num_workers,
+    )
+
+
+@script
+def what_a_loader_says_of_itself():
+    loader = batches(22, 8, drop_last=True)
+    inner = iter(loader)
+    shapes = [tuple(x.shape) for x, _ in inner]
+    facts = (
+        len(loader),
+        loader.batch_size,
+        len(inner),
+        loader.drop_last,
+        len(loader.dataset),
+        len(loader.sampler),
+    )
+    return facts, shapes, type(loader.sampler).__name__, type(loader.batch_sampler).__name__
+
+
+@script
+def samplers_of_many_kinds():
+    data = TensorDataset(torch.arange(11.0))
+    kinds = [
+        WeightedRandomSampler(torch.rand(11).tolist(), 11),
+        RandomSampler(data, replacement=True, num_samples=17),
+        DrawsBetween(11),
+    ]
+    found = [order(DataLoader(data, 4, sampler=kind)) for kind in kinds]
+    found += [order(DataLoader(data, batch_sampler=BatchSampler(DrawsBetween(11), 3, False)))]
+    found += [order(DataLoader(data, batch_sampler=[[1, 2, 3, 4], [5], [6, 7, 8]]))]
+    return found, draws()
+
+
+@script
+def a_generator_of_the_loaders_own():
+    own = torch.Generator().manual_seed(5)
+    loader = batches(11, 4, generator=own)
+    return order(loader), order(loader), draws(), float(torch.rand((), generator=own))
+
+
+@script
+def worker_processes():
+    data = rows(13)
+    kept = DataLoader(data, 4, shuffle=True, num_workers=2, persistent_workers=True)
+    found = [order(kept), order(kept)]
+    return found, kept.num_workers, draws()
+
+
+@script
+def parts_of_data_sets():
+    left, right = random_split(rows(17), [11, 6])
+    both = ConcatDataset([left, Subset(right, [0, 2, 4])])
+    return order(DataLoader(left, 4, shuffle=True)), order(DataLoader(both, 5)), draws()
+
+
+@script
+def a_data_set_that_counts():
+    data = Counts()
+    found = order(DataLoader(data, 4, shuffle=True))
+    return found, data.calls
+
+
+@script
+def a_data_set_that_caches():
+    data = Caches()
+    found = order(DataLoader(data, 4))
+    return found, list(data.cache)
+
+
+@script
+def strings_in_a_batch():
+    return order(DataLoader(Listed(sample=lambda n: (torch.arange(2.0) + n, f"name {n}")), 4))
+
+
+@script
+def dictionaries_tuples_and_numbers():
+    Pair = collections.namedtuple("Pair", "x y")
+    data = Listed(
+        sample=lambda n: {"x": np.arange(2.0) + n, "more": Pair(n, torch.tensor(float(n)))}
+    )
+    return [
+        (b["x"].tolist(), b["more"].x.tolist(), b["more"].y.tolist()) for b in DataLoader(data, 4)
+    ]
+
+
+class Named(dict):
+    """A dictionary of a user's own kind."""
+
+
+@script
+def two_views_in_a_list():
+    data = Listed(sample=lambda n: ([torch.arange(2.0) + n, torch.arange(2.0) - n], n % 3))
+    return [torch.cat(views).tolist() for views, _ in DataLoader(data, 4)]
+
+
+@script
+def a_dictionary_of_its_own_kind():
+    data = Listed(sample=lambda n: (Named(x=torch.arange(2.0) + n), [Named(y=n)]))
+    return [(b["x"].tolist(), c["y"].tolist()) for b, (c,) in DataLoader(data, 4)]
+
+
+@script
+def numpys_strings():
+    return order(DataLoader(Listed(sample=lambda n: (np.float32(n), np.str_(f"name {n}"))), 4))
+
+
+@script
+def own_collate():
+    def padded(samples):
+        return nn.utils.rnn.pad_sequence([x for x, _ in samples], True), torch.tensor(
+            [y for _, y in samples]
+        )
+
+    data = Listed(sample=lambda n: (torch.arange(1.0 + n % 4), n % 3))
+    return order(DataLoader(data, 4, shuffle=True, collate_fn=padded))
+
+
+@script
+def an_iterable_data_set():
+    model = mlp(3)
+    return train(model, DataLoader(Stream(), 4)), weights(model)
+
+
+@script
+def no_batches():
+    return [(x.tolist(), y) for x, y in DataLoader(Listed(), batch_size=None)]
+
+
+@script
+def iterators_side_by_side():
+    loader, other = batches(11, 4), batches(13, 3, shuffle=False)
+    zipped = [(a.tolist(), b.tolist()) for (a, _), (b, _) in zip(loader, loader, strict=True)]
+    mixed = [(a.tolist(), b.tolist()) for (a, _), (b, _) in zip(loader, other, strict=False)]
+    return zipped, mixed, draws()
+
+
+@script
+def nested_epochs():
+    outer, inner = batches(11, 4), batches(7, 3)
+    return [[(x + z[0]).tolist() for z, _ in inner] for x, _ in outer], draws()
+
+
+@script
+def a_break_in_mid_epoch():
+    loader = batches(22, 4)
+    model = mlp()
+    first = train(model, (batch for batch, _ in zip(loader, range(2), strict=False)))
+    for _ in loader:
+        break
+    return first, next(iter(loader))[0].tolist(), train(model, loader), weights(model), draws()
+
+
+@script
+def a_data_set_that_counts_in_a_global():
+    found = order(DataLoader(CountsAllTogether(), 4, shuffle=True))
+    return found, dict(CALLS)
+
+
+@script
+def a_module_in_the_data_set():
+    blur = Blur()
+    model = mlp(3)
+    loader = DataLoader(
+        Listed(sample=lambda n: (blur(torch.arange(3.0) + n), n % 3)), 4, shuffle=True
+    )
+    return train(model, loader), weights(model, blur)
+
+
+@script
+def ignored_targets():
+    x, y = torch.randn(11, 5), torch.randint(3, (11,))
+    y[::3] = -100
+    model = mlp()
+    losses = train(model, DataLoader(TensorDataset(x, y), 5))
+    return (
+        losses,
+        train(model, DataLoader(Listed(sample=lambda n: (x[n], y[n])), 5)),
+        weights(model),
+    )
+
+
+@script
+def targets_ignored_after_the_fetch():
+    model, losses = mlp(), []
+    for x, y in batches(11, 5):
+        y[:2] = -100
+        losses.append(F.cross_entropy(model(x), y).item())
+    for x, y in batches(11, 5):
+        y.masked_fill_(y == 1, -100)
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        losses.append(loss.item())
+    for x, y in batches(11, 5):
+        losses.append(F.cross_entropy(model(x), torch.where(y == 0, -100, y)).item())
+        y.fill_(1)
+        y[y == 1] = -100
+        y[0] = 2
+        losses.append(F.cross_entropy(model(x), y).item())
+    return losses, [p.grad for p in model.parameters()]
+
+
+@script
+def a_batch_changed_in_place_leaves_the_data_alone():
+    data = rows(9)
+    for x, _ in DataLoader(data, 4):
+        x.mul_(0)
+    return data.tensors[0]
+
+
+@script
+def fewer_rows_than_ranks():
+    model = mlp()
+    return (
+        train(model, DataLoader(rows(7), 1)),
+        train(model, DataLoader(rows(7), 3)),
+        weights(model),
+    )
+
+
+@script
+def a_data_set_without_a_length():
+    class Endless(Dataset):
+        def __getitem__(self, n):
+            return torch.tensor([float(n)]), n % 3
+
+    return order(DataLoader(Endless(), 3, sampler=[3, 1, 4, 15, 9, 2, 6]))
+
+
+@script
+def an_empty_loader():
+    return order(DataLoader(rows(3), 4, drop_last=True)), draws()
+
+
+@script
+def a_sample_that_cannot_be_fetched_by_number():
+    data = {f"k{n}": (torch.arange(2.0) + n, n) for n in range(7)}
+    return order(DataLoader(data, 3, sampler=list(data)))
+
+
+@script
+def torchs_collate_function_by_name():
+    return order(DataLoader(rows(7), 3, collate_fn=torch.utils.data.default_collate))
+
+
+NOT_BY_ROWS = {
+    "a_data_set_that_counts": "keeps state",
+    "a_data_set_that_counts_in_a_global": "keeps state",
+    "a_data_set_that_caches": "keeps state",
+    "strings_in_a_batch": "more than numbers",
+    "a_dictionary_of_its_own_kind": "more than numbers",
+    "numpys_strings": "more than numbers",
+    "own_collate": "collate function of its own",
+    "an_iterable_data_set": "an iterable",
+    "no_batches": "batch_size=None",
+}
+
+
+@pytest.fixture(scope="module")
+def seen():
+    return Runs(lambda nproc: script.run(nproc))
+
+
+@TWO_OR_THREE
+@pytest.mark.parametrize("name", script)
+def test_batches_are_those_of_one_process(seen, name, nproc):
+    assert_as_alone(seen[1][name][0], seen[nproc][name])
+
+
+@pytest.mark.parametrize("name", NOT_BY_ROWS)
+def test_why_a_loader_is_not_fetched_by_rows(seen, name):
+    assert seen[2][name][0].said("loaders", NOT_BY_ROWS[name]), seen[2][name][0].decisions
+
+
+def test_tensors_in_memory_are_fetched_by_rows(seen):
+    assert seen[2]["two_shuffled_epochs_and_the_generators_after"][0].said(
+        "loaders", "fetches its rows"
+    )
+    assert seen[2]["dictionaries_tuples_and_numbers"][0].said("loaders", "fetches its rows")
+    assert seen[2]["two_views_in_a_list"][0].said("loaders", "fetches its rows")
+
+
+def test_samples_that_are_not_alike_are_refused():
+    def script(run):
+        data = Listed(sample=lambda n: (torch.ones(2), n if n < 4 else "many"))
+        with pytest.raises(Disagreement, match="holds a str where its first sample held numbers"):
+            order(DataLoader(data, 4))
+
+    on_ranks(script, 2)
+
+
+def test_each_rank_fetches_its_rows_only():
+    def script(run):
+        fetched = []
+        loader = DataLoader(
+            Listed(10, lambda n: fetched.append(n) or (torch.tensor([float(n)]), n)), 5
+        )
+        loader.dataset.sample = lambda n: (torch.tensor([float(n)]), n)
+        iterator = iter(loader)  # proven on a sample that leaves nothing behind
+        loader.dataset.sample = lambda n: fetched.append(n) or (torch.tensor([float(n)]), n)
+        x, y = next(iterator)
+        assert split(x)
+        assert type(x) is Rows
+        assert x.shape == (5, 1)
+        assert y.shape == (5,)
+        next(iterator)
+        return fetched, x.local.flatten().tolist(), x.cuts.sizes
+
+    assert on_ranks(script, 2) == [
+        ([0, 1, 2, 5, 6, 7], [0, 1, 2], (3, 2)),
+        ([3, 4, 8, 9], [3, 4], (3, 2)),
+    ]
+
+
+def test_our_sampler_is_a_distributed_sampler_told_of_each_epoch():
+    def script(run):
+        told, plain = [], DistributedSampler.set_epoch
+        DistributedSampler.set_epoch = lambda sampler, epoch: (
+            told.append(type(sampler)) or plain(sampler, epoch)
+        )
+        try:
+            fresh = batches(9, 4)
+            kept = batches(9, 4, num_workers=1, persistent_workers=True)
+            for loader in (fresh, fresh, kept, kept):
+                list(loader)
+        finally:
+            DistributedSampler.set_epoch = plain
+        return set(told) == {RowSampler}, len(told) >= 4, type(fresh.batch_sampler) is BatchSampler
+
+    assert on_ranks(script, 2) == [(True, True, True)] * 2
+
+
+def test_workers_are_shared_out_over_the_ranks_of_the_node():
+    def script(run):
+        loader = batches(9, 4, num_workers=3)
+        own = DataLoader(rows(9), 4, sampler=DrawsBetween(9), num_workers=3)
+        stream = DataLoader(Stream(), 4, num_workers=3)
+        found = [iter(each)._num_workers for each in (loader, own, stream)]
+        return found, [each.num_workers for each in (loader, own, stream)]
+
+    cores = len(os.sched_getaffinity(0))
+    mine = min(3, max(2, cores // 2))
+    assert on_ranks(script, 2) == [([mine, 3, 3], [3, 3, 3])] * 2
+
+
+def augmented():
+    noise = lambda n: (torch.arange(3.0) + torch.rand(()) + random.random() + np.random.rand(), n)  # noqa: E731
+    return Listed(12, noise)
+
+
+def test_samples_drawn_by_rows_differ_by_rank_and_the_generators_stay_equal():
+    def script(run):
+        loader = DataLoader(augmented(), 4, shuffle=True)
+        local = [x.local[:, 0] for x, _ in loader]
+        after = draws()
+        workers = DataLoader(augmented(), 4, shuffle=True, num_workers=2)
+        local += [x.local[:, 0] for x, _ in workers]
+        return torch.cat(local), after, draws()
+
+    zero, one = on_ranks(script, 2, loading="rows")
+    assert zero[1:] == one[1:]
+    drawn = torch.cat([zero[0], one[0]])
+    # nothing is drawn twice, on no rank, in no worker
+    assert len(drawn.unique()) == len(drawn) == 24
+    again = on_ranks(script, 2, loading="rows")
+    assert torch.equal(again[0][0], zero[0])  # a seeded script repeats itself
+
+
+def test_generators_after_an_epoch_of_workers_are_those_of_one_process():
+    def script(run):
+        loader = DataLoader(augmented(), 4, shuffle=True, num_workers=1)
+        indices = [y.tolist() for _, y in loader]
+        return indices, draws()
+
+    assert on_ranks(script, 2) == on_ranks(script, 1) * 2
+
+
+@pytest.mark.parametrize("loading", ["auto", "each"])
+def test_samples_that_are_drawn_are_those_of_one_process(loading):
+    def script(run):
+        found = order(DataLoader(augmented(), 4, shuffle=True))
+        model = mlp(3, 12)
+        return found, train(model, DataLoader(augmented(), 5, shuffle=True, num_workers=1)), draws()
+
+    alone = on_ranks(script, 1)[0]
+    for found in on_ranks(script, 3, loading=loading):
+        assert found[0] == alone[0]
+        assert found[1] == pytest.approx(alone[1], rel=1e-9)
+        assert found[2] == alone[2]
+
+
+def test_the_probe_leaves_generators_and_the_data_set_as_they_were():
+    def script(run):
+        data = Caches()
+        before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+        loaders = [DataLoader(augmented(), 4), DataLoader(data, 4)]
+        for loader in loaders:
+            iter(loader)
+        after = random.getstate(), np.random.get_state()[1].tolist()
+        return before[1:] == after, list(data.cache), float(torch.rand(()))
+
+    assert on_ranks(script, 2) == on_ranks(script, 1) * 2
+
+
+def test_a_data_set_that_prints_does_not_print_for_the_probe(tmp_path):
+    def script(run):
+        data = Listed(8, lambda n: (print("sample", n), (torch.arange(3.0), n))[1])
+        path = tmp_path / f"{run.world.world_size} {run.world.rank}"
+        with (
+            os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY), "w") as out,
+            contextlib.redirect_stdout(out),
+        ):
+            list(DataLoader(data, 4))
+        with os.fdopen(os.open(path, os.O_RDONLY)) as written:
+            return written.read().split("\n")[:-1]
+
+    assert len(on_ranks(script, 1)[0]) == 8
+    zero, one = on_ranks(script, 2)
+    assert sorted(zero + one) == sorted(f"sample {n}" for n in range(8))
+
+
+def test_a_data_set_that_draws_is_said_once():
+    def script(run):
+        loader = DataLoader(augmented(), 4)
+        for _ in range(2):
+            list(loader)
+        return [d.what for d in run.report.of("loaders") if "draws random numbers" in d.what]
+
+    (said,), other = on_ranks(script, 2, loading="rows")
+    assert said in other
+    assert "--loading auto" in said
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_what_helps_a_loader_that_keeps_ranks_waiting_is_said(drawn, monkeypatch):
+    monkeypatch.setattr(loaders, "LEAST", 0.1)
+
+    def sample(n):
+        time.sleep(0.02)
+        return torch.rand(3) if drawn else torch.arange(3.0) + n
+
+    def script(run):
+        loader = DataLoader(Listed(12, sample), 4)
+        for _ in range(3):
+            list(loader)
+        return [decision.what for decision in run.report.of("waiting")]
+
+    (said,), *_ = on_ranks(script, 2)
+    assert "num_workers= has them loaded beside" in said
+    # those that each rank loads by rows already are so
+    assert ("--loading rows" in said) == drawn
