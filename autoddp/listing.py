@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from autoddp import __version__, launch, tested
+from autoddp import __version__, launch
+from autoddp.cli import tested
 from autoddp.comm.world import ADDED
 from autoddp.errors import BadInput
 from autoddp.process import devices

@@ -30,11 +30,11 @@ LAYERS = [
     {"view"},
     {"comm"},
     {"options", "report", "patching"},
-    {"errors", "tested", "torch_internals"},
+    {"errors", "torch_internals"},
 ]
 WITHOUT_TORCH = {
     *("__init__", "__main__", "errors", "listing", "cli.__init__", "cli.commands", "cli.help"),
-    *("cli.examples", "cli.hash_seed", "cli.hints", "cli.parameters", "tested"),
+    *("cli.examples", "cli.hash_seed", "cli.hints", "cli.parameters", "cli.tested"),
     *(
         "options.__init__",
         "options.row",

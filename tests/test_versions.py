@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autoddp import tested
+from autoddp.cli import tested
 from tests import versions
 from tests.support.cli import ROOT, fork_cli
 from tests.versions import Result

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from autoddp import tested
+from autoddp.cli import tested
 
 ROOT = Path(__file__).parents[1]
 FAST = ("-m", "not slow and not cluster")
