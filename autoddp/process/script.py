@@ -12,12 +12,14 @@ import os
 import runpy
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 from importlib.util import decode_source
 from types import ModuleType, TracebackType
 
+from autoddp.comm.place import HERE
 from autoddp.errors import BadInput
 from autoddp.process.script_file import check_source, find_module, wanted
 from autoddp.process.source import SourceFacts, read
@@ -222,8 +224,11 @@ def _system_exit(ending: SystemExit) -> int:
 def _show(error: BaseException) -> int:
     """Print an exception like the interpreter at its outermost level, and return the exit code."""
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    # the script's own stream may wait for ranks that have raised nothing
+    HERE.raised = " ".join(traceback.format_exception_only(error)[-1].split())
     try:
         sys.excepthook(type(error), error, error.__traceback__)
+        HERE.raised = ""
     except SystemExit as ending:
         return _system_exit(ending)
     except BaseException as broken:

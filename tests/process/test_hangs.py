@@ -133,6 +133,27 @@ def test_an_exception_that_one_rank_catches(job):
     )
 
 
+def test_what_one_rank_alone_has_raised_is_said_where_its_traceback_waits_for_the_others(job):
+    done, _ = job(
+        """
+        if step == 0:
+            class Tee:
+                def __init__(self):
+                    self.file = open("err.txt", "a")
+                def write(self, text):
+                    self.file.write(text)
+                    self.flush()
+                def flush(self):
+                    self.file.flush()
+            sys.stderr = Tee()
+        if this == 1 and step == 2:
+            raise ValueError("only here")
+        """
+    )
+    assert done.code == 1
+    assert "    its script has raised ValueError: only here\n" in done.err
+
+
 # ---- after a while
 
 

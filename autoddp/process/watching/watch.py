@@ -16,6 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from autoddp.comm.place import HERE
 from autoddp.comm.position import COLLECTIVE
 from autoddp.errors import Disagreement, RankEnded
 from autoddp.process import streams
@@ -104,6 +105,11 @@ class Watch:
                 )
         return RankStatus(self.rank, kind, words, waited, idle, self.pulse.line(), os.getpid())
 
+    def _stack(self) -> list[str]:
+        """Return where this rank stands, and what has ended its script if that is not shown yet."""
+        raised = [f"its script has raised {HERE.raised}"] if HERE.raised else []
+        return [self.where, *raised, *self.pulse.stack()]
+
     def _age(self, rank: int) -> float:
         return time.monotonic() - self.heard[rank]
 
@@ -127,7 +133,7 @@ class Watch:
         elif what == "stack":
             self.stacks[rank] = content
         elif what == "tell":
-            self.lines[0].send(json.dumps(["stack", [self.where, *self.pulse.stack()]]).encode())
+            self.lines[0].send(json.dumps(["stack", self._stack()]).encode())
         elif what == "end":
             self._end([])
 
@@ -159,7 +165,7 @@ class Watch:
             time.sleep(0.02)
 
     def _report(self, ranks: list[RankStatus], missing: list[RankStatus]) -> list[str]:
-        self.stacks[self.rank] = [self.where, *self.pulse.stack()]
+        self.stacks[self.rank] = self._stack()
         since = min(r.still for r in ranks)
         lines = [
             f"{PREFIX} the job hangs: for {since:.0f} s no rank has got anywhere "
