@@ -264,7 +264,10 @@ def test_what_one_process_cannot_do(text, says, benched):
             ["--nnodes", "1,2", "train.py"],
             "--nnodes is 1,2 without --master-addr; give the address of node 0",
         ),
-        (["--node-rank", "1", "train.py"], "--node-rank is 1 with --nnodes 1; give the number of nodes there"),
+        (
+            ["--node-rank", "1", "train.py"],
+            "--node-rank is 1 with --nnodes 1; give the number of nodes there",
+        ),
     ],
     ids=" ".join,
 )

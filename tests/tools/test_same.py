@@ -165,12 +165,14 @@ TENSORS = {
     "bfloat16": cast(torch.bfloat16),
     "float8_e4m3fn": cast(torch.float8_e4m3fn),
     "float8_e5m2": cast(torch.float8_e5m2),
-    "float8_e8m0fnu": cast(torch.float8_e8m0fnu),
     "complex32": cast(torch.complex32),
-    "float4": bits(torch.float4_e2m1fn_x2),
     "bits": bits(torch.bits8),
     "uint16": bits(torch.uint16),
 }
+if hasattr(torch, "float8_e8m0fnu"):  # since torch 2.7
+    TENSORS["float8_e8m0fnu"] = cast(torch.float8_e8m0fnu)
+if hasattr(torch, "float4_e2m1fn_x2"):  # since torch 2.8
+    TENSORS["float4"] = bits(torch.float4_e2m1fn_x2)
 NEW = pytest.mark.filterwarnings(
     "ignore::UserWarning"
 )  # torch says that some kinds are new, or old
