@@ -15,7 +15,7 @@ class Place:
         # variables that one plain process would not have so
         self.given: dict[str, GivenVariable] = {}
         self.private: str | None = None  # a folder that the launcher removes
-        self.raised = ""  # what has ended the script, while that is shown
+        self.raised: BaseException | None = None  # what has ended the script, while that is shown
 
     def find(self) -> World:
         """Return the world that a session set, else a launcher's variables', else one process's."""

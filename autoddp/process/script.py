@@ -12,7 +12,6 @@ import os
 import runpy
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.machinery import BuiltinImporter, SourceFileLoader
@@ -225,10 +224,10 @@ def _show(error: BaseException) -> int:
     """Print an exception like the interpreter at its outermost level, and return the exit code."""
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     # the script's own stream may wait for ranks that have raised nothing
-    HERE.raised = " ".join(traceback.format_exception_only(error)[-1].split())
+    HERE.raised = error
     try:
         sys.excepthook(type(error), error, error.__traceback__)
-        HERE.raised = ""
+        HERE.raised = None
     except SystemExit as ending:
         return _system_exit(ending)
     except BaseException as broken:

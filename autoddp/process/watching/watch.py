@@ -14,11 +14,12 @@ import signal
 import socket
 import threading
 import time
+import traceback
 from typing import TYPE_CHECKING, Any
 
 from autoddp.comm.place import HERE
 from autoddp.comm.position import COLLECTIVE
-from autoddp.errors import Disagreement, RankEnded
+from autoddp.errors import Disagreement, RankEnded, one_line
 from autoddp.process import streams
 from autoddp.process.watching.device import Behind
 from autoddp.process.watching.judge import Diagnosis, RankStatus, judge
@@ -107,7 +108,10 @@ class Watch:
 
     def _stack(self) -> list[str]:
         """Return where this rank stands, and what has ended its script if that is not shown yet."""
-        raised = [f"its script has raised {HERE.raised}"] if HERE.raised else []
+        raised = []
+        if HERE.raised is not None:
+            words = traceback.format_exception_only(HERE.raised)[-1]
+            raised = [f"its script has raised {one_line(words.strip())}"]
         return [self.where, *raised, *self.pulse.stack()]
 
     def _age(self, rank: int) -> float:
