@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import stat
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from autoddp.options import ROWS
 from autoddp.process.features import FEATURES
 from tests.launch import test_two_nodes
 from tests.support.cli import ROOT, environ
+from tests.support.ports import free_port
 from tests.support.same import NUMBER, same_text
 
 README = (Path(ROOT) / "README.md").read_text()
@@ -174,9 +174,7 @@ def test_two_machines(request, start, plain):
     try:
         names, master, port = request.getfixturevalue("nodes"), test_two_nodes.ADDRESSES[0], 29500
     except pytest.skip.Exception:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            names, master, port = None, *probe.getsockname()
+        names, master, port = None, "127.0.0.1", free_port()
     assert len(PAIR) == 2
     lines = [short(line).replace("10.0.0.1", master).replace("29500", str(port)) for line in PAIR]
     assert len(set(lines)) == 2

@@ -16,6 +16,7 @@ from tests.launch.test_schedulers import LISTS
 from tests.launch.test_two_nodes import ADDRESSES, nodes  # noqa: F401
 from tests.support.cli import environ, run_cli, run_python
 from tests.support.clusters import Slurm
+from tests.support.ports import free_port
 from tests.test_examples import TASKS
 
 pytestmark = pytest.mark.cluster
@@ -267,13 +268,13 @@ def test_mpirun_whose_count_is_not_that_of_nproc(mpirun, script):
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_pods_of_a_pytorchjob(script, want, nproc):
     """The master's address is a name; RANK is the pod's."""
-    pods = []
+    port, pods = str(free_port()), []
     for rank in range(2):
         variables = {
             "RANK": str(rank),
             "WORLD_SIZE": "2",
             "MASTER_ADDR": "localhost",
-            "MASTER_PORT": str(29600 + nproc),
+            "MASTER_PORT": port,
         }
         pods.append(
             subprocess.Popen(
@@ -292,6 +293,7 @@ def test_pods_of_a_pytorchjob(script, want, nproc):
 
 
 def test_a_pod_alone_runs_the_script_as_it_is(script, want):
-    variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29603"}
+    variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
+    variables["MASTER_PORT"] = str(free_port())
     done = run_cli("run", "train.py", cwd=script.parent, env=variables)
     assert (done.rc, done.out) == (0, want), done.err

@@ -22,8 +22,8 @@ from autoddp.comm.patience import Patience, missing, roll_call
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.options import Options
 from autoddp.process import network
-from tests.process.test_worker import free_port
 from tests.support.cli import environ
+from tests.support.ports import free_port
 
 SOON = 60.0  # seconds, of a machine that is busy; without a word it would be ten minutes
 HOST = socket.gethostname()
@@ -119,10 +119,13 @@ class Node:
 
     def until(self, text):
         """Read stderr up to a line that holds `text`."""
+        said = ""
         for line in self.process.stderr:
             if text in line:
                 return line
-        raise AssertionError(f"ended without {text!r}")
+            said += line
+        code = self.process.wait(SOON)
+        raise AssertionError(f"ended with {code}, without {text!r}; it said: {said}")
 
     def end(self, seconds=SOON):
         """Exit code, and the rest of stdout and stderr."""

@@ -10,8 +10,8 @@ import pytest
 from autoddp.options import Options
 from autoddp.process import likeness
 from autoddp.process.script import Script
-from tests.process.test_worker import free_port
 from tests.support.cli import environ
+from tests.support.ports import free_port
 
 TEXT = "import helper\nprint('it ran', helper.SIZE)\n"
 # what node 1 has otherwise: options, arguments, files; and what is said of it

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from autoddp.options import Options
 from autoddp.process.backend import Choice
 from autoddp.process.worker import greeting
 from tests.support.cli import environ, fork_cli, fork_python, run_cli, run_python
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -35,12 +35,6 @@ def script(tmp_path):
     path = tmp_path / "s.py"
     path.write_text(SHOW)
     return path
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
 
 
 def by_hand(path, size, *options, more=None):

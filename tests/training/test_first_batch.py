@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from tests.process.test_worker import free_port
 from tests.support.cli import environ
+from tests.support.ports import free_port
 
 SCRIPT = """
 import sys
