@@ -15,6 +15,7 @@ from autoddp.comm.world import World, give
 from autoddp.errors import BadInput
 from autoddp.launch import cores, schedulers
 from autoddp.launch.failure import Failure, words
+from autoddp.launch.imports import import_torch, imports_for_all
 from autoddp.options import Options
 from autoddp.process import devices, network, own_ddp
 from autoddp.process.job_folder import JobFolder
@@ -230,11 +231,12 @@ def start(script: Script, options: Options, own: own_ddp.LaunchForm) -> int:
         say(options, crowd)
     if "OMP_NUM_THREADS" not in os.environ:  # before torch and numpy make their pools
         give(HERE.given, "OMP_NUM_THREADS", cores.threads(options.nproc))
-    import_torch(several=options.nnodes > 1)
-    from autoddp.launch import agent
-    from autoddp.process.joining import find_devices
-    from autoddp.process.launcher_signals import LauncherSignals
-    from autoddp.process.worker import Job
+    with imports_for_all():
+        import_torch(several=options.nnodes > 1)
+        from autoddp.launch import agent
+        from autoddp.process.joining import find_devices
+        from autoddp.process.launcher_signals import LauncherSignals
+        from autoddp.process.worker import Job
 
     given = find_devices(options.nproc, options)
     logs = Logs(options.log_dir)
@@ -252,18 +254,6 @@ def start(script: Script, options: Options, own: own_ddp.LaunchForm) -> int:
     if not tell(failure, logs, signals.ending, job.flag):
         logs.remove()
     return outcome(failure, signals.code_of(0), signals.ending)
-
-
-def import_torch(several: bool) -> None:
-    """Import torch once for all ranks; on several nodes mute its sockets' complaints of DNS."""
-    level = "TORCH_CPP_LOG_LEVEL"  # read once, at this import; then no longer for others to see
-    quiet = several and level not in os.environ
-    if quiet:
-        os.environ[level] = "ERROR"
-    import torch  # noqa: F401
-
-    if quiet:
-        del os.environ[level]
 
 
 def outcome(failure: Failure, first: int | None, ending: int | None) -> int:

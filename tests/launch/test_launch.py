@@ -233,6 +233,26 @@ def test_python_generators_start_equal(script, tmp_path):
     assert done.out == (tmp_path / "logs" / "rank1.log").read_text()
 
 
+def test_garbage_is_searched_for_in_what_the_script_makes_alone(script):
+    """What the launcher imported is left out, else each search in a rank would copy its pages."""
+    done = fork_cli(
+        "run",
+        "-q",
+        "-n",
+        "2",
+        script(
+            "import gc, weakref\n"
+            "class Node: pass\n"
+            "node = Node()\n"
+            "node.me, seen = node, weakref.ref(node)\n"
+            "del node\n"
+            "gc.collect()\n"
+            "print(gc.isenabled(), gc.get_freeze_count() > 10_000, seen())\n"
+        ),
+    )
+    assert (done.rc, done.out) == (0, "True True None\n"), done.err
+
+
 def test_a_script_with_its_own_ddp_is_launched_as_by_torchrun(script, tmp_path):
     path = script(
         "import torch, torch.distributed as dist\n"
