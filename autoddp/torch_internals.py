@@ -69,6 +69,11 @@ def after_backward(call: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
+def bound(device: torch.device | None) -> torch.device | None:
+    """Return the device to which a process group may be bound; torch 2.6 binds to CUDA's alone."""
+    return device if device is None or VERSION > (2, 6) or device.type == "cuda" else None
+
+
 def accelerator() -> torch.device | None:
     """Return the kind of accelerator that this torch was built for, or that was plugged into it.
 

@@ -267,6 +267,13 @@ def test_the_accelerator_is_what_torch_was_built_for():
         assert found == torch.accelerator.current_accelerator()
 
 
+def test_a_group_is_bound_to_the_devices_to_which_torch_binds_it():
+    cuda, other = torch.device("cuda", 0), torch.device("xpu", 0)
+    assert torch_internals.bound(None) is None
+    assert torch_internals.bound(cuda) == cuda
+    assert torch_internals.bound(other) == (None if torch_internals.VERSION < (2, 7) else other)
+
+
 def test_a_store_is_served_at_a_socket_that_listens():
     door = socket.create_server(("127.0.0.1", 0))
     port = door.getsockname()[1]

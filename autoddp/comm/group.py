@@ -118,7 +118,7 @@ class Group(Rpc):
                 rank=world.rank,
                 world_size=world.world_size,
                 timeout=TIMEOUT,
-                device_id=device,
+                device_id=torch_internals.bound(device),
             )
         pg = dist.group.WORLD
         assert pg is not None

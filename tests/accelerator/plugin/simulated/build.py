@@ -20,7 +20,14 @@ import torch
 HERE = Path(__file__).parent
 SOURCES = sorted(HERE.glob("*.cpp"))
 TORCH = Path(torch.__file__).parent
-FLAGS = ["-std=c++20", "-O1", "-fPIC", "-w"]
+ABI = int(torch.compiled_with_cxx11_abi())  # of strings; torch's wheels have the new one since 2.7
+FLAGS = ["-std=c++20", "-O1", "-fPIC", "-w", f"-D_GLIBCXX_USE_CXX11_ABI={ABI}"]
+# torch up to 2.8 says of what kind its own pybind11 is, or it would not know the types of another
+FLAGS += [
+    f'-DPYBIND11_{name}="{value}"'
+    for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI")
+    if (value := getattr(torch._C, f"_PYBIND11_{name}", None))
+]
 
 
 def lacking() -> str:

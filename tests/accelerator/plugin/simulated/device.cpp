@@ -247,8 +247,9 @@ struct Generator final : c10::GeneratorImpl {
 
 struct Hooks final : at::PrivateUse1HooksInterface {
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
-  bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return device_count() > 0; }
+  // torch asks these two since 2.7, and finds them in the interface; before, nobody does
+  bool isBuilt() const { return true; }
+  bool isAvailable() const { return device_count() > 0; }
   c10::DeviceIndex deviceCount() const override { return device_count(); }
   c10::DeviceIndex getCurrentDevice() const override { return current; }
   void setCurrentDevice(c10::DeviceIndex d) const override { Guard().setDevice({SIM, d}); }

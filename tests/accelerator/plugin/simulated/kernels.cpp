@@ -10,6 +10,7 @@
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/view_native.h>
 #include <torch/library.h>
+#include <torch/version.h>
 
 #include <cstdlib>
 
@@ -204,16 +205,19 @@ void draw_on(const c10::OperatorHandle& op, torch::jit::Stack* stack, size_t beg
 
 void out_variant(const c10::OperatorHandle& op, torch::jit::Stack* stack, size_t begin, const std::vector<c10::IValue>& before) {
   // CPU kernels size what they write into; the sizes are known once they have
-  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
   const auto& arguments = op.schema().arguments();
-  std::vector<c10::IValue> outs;
-  for (size_t k = 0; k < arguments.size(); ++k)
-    if (arguments[k].is_out()) outs.push_back(before[k]);
-  auto results = torch::jit::pop(*stack, outs.size());
+  std::vector<Tensor> outs, results;
+  for (size_t k = 0; k < arguments.size(); ++k) {
+    if (!arguments[k].is_out()) continue;
+    outs.push_back(before[k].toTensor());
+    results.push_back((*stack)[begin + k].toTensor());  // what the kernel returns is undefined in torch 2.6
+  }
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  torch::jit::pop(*stack, outs.size());
   for (size_t k = 0; k < outs.size(); ++k) {
-    auto target = outs[k].toTensor();
-    if (target.sizes() != results[k].toTensor().sizes()) target.resize_(results[k].toTensor().sizes());
-    host(target).copy_(results[k].toTensor());
+    auto target = outs[k];
+    if (target.sizes() != results[k].sizes()) target.resize_(results[k].sizes());
+    host(target).copy_(results[k]);
     torch::jit::push(*stack, target);
   }
 }
@@ -295,6 +299,10 @@ TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
   m.impl("_thnn_fused_lstm_cell", lstm_cell);
   m.impl("_thnn_fused_gru_cell", gru_cell);
 }
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 7
+// later torch has it: where an operator has no derivative, as c10d's have none, autograd lets it pass
+TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
+#endif
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
   KERNEL_PRIVATEUSEONE(mm, lower_precision_fp)
