@@ -65,7 +65,9 @@ class Context:
         over: Whether the job has: nothing is agreed on any more.
         collecting: Whether Python's collector of cycles runs on the script's thread. It runs at
             different moments on each rank: what a `__del__` does has no place in their order.
+        resting: Whether nothing of the script runs, as between the cells of a notebook.
         muting: What else is entered with a trial: mutes what it would print and write.
+        asides: What else is entered with a rest: puts aside what only the script is to meet.
         printed: What trials would have printed, but for what a cache keeps from being said twice.
         written: How often trials would have written to a file.
     """
@@ -73,8 +75,9 @@ class Context:
     def __init__(self) -> None:
         self.process, self.thread = getpid(), get_ident()
         self.depth = [0] * len(Code)
-        self.ending = self.over = self.collecting = False
+        self.ending = self.over = self.collecting = self.resting = False
         self.muting: list[Callable[[], AbstractContextManager[object]]] = []
+        self.asides: list[Callable[[], AbstractContextManager[object]]] = []
         self.printed: list[Any] = []
         self.written = 0
         self._child = 0  # this process, if it was forked from the rank
@@ -83,8 +86,8 @@ class Context:
     # ---- where
 
     def is_rank(self) -> bool:
-        """Return whether this process is the rank itself, not one forked from it."""
-        return getpid() == self.process
+        """Return whether the script runs, in the rank itself: not in a process forked from it."""
+        return not self.resting and getpid() == self.process
 
     def in_job(self) -> bool:
         """Return whether this process is the rank itself, and the job goes on."""
@@ -139,6 +142,20 @@ class Context:
             stack.enter_context(self.within(Code.TRIAL))
             for mute in self.muting:
                 stack.enter_context(mute())
+            yield
+
+    @contextmanager
+    def rest(self) -> Iterator[None]:
+        """Run nothing of the script's inside: the other ranks do not come to what is called here.
+
+        Whatever runs is as if autoddp were not there, and is nothing that all ranks do.
+        """
+        with ExitStack() as stack:
+            for aside in self.asides:
+                stack.enter_context(aside())
+            stack.enter_context(self.within(Code.INTERNAL))
+            self.resting = True
+            stack.callback(setattr, self, "resting", False)
             yield
 
     @contextmanager

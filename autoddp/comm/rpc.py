@@ -18,6 +18,7 @@ one process: who waits for it has no deadline, and the thread that watches sees 
 
 from __future__ import annotations
 
+import select
 import time
 from collections.abc import Callable, Iterator
 from enum import Enum
@@ -33,7 +34,7 @@ from autoddp.comm.outcome import Outcome
 from autoddp.comm.position import ACTING, EFFECT, MEETING, Position
 from autoddp.comm.signal_sync import SignalSync
 from autoddp.comm.tree import answers
-from autoddp.errors import Disagreement, RankEnded
+from autoddp.errors import AutoDDPError, Disagreement, RankEnded
 
 # the first byte of a message; then come who acts, the site, and what an outcome is made of
 OUTCOME, ANNOUNCED, HERE = b"=", b"?", b"@"
@@ -71,7 +72,10 @@ class Rpc:
 
         Raises:
             Disagreement: This rank and rank 0 are at different places.
+            AutoDDPError: Nothing of the script runs.
         """
+        if self.context.resting:
+            raise self.alone()
         place, outcome = f"{by} {site}".encode(), None
         if when is When.ALL_HERE and self.rank == 0:
             self._meet(place)
@@ -90,6 +94,22 @@ class Rpc:
         if outcome is None:
             outcome = Outcome.from_bytes(said.partition(b"\0")[2])
         return outcome.unwrap()
+
+    def wait_for_a_call(self) -> None:
+        """Wait, on a rank above 0, until rank 0 begins a call or has ended; nobody is late here."""
+        tree = self.channel.effects
+        assert tree.up is not None
+        if tree.up.peek() is None:
+            poll = select.poll()
+            poll.register(tree.up.number, select.POLLIN)
+            poll.poll()
+
+    def alone(self) -> AutoDDPError:
+        """Return the error for what all ranks do, where the others do not come to it."""
+        return AutoDDPError(
+            "a batch that is held by rows is read between two cells, where the other ranks wait "
+            "for the next one; read it in a cell"
+        )
 
     @property
     def passed(self) -> int:

@@ -105,6 +105,11 @@ class SignalSync:
         """Hold orders back while this rank speaks or listens, unless it looks for one itself."""
         return Quiet(self)
 
+    def drop(self) -> None:
+        """Forget, on rank 0, the signals that came too late for what is over."""
+        self._take()
+        self._pending.clear()
+
     def _clear(self) -> bool:
         """Return whether the script's handler may run here; what comes in a trial is put off."""
         return not (self._context.depth[Code.TRIAL] or self._context.on_rows())
@@ -199,9 +204,8 @@ class SignalSync:
         with self.quiet():
             self._tell("ask", self._questions, self.passed, self.acting)
             while waited & set(self._lines) and monotonic() < deadline:
-                select.select(
-                    [self._lines[rank].number for rank in waited & set(self._lines)], [], [], 0.05
-                )
+                lines = [self._lines[rank].number for rank in waited & set(self._lines)]
+                select.select(lines, [], [], 0.05)
                 for rank, (what, *content) in self._take():
                     if what == "here" and content[0] == self._questions:
                         waited.discard(rank)
@@ -254,9 +258,8 @@ class SignalSync:
                 self._asked = None
             elif what == "go":
                 self._asked = None
-                self._due = [
-                    (self.passed, (number, count)) for number, count in content[1]
-                ] + self._due
+                now = [(self.passed, (number, count)) for number, count in content[1]]
+                self._due = now + self._due
             elif what == "had":
                 self._decide(*content)
         return came

@@ -96,15 +96,22 @@ def run(wrapped: Callable[..., Any], args: Any, kwargs: Any, options: Options) -
     """Call the decorated function in the way that is right for this process."""
     if HERE.world is not None or multiprocessing.parent_process() is not None:
         return wrapped(*args, **kwargs)
-    options = schedulers.settle(os.environ, options)
-    another = launched(os.environ)
-    ranks = 1 if another else count(options, os.environ.get(OVERRIDE))
+    options, another, ranks = settled(options)
     if ranks == 1 and not another:
         return wrapped(*args, **kwargs)
     from autoddp.decorator import join  # with torch
 
     call = join.DecoratedCall(wrapped, args, kwargs, options)
     return join.attach(call) if another else join.lead(call, ranks)
+
+
+def settled(options: Options) -> tuple[Options, bool, int]:
+    """Return what the options mean here: whether another launcher has begun a job, how many ranks.
+
+    Of a job that another launcher has begun, the number is its own affair.
+    """
+    options, another = schedulers.settle(os.environ, options), launched(os.environ)
+    return options, another, 1 if another else count(options, os.environ.get(OVERRIDE))
 
 
 def choose(options: dict[str, Any]) -> Options:

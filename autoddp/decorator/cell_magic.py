@@ -1,4 +1,7 @@
-"""`%%autoddp`: a cell of plain code runs on ranks; what it sets is there in the notebook after."""
+"""`%%autoddp`: a cell of plain code runs on ranks; what it sets is there in the notebook after.
+
+`%autoddp` is the line that has all following cells do so, see `cells`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from autoddp.comm.place import HERE
 from autoddp.decorator import run
+from autoddp.decorator.cells import LINE_MAGIC, STOPS, Cells
 from autoddp.errors import BadInput
 from autoddp.options import Options, table
 from autoddp.options.given import read
@@ -39,22 +43,31 @@ class OptionLine(argparse.ArgumentParser):
 
 
 def load(session: Any) -> None:
-    """Make `%%autoddp` known to an IPython session, for `%load_ext autoddp`."""
+    """Make `%%autoddp` and `%autoddp` known to an IPython session, for `%load_ext autoddp`."""
+    if "autoddp" in session.magics_manager.magics["line"]:
+        return  # loaded again, with a job under way or without
+    cells = Cells(session)
 
-    def autoddp(line: str, text: str) -> Any:
-        """Run the cell on ranks: %%autoddp --nproc 4, with the options of `autoddp run`."""
+    def autoddp(line: str, text: str | None = None) -> Any:
+        """Run the cell on ranks: %%autoddp --nproc 4, with the options of `autoddp run`.
+
+        As a line, have the cells that follow run on ranks which live on, until `%autoddp stop`.
+        """
         try:
-            return run(CellCall(session, text), (), {}, options(line))
+            if text is not None:
+                cells.check_none()
+                return run(CellCall(session, text), (), {}, options(line))
+            return cells.stop() if line.strip() in STOPS else cells.begin(options(line, LINE_MAGIC))
         except BaseException as error:
             strip(error)
             raise
 
     autoddp._ipython_magic_output_can_be_silenced = True  # type: ignore[attr-defined]
-    session.register_magic_function(autoddp, "cell", "autoddp")
+    session.register_magic_function(autoddp, "line_cell", "autoddp")
 
 
-def options(line: str) -> Options:
-    """Read the options behind `%%autoddp`.
+def options(line: str, magic: str = MAGIC) -> Options:
+    """Read the options behind `%%autoddp` or `%autoddp`.
 
     Raises:
         BadInput: One does not exist, or does not take that value.
@@ -72,7 +85,7 @@ def options(line: str) -> Options:
     try:
         given = parser.parse_args(shlex.split(line))
     except (BadInput, ValueError) as error:
-        raise BadInput(f"{MAGIC} {line}: {error}; it takes the options of @distributed") from None
+        raise BadInput(f"{magic} {line}: {error}; it takes the options of @distributed") from None
     shared: dict[str, Any] = {}
     for field, _ in rows:
         value = getattr(given, field.name)

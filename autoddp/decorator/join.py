@@ -8,9 +8,9 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,7 @@ from autoddp.decorator.agreement import agreed
 from autoddp.decorator.existing_group import set_aside
 from autoddp.decorator.wholes import whole
 from autoddp.decorator.workers import ParentLink, Workers
+from autoddp.effects.run import Run
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.launch.rendezvous import HOST, listen
 from autoddp.options import Options
@@ -82,32 +83,41 @@ def lead(call: DecoratedCall, ranks: int) -> Any:
 
     They are forked for each call anew, since a fork has all that rank 0 has.
     """
+    with forked(call.site, call.options, ranks):
+        return whole(call.plain())
+
+
+@contextmanager
+def forked(site: str, options: Options, ranks: int) -> Iterator[Run]:
+    """Be rank 0 inside; the others, forks of this process, run the same and end there."""
     if dist.is_initialized():
         raise BadInput(
             "@distributed makes its own process group, but the script has initialised one already"
         )
-    launch.check_places(call.options)
-    launch.check_disabled(call.options)
-    devices = joining.find_devices(ranks, call.options)
-    start.check_forkable(call.site, ranks, call.options)
-    logs = Logs(call.options.log_dir)
+    launch.check_places(options)
+    launch.check_disabled(options)
+    devices = joining.find_devices(ranks, options)
+    start.check_forkable(site, ranks, options)
+    logs = Logs(options.log_dir)
     logs.make()
-    with listen() as door, closing(Workers(call.site, logs)) as workers:
+    with listen() as door, closing(Workers(site, logs)) as workers, ExitStack() as inside:
         link = start.fork(workers, ranks)
         if link is not None:
             world = place(link.rank, ranks, door.getsockname()[1])
             door.close()
-            follow(call, world, devices, logs, link)
+            tell = inside.enter_context(following(world, logs, link))
+            yield inside.enter_context(taking_part(options, world, devices, tell))
+            return
         workers.watch()
         # only now: its thread looks up an address, with locks that a fork would find held
         server = torch_internals.store_behind(door)
-        return take_part(call, place(0, ranks, server.port), devices, workers.settle)
+        world = place(0, ranks, server.port)
+        yield inside.enter_context(taking_part(options, world, devices, workers.settle))
 
 
-def follow(
-    call: DecoratedCall, world: World, devices: Devices, logs: Logs, link: ParentLink
-) -> NoReturn:
-    """Be a rank above 0 for the time of the call, and end with it: the script is rank 0's."""
+@contextmanager
+def following(world: World, logs: Logs, link: ParentLink) -> Iterator[Tell]:
+    """Be a rank above 0 inside, and end there: what comes after is rank 0's."""
     words = []
 
     def tell(word: str) -> None:
@@ -119,7 +129,7 @@ def follow(
 
     try:
         notebook.to_log(logs.of(world.rank))
-        take_part(call, world, devices, tell)
+        yield tell
     except BaseException:
         if not words:
             tell("raised")
@@ -146,7 +156,7 @@ def attach(call: DecoratedCall) -> Any:
         streams.redirect(logs.of(world.rank))
     undo = ExitStack()
     with logs.said_once(world.local_rank, terminal):
-        group = undo.enter_context(joined(call, world, devices, apart=True))
+        group = undo.enter_context(joined(call.options, world, devices, apart=True)).group
 
     def end() -> None:
         code = int(hasattr(sys, "last_value"))
@@ -194,54 +204,67 @@ def take_part(
     world: World,
     devices: Devices,
     tell: Tell,
-    store: Store | None = None,
+    store: Store,
 ) -> Any:
-    """Call the function in a session of its own, over a `store` where ranks are no forks."""
+    """Call the function in a session of its own, over a `store`, as the ranks are no forks."""
     given = call.args, call.kwargs
-    with joined(call, world, devices, store) as group:
-        alike = nullcontext() if store is None else agreed(group, call.site, call.variables, given)
+    with (
+        taking_part(call.options, world, devices, tell, store) as run,
+        agreed(run.group, call.site, call.variables, given),
+    ):
+        return whole(call.plain())
+
+
+@contextmanager
+def taking_part(
+    options: Options,
+    world: World,
+    devices: Devices,
+    tell: Tell,
+    store: Store | None = None,
+) -> Iterator[Run]:
+    """Be a rank inside, and tell at the end whether it has returned or raised."""
+    with joined(options, world, devices, store) as run:
         try:
-            with alike:
-                value = whole(call.plain())
-                group.conclude()
+            yield run
+            run.group.conclude()
         except BaseException as error:
             strip(error)
             tell("raised")
             raise
         tell("returned")
-    return value
 
 
 @contextmanager
 def joined(
-    call: DecoratedCall,
+    options: Options,
     world: World,
     devices: Devices,
     store: Store | None = None,
     apart: bool = False,
-) -> Iterator[Group]:
+) -> Iterator[Run]:
     """Make this process a rank inside, and leave it as it was after.
 
     Where another launcher started the ranks `apart`, they compare what they are about to run.
     """
     given = (*ADDED, variable(devices.kind, os.environ), "NCCL_SOCKET_IFNAME")
     threads, environ = torch.get_num_threads(), {name: os.environ.get(name) for name in given}
-    report = Report(world.rank == 0 and not call.options.quiet, call.options.strict)
+    report = Report(world.rank == 0 and not options.quiet, options.strict)
     group = None
     try:
         worker.set_threads(world)
         joining.take_device(world, devices)
         hidden = hide(os.environ)
-        if call.options.view == "local":
+        if options.view == "local":
             os.environ.update(hidden or world.variables(nodes=1))
         attempt = hidden.get("TORCHELASTIC_RESTART_COUNT", "0")
         group, chosen = joining.join(world, devices, attempt, store)
         if apart:
-            likeness.compare(group, start.script(), call.options, apart)
+            likeness.compare(group, start.script(), options, apart)
         HERE.world = world
-        report.say(worker.greeting(world, call.options, chosen, hidden))
-        with session(world, call.options, group, report) as run:
-            yield group
+        report.say(worker.greeting(world, options, chosen, hidden))
+        with session(world, options, group, report) as run:
+            yield run
             run.view.pending.settle()
     finally:
         HERE.world = None
@@ -253,7 +276,7 @@ def joined(
             if value is not None:
                 os.environ[name] = value
     nodes = world.nodes(hidden)
-    report_file.write(report, call.options, world, nodes, chosen.backend)
+    report_file.write(report, options, world, nodes, chosen.backend)
 
 
 def leave(group: Group) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from autoddp.report.places import shell
+
 NOOP = "wandb.sdk.lib.noop_run"  # versions without it begin no run that a fork could keep quiet
 
 
@@ -37,7 +39,7 @@ class ParkedThread:
 
 def is_known(thread: threading.Thread) -> bool:
     """Return whether a thread may be ended and begun again, or goes on and is not missed."""
-    return _kind(thread) in _WAYS or _is_wandbs(thread)
+    return _kind(thread) in _WAYS or _is_wandbs(thread) or _scripts(thread) is not None
 
 
 def park() -> list[ParkedThread]:
@@ -47,7 +49,9 @@ def park() -> list[ParkedThread]:
 
         note_runs()
     found = [thread for thread in threading.enumerate() if _kind(thread) in _WAYS]
-    return [_WAYS[_kind(thread)](thread) for thread in found]
+    scripts = [(s, t) for t in threading.enumerate() if (s := _scripts(t)) is not None]
+    parked = [_WAYS[_kind(thread)](thread) for thread in found]
+    return parked + [_park_scripts(*each) for each in scripts]
 
 
 def _kind(thread: threading.Thread) -> str:
@@ -62,6 +66,27 @@ def _is_wandbs(thread: threading.Thread) -> bool:
     """
     place = getattr(getattr(thread, "_target", None), "__module__", None) or ""
     return place.startswith("wandb.sdk.lib.") and NOOP in sys.modules
+
+
+def _scripts(thread: threading.Thread) -> Any:
+    """Return IPython's magics like `%%bash`, if the thread is that of their programs; else None."""
+    session = shell()
+    magics = session and session.magics_manager.registry.get("ScriptMagics")
+    loop = getattr(magics, "event_loop", None)
+    target = getattr(thread, "_target", None)
+    return magics if loop is not None and getattr(target, "__self__", None) is loop else None
+
+
+def _park_scripts(magics: Any, thread: threading.Thread) -> ParkedThread:
+    """End the thread that waits for the programs of `%%bash`; a fork begins one of its own."""
+    loop = magics.event_loop
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+
+    def again() -> None:
+        threading.Thread(target=loop.run_forever, daemon=True).start()
+
+    return ParkedThread(again, lambda: setattr(magics, "event_loop", None))
 
 
 def _park_bars(monitor: Any) -> ParkedThread:

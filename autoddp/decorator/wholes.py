@@ -27,6 +27,11 @@ def make_whole(variables: dict[str, Any]) -> None:
                 variables[name] = made
 
 
+def make_all_whole(variables: dict[str, Any]) -> None:
+    """Gather also what the session itself keeps: the values that cells have shown."""
+    _made(variables, set())
+
+
 def _made(value: Any, seen: set[int]) -> Any:
     if isinstance(value, (Rows, Partial)):
         return full(value)

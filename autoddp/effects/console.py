@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
+import getpass
 import io
 import os
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 from autoddp.effects.engine import Mode
@@ -20,6 +22,7 @@ from autoddp.report.begun import Begun
 
 STANDARD = (0, 1, 2)
 OURS = ("autoddp.*", "wrapt.*")
+ASKS = ((builtins, "input"), (getpass, "getpass"))
 PROMPTS = ("builtins:input", "getpass:getpass")
 
 
@@ -62,14 +65,16 @@ class Console(Outward):
     def setup(self, undo: ExitStack) -> None:
         """Ask rank 0 once what its terminal is like; mute prints in trials."""
         super().setup(undo)
+        self._watched = ExitStack()  # the watch on the streams of a notebook's cell
         mute = functools.partial(muted, self.context.printed)
         self.context.muting.append(mute)
         undo.callback(self.context.muting.remove, mute)
         report = self.run.report
         if report.speaks:
-            report.begun = begun = Begun(report.release_between, report.flag)
-            for stream in (sys.stdout, sys.stderr):
-                begun.watch(stream, undo)
+            report.begun = Begun(report.release_between, report.flag)
+            self._watch(undo)
+        self.context.asides.append(self._aside)
+        undo.callback(self.context.asides.remove, self._aside)
         self.terminal: list[bool] = []
         self.size: list[list[int] | None] = []
         if self.effects.synced:
@@ -84,6 +89,24 @@ class Console(Outward):
         """Serve a row as any other; nothing of ours is said into a prompt."""
         with self._prompting() if call.target in PROMPTS else nullcontext():
             return super().serve(call)
+
+    def _watch(self, undo: ExitStack) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            self.run.report.begun.watch(stream, undo)
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Have the prompts and streams that are ours again after what is inside.
+
+        A notebook's kernel sets its own of them at each cell.
+        """
+        ours = [getattr(module, name) for module, name in ASKS]
+        self._watched.close()
+        yield
+        for (module, name), prompt in zip(ASKS, ours, strict=True):
+            setattr(module, name, prompt)
+        if self.run.report.speaks:
+            self._watch(self._watched)
 
     def _prompting(self) -> AbstractContextManager[None]:
         """Have our lines wait while something is to be typed on rank 0's terminal."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -30,23 +31,15 @@ class Signals(Feature):
 
     def __init__(self, run: Run) -> None:
         self.run, self.signal_sync, self.effects = run, run.group.signal_sync, run.effects
+        self.rank = run.group.rank
         self.handlers: dict[int, Any] = {}
 
     def setup(self, undo: ExitStack) -> None:
         """Take over the handlers that are there already, such as Ctrl-C's KeyboardInterrupt."""
         if threading.current_thread() is not threading.main_thread():
             return  # Python runs handlers on the main thread, and the job is on another
-        for number in signal.valid_signals():
-            handler = signal.getsignal(number)
-            if (
-                callable(handler)
-                and not isinstance(handler, signal.Handlers)
-                and number not in MINE
-            ):
-                self.handlers[number] = handler
-                signal.signal(number, self._received)
+        self._take_over({})
         sync, before = self.signal_sync, signal.signal(NEWS, self.signal_sync.news)
-        sync.act = self._act
         lines = self.run.group.channel
         for line in lines.orders.values():
             line.announce(NEWS)
@@ -55,6 +48,8 @@ class Signals(Feature):
             undo.callback(line.stop_watching, orders)
         undo.callback(signal.signal, NEWS, before)
         undo.callback(self._give_back)
+        self.effects.context.asides.append(self.aside)
+        undo.callback(self.effects.context.asides.remove, self.aside)
 
     @patch("signal:signal", why=WHY)
     def handle(self, call: Call) -> Any:
@@ -75,7 +70,7 @@ class Signals(Feature):
     def handled(self, call: Call) -> Any:
         """Return the handler that the script has set, whoever asks."""
         found = call.plain()
-        if found != self._received:
+        if found != self._received or self.signal_sync.act is None:
             return found
         return self.handlers[int(call.args[0] if call.args else call.kwargs["signalnum"])]
 
@@ -116,6 +111,37 @@ class Signals(Feature):
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         if wakeup >= 0 and self.effects.context.in_job():
             os.write(wakeup, bytes([RETURNED + number]))
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Put nothing off inside, where no rank runs the script: only rank 0 has handlers there.
+
+        What they are after it, rank 0's process decides: a notebook's kernel sets some of its own.
+        """
+        kept = self.handlers | {signal.SIGINT: signal.default_int_handler}
+        self._give_back()
+        self.handlers.clear()
+        if self.rank:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            yield
+        finally:
+            if not self.rank:
+                self.signal_sync.drop()
+            self._take_over(kept if self.rank else {})
+
+    def _take_over(self, known: dict[int, Any]) -> None:
+        """Have the script's handlers called where all ranks are: those known, and those found."""
+        for number in signal.valid_signals():
+            handler = known.get(number, signal.getsignal(number))
+            if (
+                callable(handler)
+                and not isinstance(handler, signal.Handlers)
+                and number not in MINE
+            ):
+                self.handlers[number] = handler
+                signal.signal(number, self._received)
+        self.signal_sync.act = self._act
 
     def _give_back(self) -> None:
         """Set the script's handlers as the process's own again."""

@@ -157,7 +157,7 @@ def is_own(filename: str) -> bool:
     if filename.endswith(_CUSTOMIZE):
         return False
     if filename.startswith("<"):
-        return filename.startswith(("<stdin", "<string", "<ipython"))
+        return filename.startswith(_TYPED)
     return not filename.startswith(_LIBRARIES) and not any(part in filename for part in INSTALLED)
 
 
@@ -181,6 +181,8 @@ def _is_imported(filename: str) -> bool:
 
 
 _imported: set[str] = set()
+# the user's code that is in no file; the last two are `%%time`'s and `%%timeit`'s of a notebook
+_TYPED = ("<stdin", "<string", "<ipython", "<timed ", "<magic-timeit")
 _CUSTOMIZE = ("/sitecustomize.py", "/usercustomize.py")  # the interpreter's own, wherever they lie
 INSTALLED = ("/site-packages/", "/dist-packages/")  # also a user's own, and a distribution's
 _TEMPORARY = tempfile.gettempdir() + "/"
