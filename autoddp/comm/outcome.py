@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.client import HTTPMessage
+from subprocess import CalledProcessError
 from typing import Any
 from urllib.error import ContentTooShortError, HTTPError, URLError
 
@@ -94,6 +95,8 @@ def _parts(error: BaseException) -> dict[str, Any]:
     if isinstance(error, OSError) and error.errno is not None:
         paths = [_text(error.filename), None, _text(error.filename2)]
         return {"os": [error.errno, error.strerror, *(paths if any(paths) else [])]}
+    if isinstance(error, CalledProcessError) and isinstance(error.cmd, (str, bytes)):
+        return {"program": [error.returncode, os.fsdecode(error.cmd), isinstance(error.cmd, bytes)]}
     if isinstance(error, json.JSONDecodeError):
         return {"json": [error.msg, error.doc, error.pos]}
     if isinstance(error, UnicodeDecodeError):
@@ -116,6 +119,9 @@ def _rebuilt(data: dict[str, Any]) -> BaseException:
         return URLError(reason if isinstance(reason, str) else _rebuilt(reason))
     if "os" in data:
         return _made(data, data["os"]) or OSError(*data["os"])
+    if "program" in data:
+        code, cmd, encoded = data["program"]
+        return CalledProcessError(code, os.fsencode(cmd) if encoded else cmd)
     if "json" in data:
         return _made(data, data["json"]) or json.JSONDecodeError(*data["json"])
     if "unicode" in data:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
@@ -38,6 +39,7 @@ from autoddp.errors import AutoDDPError, Disagreement, RankEnded
 
 # the first byte of a message; then come who acts, the site, and what an outcome is made of
 OUTCOME, ANNOUNCED, HERE = b"=", b"?", b"@"
+PART = b"0 the end of a part of the script"
 
 
 class When(Enum):
@@ -94,6 +96,20 @@ class Rpc:
         if outcome is None:
             outcome = Outcome.from_bytes(said.partition(b"\0")[2])
         return outcome.unwrap()
+
+    @contextmanager
+    def parting(self) -> Iterator[None]:
+        """Meet inside, at the end of a part of the script: who waits for one more call raises."""
+        tree = self.channel.effects
+        if self.rank:
+            tree.tell(HERE + PART)
+        else:
+            self._say(OUTCOME + PART)
+        yield
+        if self.rank:
+            self._heard()
+        for line in tree.down.values():
+            line.read()
 
     def wait_for_a_call(self) -> None:
         """Wait, on a rank above 0, until rank 0 begins a call or has ended; nobody is late here."""

@@ -8,11 +8,14 @@ kernel is busy by itself (completions, messages of widgets), and the job rests: 
 
 from __future__ import annotations
 
+import asyncio
 import atexit
+import inspect
 import json
 import os
 import sys
 import traceback
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
 NEXT, END = "the next cell", "the end of a cell"
 SITE = "the notebook's cells"
+PATIENCE = 4.0  # seconds that a kernel which is shut down has for that; it is killed after 5
 TOLD = 4000  # characters of an exception that another rank alone has raised
 BROKEN = (
     "the ranks have ended, as they were at different places; the notebook goes on with rank 0's "
@@ -58,12 +62,16 @@ class CellJob:
         show = session.showtraceback
         session.showtraceback = lambda *args, **named: _show(show, *args, **named)
         undo.callback(delattr, session, "showtraceback")
+        kernel = notebook.kernel()
         if self.group.rank == 0:
             atexit.register(self._at_exit)
             undo.callback(atexit.unregister, self._at_exit)
+            if kernel is not None:
+                shut, kernel.do_shutdown = kernel.do_shutdown, self._before_shutdown
+                self._shut_down = shut
+                undo.callback(delattr, kernel, "do_shutdown")
             return
         session.history_manager.db_cache_size = sys.maxsize  # the history is the kernel's to write
-        kernel = notebook.kernel()
         if kernel is not None:  # no message may be answered twice, whatever becomes of the cell
             kernel.session.send = _drop
             kernel.post_handler_hook = _leave
@@ -95,6 +103,16 @@ class CellJob:
             self.group.call(NEXT, lambda: None)
             self.end()
 
+    async def _before_shutdown(self, restart: bool) -> Any:
+        """End the job on the main thread, before the kernel ends all processes of its own."""
+        if self.context.resting:
+            ended: Future[None] = Future()
+            notebook.kernel().io_loop.add_callback(_call, self._at_exit, ended)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.wrap_future(ended), PATIENCE)
+        done = self._shut_down(restart)
+        return await done if inspect.isawaitable(done) else done
+
     # ---- all ranks
 
     def rest(self, result: Any) -> None:
@@ -114,23 +132,22 @@ class CellJob:
         if result is not None:
             before = result.error_before_exec
             raised = before if before is not None else result.error_in_exec
+        if self.group.rank == 0 and isinstance(raised, (Disagreement, RankEnded)):
+            return raised  # the others may be anywhere
         if raised is not None:
-            said = "".join(traceback.format_exception(raised))
-            mine = f"raised {type(raised).__name__} in", said[-TOLD:]
+            text = "".join(traceback.format_exception(raised))
+            mine = f"raised {type(raised).__name__} in", text[-TOLD:]
+        said: list[list[str]] = []
         try:
-            self.group.call(END, lambda: None)  # whoever waits for another call learns it is none
-            said = json.loads(self.group.confer(END, json.dumps(mine).encode()))
-        except KeyboardInterrupt:
-            return None  # it came on all ranks as the cell ended
+            # an interrupt comes on all ranks then, as the cell has ended
+            with self.group.parting(), suppress(KeyboardInterrupt):
+                said = json.loads(self.group.confer(END, json.dumps(mine).encode()))
         except AutoDDPError as error:
-            return raised if isinstance(raised, AutoDDPError) else error
-        if isinstance(raised, (Disagreement, RankEnded)):
-            return raised
-        own, told = said[0]
+            return error
         for rank, (what, text) in enumerate(said):
-            if what != own:
-                found = f"rank {rank} {what} the cell, rank 0 {own} it"
-                return Disagreement(f"{found}:\n{text or told}")
+            if what != said[0][0]:
+                found = f"rank {rank} {what} the cell, rank 0 {said[0][0]} it"
+                return Disagreement(f"{found}:\n{text or said[0][1]}")
         return None
 
     def _break(self, error: AutoDDPError, result: Any) -> None:
@@ -161,6 +178,14 @@ class CellJob:
                 self.session.run_cell(**cell)
         finally:
             _leave()
+
+
+def _call(act: Any, ended: Future[None]) -> None:
+    """Call what another thread waits for."""
+    try:
+        act()
+    finally:
+        ended.set_result(None)
 
 
 def _show(show: Any, *args: Any, **named: Any) -> None:

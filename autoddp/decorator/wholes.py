@@ -7,6 +7,7 @@ from typing import Any
 from torch.utils._pytree import tree_leaves, tree_map
 
 from autoddp.view import Partial, Rows, full
+from autoddp.view.rows import view_of
 
 _SESSION = ("In", "Out")  # IPython's own variables; others begin with an underscore
 
@@ -34,7 +35,8 @@ def make_all_whole(variables: dict[str, Any]) -> None:
 
 def _made(value: Any, seen: set[int]) -> Any:
     if isinstance(value, (Rows, Partial)):
-        return full(value)
+        # that of a job which has ended in an error lacks its other rows
+        return value if view_of((value,)).context.over else full(value)
     if type(value) not in (list, dict, tuple) or id(value) in seen:
         return value
     seen.add(id(value))
