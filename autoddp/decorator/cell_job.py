@@ -144,10 +144,10 @@ class CellJob:
                 said = json.loads(self.group.confer(END, json.dumps(mine).encode()))
         except AutoDDPError as error:
             return error
+        own, told = said[0] if said else ("", "")
         for rank, (what, text) in enumerate(said):
-            if what != said[0][0]:
-                found = f"rank {rank} {what} the cell, rank 0 {said[0][0]} it"
-                return Disagreement(f"{found}:\n{text or said[0][1]}")
+            if what != own:
+                return Disagreement(f"rank {rank} {what} the cell, rank 0 {own} it; {text or told}")
         return None
 
     def _break(self, error: AutoDDPError, result: Any) -> None:

@@ -162,7 +162,7 @@ def test_what_a_rank_alone_does_ends_the_job_and_not_the_kernel(tmp_path):
     assert errors["twice"].startswith("BadInput: %autoddp is given inside a job")
     assert errors["cell"].startswith("BadInput: %%autoddp begins a job, but this cell is part")
     assert errors["raised"].startswith(
-        "Disagreement: rank 1 raised ValueError in the cell, rank 0 returned from it:\nTraceback"
+        "Disagreement: rank 1 raised ValueError in the cell, rank 0 returned from it; Traceback"
     )
     assert "rank 1 is at «open at In [10], line 2» where rank 0 is at" in errors["effect"]
     assert errors["other"].startswith("Disagreement: rank 1 ")
