@@ -34,6 +34,10 @@ NEXT, END = "the next cell", "the end of a cell"
 SITE = "the notebook's cells"
 PATIENCE = 4.0  # seconds that a kernel which is shut down has for that; it is killed after 5
 TOLD = 4000  # characters of an exception that another rank alone has raised
+WIDGET = (
+    "a widget was used between two cells: what that has changed is changed on rank 0 alone; "
+    "set in a cell what the script is to use"
+)
 BROKEN = (
     "the ranks have ended, as they were at different places; the notebook goes on with rank 0's "
     "variables, and %autoddp begins anew"
@@ -67,9 +71,7 @@ class CellJob:
             atexit.register(self._at_exit)
             undo.callback(atexit.unregister, self._at_exit)
             if kernel is not None:
-                shut, kernel.do_shutdown = kernel.do_shutdown, self._before_shutdown
-                self._shut_down = shut
-                undo.callback(delattr, kernel, "do_shutdown")
+                self._watch_kernel(kernel, undo)
             return
         session.history_manager.db_cache_size = sys.maxsize  # the history is the kernel's to write
         if kernel is not None:  # no message may be answered twice, whatever becomes of the cell
@@ -102,6 +104,22 @@ class CellJob:
             self._rest.close()
             self.group.call(NEXT, lambda: None)
             self.end()
+
+    def _watch_kernel(self, kernel: Any, undo: ExitStack) -> None:
+        """Hear of what comes to the kernel beside cells: its end, and what is done to widgets."""
+        self._shut_down, kernel.do_shutdown = kernel.do_shutdown, self._before_shutdown
+        undo.callback(delattr, kernel, "do_shutdown")
+        handlers, name = kernel.shell_handlers, "comm_msg"
+        plain = handlers[name]
+
+        def handle(stream: Any, ident: Any, message: Any) -> Any:
+            method = message["content"]["data"].get("method")
+            if self.context.resting and method in ("update", "custom"):
+                self.run.report.say_once("cells", "", WIDGET)
+            return plain(stream, ident, message)
+
+        handlers[name] = handle
+        undo.callback(handlers.__setitem__, name, plain)
 
     async def _before_shutdown(self, restart: bool) -> Any:
         """End the job on the main thread, before the kernel ends all processes of its own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -98,6 +99,8 @@ BETWEEN = """
 seen = []
 
 def between():
+    message = {"content": {"comm_id": "slider", "data": {"method": "update"}}}
+    get_ipython().kernel.shell_handlers["comm_msg"](None, None, message)
     try:
         seen.append(round(float(model(x).sum()) - expected, 9))
         model(x).sum().backward()
@@ -127,9 +130,12 @@ def test_what_the_kernel_runs_between_cells_meets_nobody(tmp_path):
     assert done["after"].out.startswith(f"[0.0, True, '{error}")
     assert done["end"].out.endswith("True\n")
     deadline = time.monotonic() + 20
-    while not (tmp_path / "report.json").exists():  # the kernel ends the job as it exits
+    report = tmp_path / "report.json"  # the kernel ends the job as it exits
+    while not report.exists():
         assert time.monotonic() < deadline
         time.sleep(0.1)
+    decisions = json.loads(report.read_text())["decisions"]
+    assert any(made["what"].startswith("a widget was used between") for made in decisions)
 
 
 @pytest.mark.slow
