@@ -6,6 +6,7 @@ import pickle
 import shutil
 import socket
 import ssl
+import subprocess
 import termios
 import zipfile
 import zlib
@@ -44,6 +45,8 @@ ERRORS = [
     io.UnsupportedOperation("not writable"),
     json.JSONDecodeError("Expecting value", "doc", 2),
     UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+    subprocess.CalledProcessError(3, b"exit 3\n"),
+    subprocess.CalledProcessError(-2, "sleep 9"),
     pickle.PicklingError("cannot pickle"),
     shutil.SameFileError("a and b are the same file"),
     zipfile.BadZipFile("no zip"),
