@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.utils._pytree import tree_leaves, tree_map
 
+from autoddp.errors import AutoDDPError
 from autoddp.view import Partial, Rows, full
 from autoddp.view.rows import view_of
 
@@ -35,8 +36,12 @@ def make_all_whole(variables: dict[str, Any]) -> None:
 
 def _made(value: Any, seen: set[int]) -> Any:
     if isinstance(value, (Rows, Partial)):
-        # that of a job which has ended in an error lacks its other rows
-        return value if view_of((value,)).context.over else full(value)
+        try:
+            return full(value)
+        except AutoDDPError:
+            if not view_of((value,)).context.over:
+                raise
+            return value  # of a job that has ended in an error: its other rows are lost
     if type(value) not in (list, dict, tuple) or id(value) in seen:
         return value
     seen.add(id(value))
