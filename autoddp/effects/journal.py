@@ -74,6 +74,7 @@ class Journal:
         self._apart: set[str] = set()  # what threads have made
         self._handles: dict[str, int] = {}
         self._copies = self._serial = self._number = 0
+        self._over = False  # then a thread may still be in what it began before
         self._lasting = self._open(0)
         self._file = self._begin()
 
@@ -87,7 +88,7 @@ class Journal:
                 FILLED: it is changed in place, and what holds it open sees that.
         """
         with self._lock:
-            if self._is_known(number, path, how):
+            if self._over or self._is_known(number, path, how):
                 return
             if threading.current_thread() in self._threads:
                 new = paths.seen(path, follow=False) is None
@@ -106,6 +107,9 @@ class Journal:
         """Note that `source` comes to be called `target` inside; other ranks wait to look."""
         words = self._board.words
         with self._lock:
+            if self._over:
+                yield
+                return
             words[MOVING] = 1
             try:
                 self.note(number, target)
@@ -162,6 +166,7 @@ class Journal:
     def end(self) -> None:
         """Let go of the old files that are kept alive, and close the journal."""
         with self._lock:
+            self._over = True
             for _, _, kind, value, _ in self._records:
                 self._let_go(kind, value)
             self._records.clear()
