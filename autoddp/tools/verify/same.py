@@ -131,7 +131,7 @@ def _array(x: torch.Tensor) -> np.ndarray:
         kind = torch.complex64 if x.is_complex() else torch.float32
     try:
         return x.to(kind).numpy()
-    except NotImplementedError:  # torch computes nothing of it, either
+    except RuntimeError:  # torch computes nothing of it, either
         return x.view(torch.uint8).numpy()
 
 
