@@ -15,9 +15,11 @@ from dataclasses import fields
 from pathlib import Path
 
 import torch
+from torch.distributed import Store
 
 from autoddp import __version__
-from autoddp.comm.group import Group
+from autoddp.comm.group import TIMEOUT, Group
+from autoddp.comm.world import World
 from autoddp.errors import BadInput
 from autoddp.options import Options
 from autoddp.options.row import flag
@@ -41,10 +43,37 @@ def compare(group: Group, script: Script | None, options: Options, apart: bool) 
     if world.world_size == (1 if apart else world.local_world_size):
         return
     # the ranks of a launcher of ours are forks of one process that has read all this
-    mine = facts(script, options) if apart or not world.local_rank else None
+    mine = None
+    if apart or not world.local_rank:
+        mine = facts(script, options)
+        mine["the number of devices that a rank sees"] = str(torch.accelerator.device_count())
     said = json.loads(group.confer("the start of the job", json.dumps(mine).encode()))
-    found = [theirs for theirs in said if theirs is not None]
-    kind = "rank" if apart else "node"
+    check([theirs for theirs in said if theirs is not None], "rank" if apart else "node")
+
+
+def compare_over(store: Store, world: World, nodes: int, script: Script, options: Options) -> None:
+    """Compare what nodes are about to run by themselves, over a store that all their ranks reach.
+
+    A node's first rank does it for its node; the others wait until it has, or until they are ended.
+
+    Raises:
+        BadInput: Something differs.
+    """
+    alike = f"alike/{world.node_rank}"
+    if world.local_rank:
+        store.wait([alike], TIMEOUT)
+        return
+    store.set(f"facts/{world.node_rank}", json.dumps(facts(script, options)))
+    check([json.loads(store.get(f"facts/{node}")) for node in range(nodes)], "node")
+    store.set(alike, "")
+
+
+def check(found: list[dict[str, str]], kind: str) -> None:
+    """Check that all nodes, or ranks, say the same of what they are about to run.
+
+    Raises:
+        BadInput: Something differs.
+    """
     for number, theirs in enumerate(found):
         for name in {**found[0], **theirs}:
             here, there = (known.get(name, "not there") for known in (found[0], theirs))
@@ -71,7 +100,6 @@ def facts(script: Script | None, options: Options) -> dict[str, str]:
         "the version of autoddp": __version__,
         "the version of torch": torch.__version__,
         "the version of Python": platform.python_version(),
-        "the number of devices that a rank sees": str(torch.accelerator.device_count()),
     }
     if script is None:
         return found

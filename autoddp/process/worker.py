@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from autoddp.comm.collective_check import WAITS
-from autoddp.comm.group import Group
+from autoddp.comm.group import TIMEOUT, Group
 from autoddp.comm.place import HERE
 from autoddp.comm.world import LARGEST, World, hide, keep_to_libraries
 from autoddp.errors import BadInput
@@ -102,6 +102,12 @@ def by_itself(job: Job, world: World) -> int:
     if "numpy.random" in sys.modules:
         # a fork has its parent's generator; Python's reseeds itself
         sys.modules["numpy.random"].seed()
+    nodes = world.nodes(os.environ)
+    if nodes > 1 and world.agent_store:  # the launchers', which are ours
+        tcp = dist.TCPStore(world.master_addr, world.master_port, None, False, TIMEOUT)
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = dist.PrefixStore(f"autoddp/{attempt}/by itself", tcp)
+        likeness.compare_over(store, world, nodes, job.script, job.options)
     HERE.world = world
     report = Report(world.rank == 0 and not job.options.quiet)
     report.say(job.own.said(job.script.name))

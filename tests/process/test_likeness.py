@@ -46,10 +46,10 @@ def start(node, folder, port, options=(), args=("--lr", "0.1"), **files):
     )
 
 
-def both(tmp_path, options=(), args=(), files=None):
+def both(tmp_path, options=(), args=(), files=None, first=None):
     port = free_port()
     nodes = [
-        start(0, tmp_path / "0", port),
+        start(0, tmp_path / "0", port, **(first or {})),
         start(1, tmp_path / "1", port, options, args or ("--lr", "0.1"), **(files or {})),
     ]
     try:
@@ -64,6 +64,29 @@ def both(tmp_path, options=(), args=(), files=None):
 def test_a_difference_is_named_and_nothing_runs(case, tmp_path):
     *other, said = CASES[case]
     for out, err, code in both(tmp_path, *other):
+        assert (out, code) == ("", 2), err
+        (line,) = (line for line in err.splitlines() if "start all nodes with the same" in line)
+        assert said in line
+
+
+OWN = """import helper, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.ones(1)
+dist.all_reduce(x)
+print("it ran", helper.SIZE) if dist.get_rank() == 0 else None
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("case", ["none", "an argument", "a module of its folder"])
+def test_nodes_of_a_script_with_its_own_ddp_are_compared_too(case, tmp_path):
+    _, args, files, said = CASES.get(case, ([], [], {}, ""))
+    found = both(tmp_path, ["-n", "2"], args, files | {"s.py": OWN}, {"s.py": OWN})
+    if case == "none":
+        assert [(out, code) for out, _, code in found] == [("it ran 1\n", 0), ("", 0)], found
+        return
+    for out, err, code in found:
         assert (out, code) == ("", 2), err
         (line,) = (line for line in err.splitlines() if "start all nodes with the same" in line)
         assert said in line
