@@ -12,7 +12,7 @@ import sysconfig
 import pytest
 
 from autoddp.errors import BadInput
-from autoddp.report import Report, is_users, users_line
+from autoddp.report import Report, is_own, is_users, users_line
 
 
 def test_a_decision_is_said_once_and_counted():
@@ -60,6 +60,13 @@ def test_the_users_line_is_found_through_libraries():
     assert is_users("/home/me/train.py")
     assert not is_users("/home/me/sitecustomize.py")
     assert not is_users("<frozen runpy>")
+
+
+@pytest.mark.parametrize("name", ["<stdin>", "<string>", "<ipython-input-7-0a>", "<timed exec>"])
+def test_what_is_typed_is_the_users_though_it_is_in_no_file(name):
+    """The last is what `%%time` makes of a notebook's cell."""
+    assert is_own(name)
+    assert not is_own("<frozen importlib._bootstrap>")
 
 
 def test_a_doubt_is_said_once_or_refused_if_strict():
