@@ -1,6 +1,6 @@
 """The private names of torch that autoddp stands on; each has a test of its own.
 
-The tests are in tests/test_torch_internals.py. All were run in torch 2.6 to 2.9 and 2.14.
+The tests are in tests/test_torch_internals.py. All were run in torch 2.6 to 2.14.
 A name that torch moves is found by its test, and mended here; what differs between versions of
 torch is a function here, too, which says in which versions.
 """

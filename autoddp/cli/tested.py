@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-TORCH = ("2.6", "2.7", "2.8", "2.9", "2.14")
+TORCH = ("2.6", "2.7", "2.8", "2.9", "2.10", "2.11", "2.12", "2.13", "2.14")
 PYTHON = ("3.11", "3.12", "3.13")
 
 
