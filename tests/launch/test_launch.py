@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cli import environ, fork_cli
+from tests.support.cli import environ, fork_cli, run_cli
 from tests.support.warm import shared
 
 pytestmark = pytest.mark.slow
@@ -234,20 +234,25 @@ def test_python_generators_start_equal(script, tmp_path):
 
 
 def test_garbage_is_searched_for_in_what_the_script_makes_alone(script):
-    """What the launcher imported is left out, else each search in a rank would copy its pages."""
-    done = fork_cli(
+    """What the launcher imported is left out, else each search in a rank would copy its pages.
+
+    In a process of its own: that of which the others are forks leaves out what it has, too.
+    """
+    done = run_cli(
         "run",
         "-q",
         "-n",
         "2",
-        script(
-            "import gc, weakref\n"
-            "class Node: pass\n"
-            "node = Node()\n"
-            "node.me, seen = node, weakref.ref(node)\n"
-            "del node\n"
-            "gc.collect()\n"
-            "print(gc.isenabled(), gc.get_freeze_count() > 10_000, seen())\n"
+        str(
+            script(
+                "import gc, weakref\n"
+                "class Node: pass\n"
+                "node = Node()\n"
+                "node.me, seen = node, weakref.ref(node)\n"
+                "del node\n"
+                "gc.collect()\n"
+                "print(gc.isenabled(), gc.get_freeze_count() > 10_000, seen())\n"
+            )
         ),
     )
     assert (done.rc, done.out) == (0, "True True None\n"), done.err
