@@ -182,6 +182,23 @@ def test_where_temporary_files_go_is_asked_by_all_ranks_or_none(on):
     assert on(script, before=nothing_is_known) == [tempfile.gettempdir()] * 2
 
 
+@pytest.mark.parametrize("first", ["mkstemp", "mkdtemp", "NamedTemporaryFile", "gettempdir"])
+def test_temporary_files_go_where_the_script_says_before_it_first_asks(on, tmp_path, first):
+    """Though autoddp has asked before; afterwards python asks no variable any more."""
+
+    def script(run):
+        for name in ("b", "c"):
+            os.environ["TMPDIR"] = str(tmp_path / name)
+            os.makedirs(name, exist_ok=True)
+            getattr(tempfile, first)()
+        return tempfile.gettempdir(), tempfile.gettempdirb()
+
+    there = str(tmp_path / "b")
+    assert (
+        on(script, before=lambda rank: tempfile.gettempdir()) == [(there, os.fsencode(there))] * 2
+    )
+
+
 def test_a_trial_changes_nothing(on, tmp_path):
     def script(run):
         with trial(run):
