@@ -234,10 +234,13 @@ def start(script: Script, options: Options, own: own_ddp.LaunchForm) -> int:
     with imports_for_all():
         import_torch(several=options.nnodes > 1)
         from autoddp.launch import agent
+        from autoddp.process import compiler
         from autoddp.process.joining import find_devices
         from autoddp.process.launcher_signals import LauncherSignals
         from autoddp.process.worker import Job
 
+        if compiler.is_wanted(script):
+            compiler.import_for_all(script.folder())
     given = find_devices(options.nproc, options)
     logs = Logs(options.log_dir)
     job = Job(script, options, given, own, logs, JobFolder(), random.getstate())

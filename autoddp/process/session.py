@@ -10,6 +10,7 @@ from autoddp.comm.world import World
 from autoddp.effects.run import Run
 from autoddp.options import Options
 from autoddp.patching import Installation
+from autoddp.process import compiler
 from autoddp.process.features import FEATURES
 from autoddp.process.watching.watch import Watch
 from autoddp.report import Report, library_modules, users_modules
@@ -23,6 +24,7 @@ def session(world: World, options: Options, group: Group, report: Report) -> Ite
     With one rank in the world nothing is patched.
     """
     run = Run(world, options, group, View(group, options.draws, report), report)
+    compiler.watch(report)
     several = world.local_world_size < world.world_size
     chosen = [
         feature(run)

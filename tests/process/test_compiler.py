@@ -1,0 +1,100 @@
+"""Torch's compiler is imported once for all ranks where a script will need it, unseen by it."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoddp.process import compiler
+from autoddp.process.script import Script
+from tests.support.cli import run_cli
+
+HERE = "'torch._dynamo' in sys.modules"
+SET = "TORCHINDUCTOR_CACHE_DIR"
+
+
+@pytest.fixture(autouse=True)
+def not_set(monkeypatch):
+    """The compiler sets it where it is imported, as in the tests' own process."""
+    monkeypatch.delenv(SET, raising=False)
+
+
+def job(tmp_path, text, env=None):
+    """Run a script on two ranks, none of them a fork of the tests' own process."""
+    (tmp_path / "job.py").write_text(text)
+    return run_cli("run", "-n", "2", tmp_path / "job.py", env=env)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("import torch\noptimizer = torch.optim.SGD([w], 0.1)\n", True),
+        ("from torchvision import transforms\n", True),
+        ("import torch\nprint(torch.ones(1))\n", False),
+        ("import optimizers\n", False),
+        ("import os, torch\nos.environ['A'] = '1'\nfrom torch import optim\n", False),
+        ("from dotenv import load_dotenv\nfrom torch import optim\n", False),
+        ("import mine\n", True),
+        ("import mine, theirs\n", False),
+        ("from torch import optim, $\n", True),
+    ],
+)
+def test_it_is_wanted_where_the_script_or_its_files_say_so(tmp_path, text, wanted):
+    (tmp_path / "mine.py").write_text("from torch.optim import Adam\n")
+    (tmp_path / "theirs.py").write_text("import os\nos.putenv('A', '1')\n")
+    (tmp_path / "job.py").write_text(text)
+    assert compiler.is_wanted(Script(str(tmp_path / "job.py"))) is wanted
+
+
+def test_a_text_is_looked_at_like_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert compiler.is_wanted(Script("-c", text="from torch import optim"))
+    assert not compiler.is_wanted(Script("-c", text="import torch"))
+
+
+@pytest.mark.slow
+def test_ranks_have_it_before_the_first_line_and_nothing_else_tells(tmp_path):
+    """The environment is as it was: the compiler names a folder there."""
+    done = job(
+        tmp_path,
+        f"import sys, os\nprint({HERE}, os.getenv('{SET}'))\nfrom torch import optim\n",
+    )
+    assert (done.rc, done.out) == (0, "True None\n"), done.err
+
+
+@pytest.mark.slow
+def test_a_script_that_sets_variables_imports_it_itself_and_is_heeded(tmp_path):
+    done = job(
+        tmp_path,
+        f"import os, sys\nprint({HERE})\nos.environ['TORCHDYNAMO_VERBOSE'] = '1'\n"
+        "from torch import optim\nimport torch._dynamo\nprint(torch._dynamo.config.verbose)\n",
+    )
+    assert (done.rc, done.out) == (0, "False\nTrue\n"), done.err
+
+
+@pytest.mark.slow
+def test_the_script_finds_its_own_module_of_a_name_that_the_compiler_uses(tmp_path):
+    (tmp_path / "statistics.py").write_text("mine = 'mine'\n")
+    (tmp_path / "pstats").mkdir()
+    (tmp_path / "pstats" / "__init__.py").write_text("from pstats.inner import mine\n")
+    (tmp_path / "pstats" / "inner.py").write_text("mine = 'mine, too'\n")
+    done = job(
+        tmp_path,
+        "import statistics, pstats\nprint(statistics.mine, pstats.mine)\n"
+        "import torch\nw = torch.ones(1, requires_grad=True)\nw.sum().backward()\n"
+        "torch.optim.SGD([w], 1.0).step()\nprint(w.item())\n",
+    )
+    assert (done.rc, done.out) == (0, "mine mine, too\n0.0\n"), done.err
+
+
+@pytest.mark.slow
+def test_a_variable_that_a_library_set_too_late_is_told(tmp_path):
+    """Only where something is compiled: of most scripts the compiler does nothing."""
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / "setter.py").write_text("import os\nos.environ['TORCHDYNAMO_VERBOSE'] = '1'\n")
+    text = "import setter\nfrom torch import optim\n"
+    env = {"PYTHONPATH": str(library)}
+    assert "VERBOSE" not in job(tmp_path, text, env).err
+    done = job(tmp_path, f"{text}import torch._inductor.compile_fx\n", env)
+    assert done.rc == 0
+    assert "TORCHDYNAMO_VERBOSE was set by the script when torch's compiler had been" in done.err
