@@ -57,6 +57,8 @@ def run(script: Script, options: Options) -> int:
         from autoddp.process import worker
 
         worker.leave(worker.joined(script, options, own))
+    if ready.nnodes == 1 and script.is_broken():
+        return script.run(options.verbose)  # python's own words, before any rank starts
     if own.kind is own_ddp.Kind.ONCE:
         return own_ranks(script, options, own)
     if (

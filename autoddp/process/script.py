@@ -12,10 +12,12 @@ import os
 import runpy
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 from importlib.util import decode_source
+from pathlib import Path
 from types import ModuleType, TracebackType
 
 from autoddp.comm.place import HERE
@@ -66,6 +68,17 @@ class Script:
             BadInput: There is no such script, or it cannot be read or run.
         """
         return read(self.find(), self.folder(), self.text)
+
+    def is_broken(self) -> bool:
+        """Return whether python refuses the script before its first line; of a module, False."""
+        if self.module:
+            return False
+        try:
+            with warnings.catch_warnings(action="ignore"):  # they come with the run
+                compile(self.text or Path(self.find()).read_bytes(), "", "exec", dont_inherit=True)
+        except (SyntaxError, ValueError):
+            return True
+        return False
 
     def folder(self) -> str:
         """Return the folder from which the script imports its own files."""

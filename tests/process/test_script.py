@@ -102,6 +102,17 @@ def test_ranks_end_as_one_process(tmp_path, ending):
     assert len(ours.ours) == 1, "one line at the start, and no second account of the failure"
 
 
+@pytest.mark.parametrize("source", ["x = (1,\ny = 2 3", "def f():\n  pass\n pass", "return"])
+def test_what_python_refuses_is_told_before_ranks_start(tmp_path, source):
+    """In python's words alone, for a file, a text and standard input; nobody waits for torch."""
+    (tmp_path / "refused.py").write_text(source)
+    (tmp_path / "torch.py").write_text("print('torch was imported')")
+    for how in (["refused.py"], ["-c", source], ["-"]):
+        plain = run_python(*how, cwd=tmp_path, stdin=source)
+        ours = run_cli("run", "--nproc", 2, *how, cwd=tmp_path, stdin=source)
+        assert (ours.out, ours.err, ours.rc) == (plain.out, plain.err, 1)
+
+
 CHILDREN = """
 import multiprocessing as mp, os, pickle, sys
 
