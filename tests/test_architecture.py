@@ -200,6 +200,14 @@ def test_a_class_name_is_unique():
     assert not {name: found for name, found in places.items() if len(found) > 1}
 
 
+def test_no_property_computes_under_a_lock():
+    """A fork of one thread keeps what another holds; that of functools is of all objects."""
+    held = [
+        name_of(path) for path in FILES if re.search(r"cached_property\b(?!`)", path.read_text())
+    ]
+    assert held == ["view.proof.code"], "which looks whether the user has one"
+
+
 PRIVATE = re.compile(r"^torch(\.\w+)*\.(_(?!dynamo|inductor|_)\w+|distributed_c10d)")
 KNOWN = {
     "torch.Tensor._make_wrapper_subclass": "how a subclass is written",

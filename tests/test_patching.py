@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
+import threading
 import unittest.mock
 from contextlib import ExitStack
 from types import ModuleType
@@ -15,10 +17,39 @@ import wrapt
 from autoddp.errors import PatchTargetMissing
 from autoddp.options import Options
 from autoddp.patching import ABSENT, Feature, Installation, find, patch
+from autoddp.patching.kept import KeptProperty
 from autoddp.process.features import FEATURES
 from autoddp.process.session import session
 from autoddp.report import Report
 from tests.support.ranks import run_ranks
+
+
+class Slow:
+    """An object whose value takes as long as a thread holds it up."""
+
+    begun, go = threading.Event(), threading.Event()
+
+    @KeptProperty
+    def value(self):
+        if threading.current_thread() is not threading.main_thread():
+            self.begun.set()
+            self.go.wait(60)
+        return 3
+
+
+def test_a_fork_computes_what_a_thread_of_its_parent_was_computing():
+    """As a loader's workers are forked while another loader's queue is fed by a thread."""
+    thread = threading.Thread(target=lambda: Slow().value)
+    thread.start()
+    assert Slow.begun.wait(60)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        os._exit(Slow().value)
+    Slow.go.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+
 
 SOURCE = """
 def plain(x): return ("plain", x)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 import posix
 from collections.abc import Callable
-from functools import cached_property, lru_cache, wraps
+from functools import lru_cache, wraps
 from types import BuiltinMethodType, ModuleType
 from typing import Any, TypeVar
+
+from autoddp.patching.kept import KeptProperty
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -60,7 +62,7 @@ class Call:
         """Return the arguments by name; none where they do not fit."""
         return {} if self._fit is None else self._fit.arguments
 
-    @cached_property
+    @KeptProperty
     def _fit(self) -> inspect.BoundArguments | None:
         # of a method the function alone: `_signature` would keep the method's object for ever
         function, bound = getattr(self.wrapped, "__func__", self.wrapped), self._bound

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from autoddp.patching.kept import KeptProperty
 from autoddp.view.order import Order
 
 
@@ -33,7 +33,7 @@ class Leaves:
     def all(self) -> list[Tensor]:
         return self.dense + self.others
 
-    @cached_property
+    @KeptProperty
     def key(self) -> tuple[tuple[int, int], ...]:
         """Return what a reducer is made for; `model.to(...)` gives a leaf another accumulator."""
         return tuple((id(leaf), id(self.accumulators[id(leaf)])) for leaf in self.dense)
