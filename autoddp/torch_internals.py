@@ -144,25 +144,43 @@ def store_behind(door: socket.socket) -> TCPStore:
 
 
 class _Prefixed(PrefixStore):
-    """A store that can be asked for another connection, as torch's from 2.8 on."""
+    """A store that can be asked for another connection, as torch's from 2.8 on.
+
+    Also in a fork, which may not use its parent's connection: what has to be asked is asked here.
+    """
 
     def __init__(self, prefix: str, store: Store) -> None:
         super().__init__(prefix, store)
         self._made_of = prefix, store
+        torchs = isinstance(store, PrefixStore) and not isinstance(store, _Prefixed)
+        self._below = _prefix_of(store) if torchs else None
 
     def clone(self) -> Store:
         prefix, store = self._made_of
-        return _Prefixed(prefix, another_connection(store))
+        return _Prefixed(prefix, another_connection(store, self._below))
 
 
 # a store within another, by the names that begin with a prefix
 prefixed = PrefixStore if hasattr(PrefixStore, "clone") else _Prefixed
 
 
-def another_connection(store: Any) -> Any:
+def _prefix_of(store: Store) -> str:
+    """Return the prefix of a store that torch up to 2.7 made, which is in an error's words alone.
+
+    This uses the store's connection.
+    """
+    try:
+        with _unwritten(2):
+            store.wait(["?"], timedelta(milliseconds=1))
+    except dist.DistError as error:
+        return str(error).rpartition("keys: ")[2].partition("/?")[0].removeprefix("/")
+    return ""
+
+
+def another_connection(store: Any, prefix: str | None = None) -> Any:
     """Return the same store by a connection of its own, for a thread or a fork.
 
-    Torch up to 2.7 has no `clone`; the prefix of a store that torch made is in an error's words.
+    Torch up to 2.7 has no `clone`; there a torch-made store is asked for its prefix, if not given.
     """
     if hasattr(store, "clone"):
         return store.clone()
@@ -172,14 +190,7 @@ def another_connection(store: Any) -> Any:
     base = known._underlying_non_prefix_store if isinstance(store, PrefixStore) else None
     if not isinstance(base, TCPStore):
         return store  # a file's, which has no connection
-    said = ""
-    try:
-        with _unwritten(2):
-            store.wait(["?"], timedelta(milliseconds=1))
-    except dist.DistError as error:
-        said = str(error)
-    prefix = said.rpartition("keys: ")[2].partition("/?")[0].removeprefix("/")
-    return _Prefixed(prefix, another_connection(base))
+    return _Prefixed(_prefix_of(store) if prefix is None else prefix, another_connection(base))
 
 
 def push(store: Any, key: str, value: str) -> None:

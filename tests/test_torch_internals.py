@@ -298,6 +298,15 @@ def test_a_store_is_reached_by_another_connection():
         assert again.get(name) == b"b"
 
 
+def test_a_fork_leaves_the_connection_of_its_parent_alone(monkeypatch):
+    """Torch up to 2.7 can be asked for a prefix over the store's connection alone."""
+    served = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ours = torch_internals.prefixed("ours", dist.PrefixStore("of/torch", served))
+    monkeypatch.delattr(torch_internals, "_prefix_of")
+    torch_internals.another_connection(ours).set("a", "b")
+    assert (ours.get("a"), served.get("of/torch/ours/a")) == (b"b", b"b")
+
+
 def test_a_queue_in_a_store_gives_what_came_first():
     served = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     store = torch_internals.prefixed("of/ours", served)

@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
 from torch.utils.data import DataLoader, Dataset
 
+from autoddp import torch_internals
 from autoddp.comm.world import World
 from autoddp.effects import file_server
 from autoddp.effects.files import Files
@@ -71,7 +71,7 @@ def on(tmp_path):
                 else None
             )
             port = group.call("the store", lambda: store.port)
-            group.store = PrefixStore(
+            group.store = torch_internals.prefixed(
                 "x", store or dist.TCPStore("localhost", port, is_master=False)
             )
             many = nproc - 1 if node else 1
