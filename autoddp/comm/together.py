@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -36,14 +38,29 @@ class Together:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         group = self._group
         try:
-            if isinstance(error, RuntimeError) and _is_networks(error):
-                group.collective_check.wait_for_the_end()
+            wait_for_an_end(group, error)
         finally:
             self._at.__exit__()
         if error is None and self._point:
             group.signal_sync.leave()
 
 
-def _is_networks(error: RuntimeError) -> bool:
-    """Return whether a backend has lost another rank: gloo has no class for that."""
-    return isinstance(error, dist.DistError) or "/gloo/transport/" in str(error)
+@contextmanager
+def told_by_launcher(group: Group) -> Iterator[None]:
+    """Leave it to the launcher to tell of a rank that the backend loses inside, away from a place.
+
+    What torch says of it names a rank that did nothing wrong.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        wait_for_an_end(group, error)
+        raise
+
+
+def wait_for_an_end(group: Group, error: BaseException | None) -> None:
+    """Wait for what follows where a backend has lost another rank: gloo has no class for that."""
+    if isinstance(error, RuntimeError) and (
+        isinstance(error, dist.DistError) or "/gloo/transport/" in str(error)
+    ):
+        group.collective_check.wait_for_the_end()

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from autoddp import torch_internals
 from autoddp.comm.accelerator import CPU
 from autoddp.comm.group import Group
+from autoddp.comm.together import told_by_launcher
 from autoddp.training import compression
 from autoddp.training.fingerprint import Fingerprint
 from autoddp.training.leaves import Leaves
@@ -85,7 +86,8 @@ class Replicas:
         while len(self._kept) > KEPT or (len(self._kept) > 1 and self._held() > ROOM):
             del self._kept[next(iter(self._kept))]
             self.dropped += 1
-        with torch.enable_grad():
+        # now and then ranks agree upon the buckets
+        with torch.enable_grad(), told_by_launcher(self.group):
             if known is None:
                 replica(*roots)
             else:
@@ -95,7 +97,8 @@ class Replicas:
     def _made(self, leaves: list[Tensor]) -> tuple[DistributedDataParallel, BucketAveraging | None]:
         self.compare(leaves)
         anchor, group = Anchor(leaves), self.group
-        replica = torch_internals.replica_of(anchor, group.pg)
+        with told_by_launcher(group):
+            replica = torch_internals.replica_of(anchor, group.pg)
         shared = group.gradient_memory is not None and leaves[0].is_cpu and self.compress == "none"
         averaging = BucketAveraging(group, leaves) if shared else None
         if averaging is not None:
