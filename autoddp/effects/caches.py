@@ -6,10 +6,11 @@ One list serves all libraries: it goes by the place, never by the caller.
 from __future__ import annotations
 
 import os
-import tempfile
+from collections.abc import Iterator
 
 from autoddp.effects import paths
 from autoddp.report import INSTALLED
+from autoddp.report.temporary import named, temporary_folder
 
 # Devices, shared memory and what the kernel tells: nobody's files.
 NOBODYS = ("/dev/", "/proc/", "/sys/")
@@ -24,6 +25,11 @@ NAMED = (
 )
 # Fixed names in the temporary folder: compiled kernels, and what workers of one rank share.
 TEMPORARY = ("torchinductor_", "joblib_memmapping_folder_", "pymp-", "ray/")
+
+
+def _temporary() -> Iterator[str]:
+    for folder in (temporary_folder(), *named()):
+        yield from (f"{folder}/{name}" for name in TEMPORARY)
 
 
 def keeps(path: str, private: set[str]) -> bool:
@@ -41,7 +47,7 @@ def keeps(path: str, private: set[str]) -> bool:
     if path in private:
         return True
     home, job = os.path.expanduser("~"), paths.here().rstrip("/") + "/"
-    folders = [f"{home}/.", *(f"{tempfile.gettempdir()}/{name}" for name in TEMPORARY)]
+    folders = [f"{home}/.", *_temporary()]
     folders += [f"{paths.text(os.environ[name])}/" for name in NAMED if os.environ.get(name)]
     folders += [f"{folder}/" for folder in private]
     longest = max((len(folder) for folder in folders if f"{path}/".startswith(folder)), default=0)

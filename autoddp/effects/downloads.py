@@ -5,7 +5,6 @@ from __future__ import annotations
 import email
 import fcntl
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,6 +19,7 @@ from autoddp.effects.file_server import Facts
 from autoddp.effects.outward import Outward
 from autoddp.patching import Call, patch
 from autoddp.report import users_line
+from autoddp.report.temporary import temporary_folder
 
 # The data sets of torchvision that download in their constructor.
 DATA_SETS = (
@@ -272,7 +272,7 @@ class Downloads(Outward):
 @contextmanager
 def _one_at_a_time(port: int) -> Iterator[None]:
     """Let one rank of the job on this machine inside at a time; `port` stands for the job."""
-    path = os.path.join(tempfile.gettempdir(), f"autoddp-{os.getuid()}-{port}.lock")
+    path = os.path.join(temporary_folder(), f"autoddp-{os.getuid()}-{port}.lock")
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,6 +14,7 @@ from autoddp.effects.journal import Board, Journal
 from autoddp.effects.past import Past
 from autoddp.effects.rows import EffectRow, Fate
 from autoddp.patching import Call, Feature, Patch, patch
+from autoddp.report.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
@@ -36,8 +36,6 @@ class Outward(Feature):
 
     def setup(self, undo: ExitStack) -> None:
         """Share the journal, and watch the collector."""
-        with self.effects.context.internal():
-            tempfile.gettempdir()  # found out once: by all ranks, not first by those with a scratch
         _keep_journal(self.effects)
         undo.callback(self.effects.end)
         self.context.watch_collector(undo)
@@ -89,7 +87,7 @@ def _keep_journal(effects: Effects) -> None:
     group, placed = effects.group, nodes(effects.group)
 
     def make() -> str:
-        folder = paths.fresh(HERE.private or tempfile.gettempdir())
+        folder = paths.fresh(HERE.private or temporary_folder())
         effects.journal = Journal(
             Board(folder, group.size, make=True), placed.count(0), effects.threads
         )

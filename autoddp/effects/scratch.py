@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import posix
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from autoddp.comm.place import HERE
 from autoddp.effects import paths
+from autoddp.report.temporary import temporary_folder
 
 GONE = ""  # where what this rank has removed lies
 
@@ -48,7 +48,7 @@ class Scratch:
         if self._folder is None:
             self._owner, self._folder = (
                 os.getpid(),
-                paths.fresh(HERE.private or tempfile.gettempdir()),
+                paths.fresh(HERE.private or temporary_folder()),
             )
         return self._folder
 

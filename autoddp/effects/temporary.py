@@ -13,8 +13,6 @@ from autoddp.effects.mirrored_io import OpenDescriptor
 from autoddp.effects.outward import Outward
 from autoddp.patching import Call, patch
 
-Variables = tuple[str | None, ...]
-
 
 class Temporary(Outward):
     """The feature that has one temporary file or folder for all ranks, which goes away once."""
@@ -26,28 +24,6 @@ class Temporary(Outward):
         """Set up with nothing of rank 0's lent to this rank yet."""
         super().setup(undo)
         self._lent: set[str] = set()
-        # by which variables autoddp has found the folder; None once the script has asked for it
-        self._found_by: Variables | None = _variables()
-        self._folder = tempfile.tempdir
-
-    @patch(
-        "tempfile:gettempdir",
-        "tempfile:gettempdirb",
-        why="the temporary folder is the one that the variables name when the script first asks",
-    )
-    def find_folder(self, call: Call) -> Any:
-        """Return the folder, which autoddp has looked for before the script's first line."""
-        self._look_again()
-        return call.plain()
-
-    def _look_again(self) -> None:
-        if self._found_by is None or not self.context.in_job() or self.context.passes_through():
-            return
-        named, self._found_by = self._found_by, None
-        if named != _variables() and tempfile.tempdir == self._folder:
-            tempfile.tempdir = None
-            with self.context.internal():
-                tempfile.gettempdir()
 
     @patch(
         "tempfile:mkdtemp",
@@ -156,8 +132,10 @@ class Temporary(Outward):
 
         A library's is UNSYNCED beside the job's files, and PASS_THROUGH if it is temporary indeed.
         """
-        self._look_again()
         folder = call.named.get("dir")
+        if folder is None:
+            with self.context.internal():
+                tempfile.gettempdir()  # on all ranks: rank 0, which makes the file, will ask
         return self.effects.touch(os.devnull if folder is None else folder)
 
     def _named_alone(self, call: Call) -> Any:
@@ -183,8 +161,3 @@ class Temporary(Outward):
         if isinstance(path, (str, bytes)):
             self.effects.scratch.private.add(paths.real(path, True))
         return made
-
-
-def _variables() -> Variables:
-    """Return the values of the variables that name the temporary folder."""
-    return tuple(os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))

@@ -2,7 +2,7 @@
 
 The first optimizer imports `torch._dynamo`, and torchvision does: that takes as long as the import
 of torch itself, in every rank. Whether it is worth while the words of the script tell; what the
-script finds afterwards is as before: its environment, its own modules, the temporary folder.
+script finds afterwards is as before: its environment, and its own modules.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -46,10 +45,9 @@ def import_for_all(folder: str) -> None:
 
     If that fails, it is for the script to fail.
     """
-    modules, variables, temporary = set(sys.modules), set(os.environ), tempfile.tempdir
+    modules, variables = set(sys.modules), set(os.environ)
     with _reads() as read, suppress(Exception):
         import_module(COMPILER)
-    tempfile.tempdir = temporary
     for name in set(os.environ) - variables:
         del os.environ[name]
     HERE.read_early = {name: os.environ.get(name) for name in read}
@@ -97,6 +95,7 @@ def _reads() -> Iterator[set[str]]:
 def _leave_to(folder: str, names: set[str]) -> None:
     """Forget the modules of these names that the script's folder has, too: it finds its own."""
     for name in names - {"torch"}:
-        if PathFinder.find_spec(name, [folder]) is not None:
+        spec = PathFinder.find_spec(name, [folder])
+        if spec is not None and spec.origin is not None:  # else a folder, which python passes by
             for module in [m for m in sys.modules if m.partition(".")[0] == name]:
                 del sys.modules[module]

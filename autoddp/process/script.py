@@ -11,6 +11,7 @@ import linecache
 import os
 import runpy
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -75,8 +76,9 @@ class Script:
             return False
         try:
             with warnings.catch_warnings(action="ignore"):  # they come with the run
-                compile(self.text or Path(self.find()).read_bytes(), "", "exec", dont_inherit=True)
-        except (SyntaxError, ValueError):
+                source = Path(self.find()).read_bytes() if self.text is None else self.text
+                compile(source, "", "exec", dont_inherit=True)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
             return True
         return False
 
@@ -96,6 +98,7 @@ class Script:
         Returns:
             Exit code that python would end with.
         """
+        tempfile.tempdir = None  # the launcher has asked, and the script may say another first
         main = ModuleType("__main__")
         main.__dict__.update(__builtins__=builtins)
         if sys.version_info < (3, 14):

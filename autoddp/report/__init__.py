@@ -8,7 +8,6 @@ import re
 import select
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import Any, TextIO
 from autoddp.errors import BadInput, one_line
 from autoddp.report import bars, places
 from autoddp.report.begun import Begun, SharedFlag
+from autoddp.report.temporary import temporary_folder
 
 PREFIX = "[autoddp]"
 VERSION = 1  # of what --report writes
@@ -185,7 +185,7 @@ _imported: set[str] = set()
 _TYPED = ("<stdin", "<string", "<ipython", "<timed ", "<magic-timeit")
 _CUSTOMIZE = ("/sitecustomize.py", "/usercustomize.py")  # the interpreter's own, wherever they lie
 INSTALLED = ("/site-packages/", "/dist-packages/")  # also a user's own, and a distribution's
-_TEMPORARY = tempfile.gettempdir() + "/"
+_TEMPORARY = temporary_folder() + "/"
 _PATHS = sysconfig.get_paths()
 _LIBRARIES = tuple(
     {_PATHS[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}

@@ -1,5 +1,6 @@
 # ruff: noqa: SIM115 - scripts leave files open, and that is what is tested
 import glob
+import logging
 import os
 import shutil
 import tempfile
@@ -182,21 +183,67 @@ def test_where_temporary_files_go_is_asked_by_all_ranks_or_none(on):
     assert on(script, before=nothing_is_known) == [tempfile.gettempdir()] * 2
 
 
+def nothing_asked(rank):
+    """As a script's first line finds it: whoever made the process may have asked."""
+    tempfile.tempdir = None
+
+
+def a_library_writes():
+    """Whether it is a temporary file is looked up, and is no question of the script's."""
+    shutil.copyfile("a", "copy")
+    logging.FileHandler("log").close()
+
+
 @pytest.mark.parametrize("first", ["mkstemp", "mkdtemp", "NamedTemporaryFile", "gettempdir"])
-def test_temporary_files_go_where_the_script_says_before_it_first_asks(on, tmp_path, first):
-    """Though autoddp has asked before; afterwards python asks no variable any more."""
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_temporary_files_go_where_the_script_says_before_it_first_asks(on, tmp_path, first, nproc):
+    """Afterwards python asks no variable any more, nor do ranks that left the making to rank 0."""
 
     def script(run):
+        Path("a").write_text("a")  # takes a scratch on ranks above 0
+        a_library_writes()
         for name in ("b", "c"):
             os.environ["TMPDIR"] = str(tmp_path / name)
             os.makedirs(name, exist_ok=True)
+            a_library_writes()
             getattr(tempfile, first)()
         return tempfile.gettempdir(), tempfile.gettempdirb()
 
-    there = str(tmp_path / "b")
-    assert (
-        on(script, before=lambda rank: tempfile.gettempdir()) == [(there, os.fsencode(there))] * 2
-    )
+    found = on(script, nproc, before=nothing_asked)
+    assert found == [(str(tmp_path / "b"), os.fsencode(tmp_path / "b"))] * nproc
+
+
+@pytest.mark.parametrize("first", ["mkdtemp", "gettempdir"])
+def test_ranks_find_alike_that_a_folder_takes_no_temporary_files(on, tmp_path, first):
+    """Ranks above 0 would be given room of their own where they write to a folder of the job."""
+
+    def script(run):
+        os.environ["TMPDIR"] = str(tmp_path / "missing")
+        os.environ["TEMP"] = str(tmp_path)
+        getattr(tempfile, first)()
+        return tempfile.gettempdir()
+
+    assert on(script, 3, before=nothing_asked) == [str(tmp_path)] * 3
+
+
+def test_what_a_process_was_told_of_temporary_files_before_the_job_stays(on, tmp_path):
+    def script(run):
+        os.environ["TMPDIR"] = str(tmp_path)
+        return tempfile.gettempdir()
+
+    there = tempfile.gettempdir()
+    assert on(script, before=lambda rank: tempfile.gettempdir()) == [there] * 2
+
+
+def test_a_fork_asks_for_its_temporary_folder_itself(on, tmp_path):
+    def script(run):
+        child = os.fork()
+        if child == 0:
+            os.environ["TMPDIR"] = str(tmp_path)
+            os._exit(tempfile.gettempdir() != str(tmp_path))
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    assert on(script, before=nothing_asked) == [0, 0]
 
 
 def test_a_trial_changes_nothing(on, tmp_path):

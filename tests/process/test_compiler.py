@@ -74,16 +74,19 @@ def test_a_script_that_sets_variables_imports_it_itself_and_is_heeded(tmp_path):
 @pytest.mark.slow
 def test_the_script_finds_its_own_module_of_a_name_that_the_compiler_uses(tmp_path):
     (tmp_path / "statistics.py").write_text("mine = 'mine'\n")
+    (tmp_path / "sympy").mkdir()  # a folder of something else, which python passes by
+    (tmp_path / "sympy" / "notes.txt").write_text("")
     (tmp_path / "pstats").mkdir()
     (tmp_path / "pstats" / "__init__.py").write_text("from pstats.inner import mine\n")
     (tmp_path / "pstats" / "inner.py").write_text("mine = 'mine, too'\n")
     done = job(
         tmp_path,
+        "import sys\nprint('sympy' in sys.modules)\n"
         "import statistics, pstats\nprint(statistics.mine, pstats.mine)\n"
         "import torch\nw = torch.ones(1, requires_grad=True)\nw.sum().backward()\n"
         "torch.optim.SGD([w], 1.0).step()\nprint(w.item())\n",
     )
-    assert (done.rc, done.out) == (0, "mine mine, too\n0.0\n"), done.err
+    assert (done.rc, done.out) == (0, "True\nmine mine, too\n0.0\n"), done.err
 
 
 @pytest.mark.slow

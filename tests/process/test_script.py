@@ -113,6 +113,25 @@ def test_what_python_refuses_is_told_before_ranks_start(tmp_path, source):
         assert (ours.out, ours.err, ours.rc) == (plain.out, plain.err, 1)
 
 
+def test_a_text_that_is_empty_is_run(tmp_path):
+    for how in (["-c", ""], ["-"]):
+        ours = run_cli("run", "--nproc", 2, "-q", *how, cwd=tmp_path, stdin="")
+        assert (ours.out, ours.err, ours.rc) == ("", "", 0)
+
+
+def test_the_first_question_for_temporary_files_is_the_scripts(tmp_path):
+    script = tmp_path / "asks.py"
+    script.write_text(
+        "import os, tempfile\nprint(tempfile.tempdir)\nos.environ['TMPDIR'] = os.getcwd()\n"
+        "print(tempfile.gettempdir() == os.getcwd())\n"
+    )
+    for nproc in (1, 2):
+        ours = run_cli("run", "--nproc", nproc, script, cwd=tmp_path)
+        assert (ours.out, ours.rc) == ("None\nTrue\n", 0), ours.err
+    done = run_python("-c", "import autoddp.report, tempfile; print(tempfile.tempdir)")
+    assert done.out == "None\n", "as where a script imports autoddp for its decorator"
+
+
 CHILDREN = """
 import multiprocessing as mp, os, pickle, sys
 

@@ -14,7 +14,7 @@ from autoddp.options import Options
 from autoddp.process.session import session
 from autoddp.report import Report
 from autoddp.training import gradients
-from autoddp.training.fingerprint import Fingerprint
+from autoddp.training.fingerprint import PIECE, Fingerprint
 from tests.support.ranks import run_ranks
 
 
@@ -54,6 +54,23 @@ def test_rounding_is_forgiven_unless_all_is_to_be_exact(by, exact):
         == differs
     )
     assert bool(zero) == differs
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("at", [0, PIECE, 2 * PIECE])
+def test_each_piece_of_a_large_tensor_counts(dtype, at):
+    def rank(group):
+        large = -torch.ones(2 * PIECE + 1, dtype=dtype)
+        large[at] = 3.0 * group.rank
+        before, found = large.clone(), Fingerprint()
+        found.add("large", [large])
+        assert torch.equal(large, before)
+        return said(lambda: found.compare(group, exact=True))
+
+    zero, one = run_ranks(rank, 2)
+    assert zero == one
+    ones = 2 * PIECE
+    assert f"rank 0 has -{ones}, {ones} without signs, rank 1 {3 - ones}, {ones + 3}" in zero
 
 
 DRIFTS = {
