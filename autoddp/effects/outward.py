@@ -14,7 +14,7 @@ from autoddp.effects.journal import Board, Journal
 from autoddp.effects.past import Past
 from autoddp.effects.rows import EffectRow, Fate
 from autoddp.patching import Call, Feature, Patch, patch
-from autoddp.report.temporary import temporary_folder
+from autoddp.report import temporary
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
@@ -36,6 +36,8 @@ class Outward(Feature):
 
     def setup(self, undo: ExitStack) -> None:
         """Share the journal, and watch the collector."""
+        with self.effects.context.internal():
+            temporary.look()
         _keep_journal(self.effects)
         undo.callback(self.effects.end)
         self.context.watch_collector(undo)
@@ -87,7 +89,7 @@ def _keep_journal(effects: Effects) -> None:
     group, placed = effects.group, nodes(effects.group)
 
     def make() -> str:
-        folder = paths.fresh(HERE.private or temporary_folder())
+        folder = paths.fresh(HERE.private or temporary.temporary_folder())
         effects.journal = Journal(
             Board(folder, group.size, make=True), placed.count(0), effects.threads
         )

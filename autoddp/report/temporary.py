@@ -15,17 +15,25 @@ def named() -> list[str]:
     return [os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)]
 
 
-def _look() -> str:
+_found: dict[tuple[str, ...], str] = {}  # by what variables named, the latest last
+
+
+def look() -> None:
+    """Find out where temporary files go now; that writes there, as no effect of a script's."""
+    if tuple(named()) in _found:
+        return
     known = tempfile.tempdir
     try:
-        return tempfile.gettempdir()
+        _found[tuple(named())] = tempfile.gettempdir()
     finally:
         tempfile.tempdir = known
 
 
-_FOUND = _look()  # that writes there, which a script's open() would note
+look()
 
 
 def temporary_folder() -> str:
-    """Return what the script has been told, if it has asked, else what was found at our import."""
-    return _FOUND if tempfile.tempdir is None else os.fsdecode(tempfile.tempdir)
+    """Return what the script has been told, if it has asked, else what was found here."""
+    if tempfile.tempdir is not None:
+        return os.fsdecode(tempfile.tempdir)
+    return _found.get(tuple(named())) or next(reversed(_found.values()))
