@@ -31,6 +31,7 @@ from autoddp.process.script import Script
 
 SETTLE = 2.0  # seconds in which the threads of native libraries fall asleep after their work
 HARD = 2  # omp_pause_hard
+OLD = "an OpenMP runtime as old as that of torch 2.6 may keep its threads"
 
 
 def check_forkable(site: str, ranks: int, options: Options) -> None:
@@ -62,9 +63,7 @@ def unforkable() -> str:
         return f"{touched} is in use"
     if multiprocessing.active_children():
         return "it has child processes"
-    if not _give_back_pools():
-        return "an OpenMP runtime keeps its threads"
-    return "" if _asleep() else "native threads are at work"
+    return _kept_pools() or ("" if _asleep() else "native threads are at work")
 
 
 def _touched() -> str:
@@ -98,6 +97,8 @@ def way_out(against: str, ranks: int, options: Options) -> str:
         return f"{way}call wandb.teardown() first, and wandb.init() inside the call"
     if against.startswith("other threads"):
         return f"{way}end them first, or {again}call it before they run"
+    if against == OLD:
+        return f"{way}take torch 2.7 or a newer one"
     if "child processes" in against:
         return f"{way}end them first: worker processes that persist end with their loader, by del"
     return f"{way}{again}let the call be the first that makes use of it"
@@ -158,10 +159,11 @@ def _harmless(thread: threading.Thread) -> bool:
     return thread is threading.current_thread() or notebook.owns(thread) or is_known(thread)
 
 
-def _give_back_pools() -> bool:
-    """End the idle threads of OpenMP runtimes, and return whether all ended.
+def _kept_pools() -> str:
+    """End the idle threads of OpenMP runtimes; return why some are left, empty if none is.
 
-    They come back when they are needed.
+    They come back when they are needed. A runtime of before OpenMP 5.0 ends none, and cannot say
+    whether it has any.
     """
     loaded = set()
     for line in Path("/proc/self/maps").read_text().splitlines():
@@ -170,9 +172,11 @@ def _give_back_pools() -> bool:
             loaded.add(path)
     for path in loaded:
         pause = getattr(ctypes.CDLL(path), "omp_pause_resource_all", None)
-        if pause is None or pause(HARD) != 0:
-            return False
-    return True
+        if pause is None:
+            return OLD
+        if pause(HARD) != 0:
+            return "an OpenMP runtime keeps its threads"
+    return ""
 
 
 def _asleep() -> bool:

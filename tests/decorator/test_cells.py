@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.notebooks import Executed, execute
+from tests.support.notebooks import Executed, execute, forks
 
 BEGIN = """
 %load_ext autoddp
@@ -72,6 +72,7 @@ def notebook(folder, cells=CELLS, **env) -> dict[str, Executed]:
     return dict(zip(cells, execute(folder, *cells.values(), **env), strict=True))
 
 
+@forks
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_notebook_is_one_script_that_grows(tmp_path, ranks):
     with ThreadPoolExecutor() as threads:
@@ -118,6 +119,7 @@ if autoddp.rank() == 0:
 """
 
 
+@forks
 @pytest.mark.slow
 def test_what_the_kernel_runs_between_cells_meets_nobody(tmp_path):
     """The other ranks wait there: whatever they would come to, too, would hang."""
@@ -139,6 +141,7 @@ def test_what_the_kernel_runs_between_cells_meets_nobody(tmp_path):
     assert any(made["what"].startswith("a widget was used between") for made in decisions)
 
 
+@forks
 @pytest.mark.slow
 def test_what_a_rank_alone_does_ends_the_job_and_not_the_kernel(tmp_path):
     begin = "%autoddp --nproc 2 -q"
@@ -189,6 +192,7 @@ if autoddp.rank() == 0:
 KIDS = "kids = open(f'/proc/{os.getpid()}/task/{os.getpid()}/children').read().split()\n"
 
 
+@forks
 @pytest.mark.slow
 def test_an_interrupt_ends_the_cell_and_the_job_goes_on(tmp_path):
     loop = "    \nwhile True:\n    loss = step(inputs, labels)"
@@ -202,6 +206,7 @@ def test_an_interrupt_ends_the_cell_and_the_job_goes_on(tmp_path):
         assert (done[name].out[:2], done[name].error) == ("2\n", ""), done
 
 
+@forks
 @pytest.mark.slow
 def test_no_rank_is_left_by_a_kernel_or_without_one(tmp_path):
     killed = "if autoddp.rank():\n    signal.raise_signal(9)\ntime.sleep(60)"

@@ -169,9 +169,14 @@ AGAINST = {
         "end them first: worker processes that persist end with their loader, by del",
     ),
     "a pool that stays": (
-        "import autoddp.decorator.start as start\nstart._give_back_pools = lambda: False\n",
-        "an OpenMP runtime keeps its threads",
+        "import autoddp.decorator.start as s\ns._kept_pools = lambda: 'a pool keeps its threads'\n",
+        "a pool keeps its threads",
         "let the call be the first that makes use of it",
+    ),
+    "an old pool": (
+        "import autoddp.decorator.start as start\nstart._kept_pools = lambda: start.OLD\n",
+        "an OpenMP runtime as old as that of torch 2.6 may keep its threads",
+        "take torch 2.7 or a newer one",
     ),
 }
 

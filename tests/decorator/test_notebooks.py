@@ -9,11 +9,10 @@ from functools import partial
 
 import pytest
 
-from autoddp import torch_internals
 from autoddp.decorator import cell_magic, parked_threads
 from autoddp.errors import BadInput
 from autoddp.options import Options
-from tests.support.notebooks import Executed, execute
+from tests.support.notebooks import Executed, execute, forks
 
 EARLIER = """
 %load_ext autoddp
@@ -67,10 +66,7 @@ print(open("log.txt").read())
 """
 
 
-@pytest.mark.skipif(
-    torch_internals.VERSION < (2, 7),
-    reason="its OpenMP keeps its threads, so that a later cell cannot fork, and says so",
-)
+@forks
 def test_a_notebook_has_the_numbers_of_one_process(tmp_path):
     cells = EARLIER, FUNCTION, "train()", f"%%autoddp --nproc 2\n{CELL}loss", AFTER
     with ThreadPoolExecutor() as threads:

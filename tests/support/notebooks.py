@@ -12,7 +12,15 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
 
+import pytest
+
+from autoddp import torch_internals
 from tests.support.cli import ROOT, environ
+
+forks = pytest.mark.skipif(
+    torch_internals.VERSION < (2, 7),
+    reason="its OpenMP may keep its threads, so that a kernel cannot be forked, and says so",
+)
 
 
 @dataclass
