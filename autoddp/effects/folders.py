@@ -116,6 +116,7 @@ class Folders(Outward):
         "os:readlink",
         "os:listxattr",
         "os:getxattr",
+        "os:pathconf",
         why="what a file is, and who may read it, the script asks once: rank 0 answers",
     )
     def ask_once(self, call: Call) -> Any:
@@ -156,7 +157,7 @@ class Folders(Outward):
     def measure_once(self, call: Call) -> Any:
         """Return the room on rank 0's disk; `shutil.disk_usage` asks this."""
         if not self._asked(call):
-            return call.plain()
+            return self._found(call)
         return os.statvfs_result(
             tuple(self.effects.ask_rank0(call.name, lambda: list(call.plain())))
         )

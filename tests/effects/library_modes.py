@@ -29,6 +29,11 @@ def _raised(act, *args, **kwargs):
         return type(error).__name__, str(error)
 
 
+def longest_name(folder):
+    """As a lock asks before it chooses the name of its file."""
+    return os.statvfs(folder).f_namemax, os.pathconf(folder, "PC_NAME_MAX")
+
+
 def wrong_names(pause):
     """What is there already, what is not, and what is of another kind."""
     os.makedirs("made/full/sub")
@@ -77,6 +82,8 @@ def wrong_names(pause):
         (os.listdir, "made/file"),
         (os.scandir, "made/none"),
         (os.readlink, "made/file"),
+        (longest_name, "made/full/sub"),
+        (longest_name, "made/none"),
         (os.chdir, "made/none"),
         (os.open, "made/file", os.O_CREAT | os.O_EXCL | os.O_WRONLY),
         (os.open, "made/none", os.O_WRONLY),

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from autoddp.comm.context import Code
 from autoddp.view.generators import Generators
 from autoddp.view.places import Place, places_of
+from autoddp.view.proof.flow import coupled
 from autoddp.view.proof.gates import gates, opened
 from autoddp.view.proof.opaque import IN_LIBRARY, draws_in_library
 from autoddp.view.proof.rounding import tolerance
@@ -34,6 +35,7 @@ from autoddp.view.proof.trial import Forward, Refused, Same, Trial, alike, equal
 FEW = 7
 NO_BATCH = "an output has no batch dimension"
 OTHER_ROWS = "BatchNorm in it is given other rows than the batch's"
+COUPLED = "its rows depend on each other"
 NOT_THE_PART = "the forward of a part is not the part of the forward"
 NEARLY = f"{NOT_THE_PART}, but nearly"
 PRINTS = "it prints what depends on the size of its batch"
@@ -134,7 +136,7 @@ def _try(trial: Trial) -> Verdict:
         if not all(
             _same_row(s, o, at, keep - start) for s, o, at in zip(same, other, outs, strict=True)
         ):
-            return Verdict(reason="its rows depend on each other")
+            return Verdict(reason=COUPLED)
     if whole.normalized and trial.given.cuts.total != size:
         of_all = [len(x) * trial.given.cuts.total for x in whole.normalized]
         if of_all != [rows * size for rows in normalized_of_all(trial)]:
@@ -186,6 +188,9 @@ def _by_parts(
         if UNLIKE in found or (outs and found != outs):
             return known, outs, NO_BATCH
         outs = found
+        held = frozenset[int]().union(*whole.sources)
+        if rows != size and not held.isdisjoint(coupled(whole.flow, part.flow)):
+            return known, outs, COUPLED
         place = (size, start, rows)
         reason = _unlike(whole, part, outs, place, times)
         if reason:

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from autoddp.torch_internals import DispatchMode, plain_tensors
+from autoddp.torch_internals import DispatchMode
 from autoddp.view.cuts import Cuts
 from autoddp.view.draws import Draws
 from autoddp.view.generators import Generators
 from autoddp.view.places import Shapes
+from autoddp.view.proof.flow import Flow, memory_of
 from autoddp.view.proof.reach import Reach
 from autoddp.view.proof.snapshot import PLAIN
 from autoddp.view.state import View
@@ -105,6 +106,7 @@ class Trial:
                 }
                 same |= {id(m): Same(k) for k, m in enumerate(made) if isinstance(m, Tensor)}
                 out = [same.get(id(x), x) for x in left.leaves]
+                sources = [watch.flow.sources(x) for x in out]
                 if watch.leaves_behind([*made, *left.leaves]):
                     raise Refused("it makes a leaf of its input, whose gradient is of rows")
         if left.refused:
@@ -112,7 +114,7 @@ class Trial:
         plain = [x.detach() if isinstance(x, Tensor) else x for x in out]
         apart = [watch.of_no_rows(x) for x in out]
         own = [own_of(x) for x in out]
-        shown = normalized, watch.dtypes, draws.shapes, [*printed]
+        shown = normalized, watch.dtypes, draws.shapes, [*printed], watch.flow, sources
         return Forward(plain, own, apart, left.layout, *shown)
 
     def ends(self, count: int) -> list[tuple[int, int, int]]:
@@ -145,6 +147,8 @@ class Forward:
         dtypes: What was computed in, of the rows, on the way.
         drawn: The shapes of what it drew.
         printed: What it would have printed.
+        flow: What came of the rows on the way.
+        sources: The results of that flow which each output holds.
     """
 
     out: list[Any]
@@ -155,15 +159,12 @@ class Forward:
     dtypes: set[torch.dtype]
     drawn: Shapes
     printed: list[Any]
+    flow: Flow
+    sources: list[frozenset[int]]
 
 
 DECIDES = "it decides in Python by values of the batch"
 PLAIN_KINDS = (Tensor, nn.Parameter)
-
-
-def _memory(x: Tensor) -> int:
-    with plain_tensors():
-        return x.untyped_storage()._cdata if x.layout is torch.strided else 0
 
 
 def own_of(x: Any) -> Reach | None:
@@ -212,10 +213,11 @@ class TrialWatch(DispatchMode):
         self.known: Any = WeakTensorKeyDictionary()
         self.given = {id(x) for x in inputs if x.requires_grad}
         self.dtypes: set[torch.dtype] = set()
+        self.flow = Flow(inputs)
         for x in inputs:
             self.known[x] = True
         # as_subclass() makes another object of an output, past this mode: it is known by its memory
-        self.memory: dict[int, bool] = {_memory(x): True for x in inputs}
+        self.memory: dict[int, bool] = {memory_of(x): True for x in inputs}
 
     def of_rows(self, x: Tensor) -> bool:
         """Return whether `x` is of the rows, or was made of them."""
@@ -240,7 +242,7 @@ class TrialWatch(DispatchMode):
             todo += [leaf for leaf in [getattr(node, "variable", None)] if leaf is not None]
             nodes += [following for following, _ in node.next_functions]
         return any(
-            x.is_leaf and id(x) not in self.given and self.memory.get(_memory(x), False)
+            x.is_leaf and id(x) not in self.given and self.memory.get(memory_of(x), False)
             for x in todo
         )
 
@@ -250,7 +252,7 @@ class TrialWatch(DispatchMode):
             if (
                 x not in self.known
                 and type(x) not in PLAIN_KINDS
-                and (key := _memory(x)) in self.memory
+                and (key := memory_of(x)) in self.memory
             ):
                 self.known[x] = self.memory[key]
         tainted = any(self.known.get(x, False) for x in tensors)
@@ -260,11 +262,12 @@ class TrialWatch(DispatchMode):
         if any(x.requires_grad and not x.is_leaf and x not in self.known for x in tensors):
             raise Refused("it uses a tensor with a gradient from outside")
         out = func(*args, **(kwargs or {}))
+        self.flow.note(func, tensors, out)
         for x in tree_flatten(out)[0]:
             if isinstance(x, Tensor):
                 self.known[x] = tainted or self.known.get(x, False)
                 if tainted and (x.is_floating_point() or x.is_complex()):
                     self.dtypes.add(x.dtype)
-                key = _memory(x)
+                key = memory_of(x)
                 self.memory[key] = tainted or self.memory.get(key, False)
         return out
