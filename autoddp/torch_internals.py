@@ -1,8 +1,7 @@
 """The private names of torch that autoddp stands on; each has a test of its own.
 
-The tests are in tests/test_torch_internals.py. All were run in torch 2.6 to 2.14.
-A name that torch moves is found by its test, and mended here; what differs between versions of
-torch is a function here, too, which says in which versions.
+The tests are in tests/test_torch_internals.py. All were run in torch 2.6 to 2.14. What differs
+between versions of torch is a function here, too, which says in which versions.
 """
 
 from __future__ import annotations
@@ -37,21 +36,23 @@ TensorBase: type = torch._C.TensorBase
 BatchNorm = torch.nn.modules.batchnorm._BatchNorm  # of all dimensions, synchronized or not
 plain_tensors = torch._C.DisableTorchFunctionSubclass  # inside, subclasses are plain tensors
 no_torch_function = torch._C.DisableTorchFunction  # inside, modes are not asked either
-no_dispatch = torch.utils._mode_utils.no_dispatch
-disable_dynamo = _disable_dynamo
-default_store = _get_default_store
-work_of = _create_work_from_future
+no_dispatch, disable_dynamo = torch.utils._mode_utils.no_dispatch, _disable_dynamo
+default_store, work_of = _get_default_store, _create_work_from_future
 outside_transforms = temporarily_clear_interpreter_stack
 sparse_of_parts = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors
 GRADIENTS = ("grad", "_grad")  # the names by which a tensor shows its gradient
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
-# the transform of torch.func that runs: vmap, grad ...; or None
-transform = torch._C._functorch.peek_interpreter_stack
+transform = torch._C._functorch.peek_interpreter_stack  # of torch.func, that runs; or None
 
 
 def in_backward() -> bool:
     """Tell whether autograd's engine runs this thread."""
     return torch._C._current_graph_task_id() != -1
+
+
+def in_function() -> bool:
+    """Tell whether autograd's engine runs the backward of an `autograd.Function`."""
+    return isinstance(torch._C._current_autograd_node(), torch.autograd.function.BackwardCFunction)
 
 
 def traced() -> bool:
@@ -267,10 +268,9 @@ def replica_of(module: Module, group: ProcessGroup) -> DistributedDataParallel:
 
 
 def arm(replica: DistributedDataParallel) -> None:
-    """Do for the backward that follows what a forward does, without its many questions.
+    """Do for the backward that follows what a forward does, without the questions of the first.
 
-    A replica's first forward asks them. This is for one that looks for no unused parameters, whose
-    graph is not static, and whose module has no buffers.
+    This is for one that looks for no unused parameters, of no static graph, without buffers.
     """
     replica.reducer.prepare_for_forward()
     replica.reducer._rebuild_buckets()

@@ -84,6 +84,27 @@ def test_a_tensor_is_a_tensor_base():
     assert issubclass(torch.Tensor, torch_internals.TensorBase)
 
 
+def test_the_backward_of_a_function_is_told_from_that_of_an_operator():
+    found = []
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            found.append(torch_internals.in_function())
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            found.append(torch_internals.in_function())
+            return gradient * 2
+
+    x = torch.ones(2, requires_grad=True)
+    y = x * 3
+    y.register_hook(lambda _: found.append(torch_internals.in_function()))
+    (Twice.apply(y)).sum().backward()
+    assert found == [False, True, False]
+
+
 def test_the_engine_is_told_from_the_script_and_calls_at_its_end():
     found = []
 

@@ -23,7 +23,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from time import monotonic  # a script's is patched
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -89,8 +89,9 @@ class CollectiveCheck:
             RankEnded: A rank has ended.
         """
         self.passed.meet(stamp)
-        # held to the end: a rank that was told may be at its next meeting before this one is over
-        with self._lock if self._tree.down else nullcontext():
+        # two threads of the script's may read a batch at once; and it is held to the end, as a rank
+        # that was told may be at its next meeting before this one is over
+        with self._lock:
             bodies = self._by_memory(stamp, body)
             if bodies is not None:
                 made = merge(bodies)

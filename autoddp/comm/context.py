@@ -25,6 +25,8 @@ class Code(IntEnum):
         FETCH: A data set's, for rows that differ from rank to rank; passes through likewise, but
             finds files where this rank has put them.
         PLAIN: Called where no batch is to be looked for: in a data set's fetch, in a backward.
+        FUNCTION: An autograd function's of the script, whose steps autograd does not follow: it
+            computes on whole batches.
         SPLIT: A module's, on this rank's rows as plain tensors.
         PROOF: A module's, tried out on such rows.
         TRIAL: The script's, which one process would not run here: it leaves no trace.
@@ -33,6 +35,7 @@ class Code(IntEnum):
     INTERNAL = 0
     FETCH = auto()
     PLAIN = auto()
+    FUNCTION = auto()
     SPLIT = auto()
     PROOF = auto()
     TRIAL = auto()
@@ -88,6 +91,20 @@ class Context:
     def is_rank(self) -> bool:
         """Return whether the script runs, in the rank itself: not in a process forked from it."""
         return not self.resting and getpid() == self.process
+
+    def in_thread(self) -> bool:
+        """Return whether this is another thread of Python's than the script's.
+
+        Ranks' threads are not in step: what one computes, each rank computes whole, by itself. A
+        thread of torch's engine, which a backward of the script waits for, is none of these.
+        """
+        here = get_ident()
+        # not `current_thread()`, which makes an object for a thread that is none of Python's
+        return here != self.thread and here in threading._active  # type: ignore[attr-defined]
+
+    def is_script(self) -> bool:
+        """Return whether the script runs, in the rank itself, on a thread that all ranks follow."""
+        return self.is_rank() and not self.in_thread()
 
     def in_job(self) -> bool:
         """Return whether this process is the rank itself, and the job goes on."""

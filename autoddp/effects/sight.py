@@ -93,6 +93,8 @@ class Sight:
     def _find(self, path: Path, follow: bool) -> FoundPath:
         if not os.fspath(path):
             raise error(errno.ENOENT, path)
+        if len(os.fsencode(path)) >= paths.LONGEST:  # as of a page that IPython takes for a name
+            raise error(errno.ENAMETOOLONG, path)
         parts = os.path.join(paths.here(), os.fsdecode(path)).split("/")[::-1]
         found, links, plain = FoundPath("", "/", ""), 0, True
         while parts:

@@ -126,7 +126,7 @@ class Averaging(Feature):
         """Average before `eval()` of all that an optimizer trains; a frozen part is no reason."""
         mode = call.args[0] if call.args else call.kwargs.get("mode", True)
         if self.stale and not mode and self.view.context.is_rank():
-            held = {id(p) for p in call.instance.parameters()}
+            held = {id(p) for p in nn.Module.parameters(call.instance)}
             parts = [[id(p) for p in trainable(some)] for _, some in self.weights.alive()]
             if any(part and held.issuperset(part) for part in parts):
                 self.settle(f"eval() at {users_line()}")
@@ -142,7 +142,7 @@ class Averaging(Feature):
         ):
             return
         compiled = "_orig_mod" in module._modules  # its parts run no hook
-        held = module.parameters() if compiled else module._parameters.values()
+        held = nn.Module.parameters(module) if compiled else module._parameters.values()
         if any(id(p) in self.trained for p in held if p is not None):
             self.settle(f"the evaluation at {users_line()}")
 

@@ -60,29 +60,35 @@ class Backwards:
         leaves = leaves_of(tops, self.order).all
         self.hidden.update({id(leaf): leaf for leaf in leaves if isinstance(leaf, nn.Parameter)})
 
-    def outermost(self, plain: Any, tops: list[Tensor], given: dict[str, Any]) -> None:
-        """Run a backward from these tensors on, with its other arguments, and average."""
+    def outermost(self, plain: Any, tops: list[Tensor], given: dict[str, Any]) -> list[Tensor]:
+        """Run a backward from these tensors on, with its other arguments, and average.
+
+        Returns:
+            The leaves that it has led to.
+        """
         self.depth += 1
         try:
-            self._run(plain, tops, given)
+            leaves = self._run(plain, tops, given)
+            return [*leaves.all, *self.hidden.values()]
         finally:
             self.depth -= 1
             self.hidden.clear()
 
-    def _run(self, plain: Any, tops: list[Tensor], given: dict[str, Any]) -> None:
+    def _run(self, plain: Any, tops: list[Tensor], given: dict[str, Any]) -> Leaves:
         leaves = leaves_of(tops, self.order, self.replicas.known)
         inputs = given.get("inputs")
         by_hand = inputs is not None or given.get("create_graph") or leaves.recomputes
         if by_hand or not leaves.dense:
             plain(tops, **given)
             self._average(leaves, inputs, given.get("create_graph"))
-            return
+            return leaves
         self._reduce(plain, tops, given, leaves)
         if leaves.others:
             self.replicas.average(leaves.others)
         if self.hidden:
             covered = {id(leaf) for leaf in leaves.dense}
             self.replicas.average(leaf for key, leaf in self.hidden.items() if key not in covered)
+        return leaves
 
     def _reduce(
         self, plain: Any, tops: list[Tensor], given: dict[str, Any], leaves: Leaves

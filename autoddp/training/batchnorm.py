@@ -63,7 +63,7 @@ class BatchNorm(Feature):
                 if view.region is None or not training or not exact:
                     return plain(input, *given, training, momentum, eps)
                 return _compiled(input, *given, momentum, eps)
-            if not view.context.is_rank():
+            if not view.context.is_script():
                 return plain(input, *given, training, momentum, eps)
             if not training:
                 if split(input) and input.at == 0:
@@ -112,7 +112,7 @@ class BatchNorm(Feature):
                     _follow(input.detach(), running_mean, running_var, momentum, add_up)
                     return plain(input, None, None, *given[2:])
                 return plain(input, *given)
-            if not view.context.is_rank():
+            if not view.context.is_script():
                 return plain(input, *given)
             by_rows = split(input) and input.at == 0
             if not by_rows and not view.context.on_rows():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -11,31 +10,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
 
 from autoddp import torch_internals
 from autoddp.comm import accelerator
-from autoddp.comm.accelerator import CPU
 from autoddp.comm.context import Code
-from autoddp.comm.group import MIN
 from autoddp.comm.position import BACKWARD
 from autoddp.patching import Call, patch
-from autoddp.report import users_line
 from autoddp.torch_internals import disable_dynamo  # a compiled step breaks its graph there
 from autoddp.training.backwards import named
 from autoddp.training.compression import announce
-from autoddp.training.fingerprint import Fingerprint
+from autoddp.training.consistency import Consistency
 from autoddp.training.late_averaging import Accumulation, LateBackwards
 from autoddp.training.replica import Replicas
-from autoddp.view import Rows, work
+from autoddp.view import Partial, Rows, work
 from autoddp.view.boundaries import Mean
 from autoddp.view.rules.gradients import as_held, gradients_of, roots
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
 
-# Steps of an optimizer whose gradients are compared: the first ones, and now and then.
-CHECKED, EVERY = 3, 100
-RECENT = 8  # optimizers whose weights are compared before a checkpoint
+SPLIT = (Rows, Partial)
 
 
 class Gradients(Accumulation):
@@ -55,11 +50,8 @@ class Gradients(Accumulation):
         self.backwards = LateBackwards(
             self.replicas, run.view.order, run.view.context, self._at_its_place
         )
+        self.consistency = Consistency(run)
         self.asked = False  # gradients that the script asks for are computed
-        # optimizers that stepped, in the order of their first steps
-        self.recent: list[weakref.ref[Any]] = []
-        # of each optimizer
-        self.steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def setup(self, undo: ExitStack) -> None:
         """Set up the safety net: optimizers look now and then whether their gradients are equal."""
@@ -78,10 +70,13 @@ class Gradients(Accumulation):
         undo.callback(self.run.effects.before_save.remove, self.compare_before_save)
         announce(self.run.report, self.run.options.compress)
 
-    def _plain(self) -> bool:
+    def _plain(self, *held: Any) -> bool:
+        """Return whether a call is plain; in a thread it is, but for what is held by rows there."""
+        context = self.view.context
         return (
-            not self.view.context.is_rank()
-            or self.view.context.on_rows()
+            not context.is_rank()
+            or (context.in_thread() and not any(isinstance(x, SPLIT) for x in tree_leaves(held)))
+            or context.on_rows()
             or torch_internals.transform() is not None
             or torch.compiler.is_compiling()
             or torch_internals.compiler_traces()
@@ -93,7 +88,7 @@ class Gradients(Accumulation):
     def backward(self, call: Call) -> None:
         """Arm the reducer of the leaves of this backward; average at its end what none covers."""
         given, seeds = named(call.args, call.kwargs)
-        if self._plain():
+        if self._plain(given.get("tensors")):
             return call.wrapped(**given)
         tops, given[seeds] = roots(given.pop("tensors"), given.get(seeds))
         if "inputs" in given:
@@ -102,7 +97,7 @@ class Gradients(Accumulation):
             self.backwards.inner(tops)
             return call.wrapped(tops, **given)
         with self.view.context.within(Code.PLAIN), in_one_order():
-            self.backwards.outermost(call.wrapped, tops, given)
+            self.consistency.note(self.backwards.outermost(call.wrapped, tops, given))
         return None
 
     @contextmanager
@@ -121,21 +116,26 @@ class Gradients(Accumulation):
     )
     @disable_dynamo
     def grad(self, call: Call) -> Any:
-        """Compute true gradients; inside a backward, split call or transform, do as torch does."""
+        """Compute true gradients; inside a split call or transform, do as torch does.
+
+        So it is inside a backward, but for a hook of the script's that asks for a batch's.
+        """
         names = ["outputs", "inputs", "grad_outputs", "retain_graph", "create_graph", "only_inputs"]
         names += ["allow_unused", "is_grads_batched", "materialize_grads"]
         given = dict(zip(names, call.args, strict=False)) | call.kwargs
-        if self._plain() or self.backwards.depth or self.asked:
+        held = any(isinstance(x, SPLIT) for x in tree_leaves((given["outputs"], given["inputs"])))
+        inside = self.backwards.depth or self.asked
+        if self._plain(given["outputs"]) or (inside and not held):
             return call.wrapped(**given)
         outputs, inputs = given.pop("outputs"), given.pop("inputs")
         # where a mode is on, as of a default device, torch calls itself once more
-        self.asked = True
+        before, self.asked = self.asked, True
         try:
             with self.view.context.within(Code.PLAIN), in_one_order():
                 seeds = given.pop("grad_outputs", None)
                 return gradients_of(self.group, call.wrapped, outputs, inputs, seeds, given)
         finally:
-            self.asked = False
+            self.asked = before
 
     @patch(
         "torch:Tensor.register_hook",
@@ -160,52 +160,18 @@ class Gradients(Accumulation):
 
     @disable_dynamo
     def compare_before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Compare gradients, weights and generators: replicas could drift apart in silence.
-
-        Raises:
-            Disagreement: Gradients, weights or generators differ between ranks.
-        """
+        """Average what is still to be averaged, and compare it, see `Consistency`."""
         if self._plain():
             return
         self.backwards.before_step()
-        count = self.steps[optimizer] = self.steps.get(optimizer, 0) + 1
-        if count == 1:
-            self.recent = [*self.recent[1 - RECENT :], weakref.ref(optimizer)]
-        if count <= CHECKED or count % EVERY == 0:
-            self._compare([optimizer])
+        self.consistency.before_step(optimizer, self.backwards.depth > 0)
 
     def compare_before_save(self) -> None:
-        """Compare weights and generators: a checkpoint of a drifted rank is worth nothing."""
+        """Compare before a checkpoint, see `Consistency`."""
         if self._plain():
             return
         self.backwards.pending.average()
-        if not self.recent:
-            return
-        found = [ref() for ref in self.recent]
-        # what the garbage collector has freed is each rank's own affair
-        alive = self.group.all_reduce(
-            torch.tensor([each is not None for each in found], device=CPU).long(), MIN
-        )
-        self._compare(
-            [each for each, there in zip(found, alive, strict=True) if there], gradients=False
-        )
-
-    def _compare(self, optimizers: list[Any], gradients: bool = True) -> None:
-        found = Fingerprint()
-        for optimizer in optimizers:
-            name = type(optimizer).__name__
-            leaves = [p for group in optimizer.param_groups for p in group["params"]]
-            if gradients:
-                found.add(
-                    f"the sum of the gradients of {name}",
-                    [p.grad for p in leaves if p.grad is not None],
-                )
-            for number, leaf in enumerate(leaves):
-                found.add(f"parameter {number} of {name}, of shape {tuple(leaf.shape)},", [leaf])
-        if self.run.draws_alike:
-            found.add_generators()
-        with self.view.context.within(Code.PLAIN):
-            found.compare(self.group, users_line(), self.view.report.strict)
+        self.consistency.before_save()
 
 
 def in_one_order() -> AbstractContextManager[object]:

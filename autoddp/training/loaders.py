@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 MUCH = 0.2  # share of the time that is spent waiting
 LEAST = 5.0  # seconds of a loader's passes before its waiting is judged
+THREAD = "it is iterated in a thread of the script's"
 LATER = "its data set draws random numbers, which it did not for its first sample"
 
 
@@ -73,13 +74,16 @@ class Loaders(Feature):
         loader = call.instance
         if not self.view.context.is_rank() or torch.utils.data.get_worker_info() is not None:
             return call.wrapped()
-        where, apart = f"DataLoader at {users_line()}", not self.view.context.on_script_thread()
-        plan = self._planned(loader, where, apart)
+        where = f"DataLoader at {users_line()}"
+        if self.view.context.in_thread():
+            self.run.report.add("loaders", where, Plan(EACH, THREAD).said())
+            return call.wrapped()
+        plan = self._planned(loader, where)
         waiting = self.waited.setdefault(where, Waiting(workers=loader.num_workers))
         waiting.by_rows = plan.way == ROWS
         self.judge(where)
-        first = None if plan.draws or apart else self.first.of(loader, where)
-        if plan.way == EACH or (plan.way == SHARED and apart):
+        first = None if plan.draws else self.first.of(loader, where)
+        if plan.way == EACH:
             return Whole(self.view, call.wrapped(), waiting, first)
         if plan.way == SHARED:
 
@@ -118,19 +122,11 @@ class Loaders(Feature):
         """Make the loader's iterator; on ranks without workers, one that follows the first's."""
         return self.sharing.follower(call.instance, call.wrapped)
 
-    def _planned(self, loader: Any, where: str, apart: bool) -> Plan:
+    def _planned(self, loader: Any, where: str) -> Plan:
         plan = self.plans.get(loader)
         if plan is None:
-            if apart and not in_memory(loader.dataset):
-                return Plan(EACH, "it is iterated in a thread of the script's")
             plan = self._decide(loader, where, self._plan(loader, where))
-        elif (
-            plan.way == ROWS
-            and not plan.known
-            and not plan.draws
-            and not apart
-            and self._agreed(where)
-        ):
+        elif plan.way == ROWS and not plan.known and not plan.draws and self._agreed(where):
             plan = self._decide(loader, where, self._shared(loader, LATER))
         return plan
 

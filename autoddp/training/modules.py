@@ -82,7 +82,7 @@ class Modules(WholeCalls):
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or context.is_plain():
                 return plain(module, *args, **kwargs)
-            if not context.is_rank() or _traced() or not _has_parameters(module) or capturing():
+            if not context.is_script() or _traced() or not _has_parameters(module) or capturing():
                 return plain(module, *args, **kwargs)
             return calls.call(module, lambda *a, **k: plain(module, *a, **k), args, kwargs)
 
@@ -158,17 +158,21 @@ class Modules(WholeCalls):
     @patch("torch.autograd:Function.apply", why=f"a custom autograd function: {FULL}", hot=True)
     def apply_to_whole(self, plain: Any) -> Any:
         """Give the script's own functions whole tensors; ours are the boundaries themselves."""
+        context = self.view.context
         bind = vars(torch.autograd.Function)["apply"].__get__  # a descriptor, in C in some versions
 
         def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
             if issubclass(cls, (*BOUNDARIES, Renamed)):
+                return bind(None, cls)(*args, **kwargs)
+            if torch.compiler.is_compiling():
                 return bind(None, cls)(*args, **kwargs)
             found = [x for x in args if isinstance(x, (Rows, Partial))]
 
             def run(*wholes: Any) -> Any:
                 given = iter(wholes)
                 plain = (next(given) if isinstance(x, (Rows, Partial)) else x for x in args)
-                return bind(None, cls)(*plain, **{k: full(v) for k, v in kwargs.items()})
+                with context.within(Code.PLAIN), context.within(Code.FUNCTION):
+                    return bind(None, cls)(*plain, **{k: full(v) for k, v in kwargs.items()})
 
             return of_the_whole(run, found, {}, unseen=True) if found else run()
 
@@ -226,7 +230,7 @@ class Modules(WholeCalls):
         function, *rest = call.args
         context = self.view.context
         if not context.on_rows():
-            if isinstance(function, nn.Module) and not context.is_plain() and context.is_rank():
+            if isinstance(function, nn.Module) and not context.is_plain() and context.is_script():
                 own = {k: v for k, v in call.kwargs.items() if k in CHECKPOINT}
                 given = {k: v for k, v in call.kwargs.items() if k not in CHECKPOINT}
 
@@ -256,11 +260,15 @@ class Modules(WholeCalls):
 
 
 def _has_parameters(module: nn.Module) -> bool:
-    """Return whether a module has parameters; most show it by their own, or have nothing at all."""
+    """Return whether a module has parameters; most show it by their own, or have nothing at all.
+
+    A script's module may answer `parameters()` in a way of its own, which is not asked.
+    """
     own = module._parameters
     if not own and not module._modules:
         return False
-    return any(x is not None for x in own.values()) or next(module.parameters(), None) is not None
+    mine = any(x is not None for x in own.values())
+    return mine or next(nn.Module.parameters(module), None) is not None
 
 
 def _traced() -> bool:

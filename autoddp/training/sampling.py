@@ -169,9 +169,11 @@ class Fetching:
 
         So `len(loader)` is that of one process.
         """
+        context = self.run.group.context
 
         def index_sampler(loader: Any) -> Any:
-            return self.starting if self.starting is not None else plain.fget(loader)  # type: ignore[misc]
+            starts = self.starting is not None and context.on_script_thread()
+            return self.starting if starts else plain.fget(loader)  # type: ignore[misc]
 
         return property(index_sampler)
 

@@ -26,7 +26,7 @@ def named_modules() -> dict[int, tuple[str, nn.Module]]:
     for outermost in users:
         if id(outermost) not in inner:
             for path, module in outermost.named_modules(prefix=type(outermost).__name__):
-                if next(module.parameters(), None) is not None:
+                if next(nn.Module.parameters(module), None) is not None:
                     found.setdefault(id(module), (path, module))
     return found
 

@@ -37,6 +37,10 @@ class Order:
         known = sorted((n, k) for k, (n, _) in enumerate(found) if n is not None)
         return [found[k][1] for _, k in known] + [leaf for n, leaf in found if n is None]
 
+    def numbers(self, leaves: Iterable[Tensor]) -> tuple[int | None, ...]:
+        """Return the numbers of leaves, None for those that no module showed."""
+        return tuple(map(self._number, leaves))
+
     def _number(self, leaf: Tensor) -> int | None:
         reference, number = self._numbers.get(id(leaf), (None, 0))
         return number if reference is not None and reference() is leaf else None

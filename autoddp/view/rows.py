@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
+from autoddp.comm.context import Code
 from autoddp.errors import BadInput, LostGradient
-from autoddp.torch_internals import outside_transforms, transform
+from autoddp.torch_internals import in_function, outside_transforms, transform
 from autoddp.view.boundaries import Gather, SumOverRanks, named, node_of, part, strides_of
 from autoddp.view.cuts import Cuts
 from autoddp.view.family import RAW, WholeFamily, as_made, same, shows, take, version
 from autoddp.view.partials import Part
 from autoddp.view.state import View
-from autoddp.view.table import by_rule, in_place, is_mutable
+from autoddp.view.table import by_rule, in_place, is_mutable, refused
 
 
 class Like(type(Tensor)):  # type: ignore[misc]  # torch's stub does not know it for a class
@@ -154,9 +155,8 @@ class Partial(SplitTensor, metaclass=Like):
         known: Part | None = None,
         node: str = "",
     ) -> Partial:
-        return Tensor._make_wrapper_subclass(
-            cls, (), dtype=dtype or local.dtype, device=local.device
-        )
+        kind = dtype or local.dtype
+        return Tensor._make_wrapper_subclass(cls, (), dtype=kind, device=local.device)
 
     def __init__(
         self,
@@ -215,24 +215,39 @@ def full(x: Any) -> Any:
     return x.full() if kind is Rows or kind is Partial else x
 
 
+def owner_of(x: Rows | Partial) -> View:
+    """Return the view in which a batch or a sum is held."""
+    return x.cuts.view if isinstance(x, Rows) else x.owner
+
+
 def view_of(args: Any) -> View:
     """Return the view of the first `Rows` or `Partial` among the leaves of `args`."""
     for leaf in tree_flatten(args)[0]:
-        if isinstance(leaf, Rows):
-            return leaf.cuts.view
-        if isinstance(leaf, Partial):
-            return leaf.owner
+        if isinstance(leaf, (Rows, Partial)):
+            return owner_of(leaf)
     raise AssertionError("no batch held by rows among the arguments")
 
 
 def answer(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute by rule, or on the whole; under a transform of torch.func always on the whole."""
-    out = NotImplemented if transform() else by_rule(func, args, kwargs)
+    """Compute by rule, or on the whole, as always under a transform of torch.func."""
+    whole = transform() or _on_wholes(args, kwargs)
+    out = NotImplemented if whole else by_rule(func, args, kwargs)
     if out is NotImplemented:
         out = on_the_whole(func, args, kwargs)
     if args and type(args[0]) is Rows and args[0].family.lent and in_place(func):
         args[0].family.refresh()
     return out
+
+
+def _on_wholes(args: Any, kwargs: dict[str, Any]) -> bool:
+    """Return whether a rule has no place: in the script's own autograd function, and in a thread.
+
+    A batch with a graph has its gradient from this rank's rows, wherever it goes on.
+    """
+    me = next((x for x in args if isinstance(x, (Rows, Partial))), None)
+    context = (view_of((args, kwargs)) if me is None else owner_of(me)).context
+    apart = context.in_thread() and (me is None or not me.local.requires_grad)
+    return bool(apart or context.depth[Code.FUNCTION] or in_function())
 
 
 SCALARS = {Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.__complex__}
@@ -268,6 +283,8 @@ def of_the_whole(func: Any, args: Any, kwargs: dict[str, Any], unseen: bool = Fa
 
 def below(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute on the whole what arrived below autograd, past every rule, or refuse it."""
+    if func is torch.ops.aten.detach.default:  # as torch.tensor(loss) asks: it wants no gradient
+        return args[0].full().detach()
     if torch.is_grad_enabled() and any(
         isinstance(x, (Rows, Partial)) and x.local.requires_grad
         for x in tree_flatten((args, kwargs))[0]
@@ -277,16 +294,5 @@ def below(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             "lost; give it batch.clone().detach() if it needs no gradient, or run with --view local"
         )
     if split(args[0]) and torch.Tag.inplace_view in func.tags:
-        raise BadInput(refused(args[0], func._schema.name.rpartition(":")[2]))
+        raise BadInput(refused(args[0].shape, func._schema.name.rpartition(":")[2]))
     return of_the_whole(func, args, kwargs, is_mutable(func))
-
-
-def refused(me: Rows, name: str) -> str:
-    """Return why an operation in place is not for a batch."""
-    what, instead = "another shape", f"write x = x.{name[:-1]}(...)"
-    if name == "set_":
-        what, instead = "other memory", "use the other tensor itself"
-    return (
-        f"{name} gives a batch of shape {tuple(me.shape)} {what} in place, but each rank "
-        f"holds its rows of it; {instead}, or run with --view local"
-    )

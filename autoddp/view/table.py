@@ -152,3 +152,14 @@ def in_place(func: Any) -> bool:
     if name.startswith("__i") and name.endswith("__"):
         return name not in NOT_IN_PLACE
     return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+
+
+def refused(shape: tuple[int, ...], name: str) -> str:
+    """Return why an operation in place is not for a batch of this shape."""
+    what, instead = "another shape", f"write x = x.{name[:-1]}(...)"
+    if name == "set_":
+        what, instead = "other memory", "use the other tensor itself"
+    return (
+        f"{name} gives a batch of shape {tuple(shape)} {what} in place, but each rank "
+        f"holds its rows of it; {instead}, or run with --view local"
+    )

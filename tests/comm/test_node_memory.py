@@ -87,6 +87,27 @@ def moves(group):
     return wrong
 
 
+def equal_means(group):
+    wrong = []
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        for count in COUNTS:
+            x = made(dtype, count, 7)
+            before = x.clone()
+            group.memory.all_reduce(x, dist.ReduceOp.SUM, share=group.size)
+            if not torch.equal(x, before):
+                wrong.append((str(dtype), count))
+    zeros = torch.tensor([0.0 if group.rank else -0.0])  # equal to `torch.equal`
+    group.memory.all_reduce(zeros, dist.ReduceOp.SUM, share=group.size)
+    return wrong, str(zeros)
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_the_mean_of_what_is_equal_on_all_ranks_is_that_to_the_bit(nproc):
+    """A third of the sum of three times a number is not that number, rounded."""
+    found = run_ranks(equal_means, nproc)
+    assert found == [([], found[0][1])] * nproc
+
+
 @pytest.mark.parametrize("nproc", [2, 3])
 def test_what_is_gathered_and_sent_is_the_others(nproc):
     assert run_ranks(moves, nproc) == [[]] * nproc

@@ -31,3 +31,4 @@ for x, y in loader:
     f = features["relu"]
     print(loss.item(), rows, tuple(f.shape), f.mean().item(), f[0].tolist())
 torch.save({"net": net.state_dict(), "features": features}, "net.pt")
+print(list(net[3]._forward_hooks), list(net[2]._forward_pre_hooks))

@@ -13,7 +13,7 @@ from autoddp.errors import Disagreement
 from autoddp.options import Options
 from autoddp.process.session import session
 from autoddp.report import Report
-from autoddp.training import gradients
+from autoddp.training import consistency
 from autoddp.training.fingerprint import PIECE, Fingerprint
 from tests.support.ranks import run_ranks
 
@@ -74,7 +74,7 @@ def test_each_piece_of_a_large_tensor_counts(dtype, at):
 
 
 DRIFTS = {
-    "parameter 0 of SGD": lambda model: model.weight.data.mul_(2),
+    "parameter 0 of 2": lambda model: model.weight.data.mul_(2),
     "the state of torch's generator": lambda model: torch.rand(1),
     "the state of random": lambda model: random.random(),
     "the state of numpy's generator": lambda model: np.random.rand(),
@@ -95,14 +95,19 @@ def steps(count):
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_rank_that_drifts_is_named_at_a_step_and_before_a_checkpoint(what, size, tmp_path):
     def script(rank):
-        model, optimizer = steps(gradients.CHECKED)
+        model, optimizer = steps(consistency.CHECKED)
         if rank == size - 1:
             DRIFTS[what](model)
         path = tmp_path / "model.pt"
         saved = said(lambda: torch.save(model.state_dict(), path))
-        gradients.EVERY = gradients.CHECKED + 2
-        quiet = said(optimizer.step)
-        return saved, path.exists(), quiet, said(optimizer.step)
+        consistency.EVERY = consistency.CHECKED + 2
+        model.zero_grad()
+
+        def step():
+            torch.autograd.backward(model(torch.ones(2, 3)).sum())
+            optimizer.step()
+
+        return saved, path.exists(), said(step), said(step)
 
     for saved, there, quiet, stepped in on_ranks(script, size):
         assert what in saved

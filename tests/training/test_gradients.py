@@ -527,7 +527,7 @@ def test_a_backward_behind_our_back_is_caught_at_the_step():
 
     for said in on_ranks(script, 2):
         assert said.startswith("test_gradients.py:")
-        assert "the sum of the gradients of SGD is not the same on all ranks" in said
+        assert "the sum of the gradients is not the same on all ranks" in said
         assert "a backward that went past torch.autograd.backward" in said
 
 

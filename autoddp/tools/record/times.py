@@ -127,7 +127,7 @@ class Times:
         if (
             self.by_hand is None
             and torch.is_grad_enabled()
-            and next(module.parameters(), None) is not None
+            and next(torch.nn.Module.parameters(module), None) is not None
         ):
             self.by_hand = rows_of(args) or None
 

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from torch.utils.data.dataloader import default_collate
 
 from autoddp.comm.context import Code
+from autoddp.training.sharing.own_generators import own_generator
 from autoddp.view.generators import Generators
 from autoddp.view.proof.snapshot import Snapshot
 from autoddp.view.rules.losses import IGNORED
@@ -93,6 +94,9 @@ def _of_numpy(x: Any) -> bool:
 
 def tried(view: View, loader: Any) -> tuple[str, bool, bool]:
     """Try a sample: return why not by rows, whether the data set draws, and if it keeps state."""
+    drawn_by = own_generator(loader.dataset)
+    if drawn_by:
+        return f"its data set has a generator of its own: {drawn_by}", False, True
     indices = getattr(loader.sampler, "indices", None)
     before, state = Generators(), Snapshot(dataset=loader.dataset)
     if state.refused:

@@ -25,7 +25,7 @@ ROWS = 0  # the number of the first result: the rows themselves
 
 
 class Result(NamedTuple):
-    """What an operator made of the rows: its name, the results that it was given, and a shape."""
+    """The result of an operator on the rows: its name, what went into it, and its shape."""
 
     operator: str
     sources: frozenset[int]

@@ -62,7 +62,7 @@ class Snapshot:
             )
 
     def _module(self, module: nn.Module) -> None:
-        keep_parameters = sum(p.numel() * p.element_size() for p in module.parameters()) <= MOST
+        keep_parameters = sum(p.nbytes for p in nn.Module.parameters(module)) <= MOST
         for name, part in module.named_modules():
             counts = (
                 {id(b) for b in part.buffers(recurse=False)}

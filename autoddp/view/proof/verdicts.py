@@ -91,7 +91,7 @@ class Verdicts:
         """Note a module at its first call, which shows the order of its parameters."""
         if module not in self.proven:
             self.proven[module] = Proofs()
-            self.view.order.note(module.parameters())
+            self.view.order.note(nn.Module.parameters(module))
             self.view.met.append(weakref.ref(module))
 
     def of(self, module: nn.Module, given: TrialCall) -> Verdict:

@@ -78,7 +78,8 @@ def counted(rows: Rows, whole: Tensor | None = None, none_ignored: bool = False)
             rows.tally = Known(rows, 0)
         elif whole is None:
             # an accelerator with a backend reduces the loss: for a count the host would wait
-            rows.tally = None if rows.cuts.view.group.native else Tally(rows)
+            view = rows.cuts.view
+            rows.tally = None if view.group.native or view.context.in_thread() else Tally(rows)
         else:
             rows.tally = Known(rows, int((whole == IGNORED).sum()))
     return rows

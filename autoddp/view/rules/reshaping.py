@@ -10,10 +10,10 @@ from torch import Tensor
 
 from autoddp.errors import BadInput
 from autoddp.torch_internals import no_dispatch
-from autoddp.view.rows import Rows, refused, split
+from autoddp.view.rows import Rows, split
 from autoddp.view.rules import shapes
 from autoddp.view.rules.operands import PLAIN
-from autoddp.view.table import Rule, rule
+from autoddp.view.table import Rule, refused, rule
 
 SHAPES: dict[str, Rule] = {
     "squeeze_": shapes.squeeze,
@@ -35,7 +35,7 @@ def reshape_in_place(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return me
     out = SHAPES[name](getattr(Tensor, name[:-1]), args, kwargs)
     if not split(out):
-        raise BadInput(refused(me, name))
+        raise BadInput(refused(me.shape, name))
     with torch.no_grad(), PLAIN(), no_dispatch():
         func(*args, **kwargs)
     return _become(me, out)
@@ -68,7 +68,7 @@ def move_in_place(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
                 with torch.no_grad(), PLAIN(), no_dispatch():
                     me.as_strided_(out.shape, out.stride())
                 return _become(me, out)
-    raise BadInput(refused(me, func.__name__))
+    raise BadInput(refused(me.shape, func.__name__))
 
 
 def _one_block(me: Rows) -> bool:

@@ -1,0 +1,110 @@
+"""The look, now and then, whether all ranks have the same weights and gradients.
+
+Replicas could drift apart in silence. What a backward has led to is compared before the first step
+that follows, in the order that all ranks share. Which optimizer steps first, and in which order it
+has its parameters, may be each rank's own, where a script goes through a set of them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from autoddp.comm.accelerator import CPU
+from autoddp.comm.context import Code
+from autoddp.comm.group import MIN
+from autoddp.report import users_line
+from autoddp.training.fingerprint import Fingerprint
+from autoddp.training.gradient_access import gradient_of
+
+if TYPE_CHECKING:
+    from autoddp.effects.run import Run
+
+# Rounds of the same leaves that are compared: the first ones, and now and then.
+CHECKED, EVERY = 3, 100
+RECENT = 8  # sets of leaves whose weights are compared before a checkpoint
+
+
+@dataclass
+class Seen:
+    """A set of leaves that was stepped: how often, and these leaves, as long as they live."""
+
+    count: int
+    leaves: list[weakref.ref[Tensor]]
+
+
+class Consistency:
+    """The comparisons of one rank."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.view, self.group = run, run.view, run.group
+        # the leaves of backwards since the last step, and those before that step
+        self._fresh: dict[int, Tensor] = {}
+        self._covered: dict[int, Tensor] = {}
+        self._seen: dict[Any, Seen] = {}  # the set used last comes last
+
+    def note(self, leaves: Iterable[Tensor]) -> None:
+        """Note the leaves of a backward."""
+        self._fresh.update({id(leaf): leaf for leaf in leaves})
+
+    def before_step(self, optimizer: Any, in_backward: bool) -> None:
+        """Compare what the latest backwards have led to, if an optimizer has not stepped since.
+
+        Gradients that came of no backward are compared as this optimizer has them, and so are those
+        of a step inside a backward, which has not come to all leaves yet.
+
+        Raises:
+            Disagreement: Gradients, weights or generators differ between ranks.
+        """
+        if in_backward:
+            self._covered = {}
+        elif self._fresh:
+            self._covered, self._fresh = self._fresh, {}
+            self._look([*self._covered.values()])
+        given = (p for group in optimizer.param_groups for p in group["params"])
+        own = [p for p in given if id(p) not in self._covered and gradient_of(p) is not None]
+        if own:
+            self._look(own)
+
+    def before_save(self) -> None:
+        """Compare weights and generators: a checkpoint of a drifted rank is worth nothing.
+
+        Raises:
+            Disagreement: They differ between ranks.
+        """
+        if not self._seen:
+            return
+        found = {ref: ref() for seen in self._seen.values() for ref in seen.leaves}
+        # what the garbage collector has freed is each rank's own affair
+        there = torch.tensor([leaf is not None for leaf in found.values()], device=CPU).long()
+        alive = self.group.all_reduce(there, MIN).tolist()
+        leaves = [leaf for leaf, here in zip(found.values(), alive, strict=True) if here]
+        self._compare([leaf for leaf in leaves if leaf is not None], gradients=False)
+
+    def _look(self, leaves: list[Tensor]) -> None:
+        ordered = self.view.order.sorted(leaves)
+        key = self.view.order.numbers(ordered)
+        seen = self._seen.pop(key, None) or Seen(0, [weakref.ref(leaf) for leaf in ordered])
+        self._seen[key] = seen
+        if len(self._seen) > RECENT:
+            del self._seen[next(iter(self._seen))]
+        seen.count += 1
+        if seen.count <= CHECKED or seen.count % EVERY == 0:
+            self._compare(ordered)
+
+    def _compare(self, leaves: list[Tensor], gradients: bool = True) -> None:
+        found = Fingerprint()
+        if gradients:
+            there = [g for g in map(gradient_of, leaves) if g is not None]
+            found.add("the sum of the gradients", there)
+        for number, leaf in enumerate(leaves):
+            found.add(f"parameter {number} of {len(leaves)}, of shape {tuple(leaf.shape)},", [leaf])
+        if self.run.draws_alike:
+            found.add_generators()
+        with self.view.context.within(Code.PLAIN):
+            found.compare(self.group, users_line(), self.view.report.strict)
