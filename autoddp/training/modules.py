@@ -22,6 +22,7 @@ from autoddp.view import Partial, Rows, full
 from autoddp.view.boundaries import BOUNDARIES, Renamed
 from autoddp.view.calls import Calls
 from autoddp.view.proof.trial import DECIDES, Refused
+from autoddp.view.proof.verdicts import hooks_node
 from autoddp.view.rows import of_the_whole
 
 if TYPE_CHECKING:
@@ -82,7 +83,11 @@ class Modules(WholeCalls):
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or context.is_plain():
                 return plain(module, *args, **kwargs)
-            if not context.is_script() or _traced() or not _has_parameters(module) or capturing():
+            if not context.is_script() or _traced() or capturing():
+                return plain(module, *args, **kwargs)
+            if hooks_node(module):
+                return calls.on_wholes(functools.partial(plain, module), args, kwargs)
+            if not _has_parameters(module):
                 return plain(module, *args, **kwargs)
             return calls.call(module, lambda *a, **k: plain(module, *a, **k), args, kwargs)
 

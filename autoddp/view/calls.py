@@ -80,6 +80,14 @@ class Calls:
             return run(*args, **kwargs)  # its parts are called as if by the script
         return self._hand_on(_uncompiled(module, run), handed, lead)
 
+    def on_wholes(self, run: Run, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run a call whole on every rank, with what is inside, whatever it is."""
+        reach = reach_of(args, kwargs)
+        if reach.refused or not any(isinstance(x, (Rows, Partial)) for x in reach.leaves):
+            return run(*args, **kwargs)
+        with self.view.context.within(Code.PLAIN):
+            return self.whole(run, reach)
+
     def _listed(self, module: nn.Module, args: Any) -> bool:
         """Return whether a call is given samples one by one, as this module is known to be."""
         return bool(args) and isinstance(args[0], LISTS) and module in self.takes_samples

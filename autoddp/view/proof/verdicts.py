@@ -216,6 +216,11 @@ def mine(x: Any, at: int | None, cuts: Cuts) -> Any:
     return x.local if split(x) else part(full(x), cuts, at)
 
 
+def hooks_node(module: nn.Module) -> bool:
+    """Return whether a backward hook of the old kind is on a module: it hooks its output's node."""
+    return bool(module._backward_hooks) and module._is_full_backward_hook is False
+
+
 def _has_hooks(m: nn.Module) -> bool:
     return bool(
         m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
