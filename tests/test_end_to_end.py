@@ -47,6 +47,7 @@ ARGUMENTS = {
 }
 NEEDS = {  # no dependencies of ours or of the tests: compared where they are installed
     "hydra_config": "hydra",
+    "pyro_guide": "pyro",
     "stateful_loader": "torchdata",
 }
 BUILT = {"compiled_draws", "compiled_norms"}  # torch's inductor builds kernels for CPUs by g++

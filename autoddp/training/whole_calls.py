@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 from autoddp.comm.context import Code
 from autoddp.patching import Call, Feature, patch
 from autoddp.view import Partial, Rows, full
+from autoddp.view.proof.trial import Refused
 from autoddp.view.rules.operands import PLAIN
 
 if TYPE_CHECKING:
@@ -93,6 +94,17 @@ class WholeCalls(Feature):
             return plain(*args, **kwargs)
 
         return l1_loss
+
+    @patch(
+        "pyro.poutine.runtime:apply_stack",
+        optional=True,
+        why="a handler of Pyro's keeps what a module samples, which no trial of it can take back",
+    )
+    def refuse_sample(self, call: Call) -> Any:
+        """End a trial that a handler would follow: the module runs by its parts."""
+        if self.view.context.depth[Code.PROOF]:
+            raise Refused("handlers of Pyro's keep what it samples")
+        return call.plain()
 
     def _call_whole(self, call: Call) -> Any:
         args, kwargs = _gathered((call.args, call.kwargs))

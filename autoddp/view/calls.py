@@ -237,7 +237,7 @@ def written_back(
 def _watched(
     wholes: list[tuple[Tensor, int, Tensor]], lent: list[Rows], cuts: Cuts
 ) -> Iterator[None]:
-    watched = [m for _, _, m in wholes] + [x._local for x in lent]
+    watched = [m for _, _, m in wholes] + [x.local for x in lent]  # up to date, before it is noted
     before = [version(m) for m in watched]
     yield
     written = [m.is_inference() or m._version != v for m, v in zip(watched, before, strict=True)]

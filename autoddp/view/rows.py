@@ -244,9 +244,10 @@ def _on_wholes(args: Any, kwargs: dict[str, Any]) -> bool:
 
     A batch with a graph has its gradient from this rank's rows, wherever it goes on.
     """
-    me = next((x for x in args if isinstance(x, (Rows, Partial))), None)
-    context = (view_of((args, kwargs)) if me is None else owner_of(me)).context
-    apart = context.in_thread() and (me is None or not me.local.requires_grad)
+    me: Any = args[0] if args else None
+    held = type(me) is Rows or type(me) is Partial
+    context = (owner_of(me) if held else view_of((args, kwargs))).context
+    apart = context.in_thread() and not (held and me.local.requires_grad)
     return bool(apart or context.depth[Code.FUNCTION] or in_function())
 
 

@@ -91,7 +91,7 @@ class Sharing:
     def follower(self, loader: Any, plain: Callable[[], Any]) -> Any:
         """Make the iterator of `DataLoader.__iter__`: on ranks that have no workers, ours."""
         course = self._course
-        if course is None or course.first:
+        if course is None or course.first or not self.run.view.context.on_script_thread():
             return plain()
         return Follower(loader, self._now)
 
