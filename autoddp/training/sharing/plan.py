@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, StackDataset, Subset, TensorDataset
 from torch.utils.data.dataloader import default_collate
 
 from autoddp.comm.context import Code
-from autoddp.training.sharing.own_generators import own_generator
+from autoddp.training.sharing.reached import Reached
+from autoddp.training.sharing.writes import may_write
 from autoddp.view.generators import Generators
 from autoddp.view.proof.snapshot import Snapshot
 from autoddp.view.rules.losses import IGNORED
@@ -51,11 +52,23 @@ def unlike_rows(loader: Any) -> str:
         return "it makes no batches (batch_size=None)"
     if loader.collate_fn is not default_collate:
         return "it has a collate function of its own"
+    if _fetches_batches(loader.dataset):
+        return "its data set fetches a batch by a function of its own"
     return (
         ""
         if getattr(loader, "in_order", True)
         else "its batches come in any order (in_order=False)"
     )
+
+
+def _fetches_batches(dataset: Any) -> bool:
+    """Return whether a data set has `__getitems__`; torch's own hand it on to what they hold."""
+    if type(dataset) is Subset:
+        return _fetches_batches(dataset.dataset)
+    if type(dataset) is StackDataset:
+        held = dataset.datasets
+        return any(map(_fetches_batches, held.values() if isinstance(held, dict) else held))
+    return callable(getattr(dataset, "__getitems__", None))
 
 
 def in_memory(dataset: Any) -> bool:
@@ -94,9 +107,10 @@ def _of_numpy(x: Any) -> bool:
 
 def tried(view: View, loader: Any) -> tuple[str, bool, bool]:
     """Try a sample: return why not by rows, whether the data set draws, and if it keeps state."""
-    drawn_by = own_generator(loader.dataset)
-    if drawn_by:
-        return f"its data set has a generator of its own: {drawn_by}", False, True
+    reached = Reached(loader.dataset)
+    if reached.generator:
+        return f"its data set has a generator of its own: {reached.generator}", False, True
+    written = may_write(reached.called())
     indices = getattr(loader.sampler, "indices", None)
     before, state = Generators(), Snapshot(dataset=loader.dataset)
     if state.refused:
@@ -112,4 +126,6 @@ def tried(view: View, loader: Any) -> tuple[str, bool, bool]:
         changed = state.put_back()
     if changed:
         return f"its data set keeps state: {changed}", draws, True
-    return ("" if numbers_only(sample) else "a sample holds more than numbers"), draws, False
+    if not numbers_only(sample):
+        return "a sample holds more than numbers", draws, False
+    return (f"its data set may keep state: {written}" if written else ""), draws, False

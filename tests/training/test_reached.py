@@ -12,7 +12,7 @@ import pytest
 import torch
 from scipy import stats
 
-from autoddp.training.sharing.own_generators import own_generator
+from autoddp.training.sharing.reached import Reached
 
 
 class Data:
@@ -50,9 +50,9 @@ NONE = {
 
 @pytest.mark.parametrize("what", OWN)
 def test_a_generator_of_its_own_is_found(what):
-    assert own_generator(Data(OWN[what]())).startswith("Data.held")
+    assert Reached(Data(OWN[what]())).generator.startswith("Data.held")
 
 
 @pytest.mark.parametrize("what", NONE)
 def test_what_all_code_shares_is_none(what):
-    assert own_generator(Data(NONE[what]())) == ""
+    assert Reached(Data(NONE[what]())).generator == ""

@@ -1,0 +1,123 @@
+"""Functions that may write into what outlives their call are told from those that cannot."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import textwrap
+
+import pytest
+
+from autoddp.training.sharing.reached import Reached
+from autoddp.training.sharing.writes import may_write
+
+WRITES = {
+    "an attribute": "self.count += 1",
+    "an element": "self.cache[i] = self.x[i]",
+    "a list": "self.broken.append(i)",
+    "in a branch": "if i == 7:\n    self.broken.append(i)",
+    "by another name": "cache = self.cache\ncache[i] = 1",
+    "by a name of a name": "a = self\nb = a.cache\nb.update(i=1)",
+    "what it holds": "for row in self.rows:\n    row.append(1)",
+    "what it hands out": "self.cache.get(i, []).append(i)",
+    "in place": "x = self.x[i]\nx.mul_(2)",
+    "an element of a tensor": "x = self.x[i]\nx[0] = 2",
+    "a global": "global seen\nseen = i",
+    "a global list": "LIST.append(i)",
+    "a class": "type(self)\nHelper.count = i",
+    "a class's list": "Helper.items.append(i)",
+    "deleted": "del self.cache[i]",
+    "by setattr": "setattr(self, 'x', i)",
+    "an iterator": "next(self.rows)",
+    "shuffled": "random.shuffle(self.rows)",
+    "a heap": "heapq.heappush(self.rows, i)",
+    "in a method": "self.note(i)",
+    "in a property": "self.noting",
+    "in a transform": "self.transform.apply(i)",
+    "in an inner function": "def inner():\n    self.cache[i] = 1\ninner()",
+    "in a lambda": "f = lambda: self.broken.append(i)\nf()",
+    "in a comprehension": "[row.append(1) for row in self.rows]",
+    "in a global's function": "note(i)",
+}
+NONE = {
+    "a sample": "return self.x[i], self.y[i]",
+    "what it makes": "x = {}\nx['a'] = self.x[i]\nreturn x",
+    "what a call makes": "x = torch.zeros(3)\nx[i % 3] = 1\nx.mul_(2)\nreturn x",
+    "a list of its own": "found = []\nfound.append(self.x[i])\nreturn found",
+    "what it is given": "return self.marked({'x': self.x[i]})",
+    "a number": "y = self.y[i]\ny -= 1\nreturn y",
+    "functions of modules": "return np.append(self.x[i], 1), torch.add(self.x[i], 1), np.sort([2])",
+    "a copy": "row = list(self.rows[i])\nrow.sort()\nreturn row",
+}
+
+
+SOURCE = """
+import heapq, random
+import numpy as np
+import torch
+
+LIST = []
+
+def note(i):
+    LIST.append(i)
+
+class Helper:
+    count, items = 0, []
+
+class Transform:
+    def __init__(self):
+        self.seen = []
+
+    def apply(self, i):
+        self.seen.append(i)
+
+class Files:
+    def __init__(self):
+        self.x, self.y, self.rows = torch.zeros(9, 2), [1] * 9, [[] for _ in range(9)]
+        self.count, self.cache, self.broken, self.transform = 0, {}, [], Transform()
+        self.rows.append([])
+
+    def note(self, i):
+        self.broken.append(i)
+
+    def unused(self):
+        self.count = 7
+
+    @property
+    def noting(self):
+        self.count += 1
+
+    def marked(self, sample):
+        sample["marked"] = True
+        return sample
+
+    def __getitem__(self, i):
+    BODY
+"""
+
+
+@pytest.fixture
+def found(tmp_path, monkeypatch):
+    """What is found in a module whose data set fetches by these lines."""
+
+    def find(body):
+        path = tmp_path / "files_of_a_test.py"
+        path.write_text(SOURCE.replace("    BODY", textwrap.indent(body, " " * 8)))
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.syspath_prepend(tmp_path)  # as a user's own file
+        monkeypatch.setitem(sys.modules, path.stem, module)
+        spec.loader.exec_module(module)
+        return may_write(Reached(module.Files()).called())
+
+    return find
+
+
+@pytest.mark.parametrize("what", WRITES)
+def test_what_outlives_the_call_is_told(what, found):
+    assert found(WRITES[what])
+
+
+@pytest.mark.parametrize("what", NONE)
+def test_what_a_function_makes_itself_is_not(what, found):
+    assert found(NONE[what]) == ""
