@@ -79,11 +79,13 @@ class Consistency:
         """
         if not self._seen:
             return
-        found = {ref: ref() for seen in self._seen.values() for ref in seen.leaves}
+        # a leaf has one reference, which tells it from others when it is gone, too
+        references = {id(ref): ref for seen in self._seen.values() for ref in seen.leaves}
+        found = [ref() for ref in references.values()]
         # what the garbage collector has freed is each rank's own affair
-        there = torch.tensor([leaf is not None for leaf in found.values()], device=CPU).long()
+        there = torch.tensor([leaf is not None for leaf in found], device=CPU).long()
         alive = self.group.all_reduce(there, MIN).tolist()
-        leaves = [leaf for leaf, here in zip(found.values(), alive, strict=True) if here]
+        leaves = [leaf for leaf, here in zip(found, alive, strict=True) if here]
         self._compare([leaf for leaf in leaves if leaf is not None], gradients=False)
 
     def _look(self, leaves: list[Tensor]) -> None:

@@ -47,6 +47,7 @@ NONE = {
     "what it is given": "return self.marked({'x': self.x[i]})",
     "a number": "y = self.y[i]\ny -= 1\nreturn y",
     "functions of modules": "return np.append(self.x[i], 1), torch.add(self.x[i], 1), np.sort([2])",
+    "words": "return NAME.partition('-')[0], self.x[i]",
     "a copy": "row = list(self.rows[i])\nrow.sort()\nreturn row",
 }
 
@@ -57,6 +58,7 @@ import numpy as np
 import torch
 
 LIST = []
+NAME = "a-b"
 
 def note(i):
     LIST.append(i)

@@ -14,13 +14,14 @@ from collections.abc import Iterable, Iterator
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
+from autoddp.training.sharing.stamp import ATOMS
 from autoddp.view.proof.code import EMPTY, content_of
 
 CHANGE = {
     *("append", "appendleft", "add", "update", "extend", "extendleft", "insert", "remove", "pop"),
     *("popleft", "popitem", "clear", "setdefault", "discard", "sort", "reverse", "put"),
     *("put_nowait", "write", "writelines", "subtract", "move_to_end", "__setitem__"),
-    *("__setattr__", "__delitem__", "resize", "fill", "partition", "itemset"),
+    *("__setattr__", "__delitem__", "resize", "fill", "itemset"),
 }
 CHANGES_FIRST = {"setattr", "delattr", "next", "shuffle", "heappush", "heappop", "heapify"}
 HANDS_OUT = {"get", "setdefault", "values", "items", "__getitem__"}  # of what it holds itself
@@ -114,7 +115,7 @@ class Reading:
             return of_code or bool(parts)
         if isinstance(value, (ModuleType, FunctionType, BuiltinFunctionType)):
             return of_code
-        return value is not None
+        return value is not None and type(value) not in ATOMS
 
 
 def _value(function: FunctionType, name: str) -> Any:

@@ -206,13 +206,23 @@ def register_hook(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     size = cuts.view.group.size
 
     def by_rows(g: Tensor) -> Tensor | None:
-        out = hook(Rows(g if leaf else g / size, cuts, at))
+        out = hook(_shown(g, cuts, at, 1 if leaf else size))
         if out is None:
             return None
         mine = out.local if split(out) and out.cuts is cuts else cuts.take(out, at)
         return mine if leaf else mine * size
 
     return me.local.register_hook(by_rows)
+
+
+def _shown(g: Tensor, cuts: Any, at: int, scale: int) -> Rows:
+    """Return a gradient by rows, one object for all hooks of a tensor: they may mark it."""
+    shown: Rows | None = getattr(g, "_autoddp_shown", None)
+    if shown is None:
+        shown = Rows(g if scale == 1 else g / scale, cuts, at)
+        if scale != 1:  # else both would hold each other
+            g._autoddp_shown = shown  # type: ignore[attr-defined]
+    return shown
 
 
 SAME = ("to", "cuda", "cpu", "float", "double", "half", "bfloat16", "long", "int", "bool", "type")
