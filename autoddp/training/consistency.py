@@ -8,7 +8,6 @@ has its parameters, may be each rank's own, where a script goes through a set of
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 # Rounds of the same leaves that are compared: the first ones, and now and then.
 CHECKED, EVERY = 3, 100
-RECENT = 8  # sets of leaves whose weights are compared before a checkpoint
+RECENT = 8  # sets of leaves that are kept in mind: of backwards before a step, and of steps
 
 
 @dataclass
@@ -43,14 +42,18 @@ class Consistency:
 
     def __init__(self, run: Run) -> None:
         self.run, self.view, self.group = run, run.view, run.group
-        # the leaves of backwards since the last step, and those before that step
-        self._fresh: dict[int, Tensor] = {}
+        # the leaves of the latest backwards since the last step, and all of those before that step
+        self._fresh: dict[tuple[int, ...], list[Tensor]] = {}
         self._covered: dict[int, Tensor] = {}
         self._seen: dict[Any, Seen] = {}  # the set used last comes last
 
-    def note(self, leaves: Iterable[Tensor]) -> None:
-        """Note the leaves of a backward."""
-        self._fresh.update({id(leaf): leaf for leaf in leaves})
+    def note(self, leaves: list[Tensor]) -> None:
+        """Note the leaves of a backward; a script that never steps may have new ones in each."""
+        key = tuple(map(id, leaves))
+        self._fresh.pop(key, None)
+        self._fresh[key] = leaves
+        if len(self._fresh) > RECENT:
+            del self._fresh[next(iter(self._fresh))]
 
     def before_step(self, optimizer: Any, in_backward: bool) -> None:
         """Compare what the latest backwards have led to, if an optimizer has not stepped since.
@@ -64,7 +67,8 @@ class Consistency:
         if in_backward:
             self._covered = {}
         elif self._fresh:
-            self._covered, self._fresh = self._fresh, {}
+            self._covered = {id(leaf): leaf for some in self._fresh.values() for leaf in some}
+            self._fresh.clear()
             self._look([*self._covered.values()])
         given = (p for group in optimizer.param_groups for p in group["params"])
         own = [p for p in given if id(p) not in self._covered and gradient_of(p) is not None]
@@ -91,7 +95,9 @@ class Consistency:
     def _look(self, leaves: list[Tensor]) -> None:
         ordered = self.view.order.sorted(leaves)
         key = self.view.order.numbers(ordered)
-        seen = self._seen.pop(key, None) or Seen(0, [weakref.ref(leaf) for leaf in ordered])
+        seen = self._seen.pop(key, None) or Seen(0, [])
+        if not seen.leaves or None in key:  # what no module showed may be others each time
+            seen.leaves = [weakref.ref(leaf) for leaf in ordered]
         self._seen[key] = seen
         if len(self._seen) > RECENT:
             del self._seen[next(iter(self._seen))]

@@ -284,9 +284,8 @@ def of_the_whole(func: Any, args: Any, kwargs: dict[str, Any], unseen: bool = Fa
 
 def below(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute on the whole what arrived below autograd, past every rule, or refuse it."""
-    if func is torch.ops.aten.detach.default:  # as torch.tensor(loss) asks: it wants no gradient
-        return args[0].full().detach()
-    if torch.is_grad_enabled() and any(
+    wants = torch.is_grad_enabled() and func is not torch.ops.aten.detach.default
+    if wants and any(
         isinstance(x, (Rows, Partial)) and x.local.requires_grad
         for x in tree_flatten((args, kwargs))[0]
     ):

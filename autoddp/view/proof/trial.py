@@ -255,7 +255,8 @@ class TrialWatch(DispatchMode):
                 and (key := memory_of(x)) in self.memory
             ):
                 self.known[x] = self.memory[key]
-        tainted = any(self.known.get(x, False) for x in tensors)
+        # a buffer may hold what was written into a view of it
+        tainted = any(self.known.get(x, False) or self.flow.sources(x) for x in tensors)
         name = func.overloadpacket.__name__
         if tainted and name in ("_local_scalar_dense", "equal", "is_nonzero"):
             raise Refused(DECIDES)

@@ -218,7 +218,7 @@ def register_hook(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def _shown(g: Tensor, cuts: Any, at: int, scale: int) -> Rows:
     """Return a gradient by rows, one object for all hooks of a tensor: they may mark it."""
     shown: Rows | None = getattr(g, "_autoddp_shown", None)
-    if shown is None:
+    if shown is None or shown.cuts is not cuts or shown.at != at:
         shown = Rows(g if scale == 1 else g / scale, cuts, at)
         if scale != 1:  # else both would hold each other
             g._autoddp_shown = shown  # type: ignore[attr-defined]
