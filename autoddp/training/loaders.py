@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections import defaultdict
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ from autoddp.training.first_batch import FirstBatches
 from autoddp.training.sampling import Fetching
 from autoddp.training.sharing.batches import Handed, Shared, Source, Waiting, Whole
 from autoddp.training.sharing.plan import (
+    CHANGES,
+    DRAWS,
     EACH,
     ROWS,
     SHARED,
@@ -28,15 +31,15 @@ from autoddp.training.sharing.plan import (
     unlike_rows,
 )
 from autoddp.training.sharing.share import Sharing
-from autoddp.training.sharing.stamp import Stamp
+from autoddp.training.sharing.stamp import DatasetWatch, Stamp
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
 
 MUCH = 0.2  # share of the time that is spent waiting
+LOOKING = 0.1  # share of the time of fetching that a look whether it changes anything may take
 LEAST = 5.0  # seconds of a loader's passes before its waiting is judged
 THREAD = "it is iterated in a thread of the script's"
-LATER = "its data set draws random numbers, which it did not for its first sample"
 
 
 class Loaders(Feature):
@@ -57,7 +60,11 @@ class Loaders(Feature):
         self.fetching, self.first = Fetching(run), FirstBatches(run)
         self.sharing = Sharing(run, self.fetching)
         self._probed: list[str] = []  # places at which nothing was seen to be drawn
-        self._drew: set[str] = set()  # those of them where something was, on this rank
+        # what a later sample has shown there, on this rank
+        self._noticed: defaultdict[str, set[str]] = defaultdict(set)
+        self._shown: dict[str, str] = {}  # what all ranks know of it
+        # of loaders whose fetch runs the script's code
+        self._looks: weakref.WeakKeyDictionary[Any, DatasetWatch] = weakref.WeakKeyDictionary()
 
     def setup(self, undo: ExitStack) -> None:
         """Have the end of the script report what was noticed after the last pass."""
@@ -93,16 +100,16 @@ class Loaders(Feature):
             inner = self.sharing.start(loader, call.wrapped, where, part)
             return Handed(self.view, inner, waiting, first)
 
-        drawn = functools.partial(self._drew.add, where)
+        notice = self._noticed[where].add
         inner = self.fetching.start(
             loader,
             call.wrapped,
             plan.draws,
             plan.known,
-            None if plan.known or plan.draws else drawn,
+            None if plan.known or plan.draws else functools.partial(notice, DRAWS),
         )
         none = plan.known and none_ignored(loader.dataset)
-        source = Source(self.fetching, drawn, none, plan.known)
+        source = Source(self.fetching, notice, none, plan.known, self._look(loader, plan))
         return Shared(self.view, inner, waiting, source, first)
 
     @patch(
@@ -124,11 +131,22 @@ class Loaders(Feature):
 
     def _planned(self, loader: Any, where: str) -> Plan:
         plan = self.plans.get(loader)
+        shown = self._agreed(where) if where in self._probed else ""
         if plan is None:
-            plan = self._decide(loader, where, self._plan(loader, where))
-        elif plan.way == ROWS and not plan.known and not plan.draws and self._agreed(where):
-            plan = self._decide(loader, where, self._shared(loader, LATER))
-        return plan
+            plan = self._plan(loader, where)
+        elif not shown or plan.way != ROWS or plan.known:
+            return plan
+        if shown and plan.way == ROWS and not plan.known:
+            plan = self._shared(loader, shown)
+        return self._decide(loader, where, plan)
+
+    def _look(self, loader: Any, plan: Plan) -> DatasetWatch | None:
+        """Return what looks at a data set that this process fetches by the script's own code."""
+        if loader.num_workers or not plan.runs:
+            return None
+        if loader not in self._looks:
+            self._looks[loader] = DatasetWatch(loader.dataset, share=LOOKING)
+        return self._looks[loader]
 
     def _decide(self, loader: Any, where: str, plan: Plan) -> Plan:
         self.plans[loader] = plan
@@ -180,7 +198,7 @@ class Loaders(Feature):
 
     def _probe(self, loader: Any) -> Plan:
         """Plan together with all ranks, by fetching one sample more than one process does."""
-        reason, draws, state = tried(self.view, loader)
+        reason, draws, state, runs = tried(self.view, loader)
         found = torch.tensor([float(bool(reason)), float(draws), float(state)], device=CPU)
         unlike = not reason and not draws
         self.view.group.all_reduce(found, MAX)
@@ -191,22 +209,25 @@ class Loaders(Feature):
             return Plan(EACH, reason)
         if others:
             return Plan(SHARED, reason)
-        return Plan(ROWS, "its data set draws random numbers" if drawn else "", drawn)
+        return Plan(ROWS, "its data set draws random numbers" if drawn else "", drawn, runs=runs)
 
-    def _agreed(self, where: str) -> bool:
-        """Return whether any rank has noticed draws at this place; report each place once."""
-        drew = self.view.group.all_reduce(
-            torch.tensor([float(where in self._drew)], device=CPU), MAX
-        )
-        if drew.item():
-            self._drew.discard(where)
+    def _agreed(self, where: str) -> str:
+        """Return what any rank has noticed at this place, or nothing; report each place once."""
+        if where not in self._shown:
+            kinds, noticed = (DRAWS, CHANGES), self._noticed[where]
+            mine = torch.tensor([float(kind in noticed) for kind in kinds], device=CPU)
+            found = self.view.group.all_reduce(mine, MAX).tolist()
+            shown = [kind for kind, anywhere in zip(kinds, found, strict=True) if anywhere]
+            if not shown:
+                return ""
+            self._shown[where] = shown[0]
             self.run.report.doubt(
-                "loaders", where, f"{LATER}: what it gave up to here each rank drew for itself"
+                "loaders", where, f"{shown[0]}: what it gave up to here is each rank's own"
             )
-        return bool(drew.item())
+        return self._shown[where]
 
     def _at_end(self) -> None:
-        """Report waiting and draws that no further pass has brought up."""
+        """Report waiting, and what was noticed and no further pass has brought up."""
         for waiting in list(self.waited):
             self.judge(waiting)
         for where in self._probed:

@@ -34,6 +34,16 @@ def longest_name(folder):
     return os.statvfs(folder).f_namemax, os.pathconf(folder, "PC_NAME_MAX")
 
 
+def locked_folders(pause):
+    """A folder is asked for its limits as soon as it is made, as for a lock in it."""
+    seen = []
+    for turn in range(4):
+        os.makedirs(f"cache/{turn}/sub")
+        seen += longest_name(f"cache/{turn}/sub"), os.statvfs(f"cache/{turn}").f_namemax
+        pause()
+    return seen
+
+
 def wrong_names(pause):
     """What is there already, what is not, and what is of another kind."""
     os.makedirs("made/full/sub")
@@ -82,7 +92,6 @@ def wrong_names(pause):
         (os.listdir, "made/file"),
         (os.scandir, "made/none"),
         (os.readlink, "made/file"),
-        (longest_name, "made/full/sub"),
         (longest_name, "made/none"),
         (os.stat, "made/" + "x/" * 3000),
         (os.path.exists, "x/" * 200_000),
@@ -408,5 +417,5 @@ def read_in_c(pause):
 
 PATTERNS = (
     *(wrong_names, failed_names, modes, places, threads, children, inside_exceptions, much),
-    *(nothing_lost, grown_and_rewritten, read_in_c),
+    *(nothing_lost, grown_and_rewritten, read_in_c, locked_folders),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import weakref
 
 import numpy as np
 import pytest
@@ -116,6 +117,21 @@ def test_a_rank_that_drifts_is_named_at_a_step_and_before_a_checkpoint(what, siz
         assert not there  # a checkpoint of ranks that differ is not written
         assert not quiet  # between two comparisons
         assert what in stepped
+
+
+def test_leaves_that_nothing_steps_are_not_kept():
+    def script(rank):
+        model = torch.nn.Linear(3, 1)
+        made = []
+        for _ in range(30):
+            image = torch.ones(2, 3, requires_grad=True)
+            model(image).sum().backward()
+            made.append(weakref.ref(image))
+        del image
+        gc.collect()
+        return sum(ref() is not None for ref in made)
+
+    assert all(count <= consistency.RECENT + 1 for count in on_ranks(script, 2))
 
 
 def test_optimizers_that_one_rank_has_freed_are_no_disagreement(tmp_path):

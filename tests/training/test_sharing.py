@@ -333,7 +333,7 @@ def test_draws_that_begin_late_are_noticed_said_and_shared_from_the_next_pass_on
 
     zero, one = on_ranks(script, 2)
     assert zero == one
-    assert any("not for its first sample" in what and "drew for itself" in what for what in zero[1])
+    assert any("not for its first sample" in what and "each rank's own" in what for what in zero[1])
     assert any(what.startswith("loaded once on each node") for what in zero[1])
 
 
@@ -343,6 +343,49 @@ def test_draws_in_the_only_pass_are_said_at_the_end():
         list(DataLoader(data, 4))
         run.group.conclude()
         return any("not for its first sample" in d.what for d in run.report.of("loaders"))
+
+    assert on_ranks(script, 2) == [True, True]
+
+
+class Tallied(Dataset):
+    """One that counts some samples in a way that its source does not tell."""
+
+    def __init__(self):
+        self.seen = np.zeros(12)
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, n):
+        if n % 4 == 3:
+            np.add.at(self.seen, n, 1)
+        time.sleep(1e-3)  # a fetch that takes a moment, beside which a look is nothing
+        return torch.tensor([float(n), self.seen.sum()])
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_state_that_shows_late_is_noticed_said_and_kept_alike_from_the_next_pass_on(anew):
+    def script(run):
+        data = Tallied()
+        loader = DataLoader(data, 4)
+        for _ in range(2):
+            data.seen[:] = 0  # the script's own doing is no fetch's
+            loader = DataLoader(data, 4) if anew else loader
+            last = [x.tolist() for x in loader]
+        return last, data.seen.tolist(), [d.what for d in run.report.of("loaders")]
+
+    (zero, seen, said), *others = on_ranks(script, 3)
+    assert zero == [[[float(n), (n + 1) // 4] for n in range(k, k + 4)] for k in (0, 4, 8)]
+    assert seen == [0, 0, 0, 1] * 3
+    assert [other[:2] for other in others] == [(zero, seen)] * 2
+    assert sum("did not show" in what and "each rank's own" in what for what in said) == 1
+
+
+def test_state_in_the_only_pass_is_said_at_the_end():
+    def script(run):
+        list(DataLoader(Tallied(), 4))
+        run.group.conclude()
+        return any("did not show" in d.what for d in run.report.of("loaders"))
 
     assert on_ranks(script, 2) == [True, True]
 

@@ -21,7 +21,9 @@ from autoddp.training.iterator import LoaderIterator
 from autoddp.training.sampling import Drawn, Fetching
 from autoddp.training.sharing.memory import WORTH, Lent
 from autoddp.training.sharing.packing import ALIGNED
+from autoddp.training.sharing.plan import CHANGES, DRAWS
 from autoddp.training.sharing.share import Pass
+from autoddp.training.sharing.stamp import DatasetWatch
 from autoddp.view import Rows
 from autoddp.view.cuts import Cuts
 from autoddp.view.rules.losses import counted
@@ -133,12 +135,20 @@ class Handed(Whole):
 
 @dataclass(frozen=True)
 class Source:
-    """A loader that is fetched by rows: how, what to call where it draws, and its targets."""
+    """A loader that is fetched by rows.
+
+    Attributes:
+        notice: Called with what a fetch shows that the first sample did not.
+        none_ignored: Whether no target is one that losses ignore.
+        known: Whether it is certain that it draws nothing and keeps no state.
+        look: What tells whether a fetch changes the data set, if it may.
+    """
 
     fetching: Fetching
-    drawn: Callable[[], None]
+    notice: Callable[[str], None]
     none_ignored: bool
-    known: bool  # whether it is certain that it draws nothing and keeps no state
+    known: bool
+    look: DatasetWatch | None
 
 
 PLAIN = {Tensor}
@@ -160,10 +170,10 @@ class Shared(Whole):
         self.sizes: deque[tuple[int, ...] | None] = inner._index_sampler.sizes
 
     def _batch(self) -> Any:
-        batch = self.source.fetching.fetch(self.inner)
+        batch = self._fetched()
         if type(batch) is Drawn:
             batch = batch.batch
-            self.source.drawn()
+            self.source.notice(DRAWS)
         if self.first is not None:
             self.first.compare_rows(self.inner._index_sampler.first, self.source.known)
         sizes = self.sizes.popleft()
@@ -179,6 +189,16 @@ class Shared(Whole):
         if type(batch) is list and set(map(type, batch)) == PLAIN:
             return [rows(x) for x in batch]  # three times quicker, and most batches are so
         return tree_map(rows, batch)
+
+    def _fetched(self) -> Any:
+        look = self.source.look
+        if look is None or look.refused:
+            return self.source.fetching.fetch(self.inner)
+        look.before()
+        batch = self.source.fetching.fetch(self.inner)
+        if look.after():
+            self.source.notice(CHANGES)
+        return batch
 
 
 def _opened(x: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from autoddp.view.rules.losses import IGNORED
 from autoddp.view.state import View
 
 ROWS, SHARED, EACH = "rows", "shared", "each"
+# what a fetch may show that the first sample did not
+DRAWS = "its data set draws random numbers, which it did not for its first sample"
+CHANGES = "its data set keeps state, which its first sample did not show"
 
 
 @dataclass(frozen=True)
@@ -27,12 +30,14 @@ class Plan:
     """The way a loader is run, and why not by rows; whether its data set draws numbers.
 
     Of tensors in memory (`known`) it is certain that none is drawn, and if a target is ignored.
+    `runs` tells whether a fetch runs code of the script's.
     """
 
     way: str
     reason: str = ""
     draws: bool = False
     known: bool = False
+    runs: bool = False
 
     def said(self) -> str:
         """Put the plan into words."""
@@ -105,27 +110,45 @@ def _of_numpy(x: Any) -> bool:
     return type(x).__module__ == "numpy" and not isinstance(x, (str, bytes))
 
 
-def tried(view: View, loader: Any) -> tuple[str, bool, bool]:
-    """Try a sample: return why not by rows, whether the data set draws, and if it keeps state."""
+class Tried(NamedTuple):
+    """The outcome of one sample, and of a reading of the code that fetches it.
+
+    Attributes:
+        reason: Why not by rows; empty if nothing speaks against it.
+        draws: Whether the data set draws random numbers.
+        state: Whether it keeps state.
+        runs: Whether a fetch runs code of the script's.
+    """
+
+    reason: str
+    draws: bool = False
+    state: bool = False
+    runs: bool = False
+
+
+def tried(view: View, loader: Any) -> Tried:
+    """Try a sample, and read the code that fetches it."""
     reached = Reached(loader.dataset)
     if reached.generator:
-        return f"its data set has a generator of its own: {reached.generator}", False, True
-    written = may_write(reached.called())
+        return Tried(f"its data set has a generator of its own: {reached.generator}", state=True)
     indices = getattr(loader.sampler, "indices", None)
     before, state = Generators(), Snapshot(dataset=loader.dataset)
     if state.refused:
-        return state.refused, False, True
+        return Tried(state.refused, state=True)
     try:
         with view.context.within(Code.PLAIN), view.trial():
             sample = loader.dataset[indices[0] if indices is not None and len(indices) else 0]
     except Exception as error:
-        return f"a sample could not be fetched by its number ({type(error).__name__})", False, False
+        return Tried(f"a sample could not be fetched by its number ({type(error).__name__})")
     finally:
         draws = not before.same(Generators())
         before.put_back()
         changed = state.put_back()
     if changed:
-        return f"its data set keeps state: {changed}", draws, True
+        return Tried(f"its data set keeps state: {changed}", draws, state=True)
     if not numbers_only(sample):
-        return "a sample holds more than numbers", draws, False
-    return (f"its data set may keep state: {written}" if written else ""), draws, False
+        return Tried("a sample holds more than numbers", draws)
+    called = reached.called()
+    written = may_write(called)
+    reason = f"its data set may keep state: {written}" if written else ""
+    return Tried(reason, draws, runs=bool(called))

@@ -181,10 +181,10 @@ class Stamp:
 
 
 class DatasetWatch:
-    """A look at the data set before and after each fetch, so that no change is seen late."""
+    """A look before and after each fetch, for at most this share of the time of fetching."""
 
-    def __init__(self, *roots: Any) -> None:
-        self._roots = roots
+    def __init__(self, *roots: Any, share: float | None = None) -> None:
+        self._roots, self._share = roots, SHARE if share is None else share
         self._fetches = 0
         self._looked = self._fetched = self._began = 0.0
         self._slow = ""  # why looking is no use: all load then, as exactly
@@ -205,7 +205,7 @@ class DatasetWatch:
         self._fetched += time.perf_counter() - self._began
         self._fetches += 1
         moved = self._moved()
-        if ENOUGH <= self._fetches <= SURE and self._looked > SHARE * self._fetched:
+        if ENOUGH <= self._fetches <= SURE and self._looked > self._share * self._fetched:
             self._slow = "to look whether a fetch changes it takes as long as the fetch"
         return moved
 
