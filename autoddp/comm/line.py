@@ -29,6 +29,7 @@ class Line:
         self.number = connected.fileno()
         self.address = address(connected)  # empty on one node
         self._dark = False  # the kernel has given the peer up
+        self._closed = False  # by this process; a signal's handler may still use the line
         self.patient = False  # what the peer acts on may take any time: a download, a prompt
         connected.setblocking(True)
         prompt(connected)
@@ -53,6 +54,8 @@ class Line:
         except OSError as error:
             if error.errno in DARK:
                 self._dark = True  # whoever reads is told
+                return
+            if self._closed:
                 return
             if not isinstance(error, BlockingIOError):
                 raise
@@ -138,7 +141,7 @@ class Line:
             return
         except OSError as error:
             self._dark |= error.errno in DARK
-            if not self._dark and not isinstance(error, ConnectionResetError):
+            if not (self._dark or self._closed or isinstance(error, ConnectionResetError)):
                 raise
             data = b""
         if not data and self._dark:
@@ -156,4 +159,6 @@ class Line:
         self._held += data
 
     def close(self) -> None:
+        """Close the line: who reads it here is told that the peer has ended, who sends is not."""
+        self._closed = True
         self.socket.close()
