@@ -1,11 +1,13 @@
 """Paths where libraries write on every rank as if without autoddp: nothing there is the job's.
 
-One list serves all libraries: it goes by the place, never by the caller.
+One list serves all libraries: it goes by the place, never by the caller. A place that is not in the
+list is the job's: a cache of the script's own results tells the script whether it computes them.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 
 from autoddp.effects import paths
@@ -18,11 +20,24 @@ NOBODYS = ("/dev/", "/proc/", "/sys/")
 PARTS = (*INSTALLED, "/__pycache__/")
 # Environment variables that name folders in which libraries keep what they may make again.
 NAMED = (
-    *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "TORCH_HOME", "TORCH_EXTENSIONS_DIR"),
-    *("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "MPLCONFIGDIR", "TORCHINDUCTOR_CACHE_DIR"),
-    *("TRITON_CACHE_DIR", "NUMBA_CACHE_DIR", "CUDA_CACHE_PATH", "KERAS_HOME", "YOLO_CONFIG_DIR"),
-    *("JOBLIB_TEMP_FOLDER", "PYTHONPYCACHEPREFIX"),
+    *("TORCH_HOME", "TORCH_EXTENSIONS_DIR", "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE"),
+    *("MPLCONFIGDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "NUMBA_CACHE_DIR"),
+    *("CUDA_CACHE_PATH", "KERAS_HOME", "YOLO_CONFIG_DIR", "JOBLIB_TEMP_FOLDER", "WANDB_CACHE_DIR"),
+    *("WANDB_CONFIG_DIR", "IPYTHONDIR", "JUPYTER_CONFIG_DIR", "PYTHONPYCACHEPREFIX"),
 )
+# The folders that hold such folders, by the variable that names each or by their place at home, and
+# what libraries call theirs.
+HOLD = {"XDG_CACHE_HOME": ".cache", "XDG_CONFIG_HOME": ".config", "XDG_DATA_HOME": ".local/share"}
+LIBRARIES = (
+    *("torch", "torch_extensions", "huggingface", "matplotlib", "fontconfig", "numba", "cupy"),
+    *("triton", "jax", "pip", "uv", "wandb", "Ultralytics", "jupyter", "pooch", "nvidia"),
+)
+AT_HOME = (
+    *(".triton", ".nv", ".cupy", ".keras", ".matplotlib", ".ipython", ".jupyter", ".numba"),
+    *(".cython", ".pyxbld", ".local/lib", ".netrc", ".config/git"),
+)
+# Files of Hugging Face's `datasets` that tell it whether it runs the script's function again.
+COMPUTED = re.compile(r".*/(cache-|generator/)")
 # Fixed names in the temporary folder: compiled kernels, and what workers of one rank share.
 TEMPORARY = ("torchinductor_", "joblib_memmapping_folder_", "pymp-", "ray/")
 
@@ -46,9 +61,31 @@ def keeps(path: str, private: set[str]) -> bool:
         return True
     if path in private:
         return True
-    home, job = os.path.expanduser("~"), paths.here().rstrip("/") + "/"
-    folders = [f"{home}/.", *_temporary()]
-    folders += [f"{paths.text(os.environ[name])}/" for name in NAMED if os.environ.get(name)]
-    folders += [f"{folder}/" for folder in private]
+    if any(path.startswith(f) and COMPUTED.match(path, len(f) - 1) for f in _of_datasets()):
+        return False
+    job = paths.here().rstrip("/") + "/"
+    folders = [*_caches(), *_temporary(), *(f"{folder}/" for folder in private)]
     longest = max((len(folder) for folder in folders if f"{path}/".startswith(folder)), default=0)
     return longest > (len(job) if f"{path}/".startswith(job) else 0)
+
+
+def _caches() -> Iterator[str]:
+    home = os.path.expanduser("~")
+    yield from (f"{home}/{name}/" for name in AT_HOME)
+    for variable, place in HOLD.items():
+        for folder in {f"{home}/{place}", *_given(variable)}:
+            yield from (f"{folder}/{name}/" for name in LIBRARIES)
+    for variable in NAMED:
+        yield from (f"{folder}/" for folder in _given(variable))
+
+
+def _of_datasets() -> Iterator[str]:
+    yield from (f"{folder}/" for folder in _given("HF_DATASETS_CACHE"))
+    yield from (f"{folder}/datasets/" for folder in _given("HF_HOME"))
+    for folder in (os.path.expanduser("~/.cache"), *_given("XDG_CACHE_HOME")):
+        yield f"{folder}/huggingface/datasets/"
+
+
+def _given(variable: str) -> list[str]:
+    value = os.environ.get(variable)
+    return [paths.text(value)] if value else []

@@ -190,6 +190,7 @@ class Children(Outward):
         # OSError: a tensor of a worker that has ended, which nobody wants
         with self.effects.context.internal(), suppress(OSError):
             call.wrapped()
+        self.effects.follow()
         return pickle.loads(taken(data))
 
     @patch(
@@ -204,6 +205,7 @@ class Children(Outward):
         if self.rank and not alive and call.wrapped():
             with self.effects.context.internal():
                 call.instance.join()
+        self.effects.follow()
         return alive
 
     @patch(
@@ -228,10 +230,13 @@ class Children(Outward):
         if self.rank == 0:
             return outcome.unwrap()
         see(self.effects)
-        with self.effects.context.internal():
-            if call.named.get("timeout") is None:
-                return call.plain()
-            return call.changed(timeout=0 if late else None)
+        try:
+            with self.effects.context.internal():
+                if call.named.get("timeout") is None:
+                    return call.plain()
+                return call.changed(timeout=0 if late else None)
+        finally:
+            self.effects.follow()
 
 
 def _one_by_one(tasks: list[Any], timeout: float | None) -> Iterator[Any]:

@@ -131,6 +131,12 @@ class Effects:
             self.overlay.settle(self.group.passed)
         return True
 
+    def follow(self) -> None:
+        """Give up what this rank's processes did: rank 0 has waited for its own, which did so."""
+        self.scratch.hear()
+        self.scratch.own_up()
+        self.overlay.number = -1
+
     def _looks(self) -> bool:
         """Return whether this process sees another world than the disk, outside of an effect."""
         context = self.context

@@ -27,7 +27,6 @@ class Overlay(Sight):
         super().__init__(scratch)
         self._context = context
         self.number = 0  # of effects, when entries were last compared with the disk
-        self._mine: set[str] = set()  # made by the script's thread where ranks did not meet
         scratch.met = self.met
 
     def to_write(self, path: Path, keep: bool, new: bool = False) -> str:
@@ -186,7 +185,7 @@ class Overlay(Sight):
         name = found.name
         for at in [*self.scratch.taken(name + "/").values(), self.scratch.overlay.pop(name, GONE)]:
             self.scratch.let_go(at)  # what was moved is there no more
-        self._mine.discard(name)
+        self.scratch.mine.discard(name)
         folder = self.find(os.path.dirname(name))
         if folder.base is None:
             if not moved and self.own(found):
@@ -205,7 +204,7 @@ class Overlay(Sight):
         if before != at:
             self.scratch.let_go(before)
         if self._context.on_script_thread():
-            self._mine.add(name)
+            self.scratch.mine.add(name)
 
     def _new(self, path: Path) -> tuple[str, str]:
         found = self.find(path, follow=False)
@@ -253,7 +252,7 @@ class Overlay(Sight):
 
     def _for_all(self, path: str) -> None:
         """Take the threads' folders above `path` for the script's: they are for all ranks."""
-        self._mine.update(top for top in paths.above(path) if top in self.scratch.overlay)
+        self.scratch.mine.update(top for top in paths.above(path) if top in self.scratch.overlay)
 
     def settle(self, number: int) -> None:
         """Give up this rank's own entries that rank 0, after `number` effects, has for real."""
@@ -262,8 +261,9 @@ class Overlay(Sight):
         self.number = number
         if self.before is not None:
             self.before.come(number)
-        names = [name for name in self.scratch.overlay if name in self._mine]
-        self._mine.intersection_update(names)
+        names = [name for name in self.scratch.overlay if name in self.scratch.mine]
+        self.scratch.mine.intersection_update(names)
+        self.scratch.own_up()
         if not names:
             return
         if self.before is not None:
@@ -287,13 +287,13 @@ class Overlay(Sight):
                 self._settle(f"{name}/{part}", f"{at}/{part}", held)
             with suppress(OSError):  # what rank 0 does not have stays there
                 posix.rmdir(at)
-            self._mine.discard(name)
+            self.scratch.mine.discard(name)
             return
         else:
             keep = at in held
         if keep:
             self.scratch.lay(name, at)
-            self._mine.add(name)
+            self.scratch.mine.add(name)
         else:
-            self._mine.discard(name)
+            self.scratch.mine.discard(name)
             self.scratch.let_go(at)

@@ -2,29 +2,72 @@
 
 from __future__ import annotations
 
+import json
 import os
 import posix
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Any
 
 from autoddp.comm.place import HERE
 from autoddp.effects import paths
 from autoddp.report.temporary import temporary_folder
 
 GONE = ""  # where what this rank has removed lies
+LOG = "processes"  # what each of a rank's processes found elsewhere: a file in the private folder
+
+
+class Entries(dict[str, str]):
+    """The places of the user's paths, each change of which is written down for other processes.
+
+    Attributes:
+        log: The descriptor of the file; each line is a process, a path and a place, or None.
+    """
+
+    log: int | None = None
+
+    def __setitem__(self, path: str, at: str) -> None:
+        super().__setitem__(path, at)
+        self._tell(path, at)
+
+    def __delitem__(self, path: str) -> None:
+        super().__delitem__(path)
+        self._tell(path, None)
+
+    def pop(self, path: str, *default: Any) -> Any:
+        """Remove a path; return its place."""
+        if path in self:
+            self._tell(path, None)
+        return super().pop(path, *default)
+
+    def take(self, path: str, at: str | None) -> None:
+        """Change what another process has changed."""
+        if at is None:
+            super().pop(path, None)
+        else:
+            super().__setitem__(path, at)
+
+    def _tell(self, path: str, at: str | None) -> None:
+        if self.log is not None:
+            posix.write(self.log, json.dumps([posix.getpid(), path, at]).encode() + b"\n")
 
 
 class Scratch:
     """A private folder, and which of the user's paths lie in it on this rank.
 
     The overlay maps the one name of what this rank wrote, made, renamed or removed to its place.
+    All processes of a rank have the same, as all see one disk without autoddp.
     """
 
     def __init__(self) -> None:
         self._folder: str | None = None
         self._owner = 0
         self._count = 0
-        self.overlay: dict[str, str] = {}
+        self.overlay = Entries()
+        self._heard = 0  # bytes of the log
+        # paths that the script's thread changed where ranks did not meet; other processes' of late
+        self.mine: set[str] = set()
+        self.heard: set[str] = set()
         self._alive: dict[str, int] = {}  # descriptors of what has no name any more
         # with several nodes: the paths about which rank 0's disk has the truth
         self.changed: set[str] | None = None
@@ -50,6 +93,7 @@ class Scratch:
                 os.getpid(),
                 paths.fresh(HERE.private or temporary_folder()),
             )
+            self._open_log(self._folder)
         return self._folder
 
     def below(self, folder: str) -> None:
@@ -57,7 +101,31 @@ class Scratch:
 
         What is found in the other one's already is read there.
         """
+        if self.overlay.log is None:
+            self._open_log(folder)
+        self.hear()
         self._owner, self._folder = os.getpid(), paths.fresh(folder)
+
+    def _open_log(self, folder: str) -> None:
+        how = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        self.overlay.log = posix.open(f"{folder}/{LOG}", how, 0o600)
+
+    def hear(self) -> None:
+        """Take over what other processes of this rank have changed."""
+        log, heard = self.overlay.log, self._heard
+        if log is None or posix.fstat(log).st_size == heard:
+            return
+        data = posix.pread(log, posix.fstat(log).st_size - heard, heard)
+        self._heard = heard + len(data)  # another thread may do just the same
+        for process, path, at in map(json.loads, data.splitlines()):
+            if process != posix.getpid():
+                self.overlay.take(path, at)
+                self.heard.add(path)
+
+    def own_up(self) -> None:
+        """Count what other processes changed as this rank's own: rank 0's had the time for it."""
+        self.mine |= self.heard
+        self.heard.clear()
 
     def holds(self, at: str) -> bool:
         """Return whether `at` is in the private folder; a child process's is in its parent's."""
@@ -92,6 +160,9 @@ class Scratch:
         """Delete the entries of `path`, and of all below it: they are what the disk says."""
         for key in list(self._below(path)):
             self.let_go(self.overlay.pop(key))
+        for top in paths.above(path):
+            if self.holds(at := self.overlay.get(top, GONE)):  # a folder that this rank made
+                paths.remove(at + path[len(top) :])
         self.show(path)
         if self.changed is not None:
             self.changed.add(path)
@@ -110,11 +181,14 @@ class Scratch:
         moved = {target + key[len(source) :]: self.overlay.pop(key) for key in below}
         self.drop(source)
         self.drop(target)
-        self.overlay.update(moved)
+        for path, at in moved.items():
+            self.overlay[path] = at
 
     def remove(self) -> None:
         """Forget and delete everything."""
-        self.overlay.clear()
+        if self.overlay.log is not None:
+            posix.close(self.overlay.log)
+        self.overlay, self._heard = Entries(), 0
         for handle in self._alive.values():
             posix.close(handle)
         self._alive.clear()

@@ -60,6 +60,7 @@ class Sight:
 
     def idle(self) -> bool:
         """Return whether everything is where its name says."""
+        self.scratch.hear()
         return not self.scratch.overlay and (self.before is None or self.before.idle())
 
     def own(self, found: FoundPath) -> bool:

@@ -57,8 +57,11 @@ def run(script: Script, options: Options) -> int:
         from autoddp.process import worker
 
         worker.leave(worker.joined(script, options, own))
-    if ready.nnodes == 1 and script.is_broken():
-        return script.run(options.verbose)  # python's own words, before any rank starts
+    if script.is_broken():
+        code = script.run(options.verbose)  # python's own words, before any rank starts
+        if waited_for(ready):
+            tell_nodes(ready, f"{script.name} cannot be run by python")
+        return code
     if own.kind is own_ddp.Kind.ONCE:
         return own_ranks(script, options, own)
     if (
@@ -80,18 +83,23 @@ def waited_for(options: Options) -> bool:
 def give_up(options: Options, error: BadInput) -> int:
     """Say why this node cannot take part, then tell the others; return the exit code."""
     print(f"{PREFIX} {error}", file=sys.stderr, flush=True)  # first, as telling takes some seconds
+    tell_nodes(options, str(error))
+    return 2
+
+
+def tell_nodes(options: Options, why: str) -> None:
+    """Tell the nodes that wait for this one that it cannot take part."""
     node, host, port = options.node_rank, options.master_addr, options.master_port or PORT
     assert node is not None
     assert host is not None
     with suppress(KeyboardInterrupt):
         if node == 0:
-            network.refuse(port, str(error))
+            network.refuse(port, why)
         elif network.comes(host, port):
             import_torch(several=True)
             from autoddp.launch import fixed_nodes
 
-            fixed_nodes.tell(host, port, node, str(error))
-    return 2
+            fixed_nodes.tell(host, port, node, why)
 
 
 def launched(environ: Mapping[str, str]) -> bool:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from autoddp.process.streams import Logs
 from autoddp.report import PREFIX
 
+BAD_INPUT = 2  # the exit code of a rank that autoddp refuses to start, with one line
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -50,9 +52,13 @@ def lost(where: str, why: str) -> Failure:
 
 
 def words(failure: Failure, logs: Logs) -> str:
-    """Describe who failed, with the end of its log or the node where that is."""
+    """Describe who failed, with the end of its log or the node where that is.
+
+    Where autoddp refused what a node was given, its line says all.
+    """
     if failure.lost:
         return f"{PREFIX} {failure.where} is lost: {failure.lost}"
     if failure.where:
         return f"{PREFIX} {failure.who} {failure.what}; its log is there"
-    return logs.failure(failure.rank, failure.what)
+    refused = logs.refusal(failure.rank) if failure.code == BAD_INPUT else ""
+    return refused or logs.failure(failure.rank, failure.what)

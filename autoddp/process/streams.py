@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from autoddp.errors import AutoDDPError, BadInput
+from autoddp.report import PREFIX
 
 TAIL = 20  # lines of a log that are shown after a failure
 MOST = 200  # lines that are shown at most, where a traceback is longer than `TAIL`
@@ -53,9 +54,14 @@ class Logs:
                 os.dup2(terminal, 2)
             raise
 
+    def refusal(self, rank: int) -> str:
+        """Return the line of autoddp's that is all a log holds; empty if that is not so."""
+        text = tail(self.of(rank))
+        return text if text.startswith(PREFIX) and "\n" not in text else ""
+
     def failure(self, rank: int, what: str) -> str:
         """Return the line that names the rank that failed, with the end of its log."""
-        line = f"[autoddp] rank {rank} {what}"
+        line = f"{PREFIX} rank {rank} {what}"
         text = tail(self.of(rank))
         return f"{line}; the end of its log {self.of(rank)}:\n{text}" if text else line
 

@@ -109,7 +109,8 @@ class Loaders(Feature):
             None if plan.known or plan.draws else functools.partial(notice, DRAWS),
         )
         none = plan.known and none_ignored(loader.dataset)
-        source = Source(self.fetching, notice, none, plan.known, self._look(loader, plan))
+        look = self._look(loader, plan)
+        source = Source(self.fetching, notice, none, plan.known, look, plan.kinds)
         return Shared(self.view, inner, waiting, source, first)
 
     @patch(
@@ -198,7 +199,7 @@ class Loaders(Feature):
 
     def _probe(self, loader: Any) -> Plan:
         """Plan together with all ranks, by fetching one sample more than one process does."""
-        reason, draws, state, runs = tried(self.view, loader)
+        reason, draws, state, runs, kinds = tried(self.view, loader)
         found = torch.tensor([float(bool(reason)), float(draws), float(state)], device=CPU)
         unlike = not reason and not draws
         self.view.group.all_reduce(found, MAX)
@@ -209,7 +210,8 @@ class Loaders(Feature):
             return Plan(EACH, reason)
         if others:
             return Plan(SHARED, reason)
-        return Plan(ROWS, "its data set draws random numbers" if drawn else "", drawn, runs=runs)
+        reason = "its data set draws random numbers" if drawn else ""
+        return Plan(ROWS, reason, drawn, runs=runs, kinds=kinds)
 
     def _agreed(self, where: str) -> str:
         """Return what any rank has noticed at this place, or nothing; report each place once."""

@@ -178,6 +178,22 @@ def test_a_node_that_cannot_start_ends_the_other_with_its_reason(bad, tmp_path):
 
 
 @pytest.mark.cluster
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_script_that_python_refuses_is_told_in_pythons_words_and_to_the_other_node(bad, tmp_path):
+    (tmp_path / "broken.py").write_text("print('a'\n")
+    port = free_port()
+    good = Node(tmp_path, port, 1 - bad)
+    good.until("waiting for 2 nodes")
+    code, out, err = Node(tmp_path, port, bad, script="broken.py").end()
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1] == "SyntaxError: '(' was never closed"
+    assert "[autoddp]" not in err
+    code, out, err = good.end()
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1].endswith("has given up: broken.py cannot be run by python")
+
+
+@pytest.mark.cluster
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("left", [0, 1])
 def test_a_node_that_is_ended_while_it_waits_tells_the_others(left, number, tmp_path):

@@ -67,6 +67,7 @@ def test_a_difference_is_named_and_nothing_runs(case, tmp_path):
         assert (out, code) == ("", 2), err
         (line,) = (line for line in err.splitlines() if "start all nodes with the same" in line)
         assert said in line
+        assert "ended with exit code" not in err, "the line says all"
 
 
 OWN = """import helper, torch, torch.distributed as dist

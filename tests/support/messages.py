@@ -46,6 +46,12 @@ ELSEWHERE: dict[tuple[str, str], tuple[str, ...]] = {
     ),
     ("tools/rehearse/backup.py", "'\\n'.join(texts)"): ("… could not be put back as it was",),
     ("training/sharing/batches.py", "_unlike(x)"): ("a batch of the DataLoader holds a …",),
+    ("training/sharing/batches.py", "MIXED"): (
+        "a batch of the DataLoader holds Python numbers of another type",
+    ),
+    ("training/sharing/batches.py", "_alone(error)"): (
+        "a sample raised … (…), and the script went on",
+    ),
     ("training/sharing/moves.py", "*args"): ("the rank that loads for this node raised …",),
     ("view/calls.py", "_changed(module)"): ("… at … returned other outputs than when",),
     ("view/rows.py", "refused(args[0].shape, func._schema.name.rpartition(':')[2])"): (

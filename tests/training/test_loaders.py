@@ -426,6 +426,38 @@ def test_samples_that_are_not_alike_are_refused():
     on_ranks(script, 2)
 
 
+def test_numbers_of_another_type_are_refused_where_the_first_row_of_a_batch_decides():
+    def script(run):
+        data = Listed(12, lambda n: (torch.ones(2), 0.5 if n % 3 == 1 else 1))
+        with pytest.raises(Disagreement, match="another type than its first sample"):
+            order(DataLoader(data, 6))
+
+    on_ranks(script, 2)
+
+
+def test_an_error_of_one_ranks_sample_is_not_passed_by():
+    def script(run):
+        def sample(n):
+            if n == 7:
+                raise ValueError("it cannot be read")
+            return torch.ones(2)
+
+        batches, errors = iter(DataLoader(Listed(12, sample), 6)), []
+        while True:
+            try:
+                next(batches)
+            except StopIteration:
+                return errors
+            except Exception as error:  # as scripts do that leave a broken sample out
+                errors.append(f"{type(error).__name__}: {error}")
+
+    zero, one = on_ranks(script, 2)
+    assert one == []
+    assert zero[0] == "ValueError: it cannot be read"
+    assert "a sample raised ValueError (it cannot be read), and the script went on" in zero[1]
+    assert len(zero) == 2
+
+
 def test_each_rank_fetches_its_rows_only():
     def script(run):
         fetched = []

@@ -38,6 +38,25 @@ WRITES = {
     "in a lambda": "f = lambda: self.broken.append(i)\nf()",
     "in a comprehension": "[row.append(1) for row in self.rows]",
     "in a global's function": "note(i)",
+    "a list of another module": "decimal.kept.append(i)",
+    "a function's list": "note.kept.append(i)",
+    "a function that is given it": "noted(self.broken, i)",
+    "a function that hands it on": "passed(self.broken, i)",
+    "a method that was taken": "add = self.broken.append\nadd(i)",
+    "one of two": "a, b = self.broken, self.cache\na.append(i)",
+    "one or the other": "(self.broken or LIST).append(i)",
+    "one if": "(self.broken if i else [0]).append(i)",
+    "by getattr": "getattr(self, 'broken').append(i)",
+    "out=": "np.add(1, 1, out=self.x[i])",
+    "first argument": "np.add.at(self.rows, i, 1)",
+    "in a method of a class that names itself otherwise": "Other().run(i)",
+    "a print": "print(i)",
+    "a warning": "warnings.warn('bad')",
+    "a log": "self.log.warning('bad')",
+    "a file": "open('a', 'w')",
+    "a file by its path": "Path('a').open(mode='a')",
+    "a file in some mode": "open('a', self.mode)",
+    "a folder": "Path('a').mkdir()",
 }
 NONE = {
     "a sample": "return self.x[i], self.y[i]",
@@ -48,20 +67,40 @@ NONE = {
     "a number": "y = self.y[i]\ny -= 1\nreturn y",
     "functions of modules": "return np.append(self.x[i], 1), torch.add(self.x[i], 1), np.sort([2])",
     "words": "return NAME.partition('-')[0], self.x[i]",
+    "a file to read": "with open('a') as f, Path('b').open('rb') as g:\n    return f, g",
+    "a transform of its own": "return self.resize(self.x[i]), self.mean_, np.log(2.0)",
+    "what it made, given": "found = []\nnoted(found, i)\nreturn found",
     "a copy": "row = list(self.rows[i])\nrow.sort()\nreturn row",
 }
 
 
 SOURCE = """
-import heapq, random
+import decimal, heapq, random, warnings
+from pathlib import Path
 import numpy as np
 import torch
 
 LIST = []
 NAME = "a-b"
 
+decimal.kept = []
+
 def note(i):
     LIST.append(i)
+
+note.kept = []
+
+def noted(items, i):
+    items.append(i)
+
+def passed(items, i):
+    noted(items, i)
+
+class Other:
+    items = []
+
+    def run(this, i):
+        this.items.append(i)
 
 class Helper:
     count, items = 0, []
@@ -81,6 +120,9 @@ class Files:
 
     def note(self, i):
         self.broken.append(i)
+
+    def resize(self, x):
+        return x
 
     def unused(self):
         self.count = 7

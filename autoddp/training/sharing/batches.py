@@ -21,7 +21,7 @@ from autoddp.training.iterator import LoaderIterator
 from autoddp.training.sampling import Drawn, Fetching
 from autoddp.training.sharing.memory import WORTH, Lent
 from autoddp.training.sharing.packing import ALIGNED
-from autoddp.training.sharing.plan import CHANGES, DRAWS
+from autoddp.training.sharing.plan import CHANGES, DRAWS, Kinds
 from autoddp.training.sharing.share import Pass
 from autoddp.training.sharing.stamp import DatasetWatch
 from autoddp.view import Rows
@@ -142,6 +142,8 @@ class Source:
         none_ignored: Whether no target is one that losses ignore.
         known: Whether it is certain that it draws nothing and keeps no state.
         look: What tells whether a fetch changes the data set, if it may.
+        kinds: The data types that a batch has if all its samples are like the first; None if they
+            are no matter of its rows.
     """
 
     fetching: Fetching
@@ -149,6 +151,7 @@ class Source:
     none_ignored: bool
     known: bool
     look: DatasetWatch | None
+    kinds: Kinds = None
 
 
 PLAIN = {Tensor}
@@ -168,9 +171,10 @@ class Shared(Whole):
         super().__init__(view, inner, waiting, first)
         self.source = source
         self.sizes: deque[tuple[int, ...] | None] = inner._index_sampler.sizes
+        self.failed: Exception | None = None
 
     def _batch(self) -> Any:
-        batch = self._fetched()
+        batch = self._tried()
         if type(batch) is Drawn:
             batch = batch.batch
             self.source.notice(DRAWS)
@@ -187,8 +191,28 @@ class Shared(Whole):
             return counted(Rows(x, cuts), none_ignored=self.source.none_ignored)
 
         if type(batch) is list and set(map(type, batch)) == PLAIN:
+            self._compare([x.dtype for x in batch])
             return [rows(x) for x in batch]  # three times quicker, and most batches are so
-        return tree_map(rows, batch)
+        made = tree_map(rows, batch)
+        self._compare([x.dtype for x in tree_leaves(batch)])
+        return made
+
+    def _compare(self, kinds: list[torch.dtype]) -> None:
+        if self.source.kinds is not None and self.source.kinds != tuple(kinds):
+            raise Disagreement(MIXED)
+
+    def _tried(self) -> Any:
+        """Fetch a batch; after an error that the script caught, other ranks have another one."""
+        if self.failed is not None:
+            error, self.failed, self.inner = self.failed, None, iter(())
+            raise Disagreement(_alone(error)) from error
+        try:
+            return self._fetched()
+        except StopIteration:
+            raise
+        except Exception as error:
+            self.failed = error
+            raise
 
     def _fetched(self) -> Any:
         look = self.source.look
@@ -199,6 +223,21 @@ class Shared(Whole):
         if look.after():
             self.source.notice(CHANGES)
         return batch
+
+
+MIXED = (
+    "a batch of the DataLoader holds Python numbers of another type than its first sample did, and "
+    "the first row of a batch decides: each rank fetched its rows alone; --loading each has every "
+    "rank fetch all"
+)
+
+
+def _alone(error: Exception) -> str:
+    return (
+        f"a sample raised {type(error).__name__} ({error}), and the script went on: each rank "
+        "fetched its rows alone, so other ranks have that batch; --loading each has every rank "
+        "fetch all"
+    )
 
 
 def _opened(x: Any) -> Any:

@@ -19,6 +19,7 @@ from autoddp.view.proof.snapshot import Snapshot
 from autoddp.view.rules.losses import IGNORED
 from autoddp.view.state import View
 
+Kinds = tuple[torch.dtype, ...] | None
 ROWS, SHARED, EACH = "rows", "shared", "each"
 # what a fetch may show that the first sample did not
 DRAWS = "its data set draws random numbers, which it did not for its first sample"
@@ -30,7 +31,8 @@ class Plan:
     """The way a loader is run, and why not by rows; whether its data set draws numbers.
 
     Of tensors in memory (`known`) it is certain that none is drawn, and if a target is ignored.
-    `runs` tells whether a fetch runs code of the script's.
+    `runs` tells whether a fetch runs code of the script's, `kinds` the data types of a batch, where
+    rows decide them.
     """
 
     way: str
@@ -38,6 +40,7 @@ class Plan:
     draws: bool = False
     known: bool = False
     runs: bool = False
+    kinds: Kinds = None
 
     def said(self) -> str:
         """Put the plan into words."""
@@ -118,12 +121,14 @@ class Tried(NamedTuple):
         draws: Whether the data set draws random numbers.
         state: Whether it keeps state.
         runs: Whether a fetch runs code of the script's.
+        kinds: The data types of a batch, where rows decide them; else None.
     """
 
     reason: str
     draws: bool = False
     state: bool = False
     runs: bool = False
+    kinds: Kinds = None
 
 
 def tried(view: View, loader: Any) -> Tried:
@@ -150,5 +155,12 @@ def tried(view: View, loader: Any) -> Tried:
         return Tried("a sample holds more than numbers", draws)
     called = reached.called()
     written = may_write(called)
-    reason = f"its data set may keep state: {written}" if written else ""
-    return Tried(reason, draws, runs=bool(called))
+    reason = f"its data set may keep state, print or write: {written}" if written else ""
+    return Tried(reason, draws, runs=bool(called), kinds=_kinds(sample))
+
+
+def _kinds(sample: Any) -> Kinds:
+    """Return a batch's data types if the sample holds numbers of Python's: each has its own."""
+    if not any(isinstance(x, (int, float)) for x in tree_leaves(sample)):
+        return None
+    return tuple(x.dtype for x in tree_leaves(default_collate([sample])))

@@ -1,7 +1,8 @@
 """Whether a function may write into what outlives its call, as its source tells.
 
 One sample that was tried shows no write that another sample makes: of a file that cannot be opened,
-or from the second epoch on. What a function makes itself it may write into, and what it is given.
+or from the second epoch on. What a function makes itself it may write into, and what it is given,
+but where that is the data set's. What it prints, logs or writes to a file counts, too.
 """
 
 from __future__ import annotations
@@ -19,45 +20,73 @@ from autoddp.view.proof.code import EMPTY, content_of
 
 CHANGE = {
     *("append", "appendleft", "add", "update", "extend", "extendleft", "insert", "remove", "pop"),
-    *("popleft", "popitem", "clear", "setdefault", "discard", "sort", "reverse", "put"),
+    *("popleft", "popitem", "clear", "setdefault", "discard", "sort", "reverse", "rotate", "put"),
     *("put_nowait", "write", "writelines", "subtract", "move_to_end", "__setitem__"),
     *("__setattr__", "__delitem__", "resize", "fill", "itemset"),
 }
-CHANGES_FIRST = {"setattr", "delattr", "next", "shuffle", "heappush", "heappop", "heapify"}
+CHANGES_FIRST = {
+    *("setattr", "delattr", "next", "shuffle", "heappush", "heappop", "heapify", "heappushpop"),
+    *("heapreplace", "insort", "insort_left", "insort_right", "at", "copyto", "putmask", "place"),
+}
+# what acts on the world: each rank would do so for its rows alone, and in no order
+ACTS = {
+    *("print", "warn", "debug", "info", "warning", "error", "critical", "exception", "write_text"),
+    *("write_bytes", "touch", "mkdir", "makedirs", "unlink", "rmdir", "rmtree", "rename", "move"),
+    *("save", "savez", "savez_compressed", "savetxt", "savefig", "imwrite", "imsave", "dump"),
+    *("to_csv", "to_pickle", "tofile", "copyfile", "copy2", "copytree", "symlink", "urlretrieve"),
+}
+OPEN = "open"  # if it is given a mode that writes
 HANDS_OUT = {"get", "setdefault", "values", "items", "__getitem__"}  # of what it holds itself
+BY_CALL = {"__call__", "forward"}  # what an object that is called runs
 Names = set[str]
 
 
 def may_write(functions: Iterable[FunctionType]) -> str:
     """Return the place of a function that may write into what outlives its call, or nothing."""
-    for function in functions:
-        found = _nodes(function.__code__)
-        if not found or any(Reading(node, function).writes() for node in found):
-            return f"{function.__qualname__}, line {function.__code__.co_firstlineno}"
-    return ""
+    functions, given = list(functions), set[str]()
+    while True:
+        passed = set(given)
+        for function in functions:
+            found, takes = _nodes(function.__code__), function.__name__ in given
+            readings = [Reading(node, function, takes) for node in found]
+            if not found or any(reading.writes() for reading in readings):
+                return f"{function.__qualname__}, line {function.__code__.co_firstlineno}"
+            passed = passed.union(*(reading.given() for reading in readings))
+        if passed == given:
+            return ""
+        given = passed
 
 
 class Reading:
     """One reading of a function's source.
 
     Attributes:
-        shared: Its names for what outlives the call.
+        shared: Its names for what outlives the call; with `takes`, its parameters are among them.
+        itself: Its name for the object whose method it is, if it is one.
     """
 
-    def __init__(self, node: Any, function: FunctionType) -> None:
+    def __init__(self, node: Any, function: FunctionType, takes: bool = False) -> None:
         self.node, self.function = node, function
         code = function.__code__
         self.local: Names = {*code.co_varnames, *code.co_cellvars}
         inner = [each for each in ast.walk(node) if isinstance(each, ast.arg)]
         self.local |= {each.arg for each in inner}
         self.local |= set(_names(node, ast.Store)) - self._declared()
-        self.shared: Names = {*code.co_varnames[: code.co_argcount][:1]} & {"self", "cls"}
+        self.itself = (*code.co_varnames, "")[0] if _is_method(function) else ""
+        count = code.co_argcount if takes else int(bool(self.itself))
+        self.shared: Names = set(code.co_varnames[:count])
         for _ in range(2):  # a name of a name
             self._alias()
 
     def writes(self) -> bool:
-        """Return whether it may write into anything shared."""
+        """Return whether it may write into anything shared, or act on the world."""
         return any(self._is_write(node) for node in ast.walk(self.node))
+
+    def given(self) -> Names:
+        """Return the names of functions that it gives anything shared."""
+        calls = [node for node in ast.walk(self.node) if isinstance(node, ast.Call)]
+        handed = [c for c in calls if any(self._is_shared(x) for x in _given_to(c))]
+        return {_called(call) for call in handed} | (BY_CALL if handed else set())
 
     def _declared(self) -> Names:
         found = (n.names for n in ast.walk(self.node) if isinstance(n, (ast.Global, ast.Nonlocal)))
@@ -77,20 +106,32 @@ class Reading:
 
     def _is_write(self, node: Any) -> bool:
         if isinstance(node, (ast.Attribute, ast.Subscript)):
-            stored = isinstance(node.ctx, (ast.Store, ast.Del))
-            return stored and self._is_shared(node.value, of_code=True)
+            if isinstance(node.ctx, (ast.Store, ast.Del)):
+                return self._is_shared(node.value, of_code=True)
+            return getattr(node, "attr", "") in CHANGE and self._is_held(node.value)
         if isinstance(node, ast.Name):
             return not isinstance(node.ctx, ast.Load) and node.id in self._declared()
-        if not isinstance(node, ast.Call):
-            return False
-        called = node.func
-        name = getattr(called, "attr", getattr(called, "id", ""))
-        if name in CHANGES_FIRST and node.args and self._is_shared(node.args[0]):
+        return isinstance(node, ast.Call) and self._is_change(node)
+
+    def _is_change(self, call: Any) -> bool:
+        """Return whether a call changes what is shared, or the world."""
+        name, of = _called(call), getattr(call.func, "value", None)
+        if name in ACTS and not self._is_itself(of):
             return True
-        if not isinstance(called, ast.Attribute):
-            return False
-        in_place = name.endswith("_") and not name.endswith("__")
-        return (name in CHANGE or in_place) and self._is_shared(called.value)
+        if name == OPEN and _opens_to_write(call):
+            return True
+        if of is not None and name.endswith("_") and not name.endswith("__") and self._is_held(of):
+            return True
+        filled = [each.value for each in call.keywords if each.arg == "out"]
+        filled += call.args[:1] if name in CHANGES_FIRST else []
+        return any(map(self._is_shared, filled))
+
+    def _is_itself(self, node: Any) -> bool:
+        """Return whether an expression is the object whose method this is: its own are read."""
+        return bool(self.itself) and getattr(node, "id", "") == self.itself
+
+    def _is_held(self, node: Any) -> bool:
+        return self._is_shared(node) and not self._is_itself(node)
 
     def _is_shared(self, node: Any, of_code: bool = False) -> bool:
         """Return whether an expression is, or is part of, what outlives the call.
@@ -98,24 +139,58 @@ class Reading:
         Modules, classes and functions hold much that is; a call of them changes what they are given
         at most, so they count `of_code` alone.
         """
-        parts = 0
+        parts = list[Any]()
         while (inner := _held_in(node)) is not None:
-            node, parts = inner, parts + 1
-        if isinstance(node, ast.Call):
-            method = node.func
-            if not isinstance(method, ast.Attribute) or method.attr not in HANDS_OUT:
-                return False
-            return self._is_shared(method.value)
+            parts.append(node)
+            node = inner
         if not isinstance(node, ast.Name):
-            return False
+            return any(map(self._is_shared, _handed_out(node)))
         if node.id in self.local:
             return node.id in self.shared
         value = _value(self.function, node.id)
-        if isinstance(value, type):
+        while isinstance(value, ModuleType) and parts and isinstance(parts[-1], ast.Attribute):
+            value = getattr(value, parts.pop().attr, None)
+        if isinstance(value, (type, FunctionType)):
             return of_code or bool(parts)
-        if isinstance(value, (ModuleType, FunctionType, BuiltinFunctionType)):
+        if isinstance(value, (ModuleType, BuiltinFunctionType)):
             return of_code
         return value is not None and type(value) not in ATOMS
+
+
+def _handed_out(node: Any) -> list[Any]:
+    """Return the expressions of which one is the value of another, or a part of it."""
+    if isinstance(node, (ast.Tuple, ast.List)):
+        return node.elts
+    if isinstance(node, ast.BoolOp):
+        return node.values
+    if isinstance(node, ast.IfExp):
+        return [node.body, node.orelse]
+    if isinstance(node, ast.Call) and _called(node) == "getattr":
+        return node.args[:1]
+    by_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    return [node.func.value] if by_method and _called(node) in HANDS_OUT else []
+
+
+def _is_method(function: FunctionType) -> bool:
+    return "." in function.__qualname__.rpartition("<locals>.")[2]
+
+
+def _called(call: Any) -> str:
+    """Return the name by which a function is called."""
+    return str(getattr(call.func, "attr", getattr(call.func, "id", "")))
+
+
+def _given_to(call: Any) -> list[Any]:
+    return [*call.args, *(each.value for each in call.keywords)]
+
+
+def _opens_to_write(call: Any) -> bool:
+    """Return whether a call of `open` may write: its mode says so, or nobody can tell."""
+    modes = [each.value for each in call.keywords if each.arg == "mode"]
+    modes += call.args[1:2] if isinstance(call.func, ast.Name) else call.args[:1]
+    texts = [each.value for each in modes if isinstance(each, ast.Constant)]
+    unknown = len(texts) < len(modes) and isinstance(call.func, ast.Name)
+    return unknown or any({*"wax+"} & {*str(text)} and len(str(text)) <= 3 for text in texts)
 
 
 def _value(function: FunctionType, name: str) -> Any:
