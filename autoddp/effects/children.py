@@ -9,6 +9,7 @@ import os
 import pickle
 import queue
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -83,6 +84,8 @@ class Children(Outward):
 
     @patch(
         "multiprocessing.spawn:get_preparation_data",
+        "joblib.externals.loky.backend.spawn:get_preparation_data",
+        "loky.backend.spawn:get_preparation_data",
         why="worker processes of ranks above 0 that are no forks write to their rank's scratch, "
         "too",
     )
@@ -92,7 +95,7 @@ class Children(Outward):
         if (
             self.rank
             and self.effects.context.in_job()
-            and self.effects.users(THROUGH) is not Mode.PASS_THROUGH
+            and self.effects.users(through_pools()) is not Mode.PASS_THROUGH
         ):
             world, folder = self.run.world, self.effects.scratch.ready()
             code = MUTED.format(root=ROOT, rank=world.rank, size=world.world_size, folder=folder)
@@ -114,6 +117,19 @@ class Children(Outward):
         if self.effects.users(THROUGH) is not Mode.SYNCED:
             return call.plain()
         return self._after_rank_0(call)
+
+    @patch(
+        "joblib.parallel:Parallel.__call__",
+        why="what rank 0's worker processes wrote is there before any rank reads it",
+    )
+    def finish_with_rank_0(self, call: Call) -> Any:
+        """Have every rank's workers compute, at one time, and wait for rank 0's."""
+        if self.effects.users() is not Mode.SYNCED:
+            return call.plain()
+        results = call.plain()
+        self.effects.ask_rank0(call.name, lambda: None)
+        self.effects.follow()
+        return results
 
     @patch(
         "multiprocessing.process:BaseProcess.join",
@@ -237,6 +253,12 @@ class Children(Outward):
                 return call.changed(timeout=0 if late else None)
         finally:
             self.effects.follow()
+
+
+def through_pools() -> tuple[str, ...]:
+    """Return the folders of packages that start the script's worker processes for it."""
+    pools = (sys.modules[name] for name in ("joblib", "loky") if name in sys.modules)
+    return (*THROUGH, *(f"{path}/" for pool in pools for path in pool.__path__))
 
 
 def _one_by_one(tasks: list[Any], timeout: float | None) -> Iterator[Any]:

@@ -203,8 +203,7 @@ class Overlay(Sight):
         self.scratch.lay(name, at)
         if before != at:
             self.scratch.let_go(before)
-        if self._context.on_script_thread():
-            self.scratch.mine.add(name)
+        self.scratch.claim(name, self._context.on_script_thread())
 
     def _new(self, path: Path) -> tuple[str, str]:
         found = self.find(path, follow=False)

@@ -17,13 +17,17 @@ from typing import Any, ClassVar
 from autoddp.comm.outcome import Outcome
 from autoddp.effects.engine import Mode
 from autoddp.effects.outward import Outward
-from autoddp.effects.ownership import users_call
+from autoddp.effects.ownership import is_ours, users_call
 from autoddp.effects.rows import EffectRow, ask, do
 from autoddp.effects.running_programs import for_asyncio, plain_world, see
 from autoddp.effects.unhurried import Unhurried
 from autoddp.patching import Call, patch, stands_for
 from autoddp.report import is_users, users_line
 
+FORKED = (
+    "os.fork forks rank 0 alone: what the child answers by shared memory or a pipe, other ranks do "
+    "not see (a process of multiprocessing is on every rank)"
+)
 PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -84,6 +88,8 @@ class Processes(Outward):
             return call.plain()
         if mode is Mode.SYNCED:
             self.effects.do_on_rank0("os.fork", _nothing)
+            if not _becomes_a_program():
+                self.run.report.doubt("processes", users_line(), FORKED)
         forked = Outcome(value=0)
         if self.rank == 0 and mode is not Mode.SUPPRESSED:
             forked = Outcome.of(call.wrapped)
@@ -188,6 +194,14 @@ class Processes(Outward):
 
 def _nothing() -> None:
     """Do nothing: all that counts is that all ranks are here."""
+
+
+def _becomes_a_program() -> bool:
+    """Return whether `os.spawn*` forks: its child tells nothing by memory."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and is_ours(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame.f_globals.get("__name__") == "os"
 
 
 def _names_a_port(given: socket.socket, address: Any) -> bool:

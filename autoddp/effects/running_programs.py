@@ -148,7 +148,8 @@ def for_asyncio() -> bool:
 def see(effects: Effects) -> None:
     """Drop this rank's copies of what is on the disk, unless they are still open here.
 
-    A program has run: what is on the disk is newer.
+    A program has run: what is on the disk is newer. What a thread has made stays this rank's own:
+    rank 0's is in no order with the script, see `Journal`.
     """
     scratch = effects.scratch
     if not effects.rank or not scratch.overlay or not effects.context.in_job():
@@ -159,7 +160,11 @@ def see(effects: Effects) -> None:
         )
         held = {os.path.realpath(link) for link in open_here}
         for path, at in list(scratch.overlay.items()):
-            if os.path.lexists(path) and os.path.realpath(at) not in held:
+            if (
+                path not in scratch.apart
+                and os.path.lexists(path)
+                and os.path.realpath(at) not in held
+            ):
                 scratch.drop(path)
 
 

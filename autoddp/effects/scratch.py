@@ -65,9 +65,11 @@ class Scratch:
         self._count = 0
         self.overlay = Entries()
         self._heard = 0  # bytes of the log
-        # paths that the script's thread changed where ranks did not meet; other processes' of late
+        # paths that the script's thread changed where ranks did not meet; other processes' of late;
+        # other threads'
         self.mine: set[str] = set()
         self.heard: set[str] = set()
+        self.apart: set[str] = set()
         self._alive: dict[str, int] = {}  # descriptors of what has no name any more
         # with several nodes: the paths about which rank 0's disk has the truth
         self.changed: set[str] | None = None
@@ -121,6 +123,11 @@ class Scratch:
             if process != posix.getpid():
                 self.overlay.take(path, at)
                 self.heard.add(path)
+
+    def claim(self, path: str, by_script: bool) -> None:
+        """Note whose entry this is: the script's own thread's, or another thread's."""
+        (self.mine if by_script else self.apart).add(path)
+        (self.apart if by_script else self.mine).discard(path)
 
     def own_up(self) -> None:
         """Count what other processes changed as this rank's own: rank 0's had the time for it."""

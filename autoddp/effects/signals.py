@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from autoddp.effects.run import Run
 
 WHY = "a handler that saves, stops or raises does so at the same step on all ranks"
+STOPS = {which: number for number, which in TIMERS.items()}  # by the timer: what it sends
 MINE = (signal.SIGCHLD, NEWS)  # of this process alone: its children, news of an order
 
 
@@ -60,11 +61,24 @@ class Signals(Feature):
         )
         if not self._ours() or not (shared or number in self.handlers):
             return call.plain()
+        self._meet(number)
         before = call.wrapped(number, self._received if shared else handler)
         known = self.handlers.pop(number, before)
         if shared:
             self.handlers[number] = handler
         return known
+
+    @patch(
+        "signal:setitimer",
+        "signal:alarm",
+        why="what a timer has sent is acted on before the script stops it, or sets it anew",
+    )
+    def set_timer(self, call: Call) -> Any:
+        """Set or stop a timer, once its signals that were put off have been acted on."""
+        if self._ours():
+            which: Any = (*call.args, *call.kwargs.values(), None)[0]
+            self._meet(STOPS.get(which) if call.wrapped.__name__ == "setitimer" else signal.SIGALRM)
+        return call.plain()
 
     @patch("signal:getsignal", why="the script finds the handler that it has set")
     def handled(self, call: Call) -> Any:
@@ -92,6 +106,11 @@ class Signals(Feature):
         if blocked or not (self.effects.accepts_effects() and self.signal_sync.here()):
             return call.plain()
         return self._act(int(number))
+
+    def _meet(self, number: int | None) -> None:
+        """Act on signals that were put off, before what is done about them changes."""
+        if number in self.handlers and self.effects.accepts_effects() and self.signal_sync.here():
+            self.effects.ask_rank0(f"signals ({number})", lambda: None)
 
     def _ours(self) -> bool:
         return self.signal_sync.act is not None and self.effects.context.in_job() and users_call(2)

@@ -148,6 +148,7 @@ TABLES = (
         "file",
     ),
     *rows("polars:DataFrame", "write_excel", "workbook"),
+    *rows("polars:LazyFrame", "sink_parquet sink_csv sink_ipc sink_ndjson", "path"),
     *rows("openpyxl.workbook.workbook:Workbook", "save", "filename"),
 )
 DATA = (

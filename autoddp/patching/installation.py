@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import wrapt
@@ -129,7 +129,7 @@ class Installation:
         slot = vars(owner).get(name, ABSENT)
         layer = [True]  # its own switch: a wrapper that somebody has wrapped stays off once undone
         replacement = (
-            method(current)
+            _scripted_as(current, method(current))
             if item.hot
             else wrapt.FunctionWrapper(
                 current if slot is ABSENT else slot,
@@ -163,6 +163,16 @@ def _holds(space: dict[str, Any], value: Any) -> Iterator[str]:
         wrapped = type(found) is wrapt.FunctionWrapper and found.__wrapped__ is value
         if found is value or (wrapped and _is_ours(found)):
             yield name
+
+
+def _scripted_as(original: Any, replacement: Any) -> Any:
+    """Have `torch.jit.script`, which compiles a function's source, take the original's.
+
+    These are the marks by which it finds what `torch.jit.script_if_tracing` has wrapped.
+    """
+    if isinstance(replacement, FunctionType):
+        vars(replacement).update(__script_if_tracing_wrapper=True, __original_fn=original)
+    return replacement
 
 
 def _serve(

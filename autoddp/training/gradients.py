@@ -133,7 +133,7 @@ class Gradients(Accumulation):
         try:
             with self.view.context.within(Code.PLAIN), in_one_order():
                 seeds = given.pop("grad_outputs", None)
-                return gradients_of(self.group, call.wrapped, outputs, inputs, seeds, given)
+                return gradients_of(self.view, call.wrapped, outputs, inputs, seeds, given)
         finally:
             self.asked = before
 

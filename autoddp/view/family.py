@@ -181,3 +181,8 @@ def version(x: Tensor) -> int:
 def same(a: Tensor, b: Tensor) -> bool:
     """Return whether two tensors hold the same values; NaN is equal to NaN."""
     return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def is_shape(x: Any) -> bool:
+    """Return whether this is a shape, which pytree makes a tuple: for `Tensor.new`, of values."""
+    return isinstance(x, torch.Size)

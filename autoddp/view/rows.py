@@ -15,7 +15,7 @@ from autoddp.errors import BadInput, LostGradient
 from autoddp.torch_internals import in_function, outside_transforms, transform
 from autoddp.view.boundaries import Gather, SumOverRanks, named, node_of, part, strides_of
 from autoddp.view.cuts import Cuts
-from autoddp.view.family import RAW, WholeFamily, as_made, same, shows, take, version
+from autoddp.view.family import RAW, WholeFamily, as_made, is_shape, same, shows, take, version
 from autoddp.view.partials import Part
 from autoddp.view.state import View
 from autoddp.view.table import by_rule, in_place, is_mutable, refused
@@ -271,7 +271,7 @@ def of_the_whole(func: Any, args: Any, kwargs: dict[str, Any], unseen: bool = Fa
     for x in leaves:
         if id(x) not in wholes:
             wholes[id(x)] = x.full()
-    given, named = tree_map(lambda x: wholes.get(id(x), x), (args, kwargs))
+    given, named = tree_map(lambda x: wholes.get(id(x), x), (args, kwargs), is_leaf=is_shape)
     out = func(*given, **named)
     for x in leaves:
         is_it = out is not None and out is (x._whole if isinstance(x, Rows) else x._value)

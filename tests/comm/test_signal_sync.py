@@ -13,7 +13,7 @@ import torch
 
 from autoddp.comm.rpc import When
 from autoddp.effects.signals import Signals
-from tests.effects.outward import installed, on_ranks, trial
+from tests.effects.outward import installed, on_ranks, raised, trial
 from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -50,6 +50,30 @@ def test_one_handler_runs_once_at_one_step(points, who):
     zero, one, two = on_ranks(lambda run: counted(run, 60, points, who), 3, Signals)
     assert zero == one == two
     assert len(zero) == 1
+
+
+@pytest.mark.parametrize("how", ["setitimer", "alarm", "handler"])
+def test_what_a_timer_has_sent_is_acted_on_before_the_script_stops_it(how):
+    def stop():
+        if how == "handler":
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        elif how == "alarm":
+            signal.alarm(0)
+        else:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def script(run):
+        def late(number, frame):
+            raise TimeoutError
+
+        signal.signal(signal.SIGALRM, late)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        time.sleep(0.3 + 0.1 * run.world.rank)
+        found = [raised(stop)[0] for _ in range(2)]
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        return found, run.group.all_reduce(torch.ones(1)).item()
+
+    assert on_ranks(script, 3, Signals) == [(["TimeoutError", ""], 3.0)] * 3
 
 
 def test_what_a_handler_raises_leaves_effects_in_step():

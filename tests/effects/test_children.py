@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent import futures as futures_of
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,44 @@ def test_scratch_goes_away(tmp_path):
     _, second = on_ranks(script, 2, *ALL, folder=tmp_path, before=before)
     assert second
     assert not list(made.iterdir())
+
+
+def job(number):
+    """As `add`, for a function that joblib sends to a fresh process."""
+    time.sleep(0.3 if os.environ["JOBS_LEAD"] == "0" else 0)
+    with open("all", "a") as file:
+        file.write("x")
+    return number * number
+
+
+@pytest.mark.skipif(not find_spec("joblib"), reason="joblib is not installed")
+def test_what_joblibs_workers_write_is_written_once(tmp_path):
+    def script(run):
+        import joblib
+
+        os.environ["JOBS_LEAD"] = f"{run.world.rank}"
+        with joblib.parallel_config("loky", n_jobs=2):
+            found = joblib.Parallel()(joblib.delayed(job)(number) for number in range(5))
+        return found, Path("all").read_text()
+
+    assert alike(script, 2, tmp_path) == ([0, 1, 4, 9, 16], "xxxxx")
+    assert (tmp_path / "all").read_text() == "xxxxx"
+
+
+def test_what_a_thread_has_made_is_there_after_a_process_has_ended(tmp_path):
+    def write(name):
+        Path(name).write_text(name)
+
+    def script(run):
+        thread = threading.Thread(target=write, args=("thread",))
+        thread.start()
+        thread.join()
+        process = FORK.Process(target=write, args=("process",))
+        process.start()
+        process.join()
+        return Path("thread").read_text(), Path("process").read_text()
+
+    assert alike(script, 3, tmp_path) == ("thread", "process")
 
 
 class Cached(Dataset):

@@ -50,10 +50,13 @@ def test_a_fork_is_one_for_all_ranks(nproc, tmp_path):
             os.system("echo program$OURS >> calls")
             os.execv("/bin/sh", ["sh", "-c", "echo became$OURS >> calls; exit 5"])
         pid, status, usage = os.wait4(child, 0)
-        return me, child, pid == child, os.waitstatus_to_exitcode(status), type(usage), os.getppid()
+        said = [d for d in run.report.of("processes") if "os.fork forks rank 0" in d.what]
+        how = pid == child, os.waitstatus_to_exitcode(status), type(usage), len(said)
+        return me, child, *how, os.getppid()
 
-    *_, same, code, usage, _ = alike(script, nproc, tmp_path)
+    *_, same, code, usage, said, _ = alike(script, nproc, tmp_path)
     assert same
+    assert said == 1, "a child's answer by shared memory is silently rank 0's else"
     assert (code, usage) == (5, resource.struct_rusage)
     assert calls(tmp_path) == ["True", "program", "became"]
 

@@ -119,6 +119,19 @@ def test_a_rank_that_drifts_is_named_at_a_step_and_before_a_checkpoint(what, siz
         assert what in stepped
 
 
+def test_weights_that_no_module_shows_are_compared_as_they_are_now(tmp_path):
+    def script(rank):
+        for _ in range(2):  # others each time
+            weight = torch.ones(3, 1, requires_grad=True)
+            torch.autograd.backward((torch.ones(2, 3) @ weight).sum())
+            torch.optim.SGD([weight], 0.1).step()
+        if rank == 1:
+            weight.data.mul_(2)
+        return said(lambda: torch.save(weight, tmp_path / "weight.pt"))
+
+    assert all("parameter 0 of 1" in saved for saved in on_ranks(script, 2))
+
+
 def test_leaves_that_nothing_steps_are_not_kept():
     def script(rank):
         model = torch.nn.Linear(3, 1)

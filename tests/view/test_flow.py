@@ -31,6 +31,17 @@ def pooled(x: Tensor) -> Tensor:
     return x + x.new_zeros(6)
 
 
+def sorted_by_group(x: Tensor) -> Tensor:
+    """Multiply each row by its group's matrix, all rows of a group at once: experts do so."""
+    group = (x[:, 0] > 0).long()
+    order = group.argsort(stable=True)
+    ends = torch.bincount(group, minlength=2).cumsum(0).int()
+    matrices = torch.stack([torch.eye(8), 2 * torch.eye(8)]).float()
+    rows = torch.nn.functional.pad(x, (0, 2)).float()[order]
+    out = torch.nn.functional.grouped_mm(rows, matrices, offs=ends)
+    return out[order.argsort()][:, :6].double()
+
+
 HIDDEN: dict[str, Forward] = {
     "a bound that is not reached": lambda m, x: m.inner(x / (x.norm() / 20).clamp(min=1.0)),
     "a choice by a mean": lambda m, x: m.inner(torch.where(x.mean() > -1, x, -x)),
@@ -48,6 +59,8 @@ APART: dict[str, Forward] = {
     "memory that was free": lambda m, x: m.inner(pooled(x)),
     "row by row": lambda m, x: torch.stack([m.inner(row) for row in x]),
 }
+if hasattr(torch.nn.functional, "grouped_mm"):  # since torch 2.10
+    APART["rows sorted by group"] = lambda m, x: m.inner(sorted_by_group(x))
 
 
 def slope(m: Any, x: Tensor) -> Tensor:

@@ -141,7 +141,8 @@ def _try(trial: Trial) -> Verdict:
         of_all = [len(x) * trial.given.cuts.total for x in whole.normalized]
         if of_all != [rows * size for rows in normalized_of_all(trial)]:
             return Verdict(reason=OTHER_ROWS)
-    draws = trial.inside or not trial.before.same_torch(after)
+    # a generator of its own, or one that is put back, is drawn from all the same
+    draws = trial.inside or bool(whole.drawn) or not trial.before.same_torch(after)
     return Verdict(tuple(outs), whole.layout, draws, _places(trial, parts))
 
 

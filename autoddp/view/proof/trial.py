@@ -108,7 +108,7 @@ class Trial:
                 out = [same.get(id(x), x) for x in left.leaves]
                 sources = [watch.flow.sources(x) for x in out]
                 if watch.leaves_behind([*made, *left.leaves]):
-                    raise Refused("it makes a leaf of its input, whose gradient is of rows")
+                    raise Refused("it makes a leaf, whose gradient is of rows")
         if left.refused:
             raise Refused(left.refused)
         plain = [x.detach() if isinstance(x, Tensor) else x for x in out]
@@ -228,7 +228,7 @@ class TrialWatch(DispatchMode):
         return isinstance(x, Tensor) and self.known.get(x) is False
 
     def leaves_behind(self, shown: list[Any]) -> bool:
-        """Return whether any of these is, or comes of, a leaf that the call made of rows.
+        """Return whether any of these is, or comes of, a leaf that the call made.
 
         Nobody outside would know that its gradient is of rows, and at which scale.
         """
@@ -242,9 +242,12 @@ class TrialWatch(DispatchMode):
             todo += [leaf for leaf in [getattr(node, "variable", None)] if leaf is not None]
             nodes += [following for following, _ in node.next_functions]
         return any(
-            x.is_leaf and id(x) not in self.given and self.memory.get(memory_of(x), False)
+            x.is_leaf and id(x) not in self.given and (x in self.known or self._lies_in_rows(x))
             for x in todo
         )
+
+    def _lies_in_rows(self, x: Tensor) -> bool:
+        return self.memory.get(memory_of(x), False)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]

@@ -11,6 +11,7 @@ from autoddp.view.boundaries import Mean
 from autoddp.view.rows import Rows, full, split
 from autoddp.view.rules.operands import UNCLEAR, operand
 from autoddp.view.rules.partial import unread
+from autoddp.view.state import View
 from autoddp.view.table import rule
 
 
@@ -66,17 +67,21 @@ def backward(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def gradients_of(
-    group: Any, plain: Any, outputs: Any, inputs: Any, grad_outputs: Any, given: dict[str, Any]
+    view: View, plain: Any, outputs: Any, inputs: Any, grad_outputs: Any, given: dict[str, Any]
 ) -> tuple[Any, ...]:
     """Compute `torch.autograd.grad` in the view.
 
-    Rows get their gradient by rows, the rest the mean over ranks.
+    Rows get their gradient by rows, the rest the mean over ranks: in the order of the parameters,
+    as the script may have them from a set, which each process goes through in an order of its own.
     """
     outs, ins = listed(outputs), listed(inputs)
     tops, seeds = roots(outs, grad_outputs)
     seeds_given = None if all(seed is None for seed in seeds) else seeds
     got = plain(tops, [as_held(x) for x in ins], seeds_given, **given)
-    return tuple(_true(g, x, group) for g, x in zip(got, ins, strict=True))
+    numbers = view.order.numbers(ins)
+    order = sorted(range(len(ins)), key=lambda k: (numbers[k] is None, numbers[k] or 0, k))
+    true = {k: _true(got[k], ins[k], view.group) for k in order}
+    return tuple(true[k] for k in range(len(ins)))
 
 
 def _true(g: Tensor | None, x: Any, group: Any) -> Any:
