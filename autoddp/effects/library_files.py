@@ -5,14 +5,20 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
+from autoddp.effects.engine import Mode
 from autoddp.effects.mirrored import ENDS, MAKERS, LibraryFiles
 from autoddp.effects.outward import Outward
 from autoddp.patching import Call, patch
+from autoddp.report import users_line
 
 # The names of the arguments of `sqlite3.connect`, which is written in C and does not tell them.
 CONNECT = (
     *("database", "timeout", "detect_types", "isolation_level", "check_same_thread", "factory"),
     *("cached_statements", "uri"),
+)
+EACH_WRITES = (
+    "lmdb.open: every rank writes what the script puts into this database, so it is there once for "
+    "each rank; write it in a script of its own, and open it with readonly=True where it is read"
 )
 
 
@@ -59,6 +65,18 @@ class Holders(Outward):
         return self.library_files.connect(
             call.wrapped, {**dict(zip(CONNECT, call.args, strict=False)), **call.kwargs}
         )
+
+
+    @patch(
+        "lmdb:open",
+        why="a database that every rank opens for writing is written by every rank, which is said",
+        optional=True,
+    )
+    def say_that_each_writes(self, call: Call) -> Any:
+        """Open the database; say what will come of it, unless it is opened for reading alone."""
+        if self.effects.users() is Mode.SYNCED and not call.kwargs.get("readonly"):
+            self.run.report.doubt("holders", users_line(), EACH_WRITES)
+        return call.plain()
 
 
 def _site(target: str) -> str:

@@ -110,6 +110,8 @@ class Trackers(Outward):
         mode = self.effects.mode()
         if not call.named and (call.args or call.kwargs):
             return call.plain()  # words what is wrong with its arguments
+        if NOOP not in sys.modules:  # another module of this name, such as a script's stand-in
+            return call.plain()
         if mode is Mode.PASS_THROUGH or (self.rank == 0 and mode is Mode.UNSYNCED):
             return call.plain()
         if mode is not Mode.SYNCED:

@@ -273,3 +273,15 @@ def test_a_connection_that_nobody_closed_is_written_by_rank_0_alone(tmp_path):
 
     assert on_ranks(script, 2, *FEATURES, folder=tmp_path) == [[(1,)]] * 2
     assert os.listdir(tmp_path) == ["a.db"]
+
+
+def test_a_database_that_every_rank_writes_is_named(tmp_path):
+    lmdb = pytest.importorskip("lmdb")
+
+    def script(run):
+        folder = str(tmp_path / f"{run.world.rank}")
+        lmdb.open(folder).close()
+        lmdb.open(folder, readonly=True).close()
+        return [doubt.what[:9] for doubt in run.report.of("holders")]
+
+    assert on_ranks(script, 2, *FEATURES) == [["lmdb.open"]] * 2
