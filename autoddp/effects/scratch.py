@@ -61,7 +61,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self._folder: str | None = None
-        self._owner = 0
+        self._owner, self._lent = 0, False
         self._count = 0
         self.overlay = Entries()
         self._heard = 0  # bytes of the log
@@ -106,7 +106,7 @@ class Scratch:
         if self.overlay.log is None:
             self._open_log(folder)
         self.hear()
-        self._owner, self._folder = os.getpid(), paths.fresh(folder)
+        self._owner, self._folder, self._lent = os.getpid(), paths.fresh(folder), True
 
     def _open_log(self, folder: str) -> None:
         how = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
@@ -199,9 +199,9 @@ class Scratch:
         for handle in self._alive.values():
             posix.close(handle)
         self._alive.clear()
-        if self._folder is not None:
+        if self._folder is not None and not self._lent:
             paths.remove(self._folder)
-            self._folder = None
+        self._folder = None
 
     def _below(self, path: str) -> Iterator[str]:
         return (k for k in list(self.overlay) if k == path or k.startswith(path.rstrip("/") + "/"))

@@ -190,6 +190,19 @@ def job(number):
     return number * number
 
 
+def test_after_a_wait_all_ranks_read_what_rank_0s_processes_wrote(tmp_path):
+    def script(run):
+        mine = f"{run.world.rank}"
+        process = FORK.Process(target=Path("who").write_text, args=(mine,))
+        process.start()
+        process.join()
+        with FORK.Pool(1) as pool:
+            pool.map(Path("pool").write_text, [mine])
+            return Path("who").read_text(), Path("pool").read_text()
+
+    assert alike(script, 3, tmp_path) == ("0", "0")
+
+
 @pytest.mark.skipif(not find_spec("joblib"), reason="joblib is not installed")
 def test_what_joblibs_workers_write_is_written_once(tmp_path):
     def script(run):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -42,8 +43,17 @@ def parts(rank):
     return open("copy").read()
 """
     parts = library(tmp_path, forking)["parts"]
-    told = on(lambda run: parts(run.world.rank))
-    assert told == [f"before {rank}, part {rank}, copy {rank}" for rank in range(3)]
+
+    def script(run):
+        told = parts(run.world.rank)
+        for name in ("one", "two"):  # then rank 0 is as far, and its files are the truth
+            Path(name).write_text(name)
+            Path(name).read_text()
+        return told, Path("copy").read_text()
+
+    told, later = zip(*on(script), strict=True)
+    assert list(told) == [f"before {rank}, part {rank}, copy {rank}" for rank in range(3)]
+    assert set(later) == {told[0]}
     assert (tmp_path / "copy").read_text() == told[0]
 
 
