@@ -66,7 +66,6 @@ class Holders(Outward):
             call.wrapped, {**dict(zip(CONNECT, call.args, strict=False)), **call.kwargs}
         )
 
-
     @patch(
         "lmdb:open",
         why="a database that every rank opens for writing is written by every rank, which is said",

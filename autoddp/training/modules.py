@@ -21,6 +21,7 @@ from autoddp.training.whole_calls import FULL, WholeCalls
 from autoddp.view import Partial, Rows, full
 from autoddp.view.boundaries import BOUNDARIES, Renamed
 from autoddp.view.calls import Calls
+from autoddp.view.proof.functions import by_rows
 from autoddp.view.proof.trial import DECIDES, Refused
 from autoddp.view.proof.verdicts import hooks_node
 from autoddp.view.rows import of_the_whole
@@ -162,15 +163,20 @@ class Modules(WholeCalls):
 
     @patch("torch.autograd:Function.apply", why=f"a custom autograd function: {FULL}", hot=True)
     def apply_to_whole(self, plain: Any) -> Any:
-        """Give the script's own functions whole tensors; ours are the boundaries themselves."""
-        context = self.view.context
+        """Give the script's own functions whole tensors; ours are the boundaries themselves.
+
+        A trial sees no backward, so that one which may mix rows is no part of a split module.
+        """
+        view, context = self.view, self.view.context
         bind = vars(torch.autograd.Function)["apply"].__get__  # a descriptor, in C in some versions
 
-        def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             if issubclass(cls, (*BOUNDARIES, Renamed)):
                 return bind(None, cls)(*args, **kwargs)
             if torch.compiler.is_compiling():
                 return bind(None, cls)(*args, **kwargs)
+            if context.depth[Code.PROOF] and any(map(view.holds, args)) and not by_rows(cls):
+                raise Refused(f"the backward of {cls.__name__} may mix rows")
             found = [x for x in args if isinstance(x, (Rows, Partial))]
 
             def run(*wholes: Any) -> Any:

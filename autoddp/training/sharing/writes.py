@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import ast
 import builtins
-import functools
-import linecache
 from collections.abc import Iterable, Iterator
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 from autoddp.training.sharing.stamp import ATOMS
 from autoddp.view.proof.code import EMPTY, content_of
+from autoddp.view.proof.source import nodes_of
 
 CHANGE = {
     *("append", "appendleft", "add", "update", "extend", "extendleft", "insert", "remove", "pop"),
@@ -47,7 +46,7 @@ def may_write(functions: Iterable[FunctionType]) -> str:
     while True:
         passed = set(given)
         for function in functions:
-            found, takes = _nodes(function.__code__), function.__name__ in given
+            found, takes = nodes_of(function.__code__), function.__name__ in given
             readings = [Reading(node, function, takes) for node in found]
             if not found or any(reading.writes() for reading in readings):
                 return f"{function.__qualname__}, line {function.__code__.co_firstlineno}"
@@ -211,25 +210,3 @@ def _names(tree: Any, how: Any) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, how):
             yield node.id
-
-
-def _nodes(code: CodeType) -> list[Any]:
-    """Return the function's node in the source, several if lambdas share a line; none if unread."""
-    return [node for line, node in _functions(code.co_filename) if line == code.co_firstlineno]
-
-
-@functools.lru_cache(maxsize=64)
-def _functions(path: str) -> list[tuple[int, Any]]:
-    try:
-        tree = ast.parse("".join(linecache.getlines(path)))
-    except SyntaxError:
-        return []
-    return list(_listed(tree))
-
-
-def _listed(tree: ast.AST) -> Iterator[tuple[int, Any]]:
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield min([node.lineno, *(d.lineno for d in node.decorator_list)]), node
-        elif isinstance(node, ast.Lambda):
-            yield node.lineno, node

@@ -1,0 +1,84 @@
+"""Backwards of autograd functions that are certain to go by elements, as their source tells."""
+
+from __future__ import annotations
+
+import importlib.util
+import textwrap
+
+import pytest
+import torch
+from torch.utils import checkpoint
+
+from autoddp.view.proof.functions import by_rows
+
+BY_ELEMENT = {
+    "a product": "return g * 2",
+    "what was saved": "x, y = ctx.saved_tensors\nreturn g * torch.sigmoid(x) * y.exp()",
+    "one that was saved": "return g * ctx.saved_tensors[0]",
+    "a condition": "x, y = ctx.saved_tensors\ng = g.clone()\ng[x.abs() > 1] = 0\nreturn g",
+    "a number of the forward": "return g * ctx.alpha",
+    "if it is wanted": "return g.neg() if ctx.needs_input_grad[0] else None",
+}
+MIXING = {
+    "a mean": "return g - g.mean(0)",
+    "a sum": "return g * g.sum()",
+    "a draw": "return g * torch.rand_like(g)",
+    "a row": "return g * g[0]",
+    "rows": "return g * g[1:2]",
+    "the rows in turn": "for row in g:\n    g = g + row\nreturn g",
+    "a product of matrices": "return g @ ctx.alpha",
+    "a helper": "return helper(g)",
+    "what the forward kept": "return ctx.act(g)",
+    "an unknown name": "return g.flip(0)",
+}
+SOURCE = """
+import torch
+
+def helper(g):
+    return g.flip(0)
+
+class Function(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.alpha, ctx.act = 2, torch.sum
+        return x
+
+    @staticmethod
+    def backward(ctx, g):
+        BODY
+"""
+
+
+@pytest.fixture
+def kind(tmp_path):
+    """The function whose backward has these lines."""
+
+    def make(body):
+        path = tmp_path / "functions_of_a_test.py"
+        path.write_text(SOURCE.replace("        BODY", textwrap.indent(body, " " * 8)))
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.Function
+
+    return make
+
+
+@pytest.mark.parametrize("what", BY_ELEMENT)
+def test_what_goes_by_elements_is_by_rows(what, kind):
+    assert by_rows(kind(BY_ELEMENT[what]))
+
+
+@pytest.mark.parametrize("what", MIXING)
+def test_what_may_mix_rows_is_not(what, kind):
+    assert not by_rows(kind(MIXING[what]))
+
+
+def test_what_has_no_source_is_not():
+    space = {"torch": torch}
+    exec(SOURCE.replace("BODY", "return g"), space)
+    assert not by_rows(space["Function"])
+
+
+def test_torchs_own_are():
+    assert by_rows(checkpoint.CheckpointFunction)
