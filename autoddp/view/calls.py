@@ -244,7 +244,8 @@ def _watched(
     for (x, at, m), new in zip(wholes, written, strict=False):
         if new:
             with torch.no_grad():
-                x.copy_(all_rows(m.detach(), cuts, at))
+                # past its count of writes, as m may share it with what the graph has saved
+                x.data.copy_(all_rows(m.detach(), cuts, at))
     for x, new in zip(lent, written[len(wholes) :], strict=True):
         if new:
             x.family.refresh()

@@ -78,14 +78,18 @@ class WholeFamily:
     This rank's rows are the truth. A gathered whole is a copy, until somebody writes into it: then
     it is the newer truth, and is taken over before anyone reads a member again. A whole that is
     lent to the script follows what is written into the rows, too.
+
+    Attributes:
+        apart: Whether a member is another's `.data`, which counts its writes by itself.
     """
 
-    __slots__ = ("gathered", "lent")
+    __slots__ = ("apart", "gathered", "lent")
 
     def __init__(self) -> None:
         self.gathered: list[weakref.ref[Rows]] = []
         # kept as long as a member lives: ranks must agree on them
         self.lent: dict[Any, ExportedBuffer] = {}
+        self.apart = False
 
     def take_over(self) -> None:
         """Bring the rows up to date with what was written into a gathered whole."""

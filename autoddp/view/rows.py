@@ -98,6 +98,7 @@ class Rows(SplitTensor, metaclass=Like):
         if (
             whole is not None
             and self._versions[0] == version(local)
+            and not self.family.apart
             and (whole.requires_grad or not needs)
         ):
             return whole

@@ -13,6 +13,7 @@ from collections import OrderedDict, UserDict, UserList, deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from enum import Enum
+from functools import cache
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -27,6 +28,7 @@ HOLDERS = (SimpleNamespace, Namespace, UserDict, UserList)
 # packages whose objects are looked at by nobody
 CLOSED = frozenset(sys.stdlib_module_names) | {"torch", "numpy"}
 GONE = object()
+IN_C = ("torch.return_types",)  # classes of tuples that are made by themselves alone
 
 Node = Any  # the number of a leaf, or what holds others: (the thing, the nodes of a tuple's items)
 
@@ -64,15 +66,18 @@ class Reach:
         self.layout: Hashable = tuple(built)
 
     def _look(self, value: Any, built: list[Hashable], depth: int, inside: bool) -> Node:
-        kind = type(value)
+        kind: Any = type(value)
         if kind in SINGLE or isinstance(value, (Tensor, *OPAQUE)):
             return self._leaf(value, built, inside)
         if id(value) in self._seen:
             built.append(("again", self._seen[id(value)]))
             return value, None
         if is_tuple(kind):
-            built.append((kind, len(value)))
-            return value, [self._look(item, built, depth + 1, inside) for item in value]
+            items = list(tuple.__iter__(value))
+            built.append((kind, len(items)))
+            if getattr(value, "__dict__", None):
+                self.refused = "a tuple that it is given, or gives, has attributes besides"
+            return value, [self._look(item, built, depth + 1, inside) for item in items]
         spaces = list(spaces_of(value))
         if not spaces:
             return self._leaf(value, built, inside)
@@ -158,19 +163,23 @@ def _made(node: Node, made: list[Any]) -> Any:
     if nodes is None:
         return thing
     items = [_made(n, made) for n in nodes]
-    if all(a is b for a, b in zip(items, thing, strict=True)):
+    if all(a is b for a, b in zip(items, tuple.__iter__(thing), strict=True)):
         return thing
-    kind = type(thing)
-    return kind(*items) if hasattr(kind, "_fields") else kind(items)
+    kind: Any = type(thing)
+    # past what a class of the script's makes of its arguments
+    return kind(items) if kind.__module__ in IN_C else tuple.__new__(kind, items)
 
 
-def is_tuple(kind: type) -> bool:
-    """Return whether a class is tuple, or one with names that holds nothing besides."""
-    if kind is tuple:
-        return True
-    if not issubclass(kind, tuple) or kind.__bases__ != (tuple,):
+@cache
+def is_tuple(kind: Any) -> bool:
+    """Return whether a class is tuple, or one that can be built of its items alone."""
+    if not issubclass(kind, tuple) or kind.__module__ in IN_C:
+        return issubclass(kind, tuple)
+    try:
+        tuple.__new__(kind, ())
+    except TypeError:  # written in C, as a torch.Size or what os.stat returns: of numbers
         return False
-    return hasattr(kind, "_fields") or kind.__module__ == "torch.return_types"
+    return True
 
 
 # ---- what can be written into

@@ -181,6 +181,7 @@ def data(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if len(args) > 1:
         me.local.data = _alike(me, args[1])
         return None
+    me.family.apart = True
     return related(me, me.local.data)
 
 
