@@ -21,9 +21,11 @@ from typing import Any, ClassVar
 from autoddp.comm.outcome import Outcome
 from autoddp.effects.engine import Mode
 from autoddp.effects.outward import Outward
+from autoddp.effects.ownership import NOBODY, caller
 from autoddp.effects.running_programs import see
 from autoddp.effects.unhurried import Unhurried, carried, taken
 from autoddp.patching import Call, patch
+from autoddp.report import is_users
 
 THROUGH = tuple(
     f"{path}/" for package in (multiprocessing, concurrent) for path in package.__path__
@@ -92,11 +94,7 @@ class Children(Outward):
     def prepare_fresh(self, call: Call) -> Any:
         """Have a fresh worker run `MUTED` first of all; those of a data loader are left alone."""
         data = call.plain()
-        if (
-            self.rank
-            and self.effects.context.in_job()
-            and self.effects.users(through_pools()) is not Mode.PASS_THROUGH
-        ):
+        if self.rank and self.effects.context.in_job() and self._is_the_scripts():
             world, folder = self.run.world, self.effects.scratch.ready()
             code = MUTED.format(root=ROOT, rank=world.rank, size=world.world_size, folder=folder)
             return {"autoddp": First(code), **data}
@@ -233,6 +231,11 @@ class Children(Outward):
         if self.effects.users(THROUGH) is not Mode.SYNCED:
             return call.plain()
         return call.instance.imap(*call.args, **call.kwargs)
+
+    def _is_the_scripts(self) -> bool:
+        """Return whether the script starts a process, itself or by a pool: in a thread of that."""
+        by = caller(3, through_pools())
+        return self.effects.mode() is not Mode.PASS_THROUGH and (is_users(by) or by == NOBODY)
 
     def _after_rank_0(self, call: Call) -> Any:
         outcome = Outcome()

@@ -29,6 +29,7 @@ _OWN_BUSINESS = (
 )
 # The folders of a trainer's callbacks.
 _CALLBACKS = ("/lightning/pytorch/callbacks/", "/pytorch_lightning/callbacks/")
+NOBODY = "<nobody>"  # calls: a thread's first function may be the standard library's
 _WRAPT = os.path.dirname(wrapt.__file__) + "/"
 _HERE = os.path.dirname(os.path.dirname(__file__)) + "/"
 # The files that stand between a caller and what it calls: all of ours that is patched in, and what
@@ -61,7 +62,7 @@ def caller(depth: int = 1, through: tuple[str, ...] = ()) -> str:
     frame = sys._getframe(depth)
     while _passes(frame.f_code.co_filename) or frame.f_code.co_filename.startswith(through):
         if frame.f_back is None:
-            return "<nobody>"
+            return NOBODY
         frame = frame.f_back
     return frame.f_code.co_filename
 

@@ -183,7 +183,7 @@ def test_scratch_goes_away(tmp_path):
 
 
 def job(number):
-    """As `add`, for a function that joblib sends to a fresh process."""
+    """As `add`, for a fresh process."""
     time.sleep(0.3 if os.environ["JOBS_LEAD"] == "0" else 0)
     with open("all", "a") as file:
         file.write("x")
@@ -215,6 +215,16 @@ def test_what_joblibs_workers_write_is_written_once(tmp_path):
 
     assert alike(script, 2, tmp_path) == ([0, 1, 4, 9, 16], "xxxxx")
     assert (tmp_path / "all").read_text() == "xxxxx"
+
+
+def test_workers_that_a_pool_replaces_from_its_thread_write_once(tmp_path):
+    def script(run):
+        os.environ["JOBS_LEAD"] = f"{run.world.rank}"
+        with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+            return pool.map(job, range(2), chunksize=1), Path("all").read_text()
+
+    assert alike(script, 2, tmp_path) == ([0, 1], "xx")
+    assert (tmp_path / "all").read_text() == "xx"
 
 
 def test_what_a_thread_has_made_is_there_after_a_process_has_ended(tmp_path):
