@@ -99,6 +99,18 @@ class Files(Outward):
         return self.effects.look(call.plain, lambda: read(call, self.effects.where))
 
     @patch(
+        "importlib:import_module",
+        "importlib:invalidate_caches",
+        "importlib.util:spec_from_file_location",
+        why="a module that the script has written is there for all: the import looks at the disk",
+    )
+    def import_when_written(self, call: Call) -> Any:
+        """Wait for rank 0, which may still write what the script has let go of without a close."""
+        if self.effects.users() is Mode.SYNCED:
+            self.effects.ask_rank0(call.name, lambda: None)
+        return call.plain()
+
+    @patch(
         "logging.handlers:RotatingFileHandler.shouldRollover",
         "logging.handlers:TimedRotatingFileHandler.shouldRollover",
         why="a log is renamed by the clock, or by a size that the time in it changes: rank 0's",

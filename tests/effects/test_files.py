@@ -1,8 +1,11 @@
 # ruff: noqa: SIM115 - scripts leave files open, and that is what is tested
+import importlib.util
 import io
 import json
 import os
 import stat
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +56,27 @@ def test_the_mode_of_a_checkpoint_is_that_of_a_plain_write(on, tmp_path):
     on(script)
     modes = {n: stat.S_IMODE((tmp_path / n).stat().st_mode) for n in ("new.pt", "old.pt")}
     assert modes == {"new.pt": 0o640, "old.pt": 0o640}
+
+
+@pytest.mark.parametrize("how", ["by its name", "found anew", "by its path"])
+def test_a_module_that_was_just_written_is_imported_whole(on, tmp_path, how):
+    def script(run):
+        sys.path.insert(0, os.getcwd())
+        time.sleep(0.0 if run.world.rank else 0.3)
+        open("just_written.py", "w").write("x = 7\n")
+        if how == "by its path":
+            spec = importlib.util.spec_from_file_location("just_written", "just_written.py")
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            return module.x
+        if how == "by its name":
+            return importlib.import_module("just_written").x
+        importlib.invalidate_caches()
+        import just_written
+
+        return just_written.x
+
+    assert on(script, 3) == [7] * 3
 
 
 def test_a_link_is_followed(on, tmp_path):
