@@ -88,6 +88,7 @@ class Children(Outward):
         "multiprocessing.spawn:get_preparation_data",
         "joblib.externals.loky.backend.spawn:get_preparation_data",
         "loky.backend.spawn:get_preparation_data",
+        optional=True,
         why="worker processes of ranks above 0 that are no forks write to their rank's scratch, "
         "too",
     )
@@ -118,6 +119,7 @@ class Children(Outward):
 
     @patch(
         "joblib.parallel:Parallel.__call__",
+        optional=True,
         why="what rank 0's worker processes wrote is there before any rank reads it",
     )
     def finish_with_rank_0(self, call: Call) -> Any:

@@ -166,12 +166,9 @@ def _holds(space: dict[str, Any], value: Any) -> Iterator[str]:
 
 
 def _scripted_as(original: Any, replacement: Any) -> Any:
-    """Have `torch.jit.script`, which compiles a function's source, take the original's.
-
-    These are the marks by which it finds what `torch.jit.script_if_tracing` has wrapped.
-    """
+    """Have `torch.jit.script`, which compiles a function's source, take the original's."""
     if isinstance(replacement, FunctionType):
-        vars(replacement).update(__script_if_tracing_wrapper=True, __original_fn=original)
+        vars(replacement)["__prepare_scriptable__"] = lambda: original
     return replacement
 
 
