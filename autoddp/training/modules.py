@@ -175,7 +175,8 @@ class Modules(WholeCalls):
                 return bind(None, cls)(*args, **kwargs)
             if torch.compiler.is_compiling():
                 return bind(None, cls)(*args, **kwargs)
-            if context.depth[Code.PROOF] and any(map(view.holds, args)) and not by_rows(cls):
+            held = any(view.holds(x) for x in args if isinstance(x, Tensor))
+            if held and context.depth[Code.PROOF] and not by_rows(cls):
                 raise Refused(f"the backward of {cls.__name__} may mix rows")
             found = [x for x in args if isinstance(x, (Rows, Partial))]
 

@@ -42,6 +42,18 @@ def sorted_by_group(x: Tensor) -> Tensor:
     return out[order.argsort()][:, :6].double()
 
 
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scale: float, more: dict[str, float], x: Tensor) -> Tensor:
+        ctx.scale = scale
+        return x * scale
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (g,) = grads
+        return None, None, g * ctx.scale
+
+
 HIDDEN: dict[str, Forward] = {
     "a bound that is not reached": lambda m, x: m.inner(x / (x.norm() / 20).clamp(min=1.0)),
     "a choice by a mean": lambda m, x: m.inner(torch.where(x.mean() > -1, x, -x)),
@@ -57,6 +69,7 @@ APART: dict[str, Forward] = {
     "a sum that nothing uses": lambda m, x: (x.sum().relu(), m.inner(x))[1],
     "a gradient of a sum": lambda m, x: m.inner(x + slope(m, x)),
     "memory that was free": lambda m, x: m.inner(pooled(x)),
+    "a function that is given no tensors first": lambda m, x: m.inner(Scaled.apply(2.0, {}, x)),
     "row by row": lambda m, x: torch.stack([m.inner(row) for row in x]),
 }
 if hasattr(torch.nn.functional, "grouped_mm"):  # since torch 2.10
