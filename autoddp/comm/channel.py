@@ -76,7 +76,7 @@ class Channel:
     def close(self) -> None:
         """Close all lines; a second call does nothing."""
         for lines in (self.orders, self.beats):
-            for line in lines.values():
+            for line in list(lines.values()):  # a signal's handler may drop one meanwhile
                 line.close()
         self.effects.close()
         self.meetings.close()
