@@ -57,6 +57,21 @@ def test_a_handler_that_comes_while_lines_are_closed_is_told_that_the_peer_has_e
         pair[0].arrived()
 
 
+def test_a_handler_may_drop_a_line_while_all_are_closed():
+    class Interrupted(Line):
+        def close(self):
+            super().close()
+            channel.orders.pop(self.peer, None)  # as `SignalSync` does once a line brings nothing
+
+    channel = Channel(0)
+    for rank in (1, 2):
+        mine, other = socket.socketpair()
+        channel.orders[rank] = Interrupted(rank, mine, 0.5)
+        other.close()
+    channel.close()
+    assert channel.orders == {}
+
+
 def test_silence_ends_at_the_deadline(pair):
     with pytest.raises(AutoDDPError, match="rank 1 has said nothing for"):
         pair[0].read()
