@@ -195,9 +195,8 @@ def test_loader_workers_end_with_a_killed_rank(tmp_path):
         "if __name__ == '__main__':\n"
         "    for batch in DataLoader(Slow(), batch_size=2, num_workers=1): pass\n"
     )
-    launcher = subprocess.Popen(
-        [sys.executable, "-m", "autoddp", "run", "-q", "-n", "2", str(path)], env=environ()
-    )
+    command = "-m autoddp run -q -n 2 --loading each"  # a worker for each rank
+    launcher = subprocess.Popen([sys.executable, *command.split(), str(path)], env=environ())
     try:
         deadline = time.monotonic() + 30
         while len(list(tmp_path.glob("worker*"))) < 2:
