@@ -21,6 +21,7 @@ from autoddp.view.boundaries import all_rows
 from autoddp.view.cuts import Cuts
 from autoddp.view.entered import Entered
 from autoddp.view.family import version
+from autoddp.view.proof.flow import memory_of
 from autoddp.view.proof.proofs import Verdict
 from autoddp.view.proof.reach import Reach, reach_of
 from autoddp.view.proof.trial import TrialCall
@@ -244,8 +245,9 @@ def _watched(
     for (x, at, m), new in zip(wholes, written, strict=False):
         if new:
             with torch.no_grad():
-                # past its count of writes, as m may share it with what the graph has saved
-                x.data.copy_(all_rows(m.detach(), cuts, at))
+                # where m is a view of x, the write has been counted, and may be so only once
+                counted = memory_of(m) == memory_of(x)
+                (x.data if counted else x).copy_(all_rows(m.detach(), cuts, at))
     for x, new in zip(lent, written[len(wholes) :], strict=True):
         if new:
             x.family.refresh()

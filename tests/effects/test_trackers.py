@@ -20,6 +20,7 @@ from autoddp.effects.temporary import Temporary
 from autoddp.effects.trackers import Trackers
 from tests.effects.outward import on_ranks, trial
 from tests.effects.test_who_writes import SEEN, watch
+from tests.support.cli import fork_cli
 
 FEATURES = (Clocks, Files, Folders, Temporary, Holders, Trackers)
 MODULES = ("torch.utils.tensorboard", "tensorboardX")
@@ -141,3 +142,10 @@ def test_wandb_has_one_run(tmp_path, nproc):
     assert Path(answers[2], "note.txt").read_text() == "by the script"
     assert len(glob.glob(f"{answers[2]}/media/images/*.png")) == 1
     assert os.listdir(tmp_path) == ["wandb"]
+
+
+def test_a_module_of_the_scripts_that_is_named_as_a_tracker_is_left_alone(tmp_path):
+    (tmp_path / "wandb.py").write_text("def init(**given):\n    return given\n")
+    (tmp_path / "s.py").write_text("import wandb\nprint(wandb.init(project='x'))\n")
+    done = fork_cli("run", "-q", "-n", "2", "s.py", cwd=tmp_path)
+    assert (done.rc, done.out) == (0, "{'project': 'x'}\n"), done.err

@@ -16,6 +16,7 @@ BY_ELEMENT = {
     "what was saved": "x, y = ctx.saved_tensors\nreturn g * torch.sigmoid(x) * y.exp()",
     "one that was saved": "return g * ctx.saved_tensors[0]",
     "a condition": "x, y = ctx.saved_tensors\ng = g.clone()\ng[x.abs() > 1] = 0\nreturn g",
+    "two conditions": "x, y = ctx.saved_tensors\ng[~(x > 1) & x.le(3)] = 0\nreturn g",
     "a number of the forward": "return g * ctx.alpha",
     "if it is wanted": "return g.neg() if ctx.needs_input_grad[0] else None",
 }
@@ -25,6 +26,10 @@ MIXING = {
     "a draw": "return g * torch.rand_like(g)",
     "a row": "return g * g[0]",
     "rows": "return g * g[1:2]",
+    "the last row": "return g * g[-1]",
+    "a row by a sum": "return g * g[ctx.alpha - 1]",
+    "a row by a call": "return g * g[int(ctx.alpha)]",
+    "the number of rows": "return g / len(g)",
     "the rows in turn": "for row in g:\n    g = g + row\nreturn g",
     "a product of matrices": "return g @ ctx.alpha",
     "a helper": "return helper(g)",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from autoddp.effects import paths
-from autoddp.effects.caches import NAMED, NOBODYS, PARTS
+from autoddp.effects.caches import HOLD, NAMED, NOBODYS, PARTS
 from autoddp.effects.witness import WRITES
 from autoddp.effects.writers import CHECKPOINT, WRITERS, Writer
 from autoddp.patching import Call, Feature, patch
@@ -52,7 +52,9 @@ class OutsideGuard:
     def __init__(self, free: Path, kept: Path) -> None:
         home = os.path.expanduser("~") + "/"
         caches = [
-            os.path.realpath(os.environ[name]) + "/" for name in NAMED if os.environ.get(name)
+            os.path.realpath(os.environ[name]) + "/"
+            for name in (*NAMED, *HOLD)
+            if os.environ.get(name)
         ]
         self.kept, self.free = kept, (f"{free}/", *NOBODYS, home + ".", *caches)
         self.known: set[str] = set()

@@ -24,10 +24,11 @@ BY_ELEMENT = {
     *("masked_fill_", "logical_and", "logical_or", "logical_not", "zeros_like", "ones_like"),
     *("float", "double", "half", "to", "type_as", "bool", "dtype", "device", "torch", "softplus"),
     *("logsigmoid", "functional", "nn", "F", "view_as", "maximum", "minimum", "heaviside", "pi"),
-    *("math", "isinstance", "tuple", "len", "range", "None", "True", "False", "Tensor", "expm1"),
+    *("math", "isinstance", "tuple", "Tensor", "expm1"),
     *("log1p", "sigmoid_", "exp_", "is_complex", "conj", "real", "imag", "round", "floor", "ceil"),
     *("fill_", "zero_", "requires_grad", "is_floating_point", "hardtanh", "atan", "cosh", "sinh"),
 }
+CONDITIONS = {"ge", "gt", "le", "lt", "eq", "ne", "logical_and", "logical_or", "logical_not"}
 MIXING = (ast.MatMult, ast.For, ast.comprehension, ast.Lambda, ast.Yield, ast.YieldFrom, ast.While)
 TORCHS = ("torch.", "autoddp.")
 
@@ -71,6 +72,15 @@ def _goes_by_element(node: Any, kept: set[str], function: FunctionType) -> bool:
 def _picks_no_row(node: ast.Subscript) -> bool:
     """Return whether a subscript is of a tuple of saved ones, or picks elements by a condition."""
     of = getattr(node.value, "attr", "")
-    return of in ("saved_tensors", "needs_input_grad") or isinstance(
-        node.slice, (ast.Compare, ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Call)
-    )
+    return of in ("saved_tensors", "needs_input_grad") or _is_condition(node.slice)
+
+
+def _is_condition(node: Any) -> bool:
+    """Return whether an expression is a mask of elements; a number would be a row's."""
+    if isinstance(node, ast.UnaryOp):
+        return isinstance(node.op, ast.Invert)
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, (ast.BitAnd, ast.BitOr, ast.BitXor))
+    if isinstance(node, ast.Call):
+        return getattr(node.func, "attr", "") in CONDITIONS
+    return isinstance(node, ast.Compare)
