@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections import OrderedDict, UserDict, deque, namedtuple
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autoddp.view import Rows, full
 from autoddp.view.proof.reach import DEPTH, MOST, Reach, reach_of
@@ -255,3 +255,22 @@ def test_what_is_computed_of_no_rows_is_whole_and_its_gradient_true() -> None:
     for found, whole in on_ranks(script, 3):
         torch.testing.assert_close(found, alone, rtol=1e-12, atol=1e-12)
         assert not whole
+
+
+class Named:
+    def __iter__(self) -> Any:
+        raise AssertionError("the script's own way is none of a proof's")
+
+
+class Pair(Named, NamedTuple("Items", [("first", Tensor), ("second", int)])):
+    """A named tuple with another base."""
+
+
+def test_a_tuple_of_any_class_is_looked_into_and_built_anew():
+    there = reach_of((Pair(torch.zeros(2), 3),), {})
+    assert [type(leaf) for leaf in there.leaves] == [Tensor, int]
+    (made,) = there.fill([torch.ones(2), 4])
+    assert (type(made), made.first.tolist(), made.second) == (Pair, [1, 1], 4)
+    marked = Pair(torch.zeros(2), 3)
+    marked.more = 1
+    assert "attributes besides" in reach_of((marked,), {}).refused
