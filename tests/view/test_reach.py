@@ -262,15 +262,15 @@ class Named:
         raise AssertionError("the script's own way is none of a proof's")
 
 
-class Pair(Named, NamedTuple("Items", [("first", Tensor), ("second", int)])):
+class Mixed(Named, NamedTuple("Items", [("first", Tensor), ("second", int)])):
     """A named tuple with another base."""
 
 
 def test_a_tuple_of_any_class_is_looked_into_and_built_anew():
-    there = reach_of((Pair(torch.zeros(2), 3),), {})
+    there = reach_of((Mixed(torch.zeros(2), 3),), {})
     assert [type(leaf) for leaf in there.leaves] == [Tensor, int]
     (made,) = there.fill([torch.ones(2), 4])
-    assert (type(made), made.first.tolist(), made.second) == (Pair, [1, 1], 4)
-    marked = Pair(torch.zeros(2), 3)
+    assert (type(made), made.first.tolist(), made.second) == (Mixed, [1, 1], 4)
+    marked = Mixed(torch.zeros(2), 3)
     marked.more = 1
     assert "attributes besides" in reach_of((marked,), {}).refused
