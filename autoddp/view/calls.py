@@ -28,6 +28,7 @@ from autoddp.view.proof.trial import TrialCall
 from autoddp.view.proof.verdicts import Verdicts, mine
 from autoddp.view.rows import Partial, Rows, full, split
 from autoddp.view.state import Region, View
+from autoddp.view.wording import WRONG, as_whole, retell_of
 from autoddp.view.work import WHOLE
 
 Run = Callable[..., Any]
@@ -121,6 +122,19 @@ class Calls:
             return reach.call(run, values)
 
     def _split(self, module: nn.Module, run: Run, given: TrialCall, verdict: Verdict) -> Any:
+        """Run the call on this rank's rows; an error has the words that it has in one process."""
+        try:
+            return self._by_rows(module, run, given, verdict)
+        except WRONG as error:
+            with (
+                self.view.context.within(Code.PLAIN),
+                self._deeper(),
+                given.reach.filled([as_whole(x) for x in given.reach.leaves]) as values,
+            ):
+                retell_of(error, lambda: given.reach.call(run, values), module.buffers())
+            raise
+
+    def _by_rows(self, module: nn.Module, run: Run, given: TrialCall, verdict: Verdict) -> Any:
         """Run the call on this rank's rows, as plain tensors.
 
         What comes back, and what the call leaves in its arguments, is held by rows.

@@ -16,18 +16,11 @@ from autoddp.torch_internals import in_function, outside_transforms, transform
 from autoddp.view.boundaries import Gather, SumOverRanks, named, node_of, part, strides_of
 from autoddp.view.cuts import Cuts
 from autoddp.view.family import RAW, WholeFamily, as_made, is_shape, same, shows, take, version
+from autoddp.view.likeness import Like
 from autoddp.view.partials import Part
 from autoddp.view.state import View
 from autoddp.view.table import by_rule, in_place, is_mutable, refused
-
-
-class Like(type(Tensor)):  # type: ignore[misc]  # torch's stub does not know it for a class
-    """A metaclass: to a script its types are torch.Tensor by name and `==`; by `is` none can be."""
-
-    def __eq__(cls, other: object) -> bool:
-        return other is Tensor or cls is other
-
-    __hash__ = type.__hash__  # registries of types (copyreg, pytree) still tell it from a Tensor
+from autoddp.view.wording import WRONG, retell
 
 
 class SplitTensor(Tensor, metaclass=Like):
@@ -232,7 +225,11 @@ def view_of(args: Any) -> View:
 def answer(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute by rule, or on the whole, as always under a transform of torch.func."""
     whole = transform() or _on_wholes(args, kwargs)
-    out = NotImplemented if whole else by_rule(func, args, kwargs)
+    try:
+        out = NotImplemented if whole else by_rule(func, args, kwargs)
+    except WRONG as error:
+        retell(error, func, args, kwargs)
+        raise
     if out is NotImplemented:
         out = on_the_whole(func, args, kwargs)
     if args and type(args[0]) is Rows and args[0].family.lent and in_place(func):

@@ -1,0 +1,61 @@
+"""The words of an error that an operation on rows raised: they name the whole batch's shapes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from autoddp.view.family import is_shape
+from autoddp.view.generators import Generators
+
+WRONG = (RuntimeError, ValueError, IndexError, TypeError)  # what a wrong shape or index raises
+NUMBER = re.compile(r"\d+")
+OTHERS = (torch.OutOfMemoryError, dist.DistError)  # of these, which have nothing to do with shapes
+
+
+def retell(error: Exception, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Give `error`, which `func` raised on this rank's rows, the words that it has on the whole."""
+    given, named = tree_map(as_whole, (args, kwargs), is_leaf=is_shape)
+    retell_of(error, lambda: func(*given, **named))
+
+
+def retell_of(error: Exception, again: Callable[[], Any], kept: Iterable[Tensor] = ()) -> None:
+    """Give `error` the words of what `again` raises, if these differ by numbers alone.
+
+    No rank can gather here, as another may have had no error: `again` has to make the call on a
+    batch of the whole's shape, as `as_whole` does. What it draws, and writes into tensors that are
+    to be `kept`, is undone.
+    """
+    if isinstance(error, OTHERS):
+        return
+    generators, before = Generators(), [(x, x.detach().clone()) for x in kept]
+    try:
+        with torch.no_grad():
+            again()
+    except type(error) as told:
+        if NUMBER.sub("", str(told)) == NUMBER.sub("", str(error)):
+            error.args = told.args
+    except Exception:  # that of a copy says nothing about the script
+        return
+    finally:
+        generators.put_back()
+        for x, was in before:
+            x.detach().copy_(was)
+
+
+def as_whole(x: Any) -> Any:
+    """Return a copy of a tensor; of a batch that is held by rows, as many rows, which repeat."""
+    if not isinstance(x, Tensor):
+        return x
+    rows: Tensor = getattr(x, "local", x).detach()  # of `Rows`, and of a `Partial`
+    cuts = getattr(x, "cuts", None)
+    if cuts is None:
+        return rows.clone()
+    again = torch.arange(cuts.total, device=rows.device) % cuts.mine
+    return rows.index_select(x.at, again)  # type: ignore[attr-defined]
