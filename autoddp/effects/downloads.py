@@ -143,6 +143,13 @@ class Downloads(Outward):
         """Make an early end of the body an error: torch.hub would rename half a file into place."""
         return http_replay.complete(call.plain())
 
+    @patch("pandas.io.common:urlopen", why=HANDED, optional=True)
+    def read_once(self, call: Call) -> Any:
+        """Ask for an address that pandas was given as for the script's own: it always asks."""
+        if self.effects.mode() is not Mode.SYNCED:
+            return call.plain()
+        return self._ask(call, *call.args)
+
     @patch("urllib.request:urlopen", why=HANDED)
     def open_once(self, call: Call) -> Any:
         """Ask on rank 0, and hand the response to all ranks.
@@ -154,10 +161,7 @@ class Downloads(Outward):
             return (
                 http_replay.complete(response) if getattr(self._filling, "now", False) else response
             )
-        packed = self._hand(call, lambda: http_replay.read(call.plain()))
-        if packed:
-            return http_replay.answer(packed)
-        return self._too_large(call, http_replay.name_of(call.named.get("url")))
+        return self._ask(call, call.named.get("url"))
 
     @patch(
         *(f"requests{owner}{verb}" for owner in REQUESTS for verb in VERBS),
@@ -252,6 +256,11 @@ class Downloads(Outward):
 
         with self.effects.context.internal():
             return self.run.group.call(f"{call.name} at {users_line(1)}", load, by=leader)
+
+    def _ask(self, call: Call, url: Any) -> Any:
+        if packed := self._hand(call, lambda: http_replay.read(call.plain())):
+            return http_replay.answer(packed)
+        return self._too_large(call, http_replay.name_of(url))
 
     def _hand(self, call: Call, act: Callable[[], bytes]) -> bytes:
         with self.effects.context.internal():

@@ -97,6 +97,21 @@ def test_a_body_is_handed_to_all(on, server):
     )
 
 
+def test_a_table_that_pandas_reads_from_an_address_is_asked_for_once(on, server):
+    (server.folder / "table.csv").write_text("a,b\n1,2\n")
+    (server.folder / "table.json").write_text('[{"a": 1, "b": 2}]')
+
+    def script(run):
+        pandas = pytest.importorskip("pandas")
+        csv = pandas.read_csv(f"{server.url}/table.csv")
+        json = pandas.read_json(f"{server.url}/table.json")
+        return csv.values.tolist(), json.values.tolist(), len(run.report.of("downloads"))
+
+    seen, asked = on(script, 3)
+    assert seen == [([[1, 2]], [[1, 2]], 0)] * 3
+    assert asked == {"table.csv": 1, "table.json": 1}
+
+
 def test_a_body_of_several_parts(on, server):
     body = os.urandom(3_000_001)
     (server.folder / "big").write_bytes(body)
