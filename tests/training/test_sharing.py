@@ -358,8 +358,7 @@ class Tallied(Dataset):
 
     def __getitem__(self, n):
         if n % 4 == 3:
-            one = self.seen[n : n + 1]
-            one += 1
+            memoryview(self.seen)[n] = 1
         time.sleep(1e-3)  # a fetch that takes a moment, beside which a look is nothing
         return torch.tensor([float(n), self.seen.sum()])
 

@@ -140,6 +140,9 @@ def tried(view: View, loader: Any) -> Tried:
     before, state = Generators(), Snapshot(dataset=loader.dataset)
     if state.refused:
         return Tried(state.refused, state=True)
+    if state.large and (written := may_write(reached.called())):
+        why = f"{state.large} is too large to be put back, and {written}, may write there"
+        return Tried(why, state=True)
     try:
         with view.context.within(Code.PLAIN), view.trial():
             sample = loader.dataset[indices[0] if indices is not None and len(indices) else 0]

@@ -35,7 +35,15 @@ ACTS = {
     *("to_csv", "to_pickle", "tofile", "copyfile", "copy2", "copytree", "symlink", "urlretrieve"),
 }
 OPEN = "open"  # if it is given a mode that writes
-HANDS_OUT = {"get", "setdefault", "values", "items", "__getitem__"}  # of what it holds itself
+# what gives a part of what it is called on, or of its first argument, or shows its memory
+HANDS_OUT = {
+    *("get", "setdefault", "values", "items", "__getitem__", "getattr", "vars", "iter", "reversed"),
+    *("from_numpy", "asarray", "asanyarray", "as_tensor", "ascontiguousarray", "contiguous"),
+    *("numpy", "detach", "view", "view_as", "reshape", "reshape_as", "ravel", "flatten", "squeeze"),
+    *("unsqueeze", "expand_dims", "transpose", "permute", "swapaxes", "moveaxis", "movedim", "t"),
+    *("narrow", "select", "unbind", "chunk", "split", "diagonal", "expand", "as_strided", "rot90"),
+    *("to", "type", "type_as", "cpu", "float", "double", "half", "long", "int", "flip", "unfold"),
+}
 BY_CALL = {"__call__", "forward"}  # what an object that is called runs
 Names = set[str]
 
@@ -110,7 +118,20 @@ class Reading:
             return getattr(node, "attr", "") in CHANGE and self._is_held(node.value)
         if isinstance(node, ast.Name):
             return not isinstance(node.ctx, ast.Load) and node.id in self._declared()
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            return node.target.id in self.shared and not self._is_own(node)
         return isinstance(node, ast.Call) and self._is_change(node)
+
+    def _is_own(self, node: Any) -> bool:
+        """Return whether `name += value` makes a text, or changes what the function has made."""
+        if isinstance(node.value, ast.JoinedStr) or type(getattr(node.value, "value", 0)) is str:
+            return True
+        name = node.target.id
+        made = [a for a in ast.walk(self.node) if isinstance(a, ast.Assign) and _stores(a, name)]
+        always = [a for a in getattr(self.node, "body", ()) if a in made and a.lineno < node.lineno]
+        return bool(always) and not any(
+            self._is_shared(a.value) for a in made if a.lineno >= always[-1].lineno
+        )
 
     def _is_change(self, call: Any) -> bool:
         """Return whether a call changes what is shared, or the world."""
@@ -164,10 +185,9 @@ def _handed_out(node: Any) -> list[Any]:
         return node.values
     if isinstance(node, ast.IfExp):
         return [node.body, node.orelse]
-    if isinstance(node, ast.Call) and _called(node) == "getattr":
-        return node.args[:1]
-    by_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-    return [node.func.value] if by_method and _called(node) in HANDS_OUT else []
+    if isinstance(node, ast.Call) and _called(node) in HANDS_OUT:
+        return [*node.args[:1], *([node.func.value] if hasattr(node.func, "value") else [])]
+    return []
 
 
 def _is_method(function: FunctionType) -> bool:
@@ -204,6 +224,10 @@ def _value(function: FunctionType, name: str) -> Any:
 def _held_in(node: Any) -> Any:
     """Return what an expression takes an attribute or an element of, None if it does not."""
     return node.value if isinstance(node, (ast.Attribute, ast.Subscript, ast.Starred)) else None
+
+
+def _stores(tree: Any, name: str) -> bool:
+    return name in _names(tree, ast.Store)
 
 
 def _names(tree: Any, how: Any) -> Iterator[str]:

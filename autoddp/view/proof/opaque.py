@@ -37,6 +37,13 @@ def kept(value: Any) -> Check | None:
     return _of_numpy(numpy, value) if numpy is not None else None
 
 
+def is_large(value: Any) -> bool:
+    """Return whether `value` is an array that can be written into, too large to be kept."""
+    numpy = sys.modules.get("numpy")
+    is_array = numpy is not None and isinstance(value, numpy.ndarray)
+    return bool(is_array and value.size > MOST and value.flags.writeable)
+
+
 def tensor(value: Tensor) -> Check:
     """Return a check of a tensor's elements: `x.data` and numpy write past its count of writes."""
     before, copy = value.data, value.detach().clone()

@@ -42,6 +42,7 @@ class Snapshot:
 
     Attributes:
         refused: What could not be put back; empty if nothing. Else there must be no trial.
+        large: The place of data that is too large to be copied, which is not put back.
     """
 
     def __init__(self, module: Any = None, dataset: Any = None, given: Iterable[Any] = ()) -> None:
@@ -49,7 +50,7 @@ class Snapshot:
         self._checks: list[Callable[[], str | None]] = []
         self._names: set[str] = set()  # names that the code that was seen speaks of
         self._advancing: list[str] = []  # globals that are iterators
-        self.refused = ""
+        self.refused = self.large = ""
         if dataset is not None:
             self._value(type(dataset).__name__, dataset, 0)
         for value in given:
@@ -131,6 +132,8 @@ class Snapshot:
         elif (check := opaque.kept(value)) is not None:
             self._seen[id(value)] = value
             self._checks.append(lambda: f"it changes {where}" if check() else None)
+        elif opaque.is_large(value):
+            self.large = self.large or where
         elif opaque.advances(value):
             self.refused = self.refused or f"{where} is an iterator, which cannot be put back"
         elif hasattr(value, "__dict__") and may_hold_state(value):
@@ -145,7 +148,10 @@ class Snapshot:
             or value.is_inference()
         ):
             return
-        if value.layout is not torch.strided or value.is_meta or value.numel() > MOST_OF_ONE:
+        if value.layout is not torch.strided or value.is_meta:
+            return
+        if value.numel() > opaque.MOST:
+            self.large = self.large or where
             return
         self._seen[id(value)] = value
         check = opaque.tensor(value)
