@@ -15,10 +15,9 @@ from autoddp.comm import accelerator
 from autoddp.comm.accelerator import CPU
 from autoddp.comm.context import Code
 from autoddp.comm.group import MIN
-from autoddp.errors import Disagreement
 from autoddp.patching import Feature
 from autoddp.torch_internals import disable_dynamo
-from autoddp.training.fingerprint import Fingerprint
+from autoddp.training.fingerprint import WHY, Fingerprint
 from autoddp.training.replica import flattened
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ class Buffers(Feature):
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Share rank 0's buffers when gradients are compared, too: the host waits there anyway."""
         context = self.view.context
-        if not context.is_rank() or context.on_rows() or accelerator.capturing():
+        if not context.is_script() or context.on_rows() or accelerator.capturing():
             return
         count = self.steps[optimizer] = self.steps.get(optimizer, 0) + 1
         if (count <= OFTEN or count % EVERY == 0) and self.view.met:
@@ -82,11 +81,9 @@ class Buffers(Feature):
         prints = Fingerprint()
         for name, x in found:
             prints.add(name, [x])
-        try:
-            prints.compare(self.group)
-        except Disagreement as error:
+        if differs := prints.difference(self.group):
             # by more than rounding: a buffer that nothing was written into, maybe
-            self.run.report.doubt("buffers", "", f"{error}; rank 0's is taken")
+            self.run.report.doubt("buffers", "", f"{differs}: {WHY}; rank 0's is taken")
         kinds = list(flattened([x for _, x in found]))
         self.group.broadcast(
             [[flat for _, flat in kinds], *([] for _ in range(1, self.group.size))]

@@ -84,17 +84,22 @@ class Fingerprint:
         Raises:
             Disagreement: Two ranks differ, by more than rounding unless `exact`.
         """
+        if found := self.difference(group, exact):
+            raise Disagreement(f"{where + ': ' if where else ''}{found}: {why}")
+
+    def difference(self, group: Group, exact: bool = False) -> str:
+        """Compare these numbers with those of all ranks; say which differ first, or nothing."""
         found = group.all_gather(self._table())  # (ranks, names, 2)
         allowed = 0.0 if exact else ROUNDING
         apart = (found.amax(0) - found.amin(0)).amax(1) > allowed * found[..., 1].amax(0)
         if not apart.any():
-            return
+            return ""
         at = int(apart.int().argmax())
         other = int((found[:, at] - found[0, at]).abs().amax(1).argmax())
         ours, theirs = (_shown(found[rank, at]) for rank in (0, other))
-        raise Disagreement(
-            f"{where + ': ' if where else ''}{self.names[at]} is not the same on all ranks "
-            f"(rank 0 has {ours}, rank {other} {theirs}): {why}"
+        return (
+            f"{self.names[at]} is not the same on all ranks "
+            f"(rank 0 has {ours}, rank {other} {theirs})"
         )
 
 

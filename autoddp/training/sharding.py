@@ -69,7 +69,7 @@ class Sharding(Feature):
     @disable_dynamo
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """Hide the gradients that are another rank's to apply, after a closure has made them."""
-        if not self.view.context.is_rank() or not self._shards(optimizer):
+        if not self.view.context.is_script() or not self._shards(optimizer):
             return None
         share = self.shares.get(optimizer)
         if share is None:
@@ -103,7 +103,7 @@ class Sharding(Feature):
     @disable_dynamo
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Give every rank the parameters that the others have stepped."""
-        share = self.shares.get(optimizer) if self.view.context.is_rank() else None
+        share = self.shares.get(optimizer) if self.view.context.is_script() else None
         if share is not None:
             share.show()
             with self.view.context.within(Code.PLAIN):
@@ -133,14 +133,14 @@ class Sharding(Feature):
         """
         optimizer = call.instance
         found = call.plain()
-        share = self.shares.get(optimizer) if self.view.context.is_rank() else None
+        share = self.shares.get(optimizer) if self.view.context.is_script() else None
         if share is not None:
             share.drop(optimizer)
         return found
 
     @contextmanager
     def _whole(self, optimizer: Any) -> Iterator[None]:
-        share = self.shares.get(optimizer) if self.view.context.is_rank() else None
+        share = self.shares.get(optimizer) if self.view.context.is_script() else None
         if share is None:
             yield
             return

@@ -13,7 +13,10 @@ from tests.accelerator import jobs
 from tests.support.same import same_run
 from tests.test_end_to_end import ARGUMENTS, LOOSER, NEEDS, OPTIONS, RTOL
 
-CHOSEN = ("batchnorm_cnn", "transformer_dropout", "vae_noise_inside", "early_stopping", "wgan_gp")
+CHOSEN = (
+    *("batchnorm_cnn", "early_stopping", "evaluation_in_a_thread", "transformer_dropout"),
+    *("vae_noise_inside", "wgan_gp"),
+)
 ON_THREE = ("dropout_mlp",)
 EVERYTHING = (  # whatever they make is moved, not models and batches alone
     *(
