@@ -134,6 +134,8 @@ def element_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     if reduction == "none":
         return Rows(func(me.local, target, reduction="none", **given), me.cuts, 0)
+    if (name, reduction) == ("kl_div", "mean"):
+        func(torch.zeros(1), torch.zeros(1))  # warns of "mean", as that of the whole would
     total, dtype = _sum(func, me.local, target, **given)
     count = {"sum": 1, "mean": me.numel(), "batchmean": me.cuts.total}[reduction]
     node = MEANS.get(name, node_of(total)) if reduction == "mean" else ""
