@@ -71,7 +71,9 @@ class Report:
             return
         line, write = f"{PREFIX} {one_line(text)}", bars.above(self.stream)
         if write is None or bars.is_log(self.stream):
-            print(f"{self.begun.end()}{line}", file=self.stream, flush=True)
+            # past a `write` that was set on the stream, by what keeps what the script prints
+            type(self.stream).write(self.stream, f"{self.begun.end()}{line}\n")
+            self.stream.flush()
         else:
             write(line)
 

@@ -83,7 +83,13 @@ class Buffers(Feature):
             prints.add(name, [x])
         if differs := prints.difference(self.group):
             # by more than rounding: a buffer that nothing was written into, maybe
-            self.run.report.doubt("buffers", "", f"{differs}: {WHY}; rank 0's is taken")
+            name, ours, other, theirs = differs
+            self.run.report.doubt(
+                "buffers",
+                "",
+                f"{name} is not the same on all ranks (rank 0 has {ours}, rank {other} {theirs}): "
+                f"{WHY}; rank 0's is taken",
+            )
         kinds = list(flattened([x for _, x in found]))
         self.group.broadcast(
             [[flat for _, flat in kinds], *([] for _ in range(1, self.group.size))]

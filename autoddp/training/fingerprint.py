@@ -85,22 +85,27 @@ class Fingerprint:
             Disagreement: Two ranks differ, by more than rounding unless `exact`.
         """
         if found := self.difference(group, exact):
-            raise Disagreement(f"{where + ': ' if where else ''}{found}: {why}")
+            name, ours, other, theirs = found
+            raise Disagreement(
+                f"{where + ': ' if where else ''}{name} is not the same on all ranks "
+                f"(rank 0 has {ours}, rank {other} {theirs}): {why}"
+            )
 
-    def difference(self, group: Group, exact: bool = False) -> str:
-        """Compare these numbers with those of all ranks; say which differ first, or nothing."""
+    def difference(self, group: Group, exact: bool = False) -> tuple[str, str, int, str] | None:
+        """Compare these numbers with those of all ranks, by more than rounding unless `exact`.
+
+        Returns:
+            The first name that differs, rank 0's numbers, the rank that is farthest from it, and
+            that one's; None if all are alike.
+        """
         found = group.all_gather(self._table())  # (ranks, names, 2)
         allowed = 0.0 if exact else ROUNDING
         apart = (found.amax(0) - found.amin(0)).amax(1) > allowed * found[..., 1].amax(0)
         if not apart.any():
-            return ""
+            return None
         at = int(apart.int().argmax())
         other = int((found[:, at] - found[0, at]).abs().amax(1).argmax())
-        ours, theirs = (_shown(found[rank, at]) for rank in (0, other))
-        return (
-            f"{self.names[at]} is not the same on all ranks "
-            f"(rank 0 has {ours}, rank {other} {theirs})"
-        )
+        return self.names[at], _shown(found[0, at]), other, _shown(found[other, at])
 
 
 def _sums(values: Tensor) -> Tensor:

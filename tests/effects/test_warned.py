@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.cli import fork_cli, run_python
 
-SCRIPT = '''
+SCRIPT = """
 import warnings
 
 import torch
@@ -62,7 +62,7 @@ try:
         F.mse_loss(net(x), torch.zeros(6, 1))
 except UserWarning as error:
     print("raised", str(error)[:40])
-'''
+"""
 
 
 @pytest.mark.parametrize("nproc", [2, 3])

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+from contextlib import ExitStack
 
 import pytest
 
@@ -106,3 +107,15 @@ def test_a_line_that_comes_while_something_is_typed_is_said_after_it():
         report.say("another thread's")
         assert stream.getvalue() == ""
     assert stream.getvalue() == "[autoddp] another thread's\n"
+
+
+def test_a_line_is_not_kept_by_what_keeps_what_the_script_prints():
+    stream, kept = io.StringIO(), []
+    report = Report(speaks=True, stream=stream)
+    report.begun.watch(stream, ExitStack())
+    plain = stream.write
+    stream.write = lambda text: kept.append(text) or plain(text)
+    print("epoch 1", file=stream)
+    report.say("ours")
+    assert "".join(kept) == "epoch 1\n"
+    assert stream.getvalue() == "epoch 1\n[autoddp] ours\n"

@@ -135,7 +135,8 @@ def element_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if reduction == "none":
         return Rows(func(me.local, target, reduction="none", **given), me.cuts, 0)
     if (name, reduction) == ("kl_div", "mean"):
-        func(torch.zeros(1), torch.zeros(1))  # warns of "mean", as that of the whole would
+        nothing = torch.zeros(1, device="cpu")
+        func(nothing, nothing)  # warns of "mean", as on the whole
     total, dtype = _sum(func, me.local, target, **given)
     count = {"sum": 1, "mean": me.numel(), "batchmean": me.cuts.total}[reduction]
     node = MEANS.get(name, node_of(total)) if reduction == "mean" else ""
