@@ -39,6 +39,7 @@ EVERYTHING = (  # whatever they make is moved, not models and batches alone
 BY_HAND = "its author would have to say where each of its tensors is, by hand"
 NOT_HERE: dict[str, str] = dict.fromkeys(
     (
+        *("attributions", "data_and_outputs", "data_assigned", "functions_with_modules"),
         *("compiled_parts", "complex_weights", "cut_by_hand", "dict_batches", "gcn_whole_graph"),
         *("hard_mining", "interop", "mixture_of_experts", "numpy_round_trip", "own_collate"),
         *("own_collate_padded", "raw_tensors", "reinforce", "sequence_losses", "shape_maths"),

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from autoddp.errors import BadInput
 from autoddp.view.boundaries import Renamed, named, node_of, part
+from autoddp.view.family import WholeFamily
 from autoddp.view.rows import Partial, Rows, full, split
 from autoddp.view.rules.operands import PLAIN, related
 from autoddp.view.rules.partial import copies
@@ -179,10 +180,22 @@ def data(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if not split(me):
         return NotImplemented
     if len(args) > 1:
-        me.local.data = _alike(me, args[1])
+        _take_memory(me, args[1])
         return None
     me.family.apart = True
     return related(me, me.local.data)
+
+
+def _take_memory(me: Rows, value: Any) -> None:
+    """Give a batch the memory of another tensor; views of what it had before go their own way."""
+    me.local.data = _alike(me, value)
+    me._whole = None  # was gathered of the memory before
+    if split(value) and value.cuts is me.cuts and value.at == me.at:
+        me.family = value.family
+        return
+    me.family = WholeFamily()
+    if not isinstance(value, (Rows, Partial)):
+        me.family.lend(value.detach(), me.local, me.cuts, me.at, raw=False)
 
 
 def _alike(me: Rows, value: Any) -> Tensor:
