@@ -54,6 +54,13 @@ class Renamed(ast.NodeTransformer):
             node.attr = node.attr.replace("cuda", self.name)
         return node
 
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Make `.cuda()` a `.to()`: no rule knows a method of this device by its name."""
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "cuda":
+            node.func.attr, node.args = "to", node.args or [ast.Constant(self.name)]
+        self.generic_visit(node)
+        return node
+
 
 class Compiled(ast.NodeTransformer):
     """No compiler has code for the accelerator; what stands before its code is torch's own."""
