@@ -32,7 +32,7 @@ class Trackers(Outward):
     """The feature that keeps one run for all ranks, with one name, folder and settings."""
 
     name: ClassVar[str] = "trackers"
-    without: ClassVar[str] = "every rank logs to TensorBoard and wandb, to runs of its own"
+    without: ClassVar[str] = "every rank logs to TensorBoard, wandb and aim, to runs of its own"
 
     def setup(self, undo: ExitStack) -> None:
         """Keep the runs quiet that this rank has from a fork of rank 0."""
@@ -122,6 +122,30 @@ class Trackers(Outward):
         facts = self.effects.do_on_rank0("wandb.init", call.plain)
         with self.effects.context.internal():
             return _seconded(call, facts, self.effects)
+
+    @patch(
+        "aim.sdk.run:Run.__init__",
+        why="one run: rank 0's; the others' have its hash, and a repository of their own",
+        optional=True,
+    )
+    def track_once(self, call: Call) -> Any:
+        """Begin a run of aim on rank 0; the others' are kept in scratch: one may open the files."""
+        if self.effects.mode() is not Mode.SYNCED or call.named.get("read_only"):
+            return call.plain()
+        if self.rank == 0:
+            self.effects.do_on_rank0("aim.Run", call.plain, tell=lambda _: call.instance.hash)
+            return None
+        theirs = self.effects.do_on_rank0("aim.Run", call.plain)
+        with self.effects.context.internal():
+            call.changed(
+                run_hash=None,
+                repo=self.effects.scratch.new("aim"),
+                system_tracking_interval=None,
+                log_system_params=False,
+                capture_terminal_logs=False,
+            )
+        call.instance.hash = theirs
+        return None
 
     @patch(
         "wandb.sdk.wandb_run:Run.log",

@@ -149,3 +149,37 @@ def test_a_module_of_the_scripts_that_is_named_as_a_tracker_is_left_alone(tmp_pa
     (tmp_path / "s.py").write_text("import wandb\nprint(wandb.init(project='x'))\n")
     done = fork_cli("run", "-q", "-n", "2", "s.py", cwd=tmp_path)
     assert (done.rc, done.out) == (0, "{'project': 'x'}\n"), done.err
+
+
+AIM = '''
+import ctypes, uuid
+
+class Run:
+    """As aim's: its files may be opened once, by C code, and its name is drawn."""
+
+    def __init__(self, run_hash=None, *, repo=None, read_only=False, system_tracking_interval=10,
+                 log_system_params=False, capture_terminal_logs=True):
+        self.repo, self.read_only = str(repo or "."), read_only
+        self.watched = bool(system_tracking_interval or capture_terminal_logs)
+        self.hash = run_hash or uuid.uuid4().hex
+        if not read_only and ctypes.CDLL(None).mkdir(f"{self.repo}-lock".encode(), 0o700):
+            raise RuntimeError(f"{self.repo} is locked")
+'''
+
+
+def test_a_run_of_aim_is_rank_0s(tmp_path, monkeypatch):
+    """By a module that behaves so, as aim's packages are large."""
+    (tmp_path / "aim" / "sdk").mkdir(parents=True)
+    (tmp_path / "aim" / "sdk" / "run.py").write_text(AIM)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def script(run):
+        Run = import_module("aim.sdk.run").Run
+        made = Run(repo="here")
+        again = Run(made.hash, repo="here", read_only=True)
+        return made.hash, again.hash, again.repo, made.repo == "here", made.watched
+
+    zero, *others = on_ranks(script, 3, *FEATURES, folder=tmp_path)
+    assert zero == (zero[0], zero[0], "here", True, True)
+    assert others == [(zero[0], zero[0], "here", False, False)] * 2
+    assert (tmp_path / "here-lock").is_dir()
