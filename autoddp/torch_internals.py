@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -40,8 +41,11 @@ no_dispatch, disable_dynamo = torch.utils._mode_utils.no_dispatch, _disable_dyna
 default_store, work_of = _get_default_store, _create_work_from_future
 outside_transforms = temporarily_clear_interpreter_stack
 sparse_of_parts = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors
+is_mutable: Callable[[Any], bool] = attrgetter("_schema.is_mutable")  # writes into arguments
 GRADIENTS = ("grad", "_grad")  # the names by which a tensor shows its gradient
+_MADE_OF_OTHERS = torch._C.DispatchKey.CompositeImplicitAutograd
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
+traced: Callable[[], object] = torch._C._get_tracing_state  # of torch.jit.trace; None if none is
 transform = torch._C._functorch.peek_interpreter_stack  # of torch.func, that runs; or None
 
 
@@ -53,11 +57,6 @@ def in_backward() -> bool:
 def in_function() -> bool:
     """Tell whether autograd's engine runs the backward of an `autograd.Function`."""
     return isinstance(torch._C._current_autograd_node(), torch.autograd.function.BackwardCFunction)
-
-
-def traced() -> bool:
-    """Tell whether `torch.jit.trace` records what runs."""
-    return torch._C._get_tracing_state() is not None
 
 
 def compiler_traces() -> bool:
@@ -289,11 +288,12 @@ def has_kernel(operator: str, device: str) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator}", key)
 
 
+def parts_of(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an operator as those that torch's own code makes it of; NotImplemented if it is one."""
+    made = torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), _MADE_OF_OTHERS)
+    return operator._op_dk(_MADE_OF_OTHERS, *args, **kwargs) if made else NotImplemented
+
+
 def storage_users(storage: torch.UntypedStorage) -> int:
     """Count the tensors, of Python's and of torch's own, that hold a storage."""
     return torch._C._storage_Use_Count(storage._cdata)
-
-
-def is_mutable(operator: Any) -> bool:
-    """Tell whether one overload of an operator says that it writes into what it is given."""
-    return operator._schema.is_mutable

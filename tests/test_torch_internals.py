@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import warnings
+from typing import ClassVar
 
 import pytest
 import torch
@@ -127,7 +128,7 @@ def test_transforms_tracing_and_a_compilers_proxies_are_told():
         found.append(
             (
                 torch_internals.transform() is not None,
-                torch_internals.traced(),
+                bool(torch_internals.traced()),
                 torch_internals.compiler_traces(),
             )
         )
@@ -170,6 +171,23 @@ def test_a_function_that_dynamo_leaves_alone_is_still_one():
 def test_kernels_are_found_by_device():
     assert torch_internals.has_kernel("add.Tensor", "cpu")
     assert not torch_internals.has_kernel("batch_norm_stats", "cpu")
+
+
+def test_an_operator_that_is_made_of_others_is_run_as_these():
+    class Seen(torch_internals.DispatchMode):
+        names: ClassVar[list[str]] = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.names.append(func.overloadpacket.__name__)
+            with self:
+                parts = torch_internals.parts_of(func, *args, **(kwargs or {}))
+            return func(*args, **(kwargs or {})) if parts is NotImplemented else parts
+
+    x = torch.ones(4)
+    with torch.inference_mode(), Seen():
+        torch.dropout(x, 0.5, True)
+    assert Seen.names[0] == "dropout"
+    assert "bernoulli_" in Seen.names
 
 
 def test_tensors_of_one_storage_are_counted():

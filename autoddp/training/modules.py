@@ -284,7 +284,7 @@ def _has_parameters(module: nn.Module) -> bool:
 
 
 def _traced() -> bool:
-    return torch_internals.traced() or torch_internals.transform() is not None
+    return bool(torch_internals.traced()) or torch_internals.transform() is not None
 
 
 def _as_seen(cls: type) -> type:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from autoddp.torch_internals import DispatchMode, HigherOrderOperator, OpOverload
+from autoddp.torch_internals import DispatchMode, HigherOrderOperator, OpOverload, parts_of
 from autoddp.view.boundaries import laid_out, order_of
 from autoddp.view.places import UNKNOWN, Shapes, place
 from autoddp.view.streams import own_stream
@@ -84,6 +84,11 @@ class Draws(DispatchMode):
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
             return self._of_graphs(func, args, kwargs)
+        if torch.is_inference_mode_enabled():
+            with self:  # there an operator that is made of others comes as one, before their draws
+                parts = parts_of(func, *args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
         if not is_random(func):
             return func(*args, **kwargs)
         drawn = self._draw(func, func.overloadpacket.__name__, args, kwargs)
