@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, ClassVar
 
-from autoddp.effects import warned
 from autoddp.effects.engine import Mode
 from autoddp.effects.muting import muted
 from autoddp.effects.outward import Outward
@@ -85,21 +84,6 @@ class Console(Outward):
         if self.terminal and self.rank:
             for number, stream in ((1, sys.stdout), (2, sys.stderr)):
                 self._look_alike(number, stream, undo)
-
-    @patch("warnings:warn", why="a warning names the line that it is about, not ours", hot=True)
-    def warn(self, original: Callable[..., None]) -> Callable[..., None]:
-        """Make a `warn` that does not count frames of autoddp's."""
-        return stands_for(original)(warned.warn_at_place(original))
-
-    @patch(
-        "warnings:_showwarnmsg",
-        why="a warning of C code names the line that it is about, not ours",
-        hot=True,
-        optional=True,
-    )
-    def show(self, original: Callable[..., None]) -> Callable[..., None]:
-        """Make what shows a warning name the script's line in place of autoddp's."""
-        return stands_for(original)(warned.show_at_place(original))
 
     def serve(self, call: Call) -> Any:
         """Serve a row as any other; nothing of ours is said into a prompt."""

@@ -18,6 +18,7 @@ from autoddp.effects.trackers import Trackers
 from autoddp.effects.unshared_folders import UnsharedFolders
 from autoddp.effects.witness import Witness
 from autoddp.patching import Feature
+from autoddp.process.frames import Frames
 from autoddp.process.own_groups import Groups
 from autoddp.training.averaging import Averaging
 from autoddp.training.batchnorm import BatchNorm
@@ -32,6 +33,7 @@ from autoddp.training.sharding import Sharding
 from autoddp.training.visible_devices import Visible
 
 FEATURES: tuple[type[Feature], ...] = (
+    Frames,
     Console,
     Randomness,
     Clocks,

@@ -203,7 +203,7 @@ def test_patches_of_one_feature(capfd):
     features, replaced, _ = capfd.readouterr().out.splitlines()[3].split(" · ")
     assert (features, replaced.split(", ")[0]) == ("files", "numpy:save")
     assert cli.command(["patches", "none"]) == 2
-    assert "none is no feature; autoddp patches takes console, " in capfd.readouterr().err
+    assert "none is no feature; autoddp patches takes frames, " in capfd.readouterr().err
 
 
 def test_env_shows_what_a_bug_report_needs():

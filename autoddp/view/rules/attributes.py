@@ -170,6 +170,8 @@ def grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             me.local._autoddp_grad = mine  # type: ignore[attr-defined]
         return None
     found = me.local.grad if me.local.is_leaf else getattr(me.local, "_autoddp_grad", None)
+    if found is None and not me.local.is_leaf:
+        _ = me.local.grad  # torch warns of that
     return None if found is None else Rows(found, me.cuts, me.at)
 
 

@@ -43,6 +43,7 @@ for step in range(3):
     Warned()(net(x))
     torch.nonzero(net(x)).T.sum()
     net(x).view(6, 3, 1).T
+    net(x).grad
     deprecated(step + 1)
     own()
 deprecated(9)

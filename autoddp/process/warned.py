@@ -6,18 +6,13 @@ shows what that line has given once only. So the script's own line has to be fou
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
-import torch
+from autoddp.process.stacks import OURS, outward
 
-OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
-SCRIPT = os.path.join(OURS, "process", "script.py")  # runs the script: one process has none of it
-HANDS_ON = torch.overrides.__file__  # calls what stands in for torch's functions
 BEYOND = ("sys", 1) if sys.version_info < (3, 13) else ("<sys>", 0)  # where no frame is left
 
 
@@ -34,7 +29,7 @@ def warn_at_place(warn: Callable[..., None]) -> Callable[..., None]:
         frame, passed = sys._getframe(1), False
         level = max(stacklevel, 2 if more.get("skip_file_prefixes") else 1)
         for _ in range(level - 1):
-            outer = _outward(frame, more.get("skip_file_prefixes", ()))
+            outer = outward(frame, lambda file: _skipped(file, more))
             passed |= outer is not frame.f_back
             if outer is None:
                 break
@@ -61,7 +56,7 @@ def show_at_place(show: Callable[[Any], None]) -> Callable[[Any], None]:
             frame = sys._getframe(1)
             while frame is not None and frame.f_code.co_filename != message.filename:
                 frame = frame.f_back  # type: ignore[assignment]
-            outer = _outward(frame) if frame is not None else None
+            outer = outward(frame) if frame is not None else None
             if outer is not None:
                 message.filename, message.lineno = outer.f_code.co_filename, outer.f_lineno
         show(message)
@@ -69,21 +64,8 @@ def show_at_place(show: Callable[[Any], None]) -> Callable[[Any], None]:
     return show_there
 
 
-def _outward(frame: FrameType, skipped: tuple[str, ...] = ()) -> FrameType | None:
-    """Return the next frame outwards that one process has, too.
-
-    A function of torch's that handed a batch held by rows on to autoddp runs once more, below it.
-    """
-    outer, ours = frame.f_back, False
-    while outer is not None:
-        file = outer.f_code.co_filename
-        if file == SCRIPT:
-            return None
-        if file.startswith(OURS):
-            ours = True
-        elif not (ours and (file == HANDS_ON or outer.f_code is frame.f_code)) and not (
-            file.startswith(skipped) or ("importlib" in file and "_bootstrap" in file)
-        ):
-            return outer
-        outer = outer.f_back
-    return None
+def _skipped(file: str, more: dict[str, Any]) -> bool:
+    """Return whether Python itself passes over frames of a file."""
+    return file.startswith(more.get("skip_file_prefixes", ())) or (
+        "importlib" in file and "_bootstrap" in file
+    )

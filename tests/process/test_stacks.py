@@ -1,0 +1,118 @@
+"""Stacks and tracebacks that a script prints have none of our frames, and all of its own."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.support.cli import fork_cli, run_python
+
+SCRIPT = """
+import inspect
+import logging
+import sys
+import traceback
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.set_default_dtype(torch.float64)
+torch.manual_seed(0)
+logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s")
+
+
+class Shown(nn.Module):
+    def forward(self, x):
+        own = [f.function for f in inspect.stack() if f.filename == __file__]
+        print(traceback.format_stack()[0], own)
+        logging.warning("in forward", stack_info=True)
+        return x
+
+
+def told():
+    try:
+        raise KeyError("a key")
+    except KeyError as error:
+        raise ValueError("a value") from error
+
+
+net = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for (x,) in DataLoader(TensorDataset(torch.randn(12, 4)), 6):
+    loss = net(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(round(loss.item(), 9))
+    for act in (
+        lambda: net(x[:, :2]),
+        lambda: F.softmax(net(x), dim=7),
+        lambda: net(x) @ torch.ones(2, 2),
+        lambda: torch.save(net, "nowhere/net.pt"),
+        lambda: open("nowhere"),
+        told,
+    ):
+        try:
+            act()
+        except Exception as error:
+            logging.exception("caught")
+            names = [f.name for f in traceback.extract_tb(error.__traceback__)]
+            print(traceback.format_exc().count("File"), names)
+    Shown()(x)
+    traceback.print_stack(file=sys.stdout)
+    print(len(inspect.stack()), len(traceback.extract_stack()))
+"""
+
+
+@pytest.mark.parametrize("nproc", [1, 2, 3])
+def test_stacks_and_tracebacks_are_those_of_one_process(nproc, tmp_path):
+    path = tmp_path / "traced.py"
+    path.write_text(SCRIPT)
+    alone = run_python(path, cwd=tmp_path)
+    ranks = fork_cli("run", "--nproc", str(nproc), path, cwd=tmp_path)
+    assert alone.out.count("traced.py") > 30, alone.err
+    want, got = ([line.strip(" ^~") for line in done.out.splitlines()] for done in (alone, ranks))
+    assert got == want
+    assert (ranks.rc, ranks.theirs) == (0, "")
+
+
+NAMES = re.compile(r"0x\w+|\(\d+\)")  # of objects, processes and threads
+LOGGED = """
+import sys
+from loguru import logger
+
+logger.remove()
+logger.add(sys.stdout, format="{level} {message}")
+
+
+@logger.catch
+def inverse(x):
+    return 1 / x
+
+
+def caught():
+    try:
+        inverse([])
+        [][1]
+    except IndexError:
+        logger.exception("caught")
+
+
+inverse(0)
+caught()
+"""
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_loguru_shows_the_scripts_frames(nproc, tmp_path):
+    pytest.importorskip("loguru")
+    path = tmp_path / "logged.py"
+    path.write_text(LOGGED)
+    alone = run_python(path, cwd=tmp_path)
+    ranks = fork_cli("run", "--nproc", str(nproc), path, cwd=tmp_path)
+    want, got = (NAMES.sub("", done.out) for done in (alone, ranks))
+    assert "ZeroDivisionError" in want
+    assert (ranks.rc, got) == (0, want)
