@@ -19,18 +19,19 @@ from autoddp.report import INSTALLED, is_users, users_frame, users_line
 
 KIND = "witness"
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-# Python's own audit events, and how many of their first arguments are names that are changed. The
-# making of folders is not among them: twice it either does not matter, or the second rank raises.
+# Python's own audit events, and which of their arguments are names that are changed. The making of
+# folders is not among them: twice it either does not matter, or the second rank raises.
 CHANGES = {
-    "os.remove": 1,
-    "os.rmdir": 1,
-    "os.rename": 2,
-    "os.link": 2,
-    "os.symlink": 2,
-    "os.truncate": 1,
-    "sqlite3.connect": 1,
+    "open": slice(1),
+    "os.remove": slice(1),
+    "os.rmdir": slice(1),
+    "os.rename": slice(2),
+    "os.link": slice(1, 2),
+    "os.symlink": slice(1, 2),
+    "os.truncate": slice(1),
+    "sqlite3.connect": slice(1),
 }
-EVENTS = frozenset(["open", *CHANGES])
+EVENTS = frozenset(CHANGES)
 WAIT = timedelta(seconds=10)  # for rank 1 to end, if rank 0 has something to say
 
 
@@ -74,7 +75,7 @@ class Witness(Outward):
         """Return the name that is changed, None if it is a cache's."""
         if event == "open" and not (isinstance(args[2], int) and args[2] & WRITES):
             return None
-        names = args[: CHANGES.get(event, 1)]
+        names = args[CHANGES[event]]
         # what is below an open folder has no name here; rmtree goes that way once it has begun
         if any(isinstance(name, int) for name in names) or _by_handle(event, args):
             return None

@@ -40,6 +40,9 @@ def past(path):
 def move(path, to):
     os.replace(path, to)
 
+def link(path, at):
+    os.symlink(os.path.basename(path), at)
+
 def cache():
     save(os.path.expanduser("~/.cache/xyz/a"))
     with tempfile.TemporaryDirectory() as folder:
@@ -89,9 +92,12 @@ def test_what_a_library_writes_is_rank_0s_and_is_not_said(on, tmp_path):
         xyz.save(f"out/{run.world.rank}")
         xyz.Writer().add("out/b")
         xyz.move("out/b", "out/c")
+        xyz.save("out/log.7")
+        xyz.link("out/log.7", "out/log")
 
     assert [said for _, said in on(script, 3)] == [[], [], []]
-    assert sorted(os.listdir(tmp_path / "work" / "out")) == ["0", "c"]
+    assert sorted(os.listdir(tmp_path / "work" / "out")) == ["0", "c", "log", "log.7"]
+    assert os.readlink(tmp_path / "work" / "out" / "log") == "log.7"
 
 
 def test_what_writes_past_pythons_open_is_said_once_for_each_line(on):
