@@ -36,7 +36,10 @@ _HERE = os.path.dirname(os.path.dirname(__file__)) + "/"
 # that asks.
 _MACHINERY = tuple(
     _HERE + part
-    for part in ("training/", "effects/", "comm/", "patching/", "process/own_groups.py")
+    for part in (
+        *("training/", "effects/", "comm/", "patching/", "process/own_groups.py"),
+        *("process/frames.py", "process/stacks.py", "process/warned.py"),
+    )
 )
 _SESSION = "/IPython/core/interactiveshell.py"  # `open` in a notebook is a wrapper in this file
 _SHARING = _HERE + "training/sharing/"  # calls what it needs for itself
