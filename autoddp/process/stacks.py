@@ -16,6 +16,9 @@ from typing import Any
 OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 SCRIPT = os.path.join(OURS, "process", "script.py")  # runs the script: one process has none of it
 HANDS_ON = os.path.join("torch", "overrides.py")  # calls what stands in for torch's functions
+# what torch's compiler is told to leave alone, as that is, it calls from here
+BETWEEN = (os.path.join("torch", "_compile.py"), os.path.join("torch", "_dynamo", "eval_frame.py"))
+PASSED = (HANDS_ON, *BETWEEN)
 Walk = Callable[..., Iterable[tuple[FrameType, Any]]]
 
 
@@ -31,7 +34,7 @@ def outward(frame: FrameType, skipped: Callable[[str], bool] | None = None) -> F
             return None
         if file.startswith(OURS):
             ours = True
-        elif not (ours and (file.endswith(HANDS_ON) or outer.f_code is frame.f_code)) and not (
+        elif not (ours and (file.endswith(PASSED) or outer.f_code is frame.f_code)) and not (
             skipped and skipped(file)
         ):
             return outer
@@ -55,18 +58,18 @@ def of_traceback(walk: Walk) -> Walk:
 
     def walk_there(traceback: TracebackType | None) -> Iterator[tuple[FrameType, Any]]:
         kept: list[tuple[FrameType, Any]] = []
-        ours = False
+        ours = handed = False
         for entry in walk(traceback):
             code = entry[0].f_code
             if code.co_filename.startswith(OURS):
                 ours = True
                 continue
-            if ours and kept and kept[-1][0].f_code.co_filename.endswith(HANDS_ON):
+            while ours and kept and kept[-1][0].f_code.co_filename.endswith(PASSED):
+                handed |= kept.pop()[0].f_code.co_filename.endswith(HANDS_ON)
+            if ours and handed and kept and kept[-1][0].f_code is code:
                 kept.pop()
-                if kept and kept[-1][0].f_code is code:
-                    kept.pop()
             kept.append(entry)
-            ours = False
+            ours, handed = False, handed and code.co_filename.endswith(BETWEEN)
         yield from kept
 
     return walk_there

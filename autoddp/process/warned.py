@@ -36,13 +36,14 @@ def warn_at_place(warn: Callable[..., None]) -> Callable[..., None]:
             frame = outer
         else:
             outer = frame
-        if not passed:
-            return warn(message, category, stacklevel + 1, source, **more)
+        if not (passed or more):
+            return warn(message, category, max(stacklevel, 1) + 1, source)
         kind = message.__class__ if isinstance(message, Warning) else category or UserWarning
         space = sys.__dict__ if outer is None else outer.f_globals
         name, line = BEYOND if outer is None else (outer.f_code.co_filename, outer.f_lineno)
         registry = space.setdefault("__warningregistry__", {})
-        where = (name, line, space.get("__name__", "<string>"), registry, space, source)
+        # without the file's globals, as `warn` itself: its source may have no loader
+        where = (name, line, space.get("__name__", "<string>"), registry, None, source)
         return warnings.warn_explicit(message, kind, *where)
 
     return warn_there

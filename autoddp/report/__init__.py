@@ -71,9 +71,13 @@ class Report:
             return
         line, write = f"{PREFIX} {one_line(text)}", bars.above(self.stream)
         if write is None or bars.is_log(self.stream):
-            # past a `write` that was set on the stream, by what keeps what the script prints
-            type(self.stream).write(self.stream, f"{self.begun.end()}{line}\n")
-            self.stream.flush()
+            stream, text = self.stream, f"{self.begun.end()}{line}\n"
+            if "write" in getattr(stream, "__dict__", {}) and hasattr(type(stream), "write"):
+                # past a `write` that was set on it, by what keeps what the script prints
+                type(stream).write(stream, text)
+            else:
+                stream.write(text)
+            stream.flush()
         else:
             write(line)
 

@@ -24,6 +24,7 @@ from autoddp.view.family import version
 from autoddp.view.proof.flow import memory_of
 from autoddp.view.proof.proofs import Verdict
 from autoddp.view.proof.reach import Reach, reach_of
+from autoddp.view.proof.snapshot import Snapshot
 from autoddp.view.proof.trial import TrialCall
 from autoddp.view.proof.verdicts import Verdicts, mine
 from autoddp.view.rows import Partial, Rows, full, split
@@ -78,8 +79,8 @@ class Calls:
         if handed is None:
             return self.whole(run, reach)
         if lead is None and _of_samples(args):
-            self.takes_samples.add(module)
-            return run(*args, **kwargs)  # its parts are called as if by the script
+            self.takes_samples.add(module)  # its parts are called as if by the script
+            return run(*args, **kwargs)
         return self._hand_on(_uncompiled(module, run), handed, lead)
 
     def on_wholes(self, run: Run, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -94,9 +95,9 @@ class Calls:
         """Return whether a call is given samples one by one, as this module is known to be."""
         return bool(args) and isinstance(args[0], LISTS) and module in self.takes_samples
 
-    def whole(self, run: Run, reach: Reach) -> Any:
+    def whole(self, run: Run, reach: Reach, of: Callable[[Any], Any] = full) -> Any:
         """Run the call whole on every rank: few rows, or no batch in sight; no guessing inside."""
-        with self._deeper(), reach.filled([full(x) for x in reach.leaves]) as values:
+        with self._deeper(), reach.filled([of(x) for x in reach.leaves]) as values:
             return reach.call(run, values)
 
     def _hand_on(self, run: Run, given: TrialCall, lead: Rows | None) -> Any:
@@ -126,13 +127,17 @@ class Calls:
         try:
             return self._by_rows(module, run, given, verdict)
         except WRONG as error:
-            with (
-                self.view.context.within(Code.PLAIN),
-                self._deeper(),
-                given.reach.filled([as_whole(x) for x in given.reach.leaves]) as values,
-            ):
-                retell_of(error, lambda: given.reach.call(run, values), module.buffers())
+            if not (state := Snapshot(module)).refused:
+                retell_of(error, lambda: self._on_copies(run, given.reach, state))
             raise
+
+    def _on_copies(self, run: Run, reach: Reach, state: Snapshot) -> None:
+        """Run a call that has failed on as many rows as the whole has; nothing is left of it."""
+        try:
+            with self.view.context.within(Code.PLAIN), self.view.trial():
+                self.whole(run, reach, as_whole)
+        finally:
+            state.put_back()
 
     def _by_rows(self, module: nn.Module, run: Run, given: TrialCall, verdict: Verdict) -> Any:
         """Run the call on this rank's rows, as plain tensors.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,38 +15,46 @@ from autoddp.view.family import is_shape
 from autoddp.view.generators import Generators
 
 WRONG = (RuntimeError, ValueError, IndexError, TypeError)  # what a wrong shape or index raises
-NUMBER = re.compile(r"\d+")
+NUMBER = re.compile(r"-?\d+")
 OTHERS = (torch.OutOfMemoryError, dist.DistError)  # of these, which have nothing to do with shapes
 
 
 def retell(error: Exception, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
     """Give `error`, which `func` raised on this rank's rows, the words that it has on the whole."""
-    given, named = tree_map(as_whole, (args, kwargs), is_leaf=is_shape)
-    retell_of(error, lambda: func(*given, **named))
+
+    def again() -> None:
+        given, named = tree_map(as_whole, (args, kwargs), is_leaf=is_shape)
+        func(*given, **named)
+
+    retell_of(error, again)
 
 
-def retell_of(error: Exception, again: Callable[[], Any], kept: Iterable[Tensor] = ()) -> None:
+def retell_of(error: Exception, again: Callable[[], Any]) -> None:
     """Give `error` the words of what `again` raises, if these differ by numbers alone.
 
     No rank can gather here, as another may have had no error: `again` has to make the call on a
-    batch of the whole's shape, as `as_whole` does. What it draws, and writes into tensors that are
-    to be `kept`, is undone.
+    batch of the whole's shape, as `as_whole` does. What it draws is undone.
     """
     if isinstance(error, OTHERS):
         return
-    generators, before = Generators(), [(x, x.detach().clone()) for x in kept]
+    try:
+        told = _raised(again)
+    except Exception:  # that of a copy says nothing about the script
+        return
+    if type(told) is type(error) and NUMBER.sub("", str(told)) == NUMBER.sub("", str(error)):
+        error.args = told.args
+
+
+def _raised(again: Callable[[], Any]) -> Exception | None:
+    generators = Generators()
     try:
         with torch.no_grad():
             again()
-    except type(error) as told:
-        if NUMBER.sub("", str(told)) == NUMBER.sub("", str(error)):
-            error.args = told.args
-    except Exception:  # that of a copy says nothing about the script
-        return
+    except Exception as told:
+        return told
     finally:
         generators.put_back()
-        for x, was in before:
-            x.detach().copy_(was)
+    return None
 
 
 def as_whole(x: Any) -> Any:

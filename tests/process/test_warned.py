@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from tests.support.cli import fork_cli, run_python
@@ -75,3 +77,28 @@ def test_a_warning_names_the_line_that_it_is_about(nproc, tmp_path):
     assert alone.err.count("warned.py") > 10
     assert ranks.theirs.splitlines() == alone.err.splitlines()
     assert (ranks.rc, ranks.out) == (alone.rc, alone.out) == (0, alone.out)
+
+
+def test_a_warning_in_a_script_that_is_typed_is_shown(tmp_path):
+    """It has no source to be looked up."""
+    script = SCRIPT.split("for step")[0] + "F.mse_loss(net(torch.ones(6, 4)), torch.zeros(6, 1))\n"
+    alone = run_python("-", cwd=tmp_path, stdin=script)
+    ranks = fork_cli("run", "--nproc", "2", "-", cwd=tmp_path, stdin=script)
+    assert "Using a target size" in alone.err
+    assert (ranks.rc, ranks.theirs) == (0, alone.err)
+
+
+def test_levels_below_one_and_prefixes(tmp_path):
+    more = ", skip_file_prefixes=(__file__,)" if sys.version_info >= (3, 12) else ""
+    path = tmp_path / "levels.py"
+    path.write_text(
+        "import warnings\n"
+        "warnings.filterwarnings('ignore', module='nothing')\n"
+        "for level in (-1, 0, 1, 2, 5):\n"
+        f"    (lambda: warnings.warn(f'level {{level}}', stacklevel=level{more}))()\n"
+        "    warnings.warn(f'above {level}', stacklevel=level)\n"
+    )
+    alone = run_python(path, cwd=tmp_path)
+    ranks = fork_cli("run", "--nproc", "2", path, cwd=tmp_path)
+    assert alone.err.count("Warning") > 6
+    assert (ranks.rc, ranks.theirs) == (0, alone.err)

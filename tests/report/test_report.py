@@ -119,3 +119,16 @@ def test_a_line_is_not_kept_by_what_keeps_what_the_script_prints():
     report.say("ours")
     assert "".join(kept) == "epoch 1\n"
     assert stream.getvalue() == "epoch 1\n[autoddp] ours\n"
+
+
+def test_a_stream_may_be_anything_that_writes():
+    class Handing:
+        def __init__(self, stream):
+            self.stream = stream
+
+        def __getattr__(self, name):
+            return getattr(self.stream, name)
+
+    stream = io.StringIO()
+    Report(speaks=True, stream=Handing(stream)).say("ours")
+    assert stream.getvalue() == "[autoddp] ours\n"

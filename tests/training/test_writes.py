@@ -26,7 +26,9 @@ WRITES = {
     "by an operator, in turn": "x = []\nfor k in range(2):\n    x += [1]\n    x = self.rows[k]",
     "what shows its memory": "x = torch.from_numpy(self.x[i]).view(-1)\nx.add_(1)",
     "what may show its memory": "x = np.asarray(self.x[i])\nx[0] = 1",
-    "what may be of this type": "x = self.x[i].float()\nx /= 255",
+    "by an operator, in a loop": "for row in self.rows:\n    row += [1]",
+    "by an operator, one of two": "y = self.y[i]\nif i:\n    y = self.x[i]\ny -= 1",
+    "a slice of a list": "ys = self.y[:3]\nys = self.rows[0]\nys += [1]",
     "an element of a tensor": "x = self.x[i]\nx[0] = 2",
     "a global": "global seen\nseen = i",
     "a global list": "LIST.append(i)",
@@ -72,6 +74,14 @@ NONE = {
     "what it is given": "return self.marked({'x': self.x[i]})",
     "a text": "name = self.names[i]\nname += '.png'\nname += f'{i}'\nreturn name",
     "what it has made first": "x = self.x[i]\nx = x.clone()\nx /= 2\nreturn x",
+    "a number": "y = self.y[i]\ny -= 1\nreturn y",
+    "a number of an array": "y = self.array[i]\ny -= 1\nreturn y",
+    "a number of a tuple": "x, y = self.pairs[i]\ny -= 1\nreturn x, y",
+    "a number made of one": "y = int(self.y[i])\ny -= 1\nreturn y",
+    "a tensor of another type": "x = self.x[i].float()\nx /= 255\nreturn x",
+    "an array of another type": "x = np.asarray(self.x[i], dtype=np.float32)\nx /= 255\nreturn x",
+    "parts of a text": "parts = self.names[i].split('/')\nparts.append('a')\nreturn parts",
+    "the first of some": "return next(iter(self.cache.values()), 0)",
     "a number of its own": "n = len(self.x)\nn -= 1\nreturn self.x[n]",
     "functions of modules": "return np.append(self.x[i], 1), torch.add(self.x[i], 1), np.sort([2])",
     "words": "return NAME.partition('-')[0], self.x[i]",
@@ -125,6 +135,8 @@ class Files:
         self.x, self.y, self.rows = torch.zeros(9, 2), [1] * 9, [[] for _ in range(9)]
         self.count, self.cache, self.broken, self.transform = 0, {}, [], Transform()
         self.rows.append([])
+        self.array, self.pairs = np.arange(9), [("a", k) for k in range(9)]
+        self.names = ["a/b"] * 9
 
     def note(self, i):
         self.broken.append(i)
@@ -160,7 +172,8 @@ def found(tmp_path, monkeypatch):
         monkeypatch.syspath_prepend(tmp_path)  # as a user's own file
         monkeypatch.setitem(sys.modules, path.stem, module)
         spec.loader.exec_module(module)
-        return may_write(Reached(module.Files()).called())
+        data = module.Files()
+        return may_write(Reached(data).called(), data)
 
     return find
 

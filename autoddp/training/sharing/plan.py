@@ -140,7 +140,8 @@ def tried(view: View, loader: Any) -> Tried:
     before, state = Generators(), Snapshot(dataset=loader.dataset)
     if state.refused:
         return Tried(state.refused, state=True)
-    if state.large and (written := may_write(reached.called())):
+    called = reached.called()
+    if state.large and (written := may_write(called, loader.dataset, acts=False)):
         why = f"{state.large} is too large to be put back, and {written}, may write there"
         return Tried(why, state=True)
     try:
@@ -156,8 +157,7 @@ def tried(view: View, loader: Any) -> Tried:
         return Tried(f"its data set keeps state: {changed}", draws, state=True)
     if not numbers_only(sample):
         return Tried("a sample holds more than numbers", draws)
-    called = reached.called()
-    written = may_write(called)
+    written = may_write(called, loader.dataset)
     reason = f"its data set may keep state, print or write: {written}" if written else ""
     return Tried(reason, draws, runs=bool(called), kinds=_kinds(sample))
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
@@ -37,26 +38,34 @@ ACTS = {
 OPEN = "open"  # if it is given a mode that writes
 # what gives a part of what it is called on, or of its first argument, or shows its memory
 HANDS_OUT = {
-    *("get", "setdefault", "values", "items", "__getitem__", "getattr", "vars", "iter", "reversed"),
-    *("from_numpy", "asarray", "asanyarray", "as_tensor", "ascontiguousarray", "contiguous"),
-    *("numpy", "detach", "view", "view_as", "reshape", "reshape_as", "ravel", "flatten", "squeeze"),
-    *("unsqueeze", "expand_dims", "transpose", "permute", "swapaxes", "moveaxis", "movedim", "t"),
-    *("narrow", "select", "unbind", "chunk", "split", "diagonal", "expand", "as_strided", "rot90"),
-    *("to", "type", "type_as", "cpu", "float", "double", "half", "long", "int", "flip", "unfold"),
+    *("get", "setdefault", "values", "items", "__getitem__", "getattr", "vars"),
+    *("from_numpy", "contiguous", "numpy", "detach", "view", "view_as", "reshape", "reshape_as"),
+    *("ravel", "flatten", "squeeze", "unsqueeze", "expand_dims", "transpose", "permute", "t"),
+    *("swapaxes", "moveaxis", "movedim", "narrow", "select", "unbind", "diagonal", "expand"),
+    *("as_strided", "unfold", "cpu"),
 }
+# what shows its memory unless it is told of another type, which as a rule the data has not
+CONVERTS = {"asarray", "asanyarray", "as_tensor", "ascontiguousarray"}
 BY_CALL = {"__call__", "forward"}  # what an object that is called runs
 Names = set[str]
 
 
-def may_write(functions: Iterable[FunctionType]) -> str:
-    """Return the place of a function that may write into what outlives its call, or nothing."""
+def may_write(functions: Iterable[FunctionType], owner: Any = None, acts: bool = True) -> str:
+    """Return the place of a function that may write into what outlives its call, or nothing.
+
+    Args:
+        functions: Whatever a fetch may call.
+        owner: The data set, in whose lists elements may be seen to be numbers and texts.
+        acts: Whether what it prints, logs and writes to files counts, too.
+    """
     functions, given = list(functions), set[str]()
+    atoms = cache(lambda: _atoms(owner))  # it looks at every element: only where that matters
     while True:
         passed = set(given)
         for function in functions:
             found, takes = nodes_of(function.__code__), function.__name__ in given
-            readings = [Reading(node, function, takes) for node in found]
-            if not found or any(reading.writes() for reading in readings):
+            readings = [Reading(node, function, takes, atoms) for node in found]
+            if not found or any(reading.writes(acts) for reading in readings):
                 return f"{function.__qualname__}, line {function.__code__.co_firstlineno}"
             passed = passed.union(*(reading.given() for reading in readings))
         if passed == given:
@@ -72,8 +81,14 @@ class Reading:
         itself: Its name for the object whose method it is, if it is one.
     """
 
-    def __init__(self, node: Any, function: FunctionType, takes: bool = False) -> None:
-        self.node, self.function = node, function
+    def __init__(
+        self,
+        node: Any,
+        function: FunctionType,
+        takes: bool = False,
+        atoms: Callable[[], dict[str, set[str]]] = dict,
+    ) -> None:
+        self.node, self.function, self._atoms, self._acts = node, function, atoms, True
         code = function.__code__
         self.local: Names = {*code.co_varnames, *code.co_cellvars}
         inner = [each for each in ast.walk(node) if isinstance(each, ast.arg)]
@@ -82,11 +97,13 @@ class Reading:
         self.itself = (*code.co_varnames, "")[0] if _is_method(function) else ""
         count = code.co_argcount if takes else int(bool(self.itself))
         self.shared: Names = set(code.co_varnames[:count])
+        self._given = set(self.shared)
         for _ in range(2):  # a name of a name
             self._alias()
 
-    def writes(self) -> bool:
+    def writes(self, acts: bool = True) -> bool:
         """Return whether it may write into anything shared, or act on the world."""
+        self._acts = acts
         return any(self._is_write(node) for node in ast.walk(self.node))
 
     def given(self) -> Names:
@@ -127,19 +144,39 @@ class Reading:
         if isinstance(node.value, ast.JoinedStr) or type(getattr(node.value, "value", 0)) is str:
             return True
         name = node.target.id
+        if all(map(self._is_atom, self._held_by(name))):
+            return True
         made = [a for a in ast.walk(self.node) if isinstance(a, ast.Assign) and _stores(a, name)]
         always = [a for a in getattr(self.node, "body", ()) if a in made and a.lineno < node.lineno]
         return bool(always) and not any(
             self._is_shared(a.value) for a in made if a.lineno >= always[-1].lineno
         )
 
+    def _held_by(self, name: str) -> list[Any]:
+        """Return the shared expressions that a name stands for, None for what is none's element."""
+        found: list[Any] = [None] if name in self._given else []
+        for node in ast.walk(self.node):
+            if isinstance(node, ast.Assign) and _stores(node, name):
+                found += [node.value] if self._is_shared(node.value) else []
+            elif isinstance(node, (ast.For, ast.comprehension, ast.NamedExpr, ast.AnnAssign)):
+                found += [None] if _stores(node.target, name) else []
+        return found
+
+    def _is_atom(self, node: Any) -> bool:
+        """Return whether an expression is an element of a list that holds numbers and texts."""
+        held = getattr(node, "value", None)
+        by_place = isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Slice)
+        if not (by_place and isinstance(held, ast.Attribute)):
+            return False
+        return held.attr in self._atoms().get(_class_of(self.function), ())
+
     def _is_change(self, call: Any) -> bool:
         """Return whether a call changes what is shared, or the world."""
         name, of = _called(call), getattr(call.func, "value", None)
         if name in ACTS and not self._is_itself(of):
-            return True
+            return self._acts
         if name == OPEN and _opens_to_write(call):
-            return True
+            return self._acts
         if of is not None and name.endswith("_") and not name.endswith("__") and self._is_held(of):
             return True
         filled = [each.value for each in call.keywords if each.arg == "out"]
@@ -177,6 +214,28 @@ class Reading:
         return value is not None and type(value) not in ATOMS
 
 
+def _atoms(owner: Any) -> dict[str, set[str]]:
+    """Return, by class, the names of lists and arrays whose elements nobody can write into."""
+    found = dict[str, set[str]]()
+    while owner is not None:
+        held = getattr(owner, "__dict__", {})
+        names = {name for name, value in held.items() if _holds_atoms(value)}
+        for kind in type(owner).__mro__:
+            found[kind.__name__] = found.get(kind.__name__, names) & names
+        owner = held.get("dataset")
+    return found
+
+
+def _class_of(function: FunctionType) -> str:
+    return "".join(function.__qualname__.split(".")[-2:-1])
+
+
+def _holds_atoms(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(type(x) in ATOMS or (type(x) is tuple and _holds_atoms(x)) for x in value)
+    return type(value).__name__ == "ndarray" and value.ndim == 1 and value.dtype != object
+
+
 def _handed_out(node: Any) -> list[Any]:
     """Return the expressions of which one is the value of another, or a part of it."""
     if isinstance(node, (ast.Tuple, ast.List)):
@@ -185,7 +244,10 @@ def _handed_out(node: Any) -> list[Any]:
         return node.values
     if isinstance(node, ast.IfExp):
         return [node.body, node.orelse]
-    if isinstance(node, ast.Call) and _called(node) in HANDS_OUT:
+    plain = isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords
+    if isinstance(node, ast.Call) and (
+        _called(node) in HANDS_OUT or (plain and _called(node) in CONVERTS)
+    ):
         return [*node.args[:1], *([node.func.value] if hasattr(node.func, "value") else [])]
     return []
 
