@@ -1,7 +1,6 @@
 """The private names of torch that autoddp stands on; each has a test of its own.
 
-The tests are in tests/test_torch_internals.py. All were run in torch 2.6 to 2.14. What differs
-between versions of torch is a function here, too, which says in which versions.
+They were run in torch 2.6 to 2.14; what differs between versions is a function here, too.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ TensorBase: type = torch._C.TensorBase
 BatchNorm = torch.nn.modules.batchnorm._BatchNorm  # of all dimensions, synchronized or not
 plain_tensors = torch._C.DisableTorchFunctionSubclass  # inside, subclasses are plain tensors
 no_torch_function = torch._C.DisableTorchFunction  # inside, modes are not asked either
+as_builtin = torch.jit._builtins._register_builtin  # names TorchScript's operator for a function
 no_dispatch, disable_dynamo = torch.utils._mode_utils.no_dispatch, _disable_dynamo
 default_store, work_of = _get_default_store, _create_work_from_future
 outside_transforms = temporarily_clear_interpreter_stack

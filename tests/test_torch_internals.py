@@ -190,6 +190,24 @@ def test_an_operator_that_is_made_of_others_is_run_as_these():
     assert "bernoulli_" in Seen.names
 
 
+def test_torchscript_takes_a_function_for_an_operator():
+    def said(text):
+        raise AssertionError(text)
+
+    def telling(x: torch.Tensor):
+        said("a text")
+        return x
+
+    torch_internals.as_builtin(said, "aten::warn")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert "aten::warn" in str(torch.jit.script(telling).graph)
+    BUILTINS.append(said)
+
+
+BUILTINS = []  # torch knows them by their ids for as long as it runs
+
+
 def test_tensors_of_one_storage_are_counted():
     x = torch.ones(4)
     one = torch_internals.storage_users(x.untyped_storage())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -61,8 +62,13 @@ class Frames(Feature):
 
     @patch("warnings:warn", why=WARNED, hot=True)
     def warn(self, original: Function) -> Function:
-        """Make a `warn` that does not count frames of autoddp's."""
-        return stands_for(original)(warned.warn_at_place(original))
+        """Make a `warn` that does not count frames of autoddp's; TorchScript knows it for that."""
+        made = stands_for(original)(warned.warn_at_place(original))
+        if "torch" in sys.modules:
+            from autoddp import torch_internals
+
+            torch_internals.as_builtin(made, "aten::warn")
+        return made
 
     @patch("warnings:_showwarnmsg", why=WARNED, hot=True, optional=True)
     def show(self, original: Function) -> Function:

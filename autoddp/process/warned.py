@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from autoddp.process.stacks import OURS, outward
@@ -16,6 +17,7 @@ from autoddp.process.stacks import OURS, outward
 BEYOND = ("sys", 1) if sys.version_info < (3, 13) else ("<sys>", 0)  # where no frame is left
 
 
+@cache  # TorchScript knows it by its id, which no other function may have
 def warn_at_place(warn: Callable[..., None]) -> Callable[..., None]:
     """Return what stands in for `warnings.warn`."""
 
