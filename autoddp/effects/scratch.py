@@ -61,6 +61,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self._folder: str | None = None
+        self._made: list[str] = []  # folders to be that
         self._owner, self._lent = 0, False
         self._count = 0
         self.overlay = Entries()
@@ -91,11 +92,12 @@ class Scratch:
     def ready(self) -> str:
         """Return the private folder, made before a fork, so that who made it removes it."""
         if self._folder is None:
-            self._owner, self._folder = (
-                os.getpid(),
-                paths.fresh(HERE.private or temporary_folder()),
-            )
-            self._open_log(self._folder)
+            made = paths.fresh(HERE.private or temporary_folder())
+            self._made.append(made)  # another thread may be here, too: the first one's counts
+            if self._made[0] != made:
+                posix.rmdir(made)
+            self._open_log(self._made[0])
+            self._owner, self._folder = os.getpid(), self._made[0]
         return self._folder
 
     def below(self, folder: str) -> None:
