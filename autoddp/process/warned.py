@@ -29,16 +29,19 @@ def warn_at_place(warn: Callable[..., None]) -> Callable[..., None]:
         **more: Any,
     ) -> None:
         frame, passed = sys._getframe(1), False
-        level = max(stacklevel, 2 if more.get("skip_file_prefixes") else 1)
-        for _ in range(level - 1):
-            outer = outward(frame, lambda file: _skipped(file, more))
+        if prefixes := more.get("skip_file_prefixes"):  # from Python 3.12 on
+            own = not frame.f_code.co_filename.startswith(prefixes)  # then this frame counts
+            more = {"skip_file_prefixes": (*prefixes, OURS)}
+            return warn(message, category, max(stacklevel, 2) + own, source, **more)
+        for _ in range(stacklevel - 1):
+            outer = outward(frame, _skipped)
             passed |= outer is not frame.f_back
             if outer is None:
                 break
             frame = outer
         else:
             outer = frame
-        if not (passed or more):
+        if not passed:
             return warn(message, category, max(stacklevel, 1) + 1, source)
         kind = message.__class__ if isinstance(message, Warning) else category or UserWarning
         space = sys.__dict__ if outer is None else outer.f_globals
@@ -67,8 +70,6 @@ def show_at_place(show: Callable[[Any], None]) -> Callable[[Any], None]:
     return show_there
 
 
-def _skipped(file: str, more: dict[str, Any]) -> bool:
+def _skipped(file: str) -> bool:
     """Return whether Python itself passes over frames of a file."""
-    return file.startswith(more.get("skip_file_prefixes", ())) or (
-        "importlib" in file and "_bootstrap" in file
-    )
+    return "importlib" in file and "_bootstrap" in file

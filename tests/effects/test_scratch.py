@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
+from autoddp.comm.place import HERE
 from autoddp.effects import paths
 from autoddp.effects.scratch import Scratch
 
@@ -17,7 +18,7 @@ def test_threads_that_ask_at_once_have_one_folder(monkeypatch, tmp_path):
         return plain(beside)
 
     monkeypatch.setattr(paths, "fresh", fresh)
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(HERE, "private", str(tmp_path))
     scratch, found = Scratch(), []
     threads = [threading.Thread(target=lambda: found.append(scratch.ready())) for _ in range(4)]
     for thread in threads:
