@@ -50,6 +50,11 @@ class Frames(Feature):
         """Make a list of frames in which there are none of autoddp's."""
         return stands_for(original)(stacks.of_frames(original))
 
+    @patch("inspect:getinnerframes", why=STACK, hot=True)
+    def list_inner(self, original: Function) -> Function:
+        """Make such a list of the frames of a traceback, for `inspect.trace`, too."""
+        return stands_for(original)(stacks.of_inner(original))
+
     @patch(
         "loguru._better_exceptions:ExceptionFormatter._extract_frames",
         why=STACK,

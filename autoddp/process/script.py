@@ -14,19 +14,19 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 from importlib.util import decode_source
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import FrameType, ModuleType, TracebackType
 
 from autoddp.comm.place import HERE
 from autoddp.errors import BadInput
+from autoddp.process import stacks
 from autoddp.process.script_file import check_source, find_module, wanted
 from autoddp.process.source import SourceFacts, read
 
-OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 STDIN = "<stdin>"
 INTERRUPTED = 130  # 128 + SIGINT: what a shell makes of a Python that Ctrl-C ended
 
@@ -271,11 +271,13 @@ def strip(error: BaseException) -> None:
 
 
 def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
-    kept: list[TracebackType] = []
-    while traceback is not None:
-        if not traceback.tb_frame.f_code.co_filename.startswith(OURS):
-            kept.append(traceback)
-        traceback = traceback.tb_next
+    kept = [entry for _, entry in stacks.of_traceback(_entries)(traceback)]
     for entry, following in zip(kept, [*kept, None][1:], strict=True):
         entry.tb_next = following
     return kept[0] if kept else None
+
+
+def _entries(traceback: TracebackType | None) -> Iterator[tuple[FrameType, TracebackType]]:
+    while traceback is not None:
+        yield traceback.tb_frame, traceback
+        traceback = traceback.tb_next

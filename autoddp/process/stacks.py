@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
-OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
+OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 SCRIPT = os.path.join(OURS, "process", "script.py")  # runs the script: one process has none of it
 HANDS_ON = os.path.join("torch", "overrides.py")  # calls what stands in for torch's functions
 # what torch's compiler is told to leave alone, as that is, it calls from here
@@ -86,6 +86,15 @@ def of_frames(outer: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
         return [found for found in outer(frame, context) if id(found.frame) in known]
 
     return getouterframes
+
+
+def of_inner(inner: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Return what stands in for `inspect.getinnerframes`, whose entries begin with their frames."""
+
+    def getinnerframes(tb: TracebackType | None, context: int = 1) -> list[Any]:
+        return list(of_traceback(lambda entries: inner(entries, context))(tb))
+
+    return getinnerframes
 
 
 class OwnFrame:

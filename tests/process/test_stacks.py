@@ -60,7 +60,7 @@ for (x,) in DataLoader(TensorDataset(torch.randn(12, 4)), 6):
         except Exception as error:
             logging.exception("caught")
             names = [f.name for f in traceback.extract_tb(error.__traceback__)]
-            print(traceback.format_exc().count("File"), names)
+            print(traceback.format_exc().count("File"), names, len(inspect.trace()))
     Shown()(x)
     traceback.print_stack(file=sys.stdout)
     print(len(inspect.stack()), len(traceback.extract_stack()))

@@ -93,10 +93,11 @@ def test_levels_below_one_and_prefixes(tmp_path):
     path = tmp_path / "levels.py"
     path.write_text(
         "import warnings\n"
-        "warnings.filterwarnings('ignore', module='nothing')\n"
+        "warnings.filterwarnings('ignore', 'quiet', module='__main__')\n"
         "for level in (-1, 0, 1, 2, 5):\n"
         f"    (lambda: warnings.warn(f'level {{level}}', stacklevel=min(level, 2){more}))()\n"
         "    warnings.warn(f'above {level}', stacklevel=level)\n"
+        "    warnings.warn('quiet', stacklevel=min(level, 1))\n"
     )
     alone = run_python(path, cwd=tmp_path)
     ranks = fork_cli("run", "--nproc", "2", path, cwd=tmp_path)
