@@ -138,7 +138,8 @@ class Scratch:
 
     def holds(self, at: str) -> bool:
         """Return whether `at` is in the private folder; a child process's is in its parent's."""
-        return self._folder is not None and at.startswith(self._folder + "/")
+        folders = self._made[:1] if self._folder is None else [self._folder]  # its log comes first
+        return any(at.startswith(folder + "/") for folder in folders)
 
     def alive(self, path: str) -> str:
         """Open a file of the disk; return where it can be read even after rank 0 removes it."""
@@ -204,6 +205,7 @@ class Scratch:
         if self._folder is not None and not self._lent:
             paths.remove(self._folder)
         self._folder = None
+        self._made.clear()
 
     def _below(self, path: str) -> Iterator[str]:
         return (k for k in list(self.overlay) if k == path or k.startswith(path.rstrip("/") + "/"))
