@@ -27,6 +27,7 @@ from torch.distributed import PrefixStore, ProcessGroup, Store, TCPStore
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 
 VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])  # (2, 14)
 DispatchMode = torch.utils._python_dispatch.TorchDispatchMode
@@ -100,26 +101,6 @@ def operator_on_host(name: str) -> Callable[[Callable[..., Any]], CustomOpDef]:
     """
     tags: dict[str, Any] = {"tags": [torch.Tag.cudagraph_unsafe]} if GRAPHS_LEAVE_OUT else {}
     return torch.library.custom_op(name, mutates_args=(), **tags)
-
-
-def precisions(device: str) -> set[str]:
-    """Return torch's words for what float32 may be computed in on this type of device.
-
-    Torch up to 2.8 has one setting of products for CPUs and CUDA, and another of cuDNN.
-    """
-    known: Any = torch.backends
-    later = hasattr(known.mkldnn, "matmul")
-    if device == "cpu":
-        if later:
-            return {known.mkldnn.matmul.fp32_precision, known.mkldnn.conv.fp32_precision}
-        words = {"highest": "ieee", "high": "tf32", "medium": "bf16"}
-        return {words[torch.get_float32_matmul_precision()]}
-    if device != "cuda":
-        return {"unknown"}
-    if later:
-        cudnn = {known.cudnn.conv.fp32_precision, known.cudnn.rnn.fp32_precision}
-        return cudnn | {known.cuda.matmul.fp32_precision}
-    return {"tf32" if known.cudnn.allow_tf32 or known.cuda.matmul.allow_tf32 else "ieee"}
 
 
 def keep_order(operator: CustomOpDef) -> None:
@@ -288,10 +269,22 @@ def has_kernel(operator: str, device: str) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator}", key)
 
 
-def parts_of(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run an operator as those that torch's own code makes it of; NotImplemented if it is one."""
-    made = torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), _MADE_OF_OTHERS)
-    return operator._op_dk(_MADE_OF_OTHERS, *args, **kwargs) if made else NotImplemented
+def parts_of(mode: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an operator under a mode as those that torch makes it of; NotImplemented if it is one.
+
+    A mode is asked with autocast off. What an operator is made of is cast as its caller has set,
+    unless autocast has cast the operator's own arguments.
+    """
+    name, has_kernel_for = operator.name(), torch._C._dispatch_has_kernel_for_dispatch_key
+    if not has_kernel_for(name, _MADE_OF_OTHERS):
+        return NotImplemented
+    types = {x.device.type for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+    keys = [f"Autocast{torch._C._dispatch_key_for_device(type)}" for type in types]
+    known = [key for key in keys if hasattr(torch._C.DispatchKey, key)]
+    cast = any(has_kernel_for(name, key) for key in known)
+    with torch._C._RestorePythonTLSSnapshot(), mode:
+        with torch._C._DisableAutocast() if cast else nullcontext():
+            return operator._op_dk(_MADE_OF_OTHERS, *args, **kwargs)
 
 
 def storage_users(storage: torch.UntypedStorage) -> int:

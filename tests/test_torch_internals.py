@@ -179,8 +179,7 @@ def test_an_operator_that_is_made_of_others_is_run_as_these():
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             self.names.append(func.overloadpacket.__name__)
-            with self:
-                parts = torch_internals.parts_of(func, *args, **(kwargs or {}))
+            parts = torch_internals.parts_of(self, func, *args, **(kwargs or {}))
             return func(*args, **(kwargs or {})) if parts is NotImplemented else parts
 
     x = torch.ones(4)
@@ -188,6 +187,33 @@ def test_an_operator_that_is_made_of_others_is_run_as_these():
         torch.dropout(x, 0.5, True)
     assert Seen.names[0] == "dropout"
     assert "bernoulli_" in Seen.names
+
+
+def test_the_parts_of_an_operator_are_cast_as_its_caller_has_set():
+    class Made(torch_internals.DispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            parts = torch_internals.parts_of(self, func, *args, **(kwargs or {}))
+            return func(*args, **(kwargs or {})) if parts is NotImplemented else parts
+
+    x, lstm = torch.rand(3, 4), torch.nn.LSTM(4, 4)
+    calls = {
+        "mm": lambda: torch.mm(x, x.T),
+        "einsum": lambda: torch.einsum("ij,kj->ik", x, x),
+        "linear": lambda: torch.nn.functional.linear(x, x),
+        "lstm": lambda: lstm(x)[0],
+        "gru_cell": lambda: torch.nn.GRUCell(4, 4)(x),
+        "losses": lambda: torch.nn.functional.smooth_l1_loss(torch.mm(x, x.T), x @ x.T),
+        "cosine": lambda: torch.cosine_similarity(torch.mm(x, x.T), torch.mm(x, x.T)),
+        "off": lambda: torch.autocast("cpu", enabled=False)(torch.inner)(x, x),
+        "attention": lambda: torch.nn.MultiheadAttention(4, 2)(x, x, x)[0],
+    }
+    for name, call in calls.items():
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+            torch.manual_seed(0)
+            alone = call()
+            with Made():
+                torch.manual_seed(0)
+                torch.testing.assert_close(call(), alone, msg=name)
 
 
 def test_torchscript_takes_a_function_for_an_operator():

@@ -85,8 +85,8 @@ class Draws(DispatchMode):
         if isinstance(func, HigherOrderOperator):
             return self._of_graphs(func, args, kwargs)
         if torch.is_inference_mode_enabled():
-            with self:  # there an operator that is made of others comes as one, before their draws
-                parts = parts_of(func, *args, **kwargs)
+            # there an operator that is made of others comes as one, before their draws
+            parts = parts_of(self, func, *args, **kwargs)
             if parts is not NotImplemented:
                 return parts
         if not is_random(func):

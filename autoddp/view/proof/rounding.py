@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
 
-from autoddp.torch_internals import precisions
+import torch
 
 LOW = 5e-2  # halves, times what a sum of many terms makes of it
 TF32 = 1e-2
@@ -33,3 +33,23 @@ def single(device: str) -> float:
     if "bf16" in kinds:
         return LOW
     return SINGLE if kinds <= OFF else TF32
+
+
+def precisions(device: str) -> set[str]:
+    """Return torch's words for what float32 may be computed in on this type of device.
+
+    Torch up to 2.8 has one setting of products for CPUs and CUDA, and another of cuDNN.
+    """
+    known: Any = torch.backends
+    later = hasattr(known.mkldnn, "matmul")
+    if device == "cpu":
+        if later:
+            return {known.mkldnn.matmul.fp32_precision, known.mkldnn.conv.fp32_precision}
+        words = {"highest": "ieee", "high": "tf32", "medium": "bf16"}
+        return {words[torch.get_float32_matmul_precision()]}
+    if device != "cuda":
+        return {"unknown"}
+    if later:
+        cudnn = {known.cudnn.conv.fp32_precision, known.cudnn.rnn.fp32_precision}
+        return cudnn | {known.cuda.matmul.fp32_precision}
+    return {"tf32" if known.cudnn.allow_tf32 or known.cuda.matmul.allow_tf32 else "ieee"}
