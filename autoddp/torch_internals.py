@@ -275,16 +275,19 @@ def parts_of(mode: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
     A mode is asked with autocast off. What an operator is made of is cast as its caller has set,
     unless autocast has cast the operator's own arguments.
     """
-    name, has_kernel_for = operator.name(), torch._C._dispatch_has_kernel_for_dispatch_key
+    known: Any = torch._C
+    name, has_kernel_for = operator.name(), known._dispatch_has_kernel_for_dispatch_key
     if not has_kernel_for(name, _MADE_OF_OTHERS):
         return NotImplemented
     types = {x.device.type for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
-    keys = [f"Autocast{torch._C._dispatch_key_for_device(type)}" for type in types]
-    known = [key for key in keys if hasattr(torch._C.DispatchKey, key)]
-    cast = any(has_kernel_for(name, key) for key in known)
-    with torch._C._RestorePythonTLSSnapshot(), mode:
-        with torch._C._DisableAutocast() if cast else nullcontext():
-            return operator._op_dk(_MADE_OF_OTHERS, *args, **kwargs)
+    keys = [f"Autocast{known._dispatch_key_for_device(type)}" for type in types]
+    cast = any(hasattr(known.DispatchKey, key) and has_kernel_for(name, key) for key in keys)
+    with (
+        known._RestorePythonTLSSnapshot(),
+        mode,
+        known._DisableAutocast() if cast else nullcontext(),
+    ):
+        return operator._op_dk(_MADE_OF_OTHERS, *args, **kwargs)
 
 
 def storage_users(storage: torch.UntypedStorage) -> int:
