@@ -52,7 +52,10 @@ def run(
             ended = recording.run(what, options)
         else:
             ended = launch.run(what, options)
-        if ended == hints.PARSERS and (hint := hints.behind(what.name, what.args)):
+        hint = hints.behind(what.name, what.args)
+        # a script that parses nothing takes whatever stands there, and has run on one rank
+        unheard = options.nproc is None and hint.startswith("--nproc ")
+        if hint and (ended == hints.PARSERS or unheard):
             launch.say(options, hint)
         return ended
 

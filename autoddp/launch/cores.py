@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 
 
@@ -22,6 +21,6 @@ def crowded(ranks: int, cores: int) -> str:
         return ""
     shared = "only core" if cores == 1 else f"{cores} cores"
     return (
-        f"{ranks} ranks share the {shared} of this node: they wait for each other, and even the "
-        f"start takes about {math.ceil(2.5 * ranks / cores)} s; --nproc {cores} is faster"
+        f"{ranks} ranks share the {shared} of this node, so most of them wait at any time; "
+        f"--nproc {cores} is faster"
     )

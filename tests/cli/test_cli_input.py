@@ -149,6 +149,15 @@ def test_an_option_behind_the_script_is_hinted_at_where_its_parser_refuses_it(tm
     assert (done.rc, "behind" in done.err) == (2, False)
 
 
+def test_ranks_asked_for_behind_a_script_that_parses_nothing_are_hinted_at(tmp_path):
+    (tmp_path / "s.py").write_text("print('trained')")
+    done = run_cli("run", "s.py", "-n", 2, "--nproc=2", cwd=tmp_path)
+    assert (done.rc, done.out) == (0, "trained\n")
+    assert done.ours[-1].endswith(" stands before it: autoddp run --nproc=2 s.py")
+    done = run_cli("run", "--nproc", 1, "s.py", "--nproc", 4, "--hang-timeout", 9, cwd=tmp_path)
+    assert (done.rc, "behind" in done.err) == (0, False)
+
+
 HINTS = {
     "train.py --lr 3": "train.py is no command of autoddp; to run it: autoddp run train.py",
     "--nproc 2 train.py": "--nproc stands before the command; it is run's: autoddp run --nproc",
@@ -164,10 +173,10 @@ def test_a_command_that_is_left_out_is_hinted_at(line, capfd):
 def test_many_ranks_on_few_cores_are_warned_of():
     assert crowded(4, 2) == ""
     assert crowded(99, 2) == (
-        "99 ranks share the 2 cores of this node: they wait for each other, and even the start "
-        "takes about 124 s; --nproc 2 is faster"
+        "99 ranks share the 2 cores of this node, so most of them wait at any time; "
+        "--nproc 2 is faster"
     )
-    assert crowded(3, 1).startswith("3 ranks share the only core of this node: ")
+    assert crowded(3, 1).startswith("3 ranks share the only core of this node, ")
 
 
 COMMANDS = typer.main.get_command(cli.app).commands
