@@ -390,6 +390,24 @@ def data_too_large_to_be_put_back_that_a_fetch_changes():
 
 
 @script
+def data_too_large_to_be_put_back_that_a_fetch_changes_as_what_it_is():
+    class Large(Dataset):
+        def __init__(self):
+            self.x = np.zeros((2**24 // 4 + 1, 4), np.float32)
+
+        def __len__(self):
+            return 9
+
+        def __getitem__(self, n):
+            x = torch.from_numpy(self.x[n]).float()
+            x += n
+            return x
+
+    loader = DataLoader(Large(), 4, shuffle=True)
+    return order(loader), order(loader)
+
+
+@script
 def a_sample_that_cannot_be_fetched_by_number():
     data = {f"k{n}": (torch.arange(2.0) + n, n) for n in range(7)}
     return order(DataLoader(data, 3, sampler=list(data)))
@@ -405,6 +423,7 @@ NOT_BY_ROWS = {
     "a_data_set_that_counts_in_a_global": "keeps state",
     "a_data_set_that_caches": "keeps state",
     "data_too_large_to_be_put_back_that_a_fetch_changes": "too large to be put back",
+    "data_too_large_to_be_put_back_that_a_fetch_changes_as_what_it_is": "too large to be put back",
     "strings_in_a_batch": "more than numbers",
     "a_dictionary_of_its_own_kind": "more than numbers",
     "numpys_strings": "more than numbers",

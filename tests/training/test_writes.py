@@ -164,7 +164,7 @@ class Files:
 def found(tmp_path, monkeypatch):
     """What is found in a module whose data set fetches by these lines."""
 
-    def find(body):
+    def find(body, types=()):
         path = tmp_path / "files_of_a_test.py"
         path.write_text(SOURCE.replace("    BODY", textwrap.indent(body, " " * 8)))
         spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -173,7 +173,7 @@ def found(tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, path.stem, module)
         spec.loader.exec_module(module)
         data = module.Files()
-        return may_write(Reached(data).called(), data)
+        return may_write(Reached(data).called(), data, types=types)
 
     return find
 
@@ -186,3 +186,22 @@ def test_what_outlives_the_call_is_told(what, found):
 @pytest.mark.parametrize("what", NONE)
 def test_what_a_function_makes_itself_is_not(what, found):
     assert found(NONE[what]) == ""
+
+
+CONVERSIONS = {
+    "x = self.x[i].float()\nx *= 2": "float32",
+    "x = self.x[i].to(torch.float)\nx[0] = 2": "float32",
+    "x = self.x[i].to(dtype=torch.double)\nx.mul_(2)": "float64",
+    "x = torch.as_tensor(self.x[i], dtype=torch.int64)\nx -= 1": "int64",
+    "x = np.asarray(self.array, np.uint8)\nx[i] = 2": "uint8",
+    "x = self.array.astype('f', copy=False)\nx /= 255": "float32",
+    "x = self.x[i].to(self.x.device)\nx += 1": "float32",
+}
+
+
+@pytest.mark.parametrize("body", CONVERSIONS)
+def test_a_conversion_shows_data_that_has_its_type(body, found):
+    assert found(body) == ""
+    assert found(body, {"int8", CONVERSIONS[body]})
+    if "copy" not in body and "device" not in body:
+        assert found(body, {"int8"}) == ""

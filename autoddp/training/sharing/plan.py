@@ -141,7 +141,9 @@ def tried(view: View, loader: Any) -> Tried:
     if state.refused:
         return Tried(state.refused, state=True)
     called = reached.called()
-    if state.large and (written := may_write(called, loader.dataset, acts=False)):
+    if state.large and (
+        written := may_write(called, loader.dataset, acts=False, types=state.large_types)
+    ):
         why = f"{state.large} is too large to be put back, and {written}, may write there"
         return Tried(why, state=True)
     try:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
+from autoddp.training.sharing.handed_out import called, handed_out
 from autoddp.training.sharing.stamp import ATOMS
 from autoddp.view.proof.code import EMPTY, content_of
 from autoddp.view.proof.source import nodes_of
@@ -36,27 +37,24 @@ ACTS = {
     *("to_csv", "to_pickle", "tofile", "copyfile", "copy2", "copytree", "symlink", "urlretrieve"),
 }
 OPEN = "open"  # if it is given a mode that writes
-# what gives a part of what it is called on, or of its first argument, or shows its memory
-HANDS_OUT = {
-    *("get", "setdefault", "values", "items", "__getitem__", "getattr", "vars"),
-    *("from_numpy", "contiguous", "numpy", "detach", "view", "view_as", "reshape", "reshape_as"),
-    *("ravel", "flatten", "squeeze", "unsqueeze", "expand_dims", "transpose", "permute", "t"),
-    *("swapaxes", "moveaxis", "movedim", "narrow", "select", "unbind", "diagonal", "expand"),
-    *("as_strided", "unfold", "cpu"),
-}
-# what shows its memory unless it is told of another type, which as a rule the data has not
-CONVERTS = {"asarray", "asanyarray", "as_tensor", "ascontiguousarray"}
 BY_CALL = {"__call__", "forward"}  # what an object that is called runs
 Names = set[str]
 
 
-def may_write(functions: Iterable[FunctionType], owner: Any = None, acts: bool = True) -> str:
+def may_write(
+    functions: Iterable[FunctionType],
+    owner: Any = None,
+    acts: bool = True,
+    types: Collection[str] = (),
+) -> str:
     """Return the place of a function that may write into what outlives its call, or nothing.
 
     Args:
         functions: Whatever a fetch may call.
         owner: The data set, in whose lists elements may be seen to be numbers and texts.
         acts: Whether what it prints, logs and writes to files counts, too.
+        types: The data types of data that no trial has seen unchanged: a conversion to one of them
+            gives the data itself.
     """
     functions, given = list(functions), set[str]()
     atoms = cache(lambda: _atoms(owner))  # it looks at every element: only where that matters
@@ -64,7 +62,7 @@ def may_write(functions: Iterable[FunctionType], owner: Any = None, acts: bool =
         passed = set(given)
         for function in functions:
             found, takes = nodes_of(function.__code__), function.__name__ in given
-            readings = [Reading(node, function, takes, atoms) for node in found]
+            readings = [Reading(node, function, takes, atoms, types) for node in found]
             if not found or any(reading.writes(acts) for reading in readings):
                 return f"{function.__qualname__}, line {function.__code__.co_firstlineno}"
             passed = passed.union(*(reading.given() for reading in readings))
@@ -87,8 +85,10 @@ class Reading:
         function: FunctionType,
         takes: bool = False,
         atoms: Callable[[], dict[str, set[str]]] = dict,
+        types: Collection[str] = (),
     ) -> None:
         self.node, self.function, self._atoms, self._acts = node, function, atoms, True
+        self._types = types
         code = function.__code__
         self.local: Names = {*code.co_varnames, *code.co_cellvars}
         inner = [each for each in ast.walk(node) if isinstance(each, ast.arg)]
@@ -110,7 +110,7 @@ class Reading:
         """Return the names of functions that it gives anything shared."""
         calls = [node for node in ast.walk(self.node) if isinstance(node, ast.Call)]
         handed = [c for c in calls if any(self._is_shared(x) for x in _given_to(c))]
-        return {_called(call) for call in handed} | (BY_CALL if handed else set())
+        return {called(call) for call in handed} | (BY_CALL if handed else set())
 
     def _declared(self) -> Names:
         found = (n.names for n in ast.walk(self.node) if isinstance(n, (ast.Global, ast.Nonlocal)))
@@ -172,7 +172,7 @@ class Reading:
 
     def _is_change(self, call: Any) -> bool:
         """Return whether a call changes what is shared, or the world."""
-        name, of = _called(call), getattr(call.func, "value", None)
+        name, of = called(call), getattr(call.func, "value", None)
         if name in ACTS and not self._is_itself(of):
             return self._acts
         if name == OPEN and _opens_to_write(call):
@@ -201,7 +201,7 @@ class Reading:
             parts.append(node)
             node = inner
         if not isinstance(node, ast.Name):
-            return any(map(self._is_shared, _handed_out(node)))
+            return any(map(self._is_shared, handed_out(node, self._types)))
         if node.id in self.local:
             return node.id in self.shared
         value = _value(self.function, node.id)
@@ -236,29 +236,8 @@ def _holds_atoms(value: Any) -> bool:
     return type(value).__name__ == "ndarray" and value.ndim == 1 and value.dtype != object
 
 
-def _handed_out(node: Any) -> list[Any]:
-    """Return the expressions of which one is the value of another, or a part of it."""
-    if isinstance(node, (ast.Tuple, ast.List)):
-        return node.elts
-    if isinstance(node, ast.BoolOp):
-        return node.values
-    if isinstance(node, ast.IfExp):
-        return [node.body, node.orelse]
-    plain = isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords
-    if isinstance(node, ast.Call) and (
-        _called(node) in HANDS_OUT or (plain and _called(node) in CONVERTS)
-    ):
-        return [*node.args[:1], *([node.func.value] if hasattr(node.func, "value") else [])]
-    return []
-
-
 def _is_method(function: FunctionType) -> bool:
     return "." in function.__qualname__.rpartition("<locals>.")[2]
-
-
-def _called(call: Any) -> str:
-    """Return the name by which a function is called."""
-    return str(getattr(call.func, "attr", getattr(call.func, "id", "")))
 
 
 def _given_to(call: Any) -> list[Any]:

@@ -43,6 +43,7 @@ class Snapshot:
     Attributes:
         refused: What could not be put back; empty if nothing. Else there must be no trial.
         large: The place of data that is too large to be copied, which is not put back.
+        large_types: The data types of all that is so large, such as "float32".
     """
 
     def __init__(self, module: Any = None, dataset: Any = None, given: Iterable[Any] = ()) -> None:
@@ -50,7 +51,7 @@ class Snapshot:
         self._checks: list[Callable[[], str | None]] = []
         self._names: set[str] = set()  # names that the code that was seen speaks of
         self._advancing: list[str] = []  # globals that are iterators
-        self.refused = self.large = ""
+        self.refused, self.large, self.large_types = "", "", set[str]()
         if dataset is not None:
             self._value(type(dataset).__name__, dataset, 0)
         for value in given:
@@ -133,7 +134,7 @@ class Snapshot:
             self._seen[id(value)] = value
             self._checks.append(lambda: f"it changes {where}" if check() else None)
         elif opaque.is_large(value):
-            self.large = self.large or where
+            self._large(where, value)
         elif opaque.advances(value):
             self.refused = self.refused or f"{where} is an iterator, which cannot be put back"
         elif hasattr(value, "__dict__") and may_hold_state(value):
@@ -142,20 +143,21 @@ class Snapshot:
             self._classes(type(value))
 
     def _tensor(self, where: str, value: Tensor, ours: bool = False) -> None:
-        if (
-            id(value) in self._seen
-            or not (type(value) is Tensor or type(value) is nn.Parameter)
-            or value.is_inference()
-        ):
+        plain = type(value) is Tensor or type(value) is nn.Parameter
+        if id(value) in self._seen or not plain or value.is_inference():
             return
         if value.layout is not torch.strided or value.is_meta:
             return
         if value.numel() > opaque.MOST:
-            self.large = self.large or where
+            self._large(where, value)
             return
         self._seen[id(value)] = value
         check = opaque.tensor(value)
         self._checks.append(lambda: f"it changes {where}" if check() and not ours else None)
+
+    def _large(self, where: str, value: Any) -> None:
+        self.large = self.large or where
+        self.large_types.add(str(value.dtype).removeprefix("torch."))
 
     def _sequence(self, where: str, value: Any, depth: int) -> None:
         self._seen[id(value)] = value
