@@ -21,6 +21,15 @@ from autoddp.torch_internals import is_mutable, plain_tensors
 
 # operators of sorted rows, and which of the tensors that they are given says where a group ends
 ENDS = {"_grouped_mm": 2}
+# operators that give numbers of shapes, types and memory alone
+OF_SHAPES = {
+    *("is_same_size", "_debug_has_internal_overlap", "_fused_sdp_choice", "result_type"),
+    *("cudnn_is_acceptable", "is_complex", "is_floating_point", "is_signed", "is_contiguous"),
+    *("is_conj", "is_neg", "is_pinned", "is_inference", "is_set_to", "size", "stride", "dim"),
+    *("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss", "sym_size", "sym_stride", "sym_numel"),
+}
+# operators whose results have a length, which Python may read, that comes of the values of all rows
+COUNTS = {"_unique", "_unique2", "unique_consecutive", "unique_dim", "bincount"}
 ROWS = 0  # the number of the first result: the rows themselves
 
 
@@ -94,6 +103,15 @@ def coupled(whole: Flow, part: Flow) -> set[int]:
         if mine.sources and (mine.shape == other.shape or not found.isdisjoint(mine.sources)):
             found.add(number)
     return found
+
+
+def tells_values(operator: Any) -> bool:
+    """Return whether an operator gives Python a number that comes of its tensors' elements."""
+    name, returns = operator.overloadpacket.__name__, operator._schema.returns
+    if name in COUNTS:
+        return True
+    given = returns and not any("Tensor" in str(each.type) for each in returns)
+    return bool(given) and name not in OF_SHAPES
 
 
 def _takes_no_values(operator: str) -> bool:

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from autoddp.torch_internals import DispatchMode
+from autoddp.torch_internals import DispatchMode, OpOverload, parts_of
 from autoddp.view.cuts import Cuts
 from autoddp.view.draws import Draws
 from autoddp.view.generators import Generators
 from autoddp.view.places import Shapes
-from autoddp.view.proof.flow import Flow, memory_of
+from autoddp.view.proof.flow import Flow, memory_of, tells_values
 from autoddp.view.proof.reach import Reach
 from autoddp.view.proof.snapshot import PLAIN
 from autoddp.view.state import View
@@ -250,6 +250,11 @@ class TrialWatch(DispatchMode):
         return self.memory.get(memory_of(x), False)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.is_inference_mode_enabled() and isinstance(func, OpOverload):
+            # there an operator that is made of others comes as one, whatever these decide
+            parts = parts_of(self, func, *args, **(kwargs or {}))
+            if parts is not NotImplemented:
+                return parts
         tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
         for x in tensors:
             if (
@@ -260,8 +265,7 @@ class TrialWatch(DispatchMode):
                 self.known[x] = self.memory[key]
         # a buffer may hold what was written into a view of it
         tainted = any(self.known.get(x, False) or self.flow.sources(x) for x in tensors)
-        name = func.overloadpacket.__name__
-        if tainted and name in ("_local_scalar_dense", "equal", "is_nonzero"):
+        if tainted and tells_values(func):
             raise Refused(DECIDES)
         if any(x.requires_grad and not x.is_leaf and x not in self.known for x in tensors):
             raise Refused("it uses a tensor with a gradient from outside")
