@@ -249,16 +249,11 @@ def _on_wholes(args: Any, kwargs: dict[str, Any]) -> bool:
     return bool(apart or context.depth[Code.FUNCTION] or in_function())
 
 
-SCALARS = {Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.__complex__}
-
-
 def on_the_whole(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Gather what `func` is given, and compute it as one process would."""
     leaves = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, (Rows, Partial))]
     if any(isinstance(x, Rows) for x in leaves):
         view_of(leaves).gathered(getattr(func, "__name__", str(func)))
-    if func in SCALARS:
-        return func(args[0].full().detach())  # a plain tensor would warn here, naming our line
     return of_the_whole(func, args, kwargs, is_mutable(func))
 
 

@@ -46,6 +46,7 @@ for step in range(3):
     torch.nonzero(net(x)).T.sum()
     net(x).view(6, 3, 1).T
     net(x).grad
+    float(net(x).mean())
     deprecated(step + 1)
     own()
 deprecated(9)

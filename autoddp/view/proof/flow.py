@@ -29,7 +29,7 @@ OF_SHAPES = {
     *("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss", "sym_size", "sym_stride", "sym_numel"),
 }
 # operators whose results have a length, which Python may read, that comes of the values of all rows
-COUNTS = {"_unique", "_unique2", "unique_consecutive", "unique_dim", "bincount"}
+COUNTS = {"_unique", "_unique2", "unique_consecutive", "unique_dim"}
 ROWS = 0  # the number of the first result: the rows themselves
 
 
