@@ -36,8 +36,8 @@ FILL = {
 }
 SHAPED = {"randn": 0, "rand": 0}
 LIKE = {"randn_like", "rand_like", "randint_like"}
-# what a compiler makes of FILL
-FILLED = {name.rstrip("_") for name in FILL} | {"normal_functional"}
+# what a compiler makes of FILL; `normal` is another operator
+FILLED = {name.rstrip("_") for name in FILL} - {"normal"} | {"normal_functional"}
 # the range that inductor draws its seeds from
 SEEDS = (torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max)
 APART = 7919  # the distance between the seeds of one kernel on two ranks
@@ -117,10 +117,22 @@ class Draws(DispatchMode):
             # the values there do not matter: this kernel alone tells what is dropped where
             mask = self._mine(func(self._grow(args[0], dim), *args[1:])[1], dim).contiguous()
             return args[0] * mask / (1 - args[1]), mask
+        if name == "normal" and len(args) < 3:
+            return self._normal(shape, dim, *args, **kwargs)
         where = next(k for k, a in enumerate(args) if isinstance(a, (list, tuple)))
         grown = [*args]
         grown[where] = self._grown(shape, dim)
         return self._mine(func(*grown, **kwargs), dim).contiguous()
+
+    def _normal(
+        self, shape: Any, dim: int, mean: Any, std: Any = 1.0, generator: Any = None
+    ) -> Any:
+        """Draw around these means, by the steps in which torch does."""
+        like = mean if isinstance(mean, Tensor) else std
+        whole = torch.empty(self._grown(shape, dim), dtype=like.dtype, device=like.device)
+        spread = 1.0 if isinstance(std, Tensor) else std
+        mine = self._mine(whole.normal_(0.0, spread, generator=generator), dim).contiguous()
+        return (mine.mul_(std) if isinstance(std, Tensor) else mine).add_(mean)
 
     def _place(self, shape: Any) -> int | None:
         """Return the dimension of a draw that holds the batch, as the proof saw it."""
@@ -265,11 +277,13 @@ def _shape_of(name: str, args: Any) -> Any:
     if name in FILL or (name in FILLED and len(args) > 1):
         by_tensor = any(isinstance(a, Tensor) and a.dim() for a in args[1:])
         return None if by_tensor else args[0].shape
+    if name == "normal" and len(args) < 3:
+        return torch.broadcast_shapes(*(x.shape for x in args if isinstance(x, Tensor)))
     if name in LIKE or (name == "native_dropout" and args[2] is not False):
         return args[0].shape
     if name in SHAPED:
         return args[0]
-    if name == "randint":
+    if name in ("randint", "normal"):
         return next((a for a in args if isinstance(a, (list, tuple))), None)
     return None
 
