@@ -9,13 +9,17 @@ import os
 import select
 import socket
 import struct
+import termios
+import time
 from collections.abc import Callable
+from time import monotonic  # a script's is patched
 
 from autoddp.comm.sockets import address, prompt
 from autoddp.errors import AutoDDPError, RankEnded, Unreachable
 
 LENGTH = struct.Struct(">Q")
 CHUNK = 1 << 14
+TICK = 0.0002
 F_SETOWN_EX, F_OWNER_TID = 15, 0  # Python lacks them; a main thread has its process's number
 NEVER_MIND = (BrokenPipeError, ConnectionResetError)
 DARK = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
@@ -62,6 +66,15 @@ class Line:
             raise AutoDDPError(
                 f"rank {self.peer} has read nothing for {self.seconds:.0f} s; see where it hangs"
             ) from None
+
+    def settle(self, seconds: float) -> None:
+        """Wait until another node has what was sent: no other connection shall overtake it."""
+        if self.socket.family == socket.AF_UNIX:
+            return
+        deadline, left = monotonic() + seconds, struct.pack("i", 1)
+        while struct.unpack("i", left)[0] and monotonic() < deadline:
+            left = fcntl.ioctl(self.socket, termios.TIOCOUTQ, left)
+            time.sleep(TICK)
 
     def read(self) -> bytes:
         """Wait for the next message, and return it.

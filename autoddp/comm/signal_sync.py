@@ -7,17 +7,17 @@ handler runs at that point's end. No rank can be past it: none ends a point befo
 Where no point comes (a long sleep, a program that runs), one process would have reacted, too: rank
 0 asks all ranks whether they are where it is, and they wait for its word. If all are, the handlers
 run there; a rank inside a collective does not answer, and rank 0 asks again later.
+
+Where accelerators wait, and threads do not, ranks may be steps apart between two points. Each tells
+with its answer how many collectives it has begun: the handlers run at the end of the next one that
+no rank has begun; or where all are, if none has begun any since rank 0 asked before.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import select
 import signal
-import socket
-import struct
-import termios
 import threading
 import time
 from collections import Counter
@@ -27,6 +27,7 @@ from typing import Any
 
 from autoddp.comm.context import Code, Context
 from autoddp.comm.line import Line
+from autoddp.comm.quiet import Quiet
 from autoddp.errors import RankEnded
 
 NEWS = signal.SIGURG  # says that an order has come; ignored by default, so never deadly
@@ -39,7 +40,6 @@ TIMERS = {  # each rank's own go off as rank 0's do
 PATIENCE, LONGEST = 1.0, 10.0
 ANSWER = 2.0  # seconds in which all ranks must have answered
 STALE = 1.0  # seconds in which a rank may get by itself what it was ordered to act on
-TICK = 0.0002
 RETURNED = 128  # plus a signal's number: a rank tells that the script's handler has returned
 
 Signal = tuple[int, int]  # its number, and the how-manieth of that number
@@ -51,8 +51,10 @@ class SignalSync:
     def __init__(self, rank: int, lines: dict[int, Line], context: Context) -> None:
         self.rank, self._lines, self._context = rank, lines, context
         self.passed = 0
-        # runs the script's handler; None: nothing is put off
-        self.act: Callable[[int], None] | None = None
+        # collectives for which no thread waits; on rank 0, how many there were when it asked last
+        self._begun, self._begun_before = 0, -1
+        self._due_later: list[tuple[int, Signal]] = []  # by the number of such a collective
+        self.act: Callable[[int], None] | None = None  # runs the script's handler; None: at once
         self._inside = 0  # above 0 where orders are looked for, or must not be
         self.acting = False  # rank 0 does what the others wait for
         self._missed = False
@@ -101,6 +103,15 @@ class SignalSync:
         if self._due:
             self._run_due()
 
+    def begun(self) -> None:
+        """Count a collective that this thread does not wait for; act on what is due at it."""
+        self._begun += 1
+        if self._due_later and self._due_later[0][0] <= self._begun:
+            now = [one for at, one in self._due_later if at <= self._begun]
+            self._due_later = self._due_later[len(now) :]
+            self._due = [(self.passed, one) for one in now] + self._due
+            self._run_due()
+
     def quiet(self) -> Quiet:
         """Hold orders back while this rank speaks or listens, unless it looks for one itself."""
         return Quiet(self)
@@ -109,6 +120,7 @@ class SignalSync:
         """Forget, on rank 0, the signals that came too late for what is over."""
         self._take()
         self._pending.clear()
+        self._due_later.clear()
 
     def _clear(self) -> bool:
         """Return whether the script's handler may run here; what comes in a trial is put off."""
@@ -129,9 +141,8 @@ class SignalSync:
             self.act(number)  # a child of the rank
             return
         known, when = self._known.get(number, (0, 0.0))
-        if known > self._had[number] and monotonic() - when > STALE:
-            self._had[number] = known  # what it acted on by order will not come by itself any more
-        self._had[number] += 1
+        stale = monotonic() - when > STALE  # what it acted on by order will not come any more
+        self._had[number] = 1 + max(self._had[number], known if stale else 0)
         follows = self.rank > 0 and number in TIMERS
         if not self._lines:
             if self._had[number] > known and not follows:  # the others, or rank 0, have ended
@@ -158,13 +169,17 @@ class SignalSync:
         self._take()
         if self.rank:
             self._answer(waiting=False)
-        elif self._pending and (not self._lines or monotonic() >= self._deadline):
+        elif self._open and (not self._lines or monotonic() >= self._deadline):
             self._ask()
 
     def news_while_waiting(self) -> None:
         """Take news where this rank waits for what rank 0 says of an effect."""
         self._take()
         self._answer(waiting=True)
+
+    @property
+    def _open(self) -> bool:
+        return bool(self._pending or self._due_later)
 
     def _decide(self, number: int, count: int) -> None:
         if count <= self._known.get(number, (0, 0.0))[0]:
@@ -177,12 +192,12 @@ class SignalSync:
             threading.Thread(target=self._remind, name="autoddp", daemon=True).start()
 
     def _remind(self) -> None:
-        while self._reminding or self._pending:  # one may come just as this thread finds none
+        while self._reminding or self._open:  # one may come just as this thread finds none
             time.sleep(max(0.2, self._deadline - monotonic()))
-            if self._pending and self.act is not None:
-                signal.pthread_kill(self._context.thread, NEWS)
-            if not self._pending:
+            if not self._open:
                 self._reminding = False  # the next one starts another thread
+            elif self.act is not None:
+                signal.pthread_kill(self._context.thread, NEWS)
 
     def _run_due(self) -> None:
         while self._due and self._due[0][0] <= self.passed:
@@ -200,7 +215,7 @@ class SignalSync:
     def _ask(self) -> None:
         """Ask, on rank 0, whether all ranks are here; if so, all act here, without a point."""
         self._questions += 1
-        waited, deadline = set(self._lines), monotonic() + ANSWER
+        waited, begun, deadline = set(self._lines), {self._begun}, monotonic() + ANSWER
         with self.quiet():
             self._tell("ask", self._questions, self.passed, self.acting)
             while waited & set(self._lines) and monotonic() < deadline:
@@ -209,13 +224,21 @@ class SignalSync:
                 for rank, (what, *content) in self._take():
                     if what == "here" and content[0] == self._questions:
                         waited.discard(rank)
+                        begun.add(content[1])
             if waited & set(self._lines):
                 self._tell("drop", self._questions)
                 self._deadline = monotonic() + PATIENCE
                 return
             signals, self._pending = self._pending, []
-            self._tell("go", self._questions, signals)
-        self._due = [(self.passed, one) for one in signals] + self._due
+            moved, self._begun_before = begun != {self._begun_before}, self._begun
+            if moved and max(begun):
+                self._tell("later", max(begun) + 1, signals)
+                self._note("later", max(begun) + 1, signals)
+                self._deadline = monotonic() + PATIENCE
+                return
+            signals = [one for _, one in self._due_later] + signals
+            self._tell("go", signals)
+        self._note("go", signals)
         self._run_due()
 
     def _answer(self, waiting: bool) -> None:
@@ -225,7 +248,7 @@ class SignalSync:
         question, at, acting = self._asked
         if at != self.passed or (acting and not waiting) or not self._clear():
             return
-        self._tell("here", question)
+        self._tell("here", question, self._begun)
         with self.quiet():
             while self._asked is not None and self._lines:
                 select.select([self._lines[0].number], [], [], ANSWER)
@@ -239,7 +262,7 @@ class SignalSync:
 
     def _take(self) -> list[tuple[int, list[Any]]]:
         """Return the messages that have come, by rank; note the orders among them."""
-        came = []
+        came: list[tuple[int, list[Any]]] = []
         for rank, line in list(self._lines.items()):
             try:
                 said = line.arrived()
@@ -247,53 +270,30 @@ class SignalSync:
                 self._lines.pop(rank, None)  # the garbage collector may have looked meanwhile
                 self._asked = None
                 continue
-            if said:
-                came += [(rank, json.loads(message)) for message in said]
+            came += [(rank, json.loads(message)) for message in said or ()]
         for _, (what, *content) in came:
-            if what == "at":
-                self._due += [(content[0], (number, count)) for number, count in content[1]]
-            elif what == "ask":
-                self._asked = content[0], content[1], content[2]
-            elif what == "drop":
-                self._asked = None
-            elif what == "go":
-                self._asked = None
-                now = [(self.passed, (number, count)) for number, count in content[1]]
-                self._due = now + self._due
-            elif what == "had":
-                self._decide(*content)
+            self._note(what, *content)
         return came
+
+    def _note(self, what: str, *content: Any) -> None:
+        """Note an order of rank 0's, or on rank 0 that another rank had a signal."""
+        if what == "had":
+            self._decide(*content)
+        elif what == "at":
+            self._due += [(content[0], one) for one in content[1]]
+        elif what == "ask":
+            self._asked = content[0], content[1], content[2]
+        else:  # the end of a question
+            self._asked = None
+        if what == "later":
+            self._due_later += [(content[0], one) for one in content[1]]
+        elif what == "go":
+            now = [(self.passed, one) for one in content[0]]
+            self._due_later, self._due = [], now + self._due
 
     def _tell(self, *what: Any) -> None:
         data = json.dumps(what).encode()
         for line in self._lines.values():
             line.send(data)
         for line in self._lines.values():
-            _settle(line.socket)
-
-
-class Quiet:
-    """Orders are held back inside, on the script's thread: signals are not another one's."""
-
-    __slots__ = ("_sync",)
-
-    def __init__(self, sync: SignalSync) -> None:
-        self._sync = sync if sync._context.on_script_thread() else None
-
-    def __enter__(self) -> None:
-        if self._sync is not None:
-            self._sync._inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        if self._sync is not None:
-            self._sync._inside -= 1
-
-
-def _settle(connected: socket.socket) -> None:
-    """Wait until the other node has what was sent: no other connection shall overtake it."""
-    if connected.family == socket.AF_UNIX:
-        return
-    deadline, left = monotonic() + ANSWER, struct.pack("i", 1)
-    while struct.unpack("i", left)[0] and monotonic() < deadline:
-        left = fcntl.ioctl(connected, termios.TIOCOUTQ, left)
-        time.sleep(TICK)
+            line.settle(ANSWER)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Together:
     """A stay there, as a context manager that gives its stamp; a step has some: no generator."""
 
-    __slots__ = ("_at", "_group", "_kind", "_point", "_what", "_x")
+    __slots__ = ("_at", "_group", "_kind", "_place", "_point", "_what", "_x")
 
     def __init__(self, group: Group, what: str, x: Tensor, kind: str) -> None:
         self._group, self._what, self._x, self._kind = group, what, x, kind
@@ -26,9 +26,8 @@ class Together:
     def __enter__(self) -> str:
         group = self._group
         words = group.collective_check.words(self._what, self._x)
-        self._point = (
-            group.signal_sync.here() and not torch_internals.in_backward() and group._waits(self._x)
-        )
+        self._place = group.signal_sync.here() and not torch_internals.in_backward()
+        self._point = self._place and group._waits(self._x)
         if self._point:
             group.signal_sync.enter()
         self._at = group.position.at(self._kind, words)
@@ -43,6 +42,8 @@ class Together:
             self._at.__exit__()
         if error is None and self._point:
             group.signal_sync.leave()
+        elif error is None and self._place:
+            group.signal_sync.begun()
 
 
 @contextmanager

@@ -52,6 +52,31 @@ def test_one_handler_runs_once_at_one_step(points, who):
     assert len(zero) == 1
 
 
+@pytest.mark.parametrize("then", ["goes on", "sleeps"])
+@pytest.mark.parametrize("who", [0, 2])
+def test_ranks_that_do_not_wait_for_their_collectives_act_behind_the_same_one(who, then):
+    def script(run):
+        seen, end = [], time.monotonic() + 30
+        run.group._waits = lambda _: False  # as of a tensor on an accelerator
+        signal.signal(signal.SIGUSR1, lambda *_: seen.append(at))
+        for at in range(100_000):
+            time.sleep(0.001 * (1 + run.world.rank))  # so rank 0 is far ahead
+            with run.group.together("a collective", torch.empty(0)):
+                pass
+            if at == 50 and run.world.rank == who:
+                KILL(PID(), signal.SIGUSR1)
+            if seen or time.monotonic() > end or (then == "sleeps" and at == 200):
+                break
+        while not seen and time.monotonic() < end:
+            time.sleep(0.01)
+        return seen
+
+    zero, one, two = on_ranks(script, 3, Signals)
+    assert zero == one == two
+    assert len(zero) == 1
+    assert (zero[0] == 200) == (then == "sleeps")
+
+
 @pytest.mark.parametrize("how", ["setitimer", "alarm", "handler"])
 def test_what_a_timer_has_sent_is_acted_on_before_the_script_stops_it(how):
     def stop():
