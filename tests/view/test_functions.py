@@ -19,8 +19,32 @@ BY_ELEMENT = {
     "two conditions": "x, y = ctx.saved_tensors\ng[~(x > 1) & x.le(3)] = 0\nreturn g",
     "a number of the forward": "return g * ctx.alpha",
     "if it is wanted": "return g.neg() if ctx.needs_input_grad[0] else None",
+    "a placeholder": "x = y = None\nif ctx.needs_input_grad[0]:\n    x = g / 2\nreturn x, y",
+    "a choice": "x, = ctx.saved_tensors\nreturn torch.where(x > 0, g, torch.zeros_like(g))",
+    "a choice of a method": "x, = ctx.saved_tensors\nreturn g.where(x > 0, 0)",
+    "what is masked": "x, = ctx.saved_tensors\nreturn g.masked_fill(x > 1, 0) * (x < 1).type_as(g)",
+    "a sum of two": "h = 2 * g\nreturn g + h.mul(ctx.alpha), None",
+    "in place": "h = g.clone()\nh *= ctx.alpha\nh += g\nreturn -h",
 }
-MIXING = {
+NOT_LINEAR = {
+    "clipped": "return g.clamp(-0.02, 0.02)",
+    "clipped in place": "h = g.clone()\nh.clamp_(-1, 1)\nreturn h",
+    "by a function": "return torch.nn.functional.hardtanh(g)",
+    "its sign": "return 0.01 * g.sign()",
+    "and a number": "return g + ctx.alpha",
+    "and a number in place": "h = g.clone()\nh += 1\nreturn h",
+    "a square": "return g * g",
+    "a power": "return g**2",
+    "divided by": "return ctx.alpha / g",
+    "chosen by itself": "return torch.where(g > 0, g, 0.1 * g)",
+    "masked by itself": "h = g.clone()\nh[g.abs() > 1] = 0\nreturn h",
+    "a number for some": "x, = ctx.saved_tensors\ng[x > 1] = 1\nreturn g",
+    "filled": "x, = ctx.saved_tensors\nreturn g.masked_fill(x > 1, ctx.alpha)",
+    "a constant": "return torch.ones_like(g)",
+    "what was saved alone": "return ctx.saved_tensors[0]",
+    "only if large": "if g.abs().max() > 1:\n    g = g / 2\nreturn g",
+}
+MIXING = NOT_LINEAR | {
     "a mean": "return g - g.mean(0)",
     "a sum": "return g * g.sum()",
     "a draw": "return g * torch.rand_like(g)",

@@ -30,6 +30,7 @@ OF_SHAPES = {
 }
 # operators whose results have a length, which Python may read, that comes of the values of all rows
 COUNTS = {"_unique", "_unique2", "unique_consecutive", "unique_dim"}
+CHECK = "_linalg_check_errors"  # raises where one of the matrices has no inverse, or the like
 ROWS = 0  # the number of the first result: the rows themselves
 
 
@@ -108,7 +109,7 @@ def coupled(whole: Flow, part: Flow) -> set[int]:
 def tells_values(operator: Any) -> bool:
     """Return whether an operator gives Python a number that comes of its tensors' elements."""
     name, returns = operator.overloadpacket.__name__, operator._schema.returns
-    if name in COUNTS:
+    if name in COUNTS or name == CHECK:
         return True
     given = returns and not any("Tensor" in str(each.type) for each in returns)
     return bool(given) and name not in OF_SHAPES

@@ -1,7 +1,8 @@
 """Whether the backward of an autograd function treats rows one by one, as its source tells.
 
 A proof sees a forward. A function's backward is code of the script's, or of a library's, that runs
-later: it may add up over rows, or draw. Only what is certain to go by elements is taken for it.
+later: it may add up over rows, or draw. Only what is certain to go by elements, and to be linear in
+the gradient, is taken for it: a rank's gradient is that of its rows' own mean.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from types import FunctionType
 from typing import Any
 
 from autoddp.view.proof.code import names_of
+from autoddp.view.proof.linear import is_linear
 from autoddp.view.proof.source import nodes_of
 
 # attributes of tensors and names of torch and of Python that go by elements, or ask for no values
@@ -31,6 +33,7 @@ BY_ELEMENT = {
 CONDITIONS = {"ge", "gt", "le", "lt", "eq", "ne", "logical_and", "logical_or", "logical_not"}
 MIXING = (ast.MatMult, ast.For, ast.comprehension, ast.Lambda, ast.Yield, ast.YieldFrom, ast.While)
 TORCHS = ("torch.", "autoddp.")
+OF_SCRIPTS = "torch._library."  # the functions of operators that scripts have registered
 
 
 @cache
@@ -39,7 +42,8 @@ def by_rows(kind: Any) -> bool:
 
     Torch's own functions are taken to do so: what they compute is what their forward does.
     """
-    if str(kind.__module__).startswith(TORCHS):
+    module = str(kind.__module__)
+    if module.startswith(TORCHS) and not module.startswith(OF_SCRIPTS):
         return True
     backward, forward = (_written(kind, n) for n in ("backward", "forward"))
     context = getattr(kind, "setup_context", None)
@@ -48,7 +52,9 @@ def by_rows(kind: Any) -> bool:
     makers = [each.__code__ for each in (forward, context) if isinstance(each, FunctionType)]
     kept = {name for code in makers for name in names_of(code)}
     found = nodes_of(backward.__code__)
-    return len(found) == 1 and all(_goes_by_element(n, kept, backward) for n in ast.walk(found[0]))
+    if len(found) != 1 or not is_linear(found[0]):
+        return False
+    return all(_goes_by_element(n, kept, backward) for n in ast.walk(found[0]))
 
 
 def _written(kind: Any, name: str) -> Any:

@@ -14,7 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from autoddp.torch_internals import DispatchMode, OpOverload, parts_of
 from autoddp.view.cuts import Cuts
-from autoddp.view.draws import Draws
+from autoddp.view.draws import Draws, is_random
 from autoddp.view.generators import Generators
 from autoddp.view.places import Shapes
 from autoddp.view.proof.flow import Flow, memory_of, tells_values
@@ -164,6 +164,7 @@ class Forward:
 
 
 DECIDES = "it decides in Python by values of the batch"
+PASSING = "it decides in Python by a number that is drawn, or that may change between calls"
 PLAIN_KINDS = (Tensor, nn.Parameter)
 
 
@@ -211,6 +212,7 @@ class TrialWatch(DispatchMode):
     def __init__(self, inputs: list[Tensor]) -> None:
         super().__init__()
         self.known: Any = WeakTensorKeyDictionary()
+        self.passing: Any = WeakTensorKeyDictionary()
         self.given = {id(x) for x in inputs if x.requires_grad}
         self.dtypes: set[torch.dtype] = set()
         self.flow = Flow(inputs)
@@ -246,6 +248,10 @@ class TrialWatch(DispatchMode):
             for x in todo
         )
 
+    def _is_passing(self, x: Tensor) -> bool:
+        """Return whether a tensor is another at another call: drawn, or a number from outside."""
+        return bool(self.passing.get(x, x not in self.known and x.numel() == 1))
+
     def _lies_in_rows(self, x: Tensor) -> bool:
         return self.memory.get(memory_of(x), False)
 
@@ -265,8 +271,9 @@ class TrialWatch(DispatchMode):
                 self.known[x] = self.memory[key]
         # a buffer may hold what was written into a view of it
         tainted = any(self.known.get(x, False) or self.flow.sources(x) for x in tensors)
-        if tainted and tells_values(func):
-            raise Refused(DECIDES)
+        passing = is_random(func) or any(map(self._is_passing, tensors))
+        if (tainted or passing) and tells_values(func):
+            raise Refused(DECIDES if tainted else PASSING)
         if any(x.requires_grad and not x.is_leaf and x not in self.known for x in tensors):
             raise Refused("it uses a tensor with a gradient from outside")
         out = func(*args, **(kwargs or {}))
@@ -274,6 +281,7 @@ class TrialWatch(DispatchMode):
         for x in tree_flatten(out)[0]:
             if isinstance(x, Tensor):
                 self.known[x] = tainted or self.known.get(x, False)
+                self.passing[x] = passing
                 if tainted and (x.is_floating_point() or x.is_complex()):
                     self.dtypes.add(x.dtype)
                 key = memory_of(x)
