@@ -28,6 +28,7 @@ from autoddp.comm.rpc import Rpc
 from autoddp.comm.tensor_bytes import bytes_of, reducing, write
 from autoddp.comm.together import Together
 from autoddp.comm.world import World
+from autoddp.torch_internals import plain_tensors
 
 TIMEOUT = timedelta(minutes=30)
 
@@ -154,7 +155,7 @@ class Group(Rpc):
     def all_reduce(self, x: Tensor, op: Any = SUM) -> Tensor:
         """Reduce `x` in place over all ranks, wait, and return it."""
         target = torch.view_as_real(x) if x.is_complex() else x
-        with self.together("all-reduce", x) as stamp:
+        with self.together("all-reduce", x) as stamp, plain_tensors():
             if _is_small(x):
                 write(target, self._exchange(stamp, bytes_of(target), reducing(target.dtype, op)))
             else:
@@ -174,7 +175,7 @@ class Group(Rpc):
         if not x.numel():
             return out
         self.gathered += out.nbytes - x.nbytes
-        with self.together("all-gather", x) as stamp:
+        with self.together("all-gather", x) as stamp, plain_tensors():
             if _is_small(x):
                 write(out, self._exchange(stamp, bytes_of(x), b"".join))
             else:
@@ -221,7 +222,8 @@ class Group(Rpc):
         everything = [(rank, x) for rank, some in enumerate(parts) for x in some]
         if not everything:
             return
-        with self.together(f"broadcast of {len(everything)} parts", everything[0][1]) as stamp:
+        what = f"broadcast of {len(everything)} parts"
+        with self.together(what, everything[0][1]) as stamp, plain_tensors():
             self._agree(stamp, everything[0][1])
             memory, plain = self.memory, all(x.is_cpu and x.is_contiguous() for _, x in everything)
             if plain and isinstance(memory, NodeMemory):  # between nodes gloo is as fast

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autoddp.patching import Call, Feature, patch
-from autoddp.report import users_modules
+from autoddp.report import file_of, users_modules
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
@@ -56,7 +56,7 @@ class Identity(Feature):
             return
         self.loaded = len(sys.modules)  # reading them at each step took most of a small step
         for module in users_modules():
-            file = getattr(module, "__file__", None)
+            file = file_of(module)
             if file and file not in self.read:
                 self.read.add(file)
                 for line in identity_checks("".join(linecache.getlines(file))):

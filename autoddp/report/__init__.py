@@ -202,11 +202,16 @@ _LIBRARIES = tuple(
 def users_modules() -> list[ModuleType]:
     """Return the loaded modules that are the user's own."""
     loaded = list(sys.modules.items())
-    return [
-        m
-        for name, m in loaded
-        if name == "__main__" or is_users(getattr(m, "__file__", None) or "<")
-    ]
+    return [m for name, m in loaded if name == "__main__" or is_users(file_of(m) or "<")]
+
+
+def file_of(module: ModuleType) -> str:
+    """Return a module's file, or nothing; whoever asks a lazy one for it would have it imported."""
+    try:
+        found = object.__getattribute__(module, "__dict__").get("__file__")
+    except AttributeError:  # whatever was put among the modules
+        return ""
+    return found if isinstance(found, str) else ""
 
 
 def library_modules() -> list[ModuleType]:

@@ -66,6 +66,7 @@ class Draws(DispatchMode):
         self.region, self.shapes = region, Shapes()
         self.view = None if cuts is None else cuts.view
         self.inside = False  # whether a kernel of a trial would have drawn inside
+        self.permutes = False  # whether it drew a permutation of its rows, which is no part of all
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -97,6 +98,7 @@ class Draws(DispatchMode):
     def _draw(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         if name == "randint" and args[:2] == SEEDS and self.view is not None:
             return self._seeds(func(*args, **kwargs))
+        self.permutes |= name == "randperm" and args[0] == self.here
         shape = _shape_of(name, args)
         dim = None if shape is None else self._place(shape)
         if dim is None or shape is None:

@@ -6,26 +6,26 @@ module may couple rows that it did not couple before.
 
 from __future__ import annotations
 
-import dis
+import sys
 import weakref
-from argparse import Namespace
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Mapping
 from enum import Enum
+from functools import partial
 from hashlib import blake2b
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, SimpleNamespace
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from autoddp.report import is_users
+from autoddp.view.proof.code import called_by
 from autoddp.view.proof.snapshot import PLAIN
+from autoddp.view.proof.spoken import LARGEST, Space, Spoken, spaces_of
 
 OURS = frozenset(vars(nn.Module())) - {"training"}  # what every module has
 # these are what they are, and are compared as such
 FIXED = (*PLAIN, Enum, BuiltinFunctionType, type, torch.dtype, torch.device, torch.Size)
-LARGEST = 64  # entries; what holds more is data, not settings
-Space = tuple[dict[str, Any], tuple[str, ...] | None]  # names and values; which of them, or all
+DEEPEST = 3  # how far a value within a value is looked for
 
 
 class Settings:
@@ -37,12 +37,12 @@ class Settings:
         self._next = 0
         self._known: weakref.WeakKeyDictionary[nn.Module, tuple[int, bytes, list[Space]]]
         self._known = weakref.WeakKeyDictionary()
-        self._names: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
+        self._spoken: weakref.WeakKeyDictionary[type, Spoken] = weakref.WeakKeyDictionary()
 
     def note(self, module: nn.Module, name: str, value: Any) -> None:
         """Note that an attribute is set: a tensor for a tensor aside, it may steer a forward."""
         before = vars(module).get(name)
-        if before is not value and not (isinstance(before, Tensor) and isinstance(value, Tensor)):
+        if before is not value and (_made(before) is None or _made(before) != _made(value)):
             self.changes += 1
 
     def of(self, module: nn.Module) -> Hashable:
@@ -60,6 +60,9 @@ class Settings:
         if isinstance(value, (FunctionType, MethodType)):
             # a lambda is another object at each call, and the same code
             return getattr(value, "__func__", value).__code__
+        numpys = sys.modules.get("numpy")
+        if numpys is not None and isinstance(value, (numpys.generic, numpys.ndarray)):
+            return tuple(value.ravel().tolist()) if value.size <= LARGEST else None
         return value if isinstance(value, FIXED) else None
 
     def _look(self, module: nn.Module) -> tuple[bytes, list[Space]]:
@@ -69,16 +72,24 @@ class Settings:
             The digest, and where values may change without a word to us.
         """
         fixed: list[Any] = []
-        spaces: list[Space] = []
+        spaces: dict[int, Space] = {}
         for part in module.modules():
             own = [(k, v) for k, v in vars(part).items() if k not in OURS]
             fixed.append((self._number(part), tuple((k, self._value(v)) for k, v in own)))
-            for _, value in own:
-                space = _space(value)
-                if space is not None:
-                    spaces.append((space, None))
-            spaces += self._globals(part)
-        return blake2b(repr(fixed).encode(), digest_size=16).digest(), spaces
+            spoken = self._spoken_of_by(part)
+            found = [space for _, v in own for space in spaces_of(v, spoken.names)]
+            for x in part.parameters(recurse=False):
+                found += [(vars(x), None)] if vars(x) else []
+            for values, names in (*found, *spoken.spaces()):
+                spaces[id(values)] = values, names
+        digest = blake2b(repr(fixed).encode(), digest_size=16).digest()
+        return digest, list(spaces.values())
+
+    def _spoken_of_by(self, part: nn.Module) -> Spoken:
+        kind = type(part)
+        if kind not in self._spoken:
+            self._spoken[kind] = Spoken(kind)
+        return self._spoken[kind]
 
     def _number(self, thing: Any) -> int:
         found = self._numbers.get(thing)
@@ -87,50 +98,21 @@ class Settings:
             found = self._numbers[thing] = self._next
         return found
 
-    def _value(self, value: Any) -> object:
+    def _value(self, value: Any, depth: int = 0) -> object:
         if isinstance(value, FIXED):
             return type(value), value
-        return self._number(value) if isinstance(value, FunctionType) else type(value)
-
-    def _globals(self, part: nn.Module) -> Iterator[Space]:
-        """Yield the plain names and the namespaces of a part's file that its methods read."""
-        kind = type(part)
-        forward = getattr(kind, "forward", None)
-        if not isinstance(forward, FunctionType) or not is_users(forward.__code__.co_filename):
-            return
-        if kind not in self._names:
-            methods = [f.__code__ for f in vars(kind).values() if isinstance(f, FunctionType)]
-            self._names[kind] = tuple(dict.fromkeys(n for m in methods for n in _read(m)))
-        space = forward.__globals__
-        plain = tuple(n for n in self._names[kind] if n in space and isinstance(space[n], PLAIN))
-        if plain:
-            yield space, plain
-        for name in self._names[kind]:
-            found = _space(space.get(name))
-            if found is not None:
-                yield found, None
+        if isinstance(value, FunctionType):
+            return self._number(value)
+        if depth < DEEPEST and isinstance(value, (tuple, MethodType, partial)):
+            parts = value if isinstance(value, tuple) else called_by(value)
+            if len(parts) <= LARGEST:
+                return tuple(self._value(x, depth + 1) for x in parts)
+        return type(value), _made(value)
 
 
-def _read(code: CodeType) -> Iterator[str]:
-    """Yield the global names that a function reads, and functions written inside it."""
-    for step in dis.get_instructions(code):
-        if step.opname == "LOAD_GLOBAL":
-            yield step.argval
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _read(inner)
-
-
-def _space(value: Any) -> dict[str, Any] | None:
-    """Return the names and values of a dict, or of an object made to hold settings, else None."""
-    if type(value) is dict:
-        return value
-    made = isinstance(value, (Namespace, SimpleNamespace)) or hasattr(
-        type(value), "__dataclass_fields__"
-    )
-    return (
-        vars(value) if made and hasattr(value, "__dict__") and not isinstance(value, type) else None
-    )
+def _made(value: Any) -> bool | None:
+    """Return whether a tensor comes of others by a graph, as weights that were adapted do."""
+    return value.requires_grad and not value.is_leaf if isinstance(value, Tensor) else None
 
 
 def _plain_of(space: Space) -> Hashable:
@@ -139,4 +121,6 @@ def _plain_of(space: Space) -> Hashable:
         return tuple(values.get(n) if isinstance(values.get(n), PLAIN) else None for n in names)
     if len(values) > LARGEST:
         return None
+    if not isinstance(values, Mapping):
+        return tuple(v for v in values if isinstance(v, PLAIN))
     return tuple((k, v) for k, v in values.items() if isinstance(v, PLAIN))

@@ -1,9 +1,8 @@
 """The state that a forward leaves behind in Python: compared and put back after a trial.
 
 The proof runs user code that one process would not have run. Counters, lists, tensors and buffers
-of the module, of its class and of objects of the user's classes that it holds, the globals of its
-file and what its functions keep are as before afterwards; a module that changed any of them is not
-row-wise.
+of the module, of its class and of objects of the user's classes that it holds, globals of its file
+and what its functions keep are as before afterwards; a module that changed one is not row-wise.
 """
 
 from __future__ import annotations
@@ -59,12 +58,14 @@ class Snapshot:
         if module is not None:
             self._module(module)
         for name in self._names.intersection(self._advancing):
-            self.refused = (
-                self.refused or f"the global {name} is an iterator, which cannot be put back"
-            )
+            why = f"the global {name} is an iterator, which cannot be put back"
+            self.refused = self.refused or why
 
     def _module(self, module: nn.Module) -> None:
-        keep_parameters = sum(p.nbytes for p in nn.Module.parameters(module)) <= MOST
+        if id(module) in self._seen:
+            return
+        self._seen |= {id(part): part for part in module.modules()}
+        keep = sum(p.nbytes for p in nn.Module.parameters(module)) <= MOST
         for name, part in module.named_modules():
             counts = (
                 {id(b) for b in part.buffers(recurse=False)}
@@ -74,7 +75,7 @@ class Snapshot:
             for key, value in part.named_buffers(recurse=False):
                 self._tensor(f"buffer {name}.{key}", value, ours=id(value) in counts)
             for key, value in part.named_parameters(recurse=False):
-                if keep_parameters:
+                if keep:
                     self._tensor(f"parameter {name}.{key}", value)
             self._namespace(f"{name or type(part).__name__}", vars(part), 0)
         for function in forwards_of(module):
@@ -91,8 +92,7 @@ class Snapshot:
         before = dict(space)
 
         def check() -> str | None:
-            same = space.keys() == before.keys() and all(_same(space[k], before[k]) for k in before)
-            if same:
+            if space.keys() == before.keys() and all(_same(space[k], before[k]) for k in before):
                 return None
             names = [
                 k
@@ -108,9 +108,11 @@ class Snapshot:
             self._value(f"{where}.{key}", value, depth + 1)
 
     def _value(self, where: str, value: Any, depth: int) -> None:
-        if depth > DEPTH or isinstance(value, (nn.Module, type)) or id(value) in self._seen:
+        if depth > DEPTH or isinstance(value, type) or id(value) in self._seen:
             return
-        if isinstance(value, Tensor):
+        if isinstance(value, nn.Module):  # one that is no part of the tree: in a list, or a closure
+            self._module(value)
+        elif isinstance(value, Tensor):
             self._tensor(where, value)
         elif isinstance(value, (list, deque)):
             self._sequence(where, value, depth)
@@ -208,7 +210,7 @@ class Snapshot:
         for key, value in before.items():
             if opaque.advances(value):
                 self._advancing.append(key)
-            else:
+            elif not isinstance(value, nn.Module):  # those that the code speaks of come with it
                 self._value(key, value, DEPTH - 1)
 
     def _function(self, function: FunctionType) -> None:
@@ -232,8 +234,8 @@ class Snapshot:
 
     def _called(self, code: Any, names: set[str]) -> None:
         """Note what a function may call, of the user's: what it changes is put back, too."""
-        if isinstance(code, FunctionType):
-            self._value(code.__name__, code, DEPTH - 1)
+        if isinstance(code, (FunctionType, nn.Module)):
+            self._value("what it calls", code, DEPTH - 1)
         elif isinstance(code, type):
             self._classes(code)
         elif isinstance(code, ModuleType) and is_users(getattr(code, "__file__", None) or "<"):

@@ -109,8 +109,8 @@ class Trial:
                 sources = [watch.flow.sources(x) for x in out]
                 if watch.leaves_behind([*made, *left.leaves]):
                     raise Refused("it makes a leaf, whose gradient is of rows")
-        if left.refused:
-            raise Refused(left.refused)
+        if left.refused or draws.permutes:
+            raise Refused(left.refused or "it draws a permutation of its rows")
         plain = [x.detach() if isinstance(x, Tensor) else x for x in out]
         apart = [watch.of_no_rows(x) for x in out]
         own = [own_of(x) for x in out]
@@ -180,7 +180,9 @@ CONSTANT = (*PLAIN, Same, torch.dtype, torch.device, torch.Size)
 
 def equal(a: Any, b: Any) -> bool:
     """Return whether two outputs that are no tensors are the same for all rows."""
-    return a is b or (type(a) is type(b) and isinstance(a, CONSTANT) and bool(a == b))
+    if a is b or type(a) is not type(b) or not isinstance(a, CONSTANT):
+        return a is b
+    return bool(a == b or (a != a and b != b))  # neither is a number
 
 
 def alike(whole: Reach | None, part: Reach | None) -> bool:
