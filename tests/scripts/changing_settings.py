@@ -56,6 +56,5 @@ for name, change in WAYS.items():
     for step, (x, y) in enumerate(DataLoader(TensorDataset(torch.randn(28, 6), torch.arange(28) % 3), 7)):
         change(net) if step == 2 else None
         loss = nn.functional.cross_entropy(net(x), y)
-        optimizer.zero_grad(), loss.backward(), optimizer.step()
-        print(name, loss.item(), torch.rand(()).item())
+        optimizer.zero_grad(), loss.backward(), optimizer.step(), print(name, loss.item(), torch.rand(()).item())
     Own.mix = Net.limit = FLAGS["of"]["mix"] = False
