@@ -98,6 +98,8 @@ class MirroredFile:
 class Text(MirroredFile, io.TextIOWrapper):
     """The outermost layer of a text file."""
 
+    _name = "_io.TextIOWrapper"  # which Python up to 3.12 calls its subclasses, too
+
 
 class MirroredWriter(MirroredFile, io.BufferedWriter):
     """The outermost layer of a binary file that is written only."""

@@ -15,6 +15,7 @@ import os
 import pickle
 import shutil
 import stat
+import sys
 import tarfile
 import tempfile
 import threading
@@ -302,7 +303,8 @@ def test_a_log_that_finds_no_room_is_told_of_where_ranks_next_meet(on, small):
     rows = on(script, 3)
     assert rows[0] == rows[1] == rows[2]
     steps, said, again, closed, is_closed = rows[0]
-    assert steps == 500  # 64 KB are 326 lines, and 16 KB were in buffers
+    # 64 KB are 326 lines, and up to 16 KB were in buffers: Python 3.13 has less in its own
+    assert steps == (500 if sys.version_info < (3, 13) else 400)
     assert said == ("OSError", f"{FULL}: '{small}/log'")
     assert again == (("", ""), True)  # said once in places of others
     assert closed == ("OSError", FULL)  # its own place
