@@ -116,6 +116,8 @@ class Random(MirroredFile, io.BufferedRandom):
 class Unbuffered(MirroredFile, MirroredFileIO):
     """The only layer of a binary file without a buffer."""
 
+    _name = "_io.FileIO"
+
     @property
     def bottom(self) -> MirroredFileIO:  # type: ignore[override]
         """Return the file itself; held in an attribute, it would not be closed when dropped."""
