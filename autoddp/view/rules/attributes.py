@@ -12,7 +12,7 @@ from autoddp.view.boundaries import Renamed, named, node_of, part
 from autoddp.view.family import WholeFamily
 from autoddp.view.rows import Partial, Rows, full, split
 from autoddp.view.rules.operands import PLAIN, related
-from autoddp.view.rules.partial import copies
+from autoddp.view.rules.partial import copies, unread
 from autoddp.view.table import attribute_rule, rule
 
 BACKENDS = ("is_xpu", "is_mtia", "is_maia", "is_xla", "is_vulkan", "is_ipu")
@@ -139,27 +139,41 @@ def _require(me: Rows, yes: bool) -> None:
 def retain_grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Retain the gradient of this rank's part; reading .grad gives the true one."""
     me = args[0]
-    if not split(me) or me.local.is_leaf:
-        return NotImplemented if not split(me) else None
-    size = me.cuts.view.group.size
-    holder = me.local
-    if hasattr(holder, "_autoddp_retains"):  # as in torch, a second call is none
-        return None
-    holder._autoddp_retains = True  # type: ignore[attr-defined]
+    if not _has_graph(me) or me.local.is_leaf:
+        return None if split(me) else NotImplemented
+    if getattr(me.local, "_autoddp_retains", None) is None:  # as in torch, a second call is none
+        _retain(me.local, _owner(me).group.size)
+    return None
+
+
+def _retain(holder: Any, size: int) -> None:
+    """Keep a gradient, at the true scale, by the last hook, as torch does, whoever adds others."""
+    before = getattr(holder, "_autoddp_retains", None)
+    if before is not None:
+        before.remove()
 
     def keep(g: Tensor) -> None:
         before = getattr(holder, "_autoddp_grad", None)
         mine = g.detach() / size
-        holder._autoddp_grad = mine if before is None else before + mine  # type: ignore[attr-defined]
+        holder._autoddp_grad = mine if before is None else before + mine
 
-    holder.register_hook(keep)
-    return None
+    holder._autoddp_retains = holder.register_hook(keep)
+
+
+def _hooked(holder: Any, hook: Any, size: int) -> Any:
+    handle = holder.register_hook(hook)
+    if getattr(holder, "_autoddp_retains", None) is not None:
+        _retain(holder, size)
+    return handle
 
 
 @attribute_rule("grad")
 def grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Read or set the gradient of the batch, by rows, at the true scale."""
     me = args[0]
+    if isinstance(me, Partial):
+        kept = getattr(me.local, "_autoddp_grad", None)
+        return NotImplemented if kept is None or len(args) > 1 else kept
     if not isinstance(me, Rows):
         return NotImplemented
     if len(args) > 1:
@@ -217,7 +231,7 @@ def register_hook(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Register a hook, which sees the gradient of the batch by rows, at the true scale."""
     me, hook = args
     if not split(me):
-        return NotImplemented
+        return _hook_sum(me, hook) if _has_graph(me) else NotImplemented
     cuts, at, leaf = me.cuts, me.at, me.local.is_leaf
     size = cuts.view.group.size
 
@@ -228,7 +242,27 @@ def register_hook(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         mine = out.local if split(out) and out.cuts is cuts else cuts.take(out, at)
         return mine if leaf else mine * size
 
-    return me.local.register_hook(by_rows)
+    return _hooked(me.local, by_rows, size)
+
+
+def _hook_sum(me: Partial, hook: Any) -> Any:
+    """Register a hook on a sum that no rank has read: on its part, whose gradient is the sum's."""
+    size = me.owner.group.size
+
+    def on_part(g: Tensor) -> Tensor | None:
+        out = hook(g / size)
+        return None if out is None else full(out) * size
+
+    return _hooked(me.local, on_part, size)
+
+
+def _has_graph(me: Any) -> bool:
+    """Return whether a gradient comes by what this rank holds of a tensor."""
+    return split(me) or (isinstance(me, Partial) and unread(me) and me.local.requires_grad)
+
+
+def _owner(me: Any) -> Any:
+    return me.owner if isinstance(me, Partial) else me.cuts.view
 
 
 def _shown(g: Tensor, cuts: Any, at: int, scale: int) -> Rows:
