@@ -77,7 +77,7 @@ class Reach:
             built.append((kind, len(items)))
             if getattr(value, "__dict__", None):
                 self.refused = "a tuple that it is given, or gives, has attributes besides"
-            return value, [self._look(item, built, depth + 1, inside) for item in items]
+            return value, [self._look(each, built, depth + 1, inside) for each in items]
         spaces = list(spaces_of(value))
         if not spaces:
             return self._leaf(value, built, inside)
