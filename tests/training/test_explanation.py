@@ -193,7 +193,7 @@ def test_what_a_rank_waited_for_is_said():
         train(model, x)
         if run.world.rank:
             time.sleep(1.0)
-        print(float(model(next(iter(x))[0]).sum()))
+        print(model(next(iter(x))[0]).sum().item())
 
     line = account(script)
     assert int(re.search(r"(\d+)% for other ranks", line)[1]) >= 30
@@ -212,7 +212,7 @@ def test_a_wait_that_is_shorter_than_what_was_shared_makes_ranks_no_loss():
             model(x).sum().item()
         if run.world.rank:
             time.sleep(1.0)
-        print(float(model(x).sum()))
+        print(model(x).sum().item())
 
     assert account(script).endswith("; larger batches, or fewer ranks, would help most")
 

@@ -78,8 +78,8 @@ class Settings:
             fixed.append((self._number(part), tuple((k, self._value(v)) for k, v in own)))
             spoken = self._spoken_of_by(part)
             found = [space for _, v in own for space in spaces_of(v, spoken.names)]
-            for x in part.parameters(recurse=False):
-                found += [(vars(x), None)] if vars(x) else []
+            held = (x for x in part._parameters.values() if x is not None)
+            found += [(vars(x), None) for x in held if vars(x)]
             for values, names in (*found, *spoken.spaces()):
                 spaces[id(values)] = values, names
         digest = blake2b(repr(fixed).encode(), digest_size=16).digest()
