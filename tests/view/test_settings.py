@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -107,3 +108,41 @@ def _steered(group: Any) -> list[str]:
 def test_what_is_no_number_or_text_steers_a_forward_too():
     said = run_ranks(_steered, 2)
     assert not any(said), said
+
+
+WARM, STEEP = True, False
+
+
+class Shared:
+    first = second = False
+
+
+class First(nn.Module):
+    def __init__(self, shared: Shared) -> None:
+        super().__init__()
+        self.shared = shared
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if WARM or self.shared.first else x
+
+
+class Second(First):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if STEEP or self.shared.second else x
+
+
+def test_parts_that_read_other_names_of_one_file_and_object_belong_to_one_proof(monkeypatch):
+    shared, known = Shared(), Settings()
+    vars(shared).update(first=False, second=False)
+    both = nn.Sequential(First(shared), Second(shared), First(shared))
+    before = known.of(both)
+    for name in ("WARM", "STEEP"):
+        with monkeypatch.context() as patched:
+            patched.setitem(globals(), name, None)
+            assert known.of(both) != before, name
+    for name in ("first", "second"):
+        with monkeypatch.context() as patched:
+            patched.setattr(shared, name, True)
+            assert known.of(both) != before, name
+    assert known.of(both) == before
+    assert hash(known.of_argument(np.array([{}], object))) == hash(None)

@@ -62,7 +62,8 @@ class Settings:
             return getattr(value, "__func__", value).__code__
         numpys = sys.modules.get("numpy")
         if numpys is not None and isinstance(value, (numpys.generic, numpys.ndarray)):
-            return tuple(value.ravel().tolist()) if value.size <= LARGEST else None
+            small = value.size <= LARGEST and value.dtype != object
+            return tuple(value.ravel().tolist()) if small else None
         return value if isinstance(value, FIXED) else None
 
     def _look(self, module: nn.Module) -> tuple[bytes, list[Space]]:
@@ -72,7 +73,7 @@ class Settings:
             The digest, and where values may change without a word to us.
         """
         fixed: list[Any] = []
-        spaces: dict[int, Space] = {}
+        spaces: dict[int, Space] = {}  # one for each thing, with the names that any part reads
         for part in module.modules():
             own = [(k, v) for k, v in vars(part).items() if k not in OURS]
             fixed.append((self._number(part), tuple((k, self._value(v)) for k, v in own)))
@@ -81,7 +82,9 @@ class Settings:
             held = (x for x in part._parameters.values() if x is not None)
             found += [(vars(x), None) for x in held if vars(x)]
             for values, names in (*found, *spoken.spaces()):
-                spaces[id(values)] = values, names
+                _, others = spaces.get(id(values), (None, ()))
+                every = None if names is None or others is None else {*others, *names}
+                spaces[id(values)] = values, None if every is None else tuple(sorted(every))
         digest = blake2b(repr(fixed).encode(), digest_size=16).digest()
         return digest, list(spaces.values())
 

@@ -32,9 +32,10 @@ class Spoken:
         self.names, self._functions = set[str](), list[FunctionType]()
         forward = getattr(kind, "forward", None)
         if not isinstance(forward, FunctionType) or not is_users(forward.__code__.co_filename):
-            self._kinds = list[type]()
+            self._kinds, self._data = list[type](), list[Mapping[str, Any]]()
             return
         self._kinds = [one for one in kind.__mro__ if is_users_class(one)]
+        self._data = [vars(one) for one in self._kinds]  # each call of vars makes another object
         todo = [forward]
         while todo:
             function = todo.pop()
@@ -54,11 +55,11 @@ class Spoken:
 
     def spaces(self) -> Iterator[Space]:
         """Yield the globals and the data of classes that these names stand for now."""
-        spoken = {n for kind in self._kinds for n in self.names.intersection(vars(kind))}
-        for kind in self._kinds:
-            plain = tuple(n for n in spoken if _is_plain(vars(kind).get(n)))
-            yield vars(kind), plain  # also of those that another one has: they may be set here
-            yield from _named(vars(kind), self.names, plain)
+        spoken = {n for data in self._data for n in self.names.intersection(data)}
+        for data in self._data:
+            plain = tuple(n for n in spoken if _is_plain(data.get(n)))
+            yield data, plain  # also of those that another one has: they may be set here
+            yield from _named(data, self.names, plain)
         for space in {id(f.__globals__): f.__globals__ for f in self._functions}.values():
             yield from _named(space, self.names)
 
