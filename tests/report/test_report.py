@@ -9,11 +9,12 @@ import subprocess
 import sys
 import sysconfig
 from contextlib import ExitStack
+from types import ModuleType
 
 import pytest
 
 from autoddp.errors import BadInput
-from autoddp.report import Report, is_own, is_users, users_line
+from autoddp.report import Report, is_own, is_users, users_line, users_modules
 
 
 def test_a_decision_is_said_once_and_counted():
@@ -132,3 +133,15 @@ def test_a_stream_may_be_anything_that_writes():
     stream = io.StringIO()
     Report(speaks=True, stream=Handing(stream)).say("ours")
     assert stream.getvalue() == "[autoddp] ours\n"
+
+
+def test_a_lazy_module_is_not_asked_for_its_file(monkeypatch):
+    class Lazy(ModuleType):
+        def __getattr__(self, name):
+            raise ImportError(f"asked for {name}")
+
+    monkeypatch.setitem(sys.modules, "lazy", Lazy("lazy"))
+    monkeypatch.setitem(sys.modules, "none", None)
+    monkeypatch.setitem(sys.modules, "own", own := ModuleType("own"))
+    own.__file__ = "/home/me/own.py"
+    assert own in users_modules()

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from autoddp.view.proof.snapshot import Snapshot
+from autoddp.view.proof.trial import equal
 
 number, text, tensor, held, table = 0, "a", torch.zeros(2), [1, [2]], {"n": 0}
 
@@ -302,3 +303,32 @@ def test_a_forward_that_leaves_nothing_leaves_nothing():
     seen = Snapshot(net)
     net(lambda net: net.weight * 2 + number)
     assert seen.put_back() is None
+
+
+def test_modules_that_are_no_part_of_the_tree_are_put_back():
+    apart = nn.BatchNorm1d(2)
+
+    class Holding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.hidden = [Net()]
+
+        def forward(self, x):
+            return apart(x)
+
+    holding = Holding()
+    state = Snapshot(holding)
+    assert state.put_back() is None
+    holding.hidden[0].count += 1
+    holding.hidden[0].calls += 1
+    apart.running_mean += 1
+    assert state.put_back()
+    assert (holding.hidden[0].count.item(), holding.hidden[0].calls) == (0, 0)
+    assert apart.running_mean.tolist() == [0, 0]
+
+
+def test_attributes_that_are_no_numbers_are_alike():
+    nan, x = float("nan"), torch.ones(2)
+    assert equal(nan, float("nan"))
+    assert not equal(nan, 1.0)
+    assert not equal(x, torch.ones(2))
