@@ -2,14 +2,15 @@
 
     python -m benchmarks.steps [--metrics] [--rounds 5] [--ranks 2] [mlp cnn norm lm]
 
-Both run in the same ranks (one thread each), at the same global batch, alternating, and so does one
-process, with one thread, while the other ranks wait; ratios are medians over rounds. With --metrics
-the script also reads an accuracy every step.
+Both run at the same global batch, with one thread in each rank, alternating, and so does one
+process with one thread; each time in new processes, as a rank sets the C library's allocator.
+Ratios are medians over rounds. With --metrics the script also reads an accuracy every step.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 
@@ -19,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from autoddp.options import Options
+from autoddp.process.allocator import keep_memory
 from autoddp.process.session import session
 from autoddp.report import Report
 from tests.support.ranks import run_ranks
@@ -104,25 +106,28 @@ def train(net, loader, steps, metrics):
     return (steps - WARM) / (time.perf_counter() - start)
 
 
-def in_turn(group, kind, rounds, metrics):
-    """steps/s of (one process, by hand, unmodified) in each round."""
-    found = []
-    for _ in range(rounds):
-        net, data, batch = make(kind)
-        alone = 0.0
-        if group.rank == 0:
-            alone = train(net, DataLoader(data, batch, shuffle=True), STEPS[kind], metrics)
-        group.barrier()
-        net, data, batch = make(kind)
+def measured(group, kind, way, metrics):
+    """steps/s of one way, in processes that nothing else has run in."""
+    net, data, batch = make(kind)
+    if way == "alone":
+        return train(net, DataLoader(data, batch, shuffle=True), STEPS[kind], metrics)
+    if way == "by hand":
         sampler = DistributedSampler(data, group.size, group.rank)
-        by_hand = DistributedDataParallel(net, process_group=group.pg)
+        net = DistributedDataParallel(net, process_group=group.pg)
         loader = DataLoader(data, batch // group.size, sampler=sampler)
-        a = train(by_hand, loader, STEPS[kind], metrics)
-        net, data, batch = make(kind)
-        with session(group.world, Options(), group, Report()):
-            b = train(net, DataLoader(data, batch, shuffle=True), STEPS[kind], metrics)
-        found.append((alone, a, b))
-    return found
+        return train(net, loader, STEPS[kind], metrics)
+    keep_memory(os.environ)
+    with session(group.world, Options(), group, Report()):
+        return train(net, DataLoader(data, batch, shuffle=True), STEPS[kind], metrics)
+
+
+def in_turn(kind, ranks, rounds, metrics):
+    """steps/s of (one process, by hand, unmodified) in each round."""
+    ways = {"alone": 1, "by hand": ranks, "unmodified": ranks}
+    return [
+        [run_ranks(measured, n, kind, way, metrics, timeout=900)[0] for way, n in ways.items()]
+        for _ in range(rounds)
+    ]
 
 
 def main():
@@ -133,8 +138,7 @@ def main():
     parser.add_argument("--ranks", type=int, default=2)
     options = parser.parse_args()
     for kind in options.kinds or STEPS:
-        given = (kind, options.rounds, options.metrics)
-        found = run_ranks(in_turn, options.ranks, *given, timeout=900)[0]
+        found = in_turn(kind, options.ranks, options.rounds, options.metrics)
         alone, hand, ours = (statistics.median(column) for column in zip(*found, strict=True))
         ratios = sorted(b / a for _, a, b in found)
         of_one = statistics.median(b / one for one, _, b in found)

@@ -100,7 +100,8 @@ class NodeMemory:
         else:
             slots[self.number].copy_(x)
         self._meet_alike()
-        if share == len(slots) and _equal(slots):
+        halves = early and share == PAIR  # two of a number add up to it
+        if share == len(slots) and not halves and _equal(slots):
             torch.mul(slots[0], share if early else 1, out=x)
             return
         reduce(slots[0], slots[1], out=x)
@@ -134,8 +135,7 @@ class NodeMemory:
     @torch.no_grad()
     def all_gather(self, out: Tensor | list[Tensor], x: Tensor) -> None:
         """Gather `x`, bytes, of all ranks as the rows of `out`."""
-        step = SLOT // x.element_size()
-        for start in range(0, x.numel(), step):
+        for start in range(0, x.numel(), step := SLOT // x.element_size()):
             piece = x[start : start + step]
             slots = self._next(piece)
             slots[self.number].copy_(piece)
@@ -210,8 +210,8 @@ class NodeMemory:
         return [SIZES.unpack_from(self._map, start) for start in self._heads[self._half]]
 
     def _slots_of(self, half: int, dtype: torch.dtype, count: int) -> list[Tensor]:
-        starts, size = (start + HEAD for start in self._starts(half)), count * dtype.itemsize
-        return [self._bytes[at : at + size].view(dtype) for at in starts]
+        starts, size = self._starts(half), count * dtype.itemsize
+        return [self._bytes[HEAD + at : HEAD + at + size].view(dtype) for at in starts]
 
     def _starts(self, half: int) -> list[int]:
         many, step = len(self.ranks), HEAD + SLOT
@@ -268,7 +268,7 @@ def share(rank: int, ranks: list[int], store: Store, many: int) -> list[NodeMemo
     """Share so many memories between the ranks of a node, all of which call this.
 
     Returns:
-        This rank's view of each; none, if another rank has none.
+        This rank's view of each; none, where another rank has none.
 
     Raises:
         OSError: There is no room.

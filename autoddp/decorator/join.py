@@ -31,7 +31,7 @@ from autoddp.effects.run import Run
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.launch.rendezvous import HOST, listen
 from autoddp.options import Options
-from autoddp.process import joining, likeness, report_file, streams, worker
+from autoddp.process import allocator, joining, likeness, report_file, streams, worker
 from autoddp.process.devices import Devices, variable
 from autoddp.process.script import strip
 from autoddp.process.session import session
@@ -250,9 +250,9 @@ def joined(
     given = (*ADDED, variable(devices.kind, os.environ), "NCCL_SOCKET_IFNAME")
     threads, environ = torch.get_num_threads(), {name: os.environ.get(name) for name in given}
     report = Report(world.rank == 0 and not options.quiet, options.strict)
-    group = None
+    group, kept = None, False
     try:
-        worker.set_threads(world)
+        kept = worker.set_up(world)
         joining.take_device(world, devices)
         hidden = hide(os.environ)
         if options.view == "local":
@@ -271,6 +271,8 @@ def joined(
         if group is not None:
             leave(group)
         torch.set_num_threads(threads)
+        if kept:
+            allocator.give_back()
         for name, value in environ.items():
             os.environ.pop(name, None)
             if value is not None:

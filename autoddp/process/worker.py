@@ -20,7 +20,7 @@ from autoddp.comm.place import HERE
 from autoddp.comm.world import LARGEST, World, hide, keep_to_libraries
 from autoddp.errors import BadInput
 from autoddp.options import Options
-from autoddp.process import joining, launcher_signals, likeness, own_ddp, streams
+from autoddp.process import allocator, joining, launcher_signals, likeness, own_ddp, streams
 from autoddp.process.backend import Choice
 from autoddp.process.devices import Devices
 from autoddp.process.guard import InitGuard, tell_devices, tell_lacking
@@ -56,7 +56,7 @@ class Job:
 def run(job: Job) -> int:
     """Be the rank that torchrun's variables name; return the exit code after the script's end."""
     world = World.read(os.environ)
-    set_threads(world)
+    set_up(world)
     if job.own.kind is not Kind.VIEW:
         return by_itself(job, world)
     random.setstate(job.random_state)
@@ -142,8 +142,12 @@ def joined(script: Script, options: Options, own: LaunchForm) -> int:
     return code
 
 
-def set_threads(world: World) -> None:
-    """Share the cores; a fork must do it first, as its inherited thread pool has no threads."""
+def set_up(world: World) -> bool:
+    """Share the cores; a fork must do it first, as its inherited thread pool has no threads.
+
+    Returns:
+        Whether this process keeps the memory that its tensors leave.
+    """
     cores = len(os.sched_getaffinity(0))
     asked = os.environ.get("OMP_NUM_THREADS", "")
     torch.set_num_threads(
@@ -151,6 +155,7 @@ def set_threads(world: World) -> None:
         if asked.isdecimal() and 0 < int(asked) <= LARGEST
         else max(1, cores // world.local_world_size)
     )
+    return allocator.keep_memory(os.environ)
 
 
 def greeting(world: World, options: Options, chosen: Choice, environ: Mapping[str, str]) -> str:
