@@ -46,6 +46,7 @@ is_mutable: Callable[[Any], bool] = attrgetter("_schema.is_mutable")  # writes i
 GRADIENTS = ("grad", "_grad")  # the names by which a tensor shows its gradient
 _MADE_OF_OTHERS = torch._C.DispatchKey.CompositeImplicitAutograd
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
+dispatch_depth: Callable[[], int] = torch._C._len_torch_dispatch_stack  # modes that are on
 traced: Callable[[], object] = torch._C._get_tracing_state  # of torch.jit.trace; None if none is
 transform = torch._C._functorch.peek_interpreter_stack  # of torch.func, that runs; or None
 

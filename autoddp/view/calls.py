@@ -22,10 +22,10 @@ from autoddp.view.cuts import Cuts
 from autoddp.view.entered import Entered
 from autoddp.view.family import version
 from autoddp.view.proof.flow import memory_of
-from autoddp.view.proof.proofs import Verdict
 from autoddp.view.proof.reach import Reach, reach_of
 from autoddp.view.proof.snapshot import Snapshot
 from autoddp.view.proof.trial import TrialCall
+from autoddp.view.proof.verdict import Verdict
 from autoddp.view.proof.verdicts import Verdicts, mine
 from autoddp.view.rows import Partial, Rows, full, split
 from autoddp.view.state import Region, View

@@ -74,7 +74,7 @@ class Hungry(nn.Module):
         self.inner, self.room = nn.Linear(6, 6), room
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch._C._len_torch_dispatch_stack() and len(x) > self.room:
+        if torch._C._len_torch_dispatch_stack() and x[:, :1].nbytes > 8 * self.room:
             raise torch.OutOfMemoryError("out of memory")
         return self.inner(x)
 

@@ -5,14 +5,23 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
-from collections.abc import Iterator
-from types import CellType, CodeType, FunctionType, MethodType, SimpleNamespace
+from collections.abc import Iterator, Mapping
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any
 
 from torch import nn
 
 from autoddp.report import is_users
 
+CODE = (ModuleType, type, FunctionType, BuiltinFunctionType, staticmethod, classmethod, property)
 NAMESPACES = (SimpleNamespace, argparse.Namespace)  # these hold attributes for whoever likes
 EMPTY = object()  # a cell that nothing was put into yet
 
@@ -70,3 +79,8 @@ def forwards_of(module: nn.Module) -> Iterator[FunctionType]:
         forward = getattr(kind, "forward", None)  # a scripted module's class has none
         if isinstance(forward, FunctionType):
             yield forward
+
+
+def data_in(space: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the names in a file or a class that stand for values, not for code."""
+    return {k: v for k, v in space.items() if not k.startswith("__") and not isinstance(v, CODE)}

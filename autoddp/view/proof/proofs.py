@@ -12,8 +12,8 @@ Parameters that are still zero must not hide it: all is shown with other values 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from autoddp.comm.context import Code
 from autoddp.view.generators import Generators
-from autoddp.view.places import Place, places_of
+from autoddp.view.places import places_of
+from autoddp.view.proof.counts import decided
 from autoddp.view.proof.flow import coupled
 from autoddp.view.proof.gates import gates, opened
 from autoddp.view.proof.opaque import IN_LIBRARY, draws_in_library
@@ -29,6 +30,7 @@ from autoddp.view.proof.rounding import tolerance
 from autoddp.view.proof.sizes import normalized_of_all
 from autoddp.view.proof.snapshot import Snapshot
 from autoddp.view.proof.trial import Forward, Refused, Same, Trial, alike, equal
+from autoddp.view.proof.verdict import Verdict
 
 # Rows of a larger batch that are enough to see whether one depends on another: a prime number, as
 # no layout in groups is made for.
@@ -38,32 +40,12 @@ OTHER_ROWS = "BatchNorm in it is given other rows than the batch's"
 COUPLED = "its rows depend on each other"
 NOT_THE_PART = "the forward of a part is not the part of the forward"
 NEARLY = f"{NOT_THE_PART}, but nearly"
+DECIDES_BY_ROWS = "it decides by how many rows its batch has"
 PRINTS = "it prints what depends on the size of its batch"
 NO_MEMORY = "there is not enough memory to try it"
 MEMORY = (torch.OutOfMemoryError, MemoryError)
 # times the rounding that is allowed: so far off may be what another kernel makes of fewer rows
 NEAR = 4
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The result of a proof.
-
-    Attributes:
-        outs: The batch dimension of each leaf that comes back, or None where it holds no batch.
-        layout: What holds these leaves: the result, and what the call was given, as it left it.
-        draws: Whether the call draws random numbers of torch's.
-        places: Where the batch lies in each draw.
-        reason: Why not, in words; empty if the call is row-wise.
-        sure: False where nothing was proven, as where all rows were alike: ask again.
-    """
-
-    outs: tuple[int | None, ...] = ()
-    layout: Hashable = None
-    draws: bool = False
-    places: tuple[Place, ...] = ()
-    reason: str = ""
-    sure: bool = True
 
 
 def prove(trial: Trial, module: nn.Module) -> Verdict:
@@ -143,15 +125,21 @@ def _try(trial: Trial) -> Verdict:
             return Verdict(reason=OTHER_ROWS)
     # a generator of its own, or one that is put back, is drawn from all the same
     draws = trial.inside or bool(whole.drawn) or not trial.before.same_torch(after)
-    return Verdict(tuple(outs), whole.layout, draws, _places(trial, parts))
+    fewer = next(part for (_, rows), part in parts.items() if rows < size)
+    return _by_size(trial, whole, fewer, Verdict(tuple(outs), whole.layout, draws))
 
 
-def _places(trial: Trial, parts: Parts) -> tuple[Place, ...]:
-    """Return where the batch lies in each draw: two forwards of other sizes show it."""
-    whole = parts[0, trial.size]
-    fewer = next(part for (_, rows), part in parts.items() if rows < trial.size)
+def _by_size(trial: Trial, whole: Forward, fewer: Forward, verdict: Verdict) -> Verdict:
+    """Complete a verdict by what two forwards of other sizes show.
+
+    That is where the batch lies in each draw, and what is decided by how many rows there are.
+    """
+    decisions = decided(whole.asked, fewer.asked)
+    if decisions is None or not decisions.alike(trial.given.cuts):
+        return Verdict(reason=DECIDES_BY_ROWS)
     at = next(a for a in trial.given.ats if a is not None)
-    return places_of(whole.drawn, fewer.drawn, at)
+    places = places_of(whole.drawn, fewer.drawn, at)
+    return replace(verdict, places=places, decisions=decisions)
 
 
 def _at_a_glance(trial: Trial, whole: Forward, after: Generators) -> str:

@@ -19,9 +19,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from autoddp.view.proof.counts import NotedSize
+
 DEPTH = 8
 MOST = 4096  # values that are looked at; what reaches more is the world, not an argument
-SINGLE = frozenset({int, float, bool, str, bytes, complex, type(None)})  # hashed by value
+# hashed by value
+SINGLE = frozenset({int, NotedSize, float, bool, str, bytes, complex, type(None)})
 OPAQUE = (nn.Module, type, FunctionType, MethodType, ModuleType, Enum)
 # classes of Python's own that hold whatever one likes
 HOLDERS = (SimpleNamespace, Namespace, UserDict, UserList)

@@ -8,8 +8,8 @@ and what its functions keep are as before afterwards; a module that changed one 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from types import BuiltinFunctionType, CellType, FunctionType, ModuleType
+from collections.abc import Callable, Iterable
+from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -19,19 +19,21 @@ from autoddp import torch_internals
 from autoddp.report import is_users
 from autoddp.view.proof import opaque
 from autoddp.view.proof.code import (
+    CODE,
     EMPTY,
     called_by,
     content_of,
+    data_in,
     forwards_of,
     functions_of,
     is_users_class,
     may_hold_state,
     names_of,
 )
+from autoddp.view.proof.counts import unnoted
 
 DEPTH = 5
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
-CODE = (ModuleType, type, FunctionType, BuiltinFunctionType, staticmethod, classmethod, property)
 MOST_OF_ONE = 2**24  # elements; a larger tensor is data, not state
 MOST = 2**30  # bytes of parameters that are copied, to put back what a forward wrote into them
 
@@ -93,6 +95,7 @@ class Snapshot:
 
         def check() -> str | None:
             if space.keys() == before.keys() and all(_same(space[k], before[k]) for k in before):
+                space.update(before)  # what is equal may be a size that a trial has noted
                 return None
             names = [
                 k
@@ -166,11 +169,11 @@ class Snapshot:
         before = list(value)
 
         def check() -> str | None:
-            if len(value) == len(before) and all(map(_same, value, before)):
-                return None
-            value.clear()
-            value.extend(before)
-            return f"it changes the list {where}"
+            same = len(value) == len(before) and all(map(_same, value, before))
+            if not same or any(a is not b for a, b in zip(value, before, strict=True)):
+                value.clear()
+                value.extend(before)
+            return None if same else f"it changes the list {where}"
 
         self._checks.append(check)
         for item in before:
@@ -192,10 +195,10 @@ class Snapshot:
         if id(space) in self._seen:
             return
         self._seen[id(space)] = space
-        before = _data(space)
+        before = data_in(space)
 
         def check() -> str | None:
-            now = _data(space)
+            now = data_in(space)
             changed = [
                 k
                 for k in {**before, **now}
@@ -203,7 +206,7 @@ class Snapshot:
             ]
             for key in changed:
                 space.pop(key, None)
-            space.update({key: before[key] for key in changed if key in before})
+            space.update(before)
             return f"it changes the global {changed[0]}" if changed else None
 
         self._checks.append(check)
@@ -248,10 +251,8 @@ class Snapshot:
         before = cell.cell_contents
 
         def check() -> str | None:
-            if _same(content_of(cell), before):
-                return None
-            cell.cell_contents = before
-            return f"it changes {name} of the function around it"
+            same, cell.cell_contents = _same(content_of(cell), before), before
+            return None if same else f"it changes {name} of the function around it"
 
         self._checks.append(check)
         self._value(name, before, DEPTH - 1)
@@ -266,20 +267,20 @@ class Snapshot:
         if id(kind) in self._seen:
             return
         self._seen[id(kind)] = kind
-        before = _data(vars(kind))
+        before = data_in(vars(kind))
 
         def check() -> str | None:
-            now = _data(vars(kind))
+            now = data_in(vars(kind))
             changed = [
                 k
                 for k in {**before, **now}
                 if not (k in before and k in now and _same(now[k], before[k]))
             ]
-            for key in changed:
-                if key in before:
-                    setattr(kind, key, before[key])
-                else:
-                    delattr(kind, key)
+            for key in {*changed} & {*now}:
+                delattr(kind, key)
+            for key, value in before.items():
+                if key in changed or now[key] is not value:
+                    setattr(kind, key, value)
             return f"it changes {kind.__name__}.{changed[0]}" if changed else None
 
         self._checks.append(check)
@@ -290,10 +291,5 @@ class Snapshot:
                 self._value(kind.__name__, function, DEPTH - 1)
 
 
-def _data(space: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the names in a file or a class that stand for values, not for code."""
-    return {k: v for k, v in space.items() if not k.startswith("__") and not isinstance(v, CODE)}
-
-
 def _same(a: Any, b: Any) -> bool:
-    return a is b or (type(a) is type(b) and isinstance(a, PLAIN) and a == b)
+    return a is b or (unnoted(a) is unnoted(b) and isinstance(a, PLAIN) and a == b)

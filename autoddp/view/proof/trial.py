@@ -17,6 +17,7 @@ from autoddp.view.cuts import Cuts
 from autoddp.view.draws import Draws, is_random
 from autoddp.view.generators import Generators
 from autoddp.view.places import Shapes
+from autoddp.view.proof.counts import Asked
 from autoddp.view.proof.flow import Flow, memory_of, tells_values
 from autoddp.view.proof.reach import Reach
 from autoddp.view.proof.snapshot import PLAIN
@@ -92,10 +93,12 @@ class Trial:
         cut = [x for x, a in zip(made, self.given.ats, strict=True) if a is not None]
         normalized: list[Tensor] = []
         self.view.noted = lambda x: normalized.append(x.detach().clone())
+        asked = Asked(count)
         with ExitStack() as modes:
             watch = modes.enter_context(TrialWatch(cut))
             self.view.holds = watch.of_rows
             draws = modes.enter_context(Draws(count, start, self.size, at))
+            modes.enter_context(asked.listening())
             with self.called(made) as left:
                 modes.close()
                 self.inside |= draws.inside
@@ -114,7 +117,7 @@ class Trial:
         plain = [x.detach() if isinstance(x, Tensor) else x for x in out]
         apart = [watch.of_no_rows(x) for x in out]
         own = [own_of(x) for x in out]
-        shown = normalized, watch.dtypes, draws.shapes, [*printed], watch.flow, sources
+        shown = normalized, watch.dtypes, draws.shapes, [*printed], watch.flow, sources, asked
         return Forward(plain, own, apart, left.layout, *shown)
 
     def ends(self, count: int) -> list[tuple[int, int, int]]:
@@ -149,6 +152,7 @@ class Forward:
         printed: What it would have printed.
         flow: What came of the rows on the way.
         sources: The results of that flow which each output holds.
+        asked: What was compared of sizes on the way.
     """
 
     out: list[Any]
@@ -161,6 +165,7 @@ class Forward:
     printed: list[Any]
     flow: Flow
     sources: list[frozenset[int]]
+    asked: Asked
 
 
 DECIDES = "it decides in Python by values of the batch"

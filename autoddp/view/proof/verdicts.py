@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +15,10 @@ from autoddp.report import users_line
 from autoddp.view.boundaries import lend, part
 from autoddp.view.cuts import Cuts
 from autoddp.view.names import LeftOut
-from autoddp.view.proof.proofs import NO_MEMORY, Verdict, prove
+from autoddp.view.proof.proofs import DECIDES_BY_ROWS, NO_MEMORY, prove
 from autoddp.view.proof.settings import Settings
 from autoddp.view.proof.trial import Trial, TrialCall
+from autoddp.view.proof.verdict import Verdict
 from autoddp.view.rows import full, split
 from autoddp.view.state import View
 
@@ -105,7 +107,7 @@ class Verdicts:
         known.calls += 1
         found = known.verdicts.get(key)
         if found is not None and (found.reason or not known.again(key)):
-            return found
+            return found if found.decisions.alike(given.cuts) else Verdict(reason=DECIDES_BY_ROWS)
         reason = "" if found is not None else known.due(key)
         if reason:
             return Verdict(reason=reason)
@@ -184,8 +186,9 @@ class Verdicts:
         if lowest == 2:
             places = (at for _, at in verdict.places)
             outs = [-1 if at is None else at for at in (*verdict.outs, *places)]
+            rules = crc32(repr(verdict.decisions.terms).encode())
             noted = torch.tensor(
-                [len(outs), int(verdict.draws), hash(tuple(outs)) % 2**31], device="cpu"
+                [len(outs), int(verdict.draws), hash(tuple(outs)) % 2**31, rules], device="cpu"
             )
             if not group.spread(noted).any():
                 return verdict
