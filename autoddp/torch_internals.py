@@ -47,6 +47,8 @@ GRADIENTS = ("grad", "_grad")  # the names by which a tensor shows its gradient
 _MADE_OF_OTHERS = torch._C.DispatchKey.CompositeImplicitAutograd
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
 dispatch_depth: Callable[[], int] = torch._C._len_torch_dispatch_stack  # modes that are on
+_KINDS = ("forward", "forward_pre", "backward", "backward_pre")  # of hooks for all modules
+GLOBAL_HOOKS = [getattr(torch.nn.modules.module, f"_global_{kind}_hooks") for kind in _KINDS]
 traced: Callable[[], object] = torch._C._get_tracing_state  # of torch.jit.trace; None if none is
 transform = torch._C._functorch.peek_interpreter_stack  # of torch.func, that runs; or None
 

@@ -75,6 +75,37 @@ def test_without_torch_functions_neither_a_subclass_nor_a_mode_is_asked():
     assert Plain.seen == 0
 
 
+@pytest.mark.parametrize(
+    "register",
+    [
+        torch.nn.modules.module.register_module_forward_hook,
+        torch.nn.modules.module.register_module_forward_pre_hook,
+        torch.nn.modules.module.register_module_full_backward_hook,
+        torch.nn.modules.module.register_module_full_backward_pre_hook,
+    ],
+)
+def test_hooks_for_all_modules_are_found(register):
+    assert not any(torch_internals.GLOBAL_HOOKS)
+    handle = register(lambda *_: None)
+    assert any(torch_internals.GLOBAL_HOOKS)
+    handle.remove()
+    assert not any(torch_internals.GLOBAL_HOOKS)
+
+
+def test_the_modes_that_are_on_are_counted():
+    class Mode(torch_internals.DispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            found.append(torch_internals.dispatch_depth())
+            return func(*args, **(kwargs or {}))
+
+    found: list[int] = []
+    assert torch_internals.dispatch_depth() == 0
+    with Mode():
+        assert torch_internals.dispatch_depth() == 1
+        torch.ones(2)
+    assert found == [0]
+
+
 def test_all_kinds_of_batchnorm_are_one():
     kinds = (torch.nn.BatchNorm1d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm)
     assert all(issubclass(kind, torch_internals.BatchNorm) for kind in kinds)

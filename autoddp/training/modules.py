@@ -86,7 +86,7 @@ class Modules(WholeCalls):
                 return plain(module, *args, **kwargs)
             if not context.is_script() or _traced() or capturing():
                 return plain(module, *args, **kwargs)
-            if hooks_node(module):
+            if hooks_node(module) or torch_internals.dispatch_depth():
                 return calls.on_wholes(functools.partial(plain, module), args, kwargs)
             if not _has_parameters(module):
                 return plain(module, *args, **kwargs)

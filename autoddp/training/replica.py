@@ -36,8 +36,8 @@ class Anchor(nn.Module):
         for number, leaf in enumerate(leaves):
             self._parameters[f"leaf{number}"] = leaf  # type: ignore[assignment]  # any leaf will do
 
-    def forward(self, *losses: Tensor) -> tuple[Tensor, ...]:
-        return losses
+    def __call__(self, *losses: Tensor) -> tuple[Tensor, ...]:
+        return losses  # nor do hooks for all modules see this one
 
 
 def flattened(tensors: list[Tensor]) -> Iterator[tuple[list[Tensor], Tensor]]:
@@ -89,7 +89,7 @@ class Replicas:
         # now and then ranks agree upon the buckets
         with torch.enable_grad(), told_by_launcher(self.group):
             if known is None:
-                replica(*roots)
+                replica.forward(*roots)  # past hooks of the script's for all modules
             else:
                 torch_internals.arm(replica)
         return averaging

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from autoddp.comm.context import Code
 from autoddp.errors import BadInput, LostGradient
-from autoddp.torch_internals import in_function, outside_transforms, transform
+from autoddp.torch_internals import dispatch_depth, in_function, outside_transforms, transform
 from autoddp.view.boundaries import Gather, SumOverRanks, named, node_of, part, strides_of
 from autoddp.view.cuts import Cuts
 from autoddp.view.family import RAW, WholeFamily, as_made, is_shape, same, shows, take, version
@@ -222,9 +222,16 @@ def view_of(args: Any) -> View:
     raise AssertionError("no batch held by rows among the arguments")
 
 
+# what is done to a graph, which is of this rank's rows
+GRAPH = {Tensor.backward, Tensor.register_hook, Tensor.retain_grad}
+
+
 def answer(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute by rule, or on the whole, as always under a transform of torch.func."""
-    whole = transform() or _on_wholes(args, kwargs)
+    """Compute by rule, or on the whole, as always under a transform of torch.func.
+
+    A mode of the script's (`FlopCounterMode`) sees operators, which shall be those of the batch.
+    """
+    whole = transform() or _on_wholes(args, kwargs) or (dispatch_depth() and func not in GRAPH)
     try:
         out = NotImplemented if whole else by_rule(func, args, kwargs)
     except WRONG as error:

@@ -199,6 +199,8 @@ class Verdicts:
 
     def _is_hooked(self, module: nn.Module) -> bool:
         """Return whether a hook sits on the module or a part of it: it would see rows only."""
+        if any(torch_internals.GLOBAL_HOOKS):
+            return True
         known = self._hooked.get(module)
         if known is None or known[0] != self.hooks:
             known = self._hooked[module] = self.hooks, any(map(_has_hooks, module.modules()))
