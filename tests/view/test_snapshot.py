@@ -6,11 +6,14 @@ import argparse
 import array
 import functools
 import importlib
+import io
 import itertools
 import random
 import sys
 import textwrap
-from collections import deque
+import threading
+from collections import UserDict, UserList, deque
+from queue import Queue
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,6 +25,35 @@ from autoddp.view.proof.snapshot import Snapshot
 from autoddp.view.proof.trial import equal
 
 number, text, tensor, held, table = 0, "a", torch.zeros(2), [1, [2]], {"n": 0}
+local = threading.local()
+local.n = 0
+
+
+class Listed(list):
+    n = 0
+
+
+class Slotted:
+    __slots__ = ("__own", "n", "parts")
+
+    def __init__(self):
+        self.n, self.parts, self.__own = 0, [0], 0
+
+    def count(self):
+        self.__own += 1
+
+    def __repr__(self):
+        return f"{getattr(self, 'n', None)} {self.parts} {self.__own}"
+
+
+slotted, listed = Slotted(), Listed([1])
+
+
+def noted(log=[], *, more={}):  # noqa: B006  # what is tested
+    return log, more
+
+
+noted.n = 0
 
 
 class Meter:
@@ -40,6 +72,8 @@ class Net(nn.Module):
         self.calls, self.log, self.meter, self.names = 0, deque([1]), Meter(), {"a"}
         self.register_buffer("count", torch.zeros(1))
         self.weight = nn.Parameter(torch.ones(1))
+        self.objects = (local, slotted, listed)
+        self.calls_it = noted
 
     def forward(self, act):
         act(self)
@@ -84,6 +118,16 @@ CHANGES = {
     "a buffer": (lambda net: net.count.add_(1), "it changes buffer .count"),
     "a buffer's data": (lambda net: net.count.data.add_(1), "it changes buffer .count"),
     "a buffer in numpy": (lambda net: net.count.numpy().fill(1), "buffer .count"),
+    "a slot": (lambda net: setattr(slotted, "n", 1), "it leaves n on slotted"),
+    "a slot that goes": (lambda net: delattr(slotted, "n"), "it leaves n on slotted"),
+    "a private slot": (lambda net: slotted.count(), "it leaves _Slotted__own on slotted"),
+    "a list in a slot": (lambda net: slotted.parts.append(1), "it changes the list slotted.parts"),
+    "a list's attribute": (lambda net: setattr(listed, "n", 1), "it leaves n on listed"),
+    "a thread's own": (lambda net: setattr(local, "n", 1), "it leaves n on local"),
+    "a function's": (lambda net: setattr(noted, "n", 1), "it leaves n on noted"),
+    "a default": (lambda net: noted()[0].append(1), "it changes the list a default of noted"),
+    "a named default": (lambda net: noted()[1].update(n=1), "it leaves n on a default of noted"),
+    "a parameter's": (lambda net: setattr(net.weight, "n", 1), "it leaves n on parameter .weight"),
     "other data": (lambda net: setattr(net.count, "data", torch.ones(3)), "buffer .count"),
 }
 
@@ -91,6 +135,7 @@ CHANGES = {
 def state(net):
     """Everything that a change could be seen in."""
     spaces = (globals(), vars(Net), vars(net), vars(net.meter), vars(meter), net._buffers)
+    spaces += (vars(listed), vars(local), vars(noted), vars(net.weight), {"noted": noted()})
     return [{k: str(v) for k, v in space.items() if not k.startswith("__")} for space in spaces]
 
 
@@ -134,6 +179,9 @@ class Holds(nn.Module):
         )
         self.bits, self.torch = np.random.MT19937(1), torch.Generator().manual_seed(1)
         self.space, self.given = SimpleNamespace(n=0), argparse.Namespace(n=0)
+        self.text, self.file, self.queue = io.StringIO("a"), io.BytesIO(b"a"), Queue()
+        self.sequence, self.mapping, self.closed = UserList(), UserDict(), io.StringIO()
+        self.text.read(), self.closed.close()
 
 
 OPAQUE = {
@@ -151,6 +199,11 @@ OPAQUE = {
         lambda net: net.torch.get_state().tolist(),
     ),
     "space": (lambda net: setattr(net.space, "n", 1), lambda net: net.space.n),
+    "text": (lambda net: print("b", file=net.text), lambda net: net.text.getvalue()),
+    "file": (lambda net: net.file.read(), lambda net: net.file.tell()),
+    "queue": (lambda net: net.queue.put(1), lambda net: net.queue.qsize()),
+    "sequence": (lambda net: net.sequence.append(1), lambda net: list(net.sequence)),
+    "mapping": (lambda net: net.mapping.update(n=1), lambda net: dict(net.mapping)),
     "given": (lambda net: setattr(net.given, "n", 1), lambda net: net.given.n),
 }
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
+import threading
+from collections import UserDict, UserList
 from collections.abc import Iterator, Mapping
+from queue import Queue
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -22,7 +25,8 @@ from torch import nn
 from autoddp.report import is_users
 
 CODE = (ModuleType, type, FunctionType, BuiltinFunctionType, staticmethod, classmethod, property)
-NAMESPACES = (SimpleNamespace, argparse.Namespace)  # these hold attributes for whoever likes
+# these hold what whoever likes puts there
+NAMESPACES = (SimpleNamespace, argparse.Namespace, UserDict, UserList, Queue, threading.local)
 EMPTY = object()  # a cell that nothing was put into yet
 
 

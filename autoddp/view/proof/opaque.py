@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import functools
+import io
 import random
 import sys
 from collections.abc import Callable
@@ -18,6 +19,8 @@ IN_LIBRARY = (
     "dropout between layers of an RNN draws from a state of the device's library, never put back"
 )
 
+IN_MEMORY: Any = (io.StringIO, io.BytesIO)  # files
+
 Check = Callable[[], bool]  # puts the state back; returns whether it had changed
 
 
@@ -31,6 +34,8 @@ def kept(value: Any) -> Check | None:
         return _state(value.getstate, value.setstate)
     if isinstance(value, torch.Generator):
         return _state(value.get_state, value.set_state)
+    if isinstance(value, IN_MEMORY):
+        return None if value.closed else _state(value.__getstate__, value.__setstate__)
     if isinstance(value, functools._lru_cache_wrapper):
         return None if value.cache_info().currsize else _cache(value)
     numpy = sys.modules.get("numpy")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from autoddp.view.proof.code import called_by
-from autoddp.view.proof.snapshot import PLAIN
+from autoddp.view.proof.contents import PLAIN
 from autoddp.view.proof.spoken import LARGEST, Space, Spoken, spaces_of
 
 OURS = frozenset(vars(nn.Module())) - {"training"}  # what every module has

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import CellType, FunctionType, ModuleType
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from autoddp import torch_internals
 from autoddp.report import is_users
-from autoddp.view.proof import opaque
+from autoddp.view.proof import contents, opaque
 from autoddp.view.proof.code import (
     CODE,
     EMPTY,
@@ -30,10 +31,9 @@ from autoddp.view.proof.code import (
     may_hold_state,
     names_of,
 )
-from autoddp.view.proof.counts import unnoted
+from autoddp.view.proof.contents import Changed
 
 DEPTH = 5
-PLAIN = (bool, int, float, complex, str, bytes, type(None))
 MOST_OF_ONE = 2**24  # elements; a larger tensor is data, not state
 MOST = 2**30  # bytes of parameters that are copied, to put back what a forward wrote into them
 
@@ -90,24 +90,13 @@ class Snapshot:
         found = [said for check in self._checks if (said := check()) is not None]
         return found[0] if found else None
 
+    def _check(self, keep: Changed, say: Callable[[str], str]) -> None:
+        """Have a check put back, and say of the first name that has changed what it does."""
+        self._checks.append(lambda: say(changed[0]) if (changed := keep()) else None)
+
     def _namespace(self, where: str, space: dict[str, Any], depth: int) -> None:
-        before = dict(space)
-
-        def check() -> str | None:
-            if space.keys() == before.keys() and all(_same(space[k], before[k]) for k in before):
-                space.update(before)  # what is equal may be a size that a trial has noted
-                return None
-            names = [
-                k
-                for k in {**before, **space}
-                if k not in before or k not in space or not _same(space[k], before[k])
-            ]
-            space.clear()
-            space.update(before)
-            return f"it leaves {names[0]} on {where}"
-
-        self._checks.append(check)
-        for key, value in before.items():
+        self._check(contents.names(space), lambda name: f"it leaves {name} on {where}")
+        for key, value in [*space.items()]:
             self._value(f"{where}.{key}", value, depth + 1)
 
     def _value(self, where: str, value: Any, depth: int) -> None:
@@ -142,10 +131,9 @@ class Snapshot:
             self._large(where, value)
         elif opaque.advances(value):
             self.refused = self.refused or f"{where} is an iterator, which cannot be put back"
-        elif hasattr(value, "__dict__") and may_hold_state(value):
+        elif may_hold_state(value):
             self._seen[id(value)] = value
-            self._namespace(where, vars(value), depth)
-            self._classes(type(value))
+            self._attributes(where, value, depth)
 
     def _tensor(self, where: str, value: Tensor, ours: bool = False) -> None:
         plain = type(value) is Tensor or type(value) is nn.Parameter
@@ -158,6 +146,7 @@ class Snapshot:
             return
         self._seen[id(value)] = value
         check = opaque.tensor(value)
+        self._namespace(where, vars(value), DEPTH - 1)
         self._checks.append(lambda: f"it changes {where}" if check() and not ours else None)
 
     def _large(self, where: str, value: Any) -> None:
@@ -166,51 +155,32 @@ class Snapshot:
 
     def _sequence(self, where: str, value: Any, depth: int) -> None:
         self._seen[id(value)] = value
-        before = list(value)
-
-        def check() -> str | None:
-            same = len(value) == len(before) and all(map(_same, value, before))
-            if not same or any(a is not b for a, b in zip(value, before, strict=True)):
-                value.clear()
-                value.extend(before)
-            return None if same else f"it changes the list {where}"
-
-        self._checks.append(check)
-        for item in before:
+        self._check(contents.elements(value), lambda _: f"it changes the list {where}")
+        for item in [*value]:
             self._value(where, item, depth + 1)
+        if may_hold_state(value):
+            self._attributes(where, value, depth)
 
     def _set(self, where: str, value: set[Any]) -> None:
-        before = set(value)
+        self._check(contents.members(value), lambda _: f"it changes the set {where}")
 
-        def check() -> str | None:
-            if value == before:
-                return None
-            value.clear()
-            value.update(before)
-            return f"it changes the set {where}"
-
-        self._checks.append(check)
+    def _attributes(self, where: str, value: Any, depth: int) -> None:
+        """Note what an object holds, by its `__dict__` and by slots."""
+        if isinstance(own := getattr(value, "__dict__", None), dict):
+            self._namespace(where, own, depth)
+        if held := contents.slots(value):
+            keep = contents.attributes(value, partial(contents.slots, value))
+            self._check(keep, lambda name: f"it leaves {name} on {where}")
+            for key, each in held.items():
+                self._value(f"{where}.{key}", each, depth + 1)
+        self._classes(type(value))
 
     def _globals(self, space: dict[str, Any]) -> None:
         if id(space) in self._seen:
             return
         self._seen[id(space)] = space
-        before = data_in(space)
-
-        def check() -> str | None:
-            now = data_in(space)
-            changed = [
-                k
-                for k in {**before, **now}
-                if not (k in before and k in now and _same(now[k], before[k]))
-            ]
-            for key in changed:
-                space.pop(key, None)
-            space.update(before)
-            return f"it changes the global {changed[0]}" if changed else None
-
-        self._checks.append(check)
-        for key, value in before.items():
+        self._check(contents.file(space), lambda name: f"it changes the global {name}")
+        for key, value in data_in(space).items():
             if opaque.advances(value):
                 self._advancing.append(key)
             elif not isinstance(value, nn.Module):  # those that the code speaks of come with it
@@ -222,6 +192,9 @@ class Snapshot:
             return
         self._seen[id(function)] = function
         self._globals(function.__globals__)
+        self._namespace(function.__name__, vars(function), DEPTH - 1)
+        for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            self._value(f"a default of {function.__name__}", default, DEPTH - 1)
         for name, cell in zip(
             function.__code__.co_freevars, function.__closure__ or (), strict=True
         ):
@@ -248,14 +221,10 @@ class Snapshot:
                     self._called(found, names)
 
     def _cell(self, name: str, cell: CellType) -> None:
-        before = cell.cell_contents
-
-        def check() -> str | None:
-            same, cell.cell_contents = _same(content_of(cell), before), before
-            return None if same else f"it changes {name} of the function around it"
-
-        self._checks.append(check)
-        self._value(name, before, DEPTH - 1)
+        self._check(
+            contents.variable(cell), lambda _: f"it changes {name} of the function around it"
+        )
+        self._value(name, cell.cell_contents, DEPTH - 1)
 
     def _classes(self, kind: type) -> None:
         """Note the user's classes among `kind` and its bases."""
@@ -267,29 +236,10 @@ class Snapshot:
         if id(kind) in self._seen:
             return
         self._seen[id(kind)] = kind
-        before = data_in(vars(kind))
-
-        def check() -> str | None:
-            now = data_in(vars(kind))
-            changed = [
-                k
-                for k in {**before, **now}
-                if not (k in before and k in now and _same(now[k], before[k]))
-            ]
-            for key in {*changed} & {*now}:
-                delattr(kind, key)
-            for key, value in before.items():
-                if key in changed or now[key] is not value:
-                    setattr(kind, key, value)
-            return f"it changes {kind.__name__}.{changed[0]}" if changed else None
-
-        self._checks.append(check)
-        for key, value in before.items():
+        keep = contents.attributes(kind, lambda: data_in(vars(kind)))
+        self._check(keep, lambda name: f"it changes {kind.__name__}.{name}")
+        for key, value in data_in(vars(kind)).items():
             self._value(f"{kind.__name__}.{key}", value, DEPTH - 1)
         for method in vars(kind).values():
             for function in functions_of(method):
                 self._value(kind.__name__, function, DEPTH - 1)
-
-
-def _same(a: Any, b: Any) -> bool:
-    return a is b or (unnoted(a) is unnoted(b) and isinstance(a, PLAIN) and a == b)

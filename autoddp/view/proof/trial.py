@@ -17,10 +17,10 @@ from autoddp.view.cuts import Cuts
 from autoddp.view.draws import Draws, is_random
 from autoddp.view.generators import Generators
 from autoddp.view.places import Shapes
+from autoddp.view.proof.contents import PLAIN
 from autoddp.view.proof.counts import Asked
 from autoddp.view.proof.flow import Flow, memory_of, tells_values
 from autoddp.view.proof.reach import Reach
-from autoddp.view.proof.snapshot import PLAIN
 from autoddp.view.state import View
 
 
