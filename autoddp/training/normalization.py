@@ -110,12 +110,16 @@ def derived(
 
 
 def follow(running: Running, mean: Tensor, var: Tensor, count: Tensor) -> None:
-    """Move the running statistics of the module towards these."""
+    """Move the running statistics of the module towards these.
+
+    As of torch's own kernels, that is no write for autograd: a graph of theirs, which has saved the
+    statistics, may still be walked.
+    """
     running_mean, running_var, momentum = running
     if running_mean is not None and running_var is not None:
         with torch.no_grad():
-            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
-            running_var.lerp_((var * (count / (count - 1))).to(running_var.dtype), momentum)
+            running_mean.data.lerp_(mean.to(running_mean.dtype), momentum)
+            running_var.data.lerp_((var * (count / (count - 1))).to(running_var.dtype), momentum)
 
 
 def _of_all(stats: tuple[Tensor, Tensor], x: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor]:

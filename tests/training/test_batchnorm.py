@@ -171,6 +171,17 @@ def one_row_for_each_rank():
 
 
 @script
+def whole_and_then_by_rows_before_one_backward():
+    model, alone = net(2), torch.randn(1, *SHAPES[2])
+    optimizer = sgd(model)
+    for (x,) in data(2):
+        optimizer.zero_grad()
+        (model(alone).mean() + (model(x) ** 3).mean() + model(alone).mean()).backward()
+        optimizer.step()
+    return weights(model), model[1].running_var._version
+
+
+@script
 def instances_with_running_statistics():
     model = nn.Sequential(
         nn.Conv2d(6, 4, 1), nn.InstanceNorm2d(4, affine=True, track_running_stats=True)
