@@ -192,7 +192,11 @@ def check_disabled(options: Options) -> None:
     for name in options.disable:
         feature, _, module = name.partition(":")
         if name not in known and not (feature == "modules" and module):
-            raise BadInput(f"--disable is {name!r}; it takes {', '.join(known) or 'nothing yet'}")
+            from difflib import get_close_matches
+
+            if near := get_close_matches(name, known, 1):
+                raise BadInput(f"--disable is {name!r}; is {near[0]} meant?")
+            raise BadInput(f"--disable is {name!r}; it takes {', '.join(known)}")
 
 
 def check_places(options: Options) -> None:

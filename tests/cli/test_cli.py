@@ -123,6 +123,7 @@ BAD = {
     ),
     "view": ("run --view all s.py", "--view is 'all'; it takes global, local"),
     "feature": ("run --disable nothing s.py", "--disable is 'nothing'; it takes "),
+    "a slip": ("run --disable filez s.py", "--disable is 'filez'; is files meant?"),
     "option": ("run --bogus s.py", "No such option: --bogus"),
     "command": ("walk s.py", "No such command 'walk'; see autoddp --help"),
     "log folder": ("run -n 2 --log-dir s.py s.py", "--log-dir is s.py, which cannot be made"),

@@ -94,7 +94,7 @@ def _slotted(kind: type) -> Iterator[str]:
 
 
 def elements(value: Any) -> Changed:
-    """Keep a list or a deque."""
+    """Keep what a list or a deque holds."""
     before = list(value)
 
     def check() -> list[str]:
@@ -108,7 +108,7 @@ def elements(value: Any) -> Changed:
 
 
 def members(value: set[Any]) -> Changed:
-    """Keep a set."""
+    """Keep what a set holds."""
     before = set(value)
 
     def check() -> list[str]:
