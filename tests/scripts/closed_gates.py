@@ -18,6 +18,8 @@ class Gated(nn.Module):
             self.gate = nn.Parameter(torch.zeros(1))
         elif kind == "scale":
             self.gate = nn.Parameter(torch.full((16,), 1e-20))
+        elif kind == "one":
+            self.gate = nn.Parameter(torch.ones(()))
         elif kind == "buffer":
             self.register_buffer("gate", torch.zeros(()))
         else:
@@ -25,13 +27,16 @@ class Gated(nn.Module):
             nn.init.zeros_(self.last.weight)
 
     def forward(self, x):
-        coupled = self.linear(x) - self.linear(x).mean(0)
+        h = self.linear(x)
+        if self.kind == "one":
+            return self.gate * x + (1 - self.gate) * (h @ h.T).softmax(-1) @ h
+        coupled = h - h.mean(0)
         return x + (self.last(coupled) if self.kind == "last" else self.gate * coupled)
 
 
 x = torch.randn(60, 16)
 loader = DataLoader(TensorDataset(x, x[:, :4].argmax(1)), batch_size=16, shuffle=True)
-for kind in ("rezero", "scale", "last", "buffer", "free"):
+for kind in ("rezero", "scale", "last", "one", "buffer", "free"):
     net = nn.Sequential(nn.Linear(16, 16), *([Gated(kind)] if kind != "free" else [nn.ReLU()]), nn.Linear(16, 4))
     if kind == "free":
         nn.init.zeros_(net[2].weight)

@@ -2,8 +2,9 @@
 
 A residual branch that is scaled by a parameter which starts at 0 (ReZero, LayerScale, a last
 normalization or projection that starts at 0) adds nothing at the first call, and may couple the
-rows of a batch at any later one. So what is proven with closed gates is proven once more with open
-ones. A bias of torch's own modules is added, and hides nothing.
+rows of a batch at any later one. So may what `1 - g` scales, where the number `g` starts at 1. So
+what is proven with closed gates is proven once more with open ones. A bias of torch's own modules
+is added, and hides nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ OPEN = 0.125
 
 
 def gates(module: nn.Module) -> list[Tensor]:
-    """Return the trained parameters, and single numbers among buffers, that are next to zero."""
+    """Return the trained parameters that are next to zero, and single numbers that are so, or one.
+
+    Such numbers may be buffers, too.
+    """
     found: dict[int, Tensor] = {}
     for part in module.modules():
         own = type(part).__module__.startswith("torch.nn.")
@@ -28,19 +32,20 @@ def gates(module: nn.Module) -> list[Tensor]:
                 parameter is not None
                 and parameter.requires_grad
                 and not (own and name.endswith("bias"))
-                and _closed(parameter)
+                and _closed(parameter, single=not own)
             ):
                 found[id(parameter)] = parameter
         numbers = (b for b in part._buffers.values() if b is not None and b.numel() == 1)
-        found |= {id(b): b for b in numbers if not own and _closed(b)}
+        found |= {id(b): b for b in numbers if not own and _closed(b, single=True)}
     return list(found.values())
 
 
-def _closed(x: Tensor) -> bool:
+def _closed(x: Tensor, single: bool) -> bool:
     plain = type(x) in (Tensor, nn.Parameter) and x.layout is torch.strided
     if not plain or not x.is_floating_point() or not x.numel() or x.is_inference() or x.is_meta:
         return False
-    return bool(x.detach().abs().amax() < CLOSED)
+    size = x.detach().abs().amax()
+    return bool(size < CLOSED or (single and x.numel() == 1 and (size - 1).abs() < CLOSED))
 
 
 @contextmanager
