@@ -11,18 +11,25 @@ pytestmark = pytest.mark.slow
 
 # a new tensor of 40 MB, which are 10,000 pages: such a one is the system's own by default
 PAGES = """
-import resource, torch
+import os, resource, sys, torch
+
+torch.set_num_threads(1)
 
 def step():
     return x + 1
 
 x = torch.randn(10_000_000)
+if "child" in sys.argv and (child := os.fork()):
+    os.waitpid(child, 0)
+    sys.exit()
 for _ in range(5):
     step()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(10):
     step()
-print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 10)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 10, flush=True)
+if "child" in sys.argv:
+    os._exit(0)
 """
 HELD = """
 import torch
@@ -90,6 +97,13 @@ def test_a_tunable_of_something_else_is_no_setting_of_memory(pages):
     more = {"GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=1024"}
     ranks = run_cli("run", "--nproc", "2", pages, env=more)
     assert int(ranks.out) < 2500, ranks.err
+
+
+def test_children_keep_no_more_than_any_process(pages):
+    child = run_cli("run", "--nproc", "2", pages, "child")
+    assert child.rc == 0, child.err
+    assert all(int(line) > 5000 for line in child.out.split()), child.out
+    assert child.out
 
 
 def test_what_is_kept_can_be_given_back():
