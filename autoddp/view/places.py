@@ -9,19 +9,28 @@ Shapes = list[tuple[int, ...]]
 UNKNOWN = -1
 
 
-def places_of(whole: Shapes, part: Shapes, at: int) -> tuple[Place, ...]:
-    """Return the places of a call's draws, seen from their shapes for all rows and for fewer.
+def places_of(whole: Shapes, part: Shapes, rows: tuple[int, int]) -> list[Place] | None:
+    """Return the places of a call's draws, seen from their shapes for all `rows` and for fewer.
 
-    There are none where the number of draws depends on the rows.
+    None where a rank could not draw its own as of the whole: where the number of draws depends on
+    the rows, or a draw holds them otherwise than one beside the other, as with heads of attention.
     """
     if len(whole) != len(part):
-        return ()
-    return tuple((len(w), _grown(w, p, at)) for w, p in zip(whole, part, strict=True))
+        return None
+    found = [_grown(w, p, rows) for w, p in zip(whole, part, strict=True)]
+    if UNKNOWN in found:
+        return None
+    return [(len(w), dim) for w, dim in zip(whole, found, strict=True)]
 
 
-def _grown(whole: tuple[int, ...], part: tuple[int, ...], at: int) -> int | None:
-    dims = [d for d, (w, p) in enumerate(zip(whole, part, strict=False)) if w != p]
-    return at if at in dims else next(iter(dims), None)
+def _grown(whole: tuple[int, ...], part: tuple[int, ...], rows: tuple[int, int]) -> int | None:
+    if len(whole) != len(part):
+        return UNKNOWN
+    dims = [d for d, (w, p) in enumerate(zip(whole, part, strict=True)) if w != p]
+    if not dims:
+        return None
+    alone = len(dims) == 1 and (whole[dims[0]], part[dims[0]]) == rows
+    return dims[0] if alone else UNKNOWN
 
 
 def place(shape: Sequence[int], known: tuple[Place, ...], number: int) -> int | None:

@@ -141,6 +141,21 @@ def recomputed(m: Any, x: Tensor) -> Tensor:
     return checkpoint.checkpoint(lambda h: noisy_weights(m, h), first, use_reentrant=False)
 
 
+# what hides draws that are no part of those of the whole: none is seen in what comes out
+
+
+def two_of_each_row(m: Any, x: Tensor) -> Tensor:
+    return F.dropout(m.inner(x).repeat_interleave(2, 0), 1e-9).view(len(x), 2, -1).sum(1)
+
+
+def one_by_one(m: Any, x: Tensor) -> Tensor:
+    return m.inner(x) + 0 * torch.stack([torch.randn(()) for _ in x])[:, None]
+
+
+def pairs_of_rows(m: Any, x: Tensor) -> Tensor:
+    return m.inner(x) + 0 * torch.randn(len(x), len(x)).sum()
+
+
 def _of_one_size(group: Any) -> Any:
     """As many features, or steps, as a rank has rows: sizes do not tell what is drawn for rows."""
     torch.set_default_dtype(torch.float64)
@@ -157,12 +172,14 @@ def _of_one_size(group: Any) -> Any:
             seen += [out.detach(), *(p.grad for p in net.parameters()), torch.rand(1)]
         return seen
 
-    for function in (noisy_weights, noise_for_all, steps_first, recomputed):
+    by_rule = (noisy_weights, noise_for_all, steps_first, recomputed)
+    for function in (*by_rule, two_of_each_row, one_by_one, pairs_of_rows):
         want = run(function, lambda x: x)
         with installed(group) as view:
             found = difference(want, run(function, lambda x: by_rows(x, view.cut(len(x)))))
-            if found or not view.report.of("split"):
-                said.append(f"{function.__name__}: {found or 'it is not split'}")
+            split = any(d.where.startswith("Drawing") for d in view.report.of("split"))
+            if found or split != (function in by_rule):
+                said.append(f"{function.__name__}: {found or f'split: {split}'}")
     return said
 
 

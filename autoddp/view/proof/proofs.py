@@ -40,6 +40,7 @@ OTHER_ROWS = "BatchNorm in it is given other rows than the batch's"
 COUPLED = "its rows depend on each other"
 NOT_THE_PART = "the forward of a part is not the part of the forward"
 NEARLY = f"{NOT_THE_PART}, but nearly"
+DRAWS_OTHERWISE = "what it draws does not lie by rows"
 DECIDES_BY_ROWS = "it decides by how many rows its batch has"
 PRINTS = "it prints what depends on the size of its batch"
 NO_MEMORY = "there is not enough memory to try it"
@@ -137,9 +138,10 @@ def _by_size(trial: Trial, whole: Forward, fewer: Forward, verdict: Verdict) -> 
     decisions = decided(whole.asked, fewer.asked)
     if decisions is None or not decisions.alike(trial.given.cuts):
         return Verdict(reason=DECIDES_BY_ROWS)
-    at = next(a for a in trial.given.ats if a is not None)
-    places = places_of(whole.drawn, fewer.drawn, at)
-    return replace(verdict, places=places, decisions=decisions)
+    places = places_of(whole.drawn, fewer.drawn, (whole.asked.rows, fewer.asked.rows))
+    if places is None:
+        return Verdict(reason=DRAWS_OTHERWISE)
+    return replace(verdict, places=tuple(places), decisions=decisions)
 
 
 def _at_a_glance(trial: Trial, whole: Forward, after: Generators) -> str:
