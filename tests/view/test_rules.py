@@ -96,6 +96,8 @@ torch.cat([torch.ones(x.shape), x], -1); torch.cat([x, w[:1, :1].expand(x.shape)
 LAYERS = """
 F.linear(x, w, w[0]); x.matmul(w); x @ x.mT; torch.bmm(x, y.mT); x @ w[0]; w @ x.mT
 F.layer_norm(x, (6,), w[0], w[1]); F.layer_norm(x, (4, 6)); F.rms_norm(x, (6,))
+F.normalize(x, dim=-1); F.normalize(x, 1.0); F.normalize(input=x, p=3.0, dim=2)
+F.normalize(x, dim=0)
 F.group_norm(x, 2); F.conv1d(x, w[:4, :4, None]); F.conv_transpose1d(x, w[:4, :4, None])
 F.max_pool1d(x, 2); F.avg_pool1d(x, 2); F.adaptive_avg_pool1d(x, 2)
 F.adaptive_max_pool1d(x, 2); F.interpolate(x, scale_factor=2); F.local_response_norm(x, 2)

@@ -86,6 +86,28 @@ def gradient(x: Tensor) -> Any:
     return x.grad
 
 
+def in_a_loop(x: Tensor) -> Any:
+    out = torch.empty(0, dtype=x.dtype)
+    for each in x:
+        out = torch.cat((out, each))
+    return Draws()(out)
+
+
+def parts_written(x: Tensor) -> Any:
+    joined = torch.cat([x[0], x[1]])
+    first, second = joined.chunk(2)
+    first.mul_(2)
+    joined[8] = 5
+    return first, second, joined, x
+
+
+def parts_gradient(x: Tensor) -> Any:
+    x.requires_grad_()
+    first, second = torch.cat([x[0], x[1] * 2]).sin().chunk(2)
+    ((first - second) ** 2 * torch.arange(7.0)[:, None]).sum().backward()
+    return x.grad
+
+
 FREE: dict[str, Callable[[Tensor], Any]] = {
     "pointwise": lambda x: x.view(-1, WIDTH) * torch.arange(float(WIDTH)) + x.flatten(0, 1),
     "with the whole": lambda x: x.view(-1, WIDTH) * torch.arange(float(x.numel())).view(-1, WIDTH),
@@ -96,6 +118,15 @@ FREE: dict[str, Callable[[Tensor], Any]] = {
     "dropout": lambda x: F.dropout(x.reshape(-1, WIDTH), 0.5),
     "noise": lambda x: torch.randn_like(x.reshape(-1, WIDTH)),
     "module": lambda x: Draws()(x.reshape(-1, WIDTH)),
+    "joined": lambda x: Draws()(torch.cat([x[0], x[1]], dim=0)),
+    "joined and apart": lambda x: Draws()(torch.cat((x[0], x[1], x[2]))).chunk(3),
+    "apart by sizes": lambda x: torch.cat([x[0], x[1], x[2]]).split([7, 14]),
+    "apart by one size": lambda x: torch.split(torch.cat([x[0], x[1], x[2]], -2), 7),
+    "joined once more": lambda x: torch.cat([torch.cat([x[0], x[1]]), x[2]]).chunk(3)[1] + x[1],
+    "in a loop": in_a_loop,
+    "classes of both": lambda x: F.cross_entropy(
+        torch.cat([x[0], x[1]]), torch.cat([x[0].argmax(1), x[1].argmax(1)])
+    ),
     "deeper": lambda x: (
         x.unsqueeze(0).repeat(2, 1, 1, 1).view(-1, WIDTH).view(2 * TIME, -1, WIDTH)[1]
     ),
@@ -112,6 +143,12 @@ COSTLY: dict[str, Callable[[Tensor], Any]] = {
     "coupling module": lambda x: Draws(lambda y: y - y.mean(0))(x.reshape(-1, WIDTH)),
     "neighbours": lambda x: Draws(lambda y: y + 1e-9 * y.roll(1, 0))(x.reshape(-1, WIDTH)),
     "gradient": gradient,
+    "parts written": parts_written,
+    "gradient of parts": parts_gradient,
+    "other parts": lambda x: torch.cat([x[0], x[1]]).split([5, 9]) + x[0].chunk(2),
+    "uneven chunks": lambda x: torch.cat([x[0], x[1]]).chunk(3),
+    "with a whole": lambda x: torch.cat([x[0], torch.ones(7, WIDTH)]),
+    "another type": lambda x: torch.cat([torch.empty(0, dtype=torch.float32), x[0], x[0].float()]),
 }
 
 

@@ -68,6 +68,18 @@ def layer_norm(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return Rows(func(me.local, **named), me.cuts, me.at)
 
 
+@rule("normalize")
+def normalize(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Give the vectors along another dimension than the batch's the length 1."""
+    given = bound(("input", "p", "dim", "eps", "out"), args, kwargs) or {}
+    me, dim = given.pop("input", None), given.get("dim", 1)
+    if not split(me) or type(dim) is not int or given.pop("out", None) is not None:
+        return NotImplemented
+    if not -me.dim() <= dim < me.dim() or dim % me.dim() == me.at:
+        return NotImplemented
+    return Rows(func(me.local, **given), me.cuts, me.at)
+
+
 @rule("embedding")
 def embedding(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Give each index its vector.

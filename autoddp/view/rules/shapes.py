@@ -11,6 +11,7 @@ from torch import Tensor
 from autoddp.view.boundaries import part
 from autoddp.view.rows import Rows, full, split
 from autoddp.view.rules.operands import PLAIN, related
+from autoddp.view.rules.turns import one_behind_the_other, turns_apart
 from autoddp.view.table import attribute_rule, rule
 
 INTS = {int}
@@ -224,7 +225,9 @@ def along_others(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         or not all(-me.dim() <= d < me.dim() for d in dims)
     ):
         return NotImplemented
-    if (name == "flip" and len(rest) > 1) or me.at in [d % me.dim() for d in dims]:
+    if me.at in [d % me.dim() for d in dims]:
+        return turns_apart(me, name, rest[0] if rest else kwargs.get("chunks"))
+    if name == "flip" and len(rest) > 1:
         return NotImplemented
     rest = [full(x) for x in rest]
     out = func(me.local, *rest, **{k: full(v) for k, v in kwargs.items()})
@@ -236,7 +239,7 @@ def along_others(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("cat", "concat", "concatenate", "stack", "hstack", "vstack")
 def join(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Join batches of equal cuts, and wholes of as many rows, not along the batch's dimension."""
+    """Join batches of equal cuts, and wholes of as many rows; along the batch, batches alone."""
     tensors = kwargs.get("tensors", args[0] if args else ())
     dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
     if func.__name__ in ("hstack", "vstack") or type(dim) is not int or "out" in kwargs:
@@ -244,6 +247,8 @@ def join(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     first = (
         next((x for x in tensors if split(x)), None) if isinstance(tensors, (tuple, list)) else None
     )
+    if first is not None and func.__name__ != "stack" and dim in (first.at, first.at - first.dim()):
+        return one_behind_the_other(func, tensors, first, dim)
     if first is None or not all(isinstance(x, Tensor) and x.dim() == first.dim() for x in tensors):
         return NotImplemented
     if any(x.shape[first.at] != first.cuts.total or x.layout is not torch.strided for x in tensors):
