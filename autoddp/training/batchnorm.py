@@ -13,8 +13,9 @@ from autoddp.comm.context import Code
 from autoddp.patching import Feature, patch
 from autoddp.training import normalization
 from autoddp.training.batch_stats import LOW
+from autoddp.training.layouts import keep_layout
 from autoddp.training.normalization import Normalize, follow
-from autoddp.view import Rows, split
+from autoddp.view import Rows, View, split
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
@@ -66,9 +67,7 @@ class BatchNorm(Feature):
             if not view.context.is_script():
                 return plain(input, *given, training, momentum, eps)
             if not training:
-                if split(input) and input.at == 0:
-                    return Rows(plain(input.local, *given, False, momentum, eps), input.cuts)
-                return plain(input, *given, training, momentum, eps)
+                return _evaluated(view, plain, input, *given, False, momentum, eps)
             if view.context.depth[Code.PROOF]:
                 # what remains must be row-wise: statistics as in eval
                 view.noted(input)
@@ -126,6 +125,14 @@ class BatchNorm(Feature):
             return Rows(out, input.cuts) if split(input) else out
 
         return instance_norm
+
+
+def _evaluated(view: View, plain: Callable[..., Tensor], x: Tensor, *given: Any) -> Tensor:
+    """Normalize by given statistics, of rows as one process does of the whole."""
+    if split(x) and x.at == 0:
+        return Rows(keep_layout(x.local, plain(x.local, *given)), x.cuts)
+    out = plain(x, *given)
+    return out if view.region is None else keep_layout(x, out)
 
 
 def _compiled(

@@ -18,6 +18,7 @@ from autoddp import torch_internals
 from autoddp.comm import accelerator
 from autoddp.errors import BadInput
 from autoddp.training.batch_stats import LOW, stats_of
+from autoddp.training.layouts import dense, laid_out_as
 from autoddp.view.boundaries import Boundary, SumWithin
 
 aten = torch.ops.aten
@@ -50,7 +51,7 @@ def normalized(
         The output; of all rows the mean, one over the standard deviation, and each rank's count.
     """
     if has_kernels(x.device.type):
-        x = _dense(x)
+        x = dense(x)
         counts, means, invstds = _of_all(aten.batch_norm_stats(x, eps), x, group)
         mean, invstd = aten.batch_norm_gather_stats_with_counts(
             x,
@@ -82,8 +83,10 @@ def derived(
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Return the gradients of input, weight and bias; of the latter two this rank's part."""
     mean, invstd, counts = stats
-    if has_kernels(x.device.type):
-        g, x = _dense(g), _dense(x)
+    own_kernels = has_kernels(x.device.type)
+    x = dense(x) if own_kernels else x
+    g = laid_out_as(x.stride(), g)
+    if own_kernels:
         weight = _as_stats(weight, mean)
         sum_g, sum_gx, of_weight, of_bias = aten.batch_norm_backward_reduce(
             g, x, mean, invstd, weight, True, True, True
@@ -128,11 +131,6 @@ def _of_all(stats: tuple[Tensor, Tensor], x: Tensor, group: Any) -> tuple[Tensor
     mine = torch.cat([*stats, stats[0].new_full((1,), x.numel() // channels)])
     means, invstds, counts = group.all_gather(mine).split([channels, channels, 1], 1)
     return counts.flatten().clone(), means, invstds  # a view would keep all three
-
-
-def _dense(x: Tensor) -> Tensor:
-    last = (torch.channels_last, torch.channels_last_3d)
-    return x if any(x.is_contiguous(memory_format=kind) for kind in last) else x.contiguous()
 
 
 def _as_stats(x: Tensor | None, stats: Tensor) -> Tensor | None:
@@ -234,7 +232,7 @@ def normalize(
 def _(x: Tensor, weight: Any, bias: Any, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     stats = x.new_empty(x.shape[1], dtype=torch.float32 if x.dtype in LOW else x.dtype)
     return (
-        torch.empty_like(_dense(x)),
+        torch.empty_like(dense(x)),
         stats,
         torch.empty_like(stats),
         stats.new_empty(GROUPS[-1].size),
@@ -258,7 +256,7 @@ def normalize_backward(
 
 @normalize_backward.register_fake
 def _(g: Tensor, x: Tensor, weight: Any, mean: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    of_x = torch.empty_like(_dense(x)) if rest[-1] else mean.new_empty(0)
+    of_x = torch.empty_like(dense(x)) if rest[-1] else mean.new_empty(0)
     return of_x, torch.empty_like(mean), torch.empty_like(mean)
 
 

@@ -181,6 +181,50 @@ def whole_and_then_by_rows_before_one_backward():
     return weights(model), model[1].running_var._version
 
 
+def turned(model, loader, training):
+    """As tokens of an image: the gradient comes to BatchNorm with its channels last."""
+    optimizer = sgd(model)
+    for (x,) in loader:
+        model[1].train(training)
+        optimizer.zero_grad()
+        out = model[1](model[0](x)).flatten(2).transpose(1, 2).contiguous()
+        out.cumsum(1).sin().mean().backward()
+        optimizer.step()
+    return weights(model)
+
+
+class Tokens(nn.Module):
+    """The same in a module."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.head = net(2), nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.head(self.net[1](self.net[0](x)).flatten(2).transpose(1, 2)).cumsum(1)
+
+
+@script
+def one_row_that_lies_otherwise():
+    return turned(net(2), data(2), True), turned(net(2), data(2), False)
+
+
+@script
+def one_row_that_lies_otherwise_in_a_module():
+    found = []
+    for training in (True, False):
+        model = Tokens()
+        model.net[1].running_mean += 1
+        optimizer = sgd(model)
+        for (x,) in data(2):
+            model.train(training)
+            optimizer.zero_grad()
+            model(x).sin().mean().backward()
+            optimizer.step()
+        found += [weights(model)]
+    return found
+
+
 @script
 def instances_with_running_statistics():
     model = nn.Sequential(
