@@ -85,6 +85,35 @@ def test_draws_inside_a_split_call(nproc):
     assert not any(said), said
 
 
+IMAGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "tokens": lambda x: x.transpose(1, 2).reshape(len(x), 4, 2, 3),
+    "viewed": lambda x: x.permute(0, 2, 1).view(len(x), 4, 2, 3),
+    "unflattened": lambda x: x.transpose(1, 2).unflatten(2, (2, 3)),
+    "turned twice": lambda x: x.transpose(1, 2).unsqueeze(2).transpose(2, 3),
+    "channels first": lambda x: x.view(len(x), 4, 2, 3),
+    "time first": lambda x: x.transpose(0, 1)[..., None],
+}
+
+
+def _of_one_row(group: Any) -> list[str]:
+    view, said, x = Counting(group), [], torch.rand(group.size, 6, 4) + 1
+    for name, image in IMAGES.items():
+        drawn = []
+        for batch in (x, by_rows(x.clone(), view.cut(group.size))):
+            torch.manual_seed(5)
+            large = F.interpolate(image(batch), scale_factor=2)
+            drawn.append((F.dropout(F.conv2d(large, torch.ones(3, large.shape[1], 1, 1)), 0.4),))
+            drawn[-1] += (torch.rand(2),)
+        if found := difference(*drawn):
+            said.append(f"{name}: {found}")
+    return said
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_one_row_lies_in_memory_as_several_do(nproc):
+    assert run_ranks(_of_one_row, nproc) == [[]] * nproc
+
+
 class Written(TorchDispatchMode):
     """The operators that write as much as the whole batch is."""
 

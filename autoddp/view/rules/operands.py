@@ -55,7 +55,29 @@ def related(me: Rows, out: Tensor, at: int | None = None, cuts: Cuts | None = No
     """Return rows that may share memory with `me`; `me` itself if nothing changed."""
     if out is me._local:
         return me
-    return Rows(out, cuts or me.cuts, me.at if at is None else at, me.family)
+    place = me.at if at is None else at
+    if place == me.at == 0 and len(out) == 1:
+        out = _outermost(me._local, out)
+    return Rows(out, cuts or me.cuts, place, me.family)
+
+
+def _outermost(before: Tensor, view: Tensor) -> Tensor:
+    """Return a view of one row that lies in memory as of several.
+
+    torch gives the batch of one row any stride, and where that is no longer the largest, kernels
+    take it for another layout than that of one process, in whose order they draw.
+    """
+    if view.layout is not torch.strided or len(before) != 1 or before.stride(0) < _span(before):
+        return view
+    span = _span(view)
+    if view.stride(0) >= span:
+        return view
+    return view.as_strided(view.shape, (span, *view.stride()[1:]))
+
+
+def _span(x: Tensor) -> int:
+    """Return how many elements of memory a row spans, to its next one."""
+    return max((n * step for n, step in zip(x.shape[1:], x.stride()[1:], strict=True)), default=1)
 
 
 def bound(names: tuple[str, ...], args: Any, kwargs: dict[str, Any]) -> dict[str, Any] | None:
