@@ -86,15 +86,20 @@ def gradient(x: Tensor) -> Any:
     return x.grad
 
 
+def learned(x: Tensor) -> list[Tensor]:
+    """Batches with a gradient: others of so few dimensions are figures, and gathered."""
+    return [each * torch.ones(WIDTH, requires_grad=True) for each in x]
+
+
 def in_a_loop(x: Tensor) -> Any:
     out = torch.empty(0, dtype=x.dtype)
-    for each in x:
+    for each in learned(x):
         out = torch.cat((out, each))
     return Draws()(out)
 
 
 def parts_written(x: Tensor) -> Any:
-    joined = torch.cat([x[0], x[1]])
+    joined = torch.cat([x[0][..., None], x[1][..., None]])
     first, second = joined.chunk(2)
     first.mul_(2)
     joined[8] = 5
@@ -118,14 +123,17 @@ FREE: dict[str, Callable[[Tensor], Any]] = {
     "dropout": lambda x: F.dropout(x.reshape(-1, WIDTH), 0.5),
     "noise": lambda x: torch.randn_like(x.reshape(-1, WIDTH)),
     "module": lambda x: Draws()(x.reshape(-1, WIDTH)),
-    "joined": lambda x: Draws()(torch.cat([x[0], x[1]], dim=0)),
-    "joined and apart": lambda x: Draws()(torch.cat((x[0], x[1], x[2]))).chunk(3),
-    "apart by sizes": lambda x: torch.cat([x[0], x[1], x[2]]).split([7, 14]),
-    "apart by one size": lambda x: torch.split(torch.cat([x[0], x[1], x[2]], -2), 7),
-    "joined once more": lambda x: torch.cat([torch.cat([x[0], x[1]]), x[2]]).chunk(3)[1] + x[1],
+    "joined": lambda x: Draws()(torch.cat(learned(x)[:2], dim=0)),
+    "joined and apart": lambda x: Draws()(torch.cat(tuple(learned(x)))).chunk(3),
+    "apart by sizes": lambda x: torch.cat(learned(x)).split([7, 14]),
+    "apart by one size": lambda x: torch.split(torch.cat(learned(x), -2), 7),
+    "images": lambda x: torch.cat([x[0][..., None], x[1][..., None]]).sin().chunk(2),
+    "joined once more": lambda x: (
+        torch.cat([torch.cat(learned(x)[:2]), learned(x)[2]]).chunk(3)[1] + x[1]
+    ),
     "in a loop": in_a_loop,
     "classes of both": lambda x: F.cross_entropy(
-        torch.cat([x[0], x[1]]), torch.cat([x[0].argmax(1), x[1].argmax(1)])
+        torch.cat(learned(x)[:2]), torch.arange(14) % WIDTH
     ),
     "deeper": lambda x: (
         x.unsqueeze(0).repeat(2, 1, 1, 1).view(-1, WIDTH).view(2 * TIME, -1, WIDTH)[1]
@@ -147,6 +155,7 @@ COSTLY: dict[str, Callable[[Tensor], Any]] = {
     "gradient of parts": parts_gradient,
     "other parts": lambda x: torch.cat([x[0], x[1]]).split([5, 9]) + x[0].chunk(2),
     "uneven chunks": lambda x: torch.cat([x[0], x[1]]).chunk(3),
+    "figures": lambda x: torch.cat([x[0], x[1]]).sum(1).float().mean(),
     "with a whole": lambda x: torch.cat([x[0], torch.ones(7, WIDTH)]),
     "another type": lambda x: torch.cat([torch.empty(0, dtype=torch.float32), x[0], x[0].float()]),
 }

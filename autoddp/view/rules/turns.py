@@ -13,11 +13,18 @@ from torch import Tensor
 from autoddp.view.rows import Rows, split
 from autoddp.view.rules.operands import related
 
+SEQUENCES = 3  # dimensions of a batch of sequences; images have more
+
 
 def one_behind_the_other(func: Any, tensors: Any, first: Rows, dim: int) -> Any:
-    """Join batches along the batch."""
+    """Join batches along the batch, where a module may be called with what comes of it.
+
+    Figures of an evaluation are small, and gathered: their mean has the bits of one process then.
+    """
     joined = [x for x in tensors if not _adds_nothing(x, first)]
     if not all(split(x) and x.dim() == first.dim() for x in joined):
+        return NotImplemented
+    if first.dim() < SEQUENCES and not any(x.local.requires_grad for x in joined):
         return NotImplemented
     alike = all(x.cuts.sizes == first.cuts.sizes and x.at == first.at for x in joined)
     if not alike or not min(first.cuts.sizes):
