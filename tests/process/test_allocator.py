@@ -25,9 +25,9 @@ if "child" in sys.argv and (child := os.fork()):
 for _ in range(5):
     step()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(10):
+for _ in range(30):
     step()
-print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 10, flush=True)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 30, flush=True)
 if "child" in sys.argv:
     os._exit(0)
 """
@@ -74,10 +74,10 @@ def pages(tmp_path):
 
 def test_a_ranks_tensors_come_to_pages_that_it_has(pages):
     plain = run_python(pages)
-    assert int(plain.out) > 5000  # what this is about: each has to find all of its pages
+    assert int(plain.out) > 9000  # what this is about: each has to find all of its pages
     ranks = fork_cli("run", "--nproc", "2", pages)
     assert ranks.rc == 0, ranks.err
-    assert int(ranks.out) < 2500  # two of ten steps at most
+    assert int(ranks.out) < 5000  # as a rule none, but a block may come to lie elsewhere
 
 
 @pytest.mark.parametrize(
@@ -90,19 +90,19 @@ def test_a_ranks_tensors_come_to_pages_that_it_has(pages):
 def test_what_the_user_has_set_stays(pages, name, value):
     ranks = run_cli("run", "--nproc", "2", pages, env={name: value})
     assert ranks.rc == 0, ranks.err
-    assert int(ranks.out) > 5000
+    assert int(ranks.out) > 9000
 
 
 def test_a_tunable_of_something_else_is_no_setting_of_memory(pages):
     more = {"GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=1024"}
     ranks = run_cli("run", "--nproc", "2", pages, env=more)
-    assert int(ranks.out) < 2500, ranks.err
+    assert int(ranks.out) < 5000, ranks.err
 
 
 def test_children_keep_no_more_than_any_process(pages):
     child = run_cli("run", "--nproc", "2", pages, "child")
     assert child.rc == 0, child.err
-    assert all(int(line) > 5000 for line in child.out.split()), child.out
+    assert all(int(line) > 9000 for line in child.out.split()), child.out
     assert child.out
 
 
