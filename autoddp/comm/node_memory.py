@@ -100,8 +100,7 @@ class NodeMemory:
         else:
             slots[self.number].copy_(x)
         self._meet_alike()
-        halves = early and share == PAIR  # two of a number add up to it
-        if share == len(slots) and not halves and _equal(slots):
+        if share == len(slots) and not (early and share == PAIR) and _equal(slots):  # halves add up
             torch.mul(slots[0], share if early else 1, out=x)
             return
         reduce(slots[0], slots[1], out=x)
@@ -135,7 +134,8 @@ class NodeMemory:
     @torch.no_grad()
     def all_gather(self, out: Tensor | list[Tensor], x: Tensor) -> None:
         """Gather `x`, bytes, of all ranks as the rows of `out`."""
-        for start in range(0, x.numel(), step := SLOT // x.element_size()):
+        step = SLOT // x.element_size()
+        for start in range(0, x.numel(), step):
             piece = x[start : start + step]
             slots = self._next(piece)
             slots[self.number].copy_(piece)
@@ -268,7 +268,7 @@ def share(rank: int, ranks: list[int], store: Store, many: int) -> list[NodeMemo
     """Share so many memories between the ranks of a node, all of which call this.
 
     Returns:
-        This rank's view of each; none, where another rank has none.
+        This rank's view of each; none, if another rank has none.
 
     Raises:
         OSError: There is no room.

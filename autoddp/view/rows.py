@@ -19,7 +19,7 @@ from autoddp.view.family import RAW, WholeFamily, as_made, is_shape, same, shows
 from autoddp.view.likeness import Like
 from autoddp.view.partials import Part
 from autoddp.view.state import View
-from autoddp.view.table import by_rule, in_place, is_mutable, refused
+from autoddp.view.table import GRAPH, by_rule, in_place, is_mutable, refused
 from autoddp.view.wording import WRONG, retell
 
 
@@ -220,10 +220,6 @@ def view_of(args: Any) -> View:
         if isinstance(leaf, (Rows, Partial)):
             return owner_of(leaf)
     raise AssertionError("no batch held by rows among the arguments")
-
-
-# what is done to a graph, which is of this rank's rows
-GRAPH = {Tensor.backward, Tensor.register_hook, Tensor.retain_grad}
 
 
 def answer(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

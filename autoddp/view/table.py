@@ -68,6 +68,13 @@ def rule_for(func: Any) -> Rule | None:
         return found
 
 
+# what is asked of a graph, or done to it: it is of this rank's rows, whatever else is whole
+GRAPH: set[Any] = {torch.Tensor.backward, torch.Tensor.requires_grad_, torch.Tensor.detach_}
+GRAPH |= {torch.Tensor.register_hook, torch.Tensor.retain_grad}
+for _name in ("requires_grad", "grad", "grad_fn", "is_leaf"):
+    _slot: Any = getattr(torch.Tensor, _name)
+    GRAPH |= {_slot.__get__, _slot.__set__}
+
 NUMPY = {"axis": "dim", "keepdims": "keepdim"}  # names that torch takes, too
 
 

@@ -46,13 +46,15 @@ for x, y in DataLoader(data, 7):
     loss = F.cross_entropy(net(x), y)
     with FlopCounterMode(display=False) as flops:
         loss.backward()
-    print(flops.get_total_flops() > 0, net[0].weight.grad.sum().item())
+        x.requires_grad_()
+        net(x).pow(2).mean().backward()
+    print(x.grad.sum().item(), x.grad.shape, x.requires_grad, flops.get_total_flops() > 0, net[0].weight.grad.sum().item())
     handles = [
         module.register_module_forward_hook(tell),
         module.register_module_forward_pre_hook(lambda m, given: print(type(m).__name__)),
         module.register_module_full_backward_hook(lambda m, i, o: print(tuple(o[0].shape))),
     ]
-    step(x, y)
+    step(x.detach(), y)
     for handle in handles:
         handle.remove()
 torch.save(net.state_dict(), "net.pt")

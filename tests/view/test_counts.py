@@ -120,6 +120,18 @@ def test_a_size_is_an_int_in_all_that_torch_and_python_do_with_it():
     assert type(len(torch.ones(3))) is int
 
 
+def test_what_a_script_has_put_in_the_place_of_size_is_back_afterwards(monkeypatch):
+    plain, calls = torch.Tensor.size, []
+    monkeypatch.setattr(torch.Tensor, "size", lambda x, *d: calls.append(1) or plain(x, *d))
+    own = torch.Tensor.size
+    found = asked(8, lambda x: x.size(0) > 3)
+    assert (len(found.terms), len(calls)) == (1, 1)
+    assert torch.Tensor.size is own
+    with pytest.raises(KeyError):
+        asked(8, lambda x: {}[x.size(0)])
+    assert torch.Tensor.size is own
+
+
 def test_what_is_asked_outside_of_the_forward_is_not_noted():
     kept: list[int] = []
     found = asked(8, lambda x: kept.append(x.size(0)))

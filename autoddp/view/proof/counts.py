@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from autoddp.view.cuts import Cuts
 
 SHAPE: Any = Tensor.shape
-LENGTH = len
 # comparisons, and what they are from behind
 TURNED = {
     **{"__lt__": "__gt__", "__le__": "__ge__", "__gt__": "__lt__", "__ge__": "__le__"},
@@ -152,31 +151,39 @@ class Asked:
         """Note what Python reads on this thread, under the modes that are on now."""
         this, depth = get_ident(), dispatch_depth()
 
-        def reads(x: Any) -> bool:  # not inside a mode, or an operator's own Python
+        def reads() -> bool:  # not inside a mode, or an operator's own Python
             return get_ident() == this and dispatch_depth() == depth
 
         def noting(plain: Callable[..., Any]) -> Callable[..., Any]:
             def read(x: Any, *args: Any, **kwargs: Any) -> Any:
                 found = plain(x, *args, **kwargs)
-                return self.noted(found) if reads(x) else found
+                return self.noted(found) if reads() else found
 
             return read
 
+        plain_length = builtins.len
+
         def length(x: Any) -> int:
-            found = LENGTH(x)
-            return self.noted(found) if isinstance(x, Tensor) and reads(x) else found
+            found = plain_length(x)
+            return self.noted(found) if isinstance(x, Tensor) and reads() else found
 
         with ExitStack() as undo:
             for name in ("size", "numel", "nelement"):
-                setattr(Tensor, name, noting(getattr(Tensor, name)))
-                undo.callback(delattr, Tensor, name)
-            Tensor.shape = property(noting(SHAPE.__get__))  # type: ignore[assignment]
-            undo.callback(delattr, Tensor, "shape")
-            builtins.len = length
-            undo.callback(setattr, builtins, "len", LENGTH)
+                _replace(Tensor, name, noting(getattr(Tensor, name)), undo)
+            _replace(Tensor, "shape", property(noting(SHAPE.__get__)), undo)
+            _replace(builtins, "len", length, undo)
             undo.callback(setattr, self, "listens", False)
             self.listens = True
             yield
+
+
+def _replace(owner: Any, name: str, value: Any, undo: ExitStack) -> None:
+    """Set an attribute; afterwards what the owner had itself is back, or what it inherits."""
+    if name in vars(owner):
+        undo.callback(setattr, owner, name, vars(owner)[name])
+    else:
+        undo.callback(delattr, owner, name)
+    setattr(owner, name, value)
 
 
 class Decisions:

@@ -56,7 +56,7 @@ def related(me: Rows, out: Tensor, at: int | None = None, cuts: Cuts | None = No
     if out is me._local:
         return me
     place = me.at if at is None else at
-    if place == me.at == 0 and len(out) == 1:
+    if place == me.at == 0 and len(out) == 1 < me.cuts.total:
         out = _outermost(me._local, out)
     return Rows(out, cuts or me.cuts, place, me.family)
 
