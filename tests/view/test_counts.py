@@ -64,9 +64,13 @@ def losses(net: nn.Module, batches: list[Tensor]) -> list[Tensor]:
     return found
 
 
-def _compared(group: Any, way: str) -> Any:
+SIZES = (7, 7, 5, 3, 9, 14, 20, 2)
+SMALL_FIRST = (4, 4, 14, 20, 4, 26, 5, 36)  # large ones go another way, and so do all their parts
+
+
+def _compared(group: Any, way: str, sizes: tuple[int, ...] = SIZES) -> Any:
     torch.set_default_dtype(torch.float64)
-    batches = [torch.randn(rows, 4) for rows in (7, 7, 5, 3, 9, 14, 20, 2)]
+    batches = [torch.randn(rows, 4) for rows in sizes]
     torch.manual_seed(0)
     want = losses(Decides(way), batches)
     with installed(group) as view:
@@ -85,12 +89,36 @@ def test_a_decision_by_the_number_of_rows_is_that_of_the_whole_batch(way, nproc)
         assert way == "odd" or "Decides: it decides by how many rows" in "".join(said["whole"])
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_proof_holds_for_the_way_that_was_tried(way):
+    for differs, _, _ in run_ranks(_compared, 2, way, SMALL_FIRST):
+        assert differs is None
+
+
 @pytest.mark.parametrize("way", NEVER)
 def test_a_decision_that_comes_out_alike_is_no_obstacle(way):
     for differs, said, plain in run_ranks(_compared, 2, way):
         assert differs is None
         assert said["split"][0].startswith("Decides: "), said
         assert plain  # nothing of the trial is left in what the module keeps
+
+
+def _at_every_size(group: Any) -> Any:
+    """Sizes that are decided alike, and not: the first is not, and the proof is made once more."""
+    torch.set_default_dtype(torch.float64)
+    batches = [torch.randn(rows, 4) for rows in (7, 3, *[7, 3] * 60, 24, 5)]
+    torch.manual_seed(0)
+    want = losses(Decides("more"), batches)
+    with installed(group) as view:
+        torch.manual_seed(0)
+        net = Decides("more")
+        got = losses(net, [by_rows(x, view.cut(len(x))) for x in batches])
+        proofs = view.report.decisions.values()
+        return difference(want, got), [d.kind for d in proofs if "not any more" in d.what]
+
+
+def test_one_proof_holds_for_all_sizes_also_where_it_is_made_again():
+    assert run_ranks(_at_every_size, 2) == [(None, [])] * 2
 
 
 def asked(rows: int, forward: Any) -> Asked:
@@ -157,7 +185,7 @@ def test_how_a_size_grows_is_learned_from_two_numbers_of_rows():
     assert found is not None
     assert found.alike(cuts(13, 7, 6))  # 4 * 13 - 2 is not more
     assert not found.alike(cuts(14, 7, 7))
-    assert found.alike(cuts(40, 20, 20))
+    assert not found.alike(cuts(40, 20, 20))  # all are more, which was not tried
 
 
 def test_a_size_that_grows_by_leaps_tells_nothing():
@@ -172,6 +200,10 @@ def test_forwards_that_ask_for_unlike_things_tell_nothing():
         return [k == x.size(0) - 1 for k in range(len(x))]
 
     assert decided(asked(8, forward), asked(5, forward)) is None
+
+
+def test_two_outcomes_tell_nothing():
+    assert decided(*(asked(n, lambda x: x.size(0) > 6) for n in (8, 5))) is None
 
 
 def test_a_division_by_nothing_is_not_alike():

@@ -187,24 +187,28 @@ def _replace(owner: Any, name: str, value: Any, undo: ExitStack) -> None:
 
 
 class Decisions:
-    """The comparisons of a forward whose outcome may depend on how many rows there are."""
+    """The comparisons of a forward whose outcome may depend on how many rows there are.
 
-    def __init__(self, terms: tuple[Term, ...] = ()) -> None:
+    Args:
+        terms: Each with its outcome where the forward was tried: the proof is of the way it went.
+    """
+
+    def __init__(self, terms: tuple[tuple[Term, bool], ...] = ()) -> None:
         self.terms = terms
         self._known: dict[tuple[int, ...], bool] = {}
 
     def alike(self, cuts: Cuts) -> bool:
-        """Return whether all fall out for the rows of each rank as they do for the whole batch."""
+        """Return whether all fall out so for the whole batch, and for the rows of each rank."""
         if not self.terms:
             return True
         numbers = cuts.total, *(size * cuts.turns for size in cuts.sizes)
         if numbers not in self._known:
-            self._known[numbers] = self._alike(*numbers)
+            self._known[numbers] = self._alike({*numbers})
         return self._known[numbers]
 
-    def _alike(self, whole: int, *parts: int) -> bool:
+    def _alike(self, numbers: set[int]) -> bool:
         try:
-            return all(x.value(whole) == x.value(n) for x in self.terms for n in set(parts))
+            return all(x.value(n) == outcome for x, outcome in self.terms for n in numbers)
         except ZeroDivisionError:
             return False
 
@@ -212,18 +216,19 @@ class Decisions:
 def decided(whole: Asked, part: Asked) -> Decisions | None:
     """Return what two forwards of unlike numbers of rows have decided by them.
 
-    None where they have not compared the same, or a size grows by leaps.
+    None where they have not compared the same, or not with the same outcome, or a size grows by
+    leaps.
     """
     if whole.terms != part.terms or len(whole.sizes) != len(part.sizes):
         return None
-    terms = []
+    found = {}
     for term in dict.fromkeys(whole.terms):
         grown = _grown(term, whole, part)
-        if grown is None:
+        if grown is None or grown.value(whole.rows) != grown.value(part.rows):
             return None
         if _grows(grown):
-            terms.append(grown)
-    return Decisions(tuple(dict.fromkeys(terms)))
+            found[grown] = grown.value(whole.rows)
+    return Decisions(tuple(found.items()))
 
 
 def _grown(term: Any, whole: Asked, part: Asked) -> Any:

@@ -136,7 +136,7 @@ def _by_size(trial: Trial, whole: Forward, fewer: Forward, verdict: Verdict) -> 
     That is where the batch lies in each draw, and what is decided by how many rows there are.
     """
     decisions = decided(whole.asked, fewer.asked)
-    if decisions is None or not decisions.alike(trial.given.cuts):
+    if decisions is None:
         return Verdict(reason=DECIDES_BY_ROWS)
     places = places_of(whole.drawn, fewer.drawn, (whole.asked.rows, fewer.asked.rows))
     if places is None:

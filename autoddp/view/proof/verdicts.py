@@ -107,19 +107,20 @@ class Verdicts:
         known.calls += 1
         found = known.verdicts.get(key)
         if found is not None and (found.reason or not known.again(key)):
-            return found if found.decisions.alike(given.cuts) else Verdict(reason=DECIDES_BY_ROWS)
+            return _of_these_rows(found, given.cuts)
         reason = "" if found is not None else known.due(key)
         if reason:
             return Verdict(reason=reason)
         verdict = self._agreed(self._prove(module, given))
         name = type(module).__name__
         if found is not None and (not verdict.reason or not verdict.sure):
-            return found
+            return _of_these_rows(found, given.cuts)
         if found is not None:
             self.view.report.doubt(
                 "whole", f"{name} at {users_line()}", f"{CHANGED} ({verdict.reason})"
             )
         known.keep(key, verdict)
+        verdict = _of_these_rows(verdict, given.cuts)
         what = verdict.reason or f"{given.cuts.mine} of {given.cuts.total} rows here"
         self.view.report.add(
             "whole" if verdict.reason else "split", f"{name} at {users_line()}", what
@@ -205,6 +206,11 @@ class Verdicts:
         if known is None or known[0] != self.hooks:
             known = self._hooked[module] = self.hooks, any(map(_has_hooks, module.modules()))
         return known[1]
+
+
+def _of_these_rows(verdict: Verdict, cuts: Cuts) -> Verdict:
+    """Return the verdict on so many rows: what is decided by their number may be another thing."""
+    return verdict if verdict.decisions.alike(cuts) else Verdict(reason=DECIDES_BY_ROWS)
 
 
 def empty_caches(tensors: list[Any]) -> None:
