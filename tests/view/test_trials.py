@@ -133,7 +133,8 @@ class Another(nn.Module):
         x = x.to(self.dtype)
         for layer in self.layers:
             out = layer(x)
-            x = (self.few(out) if len(x) <= 8 else out).tanh()
+            few = x.nbytes <= 8 * x[:1].nbytes  # a kernel looks past Python
+            x = (self.few(out) if few else out).tanh()
         return x.float()
 
 
