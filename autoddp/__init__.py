@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from autoddp.comm.place import rank, world_size
     from autoddp.decorator import distributed
+    from autoddp.training.rowwise import rowwise
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "distributed", "rank", "world_size"]
+__all__ = ["__version__", "distributed", "rank", "rowwise", "world_size"]
 
 
 def load_ipython_extension(session: Any) -> None:
@@ -26,6 +27,10 @@ if not TYPE_CHECKING:  # to a type checker it would make every name one of ours
             from autoddp.decorator import distributed
 
             return distributed
+        if name == "rowwise":
+            from autoddp.training.rowwise import rowwise
+
+            return rowwise
         if name in ("rank", "world_size"):
             from autoddp.comm import place
 

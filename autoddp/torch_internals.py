@@ -21,8 +21,6 @@ import torch.utils._python_dispatch
 from torch._C._distributed_c10d import _create_work_from_future
 from torch._compile import _disable_dynamo
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
-from torch._library.custom_ops import CustomOpDef
 from torch.distributed import PrefixStore, ProcessGroup, Store, TCPStore
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn import Module
@@ -32,7 +30,6 @@ from torch.utils._pytree import tree_leaves
 VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])  # (2, 14)
 DispatchMode = torch.utils._python_dispatch.TorchDispatchMode
 OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket
-HigherOrderOperator = torch._ops.HigherOrderOperator
 TensorBase: type = torch._C.TensorBase
 BatchNorm = torch.nn.modules.batchnorm._BatchNorm  # of all dimensions, synchronized or not
 plain_tensors = torch._C.DisableTorchFunctionSubclass  # inside, subclasses are plain tensors
@@ -53,6 +50,9 @@ traced: Callable[[], object] = torch._C._get_tracing_state  # of torch.jit.trace
 transform = torch._C._functorch.peek_interpreter_stack  # of torch.func, that runs; or None
 
 
+current_node: Callable[[], Any] = torch._C._current_autograd_node  # that the engine runs, or None
+
+
 def in_backward() -> bool:
     """Tell whether autograd's engine runs this thread."""
     return torch._C._current_graph_task_id() != -1
@@ -60,7 +60,7 @@ def in_backward() -> bool:
 
 def in_function() -> bool:
     """Tell whether autograd's engine runs the backward of an `autograd.Function`."""
-    return isinstance(torch._C._current_autograd_node(), torch.autograd.function.BackwardCFunction)
+    return isinstance(current_node(), torch.autograd.function.BackwardCFunction)
 
 
 def compiler_traces() -> bool:
@@ -91,27 +91,6 @@ def accelerator() -> torch.device | None:
     built = {"cuda": torch.version.cuda or torch.version.hip, "xpu": torch.xpu._is_compiled()}
     built["mps"] = torch.backends.mps.is_built()
     return next((torch.device(kind) for kind, there in built.items() if there), None)
-
-
-# whether a CUDA graph leaves out an operator that asks for it
-GRAPHS_LEAVE_OUT = hasattr(torch.Tag, "cudagraph_unsafe")
-
-
-def operator_on_host(name: str) -> Callable[[Callable[..., Any]], CustomOpDef]:
-    """Make an operator, opaque to a compiler, of a function that no CUDA graph may record.
-
-    Torch up to 2.7 has no such tag: there the function itself looks whether one records.
-    """
-    tags: dict[str, Any] = {"tags": [torch.Tag.cudagraph_unsafe]} if GRAPHS_LEAVE_OUT else {}
-    return torch.library.custom_op(name, mutates_args=(), **tags)
-
-
-def keep_order(operator: CustomOpDef) -> None:
-    """Have a compiler leave calls of this operator where they are, in their order.
-
-    Torch 2.10 and later have `CustomOpDef.register_effect` for it; this is there in all versions.
-    """
-    _register_effectful_op(operator._opoverload, _EffectType.ORDERED)
 
 
 def store_behind(door: socket.socket) -> TCPStore:
@@ -296,3 +275,11 @@ def parts_of(mode: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
 def storage_users(storage: torch.UntypedStorage) -> int:
     """Count the tensors, of Python's and of torch's own, that hold a storage."""
     return torch._C._storage_Use_Count(storage._cdata)
+
+
+def has_own_functions(kind: type[torch.Tensor]) -> bool:
+    """Tell whether tensors of this class answer torch functions themselves; parameters do not."""
+    return (
+        kind is not torch.Tensor
+        and kind.__torch_function__ is not torch._C._disabled_torch_function_impl
+    )

@@ -7,6 +7,7 @@ The two take turns, so that both meet the machine in the same moods; the median 
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import subprocess
 import sys
@@ -54,8 +55,11 @@ def compare(ranks: int, rounds: int) -> dict[str, list[float]]:
 
 def main() -> None:
     """Print the medians and the ratios."""
-    given = [int(text) for text in sys.argv[1:]]
-    times = compare(*given, *(2, 5)[len(given) :])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("ranks", nargs="?", type=int, default=2)
+    parser.add_argument("rounds", nargs="?", type=int, default=5)
+    given = parser.parse_args()
+    times = compare(given.ranks, given.rounds)
     base = statistics.median(times["torchrun"])
     for name, values in times.items():
         median = statistics.median(values)

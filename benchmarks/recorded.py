@@ -1,9 +1,8 @@
 """Commands of a warm parent that count what each rank computes, in a file that all of them map.
 
-Counted are the input elements of modules without parts, at each call: of those in training, of
-those in evaluation, and of either in a trial that proves a module row-wise. Of a batch held by rows
-it is this rank's rows, if what comes back is held so as well. What a loader's worker or another
-child of a rank computes is not the rank's.
+Counted are the input elements of modules without parts, at each call: of those in training, and of
+those in evaluation. Of a sharded tensor it is this rank's rows, if what comes back is sharded or
+partial as well. What a loader's worker or another child of a rank computes is not the rank's.
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_leaves
 
 import autoddp
-from autoddp.view import Partial, Rows, split
-from autoddp.view.proof import verdicts
+from autoddp.view import Partial, ShardedTensor, is_sharded
 from tests.support import warm
 
 COUNTS = "AUTODDP_COUNTS"  # the variable that names the file
-RANKS, KINDS = 8, ("training", "evaluation", "training tried", "evaluation tried")
+RANKS, KINDS = 8, ("training", "evaluation")
 
 
 def counts(path: str | Path, new: bool = False) -> np.memmap[Any, Any]:
@@ -36,7 +34,6 @@ class Recorder:
 
     def __init__(self, path: str) -> None:
         self.counts = counts(path)
-        self.tried = False
 
     def __call__(self, module: Any, args: Any, out: Any) -> None:
         if module._modules or torch.jit.is_tracing() or torch.compiler.is_compiling():
@@ -49,25 +46,12 @@ class Recorder:
             mine[-1] = os.getpid()
         if mine[-1] == os.getpid():
             trains = module.training and torch.is_grad_enabled()
-            by_rows = split(given) and any(isinstance(x, (Rows, Partial)) for x in tree_leaves(out))
-            mine[(not trains) + 2 * self.tried] += (given.local if by_rows else given).numel()
-
-    def watch_proofs(self) -> None:
-        """Tell what is computed in a trial from what one process computes, too."""
-        prove = verdicts.prove
-
-        def proving(*args: Any) -> Any:
-            self.tried = True
-            try:
-                return prove(*args)
-            finally:
-                self.tried = False
-
-        verdicts.prove = proving
+            by_rows = is_sharded(given) and any(
+                isinstance(x, (ShardedTensor, Partial)) for x in tree_leaves(out)
+            )
+            mine[int(not trains)] += (given.local if by_rows else given).numel()
 
 
 if __name__ == "__main__":
-    recorder = Recorder(os.environ[COUNTS])
-    recorder.watch_proofs()
-    register_module_forward_hook(recorder)
+    register_module_forward_hook(Recorder(os.environ[COUNTS]))
     warm.serve()

@@ -2,10 +2,9 @@
 
     python -m benchmarks.share [--nproc 2] [--markdown] [--why] [NAME ...]
 
-Work is the input elements of modules without parts (see recorded.py): of all forwards in training;
-of these without the trials that prove a module row-wise, which a longer run makes no more of; and
-of forwards in evaluation. 1/N is the least; 1 says that every rank does all of it. `--why` adds the
-reasons that the job's report gives.
+Work is the input elements of modules without parts (see recorded.py), of forwards in training and
+of those in evaluation. 1/N is the least; 1 says that every rank does all of it. `--why` adds what
+gathers, as the job's report has it.
 """
 
 from __future__ import annotations
@@ -36,10 +35,15 @@ class Case:
     options: list[str]
 
 
-def cases() -> Iterator[Case]:
+def cases(wanted: list[str]) -> Iterator[Case]:
+    """The scripts and examples of these names, or all."""
     for name in test_end_to_end.SCRIPTS:
+        if wanted and name not in wanted:
+            continue
         yield Case(name, test_end_to_end.command(name), test_end_to_end.OPTIONS.get(name, []))
     for name, arguments in test_examples.ARGUMENTS.items():
+        if wanted and f"examples/{name}" not in wanted:
+            continue
         yield Case(f"examples/{name}", [str(test_examples.FOLDER / f"{name}.py"), *arguments], [])
 
 
@@ -47,8 +51,7 @@ def cases() -> Iterator[Case]:
 class Share:
     """Of one process's work; None where one process does none of that kind."""
 
-    everything: float | None
-    steady: float | None
+    training: float | None
     evaluation: float | None
     why: list[str]
 
@@ -68,10 +71,7 @@ class Measure:
         options = ["--nproc", str(self.nproc), "--report", str(report), *case.options]
         alone = self._busiest("python", *case.command, mirror=mirror)
         ours = self._busiest("autoddp", "run", *options, *case.command, mirror=mirror)
-        found = [
-            None if not alone[kind] else sum(int(ours[k]) for k in also) / int(alone[kind])
-            for kind, also in ((0, (0, 2)), (0, (0,)), (1, (1,)))
-        ]
+        found = [None if not alone[kind] else int(ours[kind]) / int(alone[kind]) for kind in (0, 1)]
         decisions = json.loads(report.read_text())["decisions"] if report.exists() else []
         report.unlink(missing_ok=True)
         return Share(*found, list(_reasons(decisions)))
@@ -85,10 +85,9 @@ class Measure:
 
 
 def _reasons(decisions: list[dict[str, Any]]) -> Iterator[str]:
-    for kind in ("whole", "gather"):
-        found = sorted((d for d in decisions if d["kind"] == kind), key=lambda d: -d["count"])
-        for d in found[:SHOWN]:
-            yield f"{kind}: {d['where']}: {d['what']}, {d['count']} times"
+    found = sorted((d for d in decisions if d["kind"] == "gather"), key=lambda d: -d["size"])
+    for d in found[:SHOWN]:
+        yield f"{d['what']} at {d['where']}, {d['count']} times, {d['size']} bytes"
 
 
 def _shown(share: float | None, plain: str) -> str:
@@ -102,19 +101,17 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--why", action="store_true")
     given = parser.parse_args()
-    line = "| {} | {} | {} | {} |" if given.markdown else "{:32}{:>10}{:>10}{:>12}"
-    print(line.format("script", "training", "steady", "evaluation"), flush=True)
+    line = "| {} | {} | {} |" if given.markdown else "{:32}{:>10}{:>12}"
+    print(line.format("script", "training", "evaluation"), flush=True)
     if given.markdown:
-        print("|---|---|---|---|")
+        print("|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         archives.make(Path(folder, "www"))
         measure = Measure(Path(folder), given.nproc)
         with archives.serving(Path(folder, "www")) as server:
-            for case in cases():
-                if given.names and case.name not in given.names:
-                    continue
+            for case in cases(given.names):
                 share = measure.share(case, server.url)
-                found = (share.everything, share.steady, share.evaluation)
+                found = (share.training, share.evaluation)
                 print(line.format(case.name, *(_shown(s, "-") for s in found)), flush=True)
                 if given.why:
                     print(*(f"    {reason}" for reason in share.why), sep="\n", flush=True)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 # Each fault and each phase once at least, and each kind of wait that a rank can be lost from.
 CHOSEN = (
     Case("start", "int-launcher"),
-    Case("proof", "segv"),
+    Case("forward", "segv"),
     Case("loading", "kill-last", 3),
     Case("worker", "exit"),
     Case("worker", "kill-launcher"),

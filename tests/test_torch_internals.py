@@ -304,31 +304,6 @@ def test_the_store_of_a_process_group_is_found(tmp_path):
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("ordered", [False, True])
-def test_a_compiler_keeps_an_operator_that_is_ordered(ordered):
-    ran = []
-
-    @torch.library.custom_op(f"autoddp_tests::ordered_{ordered}", mutates_args=())
-    def operator(x: torch.Tensor) -> torch.Tensor:
-        ran.append(float(x))
-        return x.clone()
-
-    operator.register_fake(torch.clone)
-    if ordered:
-        torch_internals.keep_order(operator)
-
-    def asks_for_nothing(x):
-        operator(x)
-        return x + 1
-
-    torch.compile(asks_for_nothing, backend="aot_eager", fullgraph=True)(torch.ones(()))
-    assert ran == [1.0] * ordered
-
-
-def test_what_takes_functions_is_a_higher_order_operator():
-    assert isinstance(torch.ops.higher_order.with_effects, torch_internals.HigherOrderOperator)
-
-
 def armed(group):
     """A replica whose forward is called once, and which is armed without it from then on."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))

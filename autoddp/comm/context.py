@@ -27,8 +27,6 @@ class Code(IntEnum):
         PLAIN: Called where no batch is to be looked for: in a data set's fetch, in a backward.
         FUNCTION: An autograd function's of the script, whose steps autograd does not follow: it
             computes on whole batches.
-        SPLIT: A module's, on this rank's rows as plain tensors.
-        PROOF: A module's, tried out on such rows.
         TRIAL: The script's, which one process would not run here: it leaves no trace.
     """
 
@@ -36,8 +34,6 @@ class Code(IntEnum):
     FETCH = auto()
     PLAIN = auto()
     FUNCTION = auto()
-    SPLIT = auto()
-    PROOF = auto()
     TRIAL = auto()
 
 
@@ -188,14 +184,9 @@ class Context:
         """Return whether this is another thread than the script's, in autoddp's own code."""
         return get_ident() != self.thread and getattr(self._elsewhere, "internal", False)
 
-    def on_rows(self) -> bool:
-        """Return whether modules and functions see this rank's rows as plain tensors."""
-        return bool(self.depth[Code.SPLIT] or self.depth[Code.PROOF])
-
     def is_plain(self) -> bool:
         """Return whether a module's call is as if autoddp were not there."""
-        depth = self.depth
-        return bool(depth[Code.PLAIN] or depth[Code.SPLIT] or depth[Code.PROOF])
+        return bool(self.depth[Code.PLAIN])
 
     def passes_through(self) -> bool:
         """Return whether effects are as if autoddp were not there: ours, or a data set's."""

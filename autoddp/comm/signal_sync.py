@@ -124,7 +124,7 @@ class SignalSync:
 
     def _clear(self) -> bool:
         """Return whether the script's handler may run here; what comes in a trial is put off."""
-        return not (self._context.depth[Code.TRIAL] or self._context.on_rows())
+        return not self._context.depth[Code.TRIAL]
 
     def _measure(self) -> None:
         now = monotonic()

@@ -7,15 +7,15 @@ from typing import Any
 from torch.utils._pytree import tree_leaves, tree_map
 
 from autoddp.errors import AutoDDPError
-from autoddp.view import Partial, Rows, full
-from autoddp.view.rows import view_of
+from autoddp.view import Partial, ShardedTensor, full
+from autoddp.view.sharded_tensor import view_of
 
 _SESSION = ("In", "Out")  # IPython's own variables; others begin with an underscore
 
 
 def whole(value: Any) -> Any:
     """Gather the batches held by rows in a returned value, while the other ranks are here."""
-    held = any(isinstance(leaf, (Rows, Partial)) for leaf in tree_leaves(value))
+    held = any(isinstance(leaf, (ShardedTensor, Partial)) for leaf in tree_leaves(value))
     return tree_map(full, value) if held else value
 
 
@@ -35,7 +35,7 @@ def make_all_whole(variables: dict[str, Any]) -> None:
 
 
 def _made(value: Any, seen: set[int]) -> Any:
-    if isinstance(value, (Rows, Partial)):
+    if isinstance(value, (ShardedTensor, Partial)):
         try:
             return full(value)
         except AutoDDPError:

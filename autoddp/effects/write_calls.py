@@ -15,7 +15,7 @@ from autoddp.effects.atomic import Draft, renamed
 from autoddp.effects.engine import Effects, Mode
 from autoddp.effects.writers import CHECKPOINT, Writer
 from autoddp.patching import Call
-from autoddp.view.rows import Partial, Rows, full
+from autoddp.view.sharded_tensor import Partial, ShardedTensor, full
 
 
 class WriteCall:
@@ -222,7 +222,7 @@ class WriteCalls:
 
 def whole(data: Any) -> Any:
     """Return `data` with all rows gathered; all ranks take part, before rank 0 goes its own way."""
-    if not any(isinstance(leaf, (Rows, Partial)) for leaf in tree_leaves(data)):
+    if not any(isinstance(leaf, (ShardedTensor, Partial)) for leaf in tree_leaves(data)):
         return data
     return tree_map(full, data)
 

@@ -190,8 +190,7 @@ def check_disabled(options: Options) -> None:
     """
     known = [feature.name for feature in features()] if options.disable else []
     for name in options.disable:
-        feature, _, module = name.partition(":")
-        if name not in known and not (feature == "modules" and module):
+        if name not in known:
             from difflib import get_close_matches
 
             if near := get_close_matches(name, known, 1):

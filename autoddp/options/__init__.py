@@ -15,8 +15,7 @@ from autoddp.options import conflicts
 from autoddp.options.panels import panel_of
 from autoddp.options.row import BENCH, DECORATOR, KEY, NUMBER, VERIFY, OptionRow, option
 
-VARIABLE = "AUTODDP_OPTIONS"
-LONGEST = 10**9
+VARIABLE, LONGEST = "AUTODDP_OPTIONS", 10**9
 
 
 @dataclass(frozen=True)
@@ -160,15 +159,19 @@ class Options:
     )
     disable: tuple[str, ...] = option(
         (),
-        "Features to leave out, to find a fault, by the names that `autoddp patches` lists; "
-        "`modules:Net.encoder` keeps that module alone from being run by rows as one.",
+        "Features to leave out, to find a fault, by the names that `autoddp patches` lists.",
         *(DECORATOR, VERIFY),
         takes="NAME,NAME",
     )
+    rowwise: tuple[str, ...] = option(
+        (),
+        "Functions and classes that compute each row by itself, and so run on local rows.",
+        *(VERIFY, BENCH),
+        takes="package.module:Name",
+    )
     strict: bool = option(
         False,
-        "Refuse what one process would not have done exactly so, as a data set that draws"
-        " under `--loading rows`, or random numbers that each rank draws by itself.",
+        "Refuse what one process would not have done exactly so, as draws of a rank's own.",
         DECORATOR,
     )
     summary: bool = option(
@@ -265,12 +268,10 @@ class Options:
         Raises:
             BadInput: The text is not what `to_json` wrote.
         """
-        known = {field.name for field in fields(cls)}
         try:
-            values = json.loads(text)
-            unknown = sorted(set(values) - known)
-            if isinstance(values.get("disable"), list):  # as JSON writes a tuple
-                values["disable"] = tuple(values["disable"])
+            values = json.loads(text)  # which writes a tuple as a list
+            unknown = sorted(set(values) - {field.name for field in fields(cls)})
+            values |= {k: tuple(v) for k, v in values.items() if isinstance(v, list)}
         except (ValueError, TypeError, AttributeError, RecursionError):
             raise BadInput(f"{VARIABLE} is {text!r}; it is written by autoddp run alone") from None
         if unknown:

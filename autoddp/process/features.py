@@ -21,13 +21,13 @@ from autoddp.patching import Feature
 from autoddp.process.frames import Frames
 from autoddp.process.own_groups import Groups
 from autoddp.training.averaging import Averaging
-from autoddp.training.batchnorm import BatchNorm
 from autoddp.training.buffers import Buffers
 from autoddp.training.explanation import Explanation
 from autoddp.training.gradients import Gradients
 from autoddp.training.loaders import Loaders
 from autoddp.training.local_view import LocalView
 from autoddp.training.modules import Modules
+from autoddp.training.rowwise import Rowwise
 from autoddp.training.scaling import Scaling
 from autoddp.training.sharding import Sharding
 from autoddp.training.visible_devices import Visible
@@ -56,7 +56,7 @@ FEATURES: tuple[type[Feature], ...] = (
     Loaders,
     Visible,
     Modules,
-    BatchNorm,
+    Rowwise,
     Gradients,
     Buffers,
     Sharding,  # hides gradients after they were compared

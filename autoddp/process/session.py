@@ -27,7 +27,8 @@ def session(world: World, options: Options, group: Group, report: Report) -> Ite
 
     With one rank in the world nothing is patched.
     """
-    run = Run(world, options, group, View(group, options.draws, report), report)
+    view = View(group, options.draws, report, options.batchnorm == "exact")
+    run = Run(world, options, group, view, report)
     compiler.watch(report)
     several = world.local_world_size < world.world_size
     chosen = [
@@ -39,12 +40,8 @@ def session(world: World, options: Options, group: Group, report: Report) -> Ite
         and feature.name not in options.disable
         and (several or not feature.apart)
     ]
-    for feature in FEATURES:
-        if (
-            world.world_size > 1
-            and options.view in feature.views
-            and feature.name in options.disable
-        ):
+    for feature in FEATURES if world.world_size > 1 else ():
+        if options.view in feature.views and feature.name in options.disable:
             report.say_once("disabled", f"--disable {feature.name}", feature.without)
     if group.unshared:
         slower = "the ranks of a machine talk by gloo, which takes longer than shared memory"

@@ -1,4 +1,4 @@
-"""Decisions with their reasons: what runs by rows, what gathers, what is whole, and why."""
+"""Decisions with their reasons: how loaders fetch, what gathers, and all else that is said."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class Decision:
     where: str
     what: str
     count: int = 1
+    size: int = 0  # bytes that were gathered
 
 
 @dataclass
@@ -47,20 +48,22 @@ class Report:
     flag: SharedFlag | None = None  # the launcher's, which also says lines
     delayed: list[str] = field(default_factory=list)  # said once the script has ended the line
     # what --report tells besides, once the script has ended: each rank's seconds, what share of the
-    # computing was split, and how many bytes were gathered
+    # computing was shared, and how many bytes were gathered
     times: list[dict[str, Any]] = field(default_factory=list)
     shared: float | None = None
     gathered: float = 0
     prompts: bool = False  # whether the script waits for what is typed
 
-    def add(self, kind: str, where: str, what: str) -> bool:
-        """Note a decision; return whether it is new."""
+    def add(self, kind: str, where: str, what: str, size: int = 0) -> bool:
+        """Note a decision, about `size` bytes; return whether it is new."""
         key = (kind, where, what)
-        if key in self.decisions:
-            self.decisions[key].count += 1
-            return False
-        self.decisions[key] = Decision(kind, where, what)
-        return True
+        found = self.decisions.get(key)
+        if found is None:
+            self.decisions[key] = Decision(kind, where, what, size=size)
+            return True
+        found.count += 1
+        found.size += size
+        return False
 
     def say(self, text: str) -> None:
         """Print one line to the user, from rank 0 alone: above a terminal's bars, in no prompt."""
@@ -136,7 +139,7 @@ class Report:
             vars(made) | {"line": line[0] if (line := LINE.search(made.where)) else None}
             for made in self.decisions.values()
         ]
-        known = {"times": self.times, "split": self.shared, "gathered": self.gathered}
+        known = {"times": self.times, "shared": self.shared, "gathered": self.gathered}
         return json.dumps({"version": VERSION} | about | known | {"decisions": decisions}, indent=2)
 
 

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from autoddp.view.work import TRIAL
-
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
 
@@ -24,13 +22,12 @@ HEADS = {
     "gradients": "gradients",
     "ranks": "other ranks",
     "loader": "loader",
-    "proofs": "proofs",
 }
 
 
 @dataclass(frozen=True)
 class RankTimes:
-    """The seconds of one rank, by what they went to: the last five add up to the first.
+    """The seconds of one rank, by what they went to: the last four add up to the first.
 
     Attributes:
         rank: Number of the rank.
@@ -39,7 +36,6 @@ class RankTimes:
         gradients: Waiting for gradients inside of a backward.
         ranks: Waiting for other ranks in all other places.
         loader: Waiting for the batches of loaders.
-        proofs: Trying whether a module may run by rows.
     """
 
     rank: int
@@ -48,7 +44,6 @@ class RankTimes:
     gradients: float
     ranks: float
     loader: float
-    proofs: float
 
 
 def of(run: Run, seconds: float) -> RankTimes:
@@ -57,9 +52,8 @@ def of(run: Run, seconds: float) -> RankTimes:
     gradients = position.waited_in_backward
     ranks = position.waited - gradients
     loader = sum(waiting.seconds for waiting in run.waited.values())
-    proofs = run.view.work.seconds[TRIAL]
-    computing = max(0.0, seconds - gradients - ranks - loader - proofs)
-    parts = (seconds, computing, gradients, ranks, loader, proofs)
+    computing = max(0.0, seconds - gradients - ranks - loader)
+    parts = (seconds, computing, gradients, ranks, loader)
     return RankTimes(run.world.rank, *(round(part, 3) for part in parts))
 
 

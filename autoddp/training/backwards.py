@@ -13,9 +13,9 @@ from autoddp import torch_internals
 from autoddp.training.gradient_access import gradient_of, without_gradient
 from autoddp.training.leaves import Leaves, leaves_of
 from autoddp.training.replica import Replicas
-from autoddp.view.boundaries import Mean, MeanGradient
 from autoddp.view.order import Order
-from autoddp.view.rules.gradients import listed
+from autoddp.view.redistribute import Mean, MeanGradient
+from autoddp.view.rules.autograd import listed
 
 NAMES = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
 

@@ -54,7 +54,7 @@ class Buffers(Feature):
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Share rank 0's buffers when gradients are compared, too: the host waits there anyway."""
         context = self.view.context
-        if not context.is_script() or context.on_rows() or accelerator.capturing():
+        if not context.is_script() or accelerator.capturing():
             return
         count = self.steps[optimizer] = self.steps.get(optimizer, 0) + 1
         if (count <= OFTEN or count % EVERY == 0) and self.view.met:

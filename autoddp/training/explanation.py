@@ -1,4 +1,4 @@
-"""Explanation of what is split, gathers or is whole, and why; at the end, where the time went."""
+"""Explanation of what is fetched by rows and what gathers; at the end, where the time went."""
 
 from __future__ import annotations
 
@@ -12,28 +12,37 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from autoddp.patching import Feature
 from autoddp.report import Decision
 from autoddp.training import account
-from autoddp.view.work import BACKWARD, SPLIT, WHOLE
+from autoddp.view.work import BACKWARD, SHARDED, WHOLE
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
 
 STEPS = 3  # of all optimizers, after which the decisions are printed
-LINES = 6  # decisions of each kind that are printed; all with -v
 LONG = 5.0  # seconds that a script runs at least to be told at its end where the time went
 MUCH = 0.1  # share of that time that is lost at least where advice is given
-KINDS = {
-    "loaders": "fetching",
-    "split": "split",
-    "whole": "by its parts, or whole",
-    "gather": "gathers",
-}
+# Functions that the script calls to have all values: they are told with -v alone.
+WISHES = frozenset(
+    ("numpy", "tolist", "item", "__array__", "__repr__", "__str__", "__format__", "__reduce_ex__")
+)
+MASKS = frozenset(
+    (
+        *("__getitem__", "__setitem__", "index_put", "index_put_", "masked_scatter"),
+        *("masked_scatter_", "masked_select", "nonzero", "argwhere"),
+    )
+)
+MASK = "a mask over rows picks from all of them; torch.where and products with the mask do not"
+NOTHING = (
+    "nothing is sharded: every rank computes all of it, which is right and no faster. A batch is "
+    "sharded that has at least one row for each rank"
+)
+UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
 
 
 class Explanation(Feature):
-    """One line for each decision after the first steps, one for the whole, on rank 0's stderr."""
+    """A few lines on decisions after the first steps, one at the end, on rank 0's stderr."""
 
     name = "explanation"
-    without = "nothing is said about what runs by rows, nor where the time went"
+    without = "nothing is said about loaders and gathers, nor where the time went"
 
     def __init__(self, run: Run) -> None:
         self.run, self.steps, self.said, self.reported = run, 0, False, False
@@ -51,29 +60,21 @@ class Explanation(Feature):
             self.explain()
 
     def explain(self) -> None:
-        """Print the decisions of the report, once."""
-        report = self.run.report
-        if (
-            self.said
-            or not self.run.view.context.is_rank()
-            or not report.decisions
-            or self.run.options.view != "global"
-        ):
+        """Print the decisions of the report, once: one line of each kind, or all with -v."""
+        report, verbose = self.run.report, self.run.options.verbose
+        if self.said or not self.run.view.context.is_rank() or self.run.options.view != "global":
             return
         self.said = True
-        for kind, title in KINDS.items():
-            found = report.of(kind)
-            shown = found if self.run.options.verbose else found[:LINES]
-            for decision in shown:
-                report.say_between(f"{title}: {_line(decision)}")
-            if len(found) > len(shown):
-                report.say_between(f"{title}: {len(found) - len(shown)} more (-v shows them)")
-        if not report.of("split"):
-            report.say_between(
-                "nothing is split: every rank computes all of it, which is right and no faster. "
-                "A module is split when it is called with a batch of at least one row for each "
-                "rank and proven row-wise"
-            )
+        gathers = sorted(report.of("gather"), key=lambda made: -made.size)
+        if not verbose:
+            gathers = [made for made in gathers if made.what not in WISHES]
+        fetching = [f"fetching: {made.where}: {made.what}" for made in report.of("loaders")]
+        for told in (fetching, [gathering(made, self.steps) for made in gathers]):
+            for line in told if verbose else told[:1]:
+                more = f"; {len(told) - 1} more (-v shows them)" if told[1:] and not verbose else ""
+                report.say_between(f"{line}{more}")
+        if self.run.view.work.share() == 0:
+            report.say_between(NOTHING)
 
     def end(self) -> None:
         """Print what is still due when the script has ended, in whatever way."""
@@ -104,7 +105,7 @@ class Explanation(Feature):
         elif share is None:
             shared = "no module was called with a batch, so each did all of the computing"
         else:
-            shared = f"{share:.0%} of the computing was split between them"
+            shared = f"{share:.0%} of the computing was shared"
         waits = [(mine.gradients, "for gradients"), (mine.ranks, "for other ranks")]
         waits += [(mine.loader, "for the loader")] * bool(self.run.waited)
         told = ", ".join(f"{spent / seconds:.0%} {whom}" for spent, whom in waits if seconds)
@@ -121,8 +122,7 @@ class Explanation(Feature):
         lost = {
             "more workers for its loaders (num_workers=) would help most": mine.loader,
             "larger batches, or fewer ranks, would help most": waited,
-            "it took long to try modules, once: a longer run loses less by that": mine.proofs,
-            "most was lost where modules ran whole, for which the lines above have the reason": (
+            "most was lost behind functions that gather, which the lines above name": (
                 work[WHOLE] * (1 - 1 / size)
             ),
         }
@@ -130,7 +130,7 @@ class Explanation(Feature):
             lost["one process is as fast"] = seconds - mine.loader
         hint, most = max(lost.items(), key=lambda entry: entry[1])
         # at most what one process would have had to do besides, whatever these ranks did whole
-        saved = (size - 1) * (work[SPLIT] + work[BACKWARD] + mine.loader)
+        saved = (size - 1) * (work[SHARDED] + work[BACKWARD] + mine.loader)
         if share is not None and waited > saved + MUCH * seconds:
             hint = (
                 f"one process would have taken {seconds - waited + saved:.0f} s or less: its steps "
@@ -139,9 +139,32 @@ class Explanation(Feature):
         return hint if most >= MUCH * seconds else ""
 
 
-def _line(decision: Decision) -> str:
-    """Format a decision so that a reader of metrics in the log takes no count for a loss."""
-    if decision.kind != "gather":
-        return f"{decision.where}: {decision.what}"
-    often = f", {decision.count} times" if decision.count > 1 else ""
-    return f"{decision.what} at {decision.where}{often}"
+def gathering(made: Decision, steps: int) -> str:
+    """Say what gathers, where, how often, how much, and what would keep it sharded if known.
+
+    No count follows a name: a reader of metrics in the log would take it for a loss.
+    """
+    count, size = made.count, made.size
+    a_step = f" a step, {_bytes(size / steps)}" if 0 < steps <= count else f", {_bytes(size)}"
+    count = round(count / steps) if 0 < steps <= count else count
+    often = "once" if count == 1 else f"{count} times"
+    advice = hint(made.what)
+    return f"gathers: {made.what} at {made.where}, {often}{a_step}{advice and f'; {advice}'}"
+
+
+def hint(name: str) -> str:
+    """Return what would keep a function sharded that gathers; nothing where that is not known."""
+    own = name.removesuffix(".apply")
+    if own != name:
+        return (
+            "if its rows do not depend on each other, @autoddp.rowwise or "
+            f"--rowwise MODULE:{own} keeps them sharded"
+        )
+    return MASK if name in MASKS else ""
+
+
+def _bytes(size: float) -> str:
+    """Format a number of bytes."""
+    return next(
+        (f"{size / unit:.3g} {name}" for unit, name in UNITS if size >= unit), f"{size:.0f} B"
+    )

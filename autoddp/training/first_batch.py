@@ -19,8 +19,8 @@ from autoddp.comm.accelerator import CPU
 from autoddp.comm.context import Code
 from autoddp.comm.group import MIN
 from autoddp.training.fingerprint import Fingerprint
+from autoddp.training.sharing.snapshot import Snapshot
 from autoddp.view.generators import Generators
-from autoddp.view.proof.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run

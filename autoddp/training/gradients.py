@@ -23,14 +23,14 @@ from autoddp.training.compression import announce
 from autoddp.training.consistency import Consistency
 from autoddp.training.late_averaging import Accumulation, LateBackwards
 from autoddp.training.replica import Replicas
-from autoddp.view import Partial, Rows, work
-from autoddp.view.boundaries import Mean
-from autoddp.view.rules.gradients import as_held, gradients_of, roots
+from autoddp.view import Partial, ShardedTensor, work
+from autoddp.view.redistribute import Mean
+from autoddp.view.rules.autograd import as_held, gradients_of, roots
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
 
-SPLIT = (Rows, Partial)
+SPLIT = (ShardedTensor, Partial)
 
 
 class Gradients(Accumulation):
@@ -76,7 +76,6 @@ class Gradients(Accumulation):
         return (
             not context.is_rank()
             or (context.in_thread() and not any(isinstance(x, SPLIT) for x in tree_leaves(held)))
-            or context.on_rows()
             or torch_internals.transform() is not None
             or torch.compiler.is_compiling()
             or torch_internals.compiler_traces()
@@ -145,7 +144,9 @@ class Gradients(Accumulation):
     def hook_sees_mean(self, call: Call) -> Any:
         """Average the gradient before the hook; averaging again afterwards changes nothing."""
         tensor = call.instance
-        leaf = isinstance(tensor, Tensor) and not isinstance(tensor, Rows) and tensor.is_leaf
+        leaf = (
+            isinstance(tensor, Tensor) and not isinstance(tensor, ShardedTensor) and tensor.is_leaf
+        )
         if not leaf or self._plain() or len(call.args) != 1 or call.kwargs or _ours(call.args[0]):
             return call.plain()
         hook = call.args[0]

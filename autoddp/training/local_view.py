@@ -18,7 +18,7 @@ from autoddp.training.compression import announce
 from autoddp.training.iterator import LoaderIterator
 from autoddp.training.replica import Replicas
 from autoddp.training.sampling import Fetching
-from autoddp.view.rules.gradients import listed
+from autoddp.view.rules.autograd import listed
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
@@ -123,11 +123,11 @@ class Cut(LoaderIterator):
         feature.share = 1.0
         if rows < feature.group.size:
             return batch
-        cuts = feature.view.cut(rows)
-        feature.share = cuts.mine * feature.group.size / rows
+        cuts = feature.view.even_sizes(rows)
+        feature.share = cuts.local * feature.group.size / rows
 
         def mine(x: Any) -> Any:
             batched = isinstance(x, Tensor) and x.dim() and x.shape[0] == rows
-            return x[cuts.start : cuts.start + cuts.mine] if batched else x
+            return x[cuts.offset : cuts.offset + cuts.local] if batched else x
 
         return tree_map(mine, batch)

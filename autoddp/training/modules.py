@@ -1,15 +1,12 @@
-"""Modules run on this rank's rows where that is proven to be exact."""
+"""Where modules, checkpoints and autograd functions meet sharded tensors."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import ExitStack
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
-import wrapt
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -17,175 +14,110 @@ from autoddp import torch_internals
 from autoddp.comm.accelerator import capturing
 from autoddp.comm.context import Code
 from autoddp.patching import Call, patch
-from autoddp.training.whole_calls import FULL, WholeCalls
-from autoddp.view import Partial, Rows, full
-from autoddp.view.boundaries import BOUNDARIES, Renamed
-from autoddp.view.calls import Calls
-from autoddp.view.proof.functions import by_rows
-from autoddp.view.proof.trial import DECIDES, Refused
-from autoddp.view.proof.verdicts import hooks_node
-from autoddp.view.rows import of_the_whole
+from autoddp.report import users_line
+from autoddp.training.whole_calls import EAGER, FULL, WholeCalls
+from autoddp.view import Partial, ShardedTensor, full
+from autoddp.view.dispatch import of_the_whole, on_the_whole
+from autoddp.view.entry import ModuleEntry
+from autoddp.view.redistribute import BOUNDARIES, Renamed
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
 
-CHECKPOINT = (
-    "use_reentrant",
-    "context_fn",
-    "determinism_check",
-    "debug",
-    "preserve_rng_state",
-    "early_stop",
-)
-# Not this module: `__call__` below is traced, and plain then.
-UNTRACED = (
-    *("autoddp.view", "autoddp.report", "autoddp.effects"),
-    *(
-        "autoddp.comm.accelerator",
-        "autoddp.comm.channel",
-        "autoddp.comm.collective_check",
-        "autoddp.comm.line",
-        "autoddp.comm.tree",
-    ),
-    *(
-        "autoddp.comm.passed",
-        "autoddp.comm.position",
-        "autoddp.comm.rpc",
-        "autoddp.comm.signal_sync",
-    ),
-)
-
 
 class Modules(WholeCalls):
-    """Split calls: an outermost call runs by rows if proven row-wise, else its parts are tried."""
+    """Batches cut by hand are sharded at the outermost call of a module."""
 
     name = "modules"
-    without = "every model runs whole, on every rank"
+    without = "a batch that was cut by hand is computed whole, on every rank"
     views = ("global",)
 
     def __init__(self, run: Run) -> None:
         self.view = run.view
-        names = [
-            name.partition(":")[2] for name in run.options.disable if name.startswith("modules:")
-        ]
-        self.calls = Calls(run.view, tuple(names))
-
-    def setup(self, undo: ExitStack) -> None:
-        """Keep what decides how a module runs out of what torch.compile traces."""
-        wrapt.register_post_import_hook(_leave_out, "torch._dynamo.trace_rules")
+        self.entry = ModuleEntry(run.view)
 
     @patch(
-        "torch.nn:Module.__call__", why="runs on this rank's rows what is proven row-wise", hot=True
+        "torch.nn:Module.__call__",
+        why="the outermost call that is given a batch as plain tensors shards them",
+        hot=True,
     )
-    def split_calls(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def shard_inputs(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Replace `__call__` by a plain function: a wrapper would cost ten times as much."""
-        calls, context = self.calls, self.view.context
+        entry, context = self.entry, self.view.context
 
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or context.is_plain():
+            if torch.compiler.is_compiling():
                 return plain(module, *args, **kwargs)
-            if not context.is_script() or _traced() or capturing():
-                return plain(module, *args, **kwargs)
-            if hooks_node(module) or torch_internals.dispatch_depth():
-                return calls.on_wholes(functools.partial(plain, module), args, kwargs)
-            if not _has_parameters(module):
-                return plain(module, *args, **kwargs)
-            return calls.call(module, lambda *a, **k: plain(module, *a, **k), args, kwargs)
+            run = plain
+            if module._compiled_call_impl is not None or "_orig_mod" in module._modules:
+                run = self.uncompiled(module, plain)
+            if module._backward_hooks and module._is_full_backward_hook is False:
+                return self.on_wholes(run, module, args, kwargs)
+            if entry.depth or context.is_plain() or not context.is_script():
+                return run(module, *args, **kwargs)
+            if _traced() or capturing() or not _has_parameters(module):
+                return run(module, *args, **kwargs)
+            return entry.call(run, module, args, kwargs)
 
         return __call__
 
+    def on_wholes(self, run: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Call a module with a backward hook of the old kind, which hooks its output's node."""
+        leaves = tree_leaves((args, kwargs))
+        if not any(isinstance(x, (ShardedTensor, Partial)) for x in leaves):
+            return run(module, *args, **kwargs)
+        with self.view.context.within(Code.PLAIN):
+            return of_the_whole(functools.partial(run, module), args, kwargs)
+
     @patch(
-        "torch.nn:Module.register_forward_hook",
-        "torch.nn:Module.register_forward_pre_hook",
-        "torch.nn:Module.register_full_backward_hook",
-        "torch.nn:Module.register_full_backward_pre_hook",
-        "torch.nn:Module.register_backward_hook",
-        why="a hook sees the whole batch: a module with one runs by its parts",
+        "torch.autograd.graph:saved_tensors_hooks.__enter__",
+        why="a hook of the script's sees what is saved for backward as of the whole batch",
     )
-    def note_hook(self, call: Call) -> Any:
-        """Note that hooks have changed: verdicts are looked up again at the next call."""
-        self.calls.verdicts.hooks += 1
+    def see_saved(self, call: Call) -> Any:
+        """Compute on whole tensors while such a hook is on; those of torch's own see no shapes."""
+        if not _of_torch(call.instance):
+            self.view.context.depth[Code.FUNCTION] += 1
         return call.plain()
 
-    @patch(
-        "torch.nn:Module.__setattr__",
-        why="what is set on a module may change what its forward does: it is proven anew",
-        hot=True,
-    )
-    def note_setting(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Note the setting alone, to be looked at when the module is called."""
-        note = self.calls.verdicts.settings.note
-
-        def __setattr__(module: nn.Module, name: str, value: Any) -> None:
-            if not torch.compiler.is_compiling():
-                note(module, name, value)
-            plain(module, name, value)
-
-        return __setattr__
-
-    @patch(
-        "torch.nn:Module.add_module",
-        "torch.nn:Module.__delattr__",
-        why="layers that come or go change what a forward does: it is proven anew",
-    )
-    def note_layer(self, call: Call) -> Any:
-        self.calls.verdicts.settings.changes += 1
+    @patch("torch.autograd.graph:saved_tensors_hooks.__exit__", why="the hook's end")
+    def see_no_more(self, call: Call) -> Any:
+        if not _of_torch(call.instance):
+            self.view.context.depth[Code.FUNCTION] -= 1
         return call.plain()
 
-    @patch(
-        "torch:Tensor.register_hook",
-        "torch:Tensor.retain_grad",
-        why="what a forward keeps of a gradient is the whole batch's: it runs by its parts",
-    )
-    def refuse_hook(self, call: Call) -> Any:
-        """End a trial that would show the gradient of a rank's rows to the script."""
-        if self.view.context.depth[Code.PROOF]:
-            raise Refused("it looks at gradients of the batch")
-        return call.plain()
-
-    @patch(
-        "torch:Tensor.numpy",
-        "torch:Tensor.tolist",
-        why="what Python decides by values of a batch is of all its rows: it runs by its parts",
-        hot=True,
-    )
-    def refuse_values(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """End a trial that hands values of its rows to Python, past what a mode sees."""
-        view = self.view
-
-        @functools.wraps(plain)
-        def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            if view.context.depth[Code.PROOF] and view.holds(tensor):
-                raise Refused(DECIDES)
-            return plain(tensor, *args, **kwargs)
-
-        return read
+    def uncompiled(self, module: nn.Module, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what calls a compiled module as it was before."""
+        original = module._modules.get("_orig_mod")
+        if original is None and module._compiled_call_impl is None:
+            return plain
+        self.view.report.say_once("compile", users_line(), f"{type(module).__name__} {EAGER}")
+        if original is None:
+            return lambda module, *args, **kwargs: module._call_impl(*args, **kwargs)
+        return lambda module, *args, **kwargs: original(*args, **kwargs)
 
     @patch("torch.autograd:Function.apply", why=f"a custom autograd function: {FULL}", hot=True)
     def apply_to_whole(self, plain: Any) -> Any:
-        """Give the script's own functions whole tensors; ours are the boundaries themselves.
-
-        A trial sees no backward, so that one which may mix rows is no part of a split module.
-        """
-        view, context = self.view, self.view.context
+        """Give the script's own functions whole tensors; ours are the boundaries themselves."""
+        context = self.view.context
         bind = vars(torch.autograd.Function)["apply"].__get__  # a descriptor, in C in some versions
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            if issubclass(cls, (*BOUNDARIES, Renamed)):
+            if torch.compiler.is_compiling() or issubclass(cls, (*BOUNDARIES, Renamed)):
                 return bind(None, cls)(*args, **kwargs)
-            if torch.compiler.is_compiling():
-                return bind(None, cls)(*args, **kwargs)
-            held = any(view.holds(x) for x in args if isinstance(x, Tensor))
-            if held and context.depth[Code.PROOF] and not by_rows(cls):
-                raise Refused(f"the backward of {cls.__name__} may mix rows")
-            found = [x for x in args if isinstance(x, (Rows, Partial))]
+            found = [x for x in args if isinstance(x, (ShardedTensor, Partial))]
 
             def run(*wholes: Any) -> Any:
                 given = iter(wholes)
-                plain = (next(given) if isinstance(x, (Rows, Partial)) else x for x in args)
+                plain = (
+                    next(given) if isinstance(x, (ShardedTensor, Partial)) else x for x in args
+                )
                 with context.within(Code.PLAIN), context.within(Code.FUNCTION):
                     return bind(None, cls)(*plain, **{k: full(v) for k, v in kwargs.items()})
 
+            if found:
+                held = [x for x in found if type(x) is ShardedTensor]
+                size = sum(x.numel() * x.dtype.itemsize for x in held)
+                self.view.gathered(f"{cls.__name__}.apply", size)
             return of_the_whole(run, found, {}, unseen=True) if found else run()
 
         return classmethod(apply)
@@ -200,8 +132,33 @@ class Modules(WholeCalls):
     @patch("torch.jit:ScriptFunction.__call__", why=f"a scripted function: {FULL}")
     def take_whole(self, call: Call) -> Any:
         """Call the function with whole tensors; what it writes into them reaches the rows."""
-        found = any(isinstance(x, (Rows, Partial)) for x in tree_leaves((call.args, call.kwargs)))
+        leaves = tree_leaves((call.args, call.kwargs))
+        found = any(isinstance(x, (ShardedTensor, Partial)) for x in leaves)
         return of_the_whole(call.wrapped, call.args, call.kwargs) if found else call.plain()
+
+    @patch(
+        "torch.nn.modules.transformer:TransformerEncoder.forward",
+        "torch.nn.modules.transformer:TransformerEncoderLayer.forward",
+        "torch.nn.modules.activation:MultiheadAttention.forward",
+        why="in evaluation torch computes plain tensors by kernels of their own, which fill padded "
+        "places with zeros",
+        hot=True,
+    )
+    def by_fast_path(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Give whole tensors to what one process would compute by torch's fast path."""
+
+        def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if module.training or torch.compiler.is_compiling() or not _may_be_fast(module):
+                return plain(module, *args, **kwargs)
+            leaves = tree_leaves((args, kwargs))
+            if not any(type(x) is ShardedTensor for x in leaves) or (
+                torch.is_grad_enabled()
+                and any(isinstance(x, Tensor) and x.requires_grad for x in leaves)
+            ):
+                return plain(module, *args, **kwargs)
+            return on_the_whole(plain, (module, *args), kwargs)
+
+        return forward
 
     @patch("torch:Tensor.as_subclass", why=f"a tensor of another class: {FULL}", hot=True)
     def as_subclass(self, plain: Any) -> Any:
@@ -234,41 +191,57 @@ class Modules(WholeCalls):
 
     @patch(
         "torch.utils.checkpoint:checkpoint",
-        why="what is recomputed in backward belongs to the split call that it was first "
-        "computed in",
+        why="the reentrant form is an autograd function, which sees whole tensors; the other form "
+        "gives the same gradients",
     )
     def checkpoint(self, call: Call) -> Any:
-        """Run the checkpoint by rows in a split call; elsewhere like a module, or whole."""
+        """Compute a checkpoint of sharded tensors in the form that is not reentrant."""
         function, *rest = call.args
-        context = self.view.context
-        if not context.on_rows():
-            if isinstance(function, nn.Module) and not context.is_plain() and context.is_script():
-                own = {k: v for k, v in call.kwargs.items() if k in CHECKPOINT}
-                given = {k: v for k, v in call.kwargs.items() if k not in CHECKPOINT}
+        reentrant = call.kwargs.get("use_reentrant")
+        held = [x for x in tree_leaves((rest, call.kwargs)) if type(x) is ShardedTensor]
+        if not held or not torch.is_grad_enabled():
+            return call.plain()
+        if reentrant is False:
+            return _checkpointed(call.wrapped, function, rest, call.kwargs)
+        needs = any(
+            isinstance(x, Tensor) and x.requires_grad for x in tree_leaves((rest, call.kwargs))
+        )
+        if not needs or set(call.kwargs) - {"use_reentrant", "preserve_rng_state"}:
+            return call.plain()  # reentrant without a graph to hang on: torch warns
+        given = {**call.kwargs, "use_reentrant": False}
+        return _checkpointed(call.wrapped, function, rest, given)
 
-                def run(*a: Any, **k: Any) -> Any:
-                    return call.wrapped(self._again(function), *a, **own, **k)
 
-                return self.calls.call(function, run, tuple(rest), given, parts=False)
-            whole = [full(x) for x in rest]
-            with context.within(Code.PLAIN):
-                return call.wrapped(function, *whole, **call.kwargs)
-        return call.wrapped(self._again(function), *rest, **call.kwargs)
+def _may_be_fast(module: nn.Module) -> bool:
+    """Return whether torch may have a kernel for a layer: batch first, and without a graph."""
+    if not getattr(module, "batch_first", True):
+        return False
+    trained = torch.is_grad_enabled() and any(x.requires_grad for x in module.parameters())
+    return not trained and torch.backends.mha.get_fastpath_enabled()
 
-    def _again(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `function` to run in the present split call whenever it is called."""
-        region = self.view.region
-        if region is None:
-            return function
-        drawn = region.drawn
 
-        def again(*args: Any, **kwargs: Any) -> Any:
-            if self.view.region is region:  # the first time: we are inside already
-                return function(*args, **kwargs)
-            with self.calls.enter(region, drawn):
-                return function(*args, **kwargs)
+class _Held:
+    """A sharded argument of a checkpoint, which torch would save as it saves a whole tensor."""
 
-        return again
+    def __init__(self, tensor: ShardedTensor) -> None:
+        self.tensor = tensor
+
+
+def _checkpointed(plain: Any, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Call `checkpoint` with sharded arguments put aside; an empty tensor tells their device."""
+
+    def shown(x: Any) -> Any:
+        return x.tensor if type(x) is _Held else x
+
+    def held(x: Any) -> Any:
+        return _Held(x) if type(x) is ShardedTensor else x
+
+    def again(_: Tensor, *given: Any, **named: Any) -> Any:
+        return function(*map(shown, given), **{name: shown(x) for name, x in named.items()})
+
+    first = next(x for x in tree_leaves((args, kwargs)) if type(x) is ShardedTensor)
+    where = torch.empty(0, device=first.device)
+    return plain(again, where, *map(held, args), **{name: held(x) for name, x in kwargs.items()})
 
 
 def _has_parameters(module: nn.Module) -> bool:
@@ -283,16 +256,15 @@ def _has_parameters(module: nn.Module) -> bool:
     return mine or next(nn.Module.parameters(module), None) is not None
 
 
+def _of_torch(hooks: Any) -> bool:
+    """Return whether hooks of saved tensors are torch's own: those of a checkpoint."""
+    return getattr(hooks.pack_hook, "__module__", "").startswith("torch.")
+
+
 def _traced() -> bool:
     return bool(torch_internals.traced()) or torch_internals.transform() is not None
 
 
 def _as_seen(cls: type) -> type:
     """Return Tensor for the class of a batch, as the script may have it from `type(batch)`."""
-    return Tensor if cls is Rows or cls is Partial else cls
-
-
-def _leave_out(rules: ModuleType) -> None:
-    """Break graphs at our modules where Dynamo can: tracing fails in what it does not know."""
-    for name in UNTRACED:
-        rules.add(name)
+    return Tensor if cls is ShardedTensor or cls is Partial else cls

@@ -21,8 +21,8 @@ from torch.utils.data import (
 )
 
 from autoddp.comm.context import Code
-from autoddp.view.cuts import even_sizes
 from autoddp.view.generators import Generators
+from autoddp.view.shard_sizes import even_sizes
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run

@@ -12,13 +12,14 @@ from torch.utils._pytree import tree_map_only
 
 from autoddp.comm.context import Code
 from autoddp.patching import Call, Feature, patch, stands_for
-from autoddp.view import Partial, Rows, full
-from autoddp.view.proof.trial import Refused
+from autoddp.report import users_line
+from autoddp.view import Partial, ShardedTensor, full
 from autoddp.view.rules.operands import PLAIN
 
 if TYPE_CHECKING:
     from autoddp.view.state import View
 
+EAGER = "runs eagerly: torch.compile is left out where ranks share a batch"
 FULL = "it sees the whole batch, as Python does not ask __torch_function__ there"
 TRANSFORMS = ("vmap", "grad", "grad_and_value", "jacrev", "jacfwd", "hessian", "functionalize")
 
@@ -28,14 +29,26 @@ class WholeCalls(Feature):
 
     view: View
 
-    @patch("torch:compile", why=f"a compiled function: {FULL}")
+    @patch("torch:compile", why="what is compiled runs eagerly, function by function by its rules")
     def compile(self, call: Call) -> Any:
-        """Leave a compiled module as it is; give a compiled function whole tensors."""
-        made = call.plain()
+        """Leave a compiled module, which runs eagerly when it is called; hand a function back."""
         model = call.args[0] if call.args else call.kwargs.get("model")
-        if model is None:
-            return lambda function: whole_inputs(made(function))
-        return made if isinstance(model, nn.Module) else whole_inputs(made)
+        if isinstance(model, nn.Module) or call.kwargs.get("disable"):
+            return call.plain()
+        if model is not None:
+            return self._eager(model)
+        made = call.plain()
+        return lambda model: made(model) if isinstance(model, nn.Module) else self._eager(model)
+
+    def _eager(self, function: Any) -> Any:
+        """Return what calls a function as it is."""
+        self.view.report.say_once("compile", users_line(), f"a function {EAGER}")
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        return run
 
     @patch(
         *(f"torch.func:{name}" for name in TRANSFORMS),
@@ -107,20 +120,11 @@ class WholeCalls(Feature):
         def has_torch_function(relevant_args: Any, /) -> bool:
             if torch.compiler.is_compiling():
                 return bool(plain(relevant_args))
-            return bool(plain([x for x in relevant_args if type(x) not in (Rows, Partial)]))
+            return bool(
+                plain([x for x in relevant_args if type(x) not in (ShardedTensor, Partial)])
+            )
 
         return has_torch_function
-
-    @patch(
-        "pyro.poutine.runtime:apply_stack",
-        optional=True,
-        why="a handler of Pyro's keeps what a module samples, which no trial of it can take back",
-    )
-    def refuse_sample(self, call: Call) -> Any:
-        """End a trial that a handler would follow: the module runs by its parts."""
-        if self.view.context.depth[Code.PROOF]:
-            raise Refused("handlers of Pyro's keep what it samples")
-        return call.plain()
 
     @patch(
         "torchtuples.tupletree:types_of",
@@ -141,7 +145,7 @@ def _torchs(kinds: Any) -> Any:
     """Return classes, or tuples of them, with torch's own in the place of ours."""
     if isinstance(kinds, (tuple, list)):
         return type(kinds)(map(_torchs, kinds))
-    return Tensor if kinds in (Rows, Partial) else kinds
+    return Tensor if kinds in (ShardedTensor, Partial) else kinds
 
 
 def whole_inputs(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,4 +161,4 @@ def whole_inputs(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _gathered(args: Any) -> Any:
     with PLAIN():
-        return tree_map_only((Rows, Partial), full, args)
+        return tree_map_only((ShardedTensor, Partial), full, args)

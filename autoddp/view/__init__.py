@@ -1,14 +1,14 @@
 """The global view: all ranks run the whole script on the same values.
 
-Work is left out only where that is provably exact.
-
-`Rows` stands for a whole batch of which this rank holds its rows. Row-wise operations stay local, a
-loss costs at most one small all-reduce, and everything else gathers first, so it is exact as well.
+A `ShardedTensor` stands for a whole batch of which this rank holds some rows. A rule for each torch
+function says what is computed on local rows and how the result is sharded; a function without a
+rule gathers first. A loss is a `Partial` sum until somebody reads it.
 """
 
+from autoddp.view import dispatch as dispatch  # answers for the functions of sharded tensors
 from autoddp.view import rules as rules  # fills the table
-from autoddp.view.cuts import Cuts
-from autoddp.view.rows import Partial, Rows, full, split
+from autoddp.view.shard_sizes import ShardSizes
+from autoddp.view.sharded_tensor import Partial, ShardedTensor, full, is_sharded
 from autoddp.view.state import View
 
-__all__ = ["Cuts", "Partial", "Rows", "View", "full", "split"]
+__all__ = ["Partial", "ShardSizes", "ShardedTensor", "View", "full", "is_sharded"]

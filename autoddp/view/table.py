@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # the field's name for it
+from torch.overrides import handle_torch_function
 
 from autoddp import torch_internals
 
 OWNERS = (torch.Tensor, torch, F, torch.special, torch.linalg)
-Rule = Callable[[Any, Any, dict[str, Any]], Any]
+Decide = Callable[[Any, Any, dict[str, Any]], Any]
 
-_RULES: dict[Any, Rule | None] = {}
-_POINTWISE: list[Rule] = []  # the rule for whatever torch tags as pointwise
+
+@dataclass(frozen=True)
+class FunctionRule:
+    """A rule for a function: `decide(func, args, kwargs)`, and whether its answer is kept.
+
+    `decide` returns a `LocalCall`, or NotImplemented to gather, or the result itself.
+    """
+
+    decide: Decide
+    kept: bool
+
+
+_RULES: dict[Any, FunctionRule | None] = {}
+_POINTWISE: list[FunctionRule] = []  # the rule for whatever torch tags as pointwise
 
 
 def functions(name: str) -> Iterator[Any]:
@@ -25,41 +41,58 @@ def functions(name: str) -> Iterator[Any]:
             yield found
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register the decorated function for these names: `(func, args, kwargs) -> result`.
+def rule(*names: str) -> Callable[[Decide], Decide]:
+    """Register the decorated function as the rule for these names.
 
-    It returns NotImplemented where it cannot prove that rows are enough.
+    Its answers are kept: it may look at placements, shapes and constants alone, and at a float only
+    for whether it is zero.
     """
+    return _recorder(names, kept=True)
 
-    def record(answer: Rule) -> Rule:
+
+def computed(*names: str) -> Callable[[Decide], Decide]:
+    """Register the decorated function for these names; it is asked at each call.
+
+    So it may look at anything, and return the result itself.
+    """
+    return _recorder(names, kept=False)
+
+
+def _recorder(names: tuple[str, ...], kept: bool) -> Callable[[Decide], Decide]:
+    def record(decide: Decide) -> Decide:
         for name in names:
             found = list(functions(name))
             assert found, f"torch has no {name}"
-            _RULES.update(dict.fromkeys(found, answer))
-        return answer
+            _RULES.update(dict.fromkeys(found, FunctionRule(decide, kept)))
+        return decide
 
     return record
 
 
-def attribute_rule(*names: str) -> Callable[[Rule], Rule]:
+def rule_of(func: Any, decide: Decide, kept: bool = True) -> None:
+    """Register `decide` for a function that has no public name."""
+    _RULES[func] = FunctionRule(decide, kept)
+
+
+def attribute_rule(*names: str) -> Callable[[Decide], Decide]:
     """Register the decorated function for these attributes, read and written."""
 
-    def record(answer: Rule) -> Rule:
+    def record(decide: Decide) -> Decide:
         for name in names:
             slot = getattr(torch.Tensor, name)
-            _RULES[slot.__get__] = _RULES[slot.__set__] = answer
-        return answer
+            _RULES[slot.__get__] = _RULES[slot.__set__] = FunctionRule(decide, kept=False)
+        return decide
 
     return record
 
 
-def pointwise_rule(answer: Rule) -> Rule:
+def pointwise_rule(decide: Decide) -> Decide:
     """Register the decorated function for all that torch tags as pointwise."""
-    _POINTWISE.append(answer)
-    return answer
+    _POINTWISE.append(FunctionRule(decide, kept=True))
+    return decide
 
 
-def rule_for(func: Any) -> Rule | None:
+def rule_for(func: Any) -> FunctionRule | None:
     """Return the rule that answers for `func`, if any."""
     try:
         return _RULES[func]
@@ -74,22 +107,6 @@ GRAPH |= {torch.Tensor.register_hook, torch.Tensor.retain_grad}
 for _name in ("requires_grad", "grad", "grad_fn", "is_leaf"):
     _slot: Any = getattr(torch.Tensor, _name)
     GRAPH |= {_slot.__get__, _slot.__set__}
-
-NUMPY = {"axis": "dim", "keepdims": "keepdim"}  # names that torch takes, too
-
-
-def by_rule(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute by the rule of `func`, NotImplemented without one.
-
-    Rules find what they work on at its place, and read torch's own names of arguments.
-    """
-    found = _RULES[func] if func in _RULES else rule_for(func)
-    if found is None or not args:
-        return NotImplemented
-    if kwargs:
-        kwargs = {NUMPY.get(name, name): value for name, value in kwargs.items()}
-    return found(func, args, kwargs)
-
 
 KNOWN = {
     f
@@ -107,6 +124,9 @@ UNTAGGED = {
     "__ixor__",
     "__invert__",
     "__rfloordiv__",
+    "__rmod__",
+    "floor_divide",
+    "isreal",
 }
 UNTAGGED |= {
     "copy_",
@@ -143,6 +163,24 @@ def _tagged(packet: Any) -> bool:
     )
 
 
+ORIGINALS = {f.__code__: f for f in vars(F).values() if isinstance(f, FunctionType)}
+
+
+def replaced(func: Any) -> Any:
+    """Return torch's own function where `func` stands in its place; None if it does not.
+
+    A script may set `F.relu` to a function of its own which calls the original: that looks up its
+    own name, and asks about the script's. Who asks tells which one runs.
+    """
+    if func in KNOWN or not isinstance(func, FunctionType):
+        return None
+    frame: Any = sys._getframe()
+    while frame is not None and frame.f_code is not handle_torch_function.__code__:
+        frame = frame.f_back
+    found = None if frame is None else ORIGINALS.get(frame.f_back.f_code)
+    return None if found is func else found
+
+
 def is_mutable(func: Any) -> bool:
     """Return whether a kernel, also the script's own, says that it writes into its arguments."""
     if isinstance(func, torch_internals.OpOverloadPacket):
@@ -155,7 +193,7 @@ NOT_IN_PLACE = {"__invert__", "__int__", "__index__"}  # which begin as `__iadd_
 
 def in_place(func: Any) -> bool:
     """Return whether a function writes into its first argument, by its name."""
-    name: str = func.__name__
+    name: str = getattr(func, "__name__", "")
     if name.startswith("__i") and name.endswith("__"):
         return name not in NOT_IN_PLACE
     return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))

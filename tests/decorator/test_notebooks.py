@@ -80,11 +80,10 @@ def test_a_notebook_has_the_numbers_of_one_process(tmp_path):
     assert two[4].out.splitlines()[2] == "1 {'before': 30, 'loss': 10, 'after': 1}"
     assert [cell.ours[:1] for cell in one] == [[]] * 5
     for cell, number in ((two[2], 2), (two[3], 4)):
-        begin, fetching, split = cell.ours
+        begin, fetching = cell.ours
         assert begin == "[autoddp] 2 ranks on 1 node, gloo (no GPU here), global view"
-        lines = (4, 6) if number == 2 else (3, 5)
-        assert f"DataLoader at In [{number}], line {lines[0]}: each rank" in fetching
-        assert f"Sequential at In [{number}], line {lines[1]}: 4 of 8 rows here" in split
+        line = 4 if number == 2 else 3
+        assert f"DataLoader at In [{number}], line {line}: each rank" in fetching
 
 
 KEPT = """%%autoddp --nproc 2

@@ -37,14 +37,21 @@ FIELDS = {
     "view": TEXT,
     "exit": int,
     "times": list,
-    "split": float,
+    "shared": float,
     "gathered": int,
     "decisions": list,
 }
-DECISION = {"kind": TEXT, "where": TEXT, "line": (str, type(None)), "what": TEXT, "count": int}
+DECISION = {
+    "kind": TEXT,
+    "where": TEXT,
+    "line": (str, type(None)),
+    "what": TEXT,
+    "count": int,
+    "size": int,
+}
 TIMES = {
     "rank": int,
-    **dict.fromkeys(("seconds", "computing", "gradients", "ranks", "loader", "proofs"), NUMBER),
+    **dict.fromkeys(("seconds", "computing", "gradients", "ranks", "loader"), NUMBER),
 }
 
 
@@ -83,7 +90,7 @@ def test_a_report_has_the_fields_that_are_documented(done):
     for decision in found["decisions"]:
         check(decision, DECISION)
     lines = {(made["kind"], made["line"]) for made in found["decisions"]}
-    assert {("split", "train.py:11"), ("gather", "train.py:13")} <= lines
+    assert {("loaders", "train.py:10"), ("gather", "train.py:13")} <= lines
     assert found["gathered"] > 0
 
 
@@ -128,7 +135,7 @@ def test_a_summary_is_said_of_a_short_run(done):
     ran, _ = done
     line, head, *rows = [line for line in ran.err.splitlines() if "--plot" not in line][-4:]
     assert line.startswith("[autoddp] 2 ranks, ")
-    assert "of the computing was split between them" in line
+    assert "of the computing was shared" in line
     assert head.startswith("[autoddp] seconds of ")
     assert [row[:16] for row in rows] == ["[autoddp] rank 0", "[autoddp] rank 1"]
 

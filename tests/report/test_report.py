@@ -46,8 +46,15 @@ def test_json_holds_all():
     found = json.loads(report.to_json(script="a.py"))
     assert found["script"] == "a.py"
     assert found["decisions"] == [
-        {"kind": "gather", "where": "a.py:1", "what": "numpy", "count": 2, "line": "a.py:1"},
-        {"kind": "memory", "where": "", "what": "slow", "count": 1, "line": None},
+        {
+            "kind": "gather",
+            "where": "a.py:1",
+            "what": "numpy",
+            "count": 2,
+            "size": 0,
+            "line": "a.py:1",
+        },
+        {"kind": "memory", "where": "", "what": "slow", "count": 1, "size": 0, "line": None},
     ]
 
 

@@ -30,7 +30,7 @@ LIMIT = 96 << 20
 STARTS = "start"  # struck from outside, while the ranks meet
 PHASES = (
     STARTS,
-    "proof",
+    "forward",
     "loading",
     "worker",
     "collective",

@@ -54,13 +54,13 @@ ELSEWHERE: dict[tuple[str, str], tuple[str, ...]] = {
     ),
     ("training/sharing/moves.py", "*args"): ("the rank that loads for this node raised …",),
     ("view/calls.py", "_changed(module)"): ("… at … returned other outputs than when",),
-    ("view/rows.py", "refused(args[0].shape, func._schema.name.rpartition(':')[2])"): (
+    ("view/dispatch.py", "refused(args[0].shape, func._schema.name.rpartition(':')[2])"): (
         "… gives a batch of shape … … in place",
     ),
-    ("view/rules/reshaping.py", "refused(me.shape, func.__name__)"): (
+    ("view/rules/in_place_views.py", "refused(me.shape, func.__name__)"): (
         "… gives a batch of shape … … in place",
     ),
-    ("view/rules/reshaping.py", "refused(me.shape, name)"): (
+    ("view/rules/in_place_views.py", "refused(me.shape, name)"): (
         "… gives a batch of shape … … in place",
     ),
 }

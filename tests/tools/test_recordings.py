@@ -54,7 +54,7 @@ def rank(steps: int = 3, gradient: float = 1.0, **more: object) -> str:
             "generators": {"torch": 1},
             "optimizer": 0,
         }
-        | ({"names": ["Net.weight"], "modules": {}} if step == 1 else {})
+        | ({"names": ["Net.weight"]} if step == 1 else {})
         | more
         for step in range(1, steps + 1)
     ]

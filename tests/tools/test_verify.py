@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import io
 import json
 import operator
@@ -30,7 +29,7 @@ from autoddp.process.script import Script
 from autoddp.tools.rehearse.parents import Parents, settled
 from autoddp.tools.rehearse.runs import Left, Runner
 from autoddp.tools.verify import command
-from autoddp.tools.verify.bisection import MOST, Trials
+from autoddp.tools.verify.bisection import Bisection
 from autoddp.tools.verify.causes import repeats
 from autoddp.tools.verify.findings import OTHER, Difference, Findings
 from autoddp.tools.verify.outputs import compare_files
@@ -91,24 +90,14 @@ WAITS = """
         print("after", end="", file=open(sys.argv[1], "w"), flush=True)
         time.sleep(60)
 """
-# Bugs in our own proof and rules: all that is tried of one kind of module, or operator, is right.
-WRONG_PROOF = """
-    import autoddp.view.proof.verdicts as verdicts
-    plain = verdicts.prove
-    def prove(trial, module):
-        if not isinstance(module, Centered): return plain(trial, module)
-        return verdicts.Verdict((0,))
-    verdicts.prove = prove
-    class Centered(nn.Linear):
-        def forward(self, x): return super().forward(x - x.mean(0))
-"""
+# A bug in a rule of ours: a sum along the batch is computed as a function of each element is.
 WRONG_RULE = """
     from autoddp.view import table
     table._RULES[torch.cumsum] = table._POINTWISE[0]
 """
 WRONG_LAYOUT = """
-    from autoddp.view import boundaries
-    boundaries.agreed_order = lambda local, cuts: list(reversed(boundaries.order_of(local)))
+    from autoddp.view import redistribute
+    redistribute.agreed_order = lambda local, sizes: list(reversed(redistribute.order_of(local)))
 """
 DECIDES = """
     import autoddp
@@ -331,39 +320,26 @@ def test_what_a_second_run_of_one_process_cannot_tell_is_no_rounding(verified, t
     assert "one process, summing in another order ends in 'AssertionError: another" in notes[0]
 
 
-def test_the_module_that_was_wrongly_taken_for_row_wise_is_named(verified, tmp_path):
+def test_a_rule_that_is_wrong_is_told_from_rounding(verified, tmp_path):
     script = written(
-        tmp_path / "here" / "center.py",
-        before=WRONG_PROOF,
-        net="nn.Sequential(nn.Linear(6, 8), nn.Sequential(nn.ReLU(), Centered(8, 8)), "
-        "nn.Linear(8, 3))",
+        tmp_path / "here" / "sums.py",
+        before=WRONG_RULE,
         optimizer="torch.optim.SGD(net.parameters(), lr=0.3)",
         inside="print('at', time.time_ns())",
     )
+    script.write_text(script.read_text().replace("net(a)", "net(torch.cumsum(a, 0))"))
     seen = verified(script)
     assert seen.code == 1
-    assert seen.data["cause"]["name"] == "modules"
-    assert seen.data["cause"]["what"].startswith("Sequential.1.1 (Centered) was taken for row-wise")
-    assert seen.data["cause"]["mend"].startswith("--disable modules:Sequential.1.1, ")
+    assert seen.data["first"][0] | {"step": 1, "aspect": "loss"} == seen.data["first"][0]
+    assert "sums.py:" in seen.data["first"][0]["line"]
+    assert seen.data["cause"]["name"] == "rules"
+    assert seen.data["cause"]["what"].endswith("with --disable loaders the ranks are equal")
+    assert seen.data["cause"]["mend"].startswith("--disable loaders, ")
     differ = {(d["step"], d["aspect"], d["place"]) for d in seen.data["differences"]}
     assert (1, "gradient", "Sequential.0.weight") in differ
     assert (1, "parameter", "Sequential.0.weight") in differ
     assert any("'at " in d["want"] for d in seen.data["excused"]), "the clock's reading"
     assert not seen.data["among ranks"]["differences"]
-    mended = verified(script, disable=("modules:Sequential.1.1",))
-    assert mended.code == 0, mended.data
-
-
-def test_an_operator_that_was_wrongly_taken_for_row_wise_is_told_from_modules(verified, tmp_path):
-    script = written(tmp_path / "here" / "sums.py", before=WRONG_RULE, inside="pass")
-    script.write_text(script.read_text().replace("net(a)", "net(torch.cumsum(a, 0))"))
-    seen = verified(script, wanted={"steps": 2})
-    assert seen.code == 1
-    assert seen.data["first"][0] | {"step": 1, "aspect": "loss"} == seen.data["first"][0]
-    assert "sums.py:" in seen.data["first"][0]["line"]
-    assert seen.data["cause"]["name"] == "operators"
-    assert "--disable modules alone does not" in seen.data["cause"]["what"]
-    assert "--disable loaders" in seen.data["cause"]["mend"]
 
 
 def test_a_gather_that_changed_a_layout_is_named(verified, tmp_path):
@@ -622,58 +598,25 @@ def test_a_checkpoint_of_unknown_classes_is_loaded(tmp_path):
     assert one["net"]["state"] == {"w": 1.5}
 
 
-NAMES = [
-    "Net",
-    "Net.inner",
-    *(f"Net.inner.{k}" for k in range(5)),
-    "Net.head",
-    "Critic",
-    "Critic.0",
-]
+def search(*mends: str, steps: bool = True) -> tuple[str, str, int]:
+    """What a search finds if leaving out all of these mends the ranks, and in how many runs."""
+    bisection = Bisection(lambda left_out: set(mends) <= set(left_out))
+    cause = next(bisection.cause(steps), None)
+    found = ("unknown", "") if cause is None else (cause.name, cause.mend.split(", and")[0])
+    return *found, len(bisection.known)
 
 
-def search(*wrong: str, apart: bool = False) -> tuple[str, str, int]:
-    """What a search finds if these are wrongly taken for row-wise, and how many runs it takes."""
-
-    def right(left_out: tuple[str, ...]) -> bool:
-        if left_out == ("modules",):
-            return True
-        patterns = [name.removeprefix("modules:") for name in left_out if ":" in name]
-        chosen = [n for n in NAMES if any(fnmatch.fnmatchcase(n, p) for p in patterns)]
-        by_parts = {n for n in NAMES if any((c + ".").startswith(n + ".") for c in chosen)}
-        return set(wrong) <= by_parts
-
-    trials = Trials(right, dict.fromkeys(NAMES, "Module"))
-    cause = next(trials.cause())
-    return cause.what.split(" ")[0], cause.mend.split(",")[0], len(trials.known)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_search_finds_each_module(name):
-    found, mend, runs = search(name)
-    assert (found, mend) == (name, f"--disable modules:{name}")
-    assert runs <= 12
-
-
-def test_the_search_finds_a_module_though_what_holds_it_is_wrong_too():
-    assert search("Net", "Net.inner", "Net.inner.3")[:2] == (
-        "Net.inner.3",
-        "--disable modules:Net.inner.3",
-    )
-
-
-def test_the_search_says_where_several_are_wrong():
-    found, mend, runs = search("Net.head", "Critic.0")
-    assert (found, mend) == ("modules", "--disable modules")
-    assert runs <= 4
+def test_the_search_names_as_few_features_as_will_do():
+    assert search("loaders") == ("rules", "--disable loaders", 2)
+    assert search("modules") == ("rules", "--disable modules", 3)
+    assert search("modules", "loaders") == ("rules", "--disable modules,loaders", 3)
+    assert search("gradients")[:2] == ("gradients", "--disable modules,loaders,gradients")
+    assert search("clocks")[:2] == ("clocks", "--disable clocks")
 
 
 def test_the_search_ends():
-    trials = Trials(
-        lambda left_out: left_out == ("modules",), {f"Net{k}": "Net" for k in range(10**6)}
-    )
-    assert next(trials.cause()).mend.startswith("--disable modules,")
-    assert len(trials.known) <= MOST
+    assert search("nothing") == ("unknown", "", 5)
+    assert search("clocks", steps=False) == ("unknown", "", 1)
 
 
 def test_the_answer_comes_first_and_the_table_is_narrow():

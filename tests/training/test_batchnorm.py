@@ -285,11 +285,10 @@ def test_half_precision_within_its_rounding(seen, name, nproc):
     assert_as_alone(seen[1][name][0], seen[nproc][name], 3e-2)
 
 
-def test_it_was_split(seen):
+def test_normalizing_gathers_nothing(seen):
     for name in ("two_dimensions", "without_weights", "a_cumulative_average", "channels_last"):
-        assert seen[2][name][0].said("split", "Sequential", "3 of 5 rows here"), seen[2][name][
-            0
-        ].decisions
+        gathered = seen[2][name][0].decisions.get("gather", ())
+        assert not [d for d in gathered if not d.endswith(": cat")], gathered  # of what it returns
 
 
 def test_local_statistics_are_those_of_this_ranks_rows():

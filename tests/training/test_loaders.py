@@ -27,7 +27,7 @@ from torch.utils.data import (
 from autoddp.errors import Disagreement
 from autoddp.training import loaders
 from autoddp.training.sampling import RowSampler
-from autoddp.view import Rows, split
+from autoddp.view import ShardedTensor, is_sharded
 from tests.support.training import (
     TWO_OR_THREE,
     Runs,
@@ -508,12 +508,12 @@ def test_each_rank_fetches_its_rows_only():
         iterator = iter(loader)  # proven on a sample that leaves nothing behind
         loader.dataset.sample = lambda n: fetched.append(n) or (torch.tensor([float(n)]), n)
         x, y = next(iterator)
-        assert split(x)
-        assert type(x) is Rows
+        assert is_sharded(x)
+        assert type(x) is ShardedTensor
         assert x.shape == (5, 1)
         assert y.shape == (5,)
         next(iterator)
-        return fetched, x.local.flatten().tolist(), x.cuts.sizes
+        return fetched, x.local.flatten().tolist(), x.sizes.per_rank
 
     assert on_ranks(script, 2) == [
         ([0, 1, 2, 5, 6, 7], [0, 1, 2], (3, 2)),

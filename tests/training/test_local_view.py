@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from autoddp.options import Options
 from autoddp.process.session import session
 from autoddp.report import Report
-from autoddp.view import Rows
+from autoddp.view import ShardedTensor
 from tests.support.ranks import run_ranks
 from tests.support.training import (
     TWO_OR_THREE,
@@ -177,7 +177,7 @@ def test_inputs_may_be_given_by_name():
 
 def test_each_rank_sees_plain_tensors_with_its_share():
     def script(run):
-        shares = [(not isinstance(x, Rows), len(x)) for x, _ in batches(9, 4)]
+        shares = [(not isinstance(x, ShardedTensor), len(x)) for x, _ in batches(9, 4)]
         order = [
             x.flatten().tolist()
             for (x,) in DataLoader(TensorDataset(torch.arange(9)), 4, shuffle=True)
@@ -188,7 +188,7 @@ def test_each_rank_sees_plain_tensors_with_its_share():
             order,
             streamed,
             len(batches(9, 4)),
-            not any(isinstance(x, Rows) for x, _ in batches()),
+            not any(isinstance(x, ShardedTensor) for x, _ in batches()),
         )
 
     zero, one = on_ranks(script, 2, view="local")

@@ -77,7 +77,7 @@ def cut(total):
     """For the first of two ranks."""
     half = -(-total // 2)
     take = lambda x, _: x[:half]  # noqa: E731
-    return types.SimpleNamespace(start=0, mine=half, smallest=total // 2, take=take)
+    return types.SimpleNamespace(offset=0, local=half, smallest=total // 2, take=take)
 
 
 def test_what_is_missing_is_told_and_not_waited_for():

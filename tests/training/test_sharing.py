@@ -24,7 +24,7 @@ from autoddp.training.sharing.moves import follow, moves, raised, taken_apart
 from autoddp.training.sharing.packing import pack
 from autoddp.training.sharing.parcel import Parcel, Unfit
 from autoddp.training.sharing.stamp import DatasetWatch, Stamp
-from autoddp.view import split
+from autoddp.view import is_sharded
 from autoddp.view.generators import Generators
 from tests.support.ranks import run_ranks
 from tests.support.training import TWO_OR_THREE, Runs, Scripts, assert_as_alone, on_ranks
@@ -300,7 +300,7 @@ def test_a_batch_of_tensors_comes_out_as_rows_of_which_one_rank_loaded_all():
     def script(run):
         data = Sampled(lambda n: torch.rand(40, 50))
         found = [
-            (split(x), x.shape, x.local.shape)
+            (is_sharded(x), x.shape, x.local.shape)
             for x in DataLoader(data, 5, num_workers=1, drop_last=True)
         ]
         return found, run.report.of("loaders")[0].what
@@ -328,7 +328,7 @@ def test_draws_that_begin_late_are_noticed_said_and_shared_from_the_next_pass_on
         data = Sampled(lambda n: torch.full((2,), float(n)) + (torch.rand(2) if n > 3 else 0), 12)
         loader = DataLoader(data, 4, num_workers=workers)
         for _ in range(2):
-            last = [(split(x), x.tolist()) for x in loader]
+            last = [(is_sharded(x), x.tolist()) for x in loader]
         return last, [d.what for d in run.report.of("loaders")], torch.rand(1).item()
 
     zero, one = on_ranks(script, 2)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from autoddp.view import Cuts, Rows, View, full
-from autoddp.view.boundaries import part
+from autoddp.view import ShardedTensor, ShardSizes, View, full
+from autoddp.view.redistribute import part
 
 
 class Counting(View):
@@ -19,14 +19,14 @@ class Counting(View):
         super().__init__(group, "whole")
         self.names: list[str] = []
 
-    def gathered(self, name: str) -> None:
+    def gathered(self, name: str, size: int) -> None:
         self.names.append(name)
 
 
-def by_rows(x: Tensor, cuts: Cuts, at: int = 0) -> Rows:
+def by_rows(x: Tensor, cuts: ShardSizes, at: int = 0) -> ShardedTensor:
     """`x`, which every rank holds whole, held by rows; its gradient arrives at `x`."""
     mine = part(x * 1 if x.requires_grad else x, cuts, at)
-    return Rows(mine if x.requires_grad else mine.clone(), cuts, at)
+    return ShardedTensor(mine if x.requires_grad else mine.clone(), cuts, at)
 
 
 def copy(x: Any) -> Any:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoddp.comm.context import Context
-from autoddp.view import Rows, View, full
-from autoddp.view.boundaries import all_rows, part
-from autoddp.view.cuts import even_sizes
+from autoddp.view import ShardedTensor, View, full
+from autoddp.view.redistribute import all_rows, part
+from autoddp.view.shard_sizes import even_sizes
 from tests.support.fuzz import examples
 from tests.support.threads import run_threads
 from tests.view.compare import by_rows, difference
@@ -36,29 +36,29 @@ def test_cuts_are_all_rows_once_in_order(total, ranks, factor, turns):
     held = []
     for rank in range(ranks):
         view = view_of_rank(rank, ranks)
-        cuts = view.cut(total)
-        assert cuts is view.cut(total)
-        assert cuts.sizes == even_sizes(total, ranks)
-        assert (cuts.total, cuts.mine, cuts.turns) == (total, cuts.sizes[rank], 1)
+        cuts = view.even_sizes(total)
+        assert cuts is view.even_sizes(total)
+        assert cuts.per_rank == even_sizes(total, ranks)
+        assert (cuts.total, cuts.local, cuts.blocks) == (total, cuts.per_rank[rank], 1)
         assert cuts.largest - cuts.smallest <= 1
         assert cuts.even == (total % ranks == 0)
-        held += range(cuts.start, cuts.start + cuts.mine)
+        held += range(cuts.offset, cuts.offset + cuts.local)
         assert cuts.times(factor).total == total * factor
         assert cuts.times(factor).over(factor) is cuts
         back = cuts.over(factor)
-        assert (back is None) == any(size % factor for size in cuts.sizes)
+        assert (back is None) == any(size % factor for size in cuts.per_rank)
         assert back is None or back.times(factor) is cuts
         assert cuts.over(0) is None
-        several = cuts.in_turns(turns)
-        assert (several.total, several.mine) == (total * turns, cuts.mine * turns)
-        assert several.of_a_turn() is cuts
-        assert several.in_turns(factor).turns == turns * factor
+        several = cuts.repeated(turns)
+        assert (several.total, several.local) == (total * turns, cuts.local * turns)
+        assert several.of_one_block() is cuts
+        assert several.repeated(factor).blocks == turns * factor
     assert held == list(range(total))
 
 
 @st.composite
 def batches(draw, least=1):
-    """Rows of each rank, some none; how many turns; the rest's shape and where the rows are."""
+    """Rows of each rank, some none; how many blocks; the rest's shape and where the rows are."""
     ranks = draw(RANKS)
     if draw(st.booleans()):
         sizes = even_sizes(draw(TOTALS if ranks < 6 else st.integers(0, 200)), ranks)
@@ -87,9 +87,9 @@ def test_what_is_split_and_gathered_is_as_before(batch, dtype, transposed):
         whole = whole.transpose(0, -1).contiguous().transpose(0, -1)
 
     def here(group):
-        cuts = View(group, "whole").cuts(sizes, turns)
+        cuts = View(group, "whole").shard_sizes(sizes, turns)
         mine = part(whole, cuts, at)
-        assert mine.shape[at] == cuts.mine
+        assert mine.shape[at] == cuts.local
         got = all_rows(mine.clone(), cuts, at)
         assert (got.shape, got.dtype) == (whole.shape, whole.dtype)
         assert torch.equal(got, whole)
@@ -166,8 +166,8 @@ def test_rows_give_what_the_whole_gives(batch, name, needs_gradient, data):
     def here(group):
         plain_x = plain.clone().requires_grad_(needs_gradient)
         rows_x = plain.clone().requires_grad_(needs_gradient)
-        rows = by_rows(rows_x, View(group, "whole").cuts(sizes, turns), at)
-        assert type(rows) is Rows
+        rows = by_rows(rows_x, View(group, "whole").shard_sizes(sizes, turns), at)
+        assert type(rows) is ShardedTensor
         (want, raised), (got, refused) = what(plain_x), what(rows)
         assert refused == raised
         assert (said := difference(want, got)) is None, said

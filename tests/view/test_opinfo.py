@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
+from autoddp.view import ShardedTensor, table
+from autoddp.view.local_call import LocalCall
 from tests.support.ranks import run_ranks
 from tests.view.compare import Counting, by_rows, copy, difference, gradient_difference
 
@@ -40,7 +42,7 @@ FLOOR = 0.36  # of the calls in float64 that stay by rows
 
 @dataclass(frozen=True)
 class Pass:
-    """How operators are called: dtype, samples of each, batch dimension, every n-th operator."""
+    """How operators are called: dtype, samples of each, shard dimension, every n-th operator."""
 
     dtype: torch.dtype = torch.float64
     count: int = 1
@@ -59,12 +61,13 @@ class Found:
 
     def __str__(self) -> str:
         kinds = self.operators.values()
-        by_rule = sum(k == {"by rule"} for k in kinds)
+        sharded = sum(k == {"sharded"} for k in kinds)
         mixed = sum(len(k) > 1 for k in kinds)
+        gather = sorted(name for name, k in self.operators.items() if k == {"gathering"})
         return (
-            f"{len(kinds)} operators: {by_rule} by rule, {mixed} by rule or gathering as called, "
-            f"{len(kinds) - by_rule - mixed} gathering; "
-            f"{sum(self.calls.values())} calls: {dict(self.calls)}"
+            f"{len(kinds)} operators: {sharded} stay sharded, {mixed} as called, "
+            f"{len(gather)} gather; {sum(self.calls.values())} calls: {dict(self.calls)}\n"
+            f"gather: {' '.join(name.rstrip('.') for name in gather)}"
         )
 
 
@@ -90,11 +93,16 @@ def outcome(function: Any, args: Any, kwargs: Any) -> Any:
         return error
 
 
+def uneven(total: int, ranks: int) -> tuple[int, ...]:
+    """Give the first rank all rows but one for each of the others."""
+    return (total - ranks + 1, *[1] * (ranks - 1))
+
+
 def compare(view: Counting, function: Any, sample: Any, how: Pass, both: bool) -> str | None:
     """One call on the whole and on rows; with `both`, arguments of the input's shape are, too."""
     whole, args, kwargs = tree_map(copy, (sample.input, sample.args, sample.kwargs))
     leaf, mine, named = tree_map(copy, (sample.input, sample.args, sample.kwargs))
-    cuts = view.cut(whole.shape[how.at])
+    cuts = view.shard_sizes(uneven(whole.shape[how.at], view.group.size))
     base = whole * 1 if whole.requires_grad else whole.clone()
     want = outcome(function, (base, *args), kwargs)
 
@@ -136,7 +144,7 @@ def survey(group: Any, passes: list[Pass]) -> list[Found]:
                 continue
             for index, sample in enumerate(samples(op, how, group.size)):
                 said = compare(view, function, sample, how, both=bool(index % 2))
-                kind = "differing" if said else "gathering" if view.names else "by rule"
+                kind = "differing" if said else "gathering" if view.names else "sharded"
                 now.calls[kind] += 1
                 now.operators.setdefault(f"{name}.{op.variant_test_name}", set()).add(kind)
                 if said:
@@ -155,7 +163,7 @@ def test_operators_give_on_rows_what_they_give_on_the_whole():
     found = agreed(2, [Pass(count=2), Pass(at=1), Pass(inplace=True)])
     for how, one in zip(("batch first", "batch second", "in place"), found, strict=True):
         print(f"\n{how}, 2 ranks, float64: {one}", end="")
-    assert found[0].calls["by rule"] >= FLOOR * sum(found[0].calls.values())
+    assert found[0].calls["sharded"] >= FLOOR * sum(found[0].calls.values())
 
 
 def test_operators_of_other_dtypes():
@@ -170,28 +178,46 @@ def test_operators_on_three_ranks():
     print(f"\nevery fifth, 3 ranks: {found}", end="")
 
 
-def test_a_wrong_rule_is_seen(monkeypatch):
-    """The survey itself: a rule that takes rows where the whole is needed differs."""
-    from autoddp.view import Rows, table
+def _cumulative(func: Any, args: Any, kwargs: Any) -> Any:
+    return LocalCall(args, kwargs, args[0].placement)
 
-    def wrong(func: Any, args: Any, kwargs: Any) -> Any:
-        me, *rest = args
-        return (
-            Rows(func(me.local, *rest, **kwargs), me.cuts, me.at)
-            if type(me) is Rows
-            else NotImplemented
-        )
 
-    monkeypatch.setitem(table._RULES, torch.cumsum, wrong)
-    found = run_ranks(_only, 2, "cumsum")
-    assert any("values" in line for line in found[0])
+def _swapped(func: Any, args: Any, kwargs: Any) -> Any:
+    """Forget that the shard dimension moves."""
+    return LocalCall(args, kwargs, args[0].placement, aliases=True)
+
+
+def _summed(func: Any, args: Any, kwargs: Any) -> Any:
+    return LocalCall(args, kwargs, None) if type(args[0]) is ShardedTensor else NotImplemented
+
+
+def _dropped(func: Any, args: Any, kwargs: Any) -> Any:
+    me = args[0]
+    return ShardedTensor(func(me.local, *args[1:], **kwargs), me.sizes, me.shard_dim)
+
+
+BREAKS = {
+    "cumsum": (torch.cumsum, _cumulative),
+    "transpose": (torch.transpose, _swapped),
+    "sum": (torch.sum, _summed),
+    "nn.functional.dropout": (torch.nn.functional.dropout, _dropped),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_a_wrong_rule_is_seen(name, monkeypatch):
+    """A rule that takes local rows where the whole is needed differs."""
+    function, wrong = BREAKS[name]
+    monkeypatch.setitem(table._RULES, function, table.FunctionRule(wrong, kept=False))
+    found = run_ranks(_only, 2, name)
+    assert any("instead of" in line for line in found[0])
 
 
 def _only(group: Any, name: str) -> list[str]:
     from torch.testing._internal.common_methods_invocations import op_db
 
-    view, how = Counting(group), Pass(count=5)
-    (op,) = (op for op in op_db if op.name == name)
+    view, how = Counting(group), Pass(count=8)
+    op = next(op for op in op_db if op.name == name)
     return [said for s in samples(op, how, 2) if (said := compare(view, op.op, s, how, both=False))]
 
 
@@ -203,7 +229,7 @@ def test_what_gives_other_memory_is_refused_by_name(name):
 
 def _refused(group: Any, name: str) -> str:
     view = Counting(group)
-    rows = by_rows(torch.zeros(4, 3), view.cut(4))
+    rows = by_rows(torch.zeros(4, 3), view.even_sizes(4))
     arguments = {"resize_": (2, 3), "resize_as_": (torch.zeros(2),), "as_strided_": ((2,), (1,))}
     error = outcome(getattr(Tensor, name), (rows, *arguments[name]), {})
     return f"{type(error).__name__}: {error}"

@@ -18,7 +18,6 @@ from autoddp.comm.world import World
 from autoddp.effects.run import Run
 from autoddp.options import Options
 from autoddp.patching import Installation
-from autoddp.training.batchnorm import BatchNorm
 from autoddp.training.gradients import Gradients
 from autoddp.training.modules import Modules
 from tests.support.ranks import run_ranks
@@ -32,7 +31,7 @@ def installed(group: Any) -> Iterator[Counting]:
     warnings.simplefilter("ignore")
     view = Counting(group)
     run = Run(World(group.rank, group.size, group.rank, group.size), Options(), group, view)
-    with Installation([Modules(run), BatchNorm(run), Gradients(run)]):
+    with Installation([Modules(run), Gradients(run)]):
         yield view
 
 
@@ -209,7 +208,7 @@ def _deeds(group: Any) -> list[str]:
         want = [deed(batch_of(rows)) for deed in DEEDS]
         with installed(group) as view:
             for deed, one in zip(DEEDS, want, strict=True):
-                found = difference(one, deed(by_rows(batch_of(rows), view.cut(rows))), 1e-10)
+                found = difference(one, deed(by_rows(batch_of(rows), view.even_sizes(rows))), 1e-10)
                 if found:
                     said.append(f"{deed.__name__} of {rows}: {found}")
     return said
@@ -230,7 +229,7 @@ def _lazy(group: Any) -> Any:
     view, calls = Counting(group), []
     plain = group.all_reduce
     group.all_reduce = lambda *a, **k: calls.append(1) or plain(*a, **k)
-    x = by_rows(torch.arange(12.0).view(6, 2).requires_grad_(), view.cut(6))
+    x = by_rows(torch.arange(12.0).view(6, 2).requires_grad_(), view.even_sizes(6))
     loss = 2 * x.mean() + F.mse_loss(x, x * 2) / 3 - x.sum()
     other = x.sum() * 2
     before = list(calls)
@@ -319,7 +318,7 @@ def _losses(group: Any) -> list[str]:
     torch.set_default_dtype(torch.float64)
     want = {k: _trained(k, lambda x: x) for k in LOSSES}
     with installed(group) as view:
-        got = {k: _trained(k, lambda x: by_rows(x, view.cut(len(x)))) for k in LOSSES}
+        got = {k: _trained(k, lambda x: by_rows(x, view.even_sizes(len(x)))) for k in LOSSES}
     return [f"{k}: {said}" for k in LOSSES if (said := difference(want[k], got[k]))]
 
 

@@ -215,9 +215,9 @@ def check(
 ) -> str | None:
     """One expression on the whole and on rows."""
     one, two = (case(shape, layout, grad) for _ in range(2))
-    cuts = view.cut(shape[at])
+    cuts = view.even_sizes(shape[at])
     by = [by_rows(v, cuts, at) for v in (two.x, two.y)]
-    if not view.group.agree(by[0].local.shape[at] == cuts.mine):
+    if not view.group.agree(by[0].local.shape[at] == cuts.local):
         return "cut"
     whole = Case(one.x * 1, one.y * 1, one.w, one.i)
     rows = Case(*by, two.w, by_rows(two.i, cuts, at) if at < 2 else two.i)

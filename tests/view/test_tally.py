@@ -41,7 +41,7 @@ def _losses(group: Any, kind: str, in_advance: bool) -> str | None:
     scores, labels = torch.randn(7, 4, 5, dtype=torch.float64), torch.randint(0, 4, (5, 7)).t()
     labels[2] = -100
     view = Counting(group)
-    cuts = view.cut(7)
+    cuts = view.even_sizes(7)
     rows = counted(by_rows(labels, cuts), labels if in_advance else None)
     want = F.cross_entropy(scores, LABELS[kind](labels.clone()))
     return difference(want, F.cross_entropy(by_rows(scores, cuts), LABELS[kind](rows)))

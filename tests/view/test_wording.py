@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from autoddp.view.wording import retell_of
+from autoddp.view.error_messages import retell_of
 
 
 def raising(error):

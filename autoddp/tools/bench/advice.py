@@ -47,7 +47,7 @@ class RowEvidence:
         return (self.loss - self.plain_loss) / abs(self.plain_loss)
 
     @property
-    def split(self) -> bool:
+    def shared(self) -> bool:
         """Return whether several ranks share the work."""
         return self.ranks > 1
 
@@ -75,7 +75,7 @@ def above(value: float, least: float) -> float:
 
 RULES = (
     Rule(
-        lambda c: c.split * above(c.loading, MUCH),
+        lambda c: c.shared * above(c.loading, MUCH),
         "data loading takes {c.loading:.0%} of the step ({c.title}): more workers help, more "
         "ranks do not",
     ),
@@ -85,13 +85,13 @@ RULES = (
         "and ranks share it",
     ),
     Rule(
-        lambda c: c.split * float(0 < c.batch < c.ranks) * c.ranks,
+        lambda c: c.shared * float(0 < c.batch < c.ranks) * c.ranks,
         "the global batch of {c.batch:g} has fewer rows than ranks ({c.title}): every rank "
         "computes all of it; a larger batch, or fewer ranks, would share it",
     ),
     Rule(
         lambda c: (
-            float(c.ranks <= c.batch < FEW * c.ranks and c.split and c.speed_up < 1) * c.ranks
+            float(c.ranks <= c.batch < FEW * c.ranks and c.shared and c.speed_up < 1) * c.ranks
         ),
         "a batch of {c.batch:g} rows leaves few of them to each rank ({c.title}): a larger "
         "batch gains more",
@@ -115,7 +115,9 @@ RULES = (
         "{c.ranks} ranks share fewer GPUs ({c.gpus}): that is for tests, and does not speed up",
     ),
     Rule(
-        lambda c: float(c.split and c.kind == GLOBAL and c.speed_up < 1 and c.plain_median < SHORT),
+        lambda c: float(
+            c.shared and c.kind == GLOBAL and c.speed_up < 1 and c.plain_median < SHORT
+        ),
         "a step of one process takes {c.plain_median:.2g} s: a model so small is mostly Python, "
         "which ranks do not share",
     ),
@@ -131,7 +133,7 @@ RULES = (
         "rate and train longer",
     ),
     Rule(
-        lambda c: (c.kind == GLOBAL and c.split) * above(abs(c.worse), SAME),
+        lambda c: (c.kind == GLOBAL and c.shared) * above(abs(c.worse), SAME),
         "the loss of {c.title} is not that of one process ({c.loss:.4g}, {c.plain_loss:.4g}): "
         "autoddp verify tells why (data sets that draw, rounding)",
     ),
@@ -181,7 +183,7 @@ def case_of(row: Row, plain: Row, cores: int, gpus: int, ended: bool) -> RowEvid
 
 def sentences(cases: Sequence[RowEvidence]) -> list[str]:
     """Return a sentence on the fastest row, and those of all rules that apply."""
-    ranks = [case for case in cases if case.split]
+    ranks = [case for case in cases if case.shared]
     found = [fastest(ranks)] if ranks and len(cases) > 1 else []
     for rule in RULES:
         heaviest = max(cases, key=rule.weight)

@@ -14,7 +14,7 @@ from autoddp.tools.record.recording import Recording
 
 COMPUTING = "computing"
 LEAST = 2  # steps: the first one is not measured
-WARM_UP = 5  # steps at most: proofs, the first allocations, DDP's buckets, which are made anew once
+WARM_UP = 5  # steps at most: decisions, the first allocations, DDP's buckets, made anew once
 NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
 

@@ -97,7 +97,6 @@ class Numbers:
         who: dict[str, Any] = {"optimizer": number}
         if known != len(mine):
             named = named_modules()
-            who["modules"] = {name: type(module).__name__ for name, module in named.values()}
             self.names |= names_of_parameters(named)
             groups = optimizer.param_groups
             places = [(g, p) for g, group in enumerate(groups) for p in range(len(group["params"]))]

@@ -8,7 +8,7 @@ from autoddp.report import INSTALLED
 
 TAIL = 12  # lines of a failure that are shown
 REPORTED = re.compile(  # lines that are no errors
-    r"\[autoddp\] (nothing is split|fetching|split|by its parts|gathered|\d+ ranks on"
+    r"\[autoddp\] (nothing is sharded|fetching|gathers|\d+ ranks on"
     r"|waiting for (\d+|nodes?|ranks?)|\w+ at \S+: (batches of|learning rate))\b"
     r"|\[W\S+ \S+ socket\.cpp"  # torch's own, on nodes without DNS names
 )

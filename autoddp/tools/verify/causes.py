@@ -70,9 +70,9 @@ def cause_of(case: CauseEvidence) -> Cause | None:
     return next((found for rule in rules for found in rule(case)), None)
 
 
-def unknown(tried: Iterable[tuple[str, ...]]) -> Cause:
+def unknown(runs: Iterable[tuple[str, ...]]) -> Cause:
     """Say that no cause was found, and what was left out in vain."""
-    left_out = "; ".join(",".join(names) for names in tried)
+    left_out = "; ".join(",".join(names) for names in runs)
     return Cause(
         "unknown",
         "not known" + (f": without {left_out} the ranks differ, too" if left_out else ""),
@@ -135,7 +135,7 @@ def stops(case: CauseEvidence) -> Iterator[Cause]:
     yield Cause(
         "a decision of each rank" if part else "an error",
         f"the ranks end in an error: {error}",
-        DECIDED if part else "what the error says; --view local has no batches by rows",
+        DECIDED if part else "what the error says; --view local shards no batch",
     )
 
 

@@ -15,7 +15,7 @@ from autoddp.tools.rehearse.parents import Parents
 from autoddp.tools.rehearse.progress import Progress
 from autoddp.tools.rehearse.runs import NOTHING, Left, Runner
 from autoddp.tools.verify import plot
-from autoddp.tools.verify.bisection import Trials
+from autoddp.tools.verify.bisection import Bisection
 from autoddp.tools.verify.causes import Cause, CauseEvidence, cause_of, repeats, rounding, unknown
 from autoddp.tools.verify.findings import OTHER, Difference, Findings
 from autoddp.tools.verify.show import finish
@@ -221,18 +221,15 @@ class Verification:
         step = findings.first.step if findings.first else None
 
         def right(left_out: tuple[str, ...]) -> bool:
-            name = f"{len(trials.known) + 1}: without {','.join(left_out)}"[:80]
+            name = f"{len(search.known) + 1}: without {','.join(left_out)}"[:80]
             left = self._run(name, self.nproc, disable=left_out, steps=step)
             found = compare(one, left) if step is None else compare_steps_of(one, left, step)
             left.forget()
             found.excuse(control)
             return found.equal
 
-        modules = {
-            k: v for record in one.steps.get(0, []) for k, v in record.get("modules", {}).items()
-        }
-        trials = Trials(right, modules)
-        return next(trials.cause(steps=step is not None), None) or unknown(trials.known)
+        search = Bisection(right)
+        return next(search.cause(steps=step is not None), None) or unknown(search.known)
 
 
 def compare(want: Left, got: Left) -> Findings:

@@ -24,9 +24,9 @@ from autoddp.training.sharing.packing import ALIGNED
 from autoddp.training.sharing.plan import CHANGES, DRAWS, Kinds
 from autoddp.training.sharing.share import Pass
 from autoddp.training.sharing.stamp import DatasetWatch
-from autoddp.view import Rows
-from autoddp.view.cuts import Cuts
+from autoddp.view import ShardedTensor
 from autoddp.view.rules.losses import counted
+from autoddp.view.shard_sizes import ShardSizes
 from autoddp.view.state import View
 
 
@@ -103,18 +103,20 @@ class Handed(Whole):
             whole = tree_unflatten([_copied(x) for x in leaves], spec)
             made = pin_memory(whole, self.pins) if self.pins else whole
         else:
-            self.memory.cut = self.view.cut  # the next one will be alike
-            cuts = self.view.cut(total)
+            self.memory.cut = self.view.even_sizes  # the next one will be alike
+            cuts = self.view.even_sizes(total)
             made = tree_unflatten([self._rows(x, cuts) for x in leaves], spec)
         self.took()
         return made
 
-    def _rows(self, x: Tensor | Lent, cuts: Cuts) -> Rows:
+    def _rows(self, x: Tensor | Lent, cuts: ShardSizes) -> ShardedTensor:
         if isinstance(x, Lent):
-            return counted(Rows(self._pinned(x.rows(cuts, self.memory.again)), cuts), x.laid)
-        return counted(Rows(self._mine(x, cuts), cuts), x)
+            return counted(
+                ShardedTensor(self._pinned(x.rows(cuts, self.memory.again)), cuts), x.laid
+            )
+        return counted(ShardedTensor(self._mine(x, cuts), cuts), x)
 
-    def _mine(self, x: Tensor, cuts: Cuts) -> Tensor:
+    def _mine(self, x: Tensor, cuts: ShardSizes) -> Tensor:
         """Return this rank's rows, where no other rank looks or writes.
 
         Tensors that a worker collated are shared with this process as with one process, and not
@@ -183,12 +185,12 @@ class Shared(Whole):
         sizes = self.sizes.popleft()
         if sizes is None:
             return batch
-        cuts = self.view.cuts(sizes)
+        cuts = self.view.shard_sizes(sizes)
 
         def rows(x: Any) -> Any:
             if not isinstance(x, Tensor):
                 raise Disagreement(_unlike(x))
-            return counted(Rows(x, cuts), none_ignored=self.source.none_ignored)
+            return counted(ShardedTensor(x, cuts), none_ignored=self.source.none_ignored)
 
         if type(batch) is list and set(map(type, batch)) == PLAIN:
             self._compare([x.dtype for x in batch])

@@ -20,7 +20,7 @@ from autoddp.comm.accelerator import CPU
 from autoddp.comm.node_memory import nameless as nameless
 
 if TYPE_CHECKING:
-    from autoddp.view.cuts import Cuts
+    from autoddp.view.shard_sizes import ShardSizes
 
 WORTH = 1 << 16  # bytes of a batch below which one copy costs less than memory of its own
 MOST = 8  # pieces of private memory whose end is waited for
@@ -59,7 +59,7 @@ class Lent:
         self.laid, self.own, self.start = laid, own, start
         self.shape, self.dtype = laid.shape, laid.dtype
 
-    def rows(self, cuts: Cuts, again: Again) -> Tensor:
+    def rows(self, cuts: ShardSizes, again: Again) -> Tensor:
         """Return this rank's rows, in memory that is the script's."""
         if self.own is not None:
             return self.own
@@ -109,13 +109,13 @@ class Memory:
     than the copy.
 
     Attributes:
-        cut: Cuts batches over the ranks as the last one was, if it was: this rank's rows are kept
+        cut: What cuts a batch over the ranks as the last one was: rows of this rank are kept
             apart then.
         again: Memory of these rows.
     """
 
     def __init__(self, behind: Callable[[], int] = lambda: sys.maxsize) -> None:
-        self.cut: Callable[[int], Cuts] | None = None
+        self.cut: Callable[[int], ShardSizes] | None = None
         self.again = Again()
         self._begun = False
         self._behind = behind  # how many batches that were given some rank has not taken yet
@@ -170,11 +170,11 @@ class Memory:
         # int64: targets are counted in the whole
         if cuts is None or not cuts.smallest or first.dtype is torch.int64:
             return Lent(torch.stack(samples, 0, out=laid))
-        start, end = cuts.start, cuts.start + cuts.mine
+        start, end = cuts.offset, cuts.offset + cuts.local
         for here in (slice(start), slice(end, None)):
             if samples[here]:
                 torch.stack(samples[here], 0, out=laid[here])
-        own = self.again.empty((cuts.mine, *first.shape), first.dtype)
+        own = self.again.empty((cuts.local, *first.shape), first.dtype)
         return Lent(laid, torch.stack(samples[start:end], 0, out=own), start)
 
     def _piece(self, size: int) -> Tensor:

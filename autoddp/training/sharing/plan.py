@@ -13,9 +13,9 @@ from torch.utils.data.dataloader import default_collate
 
 from autoddp.comm.context import Code
 from autoddp.training.sharing.reached import Reached
+from autoddp.training.sharing.snapshot import Snapshot
 from autoddp.training.sharing.writes import may_write
 from autoddp.view.generators import Generators
-from autoddp.view.proof.snapshot import Snapshot
 from autoddp.view.rules.losses import IGNORED
 from autoddp.view.state import View
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from autoddp.report import is_users
+from autoddp.training.sharing.code import names_of
 from autoddp.training.sharing.stamp import Stamp
-from autoddp.view.proof.code import names_of
 
 # names by which a fetch calls what a data set holds, and those of what makes objects
 CALLED = {"__getitem__", "__getitems__", "__call__", "forward"}

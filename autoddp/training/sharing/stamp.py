@@ -35,9 +35,9 @@ import torch
 from torch import Tensor
 
 from autoddp.report import is_users
-from autoddp.view.proof.code import EMPTY, called_by, content_of, functions_of
-from autoddp.view.proof.opaque import MOST as MOST_ELEMENTS
-from autoddp.view.proof.opaque import advances
+from autoddp.training.sharing.code import EMPTY, called_by, content_of, functions_of
+from autoddp.training.sharing.opaque import MOST as MOST_ELEMENTS
+from autoddp.training.sharing.opaque import advances
 
 SHARING = ("multiprocessing.queues", "multiprocessing.connection", "multiprocessing.managers")
 SHARED = (SynchronizedBase, SharedMemory, mmap.mmap, ctypes.Array, ctypes._SimpleCData)

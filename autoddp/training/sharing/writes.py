@@ -14,10 +14,10 @@ from functools import cache
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
+from autoddp.training.sharing.code import EMPTY, content_of
 from autoddp.training.sharing.handed_out import called, handed_out
+from autoddp.training.sharing.source import nodes_of
 from autoddp.training.sharing.stamp import ATOMS
-from autoddp.view.proof.code import EMPTY, content_of
-from autoddp.view.proof.source import nodes_of
 
 CHANGE = {
     *("append", "appendleft", "add", "update", "extend", "extendleft", "insert", "remove", "pop"),

@@ -1,29 +1,42 @@
-"""The rules for what stays by rows: on this rank's rows, or NotImplemented; then it gathers."""
+"""The rules, in files as torch's documentation groups functions.
+
+Each answers with a local call, with a result, or with NotImplemented: then its function gathers.
+"""
 
 from autoddp.view.rules import (
-    attributes,
-    gradients,
+    autograd,
+    creation,
+    in_place_views,
     indexing,
+    joining,
+    linear_algebra,
     losses,
+    metadata,
+    neural,
+    normalization,
     partial,
     pointwise,
     random,
+    recurrent,
     reductions,
-    reshaping,
-    rowwise,
     shapes,
 )
 
 __all__ = [
-    "attributes",
-    "gradients",
+    "autograd",
+    "creation",
+    "in_place_views",
     "indexing",
+    "joining",
+    "linear_algebra",
     "losses",
+    "metadata",
+    "neural",
+    "normalization",
     "partial",
     "pointwise",
     "random",
+    "recurrent",
     "reductions",
-    "reshaping",
-    "rowwise",
     "shapes",
 ]

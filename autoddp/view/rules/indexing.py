@@ -1,46 +1,67 @@
-"""Indices that leave all rows: what they take from a row, and what is written there."""
+"""Indexing that leaves the shard dimension alone, reading and writing."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from autoddp.view.rows import Partial, Rows, split
-from autoddp.view.rules.operands import UNCLEAR, operand, related
-from autoddp.view.table import rule
+from autoddp.comm.accelerator import CPU
+from autoddp.view.local_call import ONCE, Const, LocalCall, LocalRows
+from autoddp.view.rules.operands import UNCLEAR, aligned, bound, dim_of, local_operand
+from autoddp.view.sharded_tensor import Partial, ShardedTensor, is_sharded
+from autoddp.view.table import in_place, rule
 
 
 @rule("__getitem__")
 def getitem(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Index all rows and anything before or behind: `x[:, 0]`, `x[..., 1:]`, `x[:, None]`."""
     me, index = args
-    found = _of_all_rows(me, index) if split(me) else None
+    if is_sharded(me) and _holds_tensors(index):
+        by_tensors = _by_tensors(me, index)
+        if by_tensors is None:
+            return ONCE
+        items, dim, _ = by_tensors
+        return ShardedTensor(me.local[items], me.sizes, dim)
+    found = _of_all_rows(me, index) if is_sharded(me) else None
     if found is None:
         return NotImplemented
-    items, at = found
-    return related(me, me.local[items], at)
+    items, dim, _ = found
+    return LocalCall((me, Const(items)), {}, (dim, me.sizes), aliases=True)
 
 
 @rule("__setitem__")
 def setitem(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Write a number, or what belongs to the same rows, into all rows: `x[:, 0] = 1`."""
     me, index, value = args
-    found = _of_all_rows(me, index) if split(me) else None
+    tensors = _holds_tensors(index)  # whose values and dtypes count, so that nothing is kept
+    look = _by_tensors if tensors else _of_all_rows
+    found = look(me, index) if is_sharded(me) else None
     if found is None or isinstance(value, Partial):
-        return NotImplemented
-    items, at = found
-    place = me.local[items]
+        return ONCE if tensors else NotImplemented
+    items, dim, ndim = found
     if isinstance(value, Tensor):
-        value = operand(value, me.cuts, at, place.dim()) if value.dim() <= place.dim() else UNCLEAR
-    if value is UNCLEAR or not isinstance(value, (bool, int, float, Tensor)):
-        return NotImplemented
-    func(me.local, items, value)
-    return None
+        value = aligned(value, me.sizes, dim, ndim) if value.dim() <= ndim else UNCLEAR
+    if value is UNCLEAR or not isinstance(value, (bool, int, float, Tensor, LocalRows)):
+        return ONCE if tensors else NotImplemented
+    call = LocalCall((me, Const(items), value), {}, None, in_place=True)
+    if not tensors:
+        return call
+    return call.run(func, args, kwargs)
 
 
-def _of_all_rows(me: Rows, index: Any) -> tuple[tuple[Any, ...], int] | None:
-    """Return an index that leaves all rows, written out, and where it puts the batch; else None."""
+def _holds_tensors(index: Any) -> bool:
+    """Return whether an index is, or holds, a tensor."""
+    items = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(x, Tensor) for x in items)
+
+
+def _of_all_rows(me: ShardedTensor, index: Any) -> tuple[tuple[Any, ...], int, int] | None:
+    """Return an index that leaves all rows, written out; None for any other.
+
+    Also where it puts the shard dimension, and how many dimensions the result has.
+    """
     items = list(index) if isinstance(index, tuple) else [index]
     if not all(i is None or i is Ellipsis or type(i) in (int, slice) for i in items):
         return None
@@ -51,7 +72,161 @@ def _of_all_rows(me: Rows, index: Any) -> tuple[tuple[Any, ...], int] | None:
         return None
     spread = items.index(Ellipsis)
     items[spread : spread + 1] = [slice(None)] * (me.dim() - taken)
-    place = [k for k, item in enumerate(items) if item is not None][me.at]
+    place = [k for k, item in enumerate(items) if item is not None][me.shard_dim]
     if items[place] != slice(None):
         return None
-    return tuple(items), sum(type(item) is not int for item in items[:place])
+    dim = sum(type(item) is not int for item in items[:place])
+    return tuple(items), dim, sum(type(item) is not int for item in items)
+
+
+SCATTERS = ("gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce")
+
+
+@rule(*SCATTERS, "scatter_reduce_", "take_along_dim")
+def gather(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Compute `logits.gather(1, labels[:, None])`, along another dimension than the batch's."""
+    names: tuple[str, ...] = ("input", "dim", "index", "src", "reduce")
+    if func.__name__ == "take_along_dim":
+        names = ("input", "index", "dim")
+    given = bound(names, args, {}) or {}
+    if any(isinstance(x, Tensor) for x in kwargs.values()) or "index" not in given:
+        return NotImplemented
+    tensors = [x for x in args if isinstance(x, Tensor)]
+    lead = next((x for x in tensors if is_sharded(x)), None)
+    if lead is None or (in_place(func) and not is_sharded(args[0])):
+        return NotImplemented
+    along = dim_of(given.get("dim"), lead.dim())
+    if along in (None, lead.shard_dim):
+        return NotImplemented
+    mine = [_of_rows(x, lead) if isinstance(x, Tensor) else x for x in args]
+    if any(x is UNCLEAR for x in mine):
+        return NotImplemented
+    return LocalCall(mine, kwargs, lead.placement, in_place=in_place(func))
+
+
+def _of_rows(x: Tensor, lead: ShardedTensor) -> Any:
+    """Return how a tensor takes part that has as many rows along the same dimension."""
+    if x.dim() != lead.dim() or x.shape[lead.shard_dim] != lead.sizes.total:
+        return UNCLEAR
+    if is_sharded(x):
+        return x if x.placement == lead.placement else UNCLEAR
+    return LocalRows(lead.shard_dim)
+
+
+@rule("index_add", "index_add_", "index_copy", "index_copy_", "index_fill", "index_fill_")
+def index_write(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Write into positions along another dimension, the same in all rows."""
+    if len(args) != 4 or any(isinstance(x, Tensor) for x in kwargs.values()):
+        return NotImplemented
+    me, dim, index, source = args
+    if not is_sharded(me) or not isinstance(index, Tensor) or is_sharded(index):
+        return NotImplemented
+    if dim_of(dim, me.dim()) in (None, me.shard_dim) or type(source) is Partial:
+        return NotImplemented
+    if isinstance(source, Tensor) and source.dim():
+        source = _of_rows(source, me)
+    if source is UNCLEAR:
+        return NotImplemented
+    given = (me, dim, index, source)
+    return LocalCall(given, kwargs, me.placement, in_place=in_place(func))
+
+
+MARK = 1_000_003  # a size that nothing else has
+INDICES = (torch.int64, torch.int32, torch.bool)
+
+
+def _by_tensors(me: ShardedTensor, index: Any) -> tuple[tuple[Any, ...], int, int] | None:
+    """Return what `_of_all_rows` does for an index that holds tensors, as this rank has it.
+
+    They leave all rows, or one that is `arange(B)` takes each row with its own of the others.
+    """
+    found = _spelled(me, index)
+    if found is None:
+        return None
+    items, place = found
+    tensors = [x for x in items if isinstance(x, Tensor)]
+    if is_sharded(items[place]) or any(x.dtype not in INDICES for x in tensors):
+        return None
+    ndim = max(x.dim() if x.dtype is not torch.bool else 1 for x in tensors)
+    dim = None
+    if isinstance(items[place], Tensor):
+        dim = _numbers_rows(items[place], me, ndim)
+        if dim is None or any(x.dtype is torch.bool for x in tensors):
+            return None
+    elif items[place] != slice(None) or any(map(is_sharded, tensors)):
+        return None
+    mine, marks = [], []
+    for item in items:
+        here = _index_of_rows(item, me, dim, ndim, rows=item is items[place])
+        if here is None:
+            return None
+        mine.append(here[0])
+        marks += here[1]
+    sizes = [*me.shape]
+    if dim is None:
+        sizes[me.shard_dim] = MARK
+    shape = torch.empty(sizes, device="meta")[tuple(marks)].shape
+    return (tuple(mine), shape.index(MARK), len(shape)) if shape.count(MARK) == 1 else None
+
+
+def _spelled(me: ShardedTensor, index: Any) -> tuple[list[Any], int] | None:
+    """Return an index with a slice for each dimension left out, and which item takes the rows."""
+    items = list(index) if isinstance(index, tuple) else [index]
+    if not all(i is None or i is Ellipsis or type(i) in (int, slice) or isinstance(i, Tensor)
+               for i in items):  # fmt: skip
+        return None
+    takes = [_takes(i) for i in items]
+    spread = [k for k, i in enumerate(items) if i is Ellipsis]
+    if (
+        sum(takes) > me.dim()
+        or len(spread) > 1
+        or 0 in [i.dim() for i in items if isinstance(i, Tensor)]
+    ):
+        return None
+    at = spread[0] if spread else len(items)
+    items[at : at + 1] = [slice(None)] * (me.dim() - sum(takes))
+    seen = 0
+    for k, item in enumerate(items):
+        seen += _takes(item)
+        if seen > me.shard_dim:
+            return items, k
+    return None
+
+
+def _takes(item: Any) -> int:
+    """Return how many dimensions an item of an index takes."""
+    if isinstance(item, Tensor):
+        return item.dim() if item.dtype is torch.bool else 1
+    return int(item is not None and item is not Ellipsis)
+
+
+def _numbers_rows(x: Tensor, me: ShardedTensor, ndim: int) -> int | None:
+    """Return along which of `ndim` broadcast dimensions `x` is `arange(B)`, if it is."""
+    total = me.sizes.total
+    if type(x) is not Tensor or x.numel() != total or total < 2 or max(x.shape) != total:
+        return None
+    if me.sizes.blocks > 1 or not torch.equal(
+        x.flatten().long().cpu(), torch.arange(total, device=CPU)
+    ):
+        return None
+    return ndim - x.dim() + x.shape.index(total)
+
+
+def _index_of_rows(
+    item: Any, me: ShardedTensor, dim: int | None, ndim: int, rows: bool
+) -> tuple[Any, list[Any]] | None:
+    """Return an item of an index as this rank has it, and one that marks where rows go."""
+    if not isinstance(item, Tensor):
+        return item, [item]
+    if item.dtype is torch.bool:
+        return item, [torch.zeros(1, dtype=torch.int64, device="meta").expand(7)] * item.dim()
+    shape = list(item.shape)
+    if dim is not None:
+        behind = ndim - dim
+        item = local_operand(item, me.sizes, dim, ndim)
+        if item is UNCLEAR:
+            return None
+        if len(shape) >= behind and shape[-behind] == me.sizes.total:
+            shape[-behind] = MARK
+        item = item - me.sizes.offset if rows else item
+    return item, [torch.zeros(1, dtype=torch.int64, device="meta").expand(shape)]

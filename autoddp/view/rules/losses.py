@@ -8,6 +8,7 @@ sum.
 
 from __future__ import annotations
 
+import inspect
 from math import prod
 from typing import Any
 
@@ -15,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # the field's name for it
 
-from autoddp.view.boundaries import SumOverRanks, named, node_of, part
-from autoddp.view.rows import Partial, Rows, full, split
-from autoddp.view.rules.operands import UNCLEAR, bound, operand, whole_operand
-from autoddp.view.table import rule
+from autoddp.view.redistribute import SumOverRanks, named, node_of, part
+from autoddp.view.rules.operands import UNCLEAR, bound, local_operand, whole_operand
+from autoddp.view.sharded_tensor import Partial, ShardedTensor, full, is_sharded
+from autoddp.view.table import computed
 
 IGNORED = -100  # torch's default ignore_index
 LOW = (torch.float16, torch.bfloat16)
@@ -30,19 +31,19 @@ class Tally:
     It holds until these are written into; a copy gets one of its own, by `of`.
     """
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: ShardedTensor) -> None:
         self.source, self.version = rows.local, rows.local._version
         self.hits = (rows.local == IGNORED).sum()
-        self.work = rows.cuts.view.group.start_all_reduce(self.hits)
+        self.work = rows.sizes.view.group.start_all_reduce(self.hits)
 
-    def count(self, rows: Rows) -> int | None:
+    def count(self, rows: ShardedTensor) -> int | None:
         """Return the number, None if the targets were changed since."""
         if self.source._version != self.version:
             return None
         self.work.wait()
         return int(self.hits)
 
-    def of(self, rows: Rows) -> Tally | None:
+    def of(self, rows: ShardedTensor) -> Tally | None:
         """Return the same number for a copy or view of the targets, None if these were changed."""
         if self.source._version != self.version or rows.local.is_inference():
             return None
@@ -55,16 +56,18 @@ class Tally:
 class Known(Tally):
     """The number of ignored targets of a batch that was seen as a whole: nothing travels."""
 
-    def __init__(self, rows: Rows, hits: int) -> None:
+    def __init__(self, rows: ShardedTensor, hits: int) -> None:
         self.source, self.version = rows.local, rows.local._version
         self.known = hits
 
-    def count(self, rows: Rows) -> int | None:
+    def count(self, rows: ShardedTensor) -> int | None:
         """Return the number, None if the targets were changed since."""
         return self.known if self.source._version == self.version else None
 
 
-def counted(rows: Rows, whole: Tensor | None = None, none_ignored: bool = False) -> Rows:
+def counted(
+    rows: ShardedTensor, whole: Tensor | None = None, none_ignored: bool = False
+) -> ShardedTensor:
     """Return rows that were just fetched, with the count of ignored ones if they may be targets.
 
     Args:
@@ -78,7 +81,7 @@ def counted(rows: Rows, whole: Tensor | None = None, none_ignored: bool = False)
             rows.tally = Known(rows, 0)
         elif whole is None:
             # an accelerator with a backend reduces the loss: for a count the host would wait
-            view = rows.cuts.view
+            view = rows.sizes.view
             rows.tally = None if view.group.native or view.context.in_thread() else Tally(rows)
         else:
             rows.tally = Known(rows, int((whole == IGNORED).sum()))
@@ -112,7 +115,7 @@ ELEMENTS = (
 MEANS = {"l1_loss": "MeanBackward0"}  # the node of a mean, where it is not that of the sum
 
 
-@rule(*ELEMENTS)
+@computed(*ELEMENTS)
 def element_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute a loss with a term for each element: the number of elements is known."""
     name = func.__name__
@@ -120,7 +123,7 @@ def element_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     reduction = given.pop("reduction", "mean")
     me = args[0] if args else None
     legacy = given.get("size_average") is not None or given.get("reduce") is not None
-    if len(args) != 2 or not split(me) or me.at != 0 or legacy:
+    if len(args) != 2 or not is_sharded(me) or legacy:
         return NotImplemented
     if not isinstance(args[1], Tensor) or args[1].shape != me.shape:
         return NotImplemented  # by shapes of the whole: those of one row are not every rank's
@@ -128,22 +131,82 @@ def element_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return NotImplemented  # it divides by the sum of the weights
     if reduction not in ("mean", "sum", "none") and (name, reduction) != ("kl_div", "batchmean"):
         return NotImplemented
-    target = operand(args[1], me.cuts, 0, me.dim())
-    given = {k: operand(v, me.cuts, 0, me.dim()) for k, v in given.items()}
-    if target is UNCLEAR or UNCLEAR in given.values():
+    dim = me.shard_dim
+    target = local_operand(args[1], me.sizes, dim, me.dim())
+    given = {k: local_operand(v, me.sizes, dim, me.dim()) for k, v in given.items()}
+    if any(x is UNCLEAR for x in (target, *given.values())):
         return NotImplemented
     if reduction == "none":
-        return Rows(func(me.local, target, reduction="none", **given), me.cuts, 0)
+        return ShardedTensor(func(me.local, target, reduction="none", **given), me.sizes, dim)
     if (name, reduction) == ("kl_div", "mean"):
         nothing = torch.zeros(1, device="cpu")
         func(nothing, nothing)  # warns of "mean", as on the whole
     total, dtype = _sum(func, me.local, target, **given)
-    count = {"sum": 1, "mean": me.numel(), "batchmean": me.cuts.total}[reduction]
+    count = {"sum": 1, "mean": me.numel(), "batchmean": me.shape[0]}[reduction]
     node = MEANS.get(name, node_of(total)) if reduction == "mean" else ""
-    return Partial(total if count == 1 else total / count, me.cuts.view, dtype, node=node)
+    return mean_of(total, count, me.sizes.view, dtype, node)
 
 
-@rule("cross_entropy", "nll_loss")
+def mean_of(total: Tensor, count: int, view: Any, dtype: torch.dtype, node: str) -> Partial:
+    """Return the mean of `count` terms, of which `total` is this rank's sum; divided once."""
+    if count == 1:
+        return Partial(total, view, dtype, node=node)
+    known = view.pending.add(total, count) if count else None
+    return Partial(total / count, view, dtype, known, node)
+
+
+ROWS = ["margin_ranking_loss", "hinge_embedding_loss", "cosine_embedding_loss"]
+ROWS += ["triplet_margin_loss", "multi_margin_loss", "multilabel_margin_loss"]
+ROWS += ["multilabel_soft_margin_loss", "poisson_nll_loss", "gaussian_nll_loss"]
+BY_ROW = ("cosine_embedding_loss", "multi_margin_loss")  # with one target for each row
+
+
+@computed(*ROWS)
+def row_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Compute a loss whose terms are of a row each: the number of all terms is known."""
+    if not inspect.isfunction(func):
+        return NotImplemented
+    given = inspect.signature(func).bind(*args, **kwargs).arguments
+    reduction = given.pop("reduction", "mean")
+    me = next(iter(given.values()))
+    legacy = given.get("size_average") is not None or given.get("reduce") is not None
+    if not is_sharded(me) or me.shard_dim != 0 or legacy or not me.sizes.smallest:
+        return NotImplemented
+    if reduction not in ("mean", "sum", "none") or me.dim() < 1 or not me.numel():
+        return NotImplemented
+    shapes = [x.shape for k, x in given.items() if isinstance(x, Tensor) and k != "weight"]
+    name = func.__name__
+    if name.startswith(("multi", "cosine", "triplet")) and me.dim() < 2:
+        return NotImplemented  # one row, without a batch
+    of_rows = me.shape[:1] if name in BY_ROW else me.shape
+    if any(s != me.shape and s != of_rows for s in shapes):
+        return NotImplemented  # others broadcast
+    mine = {
+        k: _rows(x, me) if isinstance(x, Tensor) and k != "weight" else whole_operand(x, me.sizes)
+        for k, x in given.items()
+    }
+    if any(x is UNCLEAR for x in mine.values()) or me.dtype in LOW:
+        return NotImplemented
+    terms = func(**mine, reduction="none")
+    if terms.dim() < 1 or terms.shape[0] != me.sizes.local:
+        return NotImplemented
+    if reduction == "none":
+        return ShardedTensor(terms, me.sizes, 0)
+    count = terms[0].numel() * me.sizes.total if reduction == "mean" else 1
+    node = "MeanBackward0" if reduction == "mean" else "SumBackward0"
+    if name in ("multi_margin_loss", "multilabel_margin_loss"):
+        node = node_of(terms)
+    return mean_of(terms.sum(), count, me.sizes.view, terms.dtype, node)
+
+
+def _rows(x: Any, me: ShardedTensor) -> Any:
+    """Return this rank's rows of a tensor that has the batch first."""
+    if is_sharded(x):
+        return x.local if x.placement == me.placement else UNCLEAR
+    return part(full(x), me.sizes, 0)
+
+
+@computed("cross_entropy", "nll_loss")
 def class_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute a loss with a term for each target that is not ignored."""
     names = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction")
@@ -153,51 +216,58 @@ def class_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     me, target, reduction = given.pop("input"), given.pop("target"), given.pop("reduction", "mean")
     legacy = given.pop("size_average", None) is not None or given.pop("reduce", None) is not None
     if (
-        not split(me)
-        or me.at != 0
-        or len(me.whole_shape) < 2
+        not is_sharded(me)
+        or me.shard_dim == 1
+        or len(me.shape) < 2
         or legacy
         or reduction not in ("mean", "sum", "none")
     ):
         return NotImplemented
     if given.get("label_smoothing") and given.get("weight") is not None and reduction == "mean":
         return NotImplemented
-    mine = target.local if split(target) else full(target)
-    if split(target) and (target.cuts is not me.cuts or target.at != 0):
+    dim = me.shard_dim  # targets have no dimension of classes, but as probabilities
+    dim -= dim > 0 and target.dim() < me.dim()
+    mine = target.local if is_sharded(target) else full(target)
+    if is_sharded(target) and target.placement != (dim, me.sizes):
         return NotImplemented
-    if not split(target):
-        if mine.dim() < 1 or mine.shape[0] != me.cuts.total:
+    if not is_sharded(target):
+        if mine.dim() <= dim or mine.shape[dim] != me.sizes.total:
             return NotImplemented
-        mine = part(mine, me.cuts, 0)
-    given = {k: whole_operand(v, me.cuts) for k, v in given.items()}
+        mine = part(mine, me.sizes, dim)
+    given = {k: whole_operand(v, me.sizes) for k, v in given.items()}
     if UNCLEAR in [v for v in given.values() if not isinstance(v, Tensor)]:
         return NotImplemented
     if reduction == "none":
-        return Rows(func(me.local, mine, reduction="none", **given), me.cuts, 0)
+        return ShardedTensor(func(me.local, mine, reduction="none", **given), me.sizes, dim)
     total, dtype = _sum(func, me.local, mine, **given)
     if reduction == "sum":
-        return Partial(total, me.cuts.view, dtype)
+        return Partial(total, me.sizes.view, dtype)
     return _mean(me, total, target, mine, given, dtype)
 
 
 def _mean(
-    me: Rows, total: Tensor, target: Any, mine: Tensor, given: dict[str, Any], dtype: torch.dtype
+    me: ShardedTensor,
+    total: Tensor,
+    target: Any,
+    mine: Tensor,
+    given: dict[str, Any],
+    dtype: torch.dtype,
 ) -> Any:
     """Divide the sum by its denominator: known, counted at the fetch, or reduced with the sum."""
-    view, node = me.cuts.view, node_of(total)
-    terms = prod(me.whole_shape) // max(me.whole_shape[1], 1)
+    view, node = me.sizes.view, node_of(total)
+    terms = prod(me.shape) // max(me.shape[1], 1)
     if mine.is_floating_point():  # class probabilities: none is ignored
-        return Partial(
-            total / terms, view, dtype, node=node if node == "AddBackward0" else "DivBackward1"
-        )
+        named_so = node if node == "AddBackward0" else "DivBackward1"
+        return mean_of(total, terms, view, dtype, named_so)
     weight, ignore = given.get("weight"), given.get("ignore_index", IGNORED)
-    if weight is None and not split(target):
+    if weight is None and not is_sharded(target):
         return Partial(total / (full(target) != ignore).sum(), view, dtype, node=node)
     if weight is None and ignore == IGNORED and target.tally is not None:
         hits = target.tally.count(target)
         if hits is not None:
-            mean = total / (terms - hits) if terms > hits else total * float("nan")
-            return Partial(mean, view, dtype, node=node)
+            if terms > hits:
+                return mean_of(total, terms - hits, view, dtype, node)
+            return Partial(total * float("nan"), view, dtype, node=node)
     real = mine != ignore
     if weight is None:
         count = real.sum().to(total.dtype)

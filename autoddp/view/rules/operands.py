@@ -1,4 +1,4 @@
-"""The operands that meet rows: what this rank needs of each."""
+"""How the arguments of a call take part in a local call."""
 
 from __future__ import annotations
 
@@ -6,78 +6,112 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from autoddp.torch_internals import plain_tensors
-from autoddp.view.boundaries import lend, part
-from autoddp.view.cuts import Cuts
-from autoddp.view.rows import Rows, full, split
+from autoddp.view.local_call import Const, LocalCall, LocalRows
+from autoddp.view.redistribute import lend, part
+from autoddp.view.shard_sizes import ShardSizes
+from autoddp.view.sharded_tensor import ShardedTensor, full, is_sharded
 
 PLAIN = plain_tensors
 UNCLEAR = object()
 
 
-def operand(x: Any, cuts: Cuts, at: int, ndim: int) -> Any:
-    """Return `x` as it meets rows by broadcasting.
+def is_int(x: Any) -> bool:
+    """Return whether `x` is an int, and no bool."""
+    return type(x) is int
 
-    The result has `ndim` dimensions, the batch at `at`. Rows with the same cuts give their local
-    part; a whole tensor gives this rank's rows of it, or itself where it broadcasts. UNCLEAR where
-    none of this is certain.
+
+def dim_of(value: Any, ndim: int) -> int | None:
+    """Return a dimension counted from 0, None if `value` is none of `ndim` dimensions."""
+    return value % ndim if type(value) is int and -ndim <= value < ndim else None
+
+
+def dims_of(value: Any, ndim: int) -> list[int] | None:
+    """Return one dimension or several as a list counted from 0, None if `value` is not that."""
+    listed = [value] if type(value) is int else value
+    if not isinstance(listed, (tuple, list)) or not listed:
+        return None
+    found = [dim_of(d, ndim) for d in listed]
+    return None if None in found else found  # type: ignore[return-value]
+
+
+def aligned(x: Any, sizes: ShardSizes, dim: int, ndim: int) -> Any:
+    """Return how `x` takes part in a pointwise call whose result has `ndim` dimensions.
+
+    Broadcasting aligns the last dimensions. A sharded tensor must lie along `dim` of the result; of
+    a replicated one a rank takes its rows, or all of it where it broadcasts. UNCLEAR otherwise.
     """
-    behind = ndim - at  # dimensions from the batch on: broadcasting aligns the last ones
-    if split(x):
-        return x.local if x.cuts is cuts and x.dim() - x.at == behind else UNCLEAR
-    x = full(x)
+    behind = ndim - dim
+    if is_sharded(x):
+        return x if x.sizes is sizes and x.dim() - x.shard_dim == behind else UNCLEAR
     if not isinstance(x, Tensor):
         return UNCLEAR if getattr(x, "ndim", 0) else x  # an array of numpy's has all rows
     if x.layout is not torch.strided:
         return UNCLEAR
-    dim = x.dim() - behind
-    if dim < 0 or x.shape[dim] == 1 != cuts.total:
-        return lend(x, cuts.view.group)
-    return part(x, cuts, dim) if x.shape[dim] == cuts.total else UNCLEAR
+    place = x.dim() - behind
+    if place < 0 or x.shape[place] == 1 != sizes.total:
+        return x
+    return LocalRows(place) if x.shape[place] == sizes.total else UNCLEAR
 
 
-def whole_operand(x: Any, cuts: Cuts) -> Any:
+def local_operand(x: Any, sizes: ShardSizes, dim: int, ndim: int) -> Any:
+    """Return what this rank has of an operand that `aligned` lines up; UNCLEAR likewise."""
+    x = full(x) if not is_sharded(x) else x
+    found = aligned(x, sizes, dim, ndim)
+    if is_sharded(found):
+        return found.local
+    if type(found) is LocalRows:
+        return part(x, sizes, found.dim)
+    return lend(found, sizes.view.group) if isinstance(found, Tensor) else found
+
+
+def whole_operand(x: Any, sizes: ShardSizes) -> Any:
     """Return a weight or setting, which every row meets in full; UNCLEAR for a batch."""
-    if split(x):
+    if is_sharded(x):
         return UNCLEAR
     x = full(x)
-    return lend(x, cuts.view.group) if isinstance(x, Tensor) else x
+    return lend(x, sizes.view.group) if isinstance(x, Tensor) else x
 
 
-def rewrap(out: Any, cuts: Cuts, at: int) -> Any:
-    """Wrap tensors that came of this rank's rows as rows."""
-    return tree_map(lambda o: Rows(o, cuts, at) if isinstance(o, Tensor) else o, out)
+def any_sharded(values: Any) -> bool:
+    """Return whether one of these arguments is sharded."""
+    return any(type(x) is ShardedTensor for x in values)
 
 
-def related(me: Rows, out: Tensor, at: int | None = None, cuts: Cuts | None = None) -> Rows:
-    """Return rows that may share memory with `me`; `me` itself if nothing changed."""
+def same_placement(tensors: Any) -> bool:
+    """Return whether these are sharded tensors of equal sizes along the same dimension."""
+    first = tensors[0]
+    return all(
+        is_sharded(x) and x.sizes is first.sizes and x.shard_dim == first.shard_dim for x in tensors
+    )
+
+
+def view_of_rows(
+    me: ShardedTensor,
+    args: Any,
+    kwargs: dict[str, Any],
+    dim: int,
+    sizes: ShardSizes | None = None,
+    all_elements: bool = False,
+) -> LocalCall:
+    """Return the decision for a view of `me`, sharded along `dim` of the result."""
+    place = (dim, sizes or me.sizes)
+    return LocalCall(args, kwargs, place, aliases=True, all_elements=all_elements)
+
+
+def constants(values: Any) -> list[Const]:
+    """Return values that a local call has in the place of given ones."""
+    return [Const(v) for v in values]
+
+
+def related(
+    me: ShardedTensor, out: Tensor, dim: int | None = None, sizes: ShardSizes | None = None
+) -> ShardedTensor:
+    """Return a sharded tensor that may share memory with `me`; `me` itself if nothing changed."""
     if out is me._local:
         return me
-    place = me.at if at is None else at
-    if place == me.at == 0 and len(out) == 1 < me.cuts.total:
-        out = _outermost(me._local, out)
-    return Rows(out, cuts or me.cuts, place, me.family)
-
-
-def _outermost(before: Tensor, view: Tensor) -> Tensor:
-    """Return a view of one row that lies in memory as of several.
-
-    torch gives the batch of one row any stride, and where that is no longer the largest, kernels
-    take it for another layout than that of one process, in whose order they draw.
-    """
-    if view.layout is not torch.strided or len(before) != 1 or before.stride(0) < _span(before):
-        return view
-    span = _span(view)
-    if view.stride(0) >= span:
-        return view
-    return view.as_strided(view.shape, (span, *view.stride()[1:]))
-
-
-def _span(x: Tensor) -> int:
-    """Return how many elements of memory a row spans, to its next one."""
-    return max((n * step for n, step in zip(x.shape[1:], x.stride()[1:], strict=True)), default=1)
+    return ShardedTensor(out, sizes or me.sizes, me.shard_dim if dim is None else dim, me.aliases)
 
 
 def bound(names: tuple[str, ...], args: Any, kwargs: dict[str, Any]) -> dict[str, Any] | None:

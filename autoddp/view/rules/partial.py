@@ -7,8 +7,8 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from autoddp.view.boundaries import lend
-from autoddp.view.rows import Partial
+from autoddp.view.redistribute import lend
+from autoddp.view.sharded_tensor import Partial
 
 MUL = {"mul", "multiply", "__mul__", "__rmul__"}
 DIV = {"div", "divide", "true_divide", "__truediv__"}

@@ -1,0 +1,244 @@
+"""BatchNorm over the rows of all ranks: each rank's own part, and the two sums that they share.
+
+The method is torch's SyncBatchNorm, on any backend. For backward nothing is kept of the input but
+itself. Where a device has SyncBatchNorm's own kernels they are used, elsewhere those of BatchNorm
+on given statistics.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autoddp import torch_internals
+from autoddp.view.redistribute import Boundary, SumWithin
+
+aten = torch.ops.aten
+KERNELS = (
+    "batch_norm_stats",
+    "batch_norm_gather_stats_with_counts",
+    "batch_norm_elemt",
+    "batch_norm_backward_reduce",
+    "batch_norm_backward_elemt",
+)
+# The module's mean and variance, and its momentum.
+Running = tuple[Tensor | None, Tensor | None, float]
+
+LOW = (torch.float16, torch.bfloat16)
+LARGE = 1 << 17  # elements, of which torch's own kernel takes longer than 20 operators on channels
+FAR = 100.0  # a mean's square over its variance, from which on the precise kernel is taken
+
+
+@cache
+def has_kernels(device: str) -> bool:
+    """Return whether a type of device has SyncBatchNorm's own kernels."""
+    return all(torch_internals.has_kernel(name, device) for name in KERNELS)
+
+
+def normalized(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, running: Running, eps: float, group: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Normalize this rank's rows by the statistics of all rows, which `running` follows.
+
+    Returns:
+        The output; of all rows the mean, one over the standard deviation, and each rank's count.
+    """
+    if has_kernels(x.device.type):
+        x = dense(x)
+        counts, means, invstds = _of_all(aten.batch_norm_stats(x, eps), x, group)
+        mean, invstd = aten.batch_norm_gather_stats_with_counts(
+            x,
+            means,
+            invstds,
+            *running,
+            eps,
+            counts if running[0] is None else counts.to(running[0].dtype),
+        )
+        return aten.batch_norm_elemt(x, weight, bias, mean, invstd, eps), mean, invstd, counts
+    counts, means, invstds = _of_all(stats_of(x, eps), x, group)
+    count = counts.sum()
+    share = (counts / count).unsqueeze(1)
+    mean = (share * means).sum(0)
+    var = (share * (invstds.pow(-2) - eps + (means - mean).square())).sum(0)
+    follow(running, mean, var, count)
+    weight, bias = _as_stats(weight, mean), _as_stats(bias, mean)
+    out = aten.native_batch_norm(x, weight, bias, mean, var, False, 0.0, eps)[0]
+    return out, mean, torch.rsqrt(var + eps), counts
+
+
+def derived(
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    stats: tuple[Tensor, Tensor, Tensor],
+    group: Any,
+    needs_x: bool,
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Return the gradients of input, weight and bias; of the latter two this rank's part."""
+    mean, invstd, counts = stats
+    own_kernels = has_kernels(x.device.type)
+    x = dense(x) if own_kernels else x
+    g = laid_out_as(x.stride(), g)
+    if own_kernels:
+        weight = _as_stats(weight, mean)
+        sum_g, sum_gx, of_weight, of_bias = aten.batch_norm_backward_reduce(
+            g, x, mean, invstd, weight, True, True, True
+        )
+        if not needs_x:
+            return None, of_weight, of_bias
+        sums = group.all_reduce(torch.cat([sum_g, sum_gx])).chunk(2)
+        of_x = aten.batch_norm_backward_elemt(
+            g, x, mean, invstd, weight, *sums, counts.to(torch.int32)
+        )
+        return of_x, of_weight, of_bias
+    var, weight = invstd.pow(-2), _as_stats(weight, mean)  # eps is in it
+    _, of_weight, of_bias = aten.native_batch_norm_backward(
+        g, x, weight, mean, var, None, None, False, 0.0, [False, True, True]
+    )
+    if not needs_x:
+        return None, of_weight, of_bias
+    sums = group.all_reduce(torch.stack([of_weight, of_bias]))
+    scale = invstd if weight is None else invstd * weight
+    of_x = aten.native_batch_norm(x, *(sums * (scale / -counts.sum())), mean, var, False, 0.0, 0.0)[
+        0
+    ]
+    return of_x.addcmul_(g, _beside(scale, x)), of_weight, of_bias
+
+
+def follow(running: Running, mean: Tensor, var: Tensor, count: Tensor) -> None:
+    """Move the running statistics of the module towards these.
+
+    As of torch's own kernels, that is no write for autograd: a graph of theirs, which has saved the
+    statistics, may still be walked.
+    """
+    running_mean, running_var, momentum = running
+    if running_mean is not None and running_var is not None:
+        with torch.no_grad():
+            running_mean.data.lerp_(mean.to(running_mean.dtype), momentum)
+            running_var.data.lerp_((var * (count / (count - 1))).to(running_var.dtype), momentum)
+
+
+def _of_all(stats: tuple[Tensor, Tensor], x: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Gather all ranks' counts, means, and ones over standard deviations."""
+    channels = x.shape[1]
+    mine = torch.cat([*stats, stats[0].new_full((1,), x.numel() // channels)])
+    means, invstds, counts = group.all_gather(mine).split([channels, channels, 1], 1)
+    return counts.flatten().clone(), means, invstds  # a view would keep all three
+
+
+def _as_stats(x: Tensor | None, stats: Tensor) -> Tensor | None:
+    return None if x is None else x.to(stats.dtype)
+
+
+def _beside(x: Tensor, rows: Tensor) -> Tensor:
+    return x.view([1, -1] + [1] * (rows.dim() - 2))
+
+
+class Normalize(Boundary):
+    """The autograd function of `normalized`, differentiable as often as is asked for."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        running: Running,
+        eps: float,
+        group: Any,
+    ) -> Tensor:
+        out, *stats = normalized(x, weight, bias, running, eps, group)
+        ctx.save_for_backward(x, weight, *stats)
+        ctx.eps, ctx.group = eps, group
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, weight, *stats = ctx.saved_tensors
+        found: tuple[Tensor | None, Tensor, Tensor]
+        if torch.is_grad_enabled():  # a second derivative will follow
+            found = _derived_again(grads[0], x, weight, ctx.eps, ctx.group)
+        else:
+            needs_x = ctx.needs_input_grad[0]
+            found = derived(grads[0], x, weight, tuple(stats), ctx.group, needs_x)
+        wanted = zip(found, ctx.needs_input_grad[:3], strict=True)
+        return *(g if needed else None for g, needed in wanted), None, None, None
+
+
+def _derived_again(
+    g: Tensor, x: Tensor, weight: Tensor | None, eps: float, group: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute what `derived` does, by operators that are differentiable themselves."""
+    dtype, wide = x.dtype, torch.float32 if x.dtype in LOW else x.dtype
+    x, g = x.to(wide), g.to(wide)
+    over = [d for d in range(x.dim()) if d != 1]
+    count = SumWithin.apply(x.new_full((1,), x.numel() // x.shape[1]), group)
+    d = x - _beside(SumWithin.apply(x.sum(over), group) / count, x)
+    invstd = torch.rsqrt(SumWithin.apply((d * d).sum(over), group) / count + eps)
+    scaled = d * _beside(invstd, x)
+    of_bias, of_weight = g.sum(over), (g * scaled).sum(over)
+    sum_g, sum_gx = SumWithin.apply(torch.stack([of_bias, of_weight]), group) / count
+    of_x = (g - _beside(sum_g, x) - scaled * _beside(sum_gx, x)) * _beside(invstd, x)
+    if weight is not None:
+        of_x = of_x * _beside(weight.to(wide), x)
+    return of_x.to(dtype), of_weight, of_bias
+
+
+def stats_of(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return mean and one over the standard deviation of each channel of these rows."""
+    if x.device.type == "cpu":
+        quick = x.numel() >= LARGE and x.dim() > 2 and x.is_contiguous() and x.dtype not in LOW
+        known = moments(x) if quick else None
+        if known is None:  # in one pass, and halves in float32 if what is kept is
+            unused = x.new_zeros(x.shape[1], dtype=torch.float32) if x.dtype in LOW else None
+            known = aten.batch_norm_update_stats(x, unused, unused, 0.0)
+        mean, var = known
+    else:
+        x = x.float() if x.dtype in LOW else x
+        var, mean = torch.var_mean(x, [d for d in range(x.dim()) if d != 1], correction=0)
+    return mean, torch.rsqrt(var + eps)
+
+
+def moments(x: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return mean and variance of a contiguous input, in a seventh of the time of torch's own.
+
+    The kernel of BatchNorm's backward adds up `g` and `g * (x - shift)`; here `g` is `x` itself.
+    None where a mean is so large against its deviation that digits would be lost.
+    """
+    count, one = x.numel() // x.shape[1], x.new_ones(x.shape[1])
+    shift = x[:1].mean([d for d in range(x.dim()) if d != 1])  # near the mean: so is what cancels
+    products, sums = aten.native_batch_norm_backward(
+        x, x, one, shift, one, None, None, False, 0.0, [False, True, True]
+    )[1:]
+    products, sums, shift = (each.double() for each in (products, sums, shift))
+    mean = sums / count
+    var = (products - shift * (sums - count * shift)) / count - (mean - shift).square()
+    if (mean.square() > FAR * var).any():
+        return None
+    return mean.to(x.dtype), var.to(x.dtype)
+
+
+def dense(x: Tensor) -> Tensor:
+    """Return `x` in a layout without gaps that SyncBatchNorm's kernels take."""
+    last = (torch.channels_last, torch.channels_last_3d)
+    return x if any(x.is_contiguous(memory_format=kind) for kind in last) else x.contiguous()
+
+
+def laid_out_as(strides: tuple[int, ...], g: Tensor) -> Tensor:
+    """Return `g` in the memory layout of the input.
+
+    Of one row that lies otherwise torch's kernel for CPUs (2.6 to 2.14) computes other numbers.
+    """
+    if g.stride() == strides:
+        return g
+    return torch.empty_strided(g.shape, strides, dtype=g.dtype, device=g.device).copy_(g)
+
+
+def keep_layout(x: Tensor, out: Tensor) -> Tensor:
+    """Return `out`, to which torch has normalized `x`; its gradient will come as `x` lies."""
+    if len(x) == 1 and out.requires_grad:
+        out.register_hook(partial(laid_out_as, x.stride()))
+    return out

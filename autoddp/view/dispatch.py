@@ -1,0 +1,209 @@
+"""Who answers for a function of sharded tensors: a decision that is kept, a rule, or a gather."""
+
+from __future__ import annotations
+
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+
+from autoddp.comm.context import Code
+from autoddp.errors import BadInput, LostGradient
+from autoddp.torch_internals import (
+    current_node,
+    dispatch_depth,
+    has_own_functions,
+    in_function,
+    transform,
+)
+from autoddp.view.aliases import is_shape
+from autoddp.view.error_messages import WRONG, retell
+from autoddp.view.local_call import ONCE, LocalCall, schema_of
+from autoddp.view.shard_sizes import Spec
+from autoddp.view.sharded_tensor import (
+    DistributedTensor,
+    Partial,
+    ShardedTensor,
+    first_of,
+    owner_of,
+)
+from autoddp.view.state import View
+from autoddp.view.table import GRAPH, in_place, is_mutable, refused, replaced, rule_for
+from autoddp.view.work import SHARDED, WHOLE
+
+MOST = 16384  # decisions that are kept
+FUNCTION = int(Code.FUNCTION)  # a member of an enumeration is found more slowly
+GATHER = object()  # the decision to gather
+NUMPY = {"axis": "dim", "keepdims": "keepdim"}  # names that torch takes, too
+
+
+def dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """Answer as `__torch_function__`: by a decision that was made before, if there is one."""
+    key = schema_of(func, args, kwargs)
+    if key is None:
+        return answer(func, args, kwargs or {})
+    spec = key[1] if len(key) > 1 else None
+    if type(spec) is not Spec:
+        spec = next((x for x in key if type(x) is Spec), None)
+        if spec is None:
+            return answer(func, args, kwargs or {})
+    view: View = spec.view
+    decision, context = view.decisions.get(key), view.context
+    if (
+        decision is None
+        # outside of the script's thread, and of what sees whole tensors alone, nothing is decided
+        or context.depth[FUNCTION]
+        or get_ident() != context.thread
+        or transform()
+        or dispatch_depth()
+        or (current_node() is not None and in_function())
+    ):
+        return answer(func, args, kwargs or {}, key)
+    if decision is GATHER:
+        return _refreshed(func, args, on_the_whole(func, args, kwargs or {}))
+    if view.work.kind is WHOLE:
+        view.work.turn(SHARDED)
+    try:
+        return decision.run(func, args, kwargs)
+    except WRONG as error:
+        retell(error, func, args, kwargs or {})
+        raise
+
+
+def answer(func: Any, args: Any, kwargs: dict[str, Any], key: Any = None) -> Any:
+    """Compute by rule, or on the whole, as always under a transform of torch.func.
+
+    A mode of the script's (`FlopCounterMode`) sees operators, which are to be those of the batch.
+    """
+    me = first_of(args, kwargs)
+    view = owner_of(me)
+    whole = (
+        transform() or _apart(view, me) or in_function() or (dispatch_depth() and func not in GRAPH)
+    )
+    try:
+        out = NotImplemented if whole else _by_rule(view, func, args, kwargs, key)
+    except WRONG as error:
+        retell(error, func, args, kwargs)
+        raise
+    if out is NotImplemented:
+        out = on_the_whole(func, args, kwargs)
+    elif view.work.kind is WHOLE:
+        view.work.turn(SHARDED)
+    return _refreshed(func, args, out)
+
+
+def _refreshed(func: Any, args: Any, out: Any) -> Any:
+    """Bring up to date what the script holds of a batch that `func` wrote into; return `out`."""
+    if args and type(args[0]) is ShardedTensor and in_place(func):
+        shared = args[0].aliases_if_any
+        if shared is not None and shared.exported:
+            shared.refresh()
+    return out
+
+
+def _apart(view: View, me: Any) -> bool:
+    """Return whether a rule has no place: in the script's own autograd function, and in a thread.
+
+    A batch with a graph has its gradient from this rank's rows, wherever it goes on.
+    """
+    context = view.context
+    in_thread = context.in_thread() and not me.local.requires_grad
+    return bool(context.depth[Code.FUNCTION] or in_thread)
+
+
+def _by_rule(view: View, func: Any, args: Any, kwargs: dict[str, Any], key: Any) -> Any:
+    """Compute by the rule of `func`, and keep its decision; NotImplemented without one.
+
+    Rules find what they work on at its place, and read torch's own names of arguments.
+    """
+    rule = rule_for(func)
+    if rule is None and (known := replaced(func)) is not None:
+        return answer(known, args, kwargs)
+    leaves = tree_leaves((args, kwargs))
+    # torch's name of a first argument, but for `where`
+    if not args and "input" in kwargs and "condition" not in kwargs:
+        kwargs, key = {**kwargs}, None
+        args = (kwargs.pop("input"),)
+    if rule is None or not args or any(map(_foreign, leaves)):
+        return NotImplemented
+    if kwargs and any(name in NUMPY for name in kwargs):
+        kwargs, key = {NUMPY.get(name, name): value for name, value in kwargs.items()}, None
+    if any(type(x) is Partial for x in leaves) and any(type(x) is ShardedTensor for x in leaves):
+        args, kwargs = tree_map(_read, (args, kwargs), is_leaf=is_shape)
+    out = rule.decide(func, args, kwargs)
+    if key is not None and rule.kept and (out is NotImplemented or isinstance(out, LocalCall)):
+        if len(view.decisions) >= MOST:
+            view.decisions.clear()
+        view.decisions[key] = GATHER if out is NotImplemented else out
+    if out is ONCE:
+        return NotImplemented
+    return out.run(func, args, kwargs) if isinstance(out, LocalCall) else out
+
+
+def _read(x: Any) -> Any:
+    """Return the value of a partial sum, which meets sharded tensors as a replicated one."""
+    return x.full() if type(x) is Partial else x
+
+
+def _foreign(x: Any) -> bool:
+    """Return whether `x` is of a class that answers functions itself: it sees the whole."""
+    kind = type(x)
+    return (
+        issubclass(kind, Tensor)
+        and not issubclass(kind, DistributedTensor)
+        and has_own_functions(kind)
+    )
+
+
+def on_the_whole(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Gather what `func` is given, and compute it as one process would."""
+    sharded = [x for x in tree_leaves((args, kwargs)) if type(x) is ShardedTensor]
+    if sharded:
+        view = sharded[0].spec.view
+        size = sum(x.numel() * x.dtype.itemsize for x in sharded)
+        view.gathered(getattr(func, "__name__", str(func)), size)
+        if view.work.kind is SHARDED:
+            view.work.turn(WHOLE)
+    return of_the_whole(func, args, kwargs, is_mutable(func))
+
+
+def of_the_whole(func: Any, args: Any, kwargs: dict[str, Any], unseen: bool = False) -> Any:
+    """Call `func` with wholes and take over its writes, also any `unseen` by torch."""
+    leaves = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, (ShardedTensor, Partial))]
+    wholes: dict[int, Tensor] = {}
+    for x in leaves:
+        if id(x) not in wholes:
+            wholes[id(x)] = x.full()
+    given, named = tree_map(lambda x: wholes.get(id(x), x), (args, kwargs), is_leaf=is_shape)
+    out = func(*given, **named)
+    for x in leaves:
+        is_it = out is not None and out is (x._whole if isinstance(x, ShardedTensor) else x._value)
+        if isinstance(x, ShardedTensor):
+            x.settle(out, func, unseen)
+        if is_it:
+            out = x  # an operation in place returns what it was called on
+    return out
+
+
+def below(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """Compute on the whole what arrived below autograd, past every rule, or refuse it."""
+    kwargs = kwargs or {}
+    wants = torch.is_grad_enabled() and func is not torch.ops.aten.detach.default
+    if wants and any(
+        isinstance(x, (ShardedTensor, Partial)) and x.local.requires_grad
+        for x in tree_leaves((args, kwargs))
+    ):
+        raise LostGradient(
+            f"{func} met a sharded batch below autograd, where its gradient would be lost; give it "
+            "batch.clone().detach() if it needs no gradient, or run with --view local"
+        )
+    if type(args[0]) is ShardedTensor and torch.Tag.inplace_view in func.tags:
+        raise BadInput(refused(args[0].shape, func._schema.name.rpartition(":")[2]))
+    return of_the_whole(func, args, kwargs, is_mutable(func))
+
+
+_answers: Any = DistributedTensor  # mypy knows these two only as torch declares them
+_answers.__torch_function__ = classmethod(dispatch)
+_answers.__torch_dispatch__ = classmethod(below)

@@ -1,0 +1,99 @@
+"""Batches that were cut by hand: plain tensors are sharded where a module is called with them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autoddp.view.aliases import AliasGroup
+from autoddp.view.redistribute import part
+from autoddp.view.shard_sizes import ShardSizes
+from autoddp.view.sharded_tensor import ShardedTensor
+from autoddp.view.state import View
+from autoddp.view.work import SHARDED, WHOLE
+
+PLAIN = {Tensor, nn.Parameter, nn.Buffer}
+
+
+class ModuleEntry:
+    """The outermost calls of modules on one rank.
+
+    What is sharded there, and along which dimension, is a guess: a wrong one costs a gather, never
+    a number.
+    """
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.depth = 0  # above 0 inside a module's call
+        self.dims: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+
+    def call(
+        self, run: Callable[..., Any], module: nn.Module, args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        """Call `run(module, *args, **kwargs)` with plain tensors sharded that share a batch."""
+        dim = self._batch_dim(module)
+        given, named = self._sharded(dim, args, kwargs)
+        held = any(type(x) is ShardedTensor for x in (*given, *named.values()))
+        work = self.view.work.turn(SHARDED if held else WHOLE)
+        self.depth += 1
+        try:
+            return run(module, *given, **named)
+        finally:
+            self.depth -= 1
+            self.view.work.turn(work)
+
+    def _batch_dim(self, module: nn.Module) -> int:
+        """Return along which dimension a module's input most likely holds the batch.
+
+        At its first call, a module also shows the order of its parameters.
+        """
+        found = self.dims.get(module)
+        if found is None:
+            self.view.order.note(nn.Module.parameters(module))
+            self.view.met.append(weakref.ref(module))
+            firsts = [getattr(m, "batch_first", None) for m in nn.Module.modules(module)]
+            found = self.dims[module] = int(False in firsts)
+        return found
+
+    def _sharded(self, dim: int, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return the arguments, with this rank's rows of those that share the batch's size."""
+        values = [*args, *kwargs.values()]
+        lead = next((x for x in values if type(x) is ShardedTensor), None)
+        plain = [x for x in values if type(x) in PLAIN and x.dim()]
+        if not plain:
+            return args, kwargs
+        if lead is not None:
+            sizes: ShardSizes = lead.sizes
+        else:
+            first = plain[0]
+            total = first.shape[dim if first.dim() > dim else 0]
+            if total < self.view.group.size or first.layout is not torch.strided:
+                return args, kwargs
+            sizes = self.view.even_sizes(total)
+        if sizes.blocks > 1:
+            return args, kwargs
+        dims = (dim, 0) if lead is None else (lead.shard_dim, 0)
+        made = {id(x): self._cut(x, dims, sizes) for x in plain}
+        return (
+            tuple(made.get(id(x), x) for x in args),
+            {name: made.get(id(x), x) for name, x in kwargs.items()},
+        )
+
+    def _cut(self, x: Tensor, dims: tuple[int, ...], sizes: ShardSizes) -> Tensor:
+        """Return this rank's rows of a tensor that has the batch's size; else the tensor."""
+        if x.layout is not torch.strided or x.is_quantized or x.is_nested:
+            return x
+        dim = next((d for d in dims if d < x.dim() and x.shape[d] == sizes.total), None)
+        if dim is None:
+            return x
+        local = part(x, sizes, dim)
+        if x.requires_grad:
+            return ShardedTensor(local, sizes, dim)
+        # what is written into it is written into the script's tensor
+        shared = AliasGroup()
+        shared.export(x, local, sizes, dim, raw=False)
+        return ShardedTensor(local, sizes, dim, shared)

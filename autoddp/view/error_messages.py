@@ -1,0 +1,69 @@
+"""The words of an error that an operation on rows raised: they name the whole batch's shapes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from autoddp.view.aliases import is_shape
+from autoddp.view.generators import Generators
+
+WRONG = (RuntimeError, ValueError, IndexError, TypeError)  # what a wrong shape or index raises
+NUMBER = re.compile(r"-?\d+")
+OTHERS = (torch.OutOfMemoryError, dist.DistError)  # of these, which have nothing to do with shapes
+
+
+def retell(error: Exception, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Give `error`, which `func` raised on this rank's rows, the words that it has on the whole."""
+
+    def again() -> None:
+        given, named = tree_map(as_whole, (args, kwargs), is_leaf=is_shape)
+        func(*given, **named)
+
+    retell_of(error, again)
+
+
+def retell_of(error: Exception, again: Callable[[], Any]) -> None:
+    """Give `error` the words of what `again` raises, if these differ by numbers alone.
+
+    No rank can gather here, as another may have had no error: `again` has to make the call on a
+    batch of the whole's shape, as `as_whole` does. What it draws is undone.
+    """
+    if isinstance(error, OTHERS):
+        return
+    try:
+        told = _raised(again)
+    except Exception:  # that of a copy says nothing about the script
+        return
+    if type(told) is type(error) and NUMBER.sub("", str(told)) == NUMBER.sub("", str(error)):
+        error.args = told.args
+
+
+def _raised(again: Callable[[], Any]) -> Exception | None:
+    generators = Generators()
+    try:
+        with torch.no_grad():
+            again()
+    except Exception as told:
+        return told
+    finally:
+        generators.put_back()
+    return None
+
+
+def as_whole(x: Any) -> Any:
+    """Return a copy of a tensor; of a batch that is held by rows, as many rows, which repeat."""
+    if not isinstance(x, Tensor):
+        return x
+    rows: Tensor = getattr(x, "local", x).detach()  # of `ShardedTensor`, and of a `Partial`
+    sizes = getattr(x, "sizes", None)
+    if sizes is None:
+        return rows.clone()
+    again = torch.arange(sizes.total, device=rows.device) % sizes.local
+    return rows.index_select(x.shard_dim, again)  # type: ignore[attr-defined]

@@ -1,0 +1,295 @@
+"""What a rule decides for one kind of call, kept so that the next such call is a lookup.
+
+A rule looks at the function, at the placements and shapes of tensors and at constants; of a float
+only at whether it is zero. All of that is the `schema` of a call. For a schema a decision is made
+once: a `LocalCall`, or to gather.
+"""
+
+from __future__ import annotations
+
+from types import EllipsisType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Buffer, Parameter
+from torch.utils._pytree import tree_leaves
+
+from autoddp.view.redistribute import lend, part
+from autoddp.view.shard_sizes import ShardSizes, Spec
+from autoddp.view.sharded_tensor import ShardedTensor, wrap
+
+Placement = tuple[int, ShardSizes]  # the dimension along which a result is sharded, and how
+
+BY_VALUE = {
+    *(int, str, type(None), EllipsisType, torch.dtype, torch.device, torch.memory_format),
+    torch.layout,
+}
+REPLICATED = {Tensor, Parameter, Buffer}
+LISTS = {tuple, list, torch.Size}
+TENSOR, ZERO, NONZERO, YES, NO, CLOSE, SLICE = (object() for _ in range(7))
+
+
+ONCE = object()  # an answer of a rule: gather, but ask again at the next such call
+
+
+class LocalRows:
+    """A replicated tensor of which a local call has this rank's rows along `dim`."""
+
+    __slots__ = ("dim",)
+
+    def __init__(self, dim: int) -> None:
+        self.dim = dim
+
+    def __call__(self, x: Tensor, sizes: ShardSizes) -> Any:
+        return part(x, sizes, self.dim)
+
+
+class Const:
+    """A constant that a local call has in the place of an argument, as a local size."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __call__(self, x: Any, sizes: ShardSizes) -> Any:
+        return self.value
+
+
+class NoSchema(Exception):
+    """An argument of a kind that no decision is kept for."""
+
+
+def schema_of(func: Any, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
+    """Return what a rule may look at, as a key; None for arguments that no decision is kept for."""
+    key = [func]
+    try:
+        for x in args:
+            kind = type(x)
+            if kind is ShardedTensor:
+                key.append(x.spec)
+            elif kind is Parameter or kind is Tensor:
+                key.append(TENSOR)
+                key.append(x.shape)
+            elif kind in BY_VALUE:
+                key.append(x)
+            else:
+                _add(key, x)
+        if kwargs:
+            for name, x in kwargs.items():
+                key.append(name)
+                _add(key, x)
+    except NoSchema:
+        return None
+    return tuple(key)
+
+
+def _add(key: list[Any], x: Any) -> None:
+    """Add what a rule may know of an argument."""
+    kind = type(x)
+    if kind is ShardedTensor:
+        key.append(x.spec)
+    elif kind in REPLICATED:
+        key += (TENSOR, x.shape)
+    elif kind is float:
+        key.append(NONZERO if x else ZERO)
+    elif kind is bool:
+        key.append(YES if x else NO)
+    elif kind in BY_VALUE:
+        key.append(x)
+    elif kind in LISTS:
+        key.append(kind)
+        for item in x:
+            _add(key, item)
+        key.append(CLOSE)
+    elif kind is slice:
+        key += (SLICE, x.start, x.stop, x.step)
+        if not {type(x.start), type(x.stop), type(x.step)} <= BY_VALUE:
+            raise NoSchema
+    else:
+        raise NoSchema
+
+
+class LocalCall:
+    """The decision to call a function on local parts.
+
+    A rule writes it as the arguments of the local call: a sharded tensor stands for its local part,
+    `LocalRows(dim)` for this rank's rows of the replicated tensor there, any other tensor for
+    itself, `Const(value)` for a value in the place of an argument. All else stays as it is given.
+
+    Args:
+        args: Positional arguments, as many as the function was called with.
+        kwargs: Keyword arguments, likewise.
+        out: Placement of the result, or of each of several results; None for one that is a number,
+            or replicated.
+        aliases: Whether a result may share memory with the first sharded argument, or be it.
+        in_place: Whether the function writes into its first argument, and returns that.
+        all_elements: Whether a result has all elements of the first argument, and no others.
+    """
+
+    __slots__ = (
+        "aliases",
+        "all_elements",
+        "in_place",
+        "lends",
+        "more",
+        "names",
+        "out",
+        "shards",
+        "specs",
+    )
+
+    def __init__(
+        self,
+        args: Any,
+        kwargs: dict[str, Any],
+        out: Placement | list[Placement | None] | None,
+        aliases: bool = False,
+        in_place: bool = False,
+        all_elements: bool = False,
+    ) -> None:
+        self.out, self.aliases, self.in_place = out, aliases, in_place
+        self.all_elements = all_elements
+        self.shards = [i for i, x in enumerate(args) if type(x) is ShardedTensor]
+        self.lends = [i for i, x in enumerate(args) if type(x) in REPLICATED]
+        known = {*self.shards, *self.lends}
+        # lists, cuts and replaced constants; (place, what is to be done there)
+        self.more = [(i, _step(x)) for i, x in enumerate(args) if i not in known and _step(x)]
+        self.names = [(name, _step(x)) for name, x in kwargs.items() if _step(x)]
+        self.specs: Any = None
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call `func` on local parts, and wrap what it returns."""
+        given = list(args)
+        for i in self.shards:
+            x = given[i]
+            given[i] = x._local if x.aliases_if_any is None else x.local
+        for i in self.lends:
+            x = given[i]
+            if not x.is_leaf:  # one that needs no gradient is a leaf, too
+                given[i] = lend(x, self._first(args, kwargs).spec.view.group)
+        if self.more or self.names:
+            kwargs = self._steps(given, args, kwargs)
+        out = func(*given, **kwargs) if kwargs else func(*given)
+        if type(out) is not Tensor or self.in_place or self.out is None:
+            return self._wrapped(out, args, kwargs)
+        if not self.aliases:
+            return wrap(out, self.specs or self._spec(out))
+        me, spec = self._first(args, kwargs), self.specs or self._spec(out)
+        if out is me._local or me.tally is not None or spec.sizes.local < 2:
+            return self._wrapped(out, args, kwargs)
+        return wrap(out, spec, me.aliases)
+
+    def _steps(self, given: list[Any], args: Any, kwargs: Any) -> Any:
+        """Take the steps that lists, cuts and constants need; return keyword arguments."""
+        sizes = self._first(args, kwargs).spec.sizes
+        for i, step in self.more:
+            given[i] = step(given[i], sizes)
+        if not self.names:
+            return kwargs
+        return {**kwargs, **{name: step(kwargs[name], sizes) for name, step in self.names}}
+
+    def _wrapped(self, out: Any, args: Any, kwargs: Any) -> Any:
+        me = args[0] if self.in_place else self._first(args, kwargs)
+        if self.in_place or out is me._local:
+            if me.aliases_if_any is not None and me.aliases_if_any.exported:
+                me.aliases_if_any.refresh()
+            return None if out is None else me
+        shared = me.aliases if self.aliases else None
+        if isinstance(out, Tensor):
+            if self.out is None:
+                return out
+            spec = self.specs or self._spec(out)
+            if spec.dim == me.spec.dim == 0 and len(out) == 1 < spec.sizes.total:
+                out = outermost(me._local, out)
+            made = wrap(out, spec, shared)
+            if me.tally is not None and self.all_elements and not out.is_floating_point():
+                made.tally = me.tally.of(made)
+            return made
+        if not isinstance(out, (tuple, list)):
+            return out
+        specs = self.specs or self._spec(out)
+        return type(out)(
+            [
+                wrap(o, s, shared) if s is not None and isinstance(o, Tensor) else o
+                for o, s in zip(out, specs, strict=True)
+            ]
+        )
+
+    def _spec(self, out: Any) -> Any:
+        """Note the specs of results, which are the same in each such call."""
+        if isinstance(out, Tensor):
+            assert isinstance(self.out, tuple)
+            self.specs = spec_of(out, self.out)
+        else:
+            places = self.out if isinstance(self.out, list) else [self.out] * len(out)
+            self.specs = [
+                spec_of(o, p) if p is not None and isinstance(o, Tensor) else None
+                for o, p in zip(out, places, strict=True)
+            ]
+        return self.specs
+
+    def _first(self, args: Any, kwargs: Any) -> ShardedTensor:
+        """Return the first sharded argument."""
+        if self.shards:
+            return args[self.shards[0]]
+        return next(x for x in tree_leaves((args, kwargs)) if type(x) is ShardedTensor)
+
+
+def spec_of(out: Tensor, placement: Placement) -> Spec:
+    """Return the spec of a local result."""
+    return placement[1].spec(tuple(out.shape), placement[0])
+
+
+def outermost(before: Tensor, view: Tensor) -> Tensor:
+    """Return a view of one row that lies in memory as of several.
+
+    torch gives the batch of one row any stride, and where that is no longer the largest, kernels
+    take it for another layout than that of one process, in whose order they draw.
+    """
+    if view.layout is not torch.strided or len(before) != 1 or before.stride(0) < _span(before):
+        return view
+    span = _span(view)
+    if view.stride(0) >= span:
+        return view
+    return view.as_strided(view.shape, (span, *view.stride()[1:]))
+
+
+def _span(x: Tensor) -> int:
+    """Return how many elements of memory a row spans, to its next one."""
+    return max((n * step for n, step in zip(x.shape[1:], x.stride()[1:], strict=True)), default=1)
+
+
+class _Local:
+    """The step that takes a sharded tensor's local part, and a replicated tensor as it is."""
+
+    def __call__(self, x: Any, sizes: ShardSizes) -> Any:
+        return x.local if type(x) is ShardedTensor else lend(x, sizes.view.group)
+
+
+class _Items:
+    """The step for a list: a step for each item, None to leave it."""
+
+    def __init__(self, kind: Any, steps: list[Any]) -> None:
+        self.kind, self.steps = kind, steps
+
+    def __call__(self, x: Any, sizes: ShardSizes) -> Any:
+        made = (i if s is None else s(i, sizes) for i, s in zip(x, self.steps, strict=True))
+        return self.kind(made)
+
+
+def _step(x: Any) -> Any:
+    """Return what a local call does with an argument of a rule's; None to leave it."""
+    kind = type(x)
+    if kind is LocalRows or kind is Const:
+        return x
+    if kind is ShardedTensor or kind in REPLICATED:
+        return LOCAL
+    if kind in LISTS:
+        steps = [_step(item) for item in x]
+        return _Items(list if kind is list else tuple, steps) if any(steps) else None
+    return None
+
+
+LOCAL = _Local()

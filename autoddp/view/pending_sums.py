@@ -1,0 +1,107 @@
+"""Sums over ranks that nobody has read yet; reading one settles all, in one all-reduce."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from autoddp.comm.group import Group
+
+MOST = 1024  # unread sums that are kept; then all are settled
+
+
+class Part:
+    """One 0-dim sum over ranks: this rank's part, without its graph, and the sum once known.
+
+    A mean is the sum of parts, divided in float64 before the ranks' parts are added: it has the
+    rounding of one division, as in one process.
+    """
+
+    __slots__ = ("count", "local", "stream", "total")
+
+    def __init__(self, local: Tensor, count: int = 1) -> None:
+        self.local, self.count = local, count
+        self.stream = stream_of(local)
+        self.total: Tensor | None = None
+
+
+def stream_of(x: Tensor) -> torch.Stream | None:
+    """Return the stream on which the accelerator of `x` computes now, None for cpu, meta and mps.
+
+    Whoever reads `x` on another stream has to wait for this one.
+    """
+    return (
+        None
+        if x.device.type in ("cpu", "meta", "mps")
+        else torch.accelerator.current_stream(x.device)
+    )
+
+
+class PendingSums:
+    """The unread sums, in the order in which the script made them: the same on every rank.
+
+    They are held strongly: each rank's garbage collector frees what it likes first.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.parts: list[Part] = []
+
+    def add(self, local: Tensor, count: int = 1) -> Part:
+        """Keep `local`, this rank's part of a sum, until any sum is read or `MOST` are kept.
+
+        Args:
+            local: The part, a 0-dim tensor.
+            count: What the sum is divided by: the elements of a mean.
+        """
+        part = Part(local.detach(), count)
+        self.parts.append(part)
+        if len(self.parts) >= MOST:
+            self.settle()
+        return part
+
+    def settle(self) -> None:
+        """Sum all parts over the ranks, in one all-reduce for each device."""
+        parts, self.parts = self.parts, []
+        by_device: dict[torch.device, list[Part]] = {}
+        for part in parts:
+            by_device.setdefault(part.local.device, []).append(part)
+        for device, some in by_device.items():
+            now = stream_of(some[0].local)
+            for made in {
+                part.stream for part in some if part.stream is not None and part.stream != now
+            }:
+                torch.accelerator.current_stream(device).wait_stream(made)
+            columns = [_encode(part.local) / part.count for part in some]
+            total = self.group.all_reduce(torch.cat(columns))
+            values = total.split([len(column) for column in columns])
+            for part, value in zip(some, values, strict=True):
+                part.total = _decode(value, part.local)
+
+
+HALF = 2**31
+
+
+def _encode(x: Tensor) -> Tensor:
+    """Encode `x` as float64 numbers, to be summed over ranks.
+
+    Sums are exact for integers and good for floats.
+    """
+    if x.is_complex():
+        return torch.view_as_real(x).double().reshape(2)
+    if x.is_floating_point():
+        return x.double().reshape(1)
+    x = x.long()
+    return torch.stack([x.div(HALF, rounding_mode="floor"), x.remainder(HALF)]).double()
+
+
+def _decode(numbers: Tensor, like: Tensor) -> Tensor:
+    if like.is_complex():
+        return torch.view_as_complex(numbers.clone()).to(like.dtype)
+    if like.is_floating_point():
+        return numbers[0].to(like.dtype)
+    high, low = numbers.long()
+    return (high * HALF + low).to(like.dtype)

@@ -1,1 +1,0 @@
-"""The proof that a module treats rows one by one."""

@@ -1,0 +1,298 @@
+"""`ShardedTensor`, a batch of which this rank holds some rows, and `Partial`, an unread sum."""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import nullcontext
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from autoddp.torch_internals import outside_transforms, transform
+from autoddp.view.aliases import RAW, AliasGroup, as_made, same, shows, take, version
+from autoddp.view.likeness import Like
+from autoddp.view.pending_sums import Part
+from autoddp.view.redistribute import Gather, SumOverRanks, named, node_of, part
+from autoddp.view.shard_sizes import ShardSizes, Spec
+from autoddp.view.state import View
+
+UNKNOWN = (-1,)
+STRIDED, make_wrapper = torch.strided, Tensor._make_wrapper_subclass
+
+
+class DistributedTensor(Tensor, metaclass=Like):
+    """A tensor to the script, which ranks hold in parts; `dispatch.py` answers its functions."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[Tensor]:  # type: ignore[override]
+        return Tensor
+
+
+class ShardedTensor(DistributedTensor, metaclass=Like):
+    """A whole batch to the script; on this rank `local`, its rows along dimension `shard_dim`.
+
+    A function without a rule gathers, and is computed on the whole by every rank.
+
+    Args:
+        local: The rows of this rank.
+        sizes: How many rows each rank holds.
+        dim: The dimension along which they lie.
+        aliases: The tensors that share memory with this one.
+    """
+
+    spec: Spec
+    _local: Tensor
+    _whole: Tensor | None = None
+    _versions = (0, 0)
+    aliases_if_any: AliasGroup | None = None
+    tally: Any = None  # how many targets are ignored, if counted when the batch was fetched
+
+    @staticmethod
+    def __new__(
+        cls: type[ShardedTensor],
+        local: Tensor,
+        sizes: ShardSizes,
+        dim: int = 0,
+        aliases: AliasGroup | None = None,
+    ) -> ShardedTensor:
+        return wrap(local, sizes.spec(tuple(local.shape), dim), aliases)
+
+    def __init__(self, *_: Any) -> None:
+        """Leave what `wrap` has made."""
+
+    # ---- plain members: to ask torch for them would take longer than many a function
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        return self.spec.shape
+
+    @property
+    def ndim(self) -> int:  # type: ignore[override]
+        return len(self.spec.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        return self._local.dtype
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self._local.device
+
+    def dim(self) -> int:
+        return len(self.spec.shape)
+
+    def size(self, dim: Any = None) -> Any:
+        return self.spec.shape if dim is None else self.spec.shape[dim]
+
+    def numel(self) -> int:
+        return self.spec.shape.numel()
+
+    def is_floating_point(self) -> bool:
+        return self._local.is_floating_point()
+
+    # ---- placement
+
+    @property
+    def sizes(self) -> ShardSizes:
+        """Return how many rows each rank holds."""
+        return self.spec.sizes
+
+    @property
+    def shard_dim(self) -> int:
+        """Return the dimension along which the tensor is sharded."""
+        return self.spec.dim
+
+    @property
+    def placement(self) -> tuple[int, ShardSizes]:
+        """Return the dimension along which the tensor is sharded, and how."""
+        return self.spec.dim, self.spec.sizes
+
+    @property
+    def aliases(self) -> AliasGroup:
+        """Return the tensors that share memory with this one."""
+        found = self.aliases_if_any
+        if found is None:
+            found = self.aliases_if_any = AliasGroup()
+        return found
+
+    @property
+    def local(self) -> Tensor:
+        """Return this rank's rows, up to date."""
+        shared = self.aliases_if_any
+        if shared is not None and (shared.gathered or shared.exported):
+            shared.take_over()
+        return self._local
+
+    # ---- gather
+
+    def full(self) -> Tensor:
+        """Return the whole batch, gathered once for all that read it before the next write."""
+        local = self.local
+        whole = self._whole
+        needs = local.requires_grad and torch.is_grad_enabled()
+        shared = self.aliases
+        if (
+            whole is not None
+            and self._versions[0] == version(local)
+            and not shared.apart
+            and (whole.requires_grad or not needs)
+        ):
+            return whole
+        borrowed = shared.borrowed(local) if shared.exported and not needs else None
+        with outside_transforms() if transform() else nullcontext(), as_made(local):
+            gather = named(Gather, node_of(local)) if needs else Gather
+            whole = (
+                gather.apply(local, self.sizes, self.shard_dim) if borrowed is None else borrowed
+            )
+        if self._whole is None and not whole.is_inference():
+            shared.gathered.append(weakref.ref(self))
+        self._whole, self._versions = whole, (version(local), version(whole))
+        return whole
+
+    def take_over(self, unseen: bool = False) -> None:
+        """Write this rank's part of the gathered whole into the rows, if somebody wrote there."""
+        whole = self._whole
+        if whole is None:
+            return
+        unseen |= whole.is_inference()
+        if not unseen and whole._version == self._versions[1]:
+            return
+        self._versions = (self._versions[0], version(whole))
+        source = whole.detach() if unseen else whole
+        mine = part(source, self.sizes, self.shard_dim)
+        if not unseen or not same(mine, self._local):
+            take(self._local, mine)
+        self._versions = (version(self._local), version(whole))
+
+    def note_refresh(self) -> None:
+        """Note that what was gathered and exported has been refreshed, which is no new write."""
+        whole, exported = self._whole, self.aliases.borrowed(self._local)
+        if whole is not None and exported is not None and whole.data_ptr() == exported.data_ptr():
+            self._versions = (version(self._local), version(whole))
+
+    def settle(self, out: Any, func: Any, unseen: bool = False) -> None:
+        """Take over what `func`, given the whole, wrote there; note if `out` shows its memory."""
+        self.take_over(unseen)
+        self.export(out, func)
+        if self._whole is not None and self._whole.is_inference():
+            self._whole = None  # it counts no versions: nobody could tell whether it is up to date
+
+    def export(self, out: Any, func: Any) -> None:
+        """Note if `out`, computed of the whole, lets the script see its memory."""
+        whole, name = self._whole, getattr(func, "__name__", "")
+        if whole is not None and not transform() and shows(out, whole, name):
+            raw = whole.device.type == "cpu" or name in RAW  # a plain view may be read as an array
+            self.aliases.export(whole, self._local, self.sizes, self.shard_dim, raw)
+
+
+def wrap(local: Tensor, spec: Spec, aliases: AliasGroup | None = None) -> ShardedTensor:
+    """Return the sharded tensor of this spec whose local part is `local`."""
+    strides = None
+    if local.layout is STRIDED:
+        strides = spec.strides.get(local.stride(), UNKNOWN)
+        if strides is UNKNOWN:
+            strides = spec.strides_for(local)
+    made: ShardedTensor = make_wrapper(
+        ShardedTensor, spec.shape, strides=strides, dtype=local.dtype, device=local.device
+    )
+    made._local, made.spec = local, spec
+    if aliases is not None:
+        made.aliases_if_any = aliases
+    return made
+
+
+class Partial(DistributedTensor, metaclass=Like):
+    """A 0-dim sum over ranks of which each knows its part; reading reduces, backward() need not."""
+
+    owner: View
+
+    @staticmethod
+    def __new__(
+        cls: type[Partial],
+        local: Tensor,
+        view: View,
+        dtype: torch.dtype | None = None,
+        known: Part | None = None,
+        node: str = "",
+    ) -> Partial:
+        kind = dtype or local.dtype
+        return Tensor._make_wrapper_subclass(cls, (), dtype=kind, device=local.device)
+
+    def __init__(
+        self,
+        local: Tensor,
+        view: View,
+        dtype: torch.dtype | None = None,
+        known: Part | None = None,
+        node: str = "",
+    ) -> None:
+        self.local, self.owner, self._node = local, view, node
+        self.declared = dtype or local.dtype
+        self._part = known or view.pending.add(local)
+        self._value: Tensor | None = None
+        self._written = 0
+
+    @property
+    def node(self) -> str:
+        """Return the kind of `grad_fn` that the sum has in one process."""
+        return self._node or node_of(self.local)
+
+    @property
+    def unread(self) -> bool:
+        """Return whether `local` still stands for the sum: nobody has written into the value."""
+        return self._value is None or self._value._version == self._written
+
+    def full(self) -> Tensor:
+        """Return the sum, settling all that are unread."""
+        needs = self.local.requires_grad and torch.is_grad_enabled()
+        value = self._value
+        if value is not None and (value.requires_grad or not needs or not self.unread):
+            return value
+        if self._part.total is None:
+            self.owner.pending.settle()
+        total = self._part.total
+        assert total is not None
+        local = self.local.to(self.declared)
+        summed = named(SumOverRanks, self.node) if needs else SumOverRanks
+        value = summed.apply(local, self.owner.group, total.to(self.declared))
+        if not value.is_inference():
+            self._value, self._written = value, value._version
+        return value
+
+
+for _kind in (DistributedTensor, ShardedTensor, Partial):
+    _kind.__name__, _kind.__qualname__, _kind.__module__ = "Tensor", "Tensor", "torch"
+
+
+def is_sharded(x: object) -> TypeGuard[ShardedTensor]:
+    """Return whether `x` is a sharded tensor."""
+    return type(x) is ShardedTensor
+
+
+def full(x: Any) -> Any:
+    """Return `x` as one process has it: gathered if sharded, summed if partial."""
+    kind = type(x)  # quicker than to ask for an instance, which looks at `__class__`
+    return x.full() if kind is ShardedTensor or kind is Partial else x
+
+
+def owner_of(x: ShardedTensor | Partial) -> View:
+    """Return the view to which a sharded tensor or a partial sum belongs."""
+    return x.spec.view if isinstance(x, ShardedTensor) else x.owner
+
+
+def first_of(args: Any, kwargs: dict[str, Any]) -> Any:
+    """Return the first sharded tensor or partial sum; most often it is an argument itself."""
+    for x in args:
+        if type(x) is ShardedTensor or type(x) is Partial:
+            return x
+    for x in tree_leaves((args, kwargs)):
+        if type(x) is ShardedTensor or type(x) is Partial:
+            return x
+    raise AssertionError("no sharded tensor among the arguments")
+
+
+def view_of(args: Any) -> View:
+    """Return the view of the first sharded tensor or partial sum among the leaves of `args`."""
+    return owner_of(first_of((args,), {}))
