@@ -1,0 +1,57 @@
+"""Small models of the zoo (benchmarks/zoo.py) have one process's numbers on two ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.models import catalogue
+from benchmarks.zoo import Trained, compare, examine
+
+NEEDS = {
+    "convnext": "torchvision",
+    "mobilenet_v3": "torchvision",
+    "swin": "torchvision",
+    "fcn": "torchvision",
+    "timm vit_tiny": "timm",
+    "hf bert": "transformers",
+    "hf llama": "transformers",
+    "hf t5": "transformers",
+    "packed LSTM": "torch",
+    "TransformerEncoder time first": "torch",
+    "nn.Transformer batch first": "torch",
+    "U-Net": "torch",
+}
+RTOL = 1e-9
+
+
+@pytest.fixture(autouse=True)
+def dtype():
+    """The zoo's models are made in float64."""
+    before = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # a library's own
+@pytest.mark.parametrize("name", NEEDS)
+def test_ranks_train_it_as_one_process_does(name):
+    pytest.importorskip(NEEDS[name])
+    found = examine(name, double=True)
+    assert found.difference < RTOL, found.at
+    assert found.same_generator
+
+
+def test_the_zoo_has_its_families():
+    assert len(catalogue()) >= 60
+    assert set(NEEDS) <= set(catalogue())
+
+
+def test_a_difference_is_found():
+    one = Trained([1.0], {"w": np.ones(3)}, b"", {})
+    assert compare(one, one)[0] == 0
+    other = Trained([1.0], {"w": np.array([1.0, 1.0, 1.5])}, b"", {})
+    assert compare(one, other) == (0.5, "w")
+    assert compare(one, Trained([float("nan")], one.state, b"", {}))[0] == float("inf")
