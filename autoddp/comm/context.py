@@ -25,8 +25,8 @@ class Code(IntEnum):
         FETCH: A data set's, for rows that differ from rank to rank; passes through likewise, but
             finds files where this rank has put them.
         PLAIN: Called where no batch is to be looked for: in a data set's fetch, in a backward.
-        FUNCTION: An autograd function's of the script, whose steps autograd does not follow: it
-            computes on whole batches.
+        FUNCTION: What looks below torch's functions, and computes on whole batches: an autograd
+            function's of the script, or what runs under its hooks of saved tensors.
         TRIAL: The script's, which one process would not run here: it leaves no trace.
     """
 

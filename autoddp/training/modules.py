@@ -75,9 +75,10 @@ class Modules(WholeCalls):
     )
     def see_saved(self, call: Call) -> Any:
         """Compute on whole tensors while such a hook is on; those of torch's own see no shapes."""
+        entered = call.plain()
         if not _of_torch(call.instance):
             self.view.context.depth[Code.FUNCTION] += 1
-        return call.plain()
+        return entered
 
     @patch("torch.autograd.graph:saved_tensors_hooks.__exit__", why="the hook's end")
     def see_no_more(self, call: Call) -> Any:

@@ -88,10 +88,10 @@ def answer(func: Any, args: Any, kwargs: dict[str, Any], key: Any = None) -> Any
         retell(error, func, args, kwargs)
         raise
     if out is NotImplemented:
-        out = on_the_whole(func, args, kwargs)
-    elif view.work.kind is WHOLE:
+        return _refreshed(func, args, on_the_whole(func, args, kwargs))
+    if view.work.kind is WHOLE:
         view.work.turn(SHARDED)
-    return _refreshed(func, args, out)
+    return out
 
 
 def _refreshed(func: Any, args: Any, out: Any) -> Any:
@@ -139,7 +139,9 @@ def _by_rule(view: View, func: Any, args: Any, kwargs: dict[str, Any], key: Any)
         view.decisions[key] = GATHER if out is NotImplemented else out
     if out is ONCE:
         return NotImplemented
-    return out.run(func, args, kwargs) if isinstance(out, LocalCall) else out
+    if isinstance(out, LocalCall):
+        return out.run(func, args, kwargs)
+    return out if out is NotImplemented else _refreshed(func, args, out)
 
 
 def _read(x: Any) -> Any:

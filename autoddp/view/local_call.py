@@ -27,9 +27,8 @@ BY_VALUE = {
 }
 REPLICATED = {Tensor, Parameter, Buffer}
 LISTS = {tuple, list, torch.Size}
-TENSOR, ZERO, NONZERO, YES, NO, CLOSE, SLICE = (object() for _ in range(7))
-
-
+# what stands in a schema for a value, or begins one of several parts
+TENSOR, ZERO, NONZERO, YES, NO, CLOSE, SLICE, NAMED = (object() for _ in range(8))
 ONCE = object()  # an answer of a rule: gather, but ask again at the next such call
 
 
@@ -77,6 +76,7 @@ def schema_of(func: Any, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
             else:
                 _add(key, x)
         if kwargs:
+            key.append(NAMED)  # else f(x, "dim", 1) and f(x, dim=1) would be one
             for name, x in kwargs.items():
                 key.append(name)
                 _add(key, x)
