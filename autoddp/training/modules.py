@@ -17,7 +17,7 @@ from autoddp.patching import Call, patch
 from autoddp.report import users_line
 from autoddp.training.whole_calls import EAGER, FULL, WholeCalls
 from autoddp.view import Partial, ShardedTensor, full
-from autoddp.view.dispatch import of_the_whole, on_the_whole
+from autoddp.view.dispatch import of_the_whole
 from autoddp.view.entry import ModuleEntry
 from autoddp.view.redistribute import BOUNDARIES, Renamed
 
@@ -137,30 +137,6 @@ class Modules(WholeCalls):
         found = any(isinstance(x, (ShardedTensor, Partial)) for x in leaves)
         return of_the_whole(call.wrapped, call.args, call.kwargs) if found else call.plain()
 
-    @patch(
-        "torch.nn.modules.transformer:TransformerEncoder.forward",
-        "torch.nn.modules.transformer:TransformerEncoderLayer.forward",
-        "torch.nn.modules.activation:MultiheadAttention.forward",
-        why="in evaluation torch computes plain tensors by kernels of their own, which fill padded "
-        "places with zeros",
-        hot=True,
-    )
-    def by_fast_path(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Give whole tensors to what one process would compute by torch's fast path."""
-
-        def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if module.training or torch.compiler.is_compiling() or not _may_be_fast(module):
-                return plain(module, *args, **kwargs)
-            leaves = tree_leaves((args, kwargs))
-            if not any(type(x) is ShardedTensor for x in leaves) or (
-                torch.is_grad_enabled()
-                and any(isinstance(x, Tensor) and x.requires_grad for x in leaves)
-            ):
-                return plain(module, *args, **kwargs)
-            return on_the_whole(plain, (module, *args), kwargs)
-
-        return forward
-
     @patch("torch:Tensor.as_subclass", why=f"a tensor of another class: {FULL}", hot=True)
     def as_subclass(self, plain: Any) -> Any:
         """Give the other class the whole batch: what it does with that is its own affair."""
@@ -211,14 +187,6 @@ class Modules(WholeCalls):
             return call.plain()  # reentrant without a graph to hang on: torch warns
         given = {**call.kwargs, "use_reentrant": False}
         return _checkpointed(call.wrapped, function, rest, given)
-
-
-def _may_be_fast(module: nn.Module) -> bool:
-    """Return whether torch may have a kernel for a layer: batch first, and without a graph."""
-    if not getattr(module, "batch_first", True):
-        return False
-    trained = torch.is_grad_enabled() and any(x.requires_grad for x in module.parameters())
-    return not trained and torch.backends.mha.get_fastpath_enabled()
 
 
 class _Held:
