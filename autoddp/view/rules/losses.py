@@ -237,8 +237,9 @@ def class_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     given = {k: whole_operand(v, me.sizes) for k, v in given.items()}
     if UNCLEAR in [v for v in given.values() if not isinstance(v, Tensor)]:
         return NotImplemented
-    if reduction == "none":
-        return ShardedTensor(func(me.local, mine, reduction="none", **given), me.sizes, dim)
+    if reduction == "none":  # without the dimension of classes, also where targets have it
+        out = func(me.local, mine, reduction="none", **given)
+        return ShardedTensor(out, me.sizes, me.shard_dim - (me.shard_dim > 0))
     total, dtype = _sum(func, me.local, mine, **given)
     if reduction == "sum":
         return Partial(total, me.sizes.view, dtype)
