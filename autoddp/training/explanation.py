@@ -157,8 +157,8 @@ def hint(name: str) -> str:
     own = name.removesuffix(".apply")
     if own != name:
         return (
-            "if its rows do not depend on each other, @autoddp.rowwise or "
-            f"--rowwise MODULE:{own} keeps them sharded"
+            "if its rows do not depend on each other, @autoddp.rowwise in "
+            f"the script, or --rowwise MODULE:{own} for a library's, keeps them sharded"
         )
     return MASK if name in MASKS else ""
 

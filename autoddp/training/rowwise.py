@@ -94,6 +94,10 @@ class Rowwise(Feature):
 
 
 def _check(name: str, root: str, path: str) -> None:
+    if root == "__main__":
+        raise BadInput(
+            f"--rowwise is {name!r}, which is the script's own; mark it there by @autoddp.rowwise"
+        )
     if not root or not path:
         raise BadInput(f"--rowwise is {name!r}; it takes package.module:Name")
     if importlib.util.find_spec(root) is None:

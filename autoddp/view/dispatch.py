@@ -166,8 +166,6 @@ def on_the_whole(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         view = sharded[0].spec.view
         size = sum(x.numel() * x.dtype.itemsize for x in sharded)
         view.gathered(getattr(func, "__name__", str(func)), size)
-        if view.work.kind is SHARDED:
-            view.work.turn(WHOLE)
     return of_the_whole(func, args, kwargs, is_mutable(func))
 
 

@@ -15,7 +15,7 @@ from autoddp.report import Report, users_line
 from autoddp.view.order import Order
 from autoddp.view.pending_sums import PendingSums
 from autoddp.view.shard_sizes import ShardSizes, even_sizes
-from autoddp.view.work import Work
+from autoddp.view.work import SHARDED, WHOLE, Work
 
 if TYPE_CHECKING:
     from autoddp.comm.group import Group
@@ -70,6 +70,8 @@ class View:
     def gathered(self, name: str, size: int) -> None:
         """Note for the report that the function `name` gathered a batch of `size` bytes."""
         self.report.add("gather", users_line(2), name, size)
+        if self.work.kind is SHARDED:
+            self.work.turn(WHOLE)
 
     @contextmanager
     def trial(self) -> Iterator[None]:

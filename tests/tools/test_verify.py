@@ -99,6 +99,13 @@ WRONG_LAYOUT = """
     from autoddp.view import redistribute
     redistribute.agreed_order = lambda local, sizes: list(reversed(redistribute.order_of(local)))
 """
+# A module of the user's that is marked rowwise, and mixes rows.
+WRONG_MARK = """
+    import autoddp
+    @autoddp.rowwise
+    class Centred(nn.Module):
+        def forward(self, h): return h - h.mean(0)
+"""
 DECIDES = """
     import autoddp
     if autoddp.rank() == 2 and step == 2: optimizer.param_groups[0]["lr"] *= 2
@@ -340,6 +347,12 @@ def test_a_rule_that_is_wrong_is_told_from_rounding(verified, tmp_path):
     assert (1, "parameter", "Sequential.0.weight") in differ
     assert any("'at " in d["want"] for d in seen.data["excused"]), "the clock's reading"
     assert not seen.data["among ranks"]["differences"]
+
+
+def test_what_is_marked_rowwise_and_mixes_rows_is_found(verified, tmp_path):
+    net = "nn.Sequential(nn.Linear(6, 8), Centred(), nn.Linear(8, 3))"
+    seen = verified(written(tmp_path / "here" / "marked.py", before=WRONG_MARK, net=net))
+    assert seen.code == 1, seen.out
 
 
 def test_a_gather_that_changed_a_layout_is_named(verified, tmp_path):
