@@ -104,9 +104,9 @@ def _add(key: list[Any], x: Any) -> None:
             _add(key, item)
         key.append(CLOSE)
     elif kind is slice:
-        key += (SLICE, x.start, x.stop, x.step)
-        if not {type(x.start), type(x.stop), type(x.step)} <= BY_VALUE:
-            raise NoSchema
+        key.append(SLICE)
+        for bound in (x.start, x.stop, x.step):
+            _add(key, bound)
     else:
         raise NoSchema
 
@@ -129,15 +129,8 @@ class LocalCall:
     """
 
     __slots__ = (
-        "aliases",
-        "all_elements",
-        "in_place",
-        "lends",
-        "more",
-        "names",
-        "out",
-        "shards",
-        "specs",
+        *("aliases", "all_elements", "constants", "in_place", "lends", "more"),
+        *("names", "out", "shards", "sizes", "specs"),
     )
 
     def __init__(
@@ -153,10 +146,13 @@ class LocalCall:
         self.all_elements = all_elements
         self.shards = [i for i, x in enumerate(args) if type(x) is ShardedTensor]
         self.lends = [i for i, x in enumerate(args) if type(x) in REPLICATED]
-        known = {*self.shards, *self.lends}
-        # lists, cuts and replaced constants; (place, what is to be done there)
+        self.constants = [(i, x.value) for i, x in enumerate(args) if type(x) is Const]
+        known = {*self.shards, *self.lends, *(i for i, _ in self.constants)}
+        # lists and rows of replicated tensors: (place, what is to be done there)
         self.more = [(i, _step(x)) for i, x in enumerate(args) if i not in known and _step(x)]
         self.names = [(name, _step(x)) for name, x in kwargs.items() if _step(x)]
+        leaves = [args[self.shards[0]]] if self.shards else tree_leaves((args, kwargs))
+        self.sizes: ShardSizes = next(x for x in leaves if type(x) is ShardedTensor).sizes
         self.specs: Any = None
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -168,47 +164,47 @@ class LocalCall:
         for i in self.lends:
             x = given[i]
             if not x.is_leaf:  # one that needs no gradient is a leaf, too
-                given[i] = lend(x, self._first(args, kwargs).spec.view.group)
+                given[i] = lend(x, self.sizes.view.group)
+        for i, value in self.constants:
+            given[i] = value
         if self.more or self.names:
-            kwargs = self._steps(given, args, kwargs)
+            kwargs = self._steps(given, kwargs)
         out = func(*given, **kwargs) if kwargs else func(*given)
-        if type(out) is not Tensor or self.in_place or self.out is None:
-            return self._wrapped(out, args, kwargs)
+        me: Any = args[self.shards[0]] if self.shards else None
+        if self.in_place or (me is not None and out is me._local):
+            return _itself(me, out)
+        if type(out) is not Tensor or self.out is None:
+            return self._several(out, me)
+        spec = self.specs or self._spec(out)
         if not self.aliases:
-            return wrap(out, self.specs or self._spec(out))
-        me, spec = self._first(args, kwargs), self.specs or self._spec(out)
-        if out is me._local or me.tally is not None or spec.sizes.local < 2:
-            return self._wrapped(out, args, kwargs)
+            return wrap(out, spec)
+        if me.tally is not None or spec.sizes.local < 2:
+            return self._view(out, me, spec)
         return wrap(out, spec, me.aliases)
 
-    def _steps(self, given: list[Any], args: Any, kwargs: Any) -> Any:
-        """Take the steps that lists, cuts and constants need; return keyword arguments."""
-        sizes = self._first(args, kwargs).spec.sizes
+    def _steps(self, given: list[Any], kwargs: Any) -> Any:
+        """Take the steps that lists and replicated tensors need; return keyword arguments."""
+        sizes = self.sizes
         for i, step in self.more:
             given[i] = step(given[i], sizes)
         if not self.names:
             return kwargs
         return {**kwargs, **{name: step(kwargs[name], sizes) for name, step in self.names}}
 
-    def _wrapped(self, out: Any, args: Any, kwargs: Any) -> Any:
-        me = args[0] if self.in_place else self._first(args, kwargs)
-        if self.in_place or out is me._local:
-            if me.aliases_if_any is not None and me.aliases_if_any.exported:
-                me.aliases_if_any.refresh()
-            return None if out is None else me
-        shared = me.aliases if self.aliases else None
-        if isinstance(out, Tensor):
-            if self.out is None:
-                return out
-            spec = self.specs or self._spec(out)
-            if spec.dim == me.spec.dim == 0 and len(out) == 1 < spec.sizes.total:
-                out = outermost(me._local, out)
-            made = wrap(out, spec, shared)
-            if me.tally is not None and self.all_elements and not out.is_floating_point():
-                made.tally = me.tally.of(made)
-            return made
-        if not isinstance(out, (tuple, list)):
+    def _view(self, out: Tensor, me: ShardedTensor, spec: Spec) -> ShardedTensor:
+        """Wrap a result that may share memory with `me`, of a single row or of counted targets."""
+        if spec.dim == me.spec.dim == 0 and len(out) == 1 < spec.sizes.total:
+            out = outermost(me._local, out)
+        made = wrap(out, spec, me.aliases)
+        if me.tally is not None and self.all_elements and not out.is_floating_point():
+            made.tally = me.tally.of(made)
+        return made
+
+    def _several(self, out: Any, me: Any) -> Any:
+        """Wrap several results; what is no tensor, or replicated, stays as it is."""
+        if self.out is None or not isinstance(out, (tuple, list)):
             return out
+        shared = me.aliases if self.aliases else None
         specs = self.specs or self._spec(out)
         return type(out)(
             [
@@ -230,11 +226,13 @@ class LocalCall:
             ]
         return self.specs
 
-    def _first(self, args: Any, kwargs: Any) -> ShardedTensor:
-        """Return the first sharded argument."""
-        if self.shards:
-            return args[self.shards[0]]
-        return next(x for x in tree_leaves((args, kwargs)) if type(x) is ShardedTensor)
+
+def _itself(me: Any, out: Any) -> Any:
+    """Return the argument that a function has returned, or written into."""
+    shared = me.aliases_if_any
+    if shared is not None and shared.exported:
+        shared.refresh()
+    return None if out is None else me
 
 
 def spec_of(out: Tensor, placement: Placement) -> Spec:
@@ -275,8 +273,8 @@ class _Items:
         self.kind, self.steps = kind, steps
 
     def __call__(self, x: Any, sizes: ShardSizes) -> Any:
-        made = (i if s is None else s(i, sizes) for i, s in zip(x, self.steps, strict=True))
-        return self.kind(made)
+        made = [i if s is None else s(i, sizes) for i, s in zip(x, self.steps, strict=True)]
+        return made if self.kind is list else tuple(made)
 
 
 def _step(x: Any) -> Any:
