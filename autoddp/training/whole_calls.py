@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_map_only
 from autoddp.comm.context import Code
 from autoddp.patching import Call, Feature, patch, stands_for
 from autoddp.report import users_line
+from autoddp.torch_internals import plain_tensors
 from autoddp.view import Partial, ShardedTensor, full
-from autoddp.view.rules.operands import PLAIN
 
 if TYPE_CHECKING:
     from autoddp.view.state import View
@@ -160,5 +160,5 @@ def whole_inputs(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _gathered(args: Any) -> Any:
-    with PLAIN():
+    with plain_tensors():
         return tree_map_only((ShardedTensor, Partial), full, args)

@@ -126,7 +126,7 @@ def _by_rule(view: View, func: Any, args: Any, kwargs: dict[str, Any], key: Any)
     if not args and "input" in kwargs and "condition" not in kwargs:
         kwargs, key = {**kwargs}, None
         args = (kwargs.pop("input"),)
-    if rule is None or not args or any(map(_foreign, leaves)):
+    if rule is None or not args or any(_whole(x, rule.kept) for x in leaves):
         return NotImplemented
     if kwargs and any(name in NUMPY for name in kwargs):
         kwargs, key = {NUMPY.get(name, name): value for name, value in kwargs.items()}, None
@@ -149,9 +149,14 @@ def _read(x: Any) -> Any:
     return x.full() if type(x) is Partial else x
 
 
-def _foreign(x: Any) -> bool:
-    """Return whether `x` is of a class that answers functions itself: it sees the whole."""
+def _whole(x: Any, by_decision: bool) -> bool:
+    """Return whether `x` keeps a rule from answering: a class that does so itself sees the whole.
+
+    So does a decision if a rank has no rows, of which torch refuses many a function.
+    """
     kind = type(x)
+    if kind is ShardedTensor:
+        return by_decision and not x.sizes.smallest
     return (
         issubclass(kind, Tensor)
         and not issubclass(kind, DistributedTensor)

@@ -7,33 +7,28 @@ draw its own rows from a stream of its own, and says so.
 
 from __future__ import annotations
 
-from math import prod
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from autoddp.comm import accelerator
 from autoddp.torch_internals import DispatchMode, parts_of
 from autoddp.view.local_call import LocalCall
 from autoddp.view.redistribute import agreed_order, laid_out
 from autoddp.view.shard_sizes import ShardSizes
-from autoddp.view.streams import own_stream
+
+if TYPE_CHECKING:
+    from autoddp.view.state import View
 
 MOST = 64 * 2**20  # bytes of one draw that `--draws auto` makes whole
-FILL = {
-    "bernoulli_",
-    "normal_",
-    "uniform_",
-    "exponential_",
-    "random_",
-    "log_normal_",
-    "geometric_",
-    "cauchy_",
-}
-SHAPED = {"randn": 0, "rand": 0}
-LIKE = {"randn_like", "rand_like", "randint_like"}
-# what is made of FILL where nothing is written in place; `normal` is another operator
-FILLED = {name.rstrip("_") for name in FILL} - {"normal"}
+FILL = (
+    *("uniform_", "normal_", "exponential_", "bernoulli_", "random_", "log_normal_"),
+    *("geometric_", "cauchy_"),
+)
+LIKE = ("rand_like", "randn_like", "randint_like")
 DROPOUT = ("dropout_p", "dropout", "p")  # names of the probability in operators that drop inside
 
 
@@ -67,42 +62,23 @@ class Draws(DispatchMode):
         return func(*args, **kwargs) if drawn is NotImplemented else drawn
 
     def _draw(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-        shape = _shape_of(name, args)
-        dim = None if shape is None else self._batch_dim(shape)
-        if dim is None or shape is None:
+        dropout = name == "native_dropout" and args[2] is not False
+        by_tensor = any(isinstance(x, Tensor) and x.dim() for x in args[1:])
+        known = dropout or name in LIKE or (name in FILL and not by_tensor)
+        dim = self._batch_dim(args[0].shape) if known else None
+        if dim is None:
             return self._unknown(func, name, args, kwargs)
-        if self._own(shape, args):
-            with own_stream(self.view, _device(args, kwargs), kwargs.get("generator")):
+        if self._own(args[0]):
+            with own_stream(self.view, args[0].device):
                 return func(*args, **kwargs)
-        take = self.sizes.take
+        drawn = func(self._grow(args[0], dim), *args[1:], **kwargs)
         if name in FILL:
-            return args[0].copy_(take(func(self._grow(args[0], dim), *args[1:], **kwargs), dim))
-        if name in FILLED:
-            grown = func(self._grow(args[0], dim), *args[1:], **kwargs)
-            return torch.empty_like(args[0]).copy_(take(grown, dim))
+            return args[0].copy_(self.sizes.take(drawn, dim))
         if name in LIKE:
-            return take(func(self._grow(args[0], dim), *args[1:], **kwargs), dim).contiguous()
-        if name == "native_dropout":
-            # the values there do not matter: this kernel alone tells what is dropped where
-            mask = take(func(self._grow(args[0], dim), *args[1:])[1], dim).contiguous()
-            return args[0] * mask / (1 - args[1]), mask
-        if name == "normal" and len(args) < 3:
-            return self._normal(shape, dim, *args, **kwargs)
-        where = next(k for k, a in enumerate(args) if isinstance(a, (list, tuple)))
-        grown = [*args]
-        grown[where] = self._grown(shape, dim)
-        return take(func(*grown, **kwargs), dim).contiguous()
-
-    def _normal(
-        self, shape: Any, dim: int, mean: Any, std: Any = 1.0, generator: Any = None
-    ) -> Any:
-        """Draw around these means, by the steps in which torch does."""
-        like = mean if isinstance(mean, Tensor) else std
-        whole = torch.empty(self._grown(shape, dim), dtype=like.dtype, device=like.device)
-        spread = 1.0 if isinstance(std, Tensor) else std
-        whole.normal_(0.0, spread, generator=generator)
-        mine = self.sizes.take(whole, dim).contiguous()
-        return (mine.mul_(std) if isinstance(std, Tensor) else mine).add_(mean)
+            return self.sizes.take(drawn, dim).contiguous()
+        # the values there do not matter: this kernel alone tells what is dropped where
+        mask = self.sizes.take(drawn[1], dim).contiguous()
+        return args[0] * mask / (1 - args[1]), mask
 
     def _batch_dim(self, shape: Any) -> int | None:
         """Return the dimension that holds the batch, None if none has its size.
@@ -113,20 +89,18 @@ class Draws(DispatchMode):
         here = self.sizes.local
         return next((d for d in places if d < len(shape) and shape[d] == here), None)
 
-    def _grown(self, shape: Any, dim: int) -> list[int]:
-        return [self.sizes.total if d == dim else size for d, size in enumerate(shape)]
-
     def _grow(self, x: Tensor, dim: int) -> Tensor:
-        return laid_out(tuple(self._grown(x.shape, dim)), agreed_order(x, self.sizes), x)
+        """Return memory like that of `x`, for the whole batch."""
+        shape = (*x.shape[:dim], self.sizes.total, *x.shape[dim + 1 :])
+        return laid_out(shape, agreed_order(x, self.sizes), x)
 
-    def _own(self, shape: Any, args: Any) -> bool:
+    def _own(self, x: Tensor) -> bool:
         view = self.view
         if view.draws == "whole":
             return False
         if view.draws == "own":
             return True
-        item = args[0].element_size() if isinstance(args[0], Tensor) else 4
-        large = prod(shape) // max(self.sizes.local, 1) * self.sizes.total * item > MOST
+        large = x.nbytes // max(self.sizes.local, 1) * self.sizes.total > MOST
         if large:
             view.report.doubt(
                 "draws",
@@ -145,7 +119,7 @@ class Draws(DispatchMode):
             What it gave; NotImplemented if it draws nothing for the batch.
         """
         inputs = [a for a in args if isinstance(a, Tensor) and a.dim()]
-        if name in FILL | FILLED | LIKE or not inputs or self._batch_dim(inputs[0].shape) is None:
+        if name in (*FILL, *LIKE) or not inputs or self._batch_dim(inputs[0].shape) is None:
             return NotImplemented
         if not _dropping(func, args, kwargs):
             return NotImplemented
@@ -186,23 +160,17 @@ def _dropping(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return next((given[n] for n in DROPOUT if n in given), 1.0)
 
 
-def _shape_of(name: str, args: Any) -> Any:
-    """Return the shape of what is drawn, None for draws that cannot be made whole."""
-    if name in FILL or (name in FILLED and len(args) > 1):
-        by_tensor = any(isinstance(a, Tensor) and a.dim() for a in args[1:])
-        return None if by_tensor else args[0].shape
-    if name == "normal" and len(args) < 3:
-        return torch.broadcast_shapes(*(x.shape for x in args if isinstance(x, Tensor)))
-    if name in LIKE or (name == "native_dropout" and args[2] is not False):
-        return args[0].shape
-    if name in SHAPED:
-        return args[0]
-    if name in ("randint", "normal"):
-        return next((a for a in args if isinstance(a, (list, tuple))), None)
-    return None
-
-
-def _device(args: Any, kwargs: dict[str, Any]) -> torch.device:
-    if isinstance(args[0], Tensor):
-        return args[0].device
-    return torch.device(kwargs.get("device") or "cpu")
+@contextmanager
+def own_stream(view: View, device: torch.device) -> Iterator[None]:
+    """Draw from this rank's own stream in here; the generator outside stays where it is."""
+    where = accelerator.at(device)
+    outside, own = accelerator.state(where), view.streams.get(where)
+    if own is None:
+        seed = torch.initial_seed() + 7919 * (view.group.rank + 1)
+        own = torch.Generator(where).manual_seed(seed).get_state()
+    accelerator.set_state(where, own)
+    try:
+        yield
+    finally:
+        view.streams[where] = accelerator.state(where)
+        accelerator.set_state(where, outside)

@@ -149,8 +149,8 @@ class LocalCall:
         self.constants = [(i, x.value) for i, x in enumerate(args) if type(x) is Const]
         known = {*self.shards, *self.lends, *(i for i, _ in self.constants)}
         # lists and rows of replicated tensors: (place, what is to be done there)
-        self.more = [(i, _step(x)) for i, x in enumerate(args) if i not in known and _step(x)]
-        self.names = [(name, _step(x)) for name, x in kwargs.items() if _step(x)]
+        self.more = [(i, s) for i, x in enumerate(args) if i not in known and (s := _step(x))]
+        self.names = [(name, s) for name, x in kwargs.items() if (s := _step(x))]
         leaves = [args[self.shards[0]]] if self.shards else tree_leaves((args, kwargs))
         self.sizes: ShardSizes = next(x for x in leaves if type(x) is ShardedTensor).sizes
         self.specs: Any = None
@@ -259,22 +259,9 @@ def _span(x: Tensor) -> int:
     return max((n * step for n, step in zip(x.shape[1:], x.stride()[1:], strict=True)), default=1)
 
 
-class _Local:
-    """The step that takes a sharded tensor's local part, and a replicated tensor as it is."""
-
-    def __call__(self, x: Any, sizes: ShardSizes) -> Any:
-        return x.local if type(x) is ShardedTensor else lend(x, sizes.view.group)
-
-
-class _Items:
-    """The step for a list: a step for each item, None to leave it."""
-
-    def __init__(self, kind: Any, steps: list[Any]) -> None:
-        self.kind, self.steps = kind, steps
-
-    def __call__(self, x: Any, sizes: ShardSizes) -> Any:
-        made = [i if s is None else s(i, sizes) for i, s in zip(x, self.steps, strict=True)]
-        return made if self.kind is list else tuple(made)
+def _local(x: Any, sizes: ShardSizes) -> Any:
+    """Take a sharded tensor's local part, and a replicated tensor as it is."""
+    return x.local if type(x) is ShardedTensor else lend(x, sizes.view.group)
 
 
 def _step(x: Any) -> Any:
@@ -283,11 +270,13 @@ def _step(x: Any) -> Any:
     if kind is LocalRows or kind is Const:
         return x
     if kind is ShardedTensor or kind in REPLICATED:
-        return LOCAL
-    if kind in LISTS:
-        steps = [_step(item) for item in x]
-        return _Items(list if kind is list else tuple, steps) if any(steps) else None
-    return None
+        return _local
+    steps = [_step(item) for item in x] if kind in LISTS else []
+    if not any(steps):
+        return None
 
+    def items(given: Any, sizes: ShardSizes) -> Any:
+        made = [x if s is None else s(x, sizes) for x, s in zip(given, steps, strict=True)]
+        return made if kind is list else tuple(made)
 
-LOCAL = _Local()
+    return items

@@ -24,20 +24,6 @@ def order_of(x: Tensor) -> list[int]:
     return sorted(range(x.dim()), key=lambda k: (-strides[k], sizes[k] < 2, k))
 
 
-def strides_of(local: Tensor, shape: list[int]) -> tuple[int, ...] | None:
-    """Return the strides of a whole of `shape` that is laid out as `local`.
-
-    None stands for a contiguous whole, and for a layout without strides.
-    """
-    if local.is_contiguous() or local.layout is not torch.strided:
-        return None
-    strides, step = [0] * len(shape), 1
-    for dim in sorted(range(len(shape)), key=lambda k: (local.stride(k), -k)):
-        strides[dim] = step
-        step *= max(shape[dim], 1)
-    return tuple(strides)
-
-
 def laid_out(shape: tuple[int, ...], order: list[int], like: Tensor) -> Tensor:
     """Return an uninitialised tensor like `like` whose dimensions lie in memory in `order`.
 

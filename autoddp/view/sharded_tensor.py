@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_leaves
 
 from autoddp.torch_internals import outside_transforms, transform
 from autoddp.view.aliases import RAW, AliasGroup, as_made, same, shows, take, version
-from autoddp.view.likeness import Like
 from autoddp.view.pending_sums import Part
 from autoddp.view.redistribute import Gather, SumOverRanks, named, node_of, part
 from autoddp.view.shard_sizes import ShardSizes, Spec
@@ -22,12 +21,24 @@ UNKNOWN = (-1,)
 STRIDED, make_wrapper = torch.strided, Tensor._make_wrapper_subclass
 
 
+class Like(type(Tensor)):  # type: ignore[misc]  # torch's stub does not know it for a class
+    """A metaclass: to a script its types are torch.Tensor by name and `==`; by `is` none can be."""
+
+    def __eq__(cls, other: object) -> bool:
+        return other is Tensor or cls is other
+
+    __hash__ = type.__hash__  # registries of types (copyreg, pytree) still tell it from a Tensor
+
+
 class DistributedTensor(Tensor, metaclass=Like):
     """A tensor to the script, which ranks hold in parts; `dispatch.py` answers its functions."""
 
     @property  # type: ignore[misc]
     def __class__(self) -> type[Tensor]:  # type: ignore[override]
         return Tensor
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Leave what `__new__` has made."""
 
 
 class ShardedTensor(DistributedTensor, metaclass=Like):
@@ -58,9 +69,6 @@ class ShardedTensor(DistributedTensor, metaclass=Like):
         aliases: AliasGroup | None = None,
     ) -> ShardedTensor:
         return wrap(local, sizes.spec(tuple(local.shape), dim), aliases)
-
-    def __init__(self, *_: Any) -> None:
-        """Leave what `wrap` has made."""
 
     # ---- plain members: to ask torch for them would take longer than many a function
 
@@ -96,12 +104,10 @@ class ShardedTensor(DistributedTensor, metaclass=Like):
 
     @property
     def sizes(self) -> ShardSizes:
-        """Return how many rows each rank holds."""
         return self.spec.sizes
 
     @property
     def shard_dim(self) -> int:
-        """Return the dimension along which the tensor is sharded."""
         return self.spec.dim
 
     @property
@@ -207,6 +213,12 @@ class Partial(DistributedTensor, metaclass=Like):
     """A 0-dim sum over ranks of which each knows its part; reading reduces, backward() need not."""
 
     owner: View
+    local: Tensor
+    declared: torch.dtype
+    _part: Part
+    _node: str
+    _value: Tensor | None = None
+    _written = 0
 
     @staticmethod
     def __new__(
@@ -217,22 +229,11 @@ class Partial(DistributedTensor, metaclass=Like):
         known: Part | None = None,
         node: str = "",
     ) -> Partial:
-        kind = dtype or local.dtype
-        return Tensor._make_wrapper_subclass(cls, (), dtype=kind, device=local.device)
-
-    def __init__(
-        self,
-        local: Tensor,
-        view: View,
-        dtype: torch.dtype | None = None,
-        known: Part | None = None,
-        node: str = "",
-    ) -> None:
-        self.local, self.owner, self._node = local, view, node
-        self.declared = dtype or local.dtype
-        self._part = known or view.pending.add(local)
-        self._value: Tensor | None = None
-        self._written = 0
+        declared = dtype or local.dtype
+        made: Partial = make_wrapper(cls, (), dtype=declared, device=local.device)
+        made.local, made.owner, made.declared = local, view, declared
+        made._part, made._node = known or view.pending.add(local), node
+        return made
 
     @property
     def node(self) -> str:

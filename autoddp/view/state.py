@@ -30,8 +30,7 @@ class View:
         batch_statistics: Whether BatchNorm takes its statistics over all ranks.
         decisions: What rules have decided, by the schema of a call.
         met: The latest modules that were called; dead ones stay: each rank frees its own.
-        streams: The states of this rank's own streams of draws, by the device, or by the generator
-            that the script names.
+        streams: The states of this rank's own streams of draws, by device.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class View:
         self.order = Order()
         self.decisions: dict[tuple[Any, ...], Any] = {}
         self.met: deque[weakref.ref[nn.Module]] = deque(maxlen=MET)
-        self.streams: dict[torch.device | torch.Generator, Tensor] = {}
+        self.streams: dict[torch.device, Tensor] = {}
         self._sizes: dict[tuple[tuple[int, ...], int], ShardSizes] = {}
         self._even: dict[int, ShardSizes] = {}
 

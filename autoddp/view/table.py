@@ -14,7 +14,7 @@ from torch.overrides import handle_torch_function
 
 from autoddp import torch_internals
 
-OWNERS = (torch.Tensor, torch, F, torch.special, torch.linalg)
+OWNERS = (torch.Tensor, torch, F, torch.special, torch.linalg, torch.fft)
 Decide = Callable[[Any, Any, dict[str, Any]], Any]
 
 
@@ -30,7 +30,7 @@ class FunctionRule:
 
 
 _RULES: dict[Any, FunctionRule | None] = {}
-_POINTWISE: list[FunctionRule] = []  # the rule for whatever torch tags as pointwise
+POINTWISE = "pointwise"  # stands for whatever torch tags as pointwise
 
 
 def functions(name: str) -> Iterator[Any]:
@@ -41,27 +41,16 @@ def functions(name: str) -> Iterator[Any]:
             yield found
 
 
-def rule(*names: str) -> Callable[[Decide], Decide]:
-    """Register the decorated function as the rule for these names.
+def rule(*names: Any, kept: bool = True) -> Callable[[Decide], Decide]:
+    """Register the decorated function as the rule for these names, or for functions without one.
 
     Its answers are kept: it may look at placements, shapes and constants alone, and at a float only
     for whether it is zero.
     """
-    return _recorder(names, kept=True)
 
-
-def computed(*names: str) -> Callable[[Decide], Decide]:
-    """Register the decorated function for these names; it is asked at each call.
-
-    So it may look at anything, and return the result itself.
-    """
-    return _recorder(names, kept=False)
-
-
-def _recorder(names: tuple[str, ...], kept: bool) -> Callable[[Decide], Decide]:
     def record(decide: Decide) -> Decide:
         for name in names:
-            found = list(functions(name))
+            found = list(functions(name)) if isinstance(name, str) else [name]
             assert found, f"torch has no {name}"
             _RULES.update(dict.fromkeys(found, FunctionRule(decide, kept)))
         return decide
@@ -69,26 +58,23 @@ def _recorder(names: tuple[str, ...], kept: bool) -> Callable[[Decide], Decide]:
     return record
 
 
-def rule_of(func: Any, decide: Decide, kept: bool = True) -> None:
-    """Register `decide` for a function that has no public name."""
-    _RULES[func] = FunctionRule(decide, kept)
+def computed(*names: Any) -> Callable[[Decide], Decide]:
+    """Register the decorated function for these names; it is asked at each call.
+
+    So it may look at anything, and return the result itself.
+    """
+    return rule(*names, kept=False)
 
 
 def attribute_rule(*names: str) -> Callable[[Decide], Decide]:
     """Register the decorated function for these attributes, read and written."""
-
-    def record(decide: Decide) -> Decide:
-        for name in names:
-            slot = getattr(torch.Tensor, name)
-            _RULES[slot.__get__] = _RULES[slot.__set__] = FunctionRule(decide, kept=False)
-        return decide
-
-    return record
+    slots: list[Any] = [getattr(torch.Tensor, name) for name in names]
+    return computed(*(slot.__get__ for slot in slots), *(slot.__set__ for slot in slots))
 
 
 def pointwise_rule(decide: Decide) -> Decide:
     """Register the decorated function for all that torch tags as pointwise."""
-    _POINTWISE.append(FunctionRule(decide, kept=True))
+    _RULES[POINTWISE] = FunctionRule(decide, kept=True)
     return decide
 
 
@@ -97,7 +83,7 @@ def rule_for(func: Any) -> FunctionRule | None:
     try:
         return _RULES[func]
     except KeyError:
-        found = _RULES[func] = _POINTWISE[0] if is_pointwise(func) else None
+        found = _RULES[func] = _RULES[POINTWISE] if is_pointwise(func) else None
         return found
 
 
@@ -116,28 +102,9 @@ KNOWN = {
 }
 NOT_POINTWISE = {"equal", "where"}  # where() with one argument lists indices
 UNTAGGED = {
-    "__and__",
-    "__or__",
-    "__xor__",
-    "__iand__",
-    "__ior__",
-    "__ixor__",
-    "__invert__",
-    "__rfloordiv__",
-    "__rmod__",
-    "floor_divide",
-    "isreal",
-}
-UNTAGGED |= {
-    "copy_",
-    "fill_",
-    "zero_",
-    "softsign",
-    "tanhshrink",
-    "hardswish",
-    "complex",
-    "isclose",
-    "log_sigmoid",
+    *("__and__", "__or__", "__xor__", "__iand__", "__ior__", "__ixor__", "__invert__"),
+    *("__rfloordiv__", "__rmod__", "floor_divide", "isreal", "copy_", "fill_", "zero_"),
+    *("softsign", "tanhshrink", "hardswish", "complex", "isclose", "log_sigmoid"),
 }
 
 

@@ -45,7 +45,6 @@ DRAWN: dict[str, Callable[[Tensor], Tensor]] = {
     "bernoulli": lambda x: torch.bernoulli(x.sigmoid()),
     "multinomial": lambda x: torch.multinomial(x.flatten(1).softmax(1), 2),
 }
-OF_VALUES = ("rrelu", "rrelu of negatives", "bernoulli", "multinomial")
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "plain": lambda x: x,
     "channels last": lambda x: x.to(memory_format=torch.channels_last),
@@ -115,31 +114,6 @@ def _second(group: Any) -> list[str]:
 @pytest.mark.parametrize("nproc", [2, 3])
 def test_batch_in_second_dimension(nproc):
     assert run_ranks(_second, nproc) == [[]] * nproc
-
-
-def _inside(group: Any) -> list[str]:
-    """As in a split call: plain rows under the mode."""
-    view, said = Counting(group), []
-    for layout, laid in LAYOUTS.items():
-        for name, draw in DRAWN.items():
-            if name in (*OF_VALUES, "gumbel", "hard gumbel"):
-                continue  # values decide what is drawn: no proof accepts these
-            whole = laid(torch.ones(8, 4, 3, 2) - 0.5)
-            cuts = view.even_sizes(8)
-            torch.manual_seed(5)
-            want, after = draw(whole).narrow(0, cuts.offset, cuts.local), torch.rand(2)
-            torch.manual_seed(5)
-            with Draws(cuts, 0):
-                got = draw(whole.narrow(0, cuts.offset, cuts.local))
-            if found := difference((want, after), (got, torch.rand(2))):
-                said.append(f"{name}, {layout}: {found}")
-    return said
-
-
-@pytest.mark.parametrize("nproc", [2, 3])
-def test_draws_inside_a_split_call(nproc):
-    said = run_ranks(_inside, nproc)
-    assert not any(said), said
 
 
 IMAGES: dict[str, Callable[[Tensor], Tensor]] = {

@@ -3,40 +3,8 @@
 Each answers with a local call, with a result, or with NotImplemented: then its function gathers.
 """
 
-from autoddp.view.rules import (
-    autograd,
-    creation,
-    in_place_views,
-    indexing,
-    joining,
-    linear_algebra,
-    losses,
-    metadata,
-    neural,
-    normalization,
-    partial,
-    pointwise,
-    random,
-    recurrent,
-    reductions,
-    shapes,
-)
+from importlib import import_module
+from pkgutil import iter_modules
 
-__all__ = [
-    "autograd",
-    "creation",
-    "in_place_views",
-    "indexing",
-    "joining",
-    "linear_algebra",
-    "losses",
-    "metadata",
-    "neural",
-    "normalization",
-    "partial",
-    "pointwise",
-    "random",
-    "recurrent",
-    "reductions",
-    "shapes",
-]
+for _found in iter_modules(__path__, f"{__name__}."):
+    import_module(_found.name)  # it fills the table

@@ -9,25 +9,27 @@ from torch import Tensor
 
 from autoddp.comm.accelerator import CPU
 from autoddp.view.local_call import ONCE, Const, LocalCall, LocalRows
-from autoddp.view.rules.operands import UNCLEAR, aligned, bound, dim_of, local_operand
+from autoddp.view.rules.operands import UNCLEAR, aligned, local_operand
 from autoddp.view.sharded_tensor import Partial, ShardedTensor, is_sharded
-from autoddp.view.table import in_place, rule
+from autoddp.view.table import rule
+
+MARK = 1_000_003  # a size that nothing else has
+INDICES = (torch.int64, torch.int32, torch.bool)
+# an index as this rank has it, where it puts the batch, and how many dimensions the result has
+Own = tuple[tuple[Any, ...], int, int]
 
 
 @rule("__getitem__")
 def getitem(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Index all rows and anything before or behind: `x[:, 0]`, `x[..., 1:]`, `x[:, None]`."""
     me, index = args
-    if is_sharded(me) and _holds_tensors(index):
-        by_tensors = _by_tensors(me, index)
-        if by_tensors is None:
-            return ONCE
-        items, dim, _ = by_tensors
-        return ShardedTensor(me.local[items], me.sizes, dim)
-    found = _of_all_rows(me, index) if is_sharded(me) else None
+    tensors = _holds_tensors(index)  # whose values and dtypes count, so that nothing is kept
+    found = _own(me, index) if is_sharded(me) else None
     if found is None:
-        return NotImplemented
+        return ONCE if tensors else NotImplemented
     items, dim, _ = found
+    if tensors:
+        return ShardedTensor(me.local[items], me.sizes, dim)
     return LocalCall((me, Const(items)), {}, (dim, me.sizes), aliases=True)
 
 
@@ -35,9 +37,8 @@ def getitem(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def setitem(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Write a number, or what belongs to the same rows, into all rows: `x[:, 0] = 1`."""
     me, index, value = args
-    tensors = _holds_tensors(index)  # whose values and dtypes count, so that nothing is kept
-    look = _by_tensors if tensors else _of_all_rows
-    found = look(me, index) if is_sharded(me) else None
+    tensors = _holds_tensors(index)
+    found = _own(me, index) if is_sharded(me) else None
     if found is None or isinstance(value, Partial):
         return ONCE if tensors else NotImplemented
     items, dim, ndim = found
@@ -46,9 +47,7 @@ def setitem(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if value is UNCLEAR or not isinstance(value, (bool, int, float, Tensor, LocalRows)):
         return ONCE if tensors else NotImplemented
     call = LocalCall((me, Const(items), value), {}, None, in_place=True)
-    if not tensors:
-        return call
-    return call.run(func, args, kwargs)
+    return call.run(func, args, kwargs) if tensors else call
 
 
 def _holds_tensors(index: Any) -> bool:
@@ -57,88 +56,10 @@ def _holds_tensors(index: Any) -> bool:
     return any(isinstance(x, Tensor) for x in items)
 
 
-def _of_all_rows(me: ShardedTensor, index: Any) -> tuple[tuple[Any, ...], int, int] | None:
-    """Return an index that leaves all rows, written out; None for any other.
+def _own(me: ShardedTensor, index: Any) -> Own | None:
+    """Return an index that takes all rows, as this rank has it; None for any other.
 
-    Also where it puts the shard dimension, and how many dimensions the result has.
-    """
-    items = list(index) if isinstance(index, tuple) else [index]
-    if not all(i is None or i is Ellipsis or type(i) in (int, slice) for i in items):
-        return None
-    taken = sum(i is not None and i is not Ellipsis for i in items)
-    if items.count(Ellipsis) == 0:
-        items.append(Ellipsis)
-    if taken > me.dim() or items.count(Ellipsis) > 1:
-        return None
-    spread = items.index(Ellipsis)
-    items[spread : spread + 1] = [slice(None)] * (me.dim() - taken)
-    place = [k for k, item in enumerate(items) if item is not None][me.shard_dim]
-    if items[place] != slice(None):
-        return None
-    dim = sum(type(item) is not int for item in items[:place])
-    return tuple(items), dim, sum(type(item) is not int for item in items)
-
-
-SCATTERS = ("gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce")
-
-
-@rule(*SCATTERS, "scatter_reduce_", "take_along_dim")
-def gather(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute `logits.gather(1, labels[:, None])`, along another dimension than the batch's."""
-    names: tuple[str, ...] = ("input", "dim", "index", "src", "reduce")
-    if func.__name__ == "take_along_dim":
-        names = ("input", "index", "dim")
-    given = bound(names, args, {}) or {}
-    if any(isinstance(x, Tensor) for x in kwargs.values()) or "index" not in given:
-        return NotImplemented
-    tensors = [x for x in args if isinstance(x, Tensor)]
-    lead = next((x for x in tensors if is_sharded(x)), None)
-    if lead is None or (in_place(func) and not is_sharded(args[0])):
-        return NotImplemented
-    along = dim_of(given.get("dim"), lead.dim())
-    if along in (None, lead.shard_dim):
-        return NotImplemented
-    mine = [_of_rows(x, lead) if isinstance(x, Tensor) else x for x in args]
-    if any(x is UNCLEAR for x in mine):
-        return NotImplemented
-    return LocalCall(mine, kwargs, lead.placement, in_place=in_place(func))
-
-
-def _of_rows(x: Tensor, lead: ShardedTensor) -> Any:
-    """Return how a tensor takes part that has as many rows along the same dimension."""
-    if x.dim() != lead.dim() or x.shape[lead.shard_dim] != lead.sizes.total:
-        return UNCLEAR
-    if is_sharded(x):
-        return x if x.placement == lead.placement else UNCLEAR
-    return LocalRows(lead.shard_dim)
-
-
-@rule("index_add", "index_add_", "index_copy", "index_copy_", "index_fill", "index_fill_")
-def index_write(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Write into positions along another dimension, the same in all rows."""
-    if len(args) != 4 or any(isinstance(x, Tensor) for x in kwargs.values()):
-        return NotImplemented
-    me, dim, index, source = args
-    if not is_sharded(me) or not isinstance(index, Tensor) or is_sharded(index):
-        return NotImplemented
-    if dim_of(dim, me.dim()) in (None, me.shard_dim) or type(source) is Partial:
-        return NotImplemented
-    if isinstance(source, Tensor) and source.dim():
-        source = _of_rows(source, me)
-    if source is UNCLEAR:
-        return NotImplemented
-    given = (me, dim, index, source)
-    return LocalCall(given, kwargs, me.placement, in_place=in_place(func))
-
-
-MARK = 1_000_003  # a size that nothing else has
-INDICES = (torch.int64, torch.int32, torch.bool)
-
-
-def _by_tensors(me: ShardedTensor, index: Any) -> tuple[tuple[Any, ...], int, int] | None:
-    """Return what `_of_all_rows` does for an index that holds tensors, as this rank has it.
-
-    They leave all rows, or one that is `arange(B)` takes each row with its own of the others.
+    It leaves the rows alone, or an item that is `arange(B)` takes each with its own of the others.
     """
     found = _spelled(me, index)
     if found is None:
@@ -147,7 +68,7 @@ def _by_tensors(me: ShardedTensor, index: Any) -> tuple[tuple[Any, ...], int, in
     tensors = [x for x in items if isinstance(x, Tensor)]
     if is_sharded(items[place]) or any(x.dtype not in INDICES for x in tensors):
         return None
-    ndim = max(x.dim() if x.dtype is not torch.bool else 1 for x in tensors)
+    ndim = max((x.dim() if x.dtype is not torch.bool else 1 for x in tensors), default=0)
     dim = None
     if isinstance(items[place], Tensor):
         dim = _numbers_rows(items[place], me, ndim)
@@ -165,7 +86,10 @@ def _by_tensors(me: ShardedTensor, index: Any) -> tuple[tuple[Any, ...], int, in
     sizes = [*me.shape]
     if dim is None:
         sizes[me.shard_dim] = MARK
-    shape = torch.empty(sizes, device="meta")[tuple(marks)].shape
+    try:
+        shape = torch.empty(sizes, device="meta")[tuple(marks)].shape
+    except IndexError:
+        return None  # as on the whole
     return (tuple(mine), shape.index(MARK), len(shape)) if shape.count(MARK) == 1 else None
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F  # the field's name for it
 
 from autoddp.view.redistribute import SumOverRanks, named, node_of, part
-from autoddp.view.rules.operands import UNCLEAR, bound, local_operand, whole_operand
+from autoddp.view.rules.arguments import arguments
+from autoddp.view.rules.operands import UNCLEAR, local_operand, whole_operand
 from autoddp.view.sharded_tensor import Partial, ShardedTensor, full, is_sharded
 from autoddp.view.table import computed
 
@@ -26,43 +27,28 @@ LOW = (torch.float16, torch.bfloat16)
 
 
 class Tally:
-    """The number of ignored targets of a batch, summed over ranks while other work runs.
+    """The number of ignored targets of a batch: known, or summed over ranks while other work runs.
 
     It holds until these are written into; a copy gets one of its own, by `of`.
     """
 
-    def __init__(self, rows: ShardedTensor) -> None:
+    def __init__(self, rows: ShardedTensor, hits: Any, work: Any = None) -> None:
         self.source, self.version = rows.local, rows.local._version
-        self.hits = (rows.local == IGNORED).sum()
-        self.work = rows.sizes.view.group.start_all_reduce(self.hits)
+        self.hits, self.work = hits, work
 
-    def count(self, rows: ShardedTensor) -> int | None:
+    def count(self) -> int | None:
         """Return the number, None if the targets were changed since."""
         if self.source._version != self.version:
             return None
-        self.work.wait()
+        if self.work is not None:
+            self.work.wait()
         return int(self.hits)
 
     def of(self, rows: ShardedTensor) -> Tally | None:
         """Return the same number for a copy or view of the targets, None if these were changed."""
         if self.source._version != self.version or rows.local.is_inference():
             return None
-        made = object.__new__(type(self))
-        vars(made).update(vars(self))
-        made.source, made.version = rows.local, rows.local._version
-        return made
-
-
-class Known(Tally):
-    """The number of ignored targets of a batch that was seen as a whole: nothing travels."""
-
-    def __init__(self, rows: ShardedTensor, hits: int) -> None:
-        self.source, self.version = rows.local, rows.local._version
-        self.known = hits
-
-    def count(self, rows: ShardedTensor) -> int | None:
-        """Return the number, None if the targets were changed since."""
-        return self.known if self.source._version == self.version else None
+        return Tally(rows, self.hits, self.work)
 
 
 def counted(
@@ -76,15 +62,15 @@ def counted(
             or left to the loss.
         none_ignored: Whether it is known that there is nothing to count.
     """
-    if rows.local.dtype is torch.int64 and not rows.local.is_inference():
-        if none_ignored:
-            rows.tally = Known(rows, 0)
-        elif whole is None:
-            # an accelerator with a backend reduces the loss: for a count the host would wait
-            view = rows.sizes.view
-            rows.tally = None if view.group.native or view.context.in_thread() else Tally(rows)
-        else:
-            rows.tally = Known(rows, int((whole == IGNORED).sum()))
+    local, view = rows.local, rows.sizes.view
+    if local.dtype is not torch.int64 or local.is_inference():
+        return rows
+    if none_ignored or whole is not None:
+        rows.tally = Tally(rows, 0 if whole is None else int((whole == IGNORED).sum()))
+    elif not view.group.native and not view.context.in_thread():
+        # an accelerator with a backend reduces the loss: for a count the host would wait
+        hits = (local == IGNORED).sum()
+        rows.tally = Tally(rows, hits, view.group.start_all_reduce(hits))
     return rows
 
 
@@ -101,17 +87,9 @@ def _sum(func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, torch.dtype]:
 
 
 ELEMENTS = (
-    "mse_loss",
-    "l1_loss",
-    "smooth_l1_loss",
-    "huber_loss",
-    "binary_cross_entropy",
-    "binary_cross_entropy_with_logits",
-    "kl_div",
-    "soft_margin_loss",
+    *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "soft_margin_loss"),
+    *("binary_cross_entropy", "binary_cross_entropy_with_logits"),
 )
-
-
 MEANS = {"l1_loss": "MeanBackward0"}  # the node of a mean, where it is not that of the sum
 
 
@@ -209,11 +187,10 @@ def _rows(x: Any, me: ShardedTensor) -> Any:
 @computed("cross_entropy", "nll_loss")
 def class_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute a loss with a term for each target that is not ignored."""
-    names = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction")
-    given = bound((*names, "label_smoothing"), args, kwargs)
-    if given is None or func not in (F.cross_entropy, F.nll_loss):
+    given = arguments(func, args, kwargs)
+    if not given or func not in (F.cross_entropy, F.nll_loss):
         return NotImplemented
-    me, target, reduction = given.pop("input"), given.pop("target"), given.pop("reduction", "mean")
+    me, target, reduction = given.pop("input"), given.pop("target"), given.pop("reduction")
     legacy = given.pop("size_average", None) is not None or given.pop("reduce", None) is not None
     if (
         not is_sharded(me)
@@ -264,7 +241,7 @@ def _mean(
     if weight is None and not is_sharded(target):
         return Partial(total / (full(target) != ignore).sum(), view, dtype, node=node)
     if weight is None and ignore == IGNORED and target.tally is not None:
-        hits = target.tally.count(target)
+        hits = target.tally.count()
         if hits is not None:
             if terms > hits:
                 return mean_of(total, terms - hits, view, dtype, node)

@@ -7,10 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from autoddp.errors import BadInput
+from autoddp.torch_internals import plain_tensors
 from autoddp.view.aliases import AliasGroup
 from autoddp.view.local_call import LocalCall
 from autoddp.view.redistribute import Renamed, named, node_of, part
-from autoddp.view.rules.operands import PLAIN, related
+from autoddp.view.rules.operands import related
 from autoddp.view.rules.partial import copies, unread
 from autoddp.view.sharded_tensor import Partial, ShardedTensor, full, is_sharded
 from autoddp.view.table import attribute_rule, computed, rule
@@ -26,7 +27,7 @@ LAYOUT = ("is_complex", "stride", "is_contiguous", "element_size", "is_signed")
 )
 def metadata(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Let the wrapper answer for metadata, as it has the shape of the whole."""
-    with PLAIN():
+    with plain_tensors():
         return func(*args, **kwargs)
 
 
@@ -35,7 +36,7 @@ def metadata_calls(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Let the wrapper answer for metadata that is called, as it has the shape of the whole."""
     if func is Tensor.__len__ and isinstance(args[0], Partial):
         return NotImplemented  # len() of a 0-dim tensor raises
-    with PLAIN():
+    with plain_tensors():
         return func(*args, **kwargs)
 
 

@@ -10,13 +10,10 @@ from torch.nn import functional as F  # the field's name for it
 
 from autoddp.view.batch_norm import LOW, Normalize, keep_layout
 from autoddp.view.local_call import LocalCall
-from autoddp.view.rules.operands import any_sharded, bound
+from autoddp.view.rules.arguments import arguments
+from autoddp.view.rules.operands import any_sharded
 from autoddp.view.sharded_tensor import ShardedTensor, is_sharded
 from autoddp.view.table import computed, rule
-
-BATCH = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
-INSTANCE = (*BATCH[:5], "use_input_stats", "momentum", "eps")
-DEFAULTS = dict.fromkeys(BATCH[1:5]) | {"momentum": 0.1, "eps": 1e-5}
 
 
 @rule("batch_norm")
@@ -25,21 +22,21 @@ def batch_norm(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
     A result is no decision: with statistics of all rows it is computed at each call.
     """
-    given = bound(BATCH, args, kwargs)
-    if given is None or func is not F.batch_norm:
-        return NotImplemented
-    given = DEFAULTS | {"training": False} | given
-    me = given.pop("input")
-    if not is_sharded(me) or me.shard_dim != 0 or any_sharded(given.values()):
+    given = arguments(func, args, kwargs)
+    me = given.pop("input", None)
+    if (
+        func is not F.batch_norm
+        or not is_sharded(me)
+        or me.shard_dim != 0
+        or any_sharded(given.values())
+    ):
         return NotImplemented
     view = me.sizes.view
-    if args and not given["training"] and me.sizes.smallest > 1:
+    if not given["training"] and me.sizes.smallest > 1:
         return LocalCall(args, kwargs, me.placement)
     if not given["training"] or not view.batch_statistics:
         out = func(me.local, **given)
         return ShardedTensor(keep_layout(me.local, out), me.sizes)
-    if not me.sizes.smallest:
-        return NotImplemented  # a rank without rows has no statistics
     if me.numel() == me.shape[1]:  # torch refuses a single value for each channel
         func(torch.empty(me.shape, device="meta"), None, None, training=True)
     running = (given["running_mean"], given["running_var"], given["momentum"])
@@ -50,12 +47,11 @@ def batch_norm(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 @computed("instance_norm")
 def instance_norm(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Normalize each row by itself; running statistics follow all rows of the batch."""
-    given = bound(INSTANCE, args, kwargs)
-    if given is None or func is not F.instance_norm:
+    given = arguments(func, args, kwargs)
+    me = given.pop("input", None)
+    if func is not F.instance_norm or not is_sharded(me) or me.shard_dim != 0:
         return NotImplemented
-    given = DEFAULTS | {"use_input_stats": True} | given
-    me = given["input"]
-    if not is_sharded(me) or me.shard_dim != 0 or any_sharded([*args[1:], *kwargs.values()]):
+    if any_sharded(given.values()):
         return NotImplemented
     view, mean, var = me.sizes.view, given["running_mean"], given["running_var"]
     if mean is None or var is None or not given["use_input_stats"] or not view.batch_statistics:

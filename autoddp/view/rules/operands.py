@@ -7,33 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autoddp.torch_internals import plain_tensors
-from autoddp.view.local_call import Const, LocalCall, LocalRows
+from autoddp.view.local_call import LocalRows
 from autoddp.view.redistribute import lend, part
 from autoddp.view.shard_sizes import ShardSizes
 from autoddp.view.sharded_tensor import ShardedTensor, full, is_sharded
 
-PLAIN = plain_tensors
 UNCLEAR = object()
-
-
-def is_int(x: Any) -> bool:
-    """Return whether `x` is an int, and no bool."""
-    return type(x) is int
-
-
-def dim_of(value: Any, ndim: int) -> int | None:
-    """Return a dimension counted from 0, None if `value` is none of `ndim` dimensions."""
-    return value % ndim if type(value) is int and -ndim <= value < ndim else None
-
-
-def dims_of(value: Any, ndim: int) -> list[int] | None:
-    """Return one dimension or several as a list counted from 0, None if `value` is not that."""
-    listed = [value] if type(value) is int else value
-    if not isinstance(listed, (tuple, list)) or not listed:
-        return None
-    found = [dim_of(d, ndim) for d in listed]
-    return None if None in found else found  # type: ignore[return-value]
 
 
 def aligned(x: Any, sizes: ShardSizes, dim: int, ndim: int) -> Any:
@@ -79,32 +58,6 @@ def any_sharded(values: Any) -> bool:
     return any(type(x) is ShardedTensor for x in values)
 
 
-def same_placement(tensors: Any) -> bool:
-    """Return whether these are sharded tensors of equal sizes along the same dimension."""
-    first = tensors[0]
-    return all(
-        is_sharded(x) and x.sizes is first.sizes and x.shard_dim == first.shard_dim for x in tensors
-    )
-
-
-def view_of_rows(
-    me: ShardedTensor,
-    args: Any,
-    kwargs: dict[str, Any],
-    dim: int,
-    sizes: ShardSizes | None = None,
-    all_elements: bool = False,
-) -> LocalCall:
-    """Return the decision for a view of `me`, sharded along `dim` of the result."""
-    place = (dim, sizes or me.sizes)
-    return LocalCall(args, kwargs, place, aliases=True, all_elements=all_elements)
-
-
-def constants(values: Any) -> list[Const]:
-    """Return values that a local call has in the place of given ones."""
-    return [Const(v) for v in values]
-
-
 def related(
     me: ShardedTensor, out: Tensor, dim: int | None = None, sizes: ShardSizes | None = None
 ) -> ShardedTensor:
@@ -112,10 +65,3 @@ def related(
     if out is me._local:
         return me
     return ShardedTensor(out, sizes or me.sizes, me.shard_dim if dim is None else dim, me.aliases)
-
-
-def bound(names: tuple[str, ...], args: Any, kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the arguments by name, None if more are positional than there are `names`."""
-    if len(args) > len(names):
-        return None
-    return dict(zip(names, args, strict=False)) | kwargs

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from autoddp.view.local_call import LocalCall
-from autoddp.view.rules.operands import UNCLEAR, aligned, dim_of
+from autoddp.view.rules.operands import UNCLEAR, aligned
 from autoddp.view.rules.partial import linear
 from autoddp.view.sharded_tensor import Partial, is_sharded
 from autoddp.view.table import in_place, pointwise_rule, rule
@@ -46,29 +46,3 @@ def pointwise(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def where(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute `where` pointwise if it has three arguments; with one it lists indices."""
     return pointwise(func, args, kwargs) if len(args) + len(kwargs) == 3 else NotImplemented
-
-
-@rule("one_hot")
-def one_hot(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Encode rows if the number of classes is given; else the whole batch decides on it."""
-    me = args[0]
-    classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
-    if not is_sharded(me) or type(classes) is not int or classes < 1:
-        return NotImplemented
-    return LocalCall(args, kwargs, me.placement)
-
-
-@rule("cosine_similarity", "pairwise_distance")
-def distance(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compare vectors along another dimension than the batch's."""
-    default = 1 if func.__name__ == "cosine_similarity" else -1
-    dim = kwargs.get("dim", args[2] if len(args) > 2 and default == 1 else default)
-    if len(args) < 2 or not all(is_sharded(x) for x in args[:2]):
-        return NotImplemented
-    a, b = args[:2]
-    along = dim_of(dim, a.dim())
-    if a.placement != b.placement or a.shape != b.shape or along is None or along == a.shard_dim:
-        return NotImplemented
-    if kwargs.get("keepdim"):
-        return LocalCall(args, kwargs, a.placement)
-    return LocalCall(args, kwargs, (a.shard_dim - (along < a.shard_dim), a.sizes))

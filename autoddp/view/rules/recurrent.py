@@ -1,4 +1,4 @@
-"""Recurrent layers and cells, and functions of layers that are made of others."""
+"""Recurrent layers and cells."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # the field's name for it
 
 from autoddp.view.draws import DrawingCall
 from autoddp.view.local_call import LocalCall, LocalRows
 from autoddp.view.rules.operands import any_sharded
 from autoddp.view.shard_sizes import ShardSizes
 from autoddp.view.sharded_tensor import is_sharded
-from autoddp.view.table import computed, rule_of
-
-RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
-CELLS = (torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
+from autoddp.view.table import computed, rule
 
 
+@computed(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 def recurrent(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute `lstm(input, hx, weights, bias, layers, dropout, train, both ways, batch_first)`.
 
@@ -37,12 +34,13 @@ def recurrent(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     out = [me.placement, *[(1, me.sizes)] * len(states)]
     if not (dropout and train and layers > 1):
         return LocalCall(given, kwargs, out)
-    if me.device.type != "cpu" or not me.sizes.smallest:
+    if me.device.type != "cpu":
         return NotImplemented
     # between layers time comes first
     return DrawingCall(given, kwargs, out, drawn=(1, me.sizes))
 
 
+@rule(torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
 def cell(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute `lstm_cell(input, hx, weights and biases)`, one step of each row."""
     if len(args) < 4 or kwargs or any_sharded(args[2:]):
@@ -64,23 +62,3 @@ def _rows(x: Any, sizes: ShardSizes, dim: int, ndim: int) -> Any:
     if is_sharded(x):
         return x if x.placement == (dim, sizes) and x.dim() == ndim else None
     return LocalRows(dim) if x.dim() == ndim and x.shape[dim] == sizes.total else None
-
-
-for _function in RECURRENT:
-    rule_of(_function, recurrent, kept=False)
-for _cell in CELLS:
-    rule_of(_cell, cell)
-
-
-@computed("multi_head_attention_forward", "gumbel_softmax")
-def made_of_others(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run the function's own body: it is made of others, each of which has its rule."""
-    asked = ("has_torch_function", "has_torch_function_unary")
-    before = [getattr(F, name) for name in asked]
-    for name in asked:
-        setattr(F, name, lambda given: False)
-    try:
-        return func(*args, **kwargs)
-    finally:
-        for name, function in zip(asked, before, strict=True):
-            setattr(F, name, function)

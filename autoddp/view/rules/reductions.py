@@ -1,4 +1,4 @@
-"""Reductions, softmaxes and sorts along dimensions but the batch's, and sums over the batch."""
+"""Reductions: to a number, over the batch by one all-reduce, or over each row."""
 
 from __future__ import annotations
 
@@ -8,97 +8,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autoddp.view.local_call import ONCE, LocalCall
+from autoddp.view.local_call import ONCE
 from autoddp.view.redistribute import SumOverRanks, named
-from autoddp.view.rules.operands import any_sharded, bound, dims_of
+from autoddp.view.rules import rows
+from autoddp.view.rules.arguments import arguments, dims_of
 from autoddp.view.rules.pointwise import pointwise
 from autoddp.view.sharded_tensor import Partial, ShardedTensor, is_sharded
-from autoddp.view.table import in_place, rule
+from autoddp.view.table import rule
 
-# name -> where `dim` stands among the arguments; these remove the dimension unless keepdim
-REMOVE = dict.fromkeys(
-    [
-        "sum",
-        "mean",
-        "argmax",
-        "argmin",
-        "max",
-        "min",
-        "logsumexp",
-        "amax",
-        "amin",
-        "any",
-        "all",
-        "prod",
-        "var",
-        "std",
-        "median",
-        "mode",
-        "nansum",
-        "nanmean",
-        "nanmedian",
-        "count_nonzero",
-        "aminmax",
-        "var_mean",
-        "std_mean",
-    ],
-    1,
-) | dict.fromkeys(["norm", "kthvalue", "vector_norm", "matrix_norm"], 2)
-KEEP = {
-    "softmax": 1,
-    "log_softmax": 1,
-    "cumsum": 1,
-    "cumprod": 1,
-    "cumsum_": 1,
-    "cumprod_": 1,
-    "cummax": 1,
-    "cummin": 1,
-    "logcumsumexp": 1,
-    "softmin": 1,
-    "diff": 2,
-    "msort": 9,
-    "sort": 1,
-    "argsort": 1,
-    "topk": 2,
-    "glu": 1,
-}
-DEFAULTS: dict[str, Any] = {
-    "sort": -1,
-    "argsort": -1,
-    "topk": -1,
-    "kthvalue": -1,
-    "glu": -1,
-    "diff": -1,
-}
-DEFAULTS |= {"msort": 0, "matrix_norm": (-2, -1)}
 LOW = (torch.float16, torch.bfloat16)  # summed in float32, as torch does inside
 
 
-@rule(*REMOVE)
-def remove(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Reduce over dimensions, `x.argmax(1)`, `x.sum((1, 2))`, or over all of the batch at once."""
-    me, *rest = args
-    name = func.__name__.removeprefix("linalg_")
-    where = REMOVE.get(name, 1)
-    if name in ("max", "min") and rest and isinstance(rest[0], Tensor):
-        return pointwise(func, args, kwargs)
-    if not is_sharded(me) or kwargs.get("out") is not None or any_sharded(rest):
+@rule("sum", "mean", "max", "min", "any", "all")
+def reduce(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Reduce over dimensions, `x.mean(1)`, `x.sum((0, 2))`, or over all of the batch at once."""
+    given = arguments(func, args, kwargs)
+    me = given.get("input")
+    if isinstance(given.get("other"), Tensor):
+        return pointwise(func, args, kwargs)  # torch.max(x, y)
+    if not is_sharded(me) or given.get("out") is not None:
         return NotImplemented
-    value = kwargs.get("dim", args[where] if len(args) > where else DEFAULTS.get(name))
-    if value is None:
-        return NotImplemented if rest or kwargs else over_everything(name, me)
-    dims = dims_of(value, me.dim())
-    if dims is None:
-        return NotImplemented
-    keepdim = kwargs.get("keepdim", len(args) > where + 1 and args[where + 1])
-    if (name in ("var", "std", "var_mean", "std_mean") and len(args) > 2) or not isinstance(
-        keepdim, bool
-    ):
-        return NotImplemented  # the old form, with `unbiased` by position
-    if me.shard_dim in dims:
-        return over_batch(func, name, me, dims, keepdim, kwargs)
-    at = me.shard_dim if keepdim else me.shard_dim - sum(d < me.shard_dim for d in dims)
-    return LocalCall(args, kwargs, (at, me.sizes))
+    if given.get("dim") in (None, [], ()):
+        return NotImplemented if args[1:] or kwargs else over_everything(func.__name__, me)
+    dims = dims_of(given["dim"], me.dim())
+    if dims is not None and me.shard_dim in dims:
+        return over_batch(func.__name__, me, dims, given)
+    return rows.by_rows(rows.named, True, func, args, kwargs)
 
 
 def over_everything(name: str, me: ShardedTensor) -> Any:
@@ -118,19 +53,15 @@ def over_everything(name: str, me: ShardedTensor) -> Any:
         known = view.pending.add(total, me.numel())
         return Partial(total / me.numel(), view, dtype, known, "MeanBackward0")
     needs = local.requires_grad and torch.is_grad_enabled()
-    if needs or local.is_complex() or not me.numel() or not me.sizes.smallest:
+    if needs or local.is_complex() or not me.numel():
         return ONCE
-    if name not in ("max", "min", "any", "all"):
-        return NotImplemented
     return getattr(view.group.all_gather(getattr(local, name)()), name)()
 
 
-def over_batch(
-    func: Any, name: str, me: ShardedTensor, dims: list[int], keepdim: bool, kwargs: dict[str, Any]
-) -> Any:
+def over_batch(name: str, me: ShardedTensor, dims: list[int], given: dict[str, Any]) -> Any:
     """Compute `x.sum(0)`, `x.mean((0, 2, 3))` by one all-reduce, at most as large as a row."""
-    local = me.local
-    if name not in ("sum", "mean") or set(kwargs) - {"dim", "keepdim"}:
+    local, keepdim = me.local, given["keepdim"]
+    if name not in ("sum", "mean") or given["dtype"] is not None:
         return NotImplemented
     inexact = local.is_floating_point() or local.is_complex()
     if local.dtype in LOW or (name == "mean" and not inexact):
@@ -139,59 +70,3 @@ def over_batch(
     if name == "mean":
         total, node = total / math.prod(me.shape[dim] for dim in set(dims)), "MeanBackward1"
     return named(SumOverRanks, node).apply(total, me.sizes.view.group)
-
-
-@rule(*KEEP)
-def keep(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute `softmax`, `cumsum`, `topk` along another dimension than the batch's."""
-    me, *rest = args
-    name = func.__name__
-    if not is_sharded(me) or kwargs.get("out") is not None or any_sharded(rest):
-        return NotImplemented
-    where = KEEP.get(name, 1)
-    value = kwargs.get("dim", args[where] if len(args) > where else DEFAULTS.get(name))
-    dims = dims_of(value, me.dim())
-    if dims is None or me.shard_dim in dims:
-        return NotImplemented
-    if any(isinstance(x, Tensor) for x in (*rest, *kwargs.values())):
-        return NotImplemented  # what `diff` puts before and behind
-    return LocalCall(args, kwargs, me.placement, in_place=in_place(func))
-
-
-@rule("quantile", "nanquantile")
-def quantile(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute quantiles along another dimension; several lie along a first one of their own."""
-    given = bound(("input", "q", "dim", "keepdim"), args, kwargs) or {}
-    me, q, keepdim = given.get("input"), given.get("q"), given.get("keepdim", False)
-    if not is_sharded(me) or is_sharded(q) or given.get("out") is not None:
-        return NotImplemented
-    dims = dims_of(given.get("dim"), me.dim())
-    if dims is None or me.shard_dim in dims or not isinstance(keepdim, bool):
-        return NotImplemented
-    several = isinstance(q, Tensor) and q.dim() == 1
-    at = me.shard_dim - (not keepdim and dims[0] < me.shard_dim) + several
-    return LocalCall(args, kwargs, (at, me.sizes))
-
-
-@rule("isin", "bucketize")
-def among(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Look each element up in a replicated tensor."""
-    me, *rest = args
-    if not is_sharded(me) or any_sharded([*rest, *kwargs.values()]) or "out" in kwargs:
-        return NotImplemented
-    return LocalCall(args, kwargs, me.placement)
-
-
-@rule("searchsorted")
-def searchsorted(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Look elements up in one replicated sequence, or in that of their row."""
-    if len(args) != 2 or not is_sharded(args[1]) or set(kwargs) - {"right", "side", "out_int32"}:
-        return NotImplemented
-    sequence, me = args
-    of_row = is_sharded(sequence) and sequence.placement == me.placement
-    of_row = of_row and sequence.dim() == me.dim() > me.shard_dim + 1
-    if not of_row and (not isinstance(sequence, Tensor) or sequence.dim() != 1):
-        return NotImplemented
-    if is_sharded(sequence) and not of_row:
-        return NotImplemented
-    return LocalCall(args, kwargs, me.placement)

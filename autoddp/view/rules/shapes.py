@@ -7,9 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from autoddp.view.local_call import Const, LocalCall
-from autoddp.view.rules.operands import constants, dim_of, dims_of, is_int, related, view_of_rows
+from autoddp.view.rules.arguments import arguments, dim_of, dims_of
+from autoddp.view.rules.joining import blocks_apart
+from autoddp.view.rules.operands import related
+from autoddp.view.rules.rows import replaced
 from autoddp.view.shard_sizes import ShardSizes
 from autoddp.view.sharded_tensor import ShardedTensor, is_sharded
 from autoddp.view.table import attribute_rule, rule
@@ -20,10 +24,11 @@ def _listed(rest: Any) -> list[Any]:
     return list(rest[0] if len(rest) == 1 and isinstance(rest[0], (tuple, list)) else rest)
 
 
-def _sizes_in_place(rest: Any, sizes: list[int]) -> list[Any]:
-    """Return sizes as they were given, as a tuple or one by one, for a local call."""
+def _resized(me: Any, rest: Any, sizes: list[int], place: Any, all_elements: bool = False) -> Any:
+    """Return the decision for a view of these sizes, as they were given: as a tuple or singly."""
     listed = len(rest) == 1 and isinstance(rest[0], (tuple, list))
-    return [Const(tuple(sizes))] if listed else constants(sizes)
+    given = [Const(tuple(sizes))] if listed else [Const(n) for n in sizes]
+    return LocalCall((me, *given), {}, place, aliases=True, all_elements=all_elements)
 
 
 @rule("view", "reshape")
@@ -31,7 +36,7 @@ def view(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """View (B, T, V) as (B*T, V) and back: rows stay contiguous, T times as many or as few."""
     me, *rest = args
     want = _listed(rest)
-    if not is_sharded(me) or kwargs or not want or not all(map(is_int, want)):
+    if not is_sharded(me) or kwargs or not want or not all(type(n) is int for n in want):
         return NotImplemented
     count, unknown, known = me.numel(), want.count(-1), prod(want)
     known = -known if unknown else known
@@ -44,8 +49,7 @@ def view(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     dim, sizes = found
     want[dim] = sizes.local
-    args = (me, *_sizes_in_place(rest, want))
-    return view_of_rows(me, args, kwargs, dim, sizes, all_elements=True)
+    return _resized(me, rest, want, found, all_elements=True)
 
 
 def _regrouped(me: ShardedTensor, want: list[int]) -> tuple[int, ShardSizes] | None:
@@ -102,160 +106,84 @@ def _viewable(func: Any, me: ShardedTensor, want: list[int]) -> bool:
     return True
 
 
-@rule("flatten")
-def flatten(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Flatten dimensions as `reshape` does."""
+@rule(
+    *("permute", "movedim", "moveaxis", "transpose", "swapaxes", "swapdims", "t", "adjoint"),
+    *("unsqueeze", "select", "narrow", "unbind", "split", "chunk", "tensor_split", "unsafe_chunk"),
+    *("split_with_sizes", "diagonal", "diag_embed", "unfold", "repeat", "tile"),
+)
+@attribute_rule("T", "mT")
+def moved(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Move, take or repeat along other dimensions; the batch's is found where its size shows."""
     me, *rest = args
-    if not is_sharded(me) or set(kwargs) - {"start_dim", "end_dim"}:
+    if not is_sharded(me) or any(isinstance(x, Tensor) for x in (*rest, *kwargs.values())):
         return NotImplemented
-    ndim = me.dim()
-    low = dim_of(kwargs.get("start_dim", rest[0] if rest else 0), ndim)
-    high = dim_of(kwargs.get("end_dim", rest[1] if len(rest) > 1 else -1), ndim)
-    if low is None or high is None or low > high or not me.numel():
+    numbers = [n for n in tree_leaves((rest, kwargs)) if type(n) is int]
+    mark = max(me.shape) * max([1, *numbers]) + 1  # a size that no other dimension comes to
+    sizes = [mark if dim == me.shard_dim else n for dim, n in enumerate(me.shape)]
+    try:
+        out = func(torch.empty(sizes, device="meta"), *rest, **kwargs)
+    except (RuntimeError, IndexError):
+        out = ()  # as on the whole; or it is to be split there by other sizes
+    several = isinstance(out, (tuple, list))
+    outs = out if several else [out]
+    if not outs or any(list(x.shape).count(mark) != 1 for x in outs):
+        return blocks_apart(func, me, args, kwargs)
+    places = [(list(x.shape).index(mark), me.sizes) for x in outs]
+    all_elements = not several and out.numel() == prod(sizes)
+    out_at: Any = places if several else places[0]
+    return LocalCall(args, kwargs, out_at, outs[0]._is_view(), all_elements=all_elements)
+
+
+@rule("flatten", "unflatten")
+def flatten(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Flatten dimensions, or take one apart, as `reshape` does."""
+    me = args[0]
+    given = arguments(func, args, kwargs)
+    if not given or not is_sharded(me) or not me.numel():
         return NotImplemented
-    if low == high:
-        return LocalCall(args, kwargs, me.placement, aliases=True)
-    shape = list(me.shape)
-    want = [*shape[:low], prod(shape[low : high + 1]), *shape[high + 1 :]]
+    want = list(func(torch.empty(me.shape, device="meta"), *args[1:], **kwargs).shape)
     found = _regrouped(me, want)
     if found is None:
         return NotImplemented
-    return view_of_rows(me, args, kwargs, *found, all_elements=True)
-
-
-@rule("unflatten")
-def unflatten(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Take a dimension apart; the batch's only into more rows behind it."""
-    if kwargs or len(args) != 3 or not is_sharded(args[0]):
-        return NotImplemented
-    me, dim, parts = args
-    dim = dim_of(dim, me.dim())
-    if dim is None or not isinstance(parts, (tuple, list)) or not all(map(is_int, parts)):
-        return NotImplemented
-    if dim != me.shard_dim:
-        return view_of_rows(
-            me, args, kwargs, me.shard_dim + (len(parts) - 1) * (dim < me.shard_dim)
-        )
-    sizes = list(parts)
-    if -1 in sizes:
-        sizes[sizes.index(-1)] = me.sizes.total // -prod(sizes)
-    found = _regrouped(me, [*me.shape[:dim], *sizes, *me.shape[dim + 1 :]])
-    if found is None:
-        return NotImplemented
-    sizes[found[0] - dim] = found[1].local
-    return view_of_rows(me, (me, args[1], Const(tuple(sizes))), kwargs, *found)
-
-
-@rule("unsqueeze")
-def unsqueeze(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Insert a dimension; before the batch's it moves that."""
-    me, *rest = args
-    dim = dim_of(kwargs.get("dim", rest[0] if rest else None), me.dim() + 1)
-    if not is_sharded(me) or dim is None:
-        return NotImplemented
-    at = me.shard_dim + (dim <= me.shard_dim)
-    return view_of_rows(me, args, kwargs, at, all_elements=True)
+    dim, sizes = found
+    if "sizes" in given and dim_of(given["dim"], me.dim()) == me.shard_dim:
+        want[dim], at = sizes.local, me.shard_dim
+        local = Const(tuple(want[at : at + len(given["sizes"])]))
+        args, kwargs = replaced(given, args, kwargs, {"sizes": local})
+    return LocalCall(args, kwargs, found, aliases=True, all_elements=True)
 
 
 @rule("squeeze")
 def squeeze(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Squeeze by the sizes of the whole: this rank may hold one row of many."""
-    me, *rest = args
-    if not is_sharded(me) or set(kwargs) - {"dim"}:
+    me = args[0]
+    if not is_sharded(me) or len(args) > 2:
         return NotImplemented
-    dims = dims_of(kwargs.get("dim", rest[0] if rest else tuple(range(me.dim()))), me.dim())
-    if dims is None:
+    asked = kwargs.get("dim", args[1] if len(args) > 1 else tuple(range(me.dim())))
+    dims = dims_of(asked, me.dim())
+    if dims is None or any(d == me.shard_dim and me.shape[d] == 1 for d in dims):
         return NotImplemented
-    gone = sorted({d for d in dims if me.shape[d] == 1})
-    if me.shard_dim in gone:
-        return NotImplemented
-    at = me.shard_dim - sum(d < me.shard_dim for d in gone)
-    if rest:
-        return view_of_rows(me, (me, Const(tuple(gone))), kwargs, at)
+    gone = tuple({d for d in dims if me.shape[d] == 1})
+    place = (me.shard_dim - sum(d < me.shard_dim for d in gone), me.sizes)
+    if len(args) > 1:
+        return LocalCall((me, Const(gone)), {}, place, aliases=True)
     if kwargs:
-        return view_of_rows(me, args, {"dim": Const(tuple(gone))}, at)
-    return related(me, me.local.squeeze(tuple(gone)), at)
+        return LocalCall(args, {"dim": Const(gone)}, place, aliases=True)
+    return related(me, me.local.squeeze(gone), place[0])
 
 
-@rule("transpose", "swapaxes", "swapdims")
-def transpose(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Swap two dimensions, of which the batch's may be one."""
-    me, *rest = args
-    if not is_sharded(me) or kwargs or len(rest) != 2:
-        return NotImplemented
-    a, b = (dim_of(d, me.dim()) for d in rest)
-    if a is None or b is None:
-        return NotImplemented
-    at = me.shard_dim
-    return view_of_rows(me, args, kwargs, b if at == a else a if at == b else at)
-
-
-@rule("t")
-def t(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Transpose a batch of two dimensions."""
-    me = args[0]
-    if not is_sharded(me) or me.dim() != 2:
-        return NotImplemented
-    return view_of_rows(me, args, kwargs, 1 - me.shard_dim)
-
-
-_T: Any = getattr(Tensor.T, "__get__")  # noqa: B009  # stubs take it for a tensor
-
-
-@attribute_rule("T", "mT")
-def mirrored(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Transpose by the attributes `T` and `mT`."""
-    me = args[0]
-    if not is_sharded(me) or me.dim() < 2 or (func == _T and me.dim() != 2):
-        return NotImplemented
-    last = me.dim() - 1
-    swapped = {last: last - 1, last - 1: last}
-    at = swapped.get(me.shard_dim, me.shard_dim)
-    return ShardedTensor(me.local.mT, me.sizes, at, me.aliases)
-
-
-@rule("adjoint")
-def adjoint(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Transpose the last two dimensions, and conjugate."""
-    me = args[0]
-    if not is_sharded(me) or me.dim() < 2:
-        return NotImplemented
-    last = me.dim() - 1
-    at = {last: last - 1, last - 1: last}.get(me.shard_dim, me.shard_dim)
-    return view_of_rows(me, args, kwargs, at)
-
-
-@rule("permute", "movedim", "moveaxis")
-def permute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Permute dimensions; the batch's is found by a tensor that has only that one marked."""
-    me, *rest = args
-    if not is_sharded(me):
-        return NotImplemented
-    marks = torch.empty([1 + (d == me.shard_dim) for d in range(me.dim())], device="meta")
-    at = list(func(marks, *rest, **kwargs).shape).index(2)
-    return view_of_rows(me, args, kwargs, at)
-
-
-@rule("expand", "broadcast_to", "repeat", "tile")
+@rule("expand", "broadcast_to")
 def expand(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Expand along other dimensions."""
     me, *rest = args
     sizes = _listed(rest)
-    if not is_sharded(me) or kwargs or not all(map(is_int, sizes)):
+    if not is_sharded(me) or kwargs or not all(type(n) is int for n in sizes):
         return NotImplemented
-    if func.__name__ == "tile" and len(sizes) < me.dim():
-        at = me.shard_dim
-        fine = at < me.dim() - len(sizes) or sizes[at - me.dim() + len(sizes)] == 1
-        return LocalCall(args, kwargs, me.placement) if fine else NotImplemented
     at = len(sizes) - me.dim() + me.shard_dim
-    if len(sizes) < me.dim() or me.sizes.total == 1:
-        return NotImplemented
-    if func.__name__ not in ("expand", "broadcast_to"):
-        return LocalCall(args, kwargs, (at, me.sizes)) if sizes[at] == 1 else NotImplemented
-    if sizes[at] not in (-1, me.sizes.total):
+    if len(sizes) < me.dim() or me.sizes.total == 1 or sizes[at] not in (-1, me.sizes.total):
         return NotImplemented
     sizes[at] = -1
-    return view_of_rows(me, (me, *_sizes_in_place(rest, sizes)), kwargs, at)
+    return _resized(me, rest, sizes, (at, me.sizes))
 
 
 @rule("expand_as", "view_as", "reshape_as")
@@ -270,4 +198,4 @@ def as_other(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     else:
         fits = _regrouped(me, list(other.shape)) == other.placement
         fits = fits and _viewable(Tensor.reshape, me, list(other.shape))
-    return view_of_rows(me, args, kwargs, other.shard_dim) if fits else NotImplemented
+    return LocalCall(args, kwargs, other.placement, aliases=True) if fits else NotImplemented
