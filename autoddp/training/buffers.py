@@ -12,13 +12,11 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autoddp.comm import accelerator
-from autoddp.comm.accelerator import CPU
 from autoddp.comm.context import Code
-from autoddp.comm.group import MIN
 from autoddp.patching import Feature
 from autoddp.torch_internals import disable_dynamo
 from autoddp.training.fingerprint import WHY, Fingerprint
-from autoddp.training.replica import flattened
+from autoddp.training.replica import alive, flattened
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
@@ -63,12 +61,8 @@ class Buffers(Feature):
 
     def _floats(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the buffers of the modules that were called, the same ones on all ranks."""
-        modules = [reference() for reference in self.view.met]
-        # what the garbage collector has freed is each rank's own affair
-        there = torch.tensor([module is not None for module in modules], device=CPU).long()
-        alive = self.group.all_reduce(there, MIN).tolist()
         seen: set[int] = set()
-        for module in (m for m, here in zip(modules, alive, strict=True) if m is not None and here):
+        for module in alive(self.group, self.view.met):
             for name, x in module.named_buffers():
                 dense = x.layout is torch.strided and x.is_floating_point()
                 if dense and x.device.type == self.group.kind and id(x) not in seen:

@@ -11,15 +11,13 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
-from autoddp.comm.accelerator import CPU
 from autoddp.comm.context import Code
-from autoddp.comm.group import MIN
 from autoddp.report import users_line
 from autoddp.training.fingerprint import Fingerprint
 from autoddp.training.gradient_access import gradient_of
+from autoddp.training.replica import alive
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
@@ -85,12 +83,7 @@ class Consistency:
             return
         # a leaf has one reference, which tells it from others when it is gone, too
         references = {id(ref): ref for seen in self._seen.values() for ref in seen.leaves}
-        found = [ref() for ref in references.values()]
-        # what the garbage collector has freed is each rank's own affair
-        there = torch.tensor([leaf is not None for leaf in found], device=CPU).long()
-        alive = self.group.all_reduce(there, MIN).tolist()
-        leaves = [leaf for leaf, here in zip(found, alive, strict=True) if here]
-        self._compare([leaf for leaf in leaves if leaf is not None], gradients=False)
+        self._compare(alive(self.group, references.values()), gradients=False)
 
     def _look(self, leaves: list[Tensor]) -> None:
         ordered = self.view.order.sorted(leaves)

@@ -19,7 +19,7 @@ from autoddp.training.whole_calls import EAGER, FULL, WholeCalls
 from autoddp.view import Partial, ShardedTensor, full
 from autoddp.view.dispatch import of_the_whole
 from autoddp.view.entry import ModuleEntry
-from autoddp.view.redistribute import BOUNDARIES, Renamed
+from autoddp.view.redistribute import Boundary, Renamed
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
@@ -103,7 +103,7 @@ class Modules(WholeCalls):
         bind = vars(torch.autograd.Function)["apply"].__get__  # a descriptor, in C in some versions
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or issubclass(cls, (*BOUNDARIES, Renamed)):
+            if torch.compiler.is_compiling() or issubclass(cls, (Boundary, Renamed)):
                 return bind(None, cls)(*args, **kwargs)
             found = [x for x in args if isinstance(x, (ShardedTensor, Partial))]
 

@@ -8,7 +8,7 @@ exact for split and for replicated work, and idempotent, so accumulation needs n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from autoddp import torch_internals
 from autoddp.comm.accelerator import CPU
-from autoddp.comm.group import Group
+from autoddp.comm.group import MIN, Group
 from autoddp.comm.together import told_by_launcher
 from autoddp.training import compression
 from autoddp.training.fingerprint import Fingerprint
@@ -47,6 +47,14 @@ def flattened(tensors: list[Tensor]) -> Iterator[tuple[list[Tensor], Tensor]]:
         kinds.setdefault((x.dtype, x.device), []).append(x)
     for some in kinds.values():
         yield some, torch.cat([x.reshape(-1) for x in some])
+
+
+def alive(group: Group, references: Iterable[Callable[[], Any]]) -> list[Any]:
+    """Return what weak references lead to on all ranks: each frees garbage when it likes."""
+    found = [reference() for reference in references]
+    there = torch.tensor([each is not None for each in found], device=CPU).long()
+    everywhere = group.all_reduce(there, MIN).tolist()
+    return [each for each, here in zip(found, everywhere, strict=True) if here]
 
 
 class Kept(NamedTuple):

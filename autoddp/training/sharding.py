@@ -17,14 +17,13 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from autoddp.comm.accelerator import CPU
 from autoddp.comm.context import Code
-from autoddp.comm.group import MIN, Group
+from autoddp.comm.group import Group
 from autoddp.options import Options
 from autoddp.patching import Call, Feature, patch
 from autoddp.report import users_line
 from autoddp.torch_internals import disable_dynamo
-from autoddp.training.replica import flattened
+from autoddp.training.replica import alive, flattened
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
@@ -157,15 +156,8 @@ class Sharding(Feature):
 
     def complete(self) -> None:
         """Give every optimizer its whole state: after a decorated function one process steps it."""
-        found = [reference() for reference in self.known]
-        if not found:
-            return
-        there = self.group.all_reduce(
-            torch.tensor([each is not None for each in found], device=CPU).long(), MIN
-        )
-        for optimizer, alive in zip(found, there.tolist(), strict=True):
-            if optimizer is not None and alive:
-                optimizer.state = self._gathered(optimizer, self.shares.pop(optimizer))
+        for optimizer in alive(self.group, self.known) if self.known else ():
+            optimizer.state = self._gathered(optimizer, self.shares.pop(optimizer))
         self.known.clear()
 
 

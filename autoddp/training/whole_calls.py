@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from autoddp.comm.context import Code
@@ -126,26 +126,10 @@ class WholeCalls(Feature):
 
         return has_torch_function
 
-    @patch(
-        "torchtuples.tupletree:types_of",
-        optional=True,
-        why="it keeps the classes of tensors, and looks later whether they are torch's own",
-    )
-    def types_of(self, call: Call) -> Any:
-        """Return torch's own class for a batch held by rows."""
-        return _torchs(call.plain())
-
     def _call_whole(self, call: Call) -> Any:
         args, kwargs = _gathered((call.args, call.kwargs))
         with self.view.context.within(Code.PLAIN):
             return call.wrapped(*args, **kwargs)
-
-
-def _torchs(kinds: Any) -> Any:
-    """Return classes, or tuples of them, with torch's own in the place of ours."""
-    if isinstance(kinds, (tuple, list)):
-        return type(kinds)(map(_torchs, kinds))
-    return Tensor if kinds in (ShardedTensor, Partial) else kinds
 
 
 def whole_inputs(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -63,10 +63,10 @@ def all_rows(local: Tensor, sizes: ShardSizes, dim: int) -> Tensor:
 
 
 class Boundary(Function):
-    """The base of boundaries that other files define."""
+    """The base of all boundaries between rows and wholes."""
 
 
-class Gather(Function):
+class Gather(Boundary):
     """The boundary from this rank's rows to the whole."""
 
     @staticmethod
@@ -83,7 +83,7 @@ class Gather(Function):
         return ctx.sizes.take(g, ctx.dim) * size, None, None
 
 
-class Scatter(Function):
+class Scatter(Boundary):
     """The boundary from a whole tensor that needs a gradient to this rank's rows."""
 
     @staticmethod
@@ -97,7 +97,7 @@ class Scatter(Function):
         return Gather.apply(g, ctx.sizes, ctx.dim), None, None
 
 
-class MeanGradient(Function):
+class MeanGradient(Boundary):
     """A whole tensor, used by rows: back comes the mean over ranks, which is the true gradient."""
 
     @staticmethod
@@ -110,7 +110,7 @@ class MeanGradient(Function):
         return SumWithin.apply(grads[0], ctx.group) / ctx.group.size, None
 
 
-class SumOverRanks(Function):
+class SumOverRanks(Boundary):
     """The boundary from this rank's part of a sum, inside, to the sum, outside."""
 
     @staticmethod
@@ -123,7 +123,7 @@ class SumOverRanks(Function):
         return grads[0] * ctx.group.size, None, None
 
 
-class SumWithin(Function):
+class SumWithin(Boundary):
     """A sum over ranks that each rank goes on to use for its rows, as BatchNorm's statistics."""
 
     @staticmethod
@@ -136,7 +136,7 @@ class SumWithin(Function):
         return SumWithin.apply(grads[0], ctx.group), None
 
 
-class Mean(Function):
+class Mean(Boundary):
     """The mean over ranks of gradients at a leaf; a gradient that passes on is the true one."""
 
     @staticmethod
@@ -149,8 +149,6 @@ class Mean(Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         return grads[0], None
 
-
-BOUNDARIES = (Gather, Scatter, MeanGradient, SumOverRanks, SumWithin, Mean, Boundary)
 
 NEARBY = 24  # nodes of a graph that are searched for boundaries; a larger one may have some
 
@@ -205,7 +203,7 @@ def _from_leaves_alone(node: Any) -> bool:
         node = todo.pop()
         if node is None or node in seen:
             continue
-        if issubclass(getattr(node, "_forward_cls", Tensor), BOUNDARIES) or len(seen) == NEARBY:
+        if issubclass(getattr(node, "_forward_cls", Tensor), Boundary) or len(seen) == NEARBY:
             return False
         seen.add(node)
         todo += [following for following, _ in node.next_functions]

@@ -50,14 +50,10 @@ class View:
         self.met: deque[weakref.ref[nn.Module]] = deque(maxlen=MET)
         self.streams: dict[torch.device, Tensor] = {}
         self._sizes: dict[tuple[tuple[int, ...], int], ShardSizes] = {}
-        self._even: dict[int, ShardSizes] = {}
 
     def even_sizes(self, total: int) -> ShardSizes:
         """Return the even sizes of `total` rows over the ranks."""
-        found = self._even.get(total)
-        if found is None:
-            found = self._even[total] = self.shard_sizes(even_sizes(total, self.group.size))
-        return found
+        return self.shard_sizes(even_sizes(total, self.group.size))
 
     def shard_sizes(self, per_rank: tuple[int, ...], blocks: int = 1) -> ShardSizes:
         """Return the one `ShardSizes` of these numbers of rows, in so many blocks."""

@@ -57,12 +57,10 @@ ELSEWHERE: dict[tuple[str, str], tuple[str, ...]] = {
     ("view/dispatch.py", "refused(args[0].shape, func._schema.name.rpartition(':')[2])"): (
         "… gives a batch of shape … … in place",
     ),
-    ("view/rules/in_place_views.py", "refused(me.shape, func.__name__)"): (
+    ("view/rules/shapes.py", "refused(me.shape, func.__name__)"): (
         "… gives a batch of shape … … in place",
     ),
-    ("view/rules/in_place_views.py", "refused(me.shape, name)"): (
-        "… gives a batch of shape … … in place",
-    ),
+    ("view/rules/shapes.py", "refused(me.shape, name)"): ("… gives a batch of shape … … in place",),
 }
 
 

@@ -279,3 +279,17 @@ def test_rows_for_some_ranks_only():
 @pytest.mark.parametrize("layout", ["transposed", "inside out"])
 def test_memory_layouts(layout):
     agreed(2, ALL, [((5, 4, 6), layout, 0, True), ((5, 4, 6), layout, 0, False)])
+
+
+def _turned(group: Any) -> Any:
+    view = Counting(group)
+    rows = by_rows(torch.ones(6, 2), view.even_sizes(6))
+    with torch.inference_mode():
+        rows.transpose(0, 1)  # where torch counts no views; the decision is kept
+    array = rows.numpy()
+    rows.transpose(0, 1).add_(8.0)
+    return array.sum().item()
+
+
+def test_a_view_that_was_decided_in_inference_mode_is_one():
+    assert run_ranks(_turned, 2) == [108.0, 108.0]

@@ -11,8 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from autoddp.view.local_call import LocalCall
-from autoddp.view.rules.arguments import arguments, dim_of
-from autoddp.view.rules.operands import UNCLEAR, related
+from autoddp.view.rules.operands import UNCLEAR, arguments, dim_of, related
 from autoddp.view.rules.rows import by_rows, named, of_rows, replaced
 from autoddp.view.sharded_tensor import ShardedTensor, is_sharded
 from autoddp.view.table import rule

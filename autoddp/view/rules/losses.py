@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F  # the field's name for it
 
 from autoddp.view.redistribute import SumOverRanks, named, node_of, part
-from autoddp.view.rules.arguments import arguments
-from autoddp.view.rules.operands import UNCLEAR, local_operand, whole_operand
+from autoddp.view.rules.operands import UNCLEAR, arguments, local_operand, whole_operand
 from autoddp.view.sharded_tensor import Partial, ShardedTensor, full, is_sharded
 from autoddp.view.table import computed
 
@@ -134,35 +133,29 @@ def mean_of(total: Tensor, count: int, view: Any, dtype: torch.dtype, node: str)
 
 
 ROWS = ["margin_ranking_loss", "hinge_embedding_loss", "cosine_embedding_loss"]
-ROWS += ["triplet_margin_loss", "multi_margin_loss", "multilabel_margin_loss"]
-ROWS += ["multilabel_soft_margin_loss", "poisson_nll_loss", "gaussian_nll_loss"]
-BY_ROW = ("cosine_embedding_loss", "multi_margin_loss")  # with one target for each row
+ROWS += ["triplet_margin_loss", "poisson_nll_loss", "gaussian_nll_loss"]
 
 
 @computed(*ROWS)
 def row_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute a loss whose terms are of a row each: the number of all terms is known."""
-    if not inspect.isfunction(func):
+    given = arguments(func, args, kwargs)
+    if not inspect.isfunction(func) or not given:
         return NotImplemented
-    given = inspect.signature(func).bind(*args, **kwargs).arguments
-    reduction = given.pop("reduction", "mean")
-    me = next(iter(given.values()))
+    reduction, me = given.pop("reduction"), next(iter(given.values()))
     legacy = given.get("size_average") is not None or given.get("reduce") is not None
     if not is_sharded(me) or me.shard_dim != 0 or legacy or not me.sizes.smallest:
         return NotImplemented
     if reduction not in ("mean", "sum", "none") or me.dim() < 1 or not me.numel():
         return NotImplemented
-    shapes = [x.shape for k, x in given.items() if isinstance(x, Tensor) and k != "weight"]
+    shapes = [x.shape for x in given.values() if isinstance(x, Tensor)]
     name = func.__name__
-    if name.startswith(("multi", "cosine", "triplet")) and me.dim() < 2:
+    if name.startswith(("cosine", "triplet")) and me.dim() < 2:
         return NotImplemented  # one row, without a batch
-    of_rows = me.shape[:1] if name in BY_ROW else me.shape
+    of_rows = me.shape[:1] if name.startswith("cosine") else me.shape  # one target for each row
     if any(s != me.shape and s != of_rows for s in shapes):
         return NotImplemented  # others broadcast
-    mine = {
-        k: _rows(x, me) if isinstance(x, Tensor) and k != "weight" else whole_operand(x, me.sizes)
-        for k, x in given.items()
-    }
+    mine = {k: _rows(x, me) if isinstance(x, Tensor) else x for k, x in given.items()}
     if any(x is UNCLEAR for x in mine.values()) or me.dtype in LOW:
         return NotImplemented
     terms = func(**mine, reduction="none")
@@ -172,8 +165,6 @@ def row_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return ShardedTensor(terms, me.sizes, 0)
     count = terms[0].numel() * me.sizes.total if reduction == "mean" else 1
     node = "MeanBackward0" if reduction == "mean" else "SumBackward0"
-    if name in ("multi_margin_loss", "multilabel_margin_loss"):
-        node = node_of(terms)
     return mean_of(terms.sum(), count, me.sizes.view, terms.dtype, node)
 
 

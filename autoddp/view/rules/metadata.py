@@ -16,14 +16,11 @@ from autoddp.view.rules.partial import copies, unread
 from autoddp.view.sharded_tensor import Partial, ShardedTensor, full, is_sharded
 from autoddp.view.table import attribute_rule, computed, rule
 
-BACKENDS = ("is_xpu", "is_mtia", "is_maia", "is_xla", "is_vulkan", "is_ipu")
-METADATA = ("shape", "dtype", "device", "ndim", "is_cuda", "is_cpu", "layout", "is_sparse")
-CALLS = ("size", "dim", "ndimension", "numel", "nelement", "__len__", "is_floating_point")
-LAYOUT = ("is_complex", "stride", "is_contiguous", "element_size", "is_signed")
-
 
 @attribute_rule(
-    *METADATA, "is_quantized", "is_meta", "itemsize", "nbytes", "is_nested", "is_mps", *BACKENDS
+    *("shape", "dtype", "device", "ndim", "layout", "itemsize", "nbytes", "is_cuda", "is_cpu"),
+    *("is_sparse", "is_quantized", "is_meta", "is_nested", "is_mps", "is_xpu", "is_mtia"),
+    *("is_maia", "is_xla", "is_vulkan", "is_ipu"),
 )
 def metadata(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Let the wrapper answer for metadata, as it has the shape of the whole."""
@@ -31,7 +28,11 @@ def metadata(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
 
 
-@computed(*CALLS, *LAYOUT, "get_device", "is_inference")
+@computed(
+    *("size", "dim", "ndimension", "numel", "nelement", "__len__", "is_floating_point"),
+    *("is_complex", "stride", "is_contiguous", "element_size", "is_signed", "get_device"),
+    "is_inference",
+)
 def metadata_calls(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Let the wrapper answer for metadata that is called, as it has the shape of the whole."""
     if func is Tensor.__len__ and isinstance(args[0], Partial):

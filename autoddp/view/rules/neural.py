@@ -1,17 +1,20 @@
-"""Attention, and functions of layers that are made of others."""
+"""Functions of layers: attention, BatchNorm over the rows of all ranks, recurrent layers."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.nn import functional as F  # the field's name for it
 
+from autoddp.view.batch_norm import LOW, Normalize, keep_layout
 from autoddp.view.draws import DrawingCall
-from autoddp.view.local_call import LocalCall
-from autoddp.view.rules.arguments import arguments
-from autoddp.view.rules.operands import UNCLEAR, aligned
+from autoddp.view.local_call import LocalCall, LocalRows
+from autoddp.view.rules.operands import UNCLEAR, aligned, any_sharded, arguments
 from autoddp.view.rules.rows import of_rows, replaced
-from autoddp.view.sharded_tensor import is_sharded
+from autoddp.view.shard_sizes import ShardSizes
+from autoddp.view.sharded_tensor import ShardedTensor, is_sharded
 from autoddp.view.table import computed, rule
 
 
@@ -49,3 +52,109 @@ def made_of_others(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     finally:
         for name, function in zip(asked, before, strict=True):
             setattr(F, name, function)
+
+
+@rule("batch_norm")
+def batch_norm(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Normalize by statistics of all rows, or by given ones, which each rank has.
+
+    A result is no decision: with statistics of all rows it is computed at each call.
+    """
+    given = arguments(func, args, kwargs)
+    me = given.pop("input", None)
+    if (
+        func is not F.batch_norm
+        or not is_sharded(me)
+        or me.shard_dim != 0
+        or any_sharded(given.values())
+    ):
+        return NotImplemented
+    view = me.sizes.view
+    if not given["training"] and me.sizes.smallest > 1:
+        return LocalCall(args, kwargs, me.placement)
+    if not given["training"] or not view.batch_statistics:
+        out = func(me.local, **given)
+        return ShardedTensor(keep_layout(me.local, out), me.sizes)
+    if me.numel() == me.shape[1]:  # torch refuses a single value for each channel
+        func(torch.empty(me.shape, device="meta"), None, None, training=True)
+    running = (given["running_mean"], given["running_var"], given["momentum"])
+    over = (given["weight"], given["bias"], running, given["eps"], view.group)
+    return ShardedTensor(Normalize.apply(me.local, *over), me.sizes)
+
+
+@computed("instance_norm")
+def instance_norm(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Normalize each row by itself; running statistics follow all rows of the batch."""
+    given = arguments(func, args, kwargs)
+    me = given.pop("input", None)
+    if func is not F.instance_norm or not is_sharded(me) or me.shard_dim != 0:
+        return NotImplemented
+    if any_sharded(given.values()):
+        return NotImplemented
+    view, mean, var = me.sizes.view, given["running_mean"], given["running_var"]
+    if mean is None or var is None or not given["use_input_stats"] or not view.batch_statistics:
+        return LocalCall(args, kwargs, me.placement)
+    _follow(me.local.detach(), mean, var, given["momentum"], view.group)
+    given |= {"input": me.local, "running_mean": None, "running_var": None}
+    return ShardedTensor(func(**given), me.sizes)
+
+
+def _follow(x: Tensor, mean: Tensor, var: Tensor, momentum: float, group: Any) -> None:
+    """Move running statistics towards the mean over all rows of each row's mean and variance."""
+    if x.dtype in LOW:
+        x = x.float()
+    over = list(range(2, x.dim()))
+    figures = torch.cat([x.mean(over), x.var(over), x.new_ones(len(x), 1)], 1).sum(0)
+    means, variances, count = group.all_reduce(figures).tensor_split((x.shape[1], 2 * x.shape[1]))
+    with torch.no_grad():
+        mean.lerp_((means / count).to(mean.dtype), momentum)
+        var.lerp_((variances / count).to(var.dtype), momentum)
+
+
+@computed(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+def recurrent(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Compute `lstm(input, hx, weights, bias, layers, dropout, train, both ways, batch_first)`.
+
+    With batch sizes as second argument rows are sorted by length: that gathers.
+    """
+    if len(args) != 9 or kwargs or not is_sharded(args[0]) or isinstance(args[3], (list, tuple)):
+        return NotImplemented
+    me, hx, weights, _, layers, dropout, train, _, batch_first = args
+    if me.dim() != 3 or me.shard_dim != (0 if batch_first else 1) or any_sharded(weights):
+        return NotImplemented
+    states = [hx] if isinstance(hx, Tensor) else list(hx)
+    mine = [_rows(h, me.sizes, 1, 3) for h in states]
+    if any(x is None for x in mine):
+        return NotImplemented
+    given = (me, mine[0] if isinstance(hx, Tensor) else type(hx)(mine), *args[2:])
+    out = [me.placement, *[(1, me.sizes)] * len(states)]
+    if not (dropout and train and layers > 1):
+        return LocalCall(given, kwargs, out)
+    if me.device.type != "cpu":
+        return NotImplemented
+    # between layers time comes first
+    return DrawingCall(given, kwargs, out, drawn=(1, me.sizes))
+
+
+@rule(torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
+def cell(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Compute `lstm_cell(input, hx, weights and biases)`, one step of each row."""
+    if len(args) < 4 or kwargs or any_sharded(args[2:]):
+        return NotImplemented
+    hx = args[1]
+    states = [hx] if isinstance(hx, Tensor) else list(hx)
+    lead = next((x for x in (args[0], *states) if is_sharded(x)), None)
+    if lead is None or lead.dim() != 2 or lead.shard_dim != 0:
+        return NotImplemented
+    me, *mine = (_rows(x, lead.sizes, 0, 2) for x in (args[0], *states))
+    if any(x is None for x in (me, *mine)):
+        return NotImplemented
+    given = (me, mine[0] if isinstance(hx, Tensor) else type(hx)(mine), *args[2:])
+    return LocalCall(given, kwargs, lead.placement)
+
+
+def _rows(x: Any, sizes: ShardSizes, dim: int, ndim: int) -> Any:
+    """Return how an input or a state takes part that has the batch along `dim`; None if not."""
+    if is_sharded(x):
+        return x if x.placement == (dim, sizes) and x.dim() == ndim else None
+    return LocalRows(dim) if x.dim() == ndim and x.shape[dim] == sizes.total else None

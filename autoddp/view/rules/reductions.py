@@ -11,7 +11,7 @@ from torch import Tensor
 from autoddp.view.local_call import ONCE
 from autoddp.view.redistribute import SumOverRanks, named
 from autoddp.view.rules import rows
-from autoddp.view.rules.arguments import arguments, dims_of
+from autoddp.view.rules.operands import arguments, dims_of
 from autoddp.view.rules.pointwise import pointwise
 from autoddp.view.sharded_tensor import Partial, ShardedTensor, is_sharded
 from autoddp.view.table import rule
@@ -22,15 +22,15 @@ LOW = (torch.float16, torch.bfloat16)  # summed in float32, as torch does inside
 @rule("sum", "mean", "max", "min", "any", "all")
 def reduce(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Reduce over dimensions, `x.mean(1)`, `x.sum((0, 2))`, or over all of the batch at once."""
+    me = args[0]
+    if is_sharded(me) and not args[1:] and not kwargs:
+        return over_everything(func.__name__, me)
     given = arguments(func, args, kwargs)
-    me = given.get("input")
     if isinstance(given.get("other"), Tensor):
         return pointwise(func, args, kwargs)  # torch.max(x, y)
     if not is_sharded(me) or given.get("out") is not None:
         return NotImplemented
-    if given.get("dim") in (None, [], ()):
-        return NotImplemented if args[1:] or kwargs else over_everything(func.__name__, me)
-    dims = dims_of(given["dim"], me.dim())
+    dims = dims_of(given.get("dim"), me.dim())
     if dims is not None and me.shard_dim in dims:
         return over_batch(func.__name__, me, dims, given)
     return rows.by_rows(rows.named, True, func, args, kwargs)

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F  # the field's name for it
 
 from autoddp.view.local_call import LocalCall, LocalRows
-from autoddp.view.rules.arguments import arguments, dims_of
-from autoddp.view.rules.operands import UNCLEAR, any_sharded
+from autoddp.view.rules.operands import UNCLEAR, any_sharded, arguments, dims_of
 from autoddp.view.sharded_tensor import ShardedTensor, is_sharded
 from autoddp.view.table import in_place, rule
 
@@ -152,7 +152,7 @@ def of_rows(x: Tensor, lead: ShardedTensor) -> Any:
         return UNCLEAR
     if is_sharded(x):
         return x if x.placement == lead.placement else UNCLEAR
-    return LocalRows(lead.shard_dim)
+    return LocalRows(lead.shard_dim) if x.layout is torch.strided else UNCLEAR
 
 
 def replaced(

@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from autoddp.errors import BadInput
+from autoddp.torch_internals import no_dispatch, plain_tensors
 from autoddp.view.local_call import Const, LocalCall
-from autoddp.view.rules.arguments import arguments, dim_of, dims_of
 from autoddp.view.rules.joining import blocks_apart
-from autoddp.view.rules.operands import related
+from autoddp.view.rules.operands import arguments, dim_of, dims_of, related
 from autoddp.view.rules.rows import replaced
 from autoddp.view.shard_sizes import ShardSizes
 from autoddp.view.sharded_tensor import ShardedTensor, is_sharded
-from autoddp.view.table import attribute_rule, rule
+from autoddp.view.table import attribute_rule, computed, refused, rule
 
 
 def _listed(rest: Any) -> list[Any]:
@@ -106,6 +107,9 @@ def _viewable(func: Any, me: ShardedTensor, want: list[int]) -> bool:
     return True
 
 
+COPIES = ("diag_embed", "repeat", "tile")  # the others give views
+
+
 @rule(
     *("permute", "movedim", "moveaxis", "transpose", "swapaxes", "swapdims", "t", "adjoint"),
     *("unsqueeze", "select", "narrow", "unbind", "split", "chunk", "tensor_split", "unsafe_chunk"),
@@ -131,7 +135,8 @@ def moved(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     places = [(list(x.shape).index(mark), me.sizes) for x in outs]
     all_elements = not several and out.numel() == prod(sizes)
     out_at: Any = places if several else places[0]
-    return LocalCall(args, kwargs, out_at, outs[0]._is_view(), all_elements=all_elements)
+    view_of_it = func.__name__ not in COPIES
+    return LocalCall(args, kwargs, out_at, view_of_it, all_elements=all_elements)
 
 
 @rule("flatten", "unflatten")
@@ -199,3 +204,36 @@ def as_other(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         fits = _regrouped(me, list(other.shape)) == other.placement
         fits = fits and _viewable(Tensor.reshape, me, list(other.shape))
     return LocalCall(args, kwargs, other.placement, aliases=True) if fits else NotImplemented
+
+
+SHAPES = ("squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_")
+
+
+@computed(*SHAPES)
+def reshape_in_place(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run the function without the underscore; then the wrapper itself takes the new shape."""
+    me, name = args[0], func.__name__
+    if not is_sharded(me):
+        return NotImplemented
+    if name == "t_" and me.dim() < 2:
+        return me
+    out = getattr(Tensor, name[:-1])(*args, **kwargs)
+    if not is_sharded(out):
+        raise BadInput(refused(me.shape, name))
+    with torch.no_grad(), plain_tensors(), no_dispatch():
+        func(*args, **kwargs)
+    me._local, me.spec = out._local, out.spec
+    me._whole, me._versions = None, (0, 0)  # what was gathered has the old shape
+    return me
+
+
+@computed("resize_", "resize_as_", "as_strided_")
+def move_in_place(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Refuse other memory under the same tensor: it has no meaning for rows."""
+    me, *rest = args
+    if not is_sharded(me):
+        return NotImplemented
+    sizes = rest[0].shape if rest and isinstance(rest[0], Tensor) else _listed(rest)
+    if func.__name__ != "as_strided_" and tuple(sizes) == me.shape:
+        return me
+    raise BadInput(refused(me.shape, func.__name__))
