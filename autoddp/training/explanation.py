@@ -26,8 +26,8 @@ WISHES = frozenset(
 )
 MASKS = frozenset(
     (
-        *("__getitem__", "__setitem__", "index_put", "index_put_", "masked_scatter"),
-        *("masked_scatter_", "masked_select", "nonzero", "argwhere"),
+        *("index_put", "index_put_", "masked_scatter", "masked_scatter_"),
+        *("masked_select", "nonzero", "argwhere"),
     )
 )
 MASK = "a mask over rows picks from all of them; torch.where and products with the mask do not"
@@ -35,6 +35,8 @@ NOTHING = (
     "nothing is sharded: every rank computes all of it, which is right and no faster. A batch is "
     "sharded that has at least one row for each rank"
 )
+BEHIND = "most was lost behind functions that gather, which the lines above name"
+FEW = "most was lost on what every rank computes whole: of fewer rows than ranks, or of no batch"
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
 
 
@@ -122,9 +124,7 @@ class Explanation(Feature):
         lost = {
             "more workers for its loaders (num_workers=) would help most": mine.loader,
             "larger batches, or fewer ranks, would help most": waited,
-            "most was lost behind functions that gather, which the lines above name": (
-                work[WHOLE] * (1 - 1 / size)
-            ),
+            BEHIND if self.run.report.of("gather") else FEW: work[WHOLE] * (1 - 1 / size),
         }
         if share is None and self.run.options.view != "local":
             lost["one process is as fast"] = seconds - mine.loader
@@ -164,7 +164,7 @@ def hint(name: str) -> str:
 
 
 def _bytes(size: float) -> str:
-    """Format a number of bytes."""
+    """Format a number of bytes, without a fraction: a reader of metrics would take it for one."""
     return next(
-        (f"{size / unit:.3g} {name}" for unit, name in UNITS if size >= unit), f"{size:.0f} B"
+        (f"{size / unit:.0f} {name}" for unit, name in UNITS if size >= unit), f"{size:.0f} B"
     )
