@@ -7,7 +7,7 @@ AutoDDPError
 ├── RankEnded           another rank has ended, and this one waits for what it would do
 │   └── Unreachable     its node, or the network to it, is lost
 ├── LostGradient        a batch held by rows reached code that would drop its gradient
-├── TooLarge            a file on node 0 is too large to be handed to a node that lacks it
+├── NodeFailed          what rank 0 wrote cannot be written on a node with a folder of its own
 ├── ScratchFailed       a rank above 0 has no room for its private copies of files
 ├── OutOfReach          a program is wanted where rank 0 cannot run it for all
 └── RemoteError         rank 0 failed in a way that has no exception of its own here
@@ -53,8 +53,8 @@ class LostGradient(AutoDDPError):
     """A batch held by rows in an operator below autograd, where its gradient would be lost."""
 
 
-class TooLarge(AutoDDPError):
-    """A file of node 0 alone, larger than what is handed over; the message says the way out."""
+class NodeFailed(AutoDDPError):
+    """A failure on a node that does not share rank 0's folder, of what went well on rank 0."""
 
 
 class ScratchFailed(AutoDDPError):

@@ -156,24 +156,6 @@ def another_connection(store: Any, prefix: str | None = None) -> Any:
     return _Prefixed(_prefix_of(store) if prefix is None else prefix, another_connection(base))
 
 
-def push(store: Any, key: str, value: str) -> None:
-    """Put a value at the end of a queue in a store; torch up to 2.7 has no queues."""
-    if hasattr(store, "queue_push"):
-        store.queue_push(key, value)
-    else:
-        store.set(f"{key}/{store.add(f'{key}/pushed', 1)}", value)
-
-
-def pop(store: Any, key: str) -> bytes:
-    """Wait for the first value of a queue in a store, and take it out."""
-    if hasattr(store, "queue_pop"):
-        return bytes(store.queue_pop(key))
-    turn = f"{key}/{store.add(f'{key}/popped', 1)}"
-    value = bytes(store.get(turn))
-    store.delete_key(turn)
-    return value
-
-
 @contextmanager
 def agent_hands_signals_to(handler: Callable[..., None]) -> Iterator[None]:
     """Have torch's elastic agent set this handler of signals, where it sets its own.

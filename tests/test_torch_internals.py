@@ -396,15 +396,6 @@ def test_a_fork_leaves_the_connection_of_its_parent_alone(monkeypatch):
     assert (ours.get("a"), served.get("of/torch/ours/a")) == (b"b", b"b")
 
 
-def test_a_queue_in_a_store_gives_what_came_first():
-    served = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    store = torch_internals.prefixed("of/ours", served)
-    for word in ("a", "b"):
-        torch_internals.push(store, "words", word)
-    other = torch_internals.another_connection(store)
-    assert [torch_internals.pop(other, "words") for _ in range(2)] == [b"a", b"b"]
-
-
 def test_a_store_in_a_file_has_no_other_connection_to_make(tmp_path):
     store = dist.PrefixStore("of/torch", dist.FileStore(str(tmp_path / "store")))
     torch_internals.another_connection(store).set("a", "b")

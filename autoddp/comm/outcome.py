@@ -93,8 +93,9 @@ def _parts(error: BaseException) -> dict[str, Any]:
         inner = Outcome(error=reason).to_data() if isinstance(reason, BaseException) else None
         return {"reason": inner or str(reason)}
     if isinstance(error, OSError) and error.errno is not None:
-        paths = [_text(error.filename), None, _text(error.filename2)]
-        return {"os": [error.errno, error.strerror, *(paths if any(paths) else [])]}
+        paths = [_name(error.filename), None, _name(error.filename2)]
+        named = paths if paths[0] is not None else []
+        return {"os": [error.errno, error.strerror, *named]}
     if isinstance(error, CalledProcessError) and isinstance(error.cmd, (str, bytes)):
         return {"program": [error.returncode, os.fsdecode(error.cmd), isinstance(error.cmd, bytes)]}
     if isinstance(error, json.JSONDecodeError):
@@ -118,7 +119,8 @@ def _rebuilt(data: dict[str, Any]) -> BaseException:
         reason = data["reason"]
         return URLError(reason if isinstance(reason, str) else _rebuilt(reason))
     if "os" in data:
-        return _made(data, data["os"]) or OSError(*data["os"])
+        given = [os.fsencode(x[0]) if isinstance(x, list) else x for x in data["os"]]
+        return _made(data, given) or OSError(*given)
     if "program" in data:
         code, cmd, encoded = data["program"]
         return CalledProcessError(code, os.fsencode(cmd) if encoded else cmd)
@@ -160,5 +162,8 @@ def _kind(module: str, name: str) -> type[BaseException] | None:
     return kind if isinstance(kind, type) and issubclass(kind, BaseException) else None
 
 
-def _text(path: Any) -> Any:
-    return os.fsdecode(path) if isinstance(path, (bytes, os.PathLike)) else path
+def _name(path: Any) -> Any:
+    """Return a path as JSON carries it: one in bytes as a list."""
+    if path is None or isinstance(path, (int, str)):
+        return path
+    return [os.fsdecode(path)] if isinstance(path, bytes) else os.fspath(path)

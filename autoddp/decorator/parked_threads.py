@@ -8,15 +8,12 @@ that nothing happens twice.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from autoddp.report.places import shell
-
-NOOP = "wandb.sdk.lib.noop_run"  # versions without it begin no run that a fork could keep quiet
 
 
 class NoRecords:
@@ -39,15 +36,11 @@ class ParkedThread:
 
 def is_known(thread: threading.Thread) -> bool:
     """Return whether a thread may be ended and begun again, or goes on and is not missed."""
-    return _kind(thread) in _WAYS or _is_wandbs(thread) or _scripts(thread) is not None
+    return _kind(thread) in _WAYS or _scripts(thread) is not None
 
 
 def park() -> list[ParkedThread]:
     """End the known threads, and return how they begin again."""
-    if NOOP in sys.modules:
-        from autoddp.effects.trackers import note_runs  # with torch
-
-        note_runs()
     found = [thread for thread in threading.enumerate() if _kind(thread) in _WAYS]
     scripts = [(s, t) for t in threading.enumerate() if (s := _scripts(t)) is not None]
     parked = [_WAYS[_kind(thread)](thread) for thread in found]
@@ -56,16 +49,6 @@ def park() -> list[ParkedThread]:
 
 def _kind(thread: threading.Thread) -> str:
     return f"{type(thread).__module__}:{type(thread).__name__}"
-
-
-def _is_wandbs(thread: threading.Thread) -> bool:
-    """Return whether a thread is wandb's, which talks to its process.
-
-    It goes on here. What it could hold at a fork is not used there: a run that the fork inherits is
-    made one that keeps to itself (`effects/trackers.py`), and a new one would begin anew.
-    """
-    place = getattr(getattr(thread, "_target", None), "__module__", None) or ""
-    return place.startswith("wandb.sdk.lib.") and NOOP in sys.modules
 
 
 def _scripts(thread: threading.Thread) -> Any:

@@ -38,7 +38,6 @@ class Console(Outward):
         ask(
             *PROMPTS,
             why="what is typed is read once, on rank 0's terminal, for all",
-            by_all=True,
         ),
         ask("getpass:getuser", why="the login name, which may say where to write, is rank 0's"),
         ask(

@@ -13,8 +13,8 @@ from autoddp.effects.engine import Mode
 from autoddp.effects.mirrored_io import OpenDescriptor, whole
 from autoddp.effects.open_files import OpenFiles
 from autoddp.effects.outward import Outward
+from autoddp.effects.overlay import error, named
 from autoddp.effects.rows import EffectRow, do
-from autoddp.effects.sight import error, named
 from autoddp.patching import patch, stands_for
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -165,23 +165,22 @@ class Descriptors(Outward):
     ) -> int:
         effects, agreed = self.effects, what is Mode.SYNCED
         given = paths.whole(path, folder)
-        if effects.rank == 0:
-            if not agreed:
-                self.open_files.noted(given, _letters(flags), safe=not flags & NOT_THERE)
-            number = effects.do_on_rank0("os.open", plain) if agreed else plain()
+        writers = effects.writers(given, agreed)
+        if effects.rank in writers.ranks:
+            number = effects.do_on_rank0("os.open", plain, None, writers) if agreed else plain()
             with effects.context.internal():
-                self.handles[number] = OpenDescriptor(os.path.abspath(given), agreed)
+                at = os.path.abspath(given)
+                self.handles[number] = OpenDescriptor(at, agreed, writers=writers)
             return number
         if agreed:
             keep = not flags & os.O_TRUNC
             number = self.open_files.follow(
-                "os.open", plain, lambda: self.open_files.prepared(given, keep), private
+                "os.open", plain, lambda: self.open_files.prepared(given, keep), private, writers
             )
         else:
-            at = self._alone(path, given, flags)
-            with effects.context.internal():
-                number = private(at)
-        self.handles[number] = OpenDescriptor(os.path.abspath(given), agreed)
+            with effects.overlay.locked(), effects.context.internal():
+                number = private(self._alone(path, given, flags))
+        self.handles[number] = OpenDescriptor(os.path.abspath(given), agreed, writers=writers)
         return int(number)
 
     def _alone(self, path: Any, given: Any, flags: int) -> str:

@@ -7,27 +7,23 @@ itself (not in a worker process), on the thread that runs the script, outside a 
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 from autoddp.comm.context import Code
 from autoddp.comm.rpc import When
 from autoddp.effects import caches, paths
 from autoddp.effects.deferred_errors import DeferredErrors
-from autoddp.effects.journal import GONE, Journal
+from autoddp.effects.mirrored_io import OpenDescriptor, Writers
 from autoddp.effects.overlay import Overlay
-from autoddp.effects.ownership import caller, is_ours, loads_data, users_call
-from autoddp.effects.scratch import Scratch
-from autoddp.report import is_users, users_line
+from autoddp.effects.ownership import by_interpreter, by_tracker, loads_data, users_call
+from autoddp.report import users_line
 
 if TYPE_CHECKING:
     from autoddp.comm.group import Group
-    from autoddp.effects.file_server import FileClient, FileServer
-    from autoddp.effects.mirrored_io import OpenDescriptor
+    from autoddp.effects.nodes import Nodes
 
 
 class Mode(Enum):
@@ -35,7 +31,7 @@ class Mode(Enum):
 
     PASS_THROUGH = "as if we were not there"
     SYNCED = "rank 0 does it, for all"
-    UNSYNCED = "rank 0 does it, the others on private scratch, and nobody waits"
+    UNSYNCED = "rank 0 does it, the others in their overlay, and nobody waits"
     SUPPRESSED = "nobody does it: one process would not have run this"
 
 
@@ -47,16 +43,11 @@ class Effects:
         self.context.ending = self.context.over = False  # a group may have several jobs
         self.rank = group.rank
         self.synced = synced and group.size > 1  # else nobody waits for anybody
-        self.scratch = Scratch()
-        # what this rank finds, if it is not rank 0
-        self.overlay = Overlay(self.scratch, self.context)
-        self.journal: Journal | None = None  # of what rank 0 does where ranks do not meet
-        self.begun = False  # whether it was decided who keeps one
-        self.client: FileClient | None = None  # where this node is not rank 0's
-        self.server: FileServer | None = None  # on rank 0, where there are several nodes
+        self.overlay = Overlay()  # what this rank has changed, if it is not rank 0
+        self.nodes: Nodes | None = None  # where there are several
+        self.apart = False  # whether what the script's thread does here is in no order with others'
         self.before_save: list[Callable[[], None]] = []  # before a checkpoint, where all ranks are
         self.losses = DeferredErrors()  # what failed on rank 0 and is to be raised on all
-        self.threads: WeakSet[threading.Thread] = WeakSet()  # those of every rank
         self.handles: dict[int, OpenDescriptor] = {}  # descriptors of one file on all ranks
 
     def accepts_effects(self) -> bool:
@@ -74,7 +65,7 @@ class Effects:
             return Mode.PASS_THROUGH if context.passes_through() else Mode.UNSYNCED
         if context.is_internal_elsewhere():
             return Mode.PASS_THROUGH
-        if context.ending or context.collecting or not context.on_script_thread():
+        if context.ending or context.collecting or self.apart or not context.on_script_thread():
             return Mode.UNSYNCED if context.in_job() else Mode.PASS_THROUGH
         if not self.accepts_effects():
             return Mode.PASS_THROUGH
@@ -82,84 +73,48 @@ class Effects:
             return Mode.SUPPRESSED
         return Mode.SYNCED if self.synced else Mode.UNSYNCED
 
+    @contextmanager
+    def unsynced(self) -> Iterator[None]:
+        """Have nobody wait inside: rank 0 has done there already what the others do now."""
+        before, self.apart = self.apart, True
+        try:
+            yield
+        finally:
+            self.apart = before
+
     def users(self, through: tuple[str, ...] = ()) -> Mode:
         """Decide like `mode`, but PASS_THROUGH for a library; look past files in `through`."""
         mode = self.mode()
         return mode if mode is Mode.PASS_THROUGH or users_call(2, through) else Mode.PASS_THROUGH
 
-    def touch(self, *given: Any, through: tuple[str, ...] = ()) -> Mode:
-        """Decide on a change of paths; nobody waits for a library, whose own files pass through."""
+    def touch(self, *given: Any) -> Mode:
+        """Decide on a call about paths, whoever makes it.
+
+        Those in caches, and what Python itself asks about code, pass through; a tracker's ranks do
+        not meet for.
+        """
         mode = self.mode()
-        if mode is Mode.PASS_THROUGH:
-            return mode
-        file = caller(2, through)
-        if is_users(file):
-            return mode
-        if is_ours(file) or any(self.keeps(path) for path in given):
+        if mode is Mode.PASS_THROUGH or any(self.keeps(path) for path in given):
             return Mode.PASS_THROUGH
-        return Mode.UNSYNCED if mode is Mode.SYNCED else mode
+        if by_interpreter(2):
+            return Mode.PASS_THROUGH
+        return Mode.UNSYNCED if mode is Mode.SYNCED and by_tracker(2) else mode
 
     def keeps(self, path: Any) -> bool:
         """Return whether `path` is among what libraries keep, or is this rank's own."""
         if not isinstance(path, (str, bytes, os.PathLike)):
             return False
         full = paths.text(path)
-        return caches.keeps(full, self.scratch.private) or self.scratch.holds(full)
-
-    def note(self, path: Any, how: str = GONE, follow: bool = False) -> None:
-        """Note in rank 0's journal that `path` is about to change where ranks do not meet."""
-        if self.journal is not None and self.context.in_job():
-            self.journal.note(self.group.passed, paths.real(path, follow), how)
-
-    def moving(self, source: Any, target: Any) -> AbstractContextManager[None]:
-        """Note in rank 0's journal that it renames a path inside, where ranks do not meet."""
-        if self.journal is None or not self.context.in_job():
-            return nullcontext()
-        names = paths.real(source, False), paths.real(target, False)
-        return self.journal.moving(self.group.passed, *names)
-
-    def agreed(self, path: Any) -> None:
-        """Note that rank 0 changes `path` for all now: what threads make there later is new."""
-        if self.journal is not None and self.context.in_job():
-            self.journal.agreed(paths.real(path, follow=False))
+        return caches.keeps(full, self.overlay.private) or self.overlay.holds(full)
 
     def reads(self) -> bool:
-        """Return whether files may lie elsewhere than named; if so, the places are up to date."""
-        if self.overlay.idle() or not self._looks():
-            return False
-        if self.synced and self.context.on_script_thread() and self.context.is_rank():
-            self.overlay.settle(self.group.passed)
-        return True
-
-    def follow(self) -> None:
-        """Give up what this rank's processes did: rank 0 has waited for its own, which did so."""
-        self.scratch.hear()
-        self.scratch.own_up()
-        self.overlay.number = -1
-
-    def _looks(self) -> bool:
         """Return whether this process sees another world than the disk, outside of an effect."""
         context = self.context
-        if self.rank == 0 or context.over or context.is_internal_elsewhere():
+        if self.rank == 0 or self.overlay.idle() or context.over:
+            return False
+        if context.is_internal_elsewhere():
             return False
         return not (context.depth[Code.INTERNAL] and context.on_script_thread())
-
-    def look(self, plain: Callable[[], Any], ask: Callable[[], Any]) -> Any:
-        """Call `plain`, or `ask` if files may lie elsewhere; anew if rank 0 moved on meanwhile."""
-        turn = self.overlay.turn
-        while self._looks():
-            before = turn()
-            try:
-                found = ask() if self.reads() else plain()
-            except OSError:
-                if turn() == before:
-                    raise
-                continue
-            if turn() == before:
-                return found
-            if hasattr(found, "close"):
-                found.close()
-        return plain()
 
     def where(self, path: Any, follow: bool = True) -> Any:
         """Return the path where this rank reads what is at `path`.
@@ -177,49 +132,50 @@ class Effects:
             return self.group.call(f"{what} at {users_line(2)}", act)
         finally:
             depth[Code.INTERNAL] -= 1
-            if self.overlay.before is not None:
-                self.overlay.before.come(self.group.passed)
+
+    def writers(self, path: Any, agreed: bool = True) -> Writers:
+        """Return who changes `path` for real; all ranks call this if they are `agreed`."""
+        return Writers() if self.nodes is None else self.nodes.writers(path, agreed)
+
+    def repeat(self, what: str, act: Callable[[], Any], writers: Writers) -> None:
+        """Do on nodes without rank 0's folder what rank 0 has done; all raise what fails there."""
+        if self.nodes is not None:
+            self.nodes.repeat(what, act, writers)
 
     def do_on_rank0(
-        self, what: str, act: Callable[[], Any], tell: Callable[[Any], Any] | None = None
+        self,
+        what: str,
+        act: Callable[[], Any],
+        tell: Callable[[Any], Any] | None = None,
+        writers: Writers = Writers(),  # noqa: B008 - it is frozen
     ) -> Any:
         """Change the outside world on rank 0 once all ranks are here; all raise its error.
 
         Returns:
-            On rank 0 what `act` returned, on the others what `told` makes of that.
+            On the `writers` what `act` returned, on the others what `told` makes of rank 0's.
         """
         kept: Any = None
 
         def keep() -> Any:
             nonlocal kept
-            if self.journal is not None:
-                self.journal.forget(self.group.passed)
-                self.journal.meet()
             self.losses.tell()
             kept = act()
             return tell(kept) if tell is not None else None
 
         with self.context.internal():
             answer = self.group.call(f"{what} at {users_line(2)}", keep, when=When.ALL_HERE)
-        if self.overlay.before is not None:
-            self.overlay.before.come(self.group.passed)
-        return kept if self.rank == 0 else answer
+            self.repeat(what, keep, writers)
+        return kept if self.rank in writers.ranks else answer
 
     def found(self, path: str) -> str:
         """Return the path where this rank reads `path`; an empty one if that was removed."""
         try:
-            at = self.overlay.where(path) if self.rank and not self.overlay.idle() else path
-            if at is not path or self.client is None:
-                return str(at)
-            return str(self.client.find(path))
+            return str(self.overlay.where(path) if self.rank and not self.overlay.idle() else path)
         except FileNotFoundError:
             return ""
 
     def end(self) -> None:
-        """End all agreement; remove the scratch, and end the journal."""
+        """End all agreement, and remove the overlay."""
         self.context.over = True
         if self.context.is_rank():
-            self.scratch.remove()
-            if self.journal is not None:
-                self.journal.end()
-                self.journal = None
+            self.overlay.end()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from autoddp.effects import paths
 from autoddp.effects.engine import Mode
 from autoddp.effects.open_files import OpenFiles
 from autoddp.effects.outward import Outward
+from autoddp.effects.overlay import named
 from autoddp.effects.readers import READERS, named_file, read
-from autoddp.effects.sight import named
 from autoddp.effects.write_calls import WriteCalls
 from autoddp.effects.writers import CHECKPOINT, WRITERS
 from autoddp.patching import Call, patch, stands_for
@@ -60,27 +60,20 @@ class Files(Outward):
     )
     def open_once(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Make an `open` by which other ranks get a file on scratch that holds what they write."""
-        effects, idle, turn = self.effects, self.effects.overlay.idle, self.effects.overlay.turn
-        first = self.rank == 0
+        effects, first, idle = self.effects, self.rank == 0, self.effects.overlay.idle
 
         @stands_for(original)
         def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             writes = not _WRITES.isdisjoint(mode)
             if type(file) is int and file in effects.handles:
                 return self.open_files.adopt(Call(original, (file, mode, *args), kwargs))
-            if (first and not writes) or not isinstance(file, (str, bytes, os.PathLike)):
+            if not isinstance(file, (str, bytes, os.PathLike)) or (
+                not writes and (first or idle())
+            ):
                 return original(file, mode, *args, **kwargs)
-            if not writes and idle():
-                before, opened = turn(), None
-                with suppress(OSError):  # raised once more below, if nothing has changed
-                    opened = original(file, mode, *args, **kwargs)
-                if opened is not None and turn() == before:
-                    return opened
-                if opened is not None:
-                    opened.close()
             call = Call(original, (file, mode, *args), kwargs)
             if not writes:
-                return effects.look(call.plain, lambda: self._read(call))
+                return self._read(call)
             what = effects.touch(file)
             # tempfile passes a folder here, and opens a file in it by its opener
             if what is Mode.PASS_THROUGH or (
@@ -96,7 +89,7 @@ class Files(Outward):
         """Have a library, which opens by itself, read a file where this rank has it."""
         if not named_file(call) or not self.effects.reads():
             return call.plain()
-        return self.effects.look(call.plain, lambda: read(call, self.effects.where))
+        return read(call, self.effects.where)
 
     @patch(
         "importlib:import_module",
@@ -106,7 +99,7 @@ class Files(Outward):
     )
     def import_when_written(self, call: Call) -> Any:
         """Wait for rank 0, which may still write what the script has let go of without a close."""
-        if self.effects.users() is Mode.SYNCED:
+        if self.effects.touch() is Mode.SYNCED:
             self.effects.ask_rank0(call.name, lambda: None)
         return call.plain()
 
@@ -118,7 +111,7 @@ class Files(Outward):
     def roll_over_alike(self, call: Call) -> Any:
         """Return rank 0's answer; each rank looks at its own file, and at nobody's clock."""
         handler = call.instance
-        if self.effects.users() is not Mode.SYNCED:
+        if self.effects.touch() is not Mode.SYNCED:
             return call.plain()
         if handler.stream is None and hasattr(handler, "maxBytes"):
             handler.stream = handler._open()  # as it would do below, where it were each rank's own
@@ -136,7 +129,7 @@ class Files(Outward):
         bottom = getattr(handler.stream, "bottom", None)
         if not getattr(bottom, "agreed", False):
             return call.plain()
-        if self.effects.users() is not Mode.SYNCED:
+        if self.effects.touch() is not Mode.SYNCED:
             return None
 
         def moved() -> bool:
@@ -148,7 +141,7 @@ class Files(Outward):
 
         if self.effects.ask_rank0("reopenIfNeeded", moved):
             with self.effects.context.internal():
-                self.effects.scratch.drop(paths.real(handler.baseFilename, True))
+                self.effects.overlay.drop(paths.real(handler.baseFilename, True))
             handler.ino = -1
             call.plain()
         return None
@@ -159,7 +152,12 @@ class Files(Outward):
         at = file if file is None else self.effects.where(file)
         if at is file:
             return call.plain()
-        opened = named(lambda: call.changed(file=at), file)
+        try:
+            opened = named(lambda: call.changed(file=at), file)
+        except FileNotFoundError:
+            if self.effects.where(file) == at:
+                raise
+            return self._read(call)  # another process of this rank's has just let it go
         raw = getattr(opened, "buffer", opened)
         getattr(raw, "raw", raw).name = at if file is None else os.fspath(file)
         return opened

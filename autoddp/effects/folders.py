@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, ClassVar
@@ -11,7 +10,6 @@ from typing import Any, ClassVar
 from autoddp.effects import paths
 from autoddp.effects.engine import Mode
 from autoddp.effects.entries import Entry, Listing, facts
-from autoddp.effects.file_server import MirroredFolders
 from autoddp.effects.outward import Outward
 from autoddp.effects.unsynced import UnsyncedChange
 from autoddp.patching import Call, patch
@@ -72,7 +70,7 @@ class Folders(Outward):
         why="what the script makes, moves and removes, it does once: rank 0 does it",
     )
     def change_once(self, call: Call) -> Any:
-        """Make the change on rank 0; all wait for it and raise its error, and scratch follows."""
+        """Make the change on rank 0; all wait for it and raise its error, and overlays follow."""
         if self.effects.mode() is Mode.PASS_THROUGH:
             return call.plain()
         source, target = _first(FROM, call.named), _first(TO, call.named)
@@ -86,7 +84,7 @@ class Folders(Outward):
         if mode is Mode.PASS_THROUGH and call.name.endswith("makedirs"):
             with self.effects.context.internal():  # a cache's folder, and those that it lies in
                 return call.plain()
-        if mode is Mode.PASS_THROUGH or _by_handle(call):
+        if mode is Mode.PASS_THROUGH:
             return call.plain()
         return self._agreed(call, source, target) if mode is Mode.SYNCED else _supposed(call)
 
@@ -102,13 +100,7 @@ class Folders(Outward):
         if not self._asked(call):
             return self._found(call)
 
-        def stat() -> list[Any]:
-            there = list(call.plain().__reduce__()[1])
-            if self.effects.server is not None:  # before others know, and ask for the file
-                self.effects.server.announced.add(os.path.abspath(call.named["path"]))
-            return there
-
-        answer = self.effects.ask_rank0(call.name, stat)
+        answer = self.effects.ask_rank0(call.name, lambda: call.plain().__reduce__()[1])
         return os.stat_result(tuple(answer[0]), answer[1])
 
     @patch(
@@ -134,17 +126,6 @@ class Folders(Outward):
         if not self._asked(call):
             return self._found(call, self.alone.names)
         return self.effects.ask_rank0(call.name, call.plain)
-
-    @patch("threading:Thread.start", why="what a thread of every rank's makes, each has for itself")
-    def know(self, call: Call) -> Any:
-        """Note a thread that every rank starts.
-
-        A thread that is started inside an effect is rank 0's alone: a tracker's.
-        """
-        effects = self.effects
-        if threading.current_thread() in effects.threads or effects.mode() is Mode.SYNCED:
-            effects.threads.add(call.instance)
-        return call.plain()
 
     @patch(
         "os:chdir", why="a folder that a library made is rank 0's: others enter it when it is there"
@@ -184,49 +165,43 @@ class Folders(Outward):
 
     def _found(self, call: Call, ask: Callable[[Call], Any] | None = None) -> Any:
         """Answer by what this rank finds there, nearly by a plain call if that is the disk's."""
-        if self.rank == 0:
-            return call.plain()
-        asked = ask or self.alone.ask
-        return self.effects.look(call.plain, lambda: asked(call))
+        return (ask or self.alone.ask)(call) if self.effects.reads() else call.plain()
 
     def _asked(self, call: Call) -> bool:
         """Return whether the script asks, by a path as text."""
-        if self.effects.users() is not Mode.SYNCED:
+        if self.effects.touch(call.named.get("path", ".")) is not Mode.SYNCED:
             return False
         textual = isinstance(call.named.get("path", "."), (str, os.PathLike, type(None)))
         return textual and not _by_handle(call)
 
     def _agreed(self, call: Call, source: Any, target: Any) -> Any:
         effects = self.effects
-        if self.rank == 0:
-            for path in filter(None, (source, target)):
-                effects.agreed(path)
-            return effects.do_on_rank0(call.name, call.plain, tell=_as_text)
+        changed = paths.whole(source if target is None else target, _folder(call, target))
+        writers = effects.writers(changed)
+        if self.rank in writers.ranks:
+            return effects.do_on_rank0(call.name, call.plain, _as_text, writers)
         before = None
-        if effects.scratch.overlay or effects.scratch.changed is not None:
+        if not effects.overlay.idle():
             with effects.context.internal():
-                before = paths.real(source, False)  # by names as they are before the change
-        answer = effects.do_on_rank0(call.name, call.plain)
+                # by names as they are before the change
+                before = paths.real(paths.whole(source, _folder(call, None)), False)
+        answer = effects.do_on_rank0(call.name, call.plain, None, writers)
         if before is not None:
-            self._follow(call, before, answer or target)
+            made = answer or paths.whole(target, _folder(call, target))
+            self._follow(call, before, made)
         return target if target is not None and answer == os.fspath(target) else answer
 
-    def _follow(self, call: Call, source: Any, target: Any) -> None:
-        """Change the entries of scratch as rank 0 has changed the disk."""
-        scratch, kind = self.effects.scratch, call.name.rpartition(".")[2]
+    def _follow(self, call: Call, was: str, target: Any) -> None:
+        """Change the overlay as rank 0 has changed the disk."""
+        overlay, kind = self.effects.overlay, call.name.rpartition(".")[2]
         with self.effects.context.internal():
-            was = paths.real(source, False)
             becomes = None if target is None else paths.real(target, False)
             if kind in RENAMES and becomes is not None:
-                scratch.move(was, becomes)
-            elif kind in REMOVES or kind in CHANGES:
-                scratch.drop(was)
-            elif kind in MAKES:
-                scratch.show(was)
+                overlay.move(was, becomes)
+            elif kind in REMOVES or kind in CHANGES or kind in MAKES:
+                overlay.drop(was)
             elif becomes is not None:
-                scratch.drop(becomes)
-            if self.effects.client is not None:
-                _follow_folders(self.effects.client.made, kind, was, becomes)
+                overlay.drop(becomes)
 
 
 def _first(names: tuple[str, ...], values: dict[str, Any]) -> Any:
@@ -235,16 +210,6 @@ def _first(names: tuple[str, ...], values: dict[str, Any]) -> Any:
         values[name] for name in names if isinstance(values.get(name), (str, bytes, os.PathLike))
     )
     return next(found, None)
-
-
-def _follow_folders(made: MirroredFolders, kind: str, was: str, becomes: str | None) -> None:
-    """Change the folders of this node like rank 0's, where the node does not share them."""
-    if kind in MAKES:
-        made.make(was)
-    elif kind in REMOVES:
-        made.remove(was)
-    elif kind in RENAMES and becomes is not None:
-        made.move(was, becomes)
 
 
 def _folder(call: Call, target: Any) -> int | None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
 
+from autoddp.effects import paths
 from autoddp.effects.engine import Effects, Mode
-from autoddp.effects.journal import EMPTIED, FILLED
 from autoddp.effects.mirrored_io import OpenDescriptor
 from autoddp.effects.open_files import OpenFiles
 from autoddp.effects.write_calls import path_of
@@ -38,17 +38,15 @@ class FileHolder:
 CLASSES = (
     FileHolder("h5py:File", "name", "r", ("flush", "close")),
     FileHolder("pandas:HDFStore", "path", "a", ("flush", "close")),
-    FileHolder("pandas:ExcelWriter", "path", "w", ("close",)),
     FileHolder("pyarrow.parquet:ParquetWriter", "where", "w", ("close",)),
     FileHolder("soundfile:SoundFile", "file", "r", ("flush", "close")),
     FileHolder("torch.package:PackageExporter", "f", "w", ("close",)),
-    FileHolder("matplotlib.backends.backend_pdf:PdfPages", "filename", "w", ("close",)),
 )
 MAPS = (
     FileHolder("numpy:memmap.__new__", "filename", "r+"),
     FileHolder("numpy.lib.format:open_memmap", "filename", "r+"),
 )
-BESIDE = ("", "-wal", "-journal")  # a database, and what SQLite has yet to write into it
+BESIDE = ("-wal", "-journal")  # a database, and what SQLite has yet to write into it
 MAKERS = {f"{row.target}.__init__": row for row in CLASSES} | {row.target: row for row in MAPS}
 ENDS = tuple(f"{row.target}.{end}" for row in CLASSES for end in row.ends)
 
@@ -77,15 +75,13 @@ class LibraryFiles:
             with effects.context.internal():
                 return at(effects.found(path)) if effects.rank else call.plain()
         if what is Mode.SUPPRESSED:
-            return at(effects.scratch.new(path))
-        made = self._make(
-            site, path, call.plain, at, what, keep=not {"w", "x"} & set(mode), anew=mode == "w"
-        )
+            return at(effects.overlay.new(path))
+        keep = not {"w", "x"} & set(mode)
+        handle = OpenDescriptor(os.path.abspath(path), what is Mode.SYNCED)
+        handle.writers = effects.writers(path, handle.agreed)
+        made = self._make(site, path, call.plain, at, handle, keep)
         if holder is not None:
-            self._handles[id(holder)] = (
-                weakref.ref(holder),
-                OpenDescriptor(os.path.abspath(path), what is Mode.SYNCED),
-            )
+            self._handles[id(holder)] = weakref.ref(holder), handle
         return made
 
     def end(self, call: Call, site: str, holder: Any) -> Any:
@@ -117,17 +113,17 @@ class LibraryFiles:
             with effects.context.internal():
                 return at(effects.found(path)) if effects.rank else connect(**named)
         if what is Mode.SUPPRESSED:
-            return at(effects.scratch.new(path))
-        named["factory"] = self._closing(
-            named.get("factory"), os.path.realpath(path), what is Mode.SYNCED
-        )
-        return self._make("sqlite3.connect", path, lambda: connect(**named), at, what, keep=True)
+            return at(effects.overlay.new(path))
+        handle = OpenDescriptor(os.path.realpath(path), what is Mode.SYNCED)
+        handle.writers = effects.writers(path, handle.agreed)
+        named["factory"] = self._closing(named.get("factory"), handle)
+        return self._make("sqlite3.connect", path, lambda: connect(**named), at, handle, keep=True)
 
-    def _closing(self, factory: Any, path: str, agreed: bool) -> Any:
+    def _closing(self, factory: Any, handle: OpenDescriptor) -> Any:
         """Return a class of connections that bring ranks together when they are closed."""
         import sqlite3  # not every Python has it
 
-        held, kind = self, factory or sqlite3.Connection
+        held, kind, path = self, factory or sqlite3.Connection, handle.path
         if not isinstance(kind, type):
             return kind
 
@@ -140,7 +136,7 @@ class LibraryFiles:
                 self.gone = False
 
             def close(self) -> None:
-                held._close(self, super().close, path, agreed)
+                held._close(self, super().close, handle)
 
             def __del__(self) -> None:
                 held._leave(self, path)
@@ -149,18 +145,18 @@ class LibraryFiles:
         Connection.__module__ = kind.__module__
         return Connection
 
-    def _close(self, connection: Any, close: Callable[[], None], path: str, agreed: bool) -> None:
+    def _close(self, connection: Any, close: Callable[[], None], handle: OpenDescriptor) -> None:
         """Close a connection; what it works on stays while another to its database is open."""
         effects, first = self._effects, not connection.gone
-        self._leave(connection, path)
-        if not (first and agreed and effects.mode() is Mode.SYNCED):
+        self._leave(connection, handle.path)
+        if not (first and handle.agreed and effects.mode() is Mode.SYNCED):
             close()
-        elif self._connections[path]:
+        elif self._connections[handle.path]:
             if effects.rank:
                 close()
             effects.ask_rank0("sqlite3.close", close)
         else:
-            self._opened.meet("sqlite3.close", OpenDescriptor(path, True), close)
+            self._opened.meet("sqlite3.close", handle, close)
 
     def _leave(self, connection: Any, path: str) -> None:
         if not connection.gone:
@@ -173,38 +169,31 @@ class LibraryFiles:
         path: str,
         act: Callable[[], Any],
         at: Callable[[str], Any],
-        what: Mode,
+        handle: OpenDescriptor,
         keep: bool,
-        anew: bool = False,
     ) -> Any:
-        """Open the user's file on rank 0 when all ranks are here, on the others a copy made before.
-
-        The old file may be put aside only if the new one is certain to begin `anew`: "x" refuses
-        it.
-        """
-        effects, agreed = self._effects, what is Mode.SYNCED
-        if effects.rank == 0:
+        """Open the user's file on rank 0 when all ranks are here, on others a copy made before."""
+        effects, agreed, writers = self._effects, handle.agreed, handle.writers
+        if effects.rank in writers.ranks:
             if agreed:
-                return effects.do_on_rank0(site, act, tell=lambda made: None)
-            for more in BESIDE:
-                effects.note(path + more, EMPTIED if anew else FILLED, follow=True)
+                return effects.do_on_rank0(site, act, lambda made: None, writers)
             with effects.context.internal():
                 return act()
         if agreed:
-            return self._opened.follow(site, act, lambda: self._prepared(path, keep), at)
+            return self._opened.follow(site, act, lambda: self._prepared(path, keep), at, writers)
         real, copy = self._prepared(path, keep)
         with effects.context.internal():
-            made = at(copy)
-        effects.overlay.lay(real, copy)
-        return made
+            return at(self._opened.placed(real, copy))
 
     def _prepared(self, path: str, keep: bool) -> tuple[str, str]:
         """Return the file's name and its copy, with what a database keeps in files beside it."""
         effects = self._effects
+        shared = effects.overlay.find(path).own  # with another connection of this rank's
         real, copy = self._opened.prepared(path, keep)
-        for more in BESIDE[1:]:
-            if keep and not effects.overlay.own(effects.overlay.find(real + more)):
-                effects.overlay.bring(real + more, copy + more)
+        for more in () if shared or not keep else BESIDE:
+            there = effects.found(real + more)
+            if paths.is_file(there):
+                paths.copy(there, copy + more)
         return real, copy
 
 

@@ -15,12 +15,27 @@ if TYPE_CHECKING:
     from autoddp.effects.deferred_errors import DeferredError
 
 
+@dataclass(frozen=True)
+class Writers:
+    """The ranks that change a path for real.
+
+    Attributes:
+        ranks: Rank 0, and the first rank of each node that does not share the path's folder.
+        apart: Whether this rank's node does not.
+    """
+
+    path: str = ""
+    ranks: tuple[int, ...] = (0,)
+    apart: bool = False
+
+
 @dataclass
 class OpenDescriptor:
     """The file that stands behind a descriptor which the script has opened by `os.open`."""
 
     path: str
     agreed: bool = False
+    writers: Writers = Writers()
     loss: DeferredError | None = None
 
 
@@ -41,6 +56,7 @@ class MirroredFileIO(io.FileIO):
     keeper: FileObserver
     path = ""  # the user's name of the file
     agreed = False  # whether all ranks have opened it together
+    writers = Writers()
     muted = False
     loss: DeferredError | None = None
 

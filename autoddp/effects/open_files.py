@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import posix
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -13,10 +12,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from autoddp.comm.outcome import Outcome
-from autoddp.effects import paths, sight
+from autoddp.effects import overlay, paths
 from autoddp.effects.engine import Effects, Mode
-from autoddp.effects.journal import EMPTIED, FILLED, GROWN
-from autoddp.effects.mirrored_io import MirroredFileIO, OpenDescriptor, rebuilt
+from autoddp.effects.mirrored_io import MirroredFileIO, OpenDescriptor, Writers, rebuilt
 from autoddp.errors import ScratchFailed
 from autoddp.patching import Call
 
@@ -34,31 +32,28 @@ class OpenFiles:
 
     def open(self, mode: Mode, call: Call) -> Any:
         """Make a call of `open` that writes, and return this rank's file."""
-        effects, agreed = self._effects, mode is Mode.SYNCED
+        effects, agreed, act = self._effects, mode is Mode.SYNCED, call.plain
         if not (agreed or call.named):
-            return call.plain()  # words what is wrong with its arguments
+            return act()  # words what is wrong with its arguments
         if mode is Mode.SUPPRESSED:
             effects.context.written += 1
             return call.changed(file=os.devnull, mode=call.named["mode"].replace("x", "w"))
-        if effects.rank == 0:
-            if not agreed:
-                letters = set(call.named["mode"])
-                self.noted(
-                    call.named["file"], letters, safe="w" not in letters or self._opens(call)
-                )
-            plain = effects.do_on_rank0("open", call.plain) if agreed else call.plain()
+        writers = effects.writers(call.named.get("file", ""), agreed)
+        if effects.rank in writers.ranks:
+            plain = effects.do_on_rank0("open", act, None, writers) if agreed else act()
             with effects.context.internal():
-                return self._kept(plain, call, agreed)
+                return self._kept(plain, call, agreed, writers)
         if not agreed:
-            return self._open_alone(call)
+            with effects.overlay.locked():
+                return self._open_alone(call)
         keep = set(call.named.get("mode", "w")).isdisjoint("wx")
 
         def private(at: str) -> Any:
             plain = call.changed(file=at, mode=call.named["mode"].replace("x", "w"))
-            return self._kept(plain, call, agreed)
+            return self._kept(plain, call, agreed, writers)
 
         return self.follow(
-            "open", call.plain, lambda: self.prepared(call.named["file"], keep), private
+            "open", act, lambda: self.prepared(call.named["file"], keep), private, writers
         )
 
     def follow(
@@ -67,42 +62,30 @@ class OpenFiles:
         act: Callable[[], Any],
         prepare: Callable[[], tuple[str, str]],
         private: Callable[[str], Any],
+        writers: Writers,
     ) -> Any:
         """Open this rank's copy by `private`; `prepare` makes it before rank 0 does `act`.
 
         What fails on rank 0 is raised here first: it is what one process would have met.
         """
         effects, prepared = self._effects, Outcome.of(prepare)
-        effects.do_on_rank0(what, act)
+        effects.do_on_rank0(what, act, None, writers)
         path, at = prepared.unwrap()
-        effects.scratch.show(path)
         with effects.context.internal():
-            made = private(at)
-            effects.scratch.lay(path, at)
-        return made
+            return private(self.placed(path, at))
 
     def _open_alone(self, call: Call) -> Any:
         """Open the file on a rank above 0, which has it to itself."""
         file, mode = call.named["file"], call.named["mode"]
-        at = sight.named(lambda: self.alone(file, set(mode)), file)
+        at = overlay.named(lambda: self.alone(file, set(mode)), file)
         try:
             with self._effects.context.internal():
                 how = mode.replace("x", "w")
-                plain = sight.named(lambda: call.changed(file=at, mode=how), file)
-                return self._kept(plain, call, False)
+                plain = overlay.named(lambda: call.changed(file=at, mode=how), file)
+                return self._kept(plain, call, False, Writers())
         except (ValueError, TypeError):  # no such mode: there is no file
-            self._effects.overlay.forget(file)
+            paths.remove(at)
             raise
-
-    def _opens(self, call: Call) -> bool:
-        """Return whether `open` will not raise once the file is another, which is still empty."""
-        path = paths.real(call.named["file"], True)
-        try:
-            with self._effects.context.internal():
-                call.changed(file=os.devnull).close()
-        except (ValueError, TypeError, LookupError):
-            return False
-        return posix.access(path, os.W_OK)
 
     def alone(self, file: Any, letters: set[str]) -> str:
         """Return where a rank above 0 writes what no other rank waits for.
@@ -111,21 +94,9 @@ class OpenFiles:
             OSError: The operating system would raise it for the user's path, too.
         """
         effects = self._effects
-        effects.reads()  # brings the overlay up to date
         if "r" in letters and not effects.overlay.find(file).there:
-            raise sight.error(errno.ENOENT, file)
+            raise overlay.error(errno.ENOENT, file)
         return effects.overlay.to_write(file, keep=not letters & set("wx"), new="x" in letters)
-
-    def noted(self, file: Any, letters: set[str], safe: bool = True) -> None:
-        """Note a write that rank 0 does alone; if `safe`, an empty file may replace the old one."""
-        if "x" in letters:
-            if paths.seen(paths.real(file, False), follow=False) is None:  # else `open` raises
-                self._effects.note(file)
-            return
-        how = EMPTIED if safe else FILLED
-        if "w" not in letters:
-            how = FILLED if "+" in letters else GROWN
-        self._effects.note(file, how, follow=True)
 
     def adopt(self, call: Call) -> Any:
         """Make an `open` of a descriptor that ranks have opened together.
@@ -144,6 +115,7 @@ class OpenFiles:
         with effects.context.internal():
             file = rebuilt(plain, call.named, self, handle.agreed)
         file.bottom.path, file.bottom.loss = handle.path, handle.loss
+        file.bottom.writers = handle.writers
         self._files.add(file)
         return file
 
@@ -176,7 +148,7 @@ class OpenFiles:
         effects = self._effects
         if not effects.context.in_job():
             raise error
-        if effects.rank:
+        if effects.rank not in raw.writers.ranks:
             raise ScratchFailed(
                 f"rank {effects.rank} cannot keep its copy of {raw.path}: {error.strerror}; "
                 "set TMPDIR to a folder with more room"
@@ -212,25 +184,27 @@ class OpenFiles:
 
     # ----
 
-    def _kept(self, plain: Any, call: Call, agreed: bool) -> Any:
+    def _kept(self, plain: Any, call: Call, agreed: bool, writers: Writers) -> Any:
         file = rebuilt(plain, call.named, self, agreed)
+        file.bottom.writers = writers
         self._files.add(file)
         return file
+
+    def placed(self, path: str, at: str) -> str:
+        """Put what `prepared` gave where this rank finds it, unless it is open there already."""
+        overlay = self._effects.overlay
+        return at if overlay.find(path).at == at else overlay.lay(path, at)
 
     def prepared(self, file: Any, keep: bool) -> tuple[str, str]:
         """Return the file's one name, and its copy on scratch, made before rank 0 touches it."""
         effects = self._effects
-        effects.reads()
-        scratch, found = effects.scratch, effects.overlay.find(file)
-        if found.there and effects.overlay.own(found):
+        found = effects.overlay.find(file)
+        if found.there and found.own:
             return found.name, found.at
-        at = scratch.new(found.name)
-        if keep and effects.client is not None and found.at == found.name:
-            there = effects.found(found.name)
-            if paths.is_file(there):
-                paths.copy(there, at)
-        elif keep:
-            effects.overlay.bring(found.name, at)
+        at = effects.overlay.new(found.name)
+        there = effects.found(found.name) if keep else ""
+        if paths.is_file(there):
+            paths.copy(there, at)
         return found.name, at
 
     def meet(
@@ -238,7 +212,7 @@ class OpenFiles:
     ) -> None:
         """Do `act` on every rank, to its own file; all ranks raise what failed on rank 0."""
         effects = self._effects
-        if effects.rank:
+        if effects.rank not in raw.writers.ranks:
             with effects.context.internal():
                 act()
 
@@ -248,9 +222,10 @@ class OpenFiles:
             return paths.facts(raw.path)
 
         facts = effects.ask_rank0(what, real)
+        effects.repeat(what, real, raw.writers)
         if what.endswith("close"):
             with effects.context.internal():
-                self._compare(raw.path, facts)
+                self._compare(raw.path, facts, raw.writers)
 
     def settle(self, raw: MirroredFileIO | OpenDescriptor) -> None:
         """Raise the error of an earlier write of this file, if one has failed."""
@@ -263,16 +238,14 @@ class OpenFiles:
         try:
             act()
         except OSError as error:
-            if self._effects.rank == 0:
+            if self._effects.rank in raw.writers.ranks:
                 raw.loss = raw.loss or self._effects.losses.note(raw.path, error)
 
-    def _compare(self, path: str, facts: list[int] | None) -> None:
+    def _compare(self, path: str, facts: list[int] | None, writers: Writers) -> None:
         """Drop the copy of a rank above 0 where the real file is here, the same for all readers."""
-        scratch = self._effects.scratch
-        # on a node that does not share rank 0's folders, the file is handed over when it is read
-        here = self._effects.client is not None or facts == paths.facts(path)
+        here = writers.apart or facts == paths.facts(path)
         if self._effects.rank and facts is not None and here:
-            scratch.drop(paths.real(path, True))
+            self._effects.overlay.drop(paths.real(path, True))
 
     @contextmanager
     def _muted(self, file: Any) -> Iterator[None]:

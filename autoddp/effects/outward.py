@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autoddp.comm.context import Code
-from autoddp.comm.place import HERE
-from autoddp.comm.topology import nodes
-from autoddp.effects import paths
-from autoddp.effects.engine import Effects, Mode
-from autoddp.effects.journal import Board, Journal
-from autoddp.effects.past import Past
+from autoddp.effects.engine import Mode
 from autoddp.effects.rows import EffectRow, Fate
 from autoddp.patching import Call, Feature, Patch, patch
 from autoddp.report import temporary
@@ -35,10 +30,9 @@ class Outward(Feature):
         self.rank = run.world.rank
 
     def setup(self, undo: ExitStack) -> None:
-        """Share the journal, and watch the collector."""
+        """Watch the collector: it runs at different moments on each rank."""
         with self.effects.context.internal():
             temporary.look()
-        _keep_journal(self.effects)
         undo.callback(self.effects.end)
         self.context.watch_collector(undo)
 
@@ -47,14 +41,10 @@ class Outward(Feature):
         """Return the patches of the methods, and those of the rows."""
         return [*super().patches(), *(row.patch(cls.name) for row in cls.rows)]
 
-    def mode(self, row: EffectRow) -> Mode:
-        """Decide like `Effects` for a call of this row."""
-        return self.effects.mode() if row.by_all else self.effects.users()
-
     def serve(self, call: Call) -> Any:
         """Do with a call of a row's function what its fate says."""
         row = next(row for row in self.rows if call.target in row.targets)
-        mode = self.mode(row)
+        mode = self.effects.touch()
         if mode is Mode.PASS_THROUGH:
             return call.plain()
         if not row.when(call):
@@ -79,26 +69,3 @@ class Outward(Feature):
             return call.plain()
         with context.within(Code.FETCH) if here else context.internal():
             return call.plain()
-
-
-def _keep_journal(effects: Effects) -> None:
-    """Begin a journal on rank 0, which the ranks of its node read; all ranks call this, once."""
-    if not effects.synced or effects.begun:
-        return
-    effects.begun = True
-    group, placed = effects.group, nodes(effects.group)
-
-    def make() -> str:
-        folder = paths.fresh(HERE.private or temporary.temporary_folder())
-        effects.journal = Journal(
-            Board(folder, group.size, make=True), placed.count(0), effects.threads
-        )
-        return folder
-
-    with effects.context.internal():
-        folder = group.call("the journal", make)
-        if group.rank and placed[group.rank] == 0:
-            with suppress(FileNotFoundError):  # rank 0 has come to its end already
-                board = Board(folder, group.size, make=False)
-                effects.overlay.before = Past(board, group.rank, effects.scratch.new)
-                effects.overlay.before.come(group.passed)

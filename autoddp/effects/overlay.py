@@ -1,9 +1,9 @@
-"""The disk as a rank above 0 sees it: as it was for one process, with this rank's own changes.
+"""A private copy-on-write folder for each rank above 0, which it reads first: as overlayfs has it.
 
-What a library does on such a rank is done in a private folder. `Scratch.overlay` maps a name to
-where its content lies: there, at another name on the disk (it was renamed), or nowhere (it was
-removed). A folder made here has all that is below it. Other names are what the disk says, or what
-it said before rank 0 went ahead, see `Past`. Once rank 0 is as far as this rank, it is the truth.
+What such a rank writes, makes, renames or removes lies in an upper folder of its own, under the
+full name that it has on the disk. A name that it has removed, or under which it has made a folder
+of its own, is marked: what the disk has there, and below, is hidden. All else is the disk's. The
+upper folder is on the disk, too, so the rank's threads and child processes see the same.
 """
 
 from __future__ import annotations
@@ -11,23 +11,108 @@ from __future__ import annotations
 import errno
 import os
 import posix
+import stat
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
-from autoddp.comm.context import Context
 from autoddp.effects import paths
-from autoddp.effects.scratch import GONE, Scratch
-from autoddp.effects.sight import FoundPath, Path, Sight, error
+from autoddp.effects.upper import Upper
+
+Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 
-class Overlay(Sight):
-    """The changes to the disk that this rank makes for itself alone."""
+@dataclass(frozen=True)
+class Found:
+    """The place where an entry was found.
 
-    def __init__(self, scratch: Scratch, context: Context) -> None:
-        super().__init__(scratch)
-        self._context = context
-        self.number = 0  # of effects, when entries were last compared with the disk
-        scratch.met = self.met
+    Attributes:
+        name: The full name, links followed.
+        at: The place of the content, empty if it is hidden.
+        own: Whether it lies in the upper folder, and may be changed.
+        seen: The status of what is there, links not followed.
+        plain: Whether the disk finds it by the name that was given.
+    """
+
+    name: str
+    at: str
+    own: bool
+    seen: os.stat_result | None
+    plain: bool
+
+    @property
+    def there(self) -> bool:
+        """Return whether anything is there."""
+        return self.seen is not None
+
+    @property
+    def folder(self) -> bool:
+        """Return whether a folder is there."""
+        return self.seen is not None and stat.S_ISDIR(self.seen.st_mode)
+
+
+class Overlay(Upper):
+    """The disk as this rank sees it, and its changes."""
+
+    # ---- looking
+
+    def find(self, path: Path, follow: bool = True) -> Found:
+        """Find the entry `path`; a link at its end is followed if `follow`."""
+        if not os.fspath(path):
+            raise error(errno.ENOENT, path)
+        if len(os.fsencode(path)) >= paths.LONGEST:  # as of a page that IPython takes for a name
+            raise error(errno.ENAMETOOLONG, path)
+        parts = os.path.join(paths.here(), os.fsdecode(path)).split("/")[::-1]
+        name, links, plain = "", 0, True
+        while parts:
+            part = parts.pop()
+            if part == "..":
+                name = os.path.dirname(name).rstrip("/")
+            elif part not in ("", "."):
+                at, own = self._at(f"{name}/{part}")
+                said = paths.link(at) if at and (follow or any(parts)) else None
+                links, plain = links + (said is not None), plain and (said is None or not own)
+                if links > paths.LINKS:
+                    raise error(errno.ELOOP, path)
+                if said is None:
+                    name = f"{name}/{part}"
+                else:
+                    parts += said.split("/")[::-1]
+                    name = "" if said.startswith("/") else name
+        name = name or "/"
+        at, own = self._at(name)
+        seen = paths.seen(at, follow=False) if at else None
+        return Found(name, at, own, seen, plain and at == name)
+
+    def where(self, path: Path, follow: bool = True) -> Any:
+        """Return what to give to the operating system for `path`.
+
+        Raises:
+            FileNotFoundError: This rank has removed it.
+        """
+        found = self.find(path, follow)
+        if found.plain:
+            return path
+        if not found.at:
+            raise error(errno.ENOENT, path)
+        return os.fsencode(found.at) if isinstance(path, bytes) else found.at
+
+    def names(self, path: Path) -> list[str] | None:
+        """Return the names in a folder, None if the disk alone knows."""
+        found = self.find(path)
+        if not found.at:
+            raise error(errno.ENOENT, path)
+        upper, hidden = self._upper(found.name), self._hidden(found.name)
+        own = [] if found.own else paths.names(upper)
+        gone = [] if found.own else paths.names(hidden)
+        if found.plain and not own and not gone:
+            return None
+        there = named(lambda: posix.listdir(found.at), path)
+        gone = [name for name in gone if not paths.is_folder(f"{hidden}/{name}")]
+        return [*dict.fromkeys([*(n for n in there if n not in gone), *own])]
+
+    # ---- changing
 
     def to_write(self, path: Path, keep: bool, new: bool = False) -> str:
         """Return where to write what is at `path`: a file of this rank's own, a copy if `keep`.
@@ -36,61 +121,51 @@ class Overlay(Sight):
             OSError: The operating system would raise it for a write to `path`, too.
         """
         found = self.find(path)
-        last = self.find(path, follow=False)
-        if new and last.there and self._known(last):
+        if new and self.find(path, follow=False).own:
             raise error(errno.EEXIST, path)
-        if found.folder or (found.there and self.own(found)):
+        if found.folder or (found.there and found.own):
             return found.at
         at = self._place(found, path)
-        if keep:
-            self.bring(path, at)
-        self.lay(found.name, at)
+        if keep and paths.is_file(found.at):
+            paths.copy(found.at, at)
         return at
 
-    def forget(self, path: Path) -> None:
-        """Undo `to_write` for `path`, where nothing was written after all."""
-        found = self.find(path)
-        if found.at and not found.there:
-            self.scratch.overlay.pop(found.name, None)
+    def room(self, path: Path) -> str:
+        """Return a folder of this rank's own for new files of the folder `path`.
 
-    def bring(self, path: Path, at: str) -> None:
-        """Copy what is at `path`, if it is a file, to `at`."""
-        found = self.find(path)
-        while found.there and paths.is_file(found.at):
-            paths.copy(found.at, at)
-            found, before = self.find(path), found
-            if found.at == before.at:
-                return  # else rank 0 has just changed what was copied
+        Raises:
+            OSError: There is no such folder.
+        """
+        found = self.find(os.path.join(self.find(path).name, "_"), follow=False)
+        return os.path.dirname(self._place(found, path))
 
     def make(self, path: Path, mode: int) -> None:
-        """Make the folder `path`."""
-        at = self._new(path)
-        posix.mkdir(at[1], mode)
-        self.lay(*at)
+        """Make the folder `path`: nothing that rank 0 comes to write there is seen in it."""
+        found, at = self._new(path)
+        if found.there and not found.folder:
+            raise error(errno.EEXIST, path)
+        if not found.there:
+            self._hide(found.name)
+            posix.mkdir(at, mode)
 
     def link_to(self, said: Path, path: Path) -> None:
         """Make `path` a symbolic link that says `said`."""
-        at = self._new(path)
-        posix.symlink(said, at[1])
-        self.lay(*at)
+        posix.symlink(said, self._new(path)[1])
 
-    def special(self, path: Path, make: Any) -> None:
+    def special(self, path: Path, make: Callable[[str], Any]) -> None:
         """Make `path` a pipe or a device, by calling `make` with a place for it."""
-        at = self._new(path)
-        make(at[1])
-        self.lay(*at)
+        make(self._new(path)[1])
 
     def link(self, source: Path, target: Path) -> None:
         """Give the file `source` the other name `target`."""
         found = self._there(source)
         if found is None:
             return
-        name, at = self._new(target)
-        if self.own(found):
+        at = self._new(target)[1]
+        if found.own:
             posix.link(found.at, at)
         else:
-            at = self._alive(source)
-        self.lay(name, at)
+            paths.copy(found.at, at)
 
     def remove(self, path: Path, tree: bool = False) -> None:
         """Remove a file; with `tree`, a folder with all that is in it."""
@@ -99,7 +174,7 @@ class Overlay(Sight):
             return
         if found.folder != tree:
             raise error(errno.ENOTDIR if tree else errno.EISDIR, path)
-        self.clear(found)
+        self._clear(found.name)
 
     def remove_folder(self, path: Path) -> None:
         """Remove a folder, which must be empty."""
@@ -111,188 +186,93 @@ class Overlay(Sight):
         names = self.names(found.name)
         if posix.listdir(found.at) if names is None else names:
             raise error(errno.ENOTEMPTY, path)
-        self.clear(found)
+        self._clear(found.name)
 
     def rename(self, source: Path, target: Path) -> None:
         """Rename `source`, with all below it, to `target`."""
         found, other = self._there(source), self.find(target, follow=False)
-        if found is None:  # rank 0 has done so already
-            self._for_all(other.name)
-            if self.before is not None:
-                self.before.shared(other.name)
-            self.lay(other.name, other.name)
-        if found is None or found.name == other.name:
+        if found is None:
+            if paths.is_file(other.name):
+                paths.copy(other.name, self._above(other.name))
             return
-        folder = found.folder
-        if folder and f"{other.name}/".startswith(found.name + "/"):
+        if found.name == other.name:
+            return
+        if f"{other.name}/".startswith(found.name + "/"):
             raise error(errno.EINVAL, source)
-        if other.there and f"{found.name}/".startswith(other.name + "/"):
-            raise error(errno.ENOTEMPTY, source)
-        if other.there and folder != other.folder:
-            raise error(errno.ENOTDIR if folder else errno.EISDIR, target)
-        if other.there and folder:
+        if other.there and found.folder != other.folder:
+            raise error(errno.ENOTDIR if found.folder else errno.EISDIR, target)
+        if other.there and found.folder:
             self.remove_folder(target)
-        place = self._place(other, target, new=True)
-        below = self.scratch.taken(found.name + "/")
-        self.scratch.taken(other.name + "/")
-        at = self._moved(found, folder, place)
-        self.clear(found, moved=True)
-        self.lay(other.name, at)
-        for rest, at in below.items():
-            self.lay(f"{other.name}/{rest}", at)
+        at = self._place(self.find(target, follow=False), target)
+        if found.own:
+            paths.remove(at)
+            posix.rename(found.at, at)
+        else:
+            self._bring(found.name, at)
+            if found.name in self.private:
+                paths.remove(found.name)
+        if other.there and found.folder:
+            self._hide(other.name)
+        self._clear(found.name)
 
-    def room(self, path: Path) -> str:
-        """Return a folder of this rank's own for new files of the folder `path`.
-
-        Raises:
-            OSError: There is no such folder.
-        """
-        found = self.find(os.path.join(self.find(path).name, "_"), follow=False)
-        return os.path.dirname(self._place(found, path, new=True))
-
-    def take(self, source: Path, target: Path) -> None:
-        """Move `source`, a real file of this rank's own, to `target`, which is not on the disk."""
-        other = self.find(target, follow=False)
-        at = self._place(other, target, new=True)
-        posix.rename(source, at)
-        self.lay(other.name, at)
-
-    def _moved(self, found: FoundPath, folder: bool, place: str) -> str:
-        """Return where a renamed entry's content lies from now on; move what is this rank's own."""
-        if self.own(found):
-            posix.rename(found.at, place)
-            return place
-        if folder:
-            return self.scratch.overlay.get(found.name) or found.base or found.at
-        said = paths.link(found.at)
-        if said is None:
-            return self._alive(found.name)
-        posix.symlink(said, place)
-        return place
-
-    def _alive(self, path: Path) -> str:
-        """Return where a file of the disk stays readable, whatever rank 0 does to its name."""
-        while True:
-            found = self.find(path, follow=False)
-            with suppress(FileNotFoundError):
-                at = self.scratch.alive(found.at)
-                if self.find(path, follow=False).at == found.at:
-                    return at
-                self.scratch.let_go(at)  # rank 0 has just changed it
-
-    def clear(self, found: FoundPath, moved: bool = False) -> None:
-        """Make `found` disappear for this rank; content that was `moved` is not deleted."""
-        name = found.name
-        for at in [*self.scratch.taken(name + "/").values(), self.scratch.overlay.pop(name, GONE)]:
-            self.scratch.let_go(at)  # what was moved is there no more
-        self.scratch.mine.discard(name)
-        folder = self.find(os.path.dirname(name))
-        if folder.base is None:
-            if not moved and self.own(found):
-                paths.remove(found.at)
-        elif self.find(name, follow=False).there:
-            self.lay(name, GONE)
-
-    def lay(self, name: str, at: str) -> None:
-        """Record that `name` is found at `at` from now on."""
-        folder = self.find(os.path.dirname(name))
-        if at and folder.base is None and at == f"{folder.at}/{os.path.basename(name)}":
-            self.scratch.overlay.pop(name, None)  # it lies in a folder of this rank's own
-            return
-        before = self.scratch.overlay.get(name, at)
-        self.scratch.lay(name, at)
-        if before != at:
-            self.scratch.let_go(before)
-        self.scratch.claim(name, self._context.on_script_thread())
-
-    def _new(self, path: Path) -> tuple[str, str]:
+    def _new(self, path: Path) -> tuple[Found, str]:
         found = self.find(path, follow=False)
-        if found.there and self._known(found):
+        if found.there and found.own:  # else rank 0 may be its maker
             raise error(errno.EEXIST, path)
-        return found.name, self._place(found, path, new=True)
+        return found, self._place(found, path, new=True)
 
-    def _place(self, found: FoundPath, path: Path, new: bool = False) -> str:
-        """Return where to put something new; its folder must be there, and rank 0 may write."""
-        name = found.name
-        folder = self.find(os.path.dirname(name))
+    def _place(self, found: Found, path: Path, new: bool = False) -> str:
+        """Return where to put something; its folder must be there, and rank 0 may write to it."""
+        folder = self.find(os.path.dirname(found.name))
         if not folder.there:
             raise error(errno.ENOENT, path)
         if not folder.folder:
             raise error(errno.ENOTDIR, path)
-        if self.own(folder):
-            return f"{folder.at}/{os.path.basename(name)}"
-        if not posix.access(found.at if found.there and not new else folder.at, os.W_OK):
+        ask = folder.at if new or found.folder or not found.there else found.at
+        if not posix.access(ask, os.W_OK):
             raise error(errno.EACCES, path)
-        return self.scratch.new(name)
+        return self._above(found.name)
 
-    def _there(self, path: Path) -> FoundPath | None:
+    def _there(self, path: Path) -> Found | None:
         """Find what is to be removed or renamed; None where rank 0 may have done so already."""
         found = self.find(path, follow=False)
-        if found.there:
-            return found
-        if found.at == GONE:
+        if not found.there and (not found.at or not self.find(os.path.dirname(found.name)).there):
             raise error(errno.ENOENT, path)
-        if self.before is None:
-            return None
-        if self._context.on_script_thread() or not self.before.taken(found.name):
-            raise error(errno.ENOENT, path)
-        self.lay(found.name, GONE)
-        return None
+        if not found.there:
+            self._hide(found.name)
+        return found if found.there else None
 
-    def _known(self, found: FoundPath) -> bool:
-        """Return whether the entry was there before; without a journal, rank 0 may be its maker."""
-        return self.before is not None or self.own(found)
-
-    def met(self, path: str) -> None:
-        """Note that the script has just changed `path` on all ranks, which met for it."""
-        self._for_all(path)
-        if self.before is not None:
-            self.before.met(path)
-
-    def _for_all(self, path: str) -> None:
-        """Take the threads' folders above `path` for the script's: they are for all ranks."""
-        self.scratch.mine.update(top for top in paths.above(path) if top in self.scratch.overlay)
-
-    def settle(self, number: int) -> None:
-        """Give up this rank's own entries that rank 0, after `number` effects, has for real."""
-        if number == self.number:
-            return
-        self.number = number
-        if self.before is not None:
-            self.before.come(number)
-        names = [name for name in self.scratch.overlay if name in self.scratch.mine]
-        self.scratch.mine.intersection_update(names)
-        self.scratch.own_up()
-        if not names:
-            return
-        if self.before is not None:
-            self.before.refresh()
-        held = paths.still_open()
-        for name in names:
-            self._settle(name, self.scratch.overlay[name], held)
-
-    def _base(self, name: str) -> tuple[str, bool]:
-        base = name if self.before is None else self.before.resolve(name)
-        return base, bool(base) and paths.seen(base, follow=False) is not None
-
-    def _settle(self, name: str, at: str, held: set[str]) -> None:
-        self.scratch.overlay.pop(name, None)
-        base, there = self._still(lambda: self._base(name))
-        own = self.scratch.holds(at)
-        if at == GONE or not there:
-            keep = there == (at == GONE)
-        elif own and paths.is_folder(at) and paths.is_folder(base):
-            for part in posix.listdir(at):
-                self._settle(f"{name}/{part}", f"{at}/{part}", held)
-            with suppress(OSError):  # what rank 0 does not have stays there
-                posix.rmdir(at)
-            self.scratch.mine.discard(name)
-            return
+    def _bring(self, name: str, at: str) -> None:
+        """Copy the entry `name`, as this rank sees it, with all below it, to `at`."""
+        found = self.find(name, follow=False)
+        if found.folder:
+            with suppress(FileExistsError):
+                posix.mkdir(at, stat.S_IMODE(found.seen.st_mode) if found.seen else 0o777)
+            for part in self.names(name) or posix.listdir(found.at):
+                self._bring(f"{name}/{part}", f"{at}/{part}")
+        elif (said := paths.link(found.at)) is not None:
+            posix.symlink(said, at)
         else:
-            keep = at in held
-        if keep:
-            self.scratch.lay(name, at)
-            self.scratch.mine.add(name)
-        else:
-            self.scratch.mine.discard(name)
-            self.scratch.let_go(at)
+            paths.copy(found.at, at)
+
+    def _clear(self, name: str) -> None:
+        """Make the entry disappear for this rank."""
+        paths.remove(self._upper(name))
+        if not self._hides(name) and paths.seen(name, follow=False) is not None:
+            self._hide(name)
+
+
+def error(number: int, path: Any) -> OSError:
+    """Return the error that the operating system would raise for `path`."""
+    return OSError(number, os.strerror(number), os.fspath(path))
+
+
+def named(act: Callable[[], Any], path: Any, other: Any = None) -> Any:
+    """Do `act`; what it raises names the user's paths."""
+    try:
+        return act()
+    except OSError as error:
+        error.filename = os.fspath(path)
+        if other is not None:
+            error.filename2 = os.fspath(other)
+        raise

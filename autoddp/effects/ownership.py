@@ -6,6 +6,7 @@ import os
 import sys
 import sysconfig
 from functools import cache
+from types import FrameType
 
 import wrapt
 
@@ -29,6 +30,10 @@ _OWN_BUSINESS = (
 )
 # The folders of a trainer's callbacks.
 _CALLBACKS = ("/lightning/pytorch/callbacks/", "/pytorch_lightning/callbacks/")
+# Packages that run processes of their own, which each rank, or one for its node, has for itself.
+_POOLS = ("/torch/utils/data/", "/torch/multiprocessing/", "/joblib/externals/loky/")
+# Packages that are switched off on ranks above 0: what they do, rank 0 does by itself.
+_TRACKERS = ("/wandb/", "/comet_ml/", "/aim/", "/neptune/", "/clearml/")
 NOBODY = "<nobody>"  # calls: a thread's first function may be the standard library's
 _WRAPT = os.path.dirname(wrapt.__file__) + "/"
 _HERE = os.path.dirname(os.path.dirname(__file__)) + "/"
@@ -73,6 +78,33 @@ def caller(depth: int = 1, through: tuple[str, ...] = ()) -> str:
 def users_call(depth: int = 1, through: tuple[str, ...] = ()) -> bool:
     """Return whether the frame that `caller` finds is the user's."""
     return is_users(caller(depth + 1, through))
+
+
+def by_interpreter(depth: int = 1) -> bool:
+    """Return whether the call serves no script: an import's, a traceback's, a pool's or ours."""
+    file = caller(depth + 1)
+    return file == NOBODY or is_ours(file) or _is_pythons(file)
+
+
+@cache
+def _is_pythons(filename: str) -> bool:
+    own = filename.startswith(("<frozen ", *_STDLIB))
+    return own or any(part in filename for part in _POOLS)
+
+
+@cache
+def _is_trackers(filename: str) -> bool:
+    return any(part in filename for part in _TRACKERS)
+
+
+def by_tracker(depth: int = 1) -> bool:
+    """Return whether a tracker of experiments has called, for itself or by another package."""
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None:
+        if _is_trackers(frame.f_code.co_filename):
+            return True
+        frame = frame.f_back
+    return False
 
 
 @cache

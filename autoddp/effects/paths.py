@@ -22,7 +22,7 @@ def text(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
 
 def whole(path: Any, folder: int | None) -> Any:
     """Return `path`, joined to the folder that descriptor `folder` has open, if one is given."""
-    if folder is None:
+    if folder is None or path is None:
         return path
     return os.path.join(os.fsdecode(posix.readlink(f"/proc/self/fd/{folder}")), os.fsdecode(path))
 

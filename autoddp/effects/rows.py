@@ -36,7 +36,6 @@ class EffectRow:
         fate: The part that rank 0 has in the call.
         targets: The functions, as "module:Dotted.path"; several are aliases, or share all else.
         why: The reason, which `autoddp patches` prints.
-        by_all: Whether calls by libraries are meant, too.
         once: Whether rank 0 alone makes the call where ranks do not meet (on a thread); else each
             rank makes its own there.
         when: Tells the calls that are meant; others are plain.
@@ -48,7 +47,6 @@ class EffectRow:
     fate: Fate
     targets: tuple[str, ...]
     why: str
-    by_all: bool = False
     once: bool = False
     when: Callable[[Call], bool] = _always
     pack: Callable[[Any], Any] = _same

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from autoddp.effects import paths
 from autoddp.effects.engine import Mode
-from autoddp.effects.mirrored_io import OpenDescriptor
+from autoddp.effects.mirrored_io import OpenDescriptor, Writers
 from autoddp.effects.outward import Outward
 from autoddp.patching import Call, patch
 
@@ -35,11 +35,11 @@ class Temporary(Outward):
         if self._mode(call) is not Mode.SYNCED:
             return self._own(call)
         path = self.effects.ask_rank0(call.name, call.plain)
-        if self.rank:
+        writers = self.effects.writers(path)
+        if self.rank not in writers.ranks:
             self._lent.add(path)
-            if self.effects.client is not None and call.name.endswith("mkdtemp"):
-                with self.effects.context.internal():
-                    self.effects.client.made.make(path)
+        if call.name.endswith("mkdtemp"):
+            self.effects.repeat(call.name, lambda: os.mkdir(path, 0o700), writers)
         return path
 
     @patch("tempfile:mkstemp", why="a temporary file has the name that rank 0 gave it")
@@ -52,11 +52,15 @@ class Temporary(Outward):
             number, path = effects.do_on_rank0(call.name, call.plain, tell=lambda made: made[1])
         else:
             path = effects.do_on_rank0(call.name, call.plain)
+        writers = effects.writers(path)
+        made = self._made_again(call, path, writers)
+        if made is not None:
+            number = made[0]
+        elif self.rank:
             with effects.context.internal():
-                at = effects.scratch.new(path)
-                effects.scratch.lay(paths.real(path, True), at)
-                number = os.open(at, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        effects.handles[number] = OpenDescriptor(path, agreed=True)
+                at = effects.overlay.to_write(path, keep=False)
+                number = os.open(at, os.O_RDWR | os.O_CREAT, 0o600)
+        effects.handles[number] = OpenDescriptor(path, agreed=True, writers=writers)
         return number, path
 
     @patch("tempfile:NamedTemporaryFile", why="a temporary file has the name that rank 0 gave it")
@@ -68,12 +72,14 @@ class Temporary(Outward):
             return self._named_alone(call)
         if mode is not Mode.SYNCED:
             return self._own(call)
-        if self.rank == 0:
-            return effects.do_on_rank0(call.name, call.plain, tell=lambda made: made.name)
-        path = effects.do_on_rank0(call.name, call.plain)
+        made = effects.do_on_rank0(call.name, call.plain, tell=lambda made: made.name)
+        path = made if self.rank else made.name
+        again = self._made_again(call, path, effects.writers(path))
+        if again is not None or not self.rank:
+            return again or made
         with effects.context.internal():
-            file = call.changed(dir=os.path.dirname(effects.scratch.new(path)))
-            effects.scratch.lay(paths.real(path, True), file.name)
+            file = call.changed(dir=os.path.dirname(effects.overlay.new(path)))
+            effects.overlay.link_to(file.name, path)  # its own end deletes it by this name
             file.name = path
         return file
 
@@ -88,11 +94,12 @@ class Temporary(Outward):
     def remove_once(self, call: Call) -> Any:
         """Remove the folder on rank 0, once all ranks are through with it."""
         folder = call.instance
-        if self.effects.users() is not Mode.SYNCED:
+        if self.effects.touch() is not Mode.SYNCED:
             return call.plain()
         if self.rank and folder.name in self._lent:
             folder._finalizer.detach()
-        self.effects.do_on_rank0("TemporaryDirectory.cleanup", call.plain)
+        writers = self.effects.writers(folder.name)
+        self.effects.do_on_rank0("TemporaryDirectory.cleanup", call.plain, None, writers)
         self._remove(folder.name)
         return None
 
@@ -121,33 +128,44 @@ class Temporary(Outward):
         return classmethod(cleanup)
 
     def _remove(self, path: str) -> None:
-        """Remove the folder on this node, if it does not share rank 0's folders."""
+        """Forget what this rank has in a folder that is removed."""
         with self.effects.context.internal():
-            self.effects.scratch.drop(paths.real(path, True))
-            if self.effects.client is not None:
-                self.effects.client.made.remove(path)
+            self.effects.overlay.drop(paths.real(path, True))
+
+    def _made_again(self, call: Call, path: str, writers: Writers) -> Any:
+        """Make on nodes without rank 0's folder the file that rank 0 has made; return it there."""
+        made: list[Any] = []
+
+        def make() -> None:
+            number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            if call.name.endswith("mkstemp"):
+                made.append((number, path))
+                return
+            os.close(number)
+            file = call.changed(dir=os.path.dirname(path))
+            os.rename(file.name, path)
+            file.name = file._closer.name = path
+            made.append(file)
+
+        self.effects.repeat(call.name, make, writers)
+        return made[0] if made else None
 
     def _mode(self, call: Call) -> Mode:
-        """Return the mode of a call, by the folder that it names.
-
-        A library's is UNSYNCED beside the job's files, and PASS_THROUGH if it is temporary indeed.
-        """
+        """Return the mode of a call, by the folder that it names."""
         folder = call.named.get("dir")
         if folder is None:
             with self.context.internal():
                 tempfile.gettempdir()  # on all ranks: rank 0, which makes the file, will ask
-        return self.effects.touch(os.devnull if folder is None else folder)
+        return self.effects.touch() if folder is None else self.effects.touch(folder)
 
     def _named_alone(self, call: Call) -> Any:
         """Open a file of this rank's own under a name of its own."""
         effects = self.effects
         folder = os.fsdecode(call.named["dir"])
-        at = effects.overlay.room(folder)
+        place = effects.overlay.room(folder)
         with effects.context.internal():
-            file = call.changed(dir=at)
-        path = os.path.join(paths.text(folder), os.path.basename(file.name))
-        effects.overlay.lay(effects.overlay.find(path).name, file.name)
-        file.name = path
+            file = call.changed(dir=place)
+        file.name = os.path.join(paths.text(folder), os.path.basename(file.name))
         return file
 
     def _own(self, call: Call) -> Any:
@@ -159,5 +177,5 @@ class Temporary(Outward):
             return made
         path = made[1] if isinstance(made, tuple) else getattr(made, "name", made)
         if isinstance(path, (str, bytes)):
-            self.effects.scratch.private.add(paths.real(path, True))
+            self.effects.overlay.private.add(paths.real(path, True))
         return made

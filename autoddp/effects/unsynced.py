@@ -1,20 +1,17 @@
-"""Changes of names where ranks do not meet: rank 0 notes what was, others have their own."""
+"""Changes of names where ranks do not meet: rank 0's are real, the others' in their overlay."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
-import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from autoddp.effects import paths
 from autoddp.effects.engine import Effects
 from autoddp.effects.entries import Entry, Listing
-from autoddp.effects.journal import FILLED, GONE
-from autoddp.effects.sight import FoundPath, named
+from autoddp.effects.overlay import named
 from autoddp.patching import Call
 
 # Functions that Python makes of the others: they call them.
@@ -33,8 +30,6 @@ MADE = frozenset(
         "unpack_archive",
     ]
 )
-REMOVE = ("remove", "unlink", "rmdir", "rmtree")
-PATIENCE, TICK = 5.0, 0.005  # seconds that rank 0 may take to make a folder which is entered here
 SMALL = 1 << 20  # bytes of a file of rank 0's that is copied for another mode, owner or time
 
 
@@ -48,8 +43,8 @@ class UnsyncedChange:
             "remove": lambda call, path, _: self._overlay.remove(path),
             "unlink": lambda call, path, _: self._overlay.remove(path),
             "rmdir": lambda call, path, _: self._overlay.remove_folder(path),
-            "rename": self._rename,
-            "replace": self._rename,
+            "rename": lambda call, path, to: self._overlay.rename(path, to),
+            "replace": lambda call, path, to: self._overlay.rename(path, to),
             "symlink": lambda call, path, to: self._overlay.link_to(call.named["src"], to),
             "link": lambda call, path, to: self._overlay.link(path, to),
             "mkfifo": self._special,
@@ -66,10 +61,10 @@ class UnsyncedChange:
         to = _given(call, "dst")
         if to is not None:
             to = paths.whole(to, _folder(call, "dst_dir_fd", "dir_fd"))
-        if self._effects.rank == 0:
-            with self._noted(name, path, to), self._effects.context.internal():
+        real = path if to is None else to
+        if self._effects.rank in self._effects.writers(real, agreed=False).ranks:
+            with self._effects.context.internal():
                 return call.plain()
-        self._effects.reads()  # brings the overlay up to date
         return named(
             lambda: self._changes.get(name, self._mark)(call, path, to),
             _given(call, "path", "src"),
@@ -86,28 +81,18 @@ class UnsyncedChange:
         )
         whole = paths.whole(path, _folder(call, "dir_fd"))
         if call.name.endswith("access"):
-            found = (
-                self._overlay.find(whole, follow) if os.fspath(path) else FoundPath("", "", None)
-            )
-            return bool(_elsewhere(call, found.at)) if found.there else False
+            found = self._overlay.find(whole, follow) if os.fspath(path) else None
+            return bool(found and found.there and _elsewhere(call, found.at))
         at = self._overlay.where(whole, follow)
         if at is whole:
             return call.plain()
-        if not follow and os.fsdecode(at).startswith("/proc/"):
-            return os.stat(at)  # a file, kept alive by a descriptor
         return named(lambda: _elsewhere(call, at), path)
 
     def enter(self, call: Call) -> Any:
-        """Call `os.chdir`, if possible to rank 0's folder: programs and C code go on from there."""
+        """Call `os.chdir`, to this rank's own folder if rank 0 has none of that name."""
         path = _given(call, "path")
         if path is None:
             return call.plain()
-        deadline = time.monotonic() + PATIENCE
-        found = self._overlay.find(path)
-        while self._overlay.own(found) and time.monotonic() < deadline:
-            if paths.is_folder(found.name, follow=True):
-                return call.changed(path=found.name)
-            time.sleep(TICK)
         return named(lambda: call.changed(path=self._overlay.where(path)), path)
 
     def names(self, call: Call) -> list[Any]:
@@ -138,30 +123,6 @@ class UnsyncedChange:
         inode = 0 if there is None else there.st_ino
         return Entry(folder, name, [*kinds, stat.S_ISLNK(mode)], inode)
 
-    # ---- rank 0
-
-    def _noted(self, name: str, path: Any, to: Any) -> AbstractContextManager[None]:
-        """Write down in rank 0's journal, before it happens, what is done inside."""
-        if name in ("rename", "replace"):
-            return self._effects.moving(path, to)
-        if name in ("symlink", "link", "mkdir", "mkfifo", "mknod"):
-            made = path if to is None else to
-            if paths.seen(paths.real(made, False), follow=False) is None:  # else the call raises
-                self._effects.note(made)
-        elif name in REMOVE and not (name == "rmdir" and paths.names(paths.real(path, False))):
-            self._effects.note(path, GONE)
-        elif name == "truncate":
-            self._effects.note(path, FILLED, follow=True)
-        return nullcontext()
-
-    # ---- the others
-
-    def _rename(self, call: Call, path: Any, to: Any) -> None:
-        if self._effects.keeps(path):  # made among temporary files, it comes to where the job's are
-            self._overlay.take(path, to)
-        else:
-            self._overlay.rename(path, to)
-
     def _special(self, call: Call, path: Any, to: Any) -> None:
         self._overlay.special(path, lambda at: call.changed(path=at, dir_fd=None))
 
@@ -182,7 +143,7 @@ class UnsyncedChange:
         if not found.there:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         at = found.at
-        if not self._overlay.own(found):
+        if not found.own:
             there = paths.seen(at)
             small = there is not None and there.st_size <= SMALL and stat.S_ISREG(there.st_mode)
             if not small and not call.name.endswith("truncate"):

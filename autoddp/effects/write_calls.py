@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import posix
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from torch.utils._pytree import tree_leaves, tree_map
@@ -13,6 +12,7 @@ from autoddp.comm.outcome import Outcome
 from autoddp.effects import paths
 from autoddp.effects.atomic import Draft, renamed
 from autoddp.effects.engine import Effects, Mode
+from autoddp.effects.mirrored_io import Writers
 from autoddp.effects.writers import CHECKPOINT, Writer
 from autoddp.patching import Call
 from autoddp.view.sharded_tensor import Partial, ShardedTensor, full
@@ -20,6 +20,8 @@ from autoddp.view.sharded_tensor import Partial, ShardedTensor, full
 
 class WriteCall:
     """A call of a function of the table of writers, which can be made with another path."""
+
+    writers = Writers()
 
     def __init__(self, call: Call, row: Writer) -> None:
         self._call, self.row = call, row
@@ -78,8 +80,6 @@ class WriteCalls:
         writing = WriteCall(call, row)
         path = writing.path
         mode = self._effects.touch(path)
-        if mode is Mode.UNSYNCED and row.large:
-            mode = self._effects.mode()
         if mode is Mode.PASS_THROUGH or path is None:
             return call.plain()
         if mode is Mode.SUPPRESSED:
@@ -93,7 +93,8 @@ class WriteCalls:
         if row.folder and mode is Mode.SYNCED:
             # from here on nobody reads the old folder any more
             self._effects.do_on_rank0(writing.site, lambda: None)
-        if self._effects.rank:
+        writing.writers = self._effects.writers(path, mode is Mode.SYNCED)
+        if self._effects.rank not in writing.writers.ranks:
             return self._go_along(writing, path, mode)
         return self._fill(writing, mode) if row.folder else self._put(writing, path, mode)
 
@@ -111,7 +112,7 @@ class WriteCalls:
         try:
             with self._effects.context.internal():
                 outcome = Outcome.of(lambda: draft.write(writing.to))
-            self._tell(writing, outcome, finish, mode, draft.targets)
+            self._tell(writing, outcome, finish, mode)
         finally:
             with self._effects.context.internal():
                 draft.discard()
@@ -119,8 +120,6 @@ class WriteCalls:
 
     def _fill(self, writing: WriteCall, mode: Mode) -> Any:
         """Fill the folder on rank 0."""
-        if mode is Mode.UNSYNCED:
-            self._effects.note(writing.path)
         with self._effects.context.internal():
             outcome = Outcome.of(writing.plain)
 
@@ -137,17 +136,14 @@ class WriteCalls:
         outcome: Outcome,
         finish: Callable[[], Any],
         mode: Mode,
-        made: Sequence[str] = (),
     ) -> None:
-        """Finish on rank 0 once all have written; `made` is what it then puts in place."""
+        """Finish on rank 0 once all have written."""
         if mode is Mode.SYNCED:
             if outcome.error is not None:
                 self._throw_away(writing)  # others still gather, which needs this rank
-            self._effects.do_on_rank0(writing.site, finish, tell=list)
+            self._effects.do_on_rank0(writing.site, finish, list, writing.writers)
         else:
             with self._effects.context.internal():
-                for name in [writing.path or "", *made]:
-                    self._effects.note(name, follow=True)
                 finish()
 
     def _go_along(self, writing: WriteCall, path: str, mode: Mode) -> Any:
@@ -159,7 +155,9 @@ class WriteCalls:
         else:
             outcome = self._throw_away(writing, keep=mode is Mode.UNSYNCED)
         if mode is Mode.SYNCED:
-            theirs, made, value = self._effects.do_on_rank0(writing.site, writing.plain)
+            theirs, made, value = self._effects.do_on_rank0(
+                writing.site, writing.plain, None, writing.writers
+            )
             self._follow(os.path.abspath(path), theirs, made)
             if value:
                 outcome.unwrap()
@@ -167,13 +165,12 @@ class WriteCalls:
         return outcome.unwrap()
 
     def _has_no_folder(self, path: str) -> bool:
-        self._effects.reads()  # brings the overlay up to date
         return not self._effects.overlay.find(os.path.dirname(path) or os.curdir).folder
 
     def _fail(self, writing: WriteCall, path: str) -> Outcome:
         """Make the call in a folder that is missing here, too: it words the error itself."""
         with self._effects.context.internal():
-            missing = self._effects.scratch.new(path)
+            missing = self._effects.overlay.new(path)
             outcome = Outcome.of(lambda: writing.to(f"{missing}/{os.path.basename(path)}"))
         if outcome.error is None:
             return outcome
@@ -184,21 +181,17 @@ class WriteCalls:
         overlay = self._effects.overlay
         if not overlay.find(path).there:
             os.makedirs(path)
-        at = overlay.room(path)
         with self._effects.context.internal():
-            value = writing.to(at)
-        for name in posix.listdir(at):
-            overlay.lay(f"{overlay.find(path).name}/{name}", f"{at}/{name}")
-        return value
+            return writing.to(overlay.room(path))
 
     def _follow(self, path: str, theirs: str, made: list[str]) -> None:
         """Have this rank find what rank 0 has made, also under a name that tells ranks apart."""
-        scratch = self._effects.scratch
+        overlay = self._effects.overlay
         with self._effects.context.internal():
             for name in (path, *made):
-                scratch.drop(paths.real(name, True))
+                overlay.drop(paths.real(name, True))
             for name in made if path != theirs else ():  # numpy adds a suffix
-                scratch.lay(paths.real(path + name.removeprefix(theirs), True), name)
+                overlay.alias(paths.real(path + name.removeprefix(theirs), True), name)
 
     def _throw_away(self, writing: WriteCall, keep: bool = False) -> Outcome:
         """Make the call and delete the file, unless this rank may read it before rank 0 writes."""
@@ -207,15 +200,14 @@ class WriteCalls:
         with self._effects.context.internal():
             if writing.row.blind and not keep:
                 return Outcome.of(lambda: writing.to(os.devnull))
-            path, scratch = writing.path or "", self._effects.scratch
-            at = scratch.new(path)  # its name decides the format
+            path, overlay = writing.path or "", self._effects.overlay
+            at = overlay.new(path)  # its name decides the format
             if there:
                 paths.copy(there, at)
             outcome = Outcome.of(lambda: writing.to(at))
-        for name in posix.listdir(os.path.dirname(at)) if keep else ():  # numpy adds a suffix
-            beside = self._effects.overlay.find(os.path.join(os.path.dirname(path), name)).name
-            self._effects.overlay.lay(beside, os.path.join(os.path.dirname(at), name))
-        if not keep:
+        if keep:
+            overlay.lay(overlay.find(path).name, at)
+        else:
             paths.remove(os.path.dirname(at))
         return outcome
 

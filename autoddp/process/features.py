@@ -7,15 +7,14 @@ from autoddp.effects.descriptors import Descriptors
 from autoddp.effects.downloads import Downloads
 from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
-from autoddp.effects.identity import Identity
 from autoddp.effects.library_files import Holders
+from autoddp.effects.nodes import Nodes
 from autoddp.effects.processes import Processes
 from autoddp.effects.programs import Programs
 from autoddp.effects.randomness import Randomness
 from autoddp.effects.signals import Signals
 from autoddp.effects.temporary import Temporary
 from autoddp.effects.trackers import Trackers
-from autoddp.effects.unshared_folders import UnsharedFolders
 from autoddp.effects.witness import Witness
 from autoddp.patching import Feature
 from autoddp.process.frames import Frames
@@ -38,7 +37,7 @@ FEATURES: tuple[type[Feature], ...] = (
     Randomness,
     Clocks,
     Signals,
-    UnsharedFolders,  # Files looks on scratch first for the files that it opens
+    Nodes,
     Files,
     Descriptors,
     Holders,
@@ -61,6 +60,5 @@ FEATURES: tuple[type[Feature], ...] = (
     Buffers,
     Sharding,  # hides gradients after they were compared
     Explanation,
-    Identity,
     Witness,
 )

@@ -39,7 +39,7 @@ def mute(rank: int, size: int, folder: str) -> None:
     nobody = cast("Group", Nobody(rank, size))
     # in the local view effects are each rank's own, and nobody waits for anybody
     run = Run(world, Options(view="local"), nobody, View(nobody))
-    run.effects.scratch.below(folder)
+    run.effects.overlay.share(folder)
     kept = ExitStack()
     kept.enter_context(Installation([Files(run), Folders(run), Temporary(run)]))
     atexit.register(kept.close)

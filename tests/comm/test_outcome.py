@@ -69,8 +69,8 @@ ERRORS = [
 def test_an_exception_is_rebuilt(error):
     back = travelled(Outcome(error=error)).error
     assert type(back) is type(error)
-    assert str(back).replace("'bytes'", "b'bytes'") == str(error)
-    assert repr(back.args).replace("'bytes'", "b'bytes'") == repr(error.args)
+    assert str(back) == str(error)
+    assert repr(back.args) == repr(error.args)
 
 
 @pytest.mark.parametrize("reason", [socket.gaierror(-2, "no"), ssl.SSLError(1, "wrong version")])

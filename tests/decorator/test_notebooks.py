@@ -130,45 +130,6 @@ def test_what_one_cell_has_made_the_next_one_goes_on_with(tmp_path):
     assert [len(cell.ours) > 0 for cell in two] == [False, True, True, False, False]
 
 
-WANDB = """
-%load_ext autoddp
-import os, autoddp, wandb
-run = wandb.init(project="p", config={"lr": 1}, settings=wandb.Settings(silent=True))
-run.log({"before": 1})
-config = wandb.config
-"""
-TRACKED = """%%autoddp -n 2
-for step in range(5):
-    run.log({"inside": float(step)})
-wandb.log({"through the package": 1})
-wandb.config.update({"epochs": 2})
-seen = run.step, run.summary["inside"], run.summary["before"], config["lr"], wandb.run is run
-with open("seen.txt", "w") as file:
-    file.write(f"{seen} {run.id} {run.name} {run.dir}")
-if seen[0] != 7:
-    raise ValueError("a rank counts otherwise")
-seen
-"""
-LOGGED = """
-run.log({"after": 1})
-steps = run.step
-run.finish()
-wandb.teardown()  # its process has then written all
-[folder] = [name for name in os.listdir("wandb") if name.startswith("offline-run")]
-data = open(f"wandb/{folder}/run-{run.id}.wandb", "rb").read()
-steps, [data.count(f"{name}".encode()) // 2 for name in ("before", "inside", "after")]
-"""
-
-
-@pytest.mark.slow
-def test_a_run_of_wandb_goes_on_through_cells_and_is_logged_to_once(tmp_path):
-    env = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
-    done = execute(tmp_path, WANDB, TRACKED, LOGGED, **env)
-    assert [cell.error for cell in done] == [""] * 3, done
-    assert done[1].shown == ["(7, 4, 1, 1, True)"]
-    assert done[2].shown == ["(8, [1, 5, 1])"]
-
-
 # ---- what goes wrong
 
 

@@ -91,13 +91,13 @@ def program(number):
     return subprocess.check_output(f"echo x >> calls; echo {number}", shell=True, text=True)
 
 
-def test_programs_of_worker_processes_run_once(tmp_path):
+def test_programs_of_worker_processes_are_every_ranks(tmp_path):
     def script(run):
         with FORK.Pool(2) as pool:
             return pool.map(program, [1, 2, 2, 2], chunksize=1)
 
     assert alike(script, 2, tmp_path) == ["1\n", "2\n", "2\n", "2\n"]
-    assert (tmp_path / "calls").read_text() == "x\n" * 4
+    assert (tmp_path / "calls").read_text() == "x\n" * 8
 
 
 def later(number, results=None):
@@ -124,8 +124,7 @@ def test_results_come_in_one_order(tmp_path):
                 one.submit(later, 1): "one",
             }
             done = [
-                (futures[future], future.result())
-                for future in futures_of.as_completed(set(futures), timeout=240)
+                (futures[future], future.result()) for future in futures_of.as_completed(futures)
             ]
         return found, late, done
 
@@ -146,19 +145,6 @@ def test_what_fails_in_a_worker_fails_on_all(tmp_path):
             return late[0], raised(lambda: pool.map(fail, [3]))
 
     assert alike(script, 2, tmp_path) == ("TimeoutError", ("KeyError", "3"))
-
-
-def test_whether_a_worker_still_works_rank_0_tells(tmp_path):
-    def script(run):
-        process = FORK.Process(target=time.sleep, args=(0.4 if run.world.rank else 0.2,))
-        process.start()
-        looks = 1
-        while process.is_alive():
-            looks += 1
-            time.sleep(0.02)
-        return looks, process.exitcode
-
-    assert alike(script, 2, tmp_path)[1] == 0
 
 
 def test_scratch_goes_away(tmp_path):
@@ -189,19 +175,6 @@ def job(number):
     return number * number
 
 
-def test_after_a_wait_all_ranks_read_what_rank_0s_processes_wrote(tmp_path):
-    def script(run):
-        mine = f"{run.world.rank}"
-        process = FORK.Process(target=Path("who").write_text, args=(mine,))
-        process.start()
-        process.join()
-        with FORK.Pool(1) as pool:
-            pool.map(Path("pool").write_text, [mine])
-            return Path("who").read_text(), Path("pool").read_text()
-
-    assert alike(script, 3, tmp_path) == ("0", "0")
-
-
 def test_what_joblibs_workers_write_is_written_once(tmp_path):
     def script(run):
         import joblib  # comes with scikit-learn, which the tests need
@@ -223,22 +196,6 @@ def test_workers_that_a_pool_replaces_from_its_thread_write_once(tmp_path):
 
     assert alike(script, 2, tmp_path) == ([0, 1], "xx")
     assert (tmp_path / "all").read_text() == "xx"
-
-
-def test_what_a_thread_has_made_is_there_after_a_process_has_ended(tmp_path):
-    def write(name):
-        Path(name).write_text(name)
-
-    def script(run):
-        thread = threading.Thread(target=write, args=("thread",))
-        thread.start()
-        thread.join()
-        process = FORK.Process(target=write, args=("process",))
-        process.start()
-        process.join()
-        return Path("thread").read_text(), Path("process").read_text()
-
-    assert alike(script, 3, tmp_path) == ("thread", "process")
 
 
 class Cached(Dataset):

@@ -57,7 +57,7 @@ def test_the_whole_input_is_read_once(on):
 
 
 def test_the_login_name_is_rank_0s_and_called_so(on):
-    """A script names its folders by it; a library's question is each rank's own."""
+    """A script, or a library for it, names its folders by it."""
     library = {}
     source = "import getpass\ndef user():\n    return getpass.getuser()\n"
     exec(compile(source, "/usr/lib/python3/site-packages/library.py", "exec"), library)
@@ -71,7 +71,7 @@ def test_the_login_name_is_rank_0s_and_called_so(on):
     assert one[2][0] == "Disagreement"
     assert one[2][1].startswith("rank 1 is at «getpass.getuser at ")
     assert zero == ("user0", "user0", ("", ""))
-    assert one[:2] == ("user0", "user1")
+    assert one[:2] == ("user0", "user0")
     (row,) = [row for row in Console.patches() if "getpass:getuser" in row.targets]
     assert row.why.startswith("the login name")
 

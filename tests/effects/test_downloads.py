@@ -6,12 +6,10 @@ from urllib.error import HTTPError, URLError
 import pytest
 import torch
 
-from autoddp.comm.world import World
 from autoddp.effects.downloads import Downloads
 from autoddp.effects.files import Files
 from tests.effects.outward import on_ranks, raised
 from tests.support import archives
-from tests.support.ranks import run_ranks
 
 
 @pytest.fixture(scope="module")
@@ -196,24 +194,3 @@ def test_a_data_set_that_is_not_downloaded_is_plain(on, tmp_path):
         return "not here"
 
     assert on(script)[0] == ["RuntimeError", "not here"]
-
-
-def test_each_node_without_the_file_asks_once(tmp_path, server):
-    """Two nodes of two ranks, with a folder for each."""
-
-    def rank(group):
-        place = World(group.rank, 4, group.rank % 2, 2, node_rank=group.rank // 2)
-        folder = tmp_path / str(place.node_rank)
-        os.makedirs(folder, exist_ok=True)
-        os.chdir(folder)
-        group.world = place
-        from tests.effects.outward import installed
-
-        with installed(group, Downloads):
-            torch.hub.load_state_dict_from_url(f"{server.url}/w.pt", "weights", progress=False)
-            urllib.request.urlretrieve(f"{server.url}/hello", "hello")
-        return Path("hello").read_text()
-
-    before = server.requests.copy()
-    assert run_ranks(rank, 4) == ["hello\n"] * 4
-    assert dict(server.requests - before) == {"w.pt": 2, "hello": 2}

@@ -105,8 +105,8 @@ def test_after_the_session_everything_is_plain():
 
     def rank(group):
         with installed(group, Files) as run:
-            run.effects.scratch.new("x")
-            folder = run.effects.scratch._folder
+            run.effects.overlay.new("x")
+            folder = run.effects.overlay._folder
         return run.effects.mode(), os.path.exists(folder), run.group.context.muting
 
     assert run_ranks(rank, 2) == [(Mode.PASS_THROUGH, False, [])] * 2

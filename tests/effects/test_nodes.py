@@ -1,4 +1,4 @@
-"""Ranks with a folder each, by private mounts of this process's own: what they read is rank 0's."""
+"""Nodes with a folder each, by private mounts: each has what rank 0 wrote, on its own disk."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import glob
 import os
 import pickle
 import shutil
+import sqlite3
 import subprocess
 import tempfile
 import threading
-import time
+import urllib.request
 import warnings
 from collections.abc import Callable
-from multiprocessing import Value
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,15 @@ from torch.utils.data import DataLoader, Dataset
 
 from autoddp import torch_internals
 from autoddp.comm.world import World
-from autoddp.effects import file_server
+from autoddp.effects.descriptors import Descriptors
+from autoddp.effects.downloads import Downloads
 from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
+from autoddp.effects.library_files import Holders
+from autoddp.effects.nodes import Nodes
 from autoddp.effects.temporary import Temporary
-from autoddp.effects.unshared_folders import UnsharedFolders
 from tests.effects.outward import installed, raised
+from tests.support import archives
 from tests.support.ranks import run_ranks
 
 CLONE_NEWNS = 0x20000
@@ -76,7 +79,9 @@ def on(tmp_path):
             )
             many = nproc - 1 if node else 1
             group.world = World(group.rank, nproc, max(group.rank - 1, 0), many, node_rank=node)
-            with installed(group, UnsharedFolders, Files, Folders, Temporary) as run:
+            with installed(
+                group, Nodes, Files, Descriptors, Folders, Temporary, Holders, Downloads
+            ) as run:
                 return script(run)
 
         return run_ranks(rank, nproc, timeout=240)
@@ -98,8 +103,12 @@ class Reads(Dataset):
         return int(Path(self.path).read_text())
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
 @pytest.mark.parametrize("shared", [False, True], ids=["private", "shared"])
-def test_readers_find_it(on, shared):
+def test_each_node_has_what_was_written_and_reads_it(on, shared):
     def script(run):
         os.makedirs("a/b")
         torch.save(torch.ones(2), "a/x.pt")
@@ -110,6 +119,7 @@ def test_readers_find_it(on, shared):
         with open("a/log", "r+") as log:
             log.seek(0, 2)
             log.write("2\n")
+            log.flush()
         seen = [torch.load("a/x.pt"), torch.load("a/x.pt", mmap=True), np.load("a/x.npy")]
         seen = [value.tolist() for value in seen]
         seen += [np.loadtxt("a/log").tolist(), np.fromfile("a/b/text", dtype="u1").tolist()]
@@ -120,17 +130,18 @@ def test_readers_find_it(on, shared):
         shutil.move("a/log", "c/b")
         os.rename("c", "d")
         seen += [Path(name).read_text() for name in ("a/link", "d/b/log", "d/b/text")]
-        seen += [
-            sorted(glob.glob("d/**", recursive=True)),
-            raised(lambda: Path("a/log").read_text()),
-        ]
+        seen += [sorted(glob.glob("d/**", recursive=True)), raised(Path("a/log").read_text)]
         os.chdir("d/b")
         seen.append([os.getcwd(), Path("log").read_text(), raised(lambda: os.chdir("none"))])
         os.chdir("../..")
         shutil.rmtree("d")
         seen.append(raised(lambda: Path("d/b/log").read_text()))
-        with open("a/log", "a") as log:
-            log.write("3\n")
+        handle = os.open("a/log", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        os.write(handle, b"3\n")
+        os.close(handle)
+        with sqlite3.connect("a/base") as base:
+            base.execute("create table t (x)")
+        base.close()
         return pickle.dumps([seen, Path("a/log").read_text()])
 
     zero, *others = on(script, 3, shared)
@@ -141,150 +152,153 @@ def test_readers_find_it(on, shared):
     assert seen[9:12] == ["12", "1\n2\n", "12"]
     assert seen[13] == ("FileNotFoundError", "[Errno 2] No such file or directory: 'a/log'")
     assert log == "3\n"
-    left = [path.name for path in on.folder.glob("node1/**/*") if path.is_file()]
-    assert left == [], "another node's folder gets no files"
+    zero, one = (contents(on.folder / f"node{node}") for node in (0, 1))
+    assert sorted(zero) == ["a/b/text", "a/base", "a/link", "a/log", "a/x.npy", "a/x.pt"]
+    assert one == ({} if shared else zero)
     assert [list((on.folder / f"tmp{node}").iterdir()) for node in (0, 1)] == [[], []]
 
 
-def test_what_was_there_before_is_the_nodes_own_unless_it_is_missing_there(on):
-    """Data sets are on each node; a checkpoint of an earlier job may be on node 0 alone."""
-    for node in (0, 1):
-        (on.folder / f"node{node}/data").write_text(str(node))
-        (on.folder / f"node{node}/last").write_text(f"{node}, of an earlier job")
-    (on.folder / "node0/config").write_text("rank 0's")
-    for name in ("asked", "unasked"):
-        (on.folder / f"tmp0/{name}").write_text("old")
-        os.utime(on.folder / f"tmp0/{name}", (1, 1))
-    time.sleep(file_server.SKEW / 1e9)  # they are older than the job
-
-    class Late(set):
-        """Rank 0's thread that serves is asked while its main thread has yet to note a path."""
-
-        def add(self, path):
-            time.sleep(0.5)
-            super().add(path)
+@pytest.mark.parametrize("shared", [False, True], ids=["private", "shared"])
+def test_what_is_temporary_has_one_name_on_all_nodes_and_goes_on_all(on, shared):
+    """The folder of temporary files is each node's own; whether the working folder is or not."""
 
     def script(run):
-        if run.world.rank == 0:
-            run.effects.server.announced = Late()
-        seen = [Path("data").read_text(), Path("config").read_text()]
-        Path("last").write_text("new")
-        seen.append(Path("last").read_text())
-        os.remove("last")
-        seen.append(raised(lambda: Path("last").read_text())[0])
-        tmp = tempfile.gettempdir()
-        if os.path.exists(f"{tmp}/asked"):
-            seen.append(Path(tmp, "asked").read_text())
-        seen.append(raised(lambda: Path(tmp, "unasked").read_text())[0])
-        return seen
-
-    zero, one = on(script)
-    assert zero == ["0", "rank 0's", "new", "FileNotFoundError", "old", ""]
-    assert one == ["1", "rank 0's", "new", "FileNotFoundError", "old", "FileNotFoundError"]
-
-
-def test_once_each_node(on, monkeypatch):
-    """Whoever asks: several ranks, their worker processes, those there before the file."""
-    parts = Value("i", 0)
-    plain = file_server.FileServer._answer
-
-    def counted(self, path, facts, offset, body):
-        told = plain(self, path, facts, offset, body)
-        parts.value += bool(body)
-        return told
-
-    monkeypatch.setattr(file_server.FileServer, "_answer", counted)
-    size = 3 * file_server.PART + 1
-
-    def script(run):
-        loader = DataLoader(Reads("count"), num_workers=1, persistent_workers=True)
-        Path("count").write_text("4")
-        first = [batch.tolist() for batch in loader]
-        Path("count").write_text("5")
-        Path("large").write_bytes(bytes(size))
-        seen = [first, [batch.tolist() for batch in loader], len(Path("large").read_bytes())]
-        seen += [batch.tolist() for batch in DataLoader(Reads("count"), num_workers=2)]
-        return [*seen, len(Path("large").read_bytes())]
-
-    seen = on(script, 3)
-    assert seen == [[[[4], [4]], [[5], [5]], size, [5], [5], size]] * 3
-    assert parts.value == 4 + 2, "4 parts of the large file, and two small ones"
-
-
-def test_a_file_whose_time_goes_back_is_handed_over_too(on):
-    """An older file takes the name: the copy just made stays, and so does the one before it."""
-
-    def script(run):
-        found, seen = [], []
-        for word, changed in zip("abca", (3, 2, 1, 3), strict=True):
-            Path("new").write_text(word)
-            os.utime("new", (changed, changed))
-            os.replace("new", "last")
-            found.append(run.effects.found("last"))
+        folder, seen = tempfile.mkdtemp(), []
+        with tempfile.TemporaryDirectory() as other:
+            torch.save(torch.ones(2), f"{other}/best.pt")
+            seen.append(torch.load(f"{other}/best.pt").tolist())
             with run.effects.context.internal():
-                assert all(map(os.path.exists, found[-2:])), found[-2:]
-            seen.append(Path("last").read_text())
+                seen += [os.path.isdir(name) for name in (folder, other)]
+        left = tempfile.TemporaryDirectory()
+        handle, name = tempfile.mkstemp(suffix=".bin")
+        os.write(handle, b"x")
+        os.close(handle)
+        os.replace(name, f"{folder}/kept")
+        seen.append(Path(folder, "kept").read_text())
+        with tempfile.NamedTemporaryFile("w", prefix="p", delete=False) as file:
+            file.write("y")
+        seen.append(Path(file.name).read_text())
+        os.remove(file.name)
+        with tempfile.NamedTemporaryFile() as file:
+            seen.append(os.path.exists(file.name))
+        shutil.rmtree(folder)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            del left
+        run.group.barrier()  # the rank of a node that made a folder removes it
+        with run.effects.context.internal():
+            return [*seen, [x for x in os.listdir(tempfile.gettempdir()) if x[:3] != "aut"]]
+
+    assert on(script, 3, shared) == [[[1.0, 1.0], True, True, "x", "y", True, []]] * 3
+
+
+def test_what_goes_wrong_on_a_node_alone_is_one_error_that_names_it_on_all_ranks(on):
+    (on.folder / "node0/data").mkdir()
+    (on.folder / "node0/old").write_text("of an earlier job")
+    (on.folder / "node1/made").mkdir()
+
+    def full(run):
+        """Leave no room on node 1's disk."""
+        if run.world.node_rank:
+            sh("mount", "-t", "tmpfs", "-o", "size=64k", "none", str(on.folder / "at/made"))
+
+    def script(run):
+        torch.save(torch.ones(2), "x.pt")
+        seen = [
+            raised(lambda: torch.save(torch.ones(2), "data/x.pt")),
+            raised(lambda: Path("data/x").write_text("x")),
+            raised(lambda: os.replace("old", "new")),
+            raised(lambda: os.mkdir("made")),
+        ]
+        with run.effects.context.internal():
+            os.makedirs("made", exist_ok=True)
+            if run.world.local_rank == 0:
+                full(run)
+        seen.append(raised(lambda: torch.save(torch.ones(1 << 16), "made/x.pt")))
+        file = open("made/log", "w")  # noqa: SIM115 - what its close raises is looked at
+        file.write("x" * (1 << 17))
+        seen += [raised(file.close), raised(lambda: open("none/x", "w").close())]
         return seen
 
-    assert on(script) == [["a", "b", "c", "a"]] * 2
+    zero, one, two = on(script, 3)
+    assert zero == one == two
+    kinds = ["RuntimeError"] + ["FileNotFoundError"] * 2
+    kinds += ["FileExistsError", "RuntimeError", "OSError"]  # torch words two of them by itself
+    names = ["data/x.pt", "data/x", "new", "made", "made/x.pt", "made/log"]
+    for (kind, text), inner, name in zip(zero, kinds, names, strict=False):
+        assert kind == "NodeFailed", text
+        said = f" of {name} went well on node 0 and not on node 1, which has a folder of its own"
+        assert said in text
+        assert f": {inner}: " in text
+    assert zero[-1] == ("FileNotFoundError", "[Errno 2] No such file or directory: 'none/x'")
 
 
-def test_a_file_too_large_is_refused_with_the_way_out(on, monkeypatch):
-    monkeypatch.setattr(file_server, "LIMIT", 1000)
-    monkeypatch.setattr(file_server, "LATE", 1.0)
-
-    def script(run):
-        Path("fits").write_bytes(bytes(1000))
-        Path("large").write_bytes(bytes(1001))
-        return len(Path("fits").read_bytes()), raised(lambda: Path("large").read_bytes())
-
-    zero, one = on(script)
-    assert zero == (1000, ("", ""))
-    assert one == (
-        1000,
-        (
-            "TooLarge",
-            f"{on.folder}/at/large is on node 0 and, after 1 s, not on node 1: 1001 bytes, "
-            "and up to 1000 are handed over; put it in a folder that both nodes share, "
-            "or copy it to node 1",
-        ),
-    )
-
-
-def test_a_large_file_that_a_file_server_shows_late_is_waited_for(on, monkeypatch):
-    """Another size, then half of it, then all: as its parts arrive."""
-    monkeypatch.setattr(file_server, "LIMIT", 1000)
-    body = bytes(range(250)) * 8
-    Path(on.folder / "node1" / "large").write_bytes(b"of an earlier job")
+def test_a_folder_that_nodes_share_inside_one_that_they_do_not_is_written_once(on):
+    """Another file system below the working folder; a link leads there, too."""
+    for name in ("node0/shared", "node1/shared", "common"):
+        (on.folder / name).mkdir()
 
     def script(run):
-        Path("large").write_bytes(body)
-        return Path("large").read_bytes() == body
+        with run.effects.context.internal():
+            sh("mount", "--bind", str(on.folder / "common"), "shared")
+            if run.world.rank == 0:
+                os.symlink("shared", "link")
+        with open("link/log", "a") as log:
+            log.write("once\n")
+        torch.save(torch.ones(2), "shared/x.pt")
+        Path("own").write_text("each")
+        return torch.load("shared/x.pt").tolist(), Path("shared/log").read_text()
 
-    server = threading.Thread(target=arrives, args=(on.folder,))
-    server.start()
-    assert on(script) == [True, True]
-    server.join()
+    if os.stat(on.folder).st_dev == os.stat("/dev/shm").st_dev:
+        pytest.skip("another file system is needed")
+    sh("mount", "-t", "tmpfs", "none", str(on.folder / "common"))
+    try:
+        assert on(script, 3) == [([1.0, 1.0], "once\n")] * 3
+    finally:
+        sh("umount", str(on.folder / "common"))
+    assert [sorted(contents(on.folder / f"node{node}")) for node in (0, 1)] == [["own"]] * 2
 
 
-def arrives(folder: Path) -> None:
-    source, target = folder / "node0" / "large", folder / "node1" / "large"
-    while not source.exists():
-        time.sleep(0.01)
-    for part in (2, 1):
-        time.sleep(0.3)
-        target.write_bytes(source.read_bytes()[: 2000 // part])
-    shutil.copystat(source, target)
-
-
-def test_rank_0_stays_until_the_others_have_read(on):
+def test_a_thread_writes_on_each_node(on):
     def script(run):
-        Path("x").write_text("late")
-        if run.world.rank:
-            time.sleep(0.5)
-        return Path("x").read_text()
+        Path("x").write_text("x")
 
-    assert on(script) == ["late", "late"]
+        def log():
+            os.mkdir("logs")
+            with open("logs/log", "w") as file:
+                file.write("by a thread")
+            os.rename("logs/log", "logs/kept")
+
+        thread = threading.Thread(target=log)
+        thread.start()
+        thread.join()
+        run.group.barrier()
+        return Path("logs/kept").read_text()
+
+    assert on(script, 2) == ["by a thread"] * 2
+    assert [sorted(contents(on.folder / f"node{n}")) for n in (0, 1)] == [["logs/kept", "x"]] * 2
+
+
+def test_a_download_is_made_once_on_each_node_that_lacks_its_folder(on):
+    served = on.folder / "served"
+    served.mkdir()
+    torch.save({"w": torch.ones(2)}, served / "w.pt")
+    (served / "hello").write_text("hello")
+
+    def script(run):
+        load, url = torch.hub.load_state_dict_from_url, serving.url
+        weights = load(f"{url}/w.pt", "weights", progress=False)["w"].tolist()
+        urllib.request.urlretrieve(f"{url}/hello", "hello")
+        path, headers = urllib.request.urlretrieve(f"{url}/hello")
+        body = urllib.request.urlopen(f"{url}/hello").read().decode()
+        read = [Path(name).read_text() for name in ("hello", path)]
+        torch.hub.download_url_to_file(f"{url}/hello", "other", progress=False)
+        return weights, [*read, body, Path("other").read_text()], headers["Content-Length"]
+
+    with archives.serving(served) as serving:
+        assert on(script, 3) == [([1.0, 1.0], ["hello"] * 4, "5")] * 3
+        assert dict(serving.requests) == {"w.pt": 2, "hello": 2 * 3 + 1}
+    assert contents(on.folder / "node1") == contents(on.folder / "node0")
 
 
 def test_what_node_lacks_the_folder_is_said_once(on):
@@ -292,32 +306,11 @@ def test_what_node_lacks_the_folder_is_said_once(on):
         return [decision.what for decision in run.report.of("nodes")], os.listdir()
 
     said = (
-        f"node 1 does not share {on.folder}/at with node 0: "
-        "what rank 0 writes is handed over when it is read there"
+        f"node 1 does not share {on.folder}/at with node 0: the first rank there writes what "
+        "rank 0 writes, and files are read on each node's own disk"
     )
     assert on(script, 3) == [([said], []), ([], []), ([], [])]
     assert on(script, shared=True) == [([], [])] * 2
-
-
-def test_temporary_folders_are_made_and_removed_on_each_node(on):
-    def script(run):
-        folder = tempfile.mkdtemp()
-        with tempfile.TemporaryDirectory() as other:
-            with run.effects.context.internal():
-                there = [os.path.isdir(name) for name in (folder, other)]
-            Path(other, "x").write_text("y")
-        left = tempfile.TemporaryDirectory()
-        shutil.rmtree(folder)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)
-            del left
-        run.group.barrier()  # the rank of a node that made a folder removes it
-        with run.effects.context.internal():
-            return there, [
-                name for name in os.listdir(tempfile.gettempdir()) if name.startswith("tmp")
-            ]
-
-    assert on(script, 3) == [([True, True], [])] * 3
 
 
 def test_what_the_script_asks_of_the_disk_node_0_answers(on):

@@ -29,7 +29,6 @@ import torch
 from autoddp.effects.descriptors import Descriptors
 from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
-from autoddp.effects.scratch import LOG
 from autoddp.effects.temporary import Temporary
 from autoddp.errors import AutoDDPError
 from tests.effects.full import mounted, rationed
@@ -551,8 +550,8 @@ def test_copies_of_what_is_on_the_disk_for_all_are_deleted(on, tmp_path):
         kept = Path("renamed").read_text()
         os.remove("renamed")
         with run.effects.context.internal():
-            walk = os.walk(run.effects.scratch.ready())
-            left = [name for _, _, names in walk for name in names if name != LOG]
+            walk = os.walk(run.effects.overlay.ready())
+            left = [name for _, _, names in walk for name in names]
         return kept, left, [os.path.getsize(name) for name in ("state", "state-0", "state-2")]
 
     assert on(script) == [("x", [], [1000] * 3)] * 2

@@ -1,23 +1,20 @@
 """Programs run once, on rank 0; every rank sees what they print and how they end."""
 
-import gc
-import io
+import asyncio
 import os
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import warnings
 
 import pytest
 
-from autoddp.effects import output_files, unhurried
 from autoddp.effects.files import Files
 from autoddp.effects.processes import Processes
-from autoddp.effects.programs import Programs
+from autoddp.effects.programs import ALONE, BY_ASYNCIO, Programs
 from autoddp.effects.temporary import Temporary
-from tests.effects.outward import on_ranks, raised, trial
+from tests.effects.outward import on_ranks, raised
 from tests.launch import test_two_nodes
 from tests.support.cli import environ
 
@@ -38,6 +35,11 @@ def calls(folder):
     return (folder / "calls").read_text().split()
 
 
+def said(run):
+    """What was said of programs, as rank 0 tells."""
+    return run.group.call("said", lambda: [decision.what for decision in run.report.of("programs")])
+
+
 @RANKS
 def test_each_program_runs_once(nproc, tmp_path):
     def script(run):
@@ -46,7 +48,6 @@ def test_each_program_runs_once(nproc, tmp_path):
 
         done = subprocess.run(shell("run"), shell=True, capture_output=True)
         process = subprocess.Popen(shell("Popen"), shell=True, stderr=subprocess.DEVNULL)
-        spawned = os.posix_spawn("/bin/sh", ["sh", "-c", shell("posix_spawn")], os.environ)
         return [
             (done.returncode, done.stdout, done.stderr),
             (process.wait(), type(process), process.pid > 0, repr(process)),
@@ -54,17 +55,16 @@ def test_each_program_runs_once(nproc, tmp_path):
             subprocess.getstatusoutput(shell("getstatusoutput")),
             os.waitstatus_to_exitcode(os.system(shell("system"))),
             [(stream := os.popen(shell("popen"))).read(), stream.close()],
-            os.waitstatus_to_exitcode(os.waitpid(spawned, 0)[1]),
+            said(run),
         ]
 
-    found = alike(script, nproc, tmp_path, Processes)
-    names = ["run", "Popen", "posix_spawn", "call", "getstatusoutput", "system", "popen"]
-    assert sorted(calls(tmp_path)) == sorted(names)
+    found = alike(script, nproc, tmp_path)
+    assert calls(tmp_path) == ["run", "Popen", "call", "getstatusoutput", "system", "popen"]
     assert found[0] == (3, b"out\n", b"err\n")
-    assert found[1][:2] == (3, subprocess.Popen)
+    assert found[1][:3] == (3, subprocess.Popen, True)
     assert found[3] == (3, "out\nerr")
     assert found[2] == found[4] == 3
-    assert found[5:] == [["out\n", 3 << 8], 3]
+    assert found[5:] == [["out\n", 3 << 8], []]
 
 
 @RANKS
@@ -77,16 +77,19 @@ def test_what_fails_fails_on_all(nproc, tmp_path):
                 facts = {key: value for key, value in vars(error).items() if key != "timeout"}
                 return type(error).__name__, facts, getattr(error, "filename", None)
 
-        return [
+        open_before = len(os.listdir("/proc/self/fd"))
+        found = [
             failure("echo out; echo err >&2; exit 9", shell=True, capture_output=True, text=True),
             failure("echo early; exec sleep 50", shell=True, timeout=0.5, capture_output=True),
-            failure(["/no/such/program"]),
+            failure(["/no/such/program"], capture_output=True),
             failure(["/etc/passwd"]),
             failure(["true"], cwd="/no/such/folder"),
             failure(["true"], preexec_fn=lambda: 1 / 0),
             failure(["true"], bufsize="large"),
             failure(["true"], input=b"", stdin=subprocess.PIPE),
         ]
+        assert len(os.listdir("/proc/self/fd")) == open_before
+        return found
 
     found = alike(script, nproc, tmp_path)
     assert found[0][1]["output"] == "out\n"
@@ -104,195 +107,62 @@ def test_pipes_are_read_by_all_and_written_once(tmp_path):
         echo = subprocess.Popen(
             ["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
-        said = []
+        heard = []
         for word in ("eins", "zwöi"):
             print(word, file=echo.stdin, flush=True)
-            said.append(echo.stdout.readline())
+            heard.append(echo.stdout.readline())
         echo.stdin.close()
         with subprocess.Popen(
             "printf 'a\\n\\377b\\ncd'", shell=True, stdout=subprocess.PIPE
         ) as made:
-            parts = [
-                made.stdout.read(1),
-                made.stdout.readline(),
-                list(made.stdout),
-                made.stdout.read(),
-            ]
-        with subprocess.Popen(["printf", "x\\ny"], stdout=subprocess.PIPE) as wrapped:
-            lines = io.TextIOWrapper(wrapped.stdout, "utf-8").readlines()
+            parts = [made.stdout.read(1), made.stdout.readline(), list(made.stdout)]
         first = subprocess.Popen(["printf", "b\\na\\n"], stdout=subprocess.PIPE)
-        second = subprocess.Popen(["sort"], stdin=first.stdout, stdout=subprocess.PIPE)
+        second = subprocess.Popen(["sort"], stdin=first.stdout, stdout=subprocess.PIPE, bufsize=0)
         first.stdout.close()
-        broken = subprocess.Popen(["true"], stdin=subprocess.PIPE)
-        broken.wait()
-        ends = [
-            echo.wait(),
-            second.communicate(),
-            first.wait(),
-            echo.stdout.encoding.lower(),
-            echo.stdin.closed,
-        ]
-        return [
-            said,
-            parts,
-            lines,
-            ends,
-            raised(lambda: (broken.stdin.write(b"x"), broken.stdin.flush())),
-        ]
+        many = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        size = len(many.communicate(bytes(3_000_000))[0]), many.stdin.closed, many.stdout.closed
+        descriptor = raised(echo.stdout.fileno)
+        return [heard, parts, second.communicate(), echo.wait(), first.wait(), size, descriptor]
 
-    said, parts, lines, ends, broken = alike(script, 2, tmp_path)
-    assert said == ["eins\n", "zwöi\n"]
-    assert parts == [b"a", b"\n", [b"\xffb\n", b"cd"], b""]
-    assert lines == ["x\n", "y"]
-    assert broken[0] == "BrokenPipeError"
-    assert ends == [0, (b"a\nb\n", None), 0, "utf-8", True]
+    heard, parts, *ends, size, descriptor = alike(script, 2, tmp_path)
+    assert heard == ["eins\n", "zwöi\n"]
+    assert parts == [b"a", b"\n", [b"\xffb\n", b"cd"]]
+    assert ends == [(b"a\nb\n", None), 0, 0]
+    assert size == (3_000_000, True, True)
+    assert descriptor[0] == "UnsupportedOperation"
+    assert "on rank 0 alone; read it by its methods" in descriptor[1]
 
 
-def test_one_message_brings_many_lines_and_as_much_as_is_read(tmp_path):
+def test_a_thread_reads_what_rank_0s_thread_reads(tmp_path):
     def script(run):
-        def messages(act):
-            before = run.group.passed
-            found = act()
-            return found, run.group.passed - before
-
-        lines = subprocess.Popen(["seq", "900"], stdout=subprocess.PIPE, text=True)
-        lines.wait()  # so that all of it is there
-        large = subprocess.Popen(["head", "-c", "3000000", "/dev/zero"], stdout=subprocess.PIPE)
-        buffer = bytearray(1000000)
-        found = [
-            messages(lambda: sum(map(int, lines.stdout))),
-            messages(lambda: len(large.stdout.read(1000000))),
-            messages(lambda: large.stdout.readinto(buffer)),
-            messages(lambda: len(large.stdout.read())),
-        ]
-        return found, large.wait()
-
-    (lines, read, filled, rest), code = alike(script, 2, tmp_path)
-    assert lines[0] == sum(range(901))
-    assert (read[0], filled[0], rest[0], code) == (1000000, 1000000, 1000000, 0)
-    assert max(count for _, count in (lines, read, filled, rest)) <= 3
-
-
-@pytest.mark.parametrize("text", [False, True])
-def test_what_was_read_ahead_is_left_where_rank_0_cannot_be_asked(tmp_path, text):
-    """In a trial all ranks would take it away, in a data set's fetch each another part."""
-
-    def script(run):
-        process = subprocess.Popen(["seq", "9"], stdout=subprocess.PIPE, text=text)
-        out = process.stdout
-        process.wait()
-        first, refused = out.readline(), []
-        acts = [out.readline, lambda: next(out), lambda: out.read(1), out.readlines]
-        if not text:
-            acts += [out.peek, out.read1, lambda: out.readinto(bytearray(1))]
-        for act in acts:
-            with trial(run):
-                refused.append(raised(act)[0])
-            if run.world.rank:
-                with run.effects.context.internal():
-                    refused.append(raised(act)[0])
-        return int(first), [int(line) for line in out], set(refused)
-
-    assert alike(script, 2, tmp_path) == (1, list(range(2, 10)), {"OutOfReach"})
-
-
-def test_a_trial_writes_to_no_program(tmp_path):
-    def script(run):
-        process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        process.stdin.write(b"earnest")
-        with trial(run):
-            refused = [
-                raised(lambda: process.stdin.write(b"trial"))[0],
-                raised(process.stdin.flush)[0],
-            ]
-        return refused, process.communicate()[0]
-
-    assert alike(script, 2, tmp_path) == (["OutOfReach"] * 2, b"earnest")
-
-
-@pytest.mark.parametrize("text", [False, True])
-def test_nobody_is_asked_when_a_pipe_is_dropped_before_it_is_flushed(tmp_path, text):
-    """Ranks may drop it at different places; rank 0's program gets what was written."""
-
-    def script(run):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)
-            pipe = subprocess.PIPE
-            process = subprocess.Popen("cat > made", shell=True, stdin=pipe, text=text)
-            process.stdin.write("written" if text else b"written")
-            if run.world.rank == 0:
-                process.stdin = None
-            run.group.call("between", lambda: None)
-            process.stdin = None
-        process.wait()
-        with open("made") as made:
-            return made.read()
-
-    assert alike(script, 2, tmp_path) == "written"
-
-
-def test_what_was_written_is_flushed_before_a_program_is_asked(tmp_path):
-    def script(run):
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(["sleep", "100"], stdin=pipe, stdout=pipe)
-        process.stdin.write(b"a")
-        late = raised(lambda: process.communicate(bytes(1000000), timeout=0.1))[0]
-        process.stdin.flush()
-        process.kill()
-        return late, process.stdin.closed, process.wait()
-
-    assert alike(script, 2, tmp_path) == ("TimeoutExpired", False, -9)
-
-
-def test_a_thread_that_is_behind_reads_all_though_rank_0s_has_closed_the_pipe(tmp_path):
-    def script(run):
-        process = subprocess.Popen(["seq", "3"], stdout=subprocess.PIPE, text=True)
-        found = []
-
-        def work():
-            for line in process.stdout:
-                found.append(int(line))
-                time.sleep(0.3 * run.world.rank)
-            process.stdout.close()
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        time.sleep(0.2)
-        code = process.wait(), process.poll()
-        thread.join()
-        return found, code
-
-    assert alike(script, 2, tmp_path) == ([1, 2, 3], (0, 0))
-
-
-def test_megabytes_travel(tmp_path):
-    def script(run):
-        data = subprocess.check_output(["head", "-c", "5000000", "/dev/zero"])
-        return (
-            len(data),
-            set(data),
-            len(subprocess.run(["cat"], input=data, capture_output=True).stdout),
+        process = subprocess.Popen(
+            "seq 3; sleep 0.3; seq 4 5; exit 4", shell=True, stdout=subprocess.PIPE, text=True
         )
+        found = []
+        thread = threading.Thread(target=lambda: found.extend([*process.stdout, process.wait()]))
+        thread.start()
+        code = process.wait()
+        thread.join()
+        return found, code, process.poll()
 
-    assert alike(script, 2, tmp_path) == (5000000, {0}, 5000000)
+    assert alike(script, 2, tmp_path) == (["1\n", "2\n", "3\n", "4\n", "5\n", 4], 4, 4)
 
 
 def test_a_running_program_is_watched_and_ended(tmp_path):
     def script(run):
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            process = subprocess.Popen(["sleep", "100"])
-            running = process.poll(), raised(lambda: process.wait(0.05))[0]
-            process.terminate()
-            ended = process.wait(), process.poll(), process.returncode
-            process.kill()  # it has ended: nothing happens
-            left = subprocess.Popen(["sleep", "100"])
-            left.kill()
-            del left
-            gc.collect()
-            return running, ended, [str(w.message) for w in said if run.world.rank]
+        process = subprocess.Popen(["sleep", "100"])
+        os.kill(process.pid, 0)
+        running = process.poll(), raised(lambda: process.wait(0.05))[0]
+        process.terminate()
+        ended = process.wait(), process.poll(), process.returncode
+        process.kill()  # it has ended: nothing happens
+        return running, ended, raised(lambda: os.kill(process.pid, 0))[0]
 
-    assert alike(script, 2, tmp_path)[:2] == ((None, "TimeoutExpired"), (-15, -15, -15))
+    assert alike(script, 2, tmp_path, Processes) == (
+        (None, "TimeoutExpired"),
+        (-15, -15, -15),
+        "ProcessLookupError",
+    )
 
 
 def test_every_rank_finds_what_a_program_wrote(tmp_path):
@@ -305,39 +175,13 @@ def test_every_rank_finds_what_a_program_wrote(tmp_path):
             print("head", file=log, flush=True)
             subprocess.run(["echo", "body"], stdout=log, check=True)
         os.system("echo tail >> log")
-        with open(path) as one, open("log") as other:
-            return one.read(), other.read()
-
-    assert alike(script, 3, tmp_path, Files, Temporary) == ("a\nb\n", "head\nbody\ntail\n")
-
-
-def test_every_rank_reads_back_what_a_program_wrote_to_an_open_file(tmp_path):
-    def script(run):
-        seen, many = [], output_files.PART + 5
-        with tempfile.TemporaryFile() as file:
-            subprocess.call(["head", "-c", str(many), "/dev/zero"], stdout=file)
+        with tempfile.TemporaryFile() as file, open(path) as one, open("log") as other:
+            subprocess.call("echo out; echo err >&2", shell=True, stdout=file, stderr=file)
             file.seek(0)
-            seen.append(len(file.read()) - many)
-        with open("log", "w+") as log:
-            print("head", file=log, flush=True)
-            both = {"stdout": log, "stderr": subprocess.STDOUT}
-            subprocess.run("echo out; echo err >&2", shell=True, check=True, **both)
-            print("tail", file=log)
-            log.seek(0)
-            seen.append(log.read())
-        with open("log", "a") as log, open("log") as reader:
-            subprocess.run(["echo", "more"], stderr=log, stdout=log, check=True)
-            seen.append(reader.read().split()[-1])
-        with open("dropped", "w") as log:
-            process = subprocess.Popen("sleep 0.2; echo dropped", shell=True, stdout=log)
-        os.system("true")
-        process.wait()
-        with open("dropped") as reader:
-            return [*seen, reader.read()]
+            return one.read(), other.read(), file.read()
 
     found = alike(script, 3, tmp_path, Files, Temporary)
-    assert found == [0, "head\nout\nerr\ntail\n", "more", "dropped\n"]
-    assert (tmp_path / "log").read_text() == "head\nout\nerr\ntail\nmore\n"
+    assert found == ("a\nb\n", "head\nbody\ntail\n", b"out\nerr\n")
 
 
 def test_it_starts_when_all_ranks_are_here(tmp_path):
@@ -350,84 +194,51 @@ def test_it_starts_when_all_ranks_are_here(tmp_path):
     assert alike(script, 2, tmp_path) == "here"
 
 
-def test_threads_share_programs_too(tmp_path):
-    def script(run):
-        found = {}
-
-        def work(name):
-            done = subprocess.run(
-                f"echo {name} >> calls; cat", shell=True, input=name, text=True, stdout=-1
-            )
-            found[name] = done.stdout, os.system(f"echo {name} >> calls; exit 2")
-
-        process = subprocess.Popen("seq 3; exit 4", shell=True, stdout=subprocess.PIPE, text=True)
-        threads = [threading.Thread(target=work, args=(name,)) for name in "abc"]
-        threads.append(threading.Thread(target=lambda: found.update(lines=list(process.stdout))))
-        order = threads if run.world.rank else threads[::-1]
-        for thread in order:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return sorted(found.items()), process.wait()
-
-    found, code = alike(script, 2, tmp_path)
-    assert found == [(name, (name, 512)) for name in "abc"] + [("lines", ["1\n", "2\n", "3\n"])]
-    assert code == 4
-    assert sorted(calls(tmp_path)) == list("aabbcc")
+def program():
+    return subprocess.check_output("echo x >> calls; echo hi", shell=True)
 
 
-def test_a_threads_program_may_take_long_once_rank_0_has_come(tmp_path, monkeypatch):
-    monkeypatch.setattr(unhurried, "PATIENCE", 0.2)
-
+def test_what_a_thread_starts_every_rank_starts_and_it_is_said(tmp_path):
     def script(run):
         found = []
-
-        def work():
-            found.append(os.system("echo x >> calls; sleep 1; exit 3"))
-            found.append(raised(lambda: run.world.rank and os.system("exit 4")))
-
-        thread = threading.Thread(target=work)
+        thread = threading.Thread(target=lambda: found.append(program()))
         thread.start()
         thread.join()
-        return found
+        return found, said(run)
 
-    zero, one = on_ranks(script, 2, Programs, folder=tmp_path)
-    assert zero == [3 << 8, ("", "")]
-    assert one == [
-        3 << 8,
-        ("Disagreement", "rank 1: no thread of rank 0's came to this os.system"),
-    ]
-    assert calls(tmp_path) == ["x"]
-
-
-def test_a_librarys_programs_are_each_ranks_own(tmp_path):
-    source = (
-        "import subprocess\n"
-        "def make():\n    subprocess.run('echo x >> calls', shell=True, check=True)\n"
-    )
-
-    def script(run):
-        library = {}
-        exec(compile(source, "/usr/lib/python3/site-packages/library.py", "exec"), library)
-        library["make"]()
-
-    on_ranks(script, 2, Programs, folder=tmp_path)
+    assert alike(script, 2, tmp_path) == ([b"hi\n"], [ALONE])
     assert calls(tmp_path) == ["x", "x"]
 
 
-def test_in_a_trial_nothing_is_started(tmp_path):
-    def script(run):
-        process = subprocess.Popen(["sleep", "100"])
-        with trial(run):
-            tried = [
-                raised(lambda: subprocess.run(["touch", "made"], check=False))[0],
-                raised(lambda: os.system("touch made"))[0],
-                raised(process.poll)[0],
-            ]
-        process.kill()
-        return tried, process.wait(), os.listdir(".")
+def test_what_asyncio_starts_every_rank_starts_and_it_is_said(tmp_path):
+    async def main():
+        shell = "echo x >> calls; echo hi"
+        process = await asyncio.create_subprocess_exec("sh", "-c", shell, stdout=-1)
+        return (await process.communicate())[0]
 
-    assert alike(script, 2, tmp_path) == (["OutOfReach"] * 3, -9, [])
+    def script(run):
+        return asyncio.run(main()), said(run)
+
+    assert alike(script, 2, tmp_path, Processes) == (b"hi\n", [BY_ASYNCIO])
+    assert calls(tmp_path) == ["x", "x"]
+
+
+@pytest.mark.parametrize(
+    ("library", "times"),
+    [("git/cmd.py", 1), ("torch/_inductor/cpp_builder.py", 2)],
+    ids=["any", "a compiler"],
+)
+def test_a_librarys_programs_run_once_but_those_of_compilers(library, times, tmp_path):
+    source = "import subprocess\ndef make():\n    subprocess.run('echo x >> calls', shell=True)\n"
+
+    def script(run):
+        names = {}
+        exec(compile(source, f"/usr/lib/python3/site-packages/{library}", "exec"), names)
+        names["make"]()
+        return said(run)
+
+    assert alike(script, 2, tmp_path) == []
+    assert calls(tmp_path) == ["x"] * times
 
 
 def test_where_rank_0_cannot_be_asked_an_error_says_so(tmp_path):
@@ -435,32 +246,29 @@ def test_where_rank_0_cannot_be_asked_an_error_says_so(tmp_path):
         process = subprocess.Popen(["echo", "line"], stdout=subprocess.PIPE)
         with run.effects.context.internal():  # as in a data set's fetch
             inside = raised(process.stdout.readline)
-        return inside, raised(process.stdout.fileno), process.communicate()
+        return inside, raised(process.communicate)
 
     first, second = on_ranks(script, 2, Programs, folder=tmp_path)
     assert first[0] == ("", "")
     assert second[0][0] == "OutOfReach"
     assert "data set's fetch" in second[0][1]
-    assert first[1][0] == second[1][0] == "UnsupportedOperation"
-    assert second[2] == first[2]
+    assert second[1] == first[1]
 
 
-def test_asyncios_programs_run_on_every_rank_and_it_is_said(tmp_path):
-    import asyncio
+def test_at_the_end_rank_0_ends_its_programs_and_starts_some(tmp_path):
+    (tmp_path / "script.py").write_text(
+        "import atexit, os, subprocess\n"
+        "process = subprocess.Popen(['sleep', '100'])\n"
+        "def end():\n"
+        "    process.kill()\n"
+        "    print(process.wait(), subprocess.run('echo x >> calls', shell=True).returncode)\n"
+        "atexit.register(end)\n"
+    )
+    from tests.support.cli import fork_cli
 
-    async def main():
-        process = await asyncio.create_subprocess_exec(
-            "sh", "-c", "echo x >> calls; echo hi", stdout=-1
-        )
-        return (await process.communicate())[0]
-
-    def script(run):
-        return asyncio.run(main()), [decision.what for decision in run.report.of("programs")]
-
-    said, (decision,) = alike(script, 2, tmp_path, Processes)
-    assert said == b"hi\n"
-    assert "runs on every rank" in decision
-    assert calls(tmp_path) == ["x", "x"]
+    done = fork_cli("run", "-n", "2", "script.py", cwd=tmp_path)
+    assert (done.rc, done.out, done.theirs) == (0, "-9 0\n", "")
+    assert calls(tmp_path) == ["x"]
 
 
 def test_a_program_finds_the_environment_of_one_process(tmp_path):

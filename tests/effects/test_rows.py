@@ -2,6 +2,7 @@
 
 import fcntl
 import getpass
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -27,13 +28,18 @@ def lock():
         return raised(lambda: fcntl.flock(file if os.environ["ME"] == "1" else -1, fcntl.LOCK_EX))
 
 
-def group_of_a_child():
-    """Each rank asks of a process of its own, in a group of its own."""
-    with subprocess.Popen(["sleep", "600"], start_new_session=True) as child:
-        try:
-            return os.getpgid(child.pid)
-        finally:
-            child.kill()
+def still_works():
+    """A worker that has ended on rank 0 alone."""
+    work = multiprocessing.get_context("fork").Process(
+        target=time.sleep, args=(60 * (os.environ["ME"] == "1"),)
+    )
+    work.start()
+    if os.environ["ME"] == "0":
+        os.waitid(os.P_PID, work.pid, os.WEXITED | os.WNOWAIT)
+    try:
+        return work.is_alive()
+    finally:
+        work.kill()
 
 
 def elapsed():
@@ -51,7 +57,7 @@ CALLS = {
     "termios:tcgetattr": lambda: raised(lambda: termios.tcgetattr(0)),
     "termios:tcsetattr": lambda: raised(lambda: termios.tcflush(0, termios.TCIFLUSH)),
     "fcntl:flock": lock,
-    "os:getpgid": group_of_a_child,
+    "multiprocessing.process:BaseProcess.is_alive": still_works,
     "time:clock_gettime": lambda: time.clock_gettime(time.CLOCK_MONOTONIC),
     "os:times": elapsed,
     "uuid:uuid1": lambda: str(uuid.uuid1()),

@@ -50,8 +50,6 @@ def logged(module):
         writer.flush()
         folder = str(writer.log_dir if hasattr(writer, "log_dir") else writer.logdir)
         early = events(folder)
-        with trial(run):
-            writer.add_scalar("trial", 1.0, 1)
         writer.add_hparams({"lr": 0.1}, {"best": 1.0})
         writer.close()
         named = SummaryWriter("here")

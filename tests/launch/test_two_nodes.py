@@ -137,7 +137,7 @@ def test_an_exit_code_is_that_of_both(nodes, tmp_path):
 
 
 def test_a_rank_0_that_fails_alone_does_not_stay_for_the_other_node(nodes, tmp_path):
-    """It serves files to that node until its end: not while others wait for what it would do."""
+    """The other node waits for what rank 0 would do next."""
     script = tmp_path / "s.py"
     script.write_text(
         "import autoddp, getpass\n"

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 
 WORLD = ("RANK", "WORLD_", "LOCAL_", "MASTER_", "GROUP_", "TORCHE", "OMP_", "CUDA", "NCCL", "GLOO")
 
@@ -37,8 +36,6 @@ os.write(handle, b"b\na\n")
 os.close(handle)
 subprocess.run(["sort", "-o", path, path], check=True)
 print(open("log.txt").read(), open(path).read(), os.remove(path))
-with ThreadPoolExecutor(2) as threads:
-    print([done.stdout for done in threads.map(note, ["thread", "thread"])])
 inner = "import os; print(sorted(os.environ), os.environ.get('OMP_NUM_THREADS'))"
 seen = subprocess.check_output([sys.executable, "-c", inner], text=True)
 print(seen == f"{sorted(os.environ)} {os.environ.get('OMP_NUM_THREADS')}\n")

@@ -18,13 +18,13 @@ def work(number):
 
 
 def run(number):
-    return subprocess.check_output(f"echo x >> programs.txt; echo {number}", shell=True, text=True)
+    return subprocess.check_output(f"echo {number}", shell=True, text=True)
 
 
 context = multiprocessing.get_context("fork")
 with context.Pool(2) as pool:
     print(pool.map(work, range(4)), sorted(os.listdir(".")), os.path.getsize("sizes.bin"))
-    print(sorted(pool.imap_unordered(run, [1, 2, 2, 2])), open("programs.txt").read())
+    print(sorted(pool.imap_unordered(run, [1, 2, 2, 2])))
     last = pool.apply_async(work, (5,))
     print(last.get(timeout=60), open("part5.txt").read())
 workers = [context.Process(target=work, args=(number,)) for number in (6, 7)]

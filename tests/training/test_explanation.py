@@ -9,10 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from autoddp.effects import identity
 from autoddp.options import Options
 from autoddp.process.session import session
-from autoddp.report import Report, users_modules
+from autoddp.report import Report
 from autoddp.training import explanation
 from tests.support.ranks import run_ranks
 from tests.support.training import batches, mlp, sgd, train
@@ -27,10 +26,6 @@ def told(script, nproc=2, **options):
         torch.set_default_dtype(torch.float64)
         torch.manual_seed(0)
         stream = io.StringIO()
-        # the tests' own modules, all loaded in this process, are not the script's
-        identity.users_modules = lambda: [
-            m for m in users_modules() if not m.__name__.startswith("tests.")
-        ]
         report = Report(speaks=group.rank == 0, stream=stream)
         with session(group.world, Options(**options), group, report) as run:
             seen = script(stream, **({"run": run} if "run" in signature(script).parameters else {}))

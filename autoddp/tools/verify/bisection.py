@@ -13,7 +13,6 @@ FEATURES = (
     (("modules", "loaders", "gradients"), "gradients", "how gradients are put together"),
     (("randomness",), "randomness", "how random numbers are agreed"),
     (("clocks",), "clocks", "how clocks are agreed"),
-    (("identity",), "identity", "how a batch's type is answered for"),
 )
 
 Left = tuple[str, ...]
