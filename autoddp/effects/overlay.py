@@ -229,7 +229,7 @@ class Overlay(Upper):
         if not folder.folder:
             raise error(errno.ENOTDIR, path)
         ask = folder.at if new or found.folder or not found.there else found.at
-        if not posix.access(ask, os.W_OK):
+        if not posix.access(ask, os.W_OK) and paths.seen(ask) is not None:  # not gone meanwhile
             raise error(errno.EACCES, path)
         return self._above(found.name)
 

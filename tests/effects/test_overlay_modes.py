@@ -39,8 +39,9 @@ def test_a_thread_of_each_rank_finds_what_it_has_made_itself(installed, tmp_path
         worker.join()
         return found
 
-    want = [["a", "b"], ["kept"], "renamed", "FileNotFoundError"]
-    assert on_ranks(script, 2, *FEATURES, folder=tmp_path) == [[want]] * 2
+    for ((first, *rest),) in on_ranks(script, 2, *FEATURES, folder=tmp_path):
+        assert set(first) - {"renamed"} == {"a", "b"}  # rank 0's thread may be further
+        assert rest == [["kept"], "renamed", "FileNotFoundError"]
     assert sorted(path.name for path in tmp_path.rglob("*")) == [
         "a",
         "b",

@@ -151,7 +151,8 @@ def test_a_disabled_feature_is_left_out_and_that_is_said(script):
     assert done.rc == 0
     assert done.ours[1:3] == [
         "[autoddp] --disable loaders: every rank loads whole batches",
-        "[autoddp] --disable modules: every model runs whole, on every rank",
+        "[autoddp] --disable modules: a batch that was cut by hand is computed whole, on every "
+        "rank",
     ]
 
 

@@ -85,8 +85,8 @@ def gathers(stream):
     """A function that gathers most, one that gathers less, and a wish of the script's."""
     optimizer = sgd(mlp())
     for x, _ in batches(24, 8):
-        x[x > 0]
-        x[:, :1][x[:, :1] > 0]
+        x.masked_select(x > 0)
+        x[:, :1].masked_select(x[:, :1] > 0)
         x.numpy()
         optimizer.step()
 
@@ -94,7 +94,7 @@ def gathers(stream):
 def test_what_gathers_most_is_said_with_what_helps_and_all_with_v():
     zero, _ = told(gathers)
     (line,) = (line for line in zero[1] if "gathers: " in line)
-    assert "gathers: __getitem__ at test_explanation.py:" in line
+    assert "gathers: masked_select at test_explanation.py:" in line
     assert "torch.where" in line
     assert line.endswith("(-v shows them)")
     verbose = [line for line in told(gathers, verbose=True)[0][1] if "gathers: " in line]
