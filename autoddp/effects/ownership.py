@@ -88,8 +88,11 @@ def by_interpreter(depth: int = 1) -> bool:
 
 @cache
 def _is_pythons(filename: str) -> bool:
-    own = filename.startswith(("<frozen ", *_STDLIB))
-    return own or any(part in filename for part in _POOLS)
+    if any(part in filename for part in _POOLS):
+        return True
+    if any(part in filename for part in INSTALLED):
+        return False  # a virtual environment's packages lie below its folder of the library
+    return filename.startswith(("<frozen ", *_STDLIB))
 
 
 @cache
