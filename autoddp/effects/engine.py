@@ -90,8 +90,8 @@ class Effects:
     def touch(self, *given: Any) -> Mode:
         """Decide on a call about paths, whoever makes it.
 
-        Those in caches, and what Python itself asks about code, pass through; a tracker's ranks do
-        not meet for.
+        What concerns caches, and what Python itself asks about code, passes through. For a
+        tracker, which works on rank 0 alone, no rank waits.
         """
         mode = self.mode()
         if mode is Mode.PASS_THROUGH or any(self.keeps(path) for path in given):

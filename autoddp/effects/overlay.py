@@ -183,8 +183,7 @@ class Overlay(Upper):
             return
         if not found.folder:
             raise error(errno.ENOTDIR, path)
-        names = self.names(found.name)
-        if posix.listdir(found.at) if names is None else names:
+        if self._listing(found):
             raise error(errno.ENOTEMPTY, path)
         self._clear(found.name)
 
@@ -242,13 +241,18 @@ class Overlay(Upper):
             self._hide(found.name)
         return found if found.there else None
 
+    def _listing(self, folder: Found) -> list[str]:
+        """Return the names in a folder, wherever they come from."""
+        names = self.names(folder.name)
+        return posix.listdir(folder.at) if names is None else names
+
     def _bring(self, name: str, at: str) -> None:
         """Copy the entry `name`, as this rank sees it, with all below it, to `at`."""
         found = self.find(name, follow=False)
         if found.folder:
             with suppress(FileExistsError):
                 posix.mkdir(at, stat.S_IMODE(found.seen.st_mode) if found.seen else 0o777)
-            for part in self.names(name) or posix.listdir(found.at):
+            for part in self._listing(found):
                 self._bring(f"{name}/{part}", f"{at}/{part}")
         elif (said := paths.link(found.at)) is not None:
             posix.symlink(said, at)

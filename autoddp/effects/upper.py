@@ -129,8 +129,6 @@ class Upper:
     def _is_made_anew(self, name: str) -> bool:
         return paths.seen(self._upper(name), follow=False) is None and paths.is_folder(name)
 
-    # ----
-
     # ---- by full names
 
     def lay(self, name: str, at: str) -> str:
@@ -183,21 +181,21 @@ class Upper:
     def _above(self, name: str) -> str:
         """Return the place of `name` in the upper folder, the folders above it made."""
         self.ready()
-        upper = self._upper(name)
-        for top in [*paths.above(upper)][::-1]:
-            if len(top) > len(str(self._folder)):
-                with suppress(FileExistsError):
-                    posix.mkdir(top, 0o700)
-        return upper
+        return self._with_folders(self._upper(name))
 
     def _hide(self, name: str) -> None:
+        """Mark `name`: what the disk has there, and below, is hidden."""
         self.ready()
-        mark = self._hidden(name)
         if self._hides(name):
             return
+        mark = self._with_folders(self._hidden(name))
         paths.remove(mark)  # marks of what is below
-        for top in [*paths.above(mark)][::-1]:
+        posix.close(posix.open(mark, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+
+    def _with_folders(self, path: str) -> str:
+        """Make the folders of the private one that `path` lies in; return it."""
+        for top in [*paths.above(path)][::-1]:
             if len(top) > len(str(self._folder)):
                 with suppress(FileExistsError):
                     posix.mkdir(top, 0o700)
-        posix.close(posix.open(mark, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        return path
