@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from autoddp.effects import paths
 from autoddp.report import INSTALLED
@@ -36,6 +37,7 @@ AT_HOME = (
     *(".triton", ".nv", ".cupy", ".keras", ".matplotlib", ".ipython", ".jupyter", ".numba"),
     *(".cython", ".pyxbld", ".local/lib", ".netrc", ".config/git"),
 )
+ASKED = ("HOME", "TMPDIR", "TEMP", "TMP", *HOLD, *NAMED)  # variables that say where all this is
 # Files of Hugging Face's `datasets` that tell it whether it runs the script's function again.
 COMPUTED = re.compile(r".*/(cache-|generator/)")
 # Fixed names in the temporary folder: compiled kernels, and what workers of one rank share.
@@ -61,12 +63,22 @@ def keeps(path: str, private: set[str]) -> bool:
         return True
     if path in private:
         return True
-    if any(path.startswith(f) and COMPUTED.match(path, len(f) - 1) for f in _of_datasets()):
-        return False
     job = paths.here().rstrip("/") + "/"
-    folders = [*_caches(), *_temporary(), *(f"{folder}/" for folder in private)]
-    longest = max((len(folder) for folder in folders if f"{path}/".startswith(folder)), default=0)
-    return longest > (len(job) if f"{path}/".startswith(job) else 0)
+    folders, computed = _known((*map(os.environ.get, ASKED), temporary_folder(), job))
+    within = f"{path}/"
+    if not within.startswith(folders) and not any(within.startswith(f"{one}/") for one in private):
+        return False  # as nearly all are
+    if any(path.startswith(f) and COMPUTED.match(path, len(f) - 1) for f in computed):
+        return False
+    mine = [*folders, *(f"{folder}/" for folder in private)]
+    longest = max((len(folder) for folder in mine if within.startswith(folder)), default=0)
+    return longest > (len(job) if within.startswith(job) else 0)
+
+
+@lru_cache(maxsize=8)
+def _known(_: tuple[str | None, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the folders of caches, and those of `datasets`, as what steers them says."""
+    return (*_caches(), *_temporary()), (*_of_datasets(),)
 
 
 def _caches() -> Iterator[str]:

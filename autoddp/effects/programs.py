@@ -24,14 +24,14 @@ from autoddp.comm.place import HERE
 from autoddp.comm.world import as_found, without
 from autoddp.effects.engine import Mode
 from autoddp.effects.outward import Outward
-from autoddp.effects.ownership import users_call
+from autoddp.effects.ownership import by_tracker, users_call
 from autoddp.effects.program_output import read, regular, see, shared
 from autoddp.errors import OutOfReach
 from autoddp.patching import Call, patch
 from autoddp.report import is_users, users_line
 
-# Libraries whose programs fill a cache that each rank may have, or serve a run that each rank has.
-OWN = ("/torch/_inductor/", "/torch/utils/cpp_extension", "/triton/", "/wandb/")
+# Libraries whose programs fill a cache that each rank may have.
+OWN = ("/torch/_inductor/", "/torch/utils/cpp_extension", "/triton/")
 ENDS = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 TICK = 0.005
 ALONE = (
@@ -158,7 +158,7 @@ class Programs(Outward):
         """Return whether rank 0 starts a program for all; say so if every rank does by itself."""
         mode = self.effects.mode()
         if mode is Mode.SYNCED:
-            return not _compiles()
+            return not (_compiles() or by_tracker())
         if self._ends():
             return True
         if mode is Mode.SUPPRESSED:
