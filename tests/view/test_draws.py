@@ -13,6 +13,7 @@ from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoddp.view.draws import Draws
+from autoddp.view.sharded_tensor import is_sharded
 from tests.support.ranks import run_ranks
 from tests.view.compare import Counting, by_rows, difference
 from tests.view.test_rows import installed
@@ -45,6 +46,7 @@ DRAWN: dict[str, Callable[[Tensor], Tensor]] = {
     "bernoulli": lambda x: torch.bernoulli(x.sigmoid()),
     "multinomial": lambda x: torch.multinomial(x.flatten(1).softmax(1), 2),
 }
+KEPT = ("normal", "uniform", "integers", "filled", "exponential", "bernoulli", "multinomial")
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "plain": lambda x: x,
     "channels last": lambda x: x.to(memory_format=torch.channels_last),
@@ -64,6 +66,8 @@ def _by_rows(group: Any) -> list[str]:
                 got = draw(by_rows(x, view.even_sizes(rows))), torch.rand(2)
                 if found := difference(want, got):
                     said.append(f"{name} of {rows}, {layout}: {found}")
+                if name in KEPT and not is_sharded(got[0]):
+                    said.append(f"{name} of {rows}, {layout} has lost its rows")
     return said
 
 

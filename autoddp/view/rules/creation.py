@@ -8,9 +8,10 @@ from torch import Tensor
 
 from autoddp.view.draws import FILL, LIKE, DrawingCall
 from autoddp.view.local_call import LocalCall
+from autoddp.view.redistribute import part
 from autoddp.view.rules.operands import any_sharded, arguments
-from autoddp.view.sharded_tensor import Partial, is_sharded
-from autoddp.view.table import rule
+from autoddp.view.sharded_tensor import Partial, ShardedTensor, is_sharded
+from autoddp.view.table import computed, rule
 
 
 @rule("ones_like", "zeros_like", "full_like", "empty_like")
@@ -65,3 +66,16 @@ def noise(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     writes = func.__name__ in FILL
     return DrawingCall(args, kwargs, me.placement, in_place=writes, drawn=me.placement)
+
+
+@computed("bernoulli", "multinomial")
+def of_probabilities(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Draw by the probabilities of all rows, and keep this rank's rows."""
+    me = args[0] if args else None
+    if not is_sharded(me) or any_sharded([*args[1:], *kwargs.values()]) or "out" in kwargs:
+        return NotImplemented
+    if func.__name__ == "multinomial" and (me.dim() < 2 or me.shard_dim):
+        return NotImplemented  # one distribution goes along the batch
+    me.spec.view.gathered(func.__name__, me.numel() * me.dtype.itemsize)
+    mine = part(func(me.full(), *args[1:], **kwargs), me.sizes, me.shard_dim)
+    return ShardedTensor(mine if mine.requires_grad else mine.clone(), me.sizes, me.shard_dim)
