@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from autoddp.comm.context import Code
 from autoddp.comm.rpc import When
 from autoddp.effects import caches, paths
-from autoddp.effects.deferred_errors import DeferredErrors
-from autoddp.effects.mirrored_io import OpenDescriptor, Writers
 from autoddp.effects.overlay import Overlay
 from autoddp.effects.ownership import by_interpreter, by_tracker, loads_data, users_call
 from autoddp.report import users_line
@@ -35,6 +34,20 @@ class Mode(Enum):
     SUPPRESSED = "nobody does it: one process would not have run this"
 
 
+@dataclass(frozen=True)
+class Writers:
+    """The ranks that change a path for real.
+
+    Attributes:
+        ranks: Rank 0, and the first rank of each node that does not share the path's folder.
+        apart: Whether this rank's node does not.
+    """
+
+    path: str = ""
+    ranks: tuple[int, ...] = (0,)
+    apart: bool = False
+
+
 class Effects:
     """The outside world as one rank may touch it."""
 
@@ -47,8 +60,6 @@ class Effects:
         self.nodes: Nodes | None = None  # where there are several
         self.apart = False  # whether what the script's thread does here is in no order with others'
         self.before_save: list[Callable[[], None]] = []  # before a checkpoint, where all ranks are
-        self.losses = DeferredErrors()  # what failed on rank 0 and is to be raised on all
-        self.handles: dict[int, OpenDescriptor] = {}  # descriptors of one file on all ranks
 
     def accepts_effects(self) -> bool:
         """Return whether this is the rank itself, not in the midst of an effect or of a fetch."""
@@ -147,7 +158,7 @@ class Effects:
         what: str,
         act: Callable[[], Any],
         tell: Callable[[Any], Any] | None = None,
-        writers: Writers = Writers(),  # noqa: B008 - it is frozen
+        writers: Writers = Writers(),
     ) -> Any:
         """Change the outside world on rank 0 once all ranks are here; all raise its error.
 
@@ -158,7 +169,6 @@ class Effects:
 
         def keep() -> Any:
             nonlocal kept
-            self.losses.tell()
             kept = act()
             return tell(kept) if tell is not None else None
 

@@ -9,31 +9,43 @@ from typing import Any, ClassVar
 
 from autoddp.effects import paths
 from autoddp.effects.engine import Mode
+from autoddp.effects.file_layers import Held
 from autoddp.effects.open_files import OpenFiles
 from autoddp.effects.outward import Outward
 from autoddp.effects.overlay import named
-from autoddp.effects.readers import READERS, named_file, read
+from autoddp.effects.rows import EffectRow, do
 from autoddp.effects.write_calls import WriteCalls
-from autoddp.effects.writers import CHECKPOINT, WRITERS
+from autoddp.effects.writers import CHECKPOINT, PATHS, READERS, WRITERS
 from autoddp.patching import Call, patch, stands_for
 
-_WRITES = frozenset("wax+")
+LETTERS = frozenset("wax+")
+FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+# Not in the overlay: there the file exists already, and is this rank's own.
+NOT_THERE = os.O_EXCL | os.O_NOFOLLOW | getattr(os, "O_DIRECT", 0)
+NAMELESS = getattr(os, "O_TMPFILE", 0)
+NAMES = (str, bytes, os.PathLike)
+WHY = "what the script opens to write is rank 0's file; others read what they wrote"
 
 
 class Files(Outward):
-    """The script's files: rank 0 writes; others go through the motions, and learn how it went."""
+    """The script's files: rank 0 writes; others write to their overlay, and learn how it went."""
 
     name: ClassVar[str] = "files"
     without: ClassVar[str] = "every rank writes every file"
     libraries: ClassVar[bool] = True
+    rows: ClassVar[tuple[EffectRow, ...]] = (
+        do(
+            "fcntl:flock",
+            "fcntl:lockf",
+            why="a lock is held once, on rank 0's file: others have files of their own",
+        ),
+    )
 
     def setup(self, undo: ExitStack) -> None:
-        """Have a trial mute the files that are open before it, as it does those opened in it."""
+        """Have what is left open flushed at the end."""
         super().setup(undo)
         self.open_files, self.written = OpenFiles(self.effects), WriteCalls(self.effects)
         undo.callback(self.open_files.end)
-        self.context.muting.append(self.open_files.muted)
-        undo.callback(self.context.muting.remove, self.open_files.muted)
 
     @patch(
         "torch:save",
@@ -46,7 +58,7 @@ class Files(Outward):
 
     @patch(*WRITERS, why="rank 0 writes the file, whole or not at all", optional=True)
     def write_once(self, call: Call) -> Any:
-        """Write the file on rank 0; others write it, too, to their scratch."""
+        """Write the file on rank 0; others write it, too, to nothing."""
         return self.written.write(call, WRITERS[call.target])
 
     @patch(
@@ -54,22 +66,18 @@ class Files(Outward):
         "io:open",
         "bz2:_builtin_open",
         "tarfile:bltn_open",
-        why="what the script opens to write is rank 0's file; others read what they wrote",
+        why=WHY,
         optional=True,
         hot=True,
     )
     def open_once(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Make an `open` by which other ranks get a file on scratch that holds what they write."""
+        """Make an `open` by which other ranks get a file in the overlay."""
         effects, first, idle = self.effects, self.rank == 0, self.effects.overlay.idle
 
         @stands_for(original)
         def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            writes = not _WRITES.isdisjoint(mode)
-            if type(file) is int and file in effects.handles:
-                return self.open_files.adopt(Call(original, (file, mode, *args), kwargs))
-            if not isinstance(file, (str, bytes, os.PathLike)) or (
-                not writes and (first or idle())
-            ):
+            writes = not LETTERS.isdisjoint(mode)
+            if not isinstance(file, NAMES) or (not writes and (first or idle())):
                 return original(file, mode, *args, **kwargs)
             call = Call(original, (file, mode, *args), kwargs)
             if not writes:
@@ -84,24 +92,47 @@ class Files(Outward):
 
         return open
 
+    @patch("os:open", why=WHY, hot=True)
+    def open_descriptor_once(self, original: Callable[..., int]) -> Callable[..., int]:
+        """Make an `os.open` of one outcome; what is written to a descriptor is each rank's own."""
+
+        @stands_for(original)
+        def open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+            def plain() -> int:
+                return original(path, flags, mode, dir_fd=dir_fd)
+
+            def private(at: str) -> int:
+                return original(at, flags & ~NOT_THERE | os.O_CREAT, mode | 0o600)
+
+            writes = flags & FLAGS and (not NAMELESS or flags & NAMELESS != NAMELESS)
+            if (self.rank == 0 and not writes) or not isinstance(path, NAMES):
+                return plain()
+            given = paths.whole(path, dir_fd)
+            if not writes:
+                at = self.effects.where(given, not flags & os.O_NOFOLLOW)
+                if at is given:
+                    return plain()
+                return int(named(lambda: original(at, flags, mode), path))
+            return self._open_descriptor(given, flags, plain, private)
+
+        return open
+
     @patch(*READERS, why="what a library has written is read where this rank has it", optional=True)
     def read_own(self, call: Call) -> Any:
         """Have a library, which opens by itself, read a file where this rank has it."""
-        if not named_file(call) or not self.effects.reads():
+        if not self.effects.reads():
             return call.plain()
-        return read(call, self.effects.where)
-
-    @patch(
-        "importlib:import_module",
-        "importlib:invalidate_caches",
-        "importlib.util:spec_from_file_location",
-        why="a module that the script has written is there for all: the import looks at the disk",
-    )
-    def import_when_written(self, call: Call) -> Any:
-        """Wait for rank 0, which may still write what the script has let go of without a close."""
-        if self.effects.touch() is Mode.SYNCED:
-            self.effects.ask_rank0(call.name, lambda: None)
-        return call.plain()
+        if not call.named and call.args and isinstance(call.args[0], NAMES):  # written in C
+            return call.wrapped(self.effects.where(call.args[0]), *call.args[1:], **call.kwargs)
+        given = call.named or call.kwargs
+        changed = {
+            name: self.effects.where(given[name])
+            for name in PATHS
+            if isinstance(given.get(name), NAMES)
+        }
+        if call.named:
+            return call.changed(**changed) if changed else call.plain()
+        return call.wrapped(*call.args, **{**call.kwargs, **changed})
 
     @patch(
         "logging.handlers:RotatingFileHandler.shouldRollover",
@@ -119,37 +150,29 @@ class Files(Outward):
             now = call.plain()
         return self.effects.ask_rank0("shouldRollover", lambda: now)
 
-    @patch(
-        "logging.handlers:WatchedFileHandler.reopenIfNeeded",
-        why="whether a log was moved, rank 0 sees: others write to a file of their own",
-    )
-    def open_again_alike(self, call: Call) -> Any:
-        """Open the log again on all ranks if rank 0's was moved; look only where ranks meet."""
-        handler = call.instance
-        bottom = getattr(handler.stream, "bottom", None)
-        if not getattr(bottom, "agreed", False):
-            return call.plain()
-        if self.effects.touch() is not Mode.SYNCED:
-            return None
-
-        def moved() -> bool:
-            there = paths.seen(handler.baseFilename)
-            return there is None or (there.st_dev, there.st_ino) != (
-                handler.dev,
-                handler.ino,
+    def _open_descriptor(
+        self, path: Any, flags: int, plain: Callable[[], int], private: Callable[[str], int]
+    ) -> int:
+        what = self.effects.touch(path)
+        if what is Mode.PASS_THROUGH:
+            return plain()
+        agreed = what is Mode.SYNCED
+        writers = self.effects.writers(path, agreed)
+        if self.rank not in writers.ranks:
+            held = Held(os.path.abspath(os.fsdecode(path)), agreed, writers)
+            return int(
+                self.open_files.apart("os.open", held, path, _letters(flags), plain, private)
             )
-
-        if self.effects.ask_rank0("reopenIfNeeded", moved):
-            with self.effects.context.internal():
-                self.effects.overlay.drop(paths.real(handler.baseFilename, True))
-            handler.ino = -1
-            call.plain()
-        return None
+        return int(
+            self.effects.do_on_rank0("os.open", plain, lambda _: None, writers)
+            if agreed
+            else plain()
+        )
 
     def _read(self, call: Call) -> Any:
         """Open a file for reading where this rank finds it, under the name that was given."""
-        file = call.named.get("file")
-        at = file if file is None else self.effects.where(file)
+        file = call.named.get("file", "")
+        at = self.effects.where(file) if file else file
         if at is file:
             return call.plain()
         try:
@@ -159,5 +182,13 @@ class Files(Outward):
                 raise
             return self._read(call)  # another process of this rank's has just let it go
         raw = getattr(opened, "buffer", opened)
-        getattr(raw, "raw", raw).name = at if file is None else os.fspath(file)
+        getattr(raw, "raw", raw).name = os.fspath(file)
         return opened
+
+
+def _letters(flags: int) -> set[str]:
+    """Return the letters that `open` has in its mode for these flags."""
+    letters = {"w"} if flags & os.O_TRUNC else {"a"} if flags & os.O_APPEND else {"a", "+"}
+    if not flags & os.O_CREAT:
+        letters |= {"r"}  # the file must be there
+    return letters | ({"x"} if flags & os.O_EXCL and flags & os.O_CREAT else set())

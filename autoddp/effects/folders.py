@@ -18,8 +18,6 @@ REMOVES = {"remove", "unlink", "rmdir", "removedirs", "rmtree"}
 RENAMES = {"rename", "renames", "replace", "move"}
 MAKES = {"mkdir", "makedirs"}
 CHANGES = {"truncate", "touch"}
-INTO = {"shutil.copy", "shutil.copy2", "shutil.move"}  # into the target if that is a folder
-RETURNS = INTO | {"shutil.copyfile", "shutil.copytree"}  # the path that is made
 # The names of the arguments for the path that is acted on, and for the one that is made.
 FROM = ("path", "src", "self", "name", "base_name", "filename")
 TO = ("dst", "extract_dir")
@@ -86,7 +84,7 @@ class Folders(Outward):
                 return call.plain()
         if mode is Mode.PASS_THROUGH:
             return call.plain()
-        return self._agreed(call, source, target) if mode is Mode.SYNCED else _supposed(call)
+        return self._agreed(call, source, target)
 
     @patch(
         "os:stat",
@@ -221,18 +219,6 @@ def _folder(call: Call, target: Any) -> int | None:
 def _by_handle(call: Call) -> bool:
     """Return whether the path is relative to an open folder, which each rank has for itself."""
     return any(call.named.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd"))
-
-
-def _supposed(call: Call) -> Any:
-    """Return what the call would have returned, and change nothing."""
-    named = call.named
-    if call.name == "shutil.make_archive":
-        root = None if named.get("root_dir") is None else os.curdir  # given, the name is in full
-        return call.changed(root_dir=root, dry_run=True)
-    if call.name in INTO and os.path.isdir(named["dst"]):
-        folder, name = os.path.split(named["src"])
-        return os.path.join(named["dst"], name or os.path.basename(folder))
-    return named["dst"] if call.name in RETURNS else None
 
 
 def _as_text(result: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from autoddp.comm.topology import nodes
 from autoddp.effects import paths
-from autoddp.effects.mirrored_io import Writers
+from autoddp.effects.engine import Writers
 from autoddp.effects.outward import Outward
 from autoddp.errors import NodeFailed
 

@@ -1,270 +1,204 @@
-"""Files that the script holds open for writing: rank 0's for real, the others' on scratch."""
+"""Files that are open for writing: rank 0's for real, a copy in the overlay on the other ranks.
+
+They are Python's own but for three things. A failed write of a file that all ranks have opened is
+raised at its next flush or close, on all ranks. The script's own flush, and every close, bring
+ranks together: after them the file is complete for every rank and whatever reads it.
+"""
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from autoddp.comm.outcome import Outcome
 from autoddp.effects import overlay, paths
 from autoddp.effects.engine import Effects, Mode
-from autoddp.effects.mirrored_io import MirroredFileIO, OpenDescriptor, Writers, rebuilt
-from autoddp.errors import ScratchFailed
+from autoddp.effects.file_layers import Held, layered
+from autoddp.errors import AutoDDPError, ScratchFailed
 from autoddp.patching import Call
 
 
 class OpenFiles:
-    """The opener of such files, and the keeper that brings ranks together at a flush or a close.
-
-    After a file was closed by the script, it is complete for every rank and whatever reads it; what
-    failed on rank 0 was raised by then, on all.
-    """
+    """The files that the script has open for writing."""
 
     def __init__(self, effects: Effects) -> None:
         self._effects = effects
         self._files: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._incomplete: dict[str, OSError] = {}  # dropped files, by path
 
     def open(self, mode: Mode, call: Call) -> Any:
         """Make a call of `open` that writes, and return this rank's file."""
-        effects, agreed, act = self._effects, mode is Mode.SYNCED, call.plain
+        effects, agreed = self._effects, mode is Mode.SYNCED
         if not (agreed or call.named):
-            return act()  # words what is wrong with its arguments
-        if mode is Mode.SUPPRESSED:
-            effects.context.written += 1
-            return call.changed(file=os.devnull, mode=call.named["mode"].replace("x", "w"))
-        writers = effects.writers(call.named.get("file", ""), agreed)
-        if effects.rank in writers.ranks:
-            plain = effects.do_on_rank0("open", act, None, writers) if agreed else act()
-            with effects.context.internal():
-                return self._kept(plain, call, agreed, writers)
-        if not agreed:
-            with effects.overlay.locked():
-                return self._open_alone(call)
-        keep = set(call.named.get("mode", "w")).isdisjoint("wx")
+            return call.plain()  # words what is wrong with its arguments
+        path = call.named.get("file", "")
+        held = Held(os.path.abspath(os.fsdecode(path)), agreed, effects.writers(path, agreed))
+        if effects.rank in held.writers.ranks:
+            act = call.plain
+            plain = effects.do_on_rank0("open", act, None, held.writers) if agreed else act()
+            return self._layered(plain, call, held)
+        how = call.named.get("mode", "w")
 
         def private(at: str) -> Any:
-            plain = call.changed(file=at, mode=call.named["mode"].replace("x", "w"))
-            return self._kept(plain, call, agreed, writers)
+            plain = call.changed(file=at, mode=how.replace("x", "w"))
+            return self._layered(plain, call, held)
 
-        return self.follow(
-            "open", act, lambda: self.prepared(call.named["file"], keep), private, writers
-        )
+        return self.apart("open", held, path, set(how), call.plain, private)
 
-    def follow(
+    def apart(
         self,
         what: str,
+        held: Held,
+        path: Any,
+        letters: set[str],
         act: Callable[[], Any],
-        prepare: Callable[[], tuple[str, str]],
         private: Callable[[str], Any],
-        writers: Writers,
     ) -> Any:
-        """Open this rank's copy by `private`; `prepare` makes it before rank 0 does `act`.
+        """Open a file on a rank that does not write it for real, by `private` in the overlay.
 
-        What fails on rank 0 is raised here first: it is what one process would have met.
+        What fails on rank 0, which does `act`, is raised here first: one process would meet that.
         """
-        effects, prepared = self._effects, Outcome.of(prepare)
-        effects.do_on_rank0(what, act, None, writers)
-        path, at = prepared.unwrap()
-        with effects.context.internal():
-            return private(self.placed(path, at))
-
-    def _open_alone(self, call: Call) -> Any:
-        """Open the file on a rank above 0, which has it to itself."""
-        file, mode = call.named["file"], call.named["mode"]
-        at = overlay.named(lambda: self.alone(file, set(mode)), file)
+        effects, keep = self._effects, letters.isdisjoint("wx")
+        if not held.agreed:
+            with effects.overlay.locked():
+                return overlay.named(
+                    lambda: self._internal(private, self._alone(path, letters)), path
+                )
+        # before rank 0 acts: a copy is of what was there
+        place = Outcome.of(lambda: effects.overlay.to_write(path, keep, checked=True))
         try:
-            with self._effects.context.internal():
-                how = mode.replace("x", "w")
-                plain = overlay.named(lambda: call.changed(file=at, mode=how), file)
-                return self._kept(plain, call, False, Writers())
-        except (ValueError, TypeError):  # no such mode: there is no file
-            paths.remove(at)
+            effects.do_on_rank0(what, act, None, held.writers)
+        except BaseException:
+            self._forget(held.path)
             raise
-
-    def alone(self, file: Any, letters: set[str]) -> str:
-        """Return where a rank above 0 writes what no other rank waits for.
-
-        Raises:
-            OSError: The operating system would raise it for the user's path, too.
-        """
-        effects = self._effects
-        if "r" in letters and not effects.overlay.find(file).there:
-            raise overlay.error(errno.ENOENT, file)
-        return effects.overlay.to_write(file, keep=not letters & set("wx"), new="x" in letters)
-
-    def adopt(self, call: Call) -> Any:
-        """Make an `open` of a descriptor that ranks have opened together.
-
-        Unless `closefd` is false, the descriptor belongs to the file from now on.
-        """
-        effects, number = self._effects, call.named["file"]
-        if not effects.context.in_job():
-            return call.plain()
-        plain = call.changed(closefd=False)  # words what is wrong with its arguments
-        if not plain.writable():
-            return call.plain()
-        handle = effects.handles[number]
-        if call.named.get("closefd", True):
-            del effects.handles[number]
-        with effects.context.internal():
-            file = rebuilt(plain, call.named, self, handle.agreed)
-        file.bottom.path, file.bottom.loss = handle.path, handle.loss
-        file.bottom.writers = handle.writers
-        self._files.add(file)
-        return file
-
-    @contextmanager
-    def muted(self) -> Iterator[None]:
-        """Discard what is written inside to the open files, whoever holds a method of theirs."""
-        with ExitStack() as undo:
-            for file in list(self._files):
-                if not file.closed:
-                    undo.enter_context(self._muted(file))
-            yield
+        return self._internal(private, place.unwrap())
 
     def end(self) -> None:
-        """Flush what is open at the script's end; Python would close it. Raise what has failed."""
+        """Flush what is open at the script's end; Python would close it.
+
+        Raises:
+            AutoDDPError: A file that was written is not complete, and none of its flushes or closes
+                said so.
+        """
         with self._effects.context.internal():
             for file in list(self._files):
                 if not file.closed:
-                    self._quietly(file.bottom, file.flush)
-        self._effects.losses.end()
+                    self._drop(file.bottom.held, file.flush)
+        lost, self._incomplete = self._incomplete, {}
+        if lost:
+            named = "; ".join(f"{path}: {error.strerror}" for path, error in lost.items())
+            raise AutoDDPError(
+                f"what was written is not all there: {named}; close files to be told in time"
+            )
 
-    # ---- a keeper's part
+    # ---- what becomes of an open file
 
-    def failed(self, raw: MirroredFileIO | OpenDescriptor, error: OSError) -> None:
-        """Note a failed write of rank 0, and go on, since the other ranks do.
+    def failed(self, held: Held, error: OSError) -> None:
+        """Note that a write of rank 0 failed, and go on, since the other ranks do.
 
         Raises:
-            ScratchFailed: A rank above 0 cannot write its copy; there is no way on without.
+            ScratchFailed: Another rank cannot write its copy; there is no way on without.
             OSError: This process is no rank, or has opened the file without the others.
         """
         effects = self._effects
         if not effects.context.in_job():
             raise error
-        if effects.rank not in raw.writers.ranks:
+        if effects.rank not in held.writers.ranks:
             raise ScratchFailed(
-                f"rank {effects.rank} cannot keep its copy of {raw.path}: {error.strerror}; "
+                f"rank {effects.rank} cannot keep its copy of {held.path}: {error.strerror}; "
                 "set TMPDIR to a folder with more room"
             ) from error
-        if not raw.agreed:
+        if not held.agreed:
             raise error
-        raw.loss = raw.loss or effects.losses.note(raw.path, error)
+        held.lost = held.lost or error
 
     def flush(self, file: Any, flush: Callable[[], None]) -> None:
         """Flush the file; the script's own flush tells all ranks how rank 0's went."""
-        raw, mode = file.bottom, self._effects.users()
-        if mode is Mode.SYNCED and raw.agreed and not _by_logging():
-            self.meet("flush", raw, flush)
+        held, mode = file.bottom.held, self._effects.users()
+        if mode is Mode.SYNCED and held.agreed and not _by_logging():
+            self.meet("flush", held, flush)
             return
         with self._effects.context.internal():
             flush()
-        if mode in (Mode.SYNCED, Mode.UNSYNCED):
-            self.settle(raw)  # logging prints the error and goes on; a thread ends alone
+        if mode is not Mode.PASS_THROUGH:
+            _raise(held)  # logging prints the error and goes on; a thread ends alone
 
     def close(self, file: Any, close: Callable[[], None]) -> None:
         """Close the file; all ranks wait until rank 0 has, unless Python closes a dropped file."""
-        raw, mode = file.bottom, self._effects.mode()
-        if file._finalizing:
-            with self._effects.context.internal():
-                self._quietly(raw, close)
-        elif mode is Mode.SYNCED and raw.agreed:
-            self.meet("close", raw, close)
-        else:
-            with self._effects.context.internal():
+        held, mode = file.bottom.held, self._effects.mode()
+        if mode is Mode.SYNCED and held.agreed and not file._finalizing:
+            self.meet("close", held, close)
+            return
+        with self._effects.context.internal():
+            if file._finalizing:
+                self._drop(held, close)
+            else:
                 close()
-            if mode is Mode.UNSYNCED:
-                self.settle(raw)
+        if mode is Mode.UNSYNCED and not file._finalizing:
+            _raise(held)
 
-    # ----
+    def meet(self, what: str, held: Held, act: Callable[[], Any]) -> None:
+        """Do `act` on every rank, to its own file; all ranks raise what failed on rank 0.
 
-    def _kept(self, plain: Any, call: Call, agreed: bool, writers: Writers) -> Any:
-        file = rebuilt(plain, call.named, self, agreed)
-        file.bottom.writers = writers
-        self._files.add(file)
-        return file
-
-    def placed(self, path: str, at: str) -> str:
-        """Put what `prepared` gave where this rank finds it, unless it is open there already."""
-        overlay = self._effects.overlay
-        return at if overlay.find(path).at == at else overlay.lay(path, at)
-
-    def prepared(self, file: Any, keep: bool) -> tuple[str, str]:
-        """Return the file's one name, and its copy on scratch, made before rank 0 touches it."""
+        After a close, this rank reads the real file, if that is the one that rank 0 has closed.
+        """
         effects = self._effects
-        found = effects.overlay.find(file)
-        if found.there and found.own:
-            return found.name, found.at
-        at = effects.overlay.new(found.name)
-        there = effects.found(found.name) if keep else ""
-        if paths.is_file(there):
-            paths.copy(there, at)
-        return found.name, at
-
-    def meet(
-        self, what: str, raw: MirroredFileIO | OpenDescriptor, act: Callable[[], None]
-    ) -> None:
-        """Do `act` on every rank, to its own file; all ranks raise what failed on rank 0."""
-        effects = self._effects
-        if effects.rank not in raw.writers.ranks:
-            with effects.context.internal():
-                act()
+        if effects.rank not in held.writers.ranks:
+            self._internal(act)
 
         def real() -> list[int] | None:
             act()
-            self.settle(raw)
-            return paths.facts(raw.path)
+            _raise(held)
+            return paths.facts(held.path)
 
         facts = effects.ask_rank0(what, real)
-        effects.repeat(what, real, raw.writers)
-        if what.endswith("close"):
+        effects.repeat(what, real, held.writers)
+        if what.endswith("close") and effects.rank and facts is not None:
             with effects.context.internal():
-                self._compare(raw.path, facts, raw.writers)
+                if held.writers.apart or facts == paths.facts(held.path):
+                    self._forget(held.path)
 
-    def settle(self, raw: MirroredFileIO | OpenDescriptor) -> None:
-        """Raise the error of an earlier write of this file, if one has failed."""
-        loss, raw.loss = raw.loss, None
-        if loss is not None:
-            self._effects.losses.settle(loss)
+    # ----
 
-    def _quietly(self, raw: MirroredFileIO, act: Callable[[], None]) -> None:
+    def _alone(self, path: Any, letters: set[str]) -> str:
+        """Return where a rank above 0 writes what no other rank waits for."""
+        if "r" in letters and not self._effects.overlay.find(path).there:
+            raise FileNotFoundError(2, os.strerror(2), path)
+        keep = letters.isdisjoint("wx")
+        return self._effects.overlay.to_write(path, keep=keep, new="x" in letters)
+
+    def _drop(self, held: Held, act: Callable[[], None]) -> None:
         """Do `act`; Python would drop what it raises, which on rank 0 is owed to the script."""
         try:
             act()
         except OSError as error:
-            if self._effects.rank in raw.writers.ranks:
-                raw.loss = raw.loss or self._effects.losses.note(raw.path, error)
+            held.lost = held.lost or error
+        if held.lost is not None and self._effects.rank in held.writers.ranks:
+            self._incomplete[held.path] = held.lost
 
-    def _compare(self, path: str, facts: list[int] | None, writers: Writers) -> None:
-        """Drop the copy of a rank above 0 where the real file is here, the same for all readers."""
-        here = writers.apart or facts == paths.facts(path)
-        if self._effects.rank and facts is not None and here:
-            self._effects.overlay.drop(paths.real(path, True))
+    def _forget(self, path: str) -> None:
+        self._effects.overlay.drop(paths.real(path, True))
 
-    @contextmanager
-    def _muted(self, file: Any) -> Iterator[None]:
-        raw, internal = file.bottom, self._effects.context.internal
-        buffer = getattr(file, "buffer", file)
-        with internal():
-            file.flush()
-            at = buffer.tell() if buffer.seekable() else None
-        raw.muted = True
-        try:
-            yield
-        finally:
-            with internal():
-                if not file.closed:
-                    file.flush()
-                    self._effects.context.written += at is not None and buffer.tell() != at
-                    if at is not None:
-                        buffer.seek(at)
-            raw.muted = False
+    def _internal(self, act: Callable[..., Any], *given: Any) -> Any:
+        with self._effects.context.internal():
+            return act(*given)
+
+    def _layered(self, plain: Any, call: Call, held: Held) -> Any:
+        with self._effects.context.internal():
+            file = layered(plain, call.named, self, held)
+        self._files.add(file)
+        return file
+
+
+def _raise(held: Held) -> None:
+    """Raise the error of an earlier write, if one has failed."""
+    lost, held.lost = held.lost, None
+    if lost is not None:
+        raise lost
 
 
 def _by_logging() -> bool:

@@ -114,8 +114,14 @@ class Overlay(Upper):
 
     # ---- changing
 
-    def to_write(self, path: Path, keep: bool, new: bool = False) -> str:
+    def to_write(self, path: Path, keep: bool, new: bool = False, checked: bool = False) -> str:
         """Return where to write what is at `path`: a file of this rank's own, a copy if `keep`.
+
+        Args:
+            path: The script's name of the file.
+            keep: Whether the file begins with what is there.
+            new: Whether it must not be there.
+            checked: Whether rank 0 finds out if its folder is there and may be written to.
 
         Raises:
             OSError: The operating system would raise it for a write to `path`, too.
@@ -125,7 +131,7 @@ class Overlay(Upper):
             raise error(errno.EEXIST, path)
         if found.folder or (found.there and found.own):
             return found.at
-        at = self._place(found, path)
+        at = self._above(found.name) if checked else self._place(found, path)
         if keep and paths.is_file(found.at):
             paths.copy(found.at, at)
         return at

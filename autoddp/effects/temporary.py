@@ -8,8 +8,7 @@ from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from autoddp.effects import paths
-from autoddp.effects.engine import Mode
-from autoddp.effects.mirrored_io import OpenDescriptor, Writers
+from autoddp.effects.engine import Mode, Writers
 from autoddp.effects.outward import Outward
 from autoddp.patching import Call, patch
 
@@ -60,7 +59,6 @@ class Temporary(Outward):
             with effects.context.internal():
                 at = effects.overlay.to_write(path, keep=False)
                 number = os.open(at, os.O_RDWR | os.O_CREAT, 0o600)
-        effects.handles[number] = OpenDescriptor(path, agreed=True, writers=writers)
         return number, path
 
     @patch("tempfile:NamedTemporaryFile", why="a temporary file has the name that rank 0 gave it")

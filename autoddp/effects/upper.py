@@ -82,12 +82,13 @@ class Upper:
                 paths.remove(self._hidden(top))
 
     def move(self, source: str, target: str) -> None:
-        """Follow a rename by rank 0: what this rank still writes there goes along."""
+        """Follow a rename by rank 0: what this rank still has open there goes along."""
         if self.idle():
             return
         self.drop(target)
-        if paths.seen(self._upper(source), follow=False) is not None:
-            posix.rename(self._upper(source), self._above(target))
+        own = self._upper(source)
+        if any(f"{at}/".startswith(f"{own}/") for at in paths.still_open()):
+            posix.rename(own, self._above(target))
         self.drop(source)
 
     def settle(self) -> None:
@@ -130,20 +131,6 @@ class Upper:
         return paths.seen(self._upper(name), follow=False) is None and paths.is_folder(name)
 
     # ---- by full names
-
-    def lay(self, name: str, at: str) -> str:
-        """Move what `new` gave to where this rank finds it as `name`; return the place.
-
-        What was written beside it goes along: a suffix was added, or a database has two files.
-        """
-        self.drop(name)
-        upper, beside = self._above(name), os.path.dirname(at)
-        for part in paths.names(beside):
-            place = f"{os.path.dirname(upper)}/{part}"
-            paths.remove(place)
-            posix.rename(f"{beside}/{part}", place)
-        posix.rmdir(beside)
-        return upper
 
     def alias(self, name: str, at: str) -> None:
         """Have this rank find as `name` what lies at `at`, if nothing has that name."""

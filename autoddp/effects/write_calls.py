@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 from torch.utils._pytree import tree_leaves, tree_map
 
 from autoddp.comm.outcome import Outcome
-from autoddp.effects import paths
-from autoddp.effects.atomic import Draft, renamed
-from autoddp.effects.engine import Effects, Mode
-from autoddp.effects.mirrored_io import Writers
+from autoddp.effects import overlay, paths
+from autoddp.effects.atomic import Draft
+from autoddp.effects.engine import Effects, Mode, Writers
 from autoddp.effects.writers import CHECKPOINT, Writer
 from autoddp.patching import Call
 from autoddp.view.sharded_tensor import Partial, ShardedTensor, full
@@ -20,8 +18,6 @@ from autoddp.view.sharded_tensor import Partial, ShardedTensor, full
 
 class WriteCall:
     """A call of a function of the table of writers, which can be made with another path."""
-
-    writers = Writers()
 
     def __init__(self, call: Call, row: Writer) -> None:
         self._call, self.row = call, row
@@ -32,7 +28,7 @@ class WriteCall:
             self._named[row.argument] = call.args[row.position]
         given = self._named.get(row.argument)
         self._bytes = isinstance(given, bytes)
-        self.path = path_of(given)
+        self.path = path_of(given) or ""
 
     @property
     def keeps(self) -> bool:
@@ -40,10 +36,6 @@ class WriteCall:
         more = {**self._named.get("kwargs", {}), **self._named.get("params", {}), **self._named}
         mode = str(more.get("mode", self.row.mode))
         return not {"a", "+"}.isdisjoint(mode) or bool(more.get("append"))
-
-    def plain(self) -> Any:
-        """Make the call as it was made."""
-        return self._call.plain()
 
     def to(self, path: str) -> Any:
         """Make the call with another path; what it returns names the user's own."""
@@ -59,7 +51,7 @@ class WriteCall:
         return self._users(result, path)
 
     def _users(self, result: Any, path: str) -> Any:
-        if isinstance(result, str) and self.path is not None:
+        if isinstance(result, str):
             return result.replace(path, self.path)
         if type(result) in (list, tuple):
             return type(result)(self._users(part, path) for part in result)
@@ -77,139 +69,95 @@ class WriteCalls:
 
     def write(self, call: Call, row: Writer) -> Any:
         """Make the call, once for all ranks; what it raises on rank 0, it raises on all."""
-        writing = WriteCall(call, row)
-        path = writing.path
-        mode = self._effects.touch(path)
-        if mode is Mode.PASS_THROUGH or path is None:
+        effects, writing = self._effects, WriteCall(call, row)
+        mode = effects.touch(writing.path)
+        if mode is Mode.PASS_THROUGH or not writing.path:
             return call.plain()
-        if mode is Mode.SUPPRESSED:
-            self._effects.context.written += 1
-            return None
-        if mode is Mode.SYNCED and row is CHECKPOINT:
-            for check in self._effects.before_save:
+        agreed = mode is Mode.SYNCED
+        if agreed:
+            for check in effects.before_save if row is CHECKPOINT else ():
                 check()
-        if self._effects.mode() is Mode.SYNCED and not row.blind:  # pickling gathers by itself
-            writing = WriteCall(Call(call.wrapped, *whole((call.args, call.kwargs))), row)
-        if row.folder and mode is Mode.SYNCED:
-            # from here on nobody reads the old folder any more
-            self._effects.do_on_rank0(writing.site, lambda: None)
-        writing.writers = self._effects.writers(path, mode is Mode.SYNCED)
-        if self._effects.rank not in writing.writers.ranks:
-            return self._go_along(writing, path, mode)
-        return self._fill(writing, mode) if row.folder else self._put(writing, path, mode)
+            if not row.blind:  # pickling gathers by itself
+                writing = WriteCall(Call(call.wrapped, *whole((call.args, call.kwargs))), row)
+            if row.folder:  # from here on nobody reads the old folder any more
+                effects.do_on_rank0(writing.site, lambda: None)
+        writers = effects.writers(writing.path, agreed)
+        if effects.rank in writers.ranks:
+            return self._put(writing, writers, agreed)
+        return self._go_along(writing, writers) if agreed else self._own(writing)
 
-    def _put(self, writing: WriteCall, path: str, mode: Mode) -> Any:
-        """Write on rank 0, and put the file in place."""
-        with self._effects.context.internal():
-            draft = Draft(path, keep=writing.keeps)
+    def _put(self, writing: WriteCall, writers: Writers, agreed: bool) -> Any:
+        """Write on rank 0, and put the file in place once all have written."""
+        effects = self._effects
+        with effects.context.internal():
+            draft = Draft(writing.path, keep=writing.keeps)
 
         def finish() -> list[Any]:
-            value = outcome.unwrap()
-            draft.put()
+            outcome.unwrap()
+            if not writing.row.folder:
+                draft.put()
             made = [os.path.abspath(target) for target in draft.targets]
-            return [os.path.abspath(path), made, _plain(value)]
+            return [os.path.abspath(writing.path), made, _plain(outcome.value)]
+
+        def save() -> Any:
+            return writing.to(writing.path) if writing.row.folder else draft.write(writing.to)
 
         try:
-            with self._effects.context.internal():
-                outcome = Outcome.of(lambda: draft.write(writing.to))
-            self._tell(writing, outcome, finish, mode)
+            with effects.context.internal():
+                outcome = Outcome.of(save)
+            if agreed:
+                if outcome.error is not None:
+                    self._throw_away(writing)  # others still gather, which needs this rank
+                effects.do_on_rank0(writing.site, finish, list, writers)
+            else:
+                with effects.context.internal():
+                    finish()
         finally:
-            with self._effects.context.internal():
+            with effects.context.internal():
                 draft.discard()
         return outcome.value
 
-    def _fill(self, writing: WriteCall, mode: Mode) -> Any:
-        """Fill the folder on rank 0."""
-        with self._effects.context.internal():
-            outcome = Outcome.of(writing.plain)
-
-        def finish() -> list[Any]:
-            path = os.path.abspath(writing.path or "")
-            return [path, [path], _plain(outcome.unwrap())]
-
-        self._tell(writing, outcome, finish, mode)
-        return outcome.value
-
-    def _tell(
-        self,
-        writing: WriteCall,
-        outcome: Outcome,
-        finish: Callable[[], Any],
-        mode: Mode,
-    ) -> None:
-        """Finish on rank 0 once all have written."""
-        if mode is Mode.SYNCED:
-            if outcome.error is not None:
-                self._throw_away(writing)  # others still gather, which needs this rank
-            self._effects.do_on_rank0(writing.site, finish, list, writing.writers)
-        else:
-            with self._effects.context.internal():
-                finish()
-
-    def _go_along(self, writing: WriteCall, path: str, mode: Mode) -> Any:
+    def _go_along(self, writing: WriteCall, writers: Writers) -> Any:
         """Write to nothing on a rank above 0, and learn what became of rank 0's file."""
-        if writing.row.folder and mode is Mode.UNSYNCED:
-            return self._fill_own(writing, path)
-        if mode is Mode.UNSYNCED and self._has_no_folder(path):
-            outcome = self._fail(writing, path)
-        else:
-            outcome = self._throw_away(writing, keep=mode is Mode.UNSYNCED)
-        if mode is Mode.SYNCED:
-            theirs, made, value = self._effects.do_on_rank0(
-                writing.site, writing.plain, None, writing.writers
-            )
-            self._follow(os.path.abspath(path), theirs, made)
-            if value:
-                outcome.unwrap()
-                return value[0]
-        return outcome.unwrap()
-
-    def _has_no_folder(self, path: str) -> bool:
-        return not self._effects.overlay.find(os.path.dirname(path) or os.curdir).folder
-
-    def _fail(self, writing: WriteCall, path: str) -> Outcome:
-        """Make the call in a folder that is missing here, too: it words the error itself."""
-        with self._effects.context.internal():
-            missing = self._effects.overlay.new(path)
-            outcome = Outcome.of(lambda: writing.to(f"{missing}/{os.path.basename(path)}"))
-        if outcome.error is None:
-            return outcome
-        return Outcome(error=renamed(outcome.error, missing, os.path.dirname(path)))
-
-    def _fill_own(self, writing: WriteCall, path: str) -> Any:
-        """Fill the folder for this rank alone."""
-        overlay = self._effects.overlay
-        if not overlay.find(path).there:
-            os.makedirs(path)
-        with self._effects.context.internal():
-            return writing.to(overlay.room(path))
-
-    def _follow(self, path: str, theirs: str, made: list[str]) -> None:
-        """Have this rank find what rank 0 has made, also under a name that tells ranks apart."""
-        overlay = self._effects.overlay
-        with self._effects.context.internal():
+        effects = self._effects
+        outcome = self._throw_away(writing)
+        theirs, made, value = effects.do_on_rank0(writing.site, lambda: None, None, writers)
+        path = os.path.abspath(writing.path)
+        with effects.context.internal():
             for name in (path, *made):
-                overlay.drop(paths.real(name, True))
-            for name in made if path != theirs else ():  # numpy adds a suffix
-                overlay.alias(paths.real(path + name.removeprefix(theirs), True), name)
+                effects.overlay.drop(paths.real(name, True))
+            for name in made if path != theirs else ():  # a name that differs between ranks
+                alias = paths.real(path + name.removeprefix(theirs), True)
+                effects.overlay.alias(alias, name)
+        result = outcome.unwrap()
+        return value[0] if value else result
 
-    def _throw_away(self, writing: WriteCall, keep: bool = False) -> Outcome:
-        """Make the call and delete the file, unless this rank may read it before rank 0 writes."""
-        there = self._effects.found(writing.path or "") if writing.keeps else ""
-        there = there if paths.is_file(there) else ""
-        with self._effects.context.internal():
-            if writing.row.blind and not keep:
+    def _throw_away(self, writing: WriteCall) -> Outcome:
+        """Make the call, and delete what it has written."""
+        effects = self._effects
+        there = effects.found(writing.path) if writing.keeps else ""
+        with effects.context.internal():
+            if writing.row.blind:
                 return Outcome.of(lambda: writing.to(os.devnull))
-            path, overlay = writing.path or "", self._effects.overlay
-            at = overlay.new(path)  # its name decides the format
-            if there:
+            at = effects.overlay.new(writing.path)  # its name decides the format
+            if paths.is_file(there):
                 paths.copy(there, at)
             outcome = Outcome.of(lambda: writing.to(at))
-        if keep:
-            overlay.lay(overlay.find(path).name, at)
-        else:
-            paths.remove(os.path.dirname(at))
+        paths.remove(os.path.dirname(at))
         return outcome
+
+    def _own(self, writing: WriteCall) -> Any:
+        """Write what no other rank waits for to the overlay."""
+        effects, path, folder = self._effects, writing.path, writing.row.folder
+        if folder:
+            os.makedirs(path, exist_ok=True)
+
+        def write() -> Any:
+            held = effects.overlay
+            return writing.to(held.room(path) if folder else held.to_write(path, writing.keeps))
+
+        with effects.overlay.locked(), effects.context.internal():
+            return overlay.named(write, path)
 
 
 def whole(data: Any) -> Any:

@@ -1,11 +1,11 @@
-"""The table of functions that write a file, or fill a folder, which one of their arguments names.
+"""The tables of functions that write or read a file by themselves, which an argument names.
 
 A row of a package that is never imported costs nothing; a row of a name that a version lacks, too.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,6 @@ class Writer:
         folder: Whether the argument names a folder that is filled.
         mode: The mode that it writes in unless its argument `mode` says; "a" keeps what was there.
         blind: Whether it looks neither at the file's name nor reads it, so that /dev/null will do.
-        large: Whether ranks meet here, whoever calls: what is written is a whole model, or data
-            set, which other ranks write to nothing.
     """
 
     target: str
@@ -30,7 +28,6 @@ class Writer:
     folder: bool = False
     mode: str = "w"
     blind: bool = False
-    large: bool = False
 
 
 def rows(owner: str, names: str, argument: str, **more: bool | int | str) -> tuple[Writer, ...]:
@@ -39,7 +36,7 @@ def rows(owner: str, names: str, argument: str, **more: bool | int | str) -> tup
     return tuple(Writer(f"{owner}{dot}{name}", argument, **more) for name in names.split())  # type: ignore[arg-type]
 
 
-CHECKPOINT = Writer("torch:save", "f", blind=True, large=True)
+CHECKPOINT = Writer("torch:save", "f", blind=True)
 
 ARRAYS = (
     *rows("numpy", "save savez savez_compressed", "file"),
@@ -74,6 +71,13 @@ SOUNDS = (
     *rows("soundfile", "write", "file"),
     *rows("torchaudio", "save", "uri"),
 )
+PRETRAINED = (
+    "transformers.modeling_utils:PreTrainedModel",
+    "transformers.tokenization_utils_base:PreTrainedTokenizerBase",
+    "transformers.configuration_utils:PretrainedConfig",
+    "transformers.processing_utils:ProcessorMixin",
+    "huggingface_hub.hub_mixin:ModelHubMixin",
+)
 MODELS = (
     *rows("torch.jit", "save", "f"),
     *rows("torch.jit:ScriptModule", "save", "f"),
@@ -90,32 +94,10 @@ MODELS = (
     *rows("xgboost:Booster", "save_model", "fname"),
     *rows("xgboost:XGBModel", "save_model", "fname"),
     *rows("lightgbm:Booster", "save_model", "filename"),
-    *rows(
-        "transformers.modeling_utils:PreTrainedModel",
-        "save_pretrained",
-        "save_directory",
-        folder=True,
-    ),
-    *rows(
-        "transformers.tokenization_utils_base:PreTrainedTokenizerBase",
-        "save_pretrained",
-        "save_directory",
-        folder=True,
-    ),
-    *rows(
-        "transformers.configuration_utils:PretrainedConfig",
-        "save_pretrained",
-        "save_directory",
-        folder=True,
-    ),
-    *rows(
-        "transformers.processing_utils:ProcessorMixin",
-        "save_pretrained",
-        "save_directory",
-        folder=True,
-    ),
-    *rows(
-        "huggingface_hub.hub_mixin:ModelHubMixin", "save_pretrained", "save_directory", folder=True
+    *(
+        row
+        for owner in PRETRAINED
+        for row in rows(owner, "save_pretrained", "save_directory", folder=True)
     ),
     *rows("tokenizers:Tokenizer", "save", "path", position=0),
     *rows("faiss", "write_index", "fname", position=1),
@@ -155,5 +137,34 @@ DATA = (
     *rows("datasets.arrow_dataset:Dataset", "save_to_disk", "dataset_path", folder=True),
     *rows("datasets.dataset_dict:DatasetDict", "save_to_disk", "dataset_dict_path", folder=True),
 )
-LARGE = tuple(replace(row, large=True) for row in (*MODELS, *DATA))
-WRITERS = {row.target: row for row in (*ARRAYS, *PICTURES, *SOUNDS, *LARGE, *TABLES)}
+WRITERS = {row.target: row for row in (*ARRAYS, *PICTURES, *SOUNDS, *MODELS, *DATA, *TABLES)}
+
+# Functions that read the file which an argument names without asking Python's open for it, or look
+# first whether it is there.
+READERS = (
+    "torch:load",
+    "torch.serialization:load",
+    "torch.jit:load",
+    "torch.jit._serialization:load",
+    "numpy:loadtxt",
+    "numpy:genfromtxt",
+    "h5py:File.__init__",
+    "safetensors:safe_open",
+    "safetensors.torch:load_file",
+    "safetensors.numpy:load_file",
+    "pandas:read_parquet",
+    "pandas.io.parquet:read_parquet",
+    "pyarrow.parquet:read_table",
+    "pyarrow.parquet:ParquetFile.__init__",
+    "pyarrow:memory_map",
+    "pyarrow.feather:read_table",
+    "pandas:read_feather",
+    "pandas.io.feather_format:read_feather",
+    "cv2:imread",
+    "torchvision.io:read_file",
+    "torchvision.io.image:read_file",
+    "torchvision.io:read_image",
+    "torchvision.io.image:read_image",
+)
+# The names that these functions give that argument.
+PATHS = ("f", "fname", "filename", "path", "source", "name")

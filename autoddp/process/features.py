@@ -3,7 +3,6 @@
 from autoddp.effects.children import Children
 from autoddp.effects.clocks import Clocks
 from autoddp.effects.console import Console
-from autoddp.effects.descriptors import Descriptors
 from autoddp.effects.downloads import Downloads
 from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
@@ -39,7 +38,6 @@ FEATURES: tuple[type[Feature], ...] = (
     Signals,
     Nodes,
     Files,
-    Descriptors,
     Holders,
     Trackers,
     Folders,

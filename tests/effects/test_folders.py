@@ -13,7 +13,7 @@ import torch
 from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
 from autoddp.effects.temporary import Temporary
-from tests.effects.outward import on_ranks, raised, trial
+from tests.effects.outward import on_ranks, raised
 
 
 @pytest.fixture
@@ -244,59 +244,6 @@ def test_a_fork_asks_for_its_temporary_folder_itself(on, tmp_path):
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
     assert on(script, before=nothing_asked) == [0, 0]
-
-
-def test_a_trial_changes_nothing(on, tmp_path):
-    def script(run):
-        with trial(run):
-            os.mkdir("x")
-            Path("y").touch()
-            return os.path.exists("x"), os.listdir()
-
-    assert on(script) == [(False, [])] * 2
-    assert os.listdir(tmp_path) == []
-
-
-def test_in_a_trial_a_change_returns_what_it_would_return(on, tmp_path):
-    def script(run):
-        os.makedirs("from/inner")
-        os.makedirs("into")
-        for name in ("a", "b", "c", "d"):
-            Path(name).write_text(name)
-        acts = [
-            lambda: os.link("a", "linked"),
-            lambda: os.symlink("a", "symbolic"),
-            lambda: os.rename("b", "renamed"),
-            lambda: os.replace("renamed", "replaced"),
-            lambda: Path("replaced").rename("moved"),
-            lambda: shutil.copyfile("a", "copied"),
-            lambda: shutil.copy("a", "copied"),
-            lambda: shutil.copy(Path("a"), Path("into")),
-            lambda: shutil.copy2("d", "into/e"),
-            lambda: shutil.copytree("from", Path("tree")),
-            lambda: shutil.move("c", "away"),
-            lambda: shutil.move("from/inner/", "into"),
-            lambda: shutil.make_archive("zipped", "zip"),
-            lambda: shutil.make_archive("packed", "gztar", "from"),
-            lambda: shutil.unpack_archive("packed.tar.gz", "unpacked", filter="data"),
-            lambda: shutil.rmtree("unpacked"),
-        ]
-        seen = []
-        for act in acts:
-            before = sorted(glob.glob("**", recursive=True))
-            with trial(run):
-                tried = act()
-            assert sorted(glob.glob("**", recursive=True)) == before
-            seen.append((tried, act()))
-        return seen
-
-    zero, one = on(script)
-    assert zero == one
-    assert [tried for tried, _ in zero] == [done for _, done in zero]
-    assert [done for _, done in zero if done] == [
-        *(Path("moved"), "copied", "copied", "into/a", "into/e", Path("tree"), "away"),
-        *("into/inner", "zipped.zip", f"{tmp_path}/packed.tar.gz"),
-    ]
 
 
 def test_in_the_local_view_nobody_waits(on, tmp_path):

@@ -25,7 +25,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from autoddp import torch_internals
 from autoddp.comm.world import World
-from autoddp.effects.descriptors import Descriptors
 from autoddp.effects.downloads import Downloads
 from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
@@ -79,9 +78,7 @@ def on(tmp_path):
             )
             many = nproc - 1 if node else 1
             group.world = World(group.rank, nproc, max(group.rank - 1, 0), many, node_rank=node)
-            with installed(
-                group, Nodes, Files, Descriptors, Folders, Temporary, Holders, Downloads
-            ) as run:
+            with installed(group, Nodes, Files, Folders, Temporary, Holders, Downloads) as run:
                 return script(run)
 
         return run_ranks(rank, nproc, timeout=240)

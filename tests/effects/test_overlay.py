@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from autoddp.effects.descriptors import Descriptors
 from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
 from autoddp.effects.library_files import Holders
@@ -22,7 +21,7 @@ from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
-FEATURES = (Files, Descriptors, Holders, Folders, Temporary)
+FEATURES = (Files, Holders, Folders, Temporary)
 LATE = 0.03  # seconds that a rank is late by, at each pause
 OWN = re.compile(r"own-\d+")
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from autoddp.comm.group import Group
-from autoddp.effects.descriptors import Descriptors
 from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
 from autoddp.effects.run import Run
@@ -74,7 +73,7 @@ def on(tmp_path):
 
             report = Report(group.rank == 0, strict, io.StringIO())
             run = Run(group.world, Options(), group, types.SimpleNamespace(trials=[]), report)
-            features = (Files, Descriptors, Folders, Temporary, Witness)
+            features = (Files, Folders, Temporary, Witness)
             with Installation([feature(run) for feature in features]):
                 answer = script(run, xyz)
             xyz.save("after/a")  # nobody looks any more
