@@ -11,7 +11,7 @@ sum over them, ride on the next meeting, and the thread that watches tells the n
 `Passed`).
 
 A small tensor travels with its stamp, is reduced or gathered on rank 0 and comes back: one message
-each way and node (see `Tree`), which is faster than a ring of TCP connections. A large tensor goes
+each way, which is faster than a ring of TCP connections. A large tensor goes
 by the backend once the stamps agree. Ranks that share memory compare the stamps there, each for
 itself, and reduce the small tensors, too; where these are not all of one place, they all go on as
 if there were no such memory.
@@ -23,7 +23,6 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from time import monotonic  # a script's is patched
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -31,8 +30,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autoddp import torch_internals
+from autoddp.comm.channel import Lines
 from autoddp.comm.passed import Passed, Recent
-from autoddp.comm.tree import Tree, answers
 from autoddp.errors import Disagreement, RankEnded
 from autoddp.report import places, users_frame
 
@@ -53,14 +52,14 @@ TICK = 0.02
 class CollectiveCheck:
     """One rank's end of the check: rank 0 compares stamps, the others send theirs."""
 
-    def __init__(self, rank: int, tree: Tree, store: Store) -> None:
-        self.rank, self._tree, self._store = rank, tree, store
+    def __init__(self, rank: int, lines: Lines, store: Store) -> None:
+        self.rank, self._lines, self._store = rank, lines, store
         self._words: dict[Any, str] = {}
         self.passed = Passed()
         self.memory: NodeMemory | None = None  # of all ranks, if they are on one node
         # on rank 0: what the others' threads have told
         self._heard: dict[int, Recent] = {}
-        self._lock = threading.Lock()  # of the lines down: a thread looks, too, see `watching`
+        self._lock = threading.Lock()  # of the lines: a thread looks, too, see `watching`
 
     def words(self, what: str, x: Tensor) -> str:
         """Describe the collective that this rank is about to enter, with the user's line."""
@@ -78,7 +77,7 @@ class CollectiveCheck:
 
     def pass_by(self, stamp: str) -> None:
         """Note the stamp of what this rank enters; nobody waits, and nothing is sent."""
-        if self._tree.lines:
+        if self._lines:
             self.passed.add(stamp.encode())
 
     def meet(self, stamp: str, body: bytes, merge: Callable[[list[bytes]], bytes]) -> bytes:
@@ -119,17 +118,17 @@ class CollectiveCheck:
         return [theirs for *_, theirs in found] if alike else None
 
     def _ask(self, stamp: str, body: bytes) -> bytes:
-        self._tree.answer(_message(stamp, self.passed.sum, body))
+        self._lines.say(_message(stamp, self.passed.sum, body))
         while True:
             try:
-                said = self._tree.hear()
+                said = self._lines.hear()
             except RankEnded as error:
                 self._end(error, stamp)
             if said[:1] == PARTED:
                 raise Disagreement(said[1:].decode())
             if said[:1] == DONE:
                 return said[1:]
-            self._tree.answer(json.dumps(self.passed.recent()).encode())  # it was TELL
+            self._lines.say(json.dumps(self.passed.recent()).encode())  # it was TELL
 
     def recent(self) -> Recent:
         """Return the newest stamps since the last meeting, for the thread that watches."""
@@ -146,7 +145,7 @@ class CollectiveCheck:
         Raises:
             Disagreement: A rank is somewhere else than this one.
         """
-        if not self._tree.down:
+        if self.rank or not self._lines:
             return
         own = self.passed.recent()
         for rank, recent in self._heard.items():
@@ -155,12 +154,12 @@ class CollectiveCheck:
             return  # the script's own thread looks
         try:
             own = self.passed.recent()
-            for line in self._tree.down.values():
-                with suppress(RankEnded):
+            for rank, line in self._lines.items():
+                said = line.peek()
+                if said is not None:
                     # this rank is not at that meeting yet: it must not be past it either
-                    for rank, said in answers(line.peek() or b""):
-                        stamp, past, _ = _read(said)
-                        self._compare(rank, (own[0], [(_count(past), stamp)]), own)
+                    stamp, past, _ = _read(said)
+                    self._compare(rank, (own[0], [(_count(past), stamp)]), own)
         finally:
             self._lock.release()
 
@@ -176,19 +175,16 @@ class CollectiveCheck:
 
     def _lead(self, stamp: str, body: bytes, merge: Callable[[list[bytes]], bytes]) -> bytes:
         bodies = {0: body}
-        for line in self._tree.down.values():
-            found = {rank: _read(said) for rank, said in self._answers(line, stamp).items()}
-            odd = [rank for rank, (_, past, _) in found.items() if past != self.passed.sum]
-            if odd:
+        for rank, line in self._lines.items():
+            theirs, past, bodies[rank] = _read(self._answer(line, stamp))
+            if past != self.passed.sum:
                 line.send(TELL)
-                recent = self._answers(line, stamp)
-            for rank, (theirs, past, bodies[rank]) in found.items():
-                if rank in odd:
-                    self._compare_past(rank, theirs, stamp, past, json.loads(recent[rank]))
-                elif apart(theirs.encode(), stamp.encode()):
-                    self._part(rank, theirs, stamp)
+                recent = json.loads(self._answer(line, stamp))
+                self._compare_past(rank, theirs, stamp, past, recent)
+            elif apart(theirs.encode(), stamp.encode()):
+                self._part(rank, theirs, stamp)
         made = merge([bodies[rank] for rank in sorted(bodies)])
-        self._say(DONE + made)
+        self._lines.say(DONE + made)
         return made
 
     def _compare_past(self, rank: int, stamp: str, own: str, past: bytes, theirs: Recent) -> None:
@@ -218,15 +214,12 @@ class CollectiveCheck:
             f"rank {rank} is in «{theirs}» where rank {self.rank} is in "
             f"«{own.split(' ', 1)[1]}»{after}; a decision in the script differs between ranks"
         )
-        self._say(PARTED + text.encode())
+        self._lines.say(PARTED + text.encode())
         raise Disagreement(text)
 
-    def _say(self, message: bytes) -> None:
-        self._tree.say(message)
-
-    def _answers(self, line: Line, stamp: str) -> dict[int, bytes]:
+    def _answer(self, line: Line, stamp: str) -> bytes:
         try:
-            return dict(answers(line.read()))
+            return line.read()
         except RankEnded as error:
             self._end(error, stamp)
 

@@ -21,8 +21,7 @@ from autoddp.comm import accelerator, copies
 from autoddp.comm.accelerator import CPU
 from autoddp.comm.channel import Channel
 from autoddp.comm.collective_check import CollectiveCheck
-from autoddp.comm.node_memory import OPERATIONS, NodeMemory
-from autoddp.comm.nodes_memory import Memory, share_on_nodes
+from autoddp.comm.node_memory import OPERATIONS, NodeMemory, share
 from autoddp.comm.position import COLLECTIVE
 from autoddp.comm.rpc import Rpc
 from autoddp.comm.tensor_bytes import bytes_of, reducing, write
@@ -68,12 +67,12 @@ class Group(Rpc):
         self.collective_check = CollectiveCheck(world.rank, channel.meetings, store)
         # what ranks do together once the script has ended well
         self.at_end: list[Callable[[], None]] = []
-        # where ranks of a node share some: for collectives, and for the gradients of a backward
-        self.memory: Memory | None = None
-        self.gradient_memory: Memory | None = None
+        # where all ranks are on one node: for collectives, and for the gradients of a backward
+        self.memory: NodeMemory | None = None
+        self.gradient_memory: NodeMemory | None = None
         self.unshared = ""  # why they share none, though there are such ranks
         super().__init__()
-        if self.size > 1 and not native:
+        if self.size == world.local_world_size > 1 and not native:
             self._share_memory()
 
     @classmethod
@@ -130,11 +129,10 @@ class Group(Rpc):
         return cls(world, pg, apart, Channel.between(world, apart, TIMEOUT.total_seconds()), native)
 
     def _share_memory(self) -> None:
-        """Share memory with the other ranks of this node, if each node has what it takes."""
-        found, self.unshared = share_on_nodes(self.rank, self.store, self.confer, 2, TIMEOUT)
+        """Share memory with the other ranks, if each has what it takes."""
+        found, self.unshared = share(self.rank, self.size, 2, self.confer)
         if found:
             self.memory, self.gradient_memory = found
-        if isinstance(self.memory, NodeMemory):  # of all ranks: on several nodes there is the tree
             self.collective_check.memory = self.memory
 
     def leave(self) -> None:
@@ -225,9 +223,8 @@ class Group(Rpc):
         what = f"broadcast of {len(everything)} parts"
         with self.together(what, everything[0][1]) as stamp, plain_tensors():
             self._agree(stamp, everything[0][1])
-            memory, plain = self.memory, all(x.is_cpu and x.is_contiguous() for _, x in everything)
-            if plain and isinstance(memory, NodeMemory):  # between nodes gloo is as fast
-                memory.broadcast(everything)
+            if self.memory and all(x.is_cpu and x.is_contiguous() for _, x in everything):
+                self.memory.broadcast(everything)
                 return
             for options.rootRank, x in everything:
                 running.append(self.pg.broadcast([x], options))

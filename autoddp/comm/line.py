@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from time import monotonic  # a script's is patched
 
-from autoddp.comm.sockets import address, prompt
 from autoddp.errors import AutoDDPError, RankEnded, Unreachable
 
 LENGTH = struct.Struct(">Q")
@@ -31,7 +30,7 @@ class Line:
     def __init__(self, peer: int, connected: socket.socket, seconds: float) -> None:
         self.peer, self.socket, self.seconds = peer, connected, seconds
         self.number = connected.fileno()
-        self.address = address(connected)  # empty on one node
+        self.address = _address(connected)  # empty on one node
         self._dark = False  # the kernel has given the peer up
         self._closed = False  # by this process; a signal's handler may still use the line
         self.patient = False  # what the peer acts on may take any time: a download, a prompt
@@ -175,3 +174,21 @@ class Line:
         """Close the line: who reads it here is told that the peer has ended, who sends is not."""
         self._closed = True
         self.socket.close()
+
+
+def _address(connected: socket.socket) -> str:
+    """Return the peer's address; empty on one node."""
+    if connected.family == socket.AF_UNIX:
+        return ""
+    return str(connected.getpeername()[0]).removeprefix("::ffff:")
+
+
+def prompt(other: socket.socket) -> None:
+    """Have small messages leave at once, and a node that went dark be noticed."""
+    if other.family == socket.AF_UNIX:
+        return
+    other.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    other.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    other.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+    other.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+    other.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6)

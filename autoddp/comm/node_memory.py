@@ -7,14 +7,14 @@ name: nothing is left of it when the last process ends, however that happens.
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
-import socket
+import posix
 import struct
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,11 +22,7 @@ from torch import Tensor
 
 from autoddp.comm import node_barrier
 from autoddp.comm.node_barrier import NodeBarrier, room
-from autoddp.comm.node_sockets import connect
 from autoddp.errors import Disagreement
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
 
 SLOT = 1 << 20  # bytes of a piece: of larger tensors one piece follows the other
 SMALL = 1 << 15  # bytes that each rank adds up itself, which is sooner done than to meet again
@@ -264,36 +260,55 @@ def supported() -> bool:
     return hasattr(os, "memfd_create") and node_barrier.supported()
 
 
-def share(rank: int, ranks: list[int], store: Store, many: int) -> list[NodeMemory]:
+def share(
+    rank: int, count: int, many: int, confer: Callable[[str, bytes], bytes]
+) -> tuple[list[NodeMemory], str]:
     """Share so many memories between the ranks of a node, all of which call this.
 
-    Returns:
-        This rank's view of each; none, if another rank has none.
+    Rank 0 makes them; the others, processes of the same user, open its descriptors by `/proc`.
 
-    Raises:
-        OSError: There is no room.
+    Args:
+        rank: The number of this rank.
+        count: The number of ranks.
+        many: The number of memories.
+        confer: Gathers each rank's JSON text into one JSON list, as `Group.confer` does.
+
+    Returns:
+        This rank's view of each; if a rank has none, on all ranks none, and why.
     """
-    found = connect(rank, ranks, store, f"memory/{ranks[0]}")
-    if found is None:
-        return []
-    with ExitStack() as undo:
-        for connected in found.values():
-            undo.enter_context(connected)
-        if rank != ranks[0]:
-            connected = found[ranks[0]]
-            _, descriptors, _, _ = socket.recv_fds(connected, 1, many)
-            if not descriptors:
-                return []
-            made = [NodeMemory(ranks.index(rank), ranks, each) for each in descriptors]
-            connected.send(HERE)
-            return made if connected.recv(1) else []  # once all hold their locks
-        made = [NodeMemory(0, ranks, nameless(size(len(ranks)))) for _ in range(many)]
-        for memory in made:
-            memory.begin()
-        for connected in found.values():
-            socket.send_fds(connected, [HERE], [memory.descriptor for memory in made])
-        if not all(connected.recv(1) for connected in found.values()):
-            return []
-        for connected in found.values():
-            connected.send(HERE)
-        return made
+
+    def all_say(said: Any) -> list[Any]:
+        found: list[Any] = json.loads(confer("shared memory", json.dumps(said).encode()))
+        return found
+
+    ranks, made, failed = list(range(count)), [], None
+    places: list[Any] = []
+    try:
+        if not supported():
+            raise OSError("its system lacks memfd_create or sem_clockwait")
+        if rank == 0:
+            made = [NodeMemory(0, ranks, nameless(size(count))) for _ in range(many)]
+            for memory in made:
+                memory.begin()
+            places = [[f"/proc/{posix.getpid()}/fd/{m.descriptor}", _which(m)] for m in made]
+    except OSError as error:
+        failed = error.strerror or str(error)
+    places = all_say(places)[0]
+    try:
+        for path, which in places if rank and not failed else ():
+            made.append(NodeMemory(rank, ranks, posix.open(path, os.O_RDWR | os.O_CLOEXEC)))
+            if _which(made[-1]) != which:  # in a container of its own, that is another file
+                raise OSError("ranks of one machine do not reach each other")
+    except (OSError, ValueError) as error:
+        failed = getattr(error, "strerror", None) or str(error)
+    said = all_say(failed)  # once all hold their locks
+    if any(said) or not places:
+        why = next((f"rank {other}: {why}" for other, why in enumerate(said) if why), "")
+        return [], why
+    return made, ""
+
+
+def _which(memory: NodeMemory) -> list[int]:
+    """Return what tells a memory from every other file of this machine."""
+    there = os.fstat(memory.descriptor)
+    return [there.st_dev, there.st_ino]

@@ -5,8 +5,7 @@ bytes travels, and a rank that skips a call cannot deadlock the others in a coll
 
 Rank 0 says every outcome. Where it has to wait, since all are to be here or another rank acts, it
 announces the call, and each rank answers once it has come there; the one that acts, with the
-outcome. So no rank is past a call that rank 0 has not begun. On other nodes all of this goes by
-the first rank of the node: for that part see the argument in `tree`.
+outcome. So no rank is past a call that rank 0 has not begun.
 
 Rank 0 may be many calls ahead of a rank that has not come to them; a full buffer then holds it
 back. That cannot deadlock: the slow rank stands before a call that rank 0 is past, so whatever
@@ -30,11 +29,9 @@ from torch.distributed import Store
 from autoddp.comm.channel import Channel
 from autoddp.comm.collective_check import LEFT, WAITS
 from autoddp.comm.context import Context
-from autoddp.comm.line import Line
 from autoddp.comm.outcome import Outcome
 from autoddp.comm.position import ACTING, EFFECT, MEETING, Position
 from autoddp.comm.signal_sync import SignalSync
-from autoddp.comm.tree import answers
 from autoddp.errors import AutoDDPError, Disagreement, RankEnded
 
 # the first byte of a message; then come who acts, the site, and what an outcome is made of
@@ -100,24 +97,18 @@ class Rpc:
     @contextmanager
     def parting(self) -> Iterator[None]:
         """Meet inside, at the end of a part of the script: who waits for one more call raises."""
-        tree = self.channel.effects
-        if self.rank:
-            tree.tell(HERE + PART)
-        else:
-            self._say(OUTCOME + PART)
+        lines = self.channel.effects
+        self._say((HERE if self.rank else OUTCOME) + PART)
         yield
-        if self.rank:
-            self._heard()
-        for line in tree.down.values():
+        for line in lines.values():
             line.read()
 
     def wait_for_a_call(self) -> None:
         """Wait, on a rank above 0, until rank 0 begins a call or has ended; nobody is late here."""
-        tree = self.channel.effects
-        assert tree.up is not None
-        if tree.up.peek() is None:
+        line = self.channel.effects[0]
+        if line.peek() is None:
             poll = select.poll()
-            poll.register(tree.up.number, select.POLLIN)
+            poll.register(line.number, select.POLLIN)
             poll.poll()
 
     def alone(self) -> AutoDDPError:
@@ -161,44 +152,32 @@ class Rpc:
         self._say(ANNOUNCED + place)
         found = {}
         with self.position.at(kind, self._words(place)), self.signal_sync.quiet():
-            for line in self.channel.effects.down.values():
-                for rank, answer in self._answers(line):
-                    found[rank], theirs = answer, _place(answer)
-                    if theirs != place:
-                        raise self._parted(place, rank, theirs)
+            for rank, line in self.channel.effects.items():
+                try:
+                    found[rank] = line.read()
+                except RankEnded:
+                    self.store.set(f"{WAITS}/0", "")
+                    time.sleep(LEFT)  # its launcher says why, and ends this rank meanwhile
+                    raise
+                if _place(found[rank]) != place:
+                    raise self._parted(place, rank, _place(found[rank]))
         return found
-
-    def _answers(self, line: Line) -> Iterator[tuple[int, bytes]]:
-        try:
-            yield from answers(line.read())
-        except RankEnded:
-            self.store.set(f"{WAITS}/0", "")
-            time.sleep(LEFT)  # its launcher says why, and ends this rank meanwhile
-            raise
 
     # ---- the others
 
     def _follow(self, place: bytes, answer: bytes) -> bytes:
         """Return what becomes of the call at `place`; answer if rank 0 announces it."""
-        tree = self.channel.effects
+        lines = self.channel.effects
         with self.position.at(EFFECT, self._words(place)), self.signal_sync.quiet():
             while True:
-                message = self._heard()
+                message = lines.hear()
                 theirs = _place(message)
                 if theirs != place:
-                    tree.tell(HERE + place)
+                    lines.say(HERE + place)
                     raise self._parted(place, 0, theirs)
                 if message[:1] == OUTCOME:
                     return message
-                tree.answer(answer)
-
-    def _heard(self) -> bytes:
-        try:
-            return self.channel.effects.hear()
-        except RankEnded as error:
-            if error.rank:  # the first rank of this node; its launcher says why
-                time.sleep(LEFT)
-            raise
+                lines.say(answer)
 
 
 def _place(message: bytes) -> bytes:

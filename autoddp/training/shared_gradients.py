@@ -8,7 +8,6 @@ from torch.distributed import GradBucket
 from torch.futures import Future
 
 from autoddp.comm.group import SUM, Group
-from autoddp.comm.nodes_memory import NodesMemory
 from autoddp.comm.position import COLLECTIVE
 from autoddp.training.gradient_access import without_gradient
 
@@ -27,21 +26,14 @@ class BucketAveraging:
 
 
 def averaged(averaging: BucketAveraging, bucket: GradBucket) -> Future[Tensor]:
-    """Average a bucket of a reducer, in place, before the last bucket's call returns.
-
-    On one node the backward waits. Between nodes all but the last bucket travel while it goes on;
-    the reducer looks at no bucket before it has called this for the last one.
-    """
-    group, last = averaging.group, bucket.is_last()
+    """Average a bucket of a reducer, in place; the backward waits."""
+    group = averaging.group
     assert group.gradient_memory is not None
-    if last:
+    if bucket.is_last():
         averaging.without = without_gradient(averaging.leaves)
-    gradients, position, memory = bucket.buffer(), group.position, group.gradient_memory
+    gradients, position = bucket.buffer(), group.position
     with position.at(COLLECTIVE, position.now[1]):  # here it does wait, see `Position`
-        if isinstance(memory, NodesMemory) and not last:
-            memory.start_all_reduce(gradients, SUM, share=group.size)
-        else:
-            memory.all_reduce(gradients, SUM, share=group.size)
+        group.gradient_memory.all_reduce(gradients, SUM, share=group.size)
     done: Future[Tensor] = Future()
     done.set_result(gradients)
     return done

@@ -14,8 +14,7 @@ import time
 import pytest
 import torch.distributed as dist
 
-from autoddp.comm import switchboard
-from autoddp.comm.channel import Channel
+from autoddp.comm.channel import KEY, Channel
 from autoddp.comm.line import Line
 from autoddp.comm.rpc import When
 from autoddp.comm.world import World
@@ -63,7 +62,7 @@ def test_a_handler_may_drop_a_line_while_all_are_closed():
             super().close()
             channel.orders.pop(self.peer, None)  # as `SignalSync` does once a line brings nothing
 
-    channel = Channel(0)
+    channel = Channel()
     for rank in (1, 2):
         mine, other = socket.socketpair()
         channel.orders[rank] = Interrupted(rank, mine, 0.5)
@@ -133,9 +132,9 @@ def _meet(store, far=False, seconds=20):
 
     threads = [threading.Thread(target=be, args=(rank,)) for rank in (0, 1)]
     threads[0].start()
-    told = json.loads(store.get(switchboard.KEY))
+    told = json.loads(store.get(KEY))
     if far:
-        store.set(switchboard.KEY, json.dumps(["\0nobody", *told[1:]]))
+        store.set(KEY, json.dumps(["\0nobody", *told[1:]]))
     return threads, told, made
 
 
@@ -155,8 +154,8 @@ def test_strangers_are_dropped(tmp_path, far):
         thread.join(30)
     assert [list(made[rank].orders) for rank in (0, 1)] == [[1], [0]]
     kind = socket.AF_INET6 if far and socket.has_dualstack_ipv6() else family
-    assert made[0].effects.down[1].socket.family == kind
-    made[0].effects.down[1].send(b"welcome")
+    assert made[0].effects[1].socket.family == kind
+    made[0].effects[1].send(b"welcome")
     assert made[1].effects.hear() == b"welcome"
     for stranger in strangers[:2]:
         with contextlib.suppress(ConnectionResetError):
@@ -170,7 +169,7 @@ def test_a_node_that_cannot_be_reached_is_told(tmp_path):
     store = dist.FileStore(str(tmp_path / "store"), 2)
     with socket.create_server(("", 0)) as closed:
         port = closed.getsockname()[1]
-    store.set(switchboard.KEY, json.dumps(["\0nobody", port, "00" * 16]))
+    store.set(KEY, json.dumps(["\0nobody", port, "00" * 16]))
     world = World(1, 2, 0, 1, master_addr="localhost")
     with pytest.raises(AutoDDPError, match=f"rank 1 cannot reach rank 0 at localhost:{port}"):
         Channel.between(world, store, 5)
@@ -198,7 +197,7 @@ def test_children_have_no_lines():
         if os.fork() == 0:
             os.write(
                 writer,
-                repr([line.socket.fileno() for line in group.channel.effects.lines]).encode(),
+                repr([line.socket.fileno() for line in group.channel.effects.values()]).encode(),
             )
             os._exit(0)
         inside = os.read(reader, 100)

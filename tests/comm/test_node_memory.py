@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import signal
 import threading
@@ -309,7 +310,14 @@ def _shared():
 
 def survives(rank, folder, meeting, count):
     """What a rank is told; rank 1 does not come to one of its meetings."""
-    (memory,) = share(rank, [0, 1, 2], _store(rank, f"{folder}/store"), 1)
+    store, said = _store(rank, f"{folder}/store"), itertools.count()
+
+    def confer(what, body):
+        number = next(said)
+        store.set(f"{number} {rank}", body)
+        return b"[" + b",".join(store.get(f"{number} {other}") for other in range(3)) + b"]"
+
+    (memory,), _ = share(rank, 3, 1, confer)
     meet, came = memory.meet, 0
 
     def counted():

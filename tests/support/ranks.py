@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import gc
-import json
 import multiprocessing
 import os
 import sys
@@ -19,7 +18,6 @@ import torch
 import torch._dynamo  # by the first optimizer, which would take each rank two seconds
 import torch.distributed as dist
 
-from autoddp.comm import channel, nodes_memory, switchboard
 from autoddp.comm.group import Group
 from autoddp.comm.world import World
 
@@ -55,17 +53,8 @@ def _rank(
 
 
 def _placed(rank: int, nodes: tuple[int, ...]) -> World:
-    """Let this rank reach those of its node alone by unix sockets; two ranks make a node."""
-    node, said = nodes[rank], switchboard._said
-    channel.LEAST, channel.namespace = 2, lambda: str(node)
-    nodes_memory.namespace = channel.namespace
-    if node:  # the others have names of their own, as in another network namespace
-
-        def moved(*given: Any) -> str:
-            where, *more = json.loads(said(*given))
-            return json.dumps([f"{where}/on {node}", *more])
-
-        switchboard._said = moved
+    """Ranks of one number are on one node."""
+    node = nodes[rank]
     each = nodes.count(node)
     return World(rank, len(nodes), rank - nodes.index(node), each, node, "127.0.0.1")
 

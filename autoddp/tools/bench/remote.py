@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from autoddp.comm.sockets import prompt
+from autoddp.comm.line import prompt
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.launch import PORT, check_node_rank, say
 from autoddp.options import Options

@@ -33,7 +33,6 @@ from torch.utils.data import DataLoader
 from autoddp.comm import accelerator
 from autoddp.comm.group import Group
 from autoddp.comm.node_memory import NodeMemory
-from autoddp.comm.nodes_memory import NodesMemory
 from autoddp.comm.world import World
 from autoddp.tools.record.numbers import value
 from autoddp.tools.record.phases import GATHERING, GRADIENTS, LOADING, RECORDING, Parts
@@ -74,8 +73,7 @@ class Times:
             around(undo, Group, name, self.timed(GATHERING))
         for name in ("average", "average_dense"):
             around(undo, Replicas, name, self.timed(GRADIENTS))
-        for owner in (NodeMemory, NodesMemory):  # of a bucket
-            around(undo, owner, "all_reduce", self.timed(GRADIENTS))
+        around(undo, NodeMemory, "all_reduce", self.timed(GRADIENTS))  # of a bucket
         around(undo, Replicas, "arm", self.arm)
 
     def _here(self) -> bool:
