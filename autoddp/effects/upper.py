@@ -82,12 +82,16 @@ class Upper:
                 paths.remove(self._hidden(top))
 
     def move(self, source: str, target: str) -> None:
-        """Follow a rename by rank 0: what this rank still has open there goes along."""
+        """Follow a rename by rank 0; what this rank still writes there goes along.
+
+        So does what rank 0 has under another name, as of a name with a process's number.
+        """
         if self.idle():
             return
         self.drop(target)
         own = self._upper(source)
-        if any(f"{at}/".startswith(f"{own}/") for at in paths.still_open()):
+        used = any(f"{at}/".startswith(f"{own}/") for at in paths.still_open())
+        if paths.seen(own, follow=False) and (used or not paths.seen(target, follow=False)):
             posix.rename(own, self._above(target))
         self.drop(source)
 
