@@ -21,7 +21,8 @@ from autoddp.comm import accelerator, copies
 from autoddp.comm.accelerator import CPU
 from autoddp.comm.channel import Channel
 from autoddp.comm.collective_check import CollectiveCheck
-from autoddp.comm.node_memory import OPERATIONS, NodeMemory, share
+from autoddp.comm.node_memory import OPERATIONS, NodeMemory
+from autoddp.comm.node_sharing import share
 from autoddp.comm.position import COLLECTIVE
 from autoddp.comm.rpc import Rpc
 from autoddp.comm.tensor_bytes import bytes_of, reducing, write

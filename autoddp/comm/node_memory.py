@@ -7,10 +7,8 @@ name: nothing is left of it when the last process ends, however that happens.
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
-import posix
 import struct
 from collections.abc import Callable, Iterable
 from functools import lru_cache
@@ -20,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from autoddp.comm import node_barrier
 from autoddp.comm.node_barrier import NodeBarrier, room
 from autoddp.errors import Disagreement
 
@@ -246,69 +243,3 @@ def _cuts(count: int, many: int) -> list[slice]:
     """Cut elements into a part for each rank."""
     step = -(-count // many)
     return [slice(min(count, n * step), min(count, (n + 1) * step)) for n in range(many)]
-
-
-def nameless(count: int) -> int:
-    """Return a descriptor of so many bytes; a container's small /dev/shm does not limit it."""
-    descriptor = os.memfd_create("autoddp", os.MFD_CLOEXEC)
-    os.ftruncate(descriptor, count)
-    return descriptor
-
-
-def supported() -> bool:
-    """Return whether this system has memory without a name, and semaphores with a deadline."""
-    return hasattr(os, "memfd_create") and node_barrier.supported()
-
-
-def share(
-    rank: int, count: int, many: int, confer: Callable[[str, bytes], bytes]
-) -> tuple[list[NodeMemory], str]:
-    """Share so many memories between the ranks of a node, all of which call this.
-
-    Rank 0 makes them; the others, processes of the same user, open its descriptors by `/proc`.
-
-    Args:
-        rank: The number of this rank.
-        count: The number of ranks.
-        many: The number of memories.
-        confer: Gathers each rank's JSON text into one JSON list, as `Group.confer` does.
-
-    Returns:
-        This rank's view of each; if a rank has none, on all ranks none, and why.
-    """
-
-    def all_say(said: Any) -> list[Any]:
-        found: list[Any] = json.loads(confer("shared memory", json.dumps(said).encode()))
-        return found
-
-    ranks, made, failed = list(range(count)), [], None
-    places: list[Any] = []
-    try:
-        if not supported():
-            raise OSError("its system lacks memfd_create or sem_clockwait")
-        if rank == 0:
-            made = [NodeMemory(0, ranks, nameless(size(count))) for _ in range(many)]
-            for memory in made:
-                memory.begin()
-            places = [[f"/proc/{posix.getpid()}/fd/{m.descriptor}", _which(m)] for m in made]
-    except OSError as error:
-        failed = error.strerror or str(error)
-    places = all_say(places)[0]
-    try:
-        for path, which in places if rank and not failed else ():
-            made.append(NodeMemory(rank, ranks, posix.open(path, os.O_RDWR | os.O_CLOEXEC)))
-            if _which(made[-1]) != which:  # in a container of its own, that is another file
-                raise OSError("ranks of one machine do not reach each other")
-    except (OSError, ValueError) as error:
-        failed = getattr(error, "strerror", None) or str(error)
-    said = all_say(failed)  # once all hold their locks
-    if any(said) or not places:
-        why = next((f"rank {other}: {why}" for other, why in enumerate(said) if why), "")
-        return [], why
-    return made, ""
-
-
-def _which(memory: NodeMemory) -> list[int]:
-    """Return what tells a memory from every other file of this machine."""
-    there = os.fstat(memory.descriptor)
-    return [there.st_dev, there.st_ino]

@@ -23,6 +23,33 @@ FROM = ("path", "src", "self", "name", "base_name", "filename")
 TO = ("dst", "extract_dir")
 
 
+def _same(answer: Any) -> Any:
+    return answer
+
+
+def _facts(listing: Any) -> list[Any]:
+    with listing as entries:
+        return [facts(entry) for entry in entries]
+
+
+def _entries(call: Call, answer: list[Any]) -> Listing:
+    folder = os.fspath(call.named.get("path") or ".")
+    return Listing(Entry(folder, *each) for each in answer)
+
+
+# What answers become for other ranks, and how they are made again, if they are not plain values.
+_STATUS = (
+    lambda found: found.__reduce__()[1],
+    lambda answer: os.stat_result(tuple(answer[0]), answer[1]),
+)
+TRAVEL: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "stat": _STATUS,
+    "lstat": _STATUS,
+    "statvfs": (list, os.statvfs_result),
+    "scandir": (_facts, _same),
+}
+
+
 class Folders(Outward):
     """The script's folders: `if not exists: make` branches alike on all ranks, and makes once."""
 
@@ -87,43 +114,23 @@ class Folders(Outward):
         return self._agreed(call, source, target)
 
     @patch(
-        "os:stat",
-        "os:lstat",
-        "glob:_StringGlobber.lstat",  # Python 3.13 keeps it by a name of its own
+        *("os:stat", "os:lstat", "os:access", "os:readlink", "os:listdir", "os:scandir"),
+        *("os:statvfs", "os:pathconf", "os:listxattr", "os:getxattr"),
+        # Python 3.13 keeps these by names of its own
+        *("glob:_StringGlobber.lstat", "glob:_StringGlobber.scandir"),
         optional=True,
-        why="whether a file is there, and how large, the script asks once: rank 0 answers",
-    )
-    def stat_once(self, call: Call) -> Any:
-        """Return rank 0's answer; `exists`, `isfile`, `getsize` and pathlib's ask this."""
-        if not self._asked(call):
-            return self._found(call)
-
-        answer = self.effects.ask_rank0(call.name, lambda: call.plain().__reduce__()[1])
-        return os.stat_result(tuple(answer[0]), answer[1])
-
-    @patch(
-        "os:access",
-        "os:readlink",
-        "os:listxattr",
-        "os:getxattr",
-        "os:pathconf",
-        why="what a file is, and who may read it, the script asks once: rank 0 answers",
+        why="what is there, in which order, and what it is, the script asks once: rank 0 answers",
     )
     def ask_once(self, call: Call) -> Any:
-        """Return rank 0's answer; for extended attributes each rank asks its own disk."""
-        if not self._asked(call) or call.name.endswith("xattr"):
-            return self._found(call)
-        return self.effects.ask_rank0(call.name, call.plain)
-
-    @patch(
-        "os:listdir",
-        why="what is in a folder, and in which order, the script asks once: rank 0 answers",
-    )
-    def list_once(self, call: Call) -> Any:
-        """Return rank 0's names in a folder; `glob` and `iterdir` ask this, too."""
-        if not self._asked(call):
-            return self._found(call, self.alone.names)
-        return self.effects.ask_rank0(call.name, call.plain)
+        """Return rank 0's answer; `exists`, `getsize`, `glob`, `walk` and pathlib ask these."""
+        name = call.wrapped.__name__
+        if call.wrapped.__module__ == "glob":
+            return call.plain()  # Python 3.14: a function that asks os.scandir
+        if name.endswith("xattr") or not self._asked(call):  # attributes: of each rank's own disk
+            return self.alone.ask(call) if self.effects.reads() else call.plain()
+        pack, unpack = TRAVEL.get(name, (_same, _same))
+        answer = self.effects.ask_rank0(call.name, lambda: pack(call.plain()))
+        return _entries(call, answer) if name == "scandir" else unpack(answer)
 
     @patch(
         "os:chdir", why="a folder that a library made is rank 0's: others enter it when it is there"
@@ -131,39 +138,6 @@ class Folders(Outward):
     def enter(self, call: Call) -> Any:
         """Enter rank 0's folder; one of this rank's own, where rank 0 makes none of that name."""
         return self.alone.enter(call) if self.effects.reads() else call.plain()
-
-    @patch("os:statvfs", why="how much room there is the script asks once: rank 0 answers")
-    def measure_once(self, call: Call) -> Any:
-        """Return the room on rank 0's disk; `shutil.disk_usage` asks this."""
-        if not self._asked(call):
-            return self._found(call)
-        return os.statvfs_result(
-            tuple(self.effects.ask_rank0(call.name, lambda: list(call.plain())))
-        )
-
-    @patch(
-        "os:scandir",
-        "glob:_StringGlobber.scandir",  # Python 3.13 keeps it by a name of its own
-        optional=True,
-        why="what is in a folder, and in which order, the script asks once: rank 0 answers",
-    )
-    def scan_once(self, call: Call) -> Any:
-        """Return rank 0's entries of a folder; `walk` and `glob` ask this."""
-        if call.wrapped.__module__ == "glob":
-            return call.plain()  # Python 3.14: a function that asks os.scandir
-        if not self._asked(call):
-            return self._found(call, self.alone.scan)
-        path = os.fspath(call.named.get("path") or ".")
-
-        def scan() -> list[Any]:
-            with call.plain() as entries:
-                return [facts(entry) for entry in entries]
-
-        return Listing(Entry(path, *facts) for facts in self.effects.ask_rank0(call.name, scan))
-
-    def _found(self, call: Call, ask: Callable[[Call], Any] | None = None) -> Any:
-        """Answer by what this rank finds there, nearly by a plain call if that is the disk's."""
-        return (ask or self.alone.ask)(call) if self.effects.reads() else call.plain()
 
     def _asked(self, call: Call) -> bool:
         """Return whether the script asks, by a path as text."""

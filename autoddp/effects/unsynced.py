@@ -73,6 +73,8 @@ class UnsyncedChange:
 
     def ask(self, call: Call) -> Any:
         """Return what `os.stat` and the like say of what this rank finds there."""
+        if call.name.endswith(("listdir", "scandir")):
+            return self._list(call)
         path = _given(call, "path")
         if path is None:
             return call.plain()
@@ -95,22 +97,16 @@ class UnsyncedChange:
             return call.plain()
         return named(lambda: call.changed(path=self._overlay.where(path)), path)
 
-    def names(self, call: Call) -> list[Any]:
-        """Return the names that `os.listdir` finds on this rank."""
-        path = call.named.get("path")
-        names = None if isinstance(path, int) else self._overlay.names(path or ".")
-        if names is None:
-            return list(call.plain())
-        return [os.fsencode(name) for name in names] if isinstance(path, bytes) else list(names)
-
-    def scan(self, call: Call) -> Any:
-        """Return the entries that `os.scandir` finds on this rank."""
+    def _list(self, call: Call) -> Any:
+        """Return what `os.listdir` and `os.scandir` find on this rank."""
         path = call.named.get("path")
         names = None if isinstance(path, int) else self._overlay.names(path or ".")
         if names is None:
             return call.plain()
-        folder = os.fspath(path or ".")
-        return Listing(iter([self._entry(folder, name) for name in names]))
+        if call.name.endswith("scandir"):
+            folder = os.fspath(path or ".")
+            return Listing(iter([self._entry(folder, name) for name in names]))
+        return [os.fsencode(name) for name in names] if isinstance(path, bytes) else list(names)
 
     def _entry(self, folder: Any, name: str) -> Entry:
         path = os.path.join(os.fsdecode(folder), name)

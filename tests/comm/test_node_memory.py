@@ -14,9 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from autoddp.comm import node_memory
+from autoddp.comm import node_memory, node_sharing
 from autoddp.comm.node_barrier import LOOK
-from autoddp.comm.node_memory import SLOT, SMALL, share
+from autoddp.comm.node_memory import SLOT, SMALL
+from autoddp.comm.node_sharing import share
 from autoddp.errors import Disagreement
 from tests.support.ranks import _store, run_ranks
 from tests.support.training import on_ranks
@@ -199,7 +200,7 @@ def test_without_room_for_it_ranks_talk_by_gloo(monkeypatch):
     def full(count):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(node_memory, "nameless", full)
+    monkeypatch.setattr(node_sharing, "nameless", full)
     assert run_ranks(without, 3) == [(True, True, 6.0)] * 3
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data._utils import collate
 
 from autoddp.comm.accelerator import CPU
-from autoddp.comm.node_memory import nameless as nameless
+from autoddp.comm.node_sharing import nameless as nameless
 
 if TYPE_CHECKING:
     from autoddp.view.shard_sizes import ShardSizes
