@@ -161,8 +161,7 @@ class LateBackwards(Backwards):
     """The backwards of one rank, of which all but a round's last leave their gradients late.
 
     Attributes:
-        allowed: Whether any may be late: not under a compiler, which reads past every property, nor
-            where gradients are compressed, by a method that counts backwards.
+        allowed: Whether any may be late: not under a compiler, which reads past every property.
         pending: What late ones have left.
     """
 
@@ -175,7 +174,7 @@ class LateBackwards(Backwards):
     ) -> None:
         super().__init__(replicas, order, around)
         self.context, self.pending = context, PendingGradients(replicas, context)
-        self.allowed = replicas.compress == "none"
+        self.allowed = True
         self.rounds: dict[Any, Round] = {}
         self._dropped = 0  # how many reducers were when it was last looked at
 

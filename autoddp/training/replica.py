@@ -19,7 +19,6 @@ from autoddp import torch_internals
 from autoddp.comm.accelerator import CPU
 from autoddp.comm.group import MIN, Group
 from autoddp.comm.together import told_by_launcher
-from autoddp.training import compression
 from autoddp.training.fingerprint import Fingerprint
 from autoddp.training.leaves import Leaves
 from autoddp.training.shared_gradients import BucketAveraging, averaged
@@ -72,8 +71,8 @@ class Replicas:
         dropped: Counts the reducers that are not kept any more.
     """
 
-    def __init__(self, group: Group, compress: str = "none") -> None:
-        self.group, self.compress = group, compress
+    def __init__(self, group: Group) -> None:
+        self.group = group
         # alive, so that ids stay theirs
         self._kept: dict[Any, Kept] = {}
         self.dropped = 0
@@ -107,11 +106,10 @@ class Replicas:
         anchor, group = Anchor(leaves), self.group
         with told_by_launcher(group):
             replica = torch_internals.replica_of(anchor, group.pg)
-        shared = group.gradient_memory is not None and leaves[0].is_cpu and self.compress == "none"
+        shared = group.gradient_memory is not None and leaves[0].is_cpu
         averaging = BucketAveraging(group, leaves) if shared else None
         if averaging is not None:
             replica.register_comm_hook(averaging, averaged)
-        compression.register(replica, group.pg, self.compress)
         return replica, averaging
 
     def _held(self) -> int:

@@ -745,19 +745,6 @@ def test_a_script_that_reads_between_is_not_made_to_pay_again_and_again():
     assert on_ranks(run, 2) == [[eager, tried, eager, tried, eager, eager, tried]] * 2
 
 
-def test_compressed_gradients_are_never_late():
-    def compressed(run):
-        it = Accumulates()
-        for _ in range(3):
-            it.backwards(3)
-            averaged()
-            it.step()
-        return it.found()
-
-    first, second = on_ranks(compressed, 2, compress="powersgd:1")
-    assert_same(first, second)
-
-
 # ---- the end, and where ranks are apart
 
 
