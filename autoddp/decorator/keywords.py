@@ -22,7 +22,6 @@ class Keywords(TypedDict, total=False):
     loading: Literal["auto", "rows", "each"]
     draws: Literal["auto", "whole", "own"]
     average_every: int | str | None
-    average_momentum: bool
     disable: str | Iterable[str]
     strict: bool
     summary: bool

@@ -125,11 +125,6 @@ class Options:
         shown="none",
         takes="STEPS | epoch",
     )
-    average_momentum: bool = option(
-        False,
-        "Where `--average-every` averages weights, the optimizer's momentum is averaged with them.",
-        DECORATOR,
-    )
     disable: tuple[str, ...] = option(
         (),
         "Features to leave out, to find a fault, by the names that `autoddp patches` lists.",

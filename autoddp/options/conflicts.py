@@ -37,10 +37,6 @@ def check(o: Options) -> None:
 def _averaging(o: Options) -> None:
     every = o.average_every
     if every is None:
-        if o.average_momentum:
-            raise BadInput(
-                "--average-momentum is given, but weights are not averaged; add --average-every"
-            )
         return
     if every != "epoch" and not re.fullmatch("[1-9][0-9]{0,8}", every):
         raise BadInput(

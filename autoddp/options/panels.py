@@ -10,7 +10,6 @@ PANELS = {
     "Speed": (
         "loading",
         "average_every",
-        "average_momentum",
         "rowwise",
     ),
 }

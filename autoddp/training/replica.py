@@ -48,6 +48,15 @@ def flattened(tensors: list[Tensor]) -> Iterator[tuple[list[Tensor], Tensor]]:
         yield some, torch.cat([x.reshape(-1) for x in some])
 
 
+def put_back(tensors: list[Tensor], flat: Tensor) -> None:
+    """Write into tensors what `flattened` has made of them; for autograd they are what they were.
+
+    A graph that has saved one may still be walked.
+    """
+    for x, new in zip(tensors, flat.split([x.numel() for x in tensors]), strict=True):
+        x.data.copy_(new.view_as(x))
+
+
 def alive(group: Group, references: Iterable[Callable[[], Any]]) -> list[Any]:
     """Return what weak references lead to on all ranks: each frees garbage when it likes."""
     found = [reference() for reference in references]
@@ -161,9 +170,7 @@ class Replicas:
     def average_dense(self, grads: list[Tensor]) -> None:
         """Average gradients in place, in one all-reduce for each dtype and device."""
         for some, flat in flattened([grad.detach() for grad in grads]):
-            self.group.all_reduce(flat).div_(self.group.size)
-            for g, mean in zip(some, flat.split([g.numel() for g in some]), strict=True):
-                g.copy_(mean.view_as(g))
+            put_back(some, self.group.all_reduce(flat).div_(self.group.size))
 
     def average_sparse(self, grad: Tensor) -> Tensor:
         """Return the mean of a sparse gradient: every rank's entries, one after the other."""
