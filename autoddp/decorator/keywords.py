@@ -24,7 +24,6 @@ class Keywords(TypedDict, total=False):
     average_every: int | str | None
     disable: str | Iterable[str]
     strict: bool
-    summary: bool
     report: str | os.PathLike[str] | None
     log_dir: str | os.PathLike[str] | None
     hang_timeout: int

@@ -142,11 +142,6 @@ class Options:
         "Refuse what one process would not have done exactly so, as draws of a rank's own.",
         DECORATOR,
     )
-    summary: bool = option(
-        False,
-        "Say at the end where the time went, in a line and a table by ranks.",
-        DECORATOR,
-    )
     report: str | None = option(
         None,
         "A file to which all decisions are written with their reasons, and what the report knows"

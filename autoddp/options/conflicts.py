@@ -21,10 +21,6 @@ def check(o: Options) -> None:
         raise BadInput(
             f"--record-kind is {o.record_kind!r}, but nothing is recorded; add --record DIR"
         )
-    if o.summary and o.quiet:
-        raise BadInput(
-            "--summary is given with --quiet, where nothing is said; leave out one of them"
-        )
     if o.plot is not None and o.record_kind == "numbers":
         raise BadInput(
             f"--plot is {o.plot} with --record-kind numbers, where no times are recorded; "
