@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from autoddp import torch_internals
-from autoddp.comm.context import Code, Context
+from autoddp.comm.context import Context
 from autoddp.effects.engine import Mode
 from autoddp.errors import Disagreement
 from autoddp.patching import ABSENT, Call, Feature, patch, restore
@@ -161,7 +161,6 @@ class LateBackwards(Backwards):
     """The backwards of one rank, of which all but a round's last leave their gradients late.
 
     Attributes:
-        allowed: Whether any may be late: not under a compiler, which reads past every property.
         pending: What late ones have left.
     """
 
@@ -174,7 +173,6 @@ class LateBackwards(Backwards):
     ) -> None:
         super().__init__(replicas, order, around)
         self.context, self.pending = context, PendingGradients(replicas, context)
-        self.allowed = True
         self.rounds: dict[Any, Round] = {}
         self._dropped = 0  # how many reducers were when it was last looked at
 
@@ -182,7 +180,7 @@ class LateBackwards(Backwards):
         self, plain: Any, tops: list[Tensor], given: dict[str, Any], leaves: Leaves
     ) -> None:
         """Run a backward without the reducer if it may be late, else with it."""
-        late, pending = self.allowed and self._late(leaves), self.pending
+        late, pending = self._late(leaves), self.pending
         held = late or (pending.leaves and any(id(leaf) in pending.leaves for leaf in leaves.dense))
         try:
             if late:
@@ -204,7 +202,7 @@ class LateBackwards(Backwards):
         A gradient that was there before and is not pending may be in the script's hands already,
         where nothing tells that it is read.
         """
-        if self.context.depth[Code.TRIAL] or not self.context.on_script_thread():
+        if not self.context.on_script_thread():
             return False
         known = self.rounds.get(leaves.key)
         if known is None:
@@ -218,7 +216,7 @@ class LateBackwards(Backwards):
             known.count < known.length
             and not known.read
             and not leaves.others
-            and not torch_internals.compiles()  # also before the session, or past torch.compile
+            and not torch_internals.compiles()  # by what was compiled before: past any property
             and all(id(x) in self.pending.leaves or gradient_of(x) is None for x in leaves.dense)
         )
 
@@ -242,13 +240,6 @@ class Accumulation(Feature):
 
     run: Run
     backwards: LateBackwards
-
-    @patch("torch:compile", why="a compiled function reads gradients past whatever averages them")
-    def average_always(self, call: Call) -> Any:
-        """Average gradients at every backward from now on."""
-        self.backwards.allowed = False
-        self.backwards.pending.average()
-        return call.plain()
 
     @patch(
         "os:fork",

@@ -86,10 +86,6 @@ class Replicas:
         self._kept: dict[Any, Kept] = {}
         self.dropped = 0
 
-    def known(self, walk: tuple[int, ...]) -> Leaves | None:
-        """Return the leaves that such a walk has found, if there is a reducer of them."""
-        return next((k.leaves for k in self._kept.values() if k.leaves.walk == walk), None)
-
     def arm(self, leaves: Leaves, roots: list[Tensor]) -> BucketAveraging | None:
         """Have the reducer of the dense leaves wait for their gradients in the next backward.
 
