@@ -47,7 +47,7 @@ class Gradients(Accumulation):
         self.run, self.view, self.group = run, run.view, run.group
         self.replicas = Replicas(run.group)
         self.backwards = LateBackwards(
-            self.replicas, run.view.order, run.view.context, self._at_its_place
+            run.view.context, self.replicas, run.view.order, self._at_its_place
         )
         self.consistency = Consistency(run)
         self.asked = False  # gradients that the script asks for are computed

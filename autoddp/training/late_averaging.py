@@ -14,8 +14,7 @@ from __future__ import annotations
 import concurrent
 import multiprocessing
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +30,6 @@ from autoddp.training.backwards import Backwards
 from autoddp.training.gradient_access import GRAD, as_torch, gradient_of
 from autoddp.training.leaves import Leaves
 from autoddp.training.replica import Replicas
-from autoddp.view.order import Order
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
@@ -164,14 +162,8 @@ class LateBackwards(Backwards):
         pending: What late ones have left.
     """
 
-    def __init__(
-        self,
-        replicas: Replicas,
-        order: Order,
-        context: Context,
-        around: Callable[[Tensor], AbstractContextManager[Any]] = nullcontext,
-    ) -> None:
-        super().__init__(replicas, order, around)
+    def __init__(self, context: Context, replicas: Replicas, *given: Any) -> None:
+        super().__init__(replicas, *given)
         self.context, self.pending = context, PendingGradients(replicas, context)
         self.rounds: dict[Any, Round] = {}
         self._dropped = 0  # how many reducers were when it was last looked at

@@ -172,21 +172,21 @@ class Replicas:
         """Return the mean of a sparse gradient: every rank's entries, one after the other."""
         grad = grad.coalesce()
         counts = self.group.all_gather(torch.tensor([grad._nnz()], device=CPU)).flatten().tolist()
-        room = max(counts)
-        indices, values = grad.indices(), grad.values()
-        all_indices = indices.new_zeros((indices.shape[0], room))
-        all_values = values.new_zeros((room, *values.shape[1:]))
-        all_indices[:, : grad._nnz()], all_values[: grad._nnz()] = indices, values
-        gathered_i, gathered_v = (
-            self.group.all_gather(all_indices),
-            self.group.all_gather(all_values),
-        )
-        cut_i = torch.cat([i[:, :n] for i, n in zip(gathered_i, counts, strict=True)], 1)
-        cut_v = torch.cat([v[:n] for v, n in zip(gathered_v, counts, strict=True)])
+
+        def of_all(mine: Tensor, dim: int) -> Tensor:
+            shape = [*mine.shape[:dim], max(counts), *mine.shape[dim + 1 :]]
+            padded = mine.new_zeros(shape)
+            padded.narrow(dim, 0, grad._nnz()).copy_(mine)
+            found = zip(self.group.all_gather(padded), counts, strict=True)
+            return torch.cat([each.narrow(dim, 0, count) for each, count in found], dim)
+
         # as torch's kernels do: `torch.sparse_coo_tensor` of torch 2.11 warns, whatever is said of
         # checks
-        make = torch_internals.sparse_of_parts
-        kind = {"dtype": grad.dtype, "layout": grad.layout, "device": grad.device}
-        dims = grad.sparse_dim(), grad.dense_dim()
-        mean: Tensor = make(*dims, grad.shape, cut_i, cut_v / self.group.size, **kind)
+        mean: Tensor = torch_internals.sparse_of_parts(
+            *(grad.sparse_dim(), grad.dense_dim(), grad.shape),
+            *(of_all(grad.indices(), 1), of_all(grad.values(), 0) / self.group.size),
+            dtype=grad.dtype,
+            layout=grad.layout,
+            device=grad.device,
+        )
         return mean.coalesce()
