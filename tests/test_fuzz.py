@@ -130,8 +130,6 @@ def is_right(wants):
             return False
     elif not 0 <= wants["node_rank"] < wants["nnodes"]:
         return False
-    if wants["scale_lr"] != "none" and wants["batch"] != "per-rank":
-        return False
     if wants["record_kind"] != "all" and wants["record"] is None:
         return False
     folder = os.path.dirname(wants.get("json") or "")
@@ -204,9 +202,7 @@ SCALAR = (
 LISTED = st.lists(SCALAR, max_size=3)
 ANYTHING = st.one_of(SCALAR, LISTED, st.dictionaries(WORDS, SCALAR | LISTED, max_size=3))
 RIGHT = st.builds(
-    lambda rank, more, **given: Options(
-        node_rank=rank, nnodes=rank + more, batch="per-rank", **given
-    ),
+    lambda rank, more, **given: Options(node_rank=rank, nnodes=rank + more, **given),
     st.integers(0, 99),
     st.integers(1, 99),
     nproc=st.none() | st.integers(1, 4096),
@@ -217,7 +213,7 @@ RIGHT = st.builds(
     strict=st.booleans(),
     grace=st.integers(0, 10**9),
     record=WORDS,
-    **{name: st.sampled_from(words) for name, words in CHOICES.items() if name != "batch"},
+    **{name: st.sampled_from(words) for name, words in CHOICES.items()},
 )
 
 

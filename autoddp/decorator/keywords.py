@@ -18,18 +18,12 @@ class Keywords(TypedDict, total=False):
     gpus_per_rank: int
     backend: Literal["auto", "nccl", "gloo", "xccl", "hccl", "native"]
     view: Literal["global", "local"]
-    batch: Literal["global", "per-rank"]
-    scale_lr: Literal["none", "linear", "sqrt"]
     batchnorm: Literal["exact", "local"]
     loading: Literal["auto", "rows", "each"]
     draws: Literal["auto", "whole", "own"]
     average_every: int | str | None
-    average_momentum: bool
-    compress: str
-    shard_optimizer: bool
     disable: str | Iterable[str]
     strict: bool
-    summary: bool
     report: str | os.PathLike[str] | None
     log_dir: str | os.PathLike[str] | None
     hang_timeout: int

@@ -88,19 +88,6 @@ class Options:
         DECORATOR,
         words=("global", "local"),
     )
-    batch: str = option(
-        "global",
-        "The size of the batches of training loaders: global is the script's, per-rank is"
-        " N times as large on N ranks.",
-        DECORATOR,
-        words=("global", "per-rank"),
-    )
-    scale_lr: str = option(
-        "none",
-        "How the learning rate grows with the number of ranks under `--batch per-rank`.",
-        DECORATOR,
-        words=("none", "linear", "sqrt"),
-    )
     batchnorm: str = option(
         "exact",
         "The rows whose statistics BatchNorm takes: exact is the whole batch, local a rank's.",
@@ -138,25 +125,6 @@ class Options:
         shown="none",
         takes="STEPS | epoch",
     )
-    average_momentum: bool = option(
-        False,
-        "Where `--average-every` averages weights, the optimizer's momentum is averaged with them.",
-        DECORATOR,
-    )
-    compress: str = option(
-        "none",
-        "Gradients travel in fewer bytes, by torch's communication hooks; numbers are "
-        "then not one process's.",
-        DECORATOR,
-        shown="none, fp16, bf16, powersgd[:RANK]",
-        takes="none | fp16 | bf16 | powersgd[:RANK]",
-    )
-    shard_optimizer: bool = option(
-        False,
-        "Each rank keeps the optimizer's state of its share of the parameters, which "
-        "saves memory; `state_dict()` is one process's.",
-        DECORATOR,
-    )
     disable: tuple[str, ...] = option(
         (),
         "Features to leave out, to find a fault, by the names that `autoddp patches` lists.",
@@ -172,11 +140,6 @@ class Options:
     strict: bool = option(
         False,
         "Refuse what one process would not have done exactly so, as draws of a rank's own.",
-        DECORATOR,
-    )
-    summary: bool = option(
-        False,
-        "Say at the end where the time went, in a line and a table by ranks.",
         DECORATOR,
     )
     report: str | None = option(

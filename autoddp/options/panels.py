@@ -6,13 +6,10 @@ SAME, WRONG = "What one process means", "When something is wrong"
 PANELS = {
     "Launch": ("nproc", "module", "gpus_per_rank", "backend", "own_ddp"),
     "Several nodes": ("nnodes", "node_rank", "master_addr", "master_port"),
-    SAME: ("view", "batch", "scale_lr", "batchnorm", "draws", "strict"),
+    SAME: ("view", "batchnorm", "draws", "strict"),
     "Speed": (
         "loading",
         "average_every",
-        "average_momentum",
-        "compress",
-        "shard_optimizer",
         "rowwise",
     ),
 }

@@ -26,8 +26,6 @@ from autoddp.training.loaders import Loaders
 from autoddp.training.local_view import LocalView
 from autoddp.training.modules import Modules
 from autoddp.training.rowwise import Rowwise
-from autoddp.training.scaling import Scaling
-from autoddp.training.sharding import Sharding
 from autoddp.training.visible_devices import Visible
 
 FEATURES: tuple[type[Feature], ...] = (
@@ -47,7 +45,6 @@ FEATURES: tuple[type[Feature], ...] = (
     Processes,
     Children,
     Groups,
-    Scaling,
     LocalView,
     Averaging,
     Loaders,
@@ -56,7 +53,6 @@ FEATURES: tuple[type[Feature], ...] = (
     Rowwise,
     Gradients,
     Buffers,
-    Sharding,  # hides gradients after they were compared
     Explanation,
     Witness,
 )

@@ -29,7 +29,7 @@ from autoddp.process.script import Script
 # options of which each node may have its own
 APART = {
     *("nproc", "node_rank", "master_addr", "master_port", "report", "record", "log_dir"),
-    *("summary", "grace", "max_restarts", "hang_timeout", "verbose", "quiet"),
+    *("grace", "max_restarts", "hang_timeout", "verbose", "quiet"),
 }
 
 

@@ -47,9 +47,9 @@ class Report:
     begun: Begun = field(default_factory=Begun)  # whether the script has begun a line
     flag: SharedFlag | None = None  # the launcher's, which also says lines
     delayed: list[str] = field(default_factory=list)  # said once the script has ended the line
-    # what --report tells besides, once the script has ended: each rank's seconds, what share of the
-    # computing was shared, and how many bytes were gathered
-    times: list[dict[str, Any]] = field(default_factory=list)
+    # what --report tells besides, once the script has ended: where the seconds of this rank went,
+    # what share of the computing was shared, and how many bytes were gathered
+    times: dict[str, float] = field(default_factory=dict)
     shared: float | None = None
     gathered: float = 0
     prompts: bool = False  # whether the script waits for what is typed

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import weakref
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +14,15 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.data import get_worker_info
 
-from autoddp.comm.group import Group
 from autoddp.errors import Disagreement
 from autoddp.options import Options
 from autoddp.patching import Call, Feature, patch
 from autoddp.report import users_line
 from autoddp.training.iterator import LoaderIterator
-from autoddp.training.replica import flattened
+from autoddp.training.replica import flattened, put_back
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
-
-Said = dict[str, Any]  # what a rank says of itself at a meeting
 
 
 class Averaging(Feature):
@@ -39,7 +35,8 @@ class Averaging(Feature):
     rank that is there takes part in the averagings of the others until all are there. So nobody
     waits for a step that does not come.
 
-    What no optimizer steps stays each rank's own, BatchNorm's statistics included, as with torch's.
+    What no optimizer steps stays each rank's own, BatchNorm's statistics included, and so does the
+    state of optimizers, as with torch's.
     """
 
     name = "averaging"
@@ -48,13 +45,11 @@ class Averaging(Feature):
 
     def __init__(self, run: Run) -> None:
         every = run.options.average_every
-        self.run, self.view = run, run.view
+        self.run, self.view, self.group = run, run.view, run.group
         self.period = None if every in (None, "epoch") else int(every)
-        self.weights = Weights(run.group, run.options.average_momentum)
+        self.known: list[weakref.ref[Optimizer]] = []  # in an order that ranks share
         self.steps: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-        self.stale = False  # gradients were taken, on all ranks, since all averaged all
-        # numbers of optimizers that changed weights since they were averaged
-        self.stepped: set[int] = set()
+        self.stale = False  # gradients were taken, on all ranks, since all averaged at one place
         self.trained: set[int] = set()  # ids of what optimizers change, known while stale
 
     @classmethod
@@ -66,17 +61,16 @@ class Averaging(Feature):
         """Register torch's hooks, and an averaging at the end of the script."""
         every = self.run.options.average_every
         when = "every epoch" if self.period is None else f"every {every} steps"
-        what = "weights and momentum" if self.weights.momentum else "weights"
         self.run.report.say_once(
             "averaging",
             f"--average-every {every}",
-            f"each rank trains by itself on its share; {what} are averaged {when}, and before "
+            f"each rank trains by itself on its share; weights are averaged {when}, and before "
             "evaluation, torch.save and the end",
         )
         undo.callback(register_optimizer_step_post_hook(self.after_step).remove)
         undo.callback(register_module_forward_pre_hook(self.before_forward).remove)
-        self.run.group.at_end.append(self.settle_at_end)
-        undo.callback(self.run.group.at_end.remove, self.settle_at_end)
+        self.group.at_end.append(self.settle_at_end)
+        undo.callback(self.group.at_end.remove, self.settle_at_end)
 
     # ---- what makes weights differ
 
@@ -87,30 +81,30 @@ class Averaging(Feature):
     def note_optimizer(self, call: Call) -> None:
         call.plain()
         if self.view.context.is_rank():
-            self.weights.number(call.instance)
+            self.known.append(weakref.ref(call.instance))
 
     @patch("torch.autograd:backward", why="weights are going to differ between ranks")
     def backward(self, call: Call) -> None:
         """Mark weights as stale: all ranks call backward alike, but a scaler may skip a step."""
         call.plain()
-        if self.view.context.is_rank() and not self.stale:
+        if self.view.context.is_rank():
             self._grow_stale()
 
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Count the step; after every K-th, average what this optimizer changes."""
+        """Count the step; average after every K-th."""
         if not self.view.context.is_rank() or _within_a_step(optimizer):
             return
-        number = self.weights.number(optimizer)
-        self.stepped.add(number)
-        if not self.stale:
-            self._grow_stale()
+        if all(known() is not optimizer for known in self.known):  # a copy: nothing has made it
+            self.known.append(weakref.ref(optimizer))
+        self._grow_stale()
         count = self.steps[optimizer] = self.steps.get(optimizer, 0) + 1
         if self.period is not None and count % self.period == 0:
-            self._meet("", {number})
+            self._meet("")
 
     def _grow_stale(self) -> None:
-        self.stale = True
-        self.trained = {id(p) for _, some in self.weights.alive() for p in trainable(some)}
+        if not self.stale:
+            self.stale = True
+            self.trained = {id(p) for known in self.known for p in trainable(known())}
 
     # ---- where all ranks come to
 
@@ -123,23 +117,17 @@ class Averaging(Feature):
 
     @patch("torch.nn:Module.train", why="evaluation sees averaged weights")
     def before_eval(self, call: Call) -> Any:
-        """Average before `eval()` of all that an optimizer trains; a frozen part is no reason."""
+        """Average before `eval()` of all that is trained; a frozen part is no reason."""
         mode = call.args[0] if call.args else call.kwargs.get("mode", True)
-        if self.stale and not mode and self.view.context.is_rank():
+        if not mode and self.stale and self.view.context.is_rank():
             held = {id(p) for p in nn.Module.parameters(call.instance)}
-            parts = [[id(p) for p in trainable(some)] for _, some in self.weights.alive()]
-            if any(part and held.issuperset(part) for part in parts):
+            if self.trained and self.trained <= held:
                 self.settle(f"eval() at {users_line()}")
         return call.plain()
 
     def before_forward(self, module: nn.Module, args: Any) -> None:
         """Average before trained weights run without gradients: an evaluation, in whatever mode."""
-        if (
-            torch.compiler.is_compiling()
-            or not self.stale
-            or torch.is_grad_enabled()
-            or not self.view.context.is_rank()
-        ):
+        if not self.stale or torch.is_grad_enabled() or not self.view.context.is_rank():
             return
         compiled = "_orig_mod" in module._modules  # its parts run no hook
         held = nn.Module.parameters(module) if compiled else module._parameters.values()
@@ -149,7 +137,7 @@ class Averaging(Feature):
     @patch("torch:save", "torch.serialization:save", why="a checkpoint holds averaged weights")
     def before_save(self, call: Call) -> Any:
         """Average before saving: a `state_dict()` shares the memory of the script's weights."""
-        if self.stale and self.view.context.is_rank():
+        if self.view.context.is_rank():
             self.settle(f"torch.save at {users_line()}")
         return call.plain()
 
@@ -158,38 +146,50 @@ class Averaging(Feature):
         self.settle("the end of the script")
 
     def settle(self, place: str) -> None:
-        """Average what has changed since the last time, once all ranks are at this place.
+        """Average until all ranks are at this place, if weights may differ.
 
         Raises:
             Disagreement: Another rank is at another such place.
         """
         while self.stale:
-            self._meet(place, set())
+            self._meet(place)
 
-    def _meet(self, place: str, due: set[int]) -> None:
-        """Average once, with whatever the other ranks want: all know the same after it.
+    def _meet(self, place: str) -> None:
+        """Take the mean over ranks, in place, of all that optimizers change.
 
         Args:
             place: Where all ranks come to, and this one is; empty after a step.
-            due: The optimizers that want it now.
+
+        Raises:
+            Disagreement: Ranks are at different places, or train other parameters.
         """
-        mine = {"place": place, "due": sorted(due), "left": sorted(self.stepped)}
-        known = dict(self.weights.alive())  # held: the garbage collector may come meanwhile
-        said = self.weights.meet(mine, known)
-        places = {each["place"] for each in said}
+        here = [known() for known in self.known]  # held: the garbage collector may come meanwhile
+        sizes = [one and [p.numel() for p in trainable(one)] for one in here]
+        body = json.dumps([place, sizes]).encode()
+        said = json.loads(self.group.confer("averaging", body))
+        places = {where for where, _ in said}
         if len(places - {""}) > 1:
             raise Disagreement(
                 "ranks come to be averaged at different places: "
-                + ", ".join(f"rank {n} at {s['place']}" for n, s in enumerate(said) if s["place"])
+                + ", ".join(f"rank {n} at {where}" for n, (where, _) in enumerate(said) if where)
                 + "; let all ranks evaluate and save, or after the end of an epoch"
             )
-        everything = "" not in places
-        wanted = {n for each in said for n in each["left" if everything else "due"]}
-        self.weights.average(wanted, said, known)
-        self.stepped -= wanted
-        left = {n for each in said for n in each["left"]} - wanted
-        if everything or (places == {""} and not left):
-            self.stale, self.trained = False, set()
+        tensors: dict[int, Tensor] = {}
+        for one, theirs in zip(here, zip(*(each for _, each in said), strict=True), strict=True):
+            if None in theirs:
+                continue  # garbage-collected on some rank: nobody trains with it any more
+            if any(other != theirs[0] for other in theirs):
+                raise Disagreement(
+                    f"{type(one).__name__} changes other parameters on other ranks; build models "
+                    "and optimizers alike on all of them"
+                )
+            tensors |= {id(p): p.detach() for p in trainable(one)}
+        for some, flat in flattened([*tensors.values()]):
+            with self.group.together("averaging", flat):
+                self.group.start_all_reduce(flat).wait()
+            put_back(some, flat.div_(self.group.size))
+        if len(places) == 1:  # else those that are not there come to take part once more
+            self.stale = False
 
 
 class EpochIterator(LoaderIterator):
@@ -207,85 +207,10 @@ class EpochIterator(LoaderIterator):
             raise
 
 
-class Weights:
-    """The optimizers of a rank, by numbers that all ranks share, and what is averaged of each."""
-
-    def __init__(self, group: Group, momentum: bool) -> None:
-        self.group, self.momentum = group, momentum
-        self._known: list[weakref.ref[Optimizer]] = []
-
-    def number(self, optimizer: Optimizer) -> int:
-        """Return the number of an optimizer, known from now on."""
-        for number, known in enumerate(self._known):
-            if known() is optimizer:
-                return number
-        self._known.append(weakref.ref(optimizer))
-        return len(self._known) - 1
-
-    def alive(self) -> Iterator[tuple[int, Optimizer]]:
-        """Yield the optimizers that are still there, with their numbers."""
-        for number, known in enumerate(self._known):
-            optimizer = known()
-            if optimizer is not None:
-                yield number, optimizer
-
-    def meet(self, mine: Said, known: dict[int, Optimizer]) -> list[Said]:
-        """Exchange what every rank says, with the parameters' sizes of these optimizers added."""
-        mine["sizes"] = {n: [p.numel() for p in trainable(some)] for n, some in known.items()}
-        if self.momentum:
-            mine["states"] = {n: sorted(_momentum(some)) for n, some in known.items()}
-        said: list[Said] = json.loads(self.group.confer("averaging", json.dumps(mine).encode()))
-        return said
-
-    @torch.no_grad()
-    def average(self, numbers: set[int], said: list[Said], known: dict[int, Optimizer]) -> None:
-        """Take the mean over ranks, in place, of what the optimizers of these numbers change.
-
-        Raises:
-            Disagreement: An optimizer has other parameters on another rank.
-        """
-        tensors: list[Tensor] = []
-        for number in sorted(numbers):
-            sizes = [each["sizes"].get(str(number)) for each in said]
-            if None in sizes:
-                continue  # garbage-collected on some rank: nobody trains with it any more
-            if any(other != sizes[0] for other in sizes):
-                raise Disagreement(
-                    f"optimizer {number} of the script changes other parameters on other ranks; "
-                    "build models and optimizers alike on all of them"
-                )
-            tensors += [p.detach() for p in trainable(known[number])]
-            if self.momentum:
-                there = set.intersection(
-                    *({tuple(x) for x in each["states"][str(number)]} for each in said)
-                )
-                tensors += [
-                    x for key, x in sorted(_momentum(known[number]).items()) if key in there
-                ]
-        for some, flat in flattened(tensors):
-            with self.group.together("averaging", flat):
-                self.group.start_all_reduce(flat).wait()
-            flat.div_(self.group.size)
-            for x, mean in zip(some, flat.split([x.numel() for x in some]), strict=True):
-                x.copy_(mean.view_as(x))
-
-
-def trainable(optimizer: Optimizer) -> list[Tensor]:
-    """Return the parameters that an optimizer changes, in its order."""
-    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-
-
-def _momentum(optimizer: Optimizer) -> dict[tuple[int, str], Tensor]:
-    """Return the state that has its parameter's shape, by the parameter's place and a name."""
-    return {
-        (place, name): value
-        for place, p in enumerate(trainable(optimizer))
-        for name, value in optimizer.state.get(p, {}).items()
-        if isinstance(value, Tensor)
-        and value.shape == p.shape
-        and value.is_floating_point()
-        and value.dim()
-    }
+def trainable(optimizer: Optimizer | None) -> list[Tensor]:
+    """Return the parameters that an optimizer, if there is one, changes."""
+    groups = optimizer.param_groups if optimizer is not None else ()
+    return [p for group in groups for p in group["params"] if p.requires_grad]
 
 
 def _within_a_step(optimizer: Optimizer) -> bool:

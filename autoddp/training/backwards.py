@@ -75,7 +75,7 @@ class Backwards:
             self.hidden.clear()
 
     def _run(self, plain: Any, tops: list[Tensor], given: dict[str, Any]) -> Leaves:
-        leaves = leaves_of(tops, self.order, self.replicas.known)
+        leaves = leaves_of(tops, self.order)
         inputs = given.get("inputs")
         by_hand = inputs is not None or given.get("create_graph") or leaves.recomputes
         if by_hand or not leaves.dense:

@@ -16,7 +16,7 @@ from autoddp.comm.context import Code
 from autoddp.patching import Feature
 from autoddp.torch_internals import disable_dynamo
 from autoddp.training.fingerprint import WHY, Fingerprint
-from autoddp.training.replica import alive, flattened
+from autoddp.training.replica import alive, flattened, put_back
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
@@ -89,5 +89,4 @@ class Buffers(Feature):
             [[flat for _, flat in kinds], *([] for _ in range(1, self.group.size))]
         )
         for some, flat in kinds if self.group.rank else ():
-            for x, new in zip(some, flat.split([x.numel() for x in some]), strict=True):
-                x.data.copy_(new.view_as(x))  # for autograd it is what it was
+            put_back(some, flat)

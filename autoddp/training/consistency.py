@@ -8,7 +8,6 @@ has its parameters, may be each rank's own, where a script goes through a set of
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -27,14 +26,6 @@ CHECKED, EVERY = 3, 100
 RECENT = 8  # sets of leaves that are kept in mind: of backwards before a step, and of steps
 
 
-@dataclass
-class Seen:
-    """A set of leaves that was stepped: how often, and these leaves, as long as they live."""
-
-    count: int
-    leaves: list[weakref.ref[Tensor]]
-
-
 class Consistency:
     """The comparisons of one rank."""
 
@@ -43,7 +34,8 @@ class Consistency:
         # the leaves of the latest backwards since the last step, and all of those before that step
         self._fresh: dict[tuple[int, ...], list[Tensor]] = {}
         self._covered: dict[int, Tensor] = {}
-        self._seen: dict[Any, Seen] = {}  # the set used last comes last
+        # of sets of leaves that were stepped, the one used last comes last: how often, and these
+        self._seen: dict[Any, tuple[int, list[weakref.ref[Tensor]]]] = {}
 
     def note(self, leaves: list[Tensor]) -> None:
         """Note the leaves of a backward; a script that never steps may have new ones in each."""
@@ -82,20 +74,20 @@ class Consistency:
         if not self._seen:
             return
         # a leaf has one reference, which tells it from others when it is gone, too
-        references = {id(ref): ref for seen in self._seen.values() for ref in seen.leaves}
+        references = {id(ref): ref for _, some in self._seen.values() for ref in some}
         self._compare(alive(self.group, references.values()), gradients=False)
 
     def _look(self, leaves: list[Tensor]) -> None:
         ordered = self.view.order.sorted(leaves)
         key = self.view.order.numbers(ordered)
-        seen = self._seen.pop(key, None) or Seen(0, [])
-        if not seen.leaves or None in key:  # what no module showed may be others each time
-            seen.leaves = [weakref.ref(leaf) for leaf in ordered]
-        self._seen[key] = seen
+        before, known = self._seen.pop(key, (0, []))
+        if not known or None in key:  # what no module showed may be others each time
+            known = [weakref.ref(leaf) for leaf in ordered]
+        count = before + 1
+        self._seen[key] = count, known
         if len(self._seen) > RECENT:
             del self._seen[next(iter(self._seen))]
-        seen.count += 1
-        if seen.count <= CHECKED or seen.count % EVERY == 0:
+        if count <= CHECKED or count % EVERY == 0:
             self._compare(ordered)
 
     def _compare(self, leaves: list[Tensor], gradients: bool = True) -> None:

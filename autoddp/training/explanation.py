@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autoddp.patching import Feature
 from autoddp.report import Decision
-from autoddp.training import account
 from autoddp.view.work import BACKWARD, SHARDED, WHOLE
 
 if TYPE_CHECKING:
@@ -38,6 +37,35 @@ NOTHING = (
 BEHIND = "most was lost behind functions that gather, which the lines above name"
 FEW = "most was lost on what every rank computes whole: of fewer rows than ranks, or of no batch"
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """The seconds of a rank, by what they went to: the last four add up to the first.
+
+    Attributes:
+        seconds: From its start to the end of the script.
+        computing: All that is none of the others, the script's own Python included.
+        gradients: Waiting for gradients inside of a backward.
+        ranks: Waiting for other ranks in all other places.
+        loader: Waiting for the batches of loaders.
+    """
+
+    seconds: float
+    computing: float
+    gradients: float
+    ranks: float
+    loader: float
+
+    @classmethod
+    def of(cls, run: Run, seconds: float) -> RankTimes:
+        """Return the times of this rank, `seconds` after its start."""
+        gradients = run.group.position.waited_in_backward
+        ranks = run.group.position.waited - gradients
+        loader = sum(waiting.seconds for waiting in run.waited.values())
+        computing = max(0.0, seconds - gradients - ranks - loader)
+        parts = (seconds, computing, gradients, ranks, loader)
+        return cls(*(round(part, 3) for part in parts))
 
 
 class Explanation(Feature):
@@ -84,22 +112,15 @@ class Explanation(Feature):
             return
         self.reported = True
         self.explain()
-        report, options = self.run.report, self.run.options
+        report = self.run.report
         report.release()
-        seconds = perf_counter() - self.began
-        mine = account.of(self.run, seconds)
-        account.tell(self.run, mine)
-        if self.run.world.rank == 0 and (options.summary or options.report is not None):
-            report.times = [asdict(times) for times in account.of_all(self.run, mine)]
-            report.shared = self.run.view.work.share()
-            report.gathered = self.run.group.gathered
-        if seconds >= LONG or options.summary:
+        mine = RankTimes.of(self.run, perf_counter() - self.began)
+        report.times, report.gathered = asdict(mine), self.run.group.gathered
+        report.shared = self.run.view.work.share()
+        if mine.seconds >= LONG:
             report.say_once("account", "", self.sentence(mine))
-        if options.summary:
-            for line in account.table([account.RankTimes(**times) for times in report.times]):
-                report.say(line)
 
-    def sentence(self, mine: account.RankTimes) -> str:
+    def sentence(self, mine: RankTimes) -> str:
         """Say in one line where the time of this rank went, and what would help most."""
         size, seconds, share = self.run.group.size, mine.seconds, self.run.view.work.share()
         if self.run.options.view == "local":
@@ -117,7 +138,7 @@ class Explanation(Feature):
             f"{advice and f'; {advice}'}; `autoddp bench` tells more"
         )
 
-    def advice(self, mine: account.RankTimes, share: float | None) -> str:
+    def advice(self, mine: RankTimes, share: float | None) -> str:
         """Return what would help most, where enough of the time is lost; else nothing."""
         size, seconds, work = self.run.group.size, mine.seconds, self.run.view.work.seconds
         waited = mine.gradients + mine.ranks

@@ -19,7 +19,6 @@ from autoddp.comm.position import BACKWARD
 from autoddp.patching import Call, patch
 from autoddp.torch_internals import disable_dynamo  # a compiled step breaks its graph there
 from autoddp.training.backwards import named
-from autoddp.training.compression import announce
 from autoddp.training.consistency import Consistency
 from autoddp.training.late_averaging import Accumulation, LateBackwards
 from autoddp.training.replica import Replicas
@@ -46,9 +45,9 @@ class Gradients(Accumulation):
 
     def __init__(self, run: Run) -> None:
         self.run, self.view, self.group = run, run.view, run.group
-        self.replicas = Replicas(run.group, run.options.compress)
+        self.replicas = Replicas(run.group)
         self.backwards = LateBackwards(
-            self.replicas, run.view.order, run.view.context, self._at_its_place
+            run.view.context, self.replicas, run.view.order, self._at_its_place
         )
         self.consistency = Consistency(run)
         self.asked = False  # gradients that the script asks for are computed
@@ -68,7 +67,6 @@ class Gradients(Accumulation):
         undo.callback(register_optimizer_step_pre_hook(self.compare_before_step).remove)
         self.run.effects.before_save.append(self.compare_before_save)
         undo.callback(self.run.effects.before_save.remove, self.compare_before_save)
-        announce(self.run.report, self.run.options.compress)
 
     def _plain(self, *held: Any) -> bool:
         """Return whether a call is plain; in a thread it is, but for what is held by rows there."""

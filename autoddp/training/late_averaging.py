@@ -14,8 +14,7 @@ from __future__ import annotations
 import concurrent
 import multiprocessing
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor
 
 from autoddp import torch_internals
-from autoddp.comm.context import Code, Context
+from autoddp.comm.context import Context
 from autoddp.effects.engine import Mode
 from autoddp.errors import Disagreement
 from autoddp.patching import ABSENT, Call, Feature, patch, restore
@@ -31,7 +30,6 @@ from autoddp.training.backwards import Backwards
 from autoddp.training.gradient_access import GRAD, as_torch, gradient_of
 from autoddp.training.leaves import Leaves
 from autoddp.training.replica import Replicas
-from autoddp.view.order import Order
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
@@ -161,21 +159,12 @@ class LateBackwards(Backwards):
     """The backwards of one rank, of which all but a round's last leave their gradients late.
 
     Attributes:
-        allowed: Whether any may be late: not under a compiler, which reads past every property, nor
-            where gradients are compressed, by a method that counts backwards.
         pending: What late ones have left.
     """
 
-    def __init__(
-        self,
-        replicas: Replicas,
-        order: Order,
-        context: Context,
-        around: Callable[[Tensor], AbstractContextManager[Any]] = nullcontext,
-    ) -> None:
-        super().__init__(replicas, order, around)
+    def __init__(self, context: Context, replicas: Replicas, *given: Any) -> None:
+        super().__init__(replicas, *given)
         self.context, self.pending = context, PendingGradients(replicas, context)
-        self.allowed = replicas.compress == "none"
         self.rounds: dict[Any, Round] = {}
         self._dropped = 0  # how many reducers were when it was last looked at
 
@@ -183,7 +172,7 @@ class LateBackwards(Backwards):
         self, plain: Any, tops: list[Tensor], given: dict[str, Any], leaves: Leaves
     ) -> None:
         """Run a backward without the reducer if it may be late, else with it."""
-        late, pending = self.allowed and self._late(leaves), self.pending
+        late, pending = self._late(leaves), self.pending
         held = late or (pending.leaves and any(id(leaf) in pending.leaves for leaf in leaves.dense))
         try:
             if late:
@@ -205,7 +194,7 @@ class LateBackwards(Backwards):
         A gradient that was there before and is not pending may be in the script's hands already,
         where nothing tells that it is read.
         """
-        if self.context.depth[Code.TRIAL] or not self.context.on_script_thread():
+        if not self.context.on_script_thread():
             return False
         known = self.rounds.get(leaves.key)
         if known is None:
@@ -219,7 +208,7 @@ class LateBackwards(Backwards):
             known.count < known.length
             and not known.read
             and not leaves.others
-            and not torch_internals.compiles()  # also before the session, or past torch.compile
+            and not torch_internals.compiles()  # by what was compiled before: past any property
             and all(id(x) in self.pending.leaves or gradient_of(x) is None for x in leaves.dense)
         )
 
@@ -243,13 +232,6 @@ class Accumulation(Feature):
 
     run: Run
     backwards: LateBackwards
-
-    @patch("torch:compile", why="a compiled function reads gradients past whatever averages them")
-    def average_always(self, call: Call) -> Any:
-        """Average gradients at every backward from now on."""
-        self.backwards.allowed = False
-        self.backwards.pending.average()
-        return call.plain()
 
     @patch(
         "os:fork",

@@ -5,7 +5,7 @@ A set of leaves that is kept from one backward to the next would miss those that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,8 +26,6 @@ class Leaves:
     recomputes: bool = False  # a reentrant checkpoint hides more leaves
     # the graph's node of each leaf, by the leaf's id
     accumulators: dict[int, Any] = field(default_factory=dict)
-    # what all this follows from; empty if it may not be used again
-    walk: tuple[int, ...] = ()
 
     @property
     def all(self) -> list[Tensor]:
@@ -44,32 +42,28 @@ REENTRANT = "CheckpointFunctionBackward"
 LEAF = "AccumulateGrad"
 
 
-def leaves_of(
-    roots: Iterable[Tensor],
-    one_order: Order,
-    known: Callable[[tuple[int, ...]], Leaves | None] = lambda _: None,
-) -> Leaves:
-    """Walk the graph for its leaves; every rank finds the same ones, in the same order.
-
-    A walk that comes by the same accumulators as one before, in the same order, has found the same:
-    a leaf has another one as soon as its dtype, layout or device is another.
-
-    Args:
-        roots: Where to begin.
-        one_order: The order of leaves that ranks share.
-        known: Returns what was made of a walk, whose accumulators live still, or None.
-    """
-    found, sparse = _walked(roots)
-    walk = (one_order.count, *map(id, found)) if sparse is None else ()
-    before = known(walk) if walk else None
-    return before or _sorted_out(found, sparse, one_order, walk)
+def leaves_of(roots: Iterable[Tensor], one_order: Order) -> Leaves:
+    """Walk the graph for its leaves, by kind; every rank finds the same ones, in the same order."""
+    found, unlike = _walked(roots)
+    leaves = Leaves(recomputes=0 in unlike)
+    leaves.accumulators = {id(node.variable): node for node in found}
+    ordered = one_order.sorted([node.variable for node in leaves.accumulators.values()])
+    kind = _most(ordered)
+    for leaf in ordered:
+        plain = (
+            leaf.device.type == kind
+            and leaf.is_floating_point()
+            and leaf.layout is torch.strided
+            and id(leaf) not in unlike
+        )
+        (leaves.dense if plain else leaves.others).append(leaf)
+    return leaves
 
 
-def _walked(roots: Iterable[Tensor]) -> tuple[list[Any], set[int] | None]:
-    """Return the accumulators of a graph, as they are met.
+def _walked(roots: Iterable[Tensor]) -> tuple[list[Any], set[int]]:
+    """Return the accumulators of a graph, as they are met, each once.
 
-    Also the ids of leaves whose gradients are sparse, 0 among them if some recompute; None if there
-    is nothing of that kind.
+    Also the ids of leaves whose gradients are sparse, 0 among them if some recompute.
     """
     found: list[Any] = []
     unlike: set[int] = set()
@@ -93,30 +87,7 @@ def _walked(roots: Iterable[Tensor]) -> tuple[list[Any], set[int] | None]:
         if name == REENTRANT:
             unlike.add(0)
         todo += [each for each, _ in following if each not in seen]
-    return found, unlike or None
-
-
-def _sorted_out(
-    found: list[Any], sparse: set[int] | None, one_order: Order, walk: tuple[int, ...]
-) -> Leaves:
-    """Return the leaves of accumulators, in the order of all ranks, by kind."""
-    variables = {id(leaf): leaf for leaf in (node.variable for node in found)}
-    unlike = sparse or set()
-    leaves = Leaves(recomputes=0 in unlike)
-    leaves.accumulators = {id(node.variable): node for node in found}
-    ordered = one_order.sorted(variables.values())
-    kind = _most(ordered)
-    for leaf in ordered:
-        plain = (
-            leaf.device.type == kind
-            and leaf.is_floating_point()
-            and leaf.layout is torch.strided
-            and id(leaf) not in unlike
-        )
-        (leaves.dense if plain else leaves.others).append(leaf)
-    if not leaves.others:  # else sizes count, too, which may change
-        leaves.walk = walk
-    return leaves
+    return found, unlike
 
 
 def _most(leaves: Iterable[Tensor]) -> str:

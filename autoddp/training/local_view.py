@@ -14,7 +14,6 @@ from torch.utils.data import IterableDataset
 
 from autoddp.patching import Call, Feature, patch
 from autoddp.training.backwards import Backwards, named
-from autoddp.training.compression import announce
 from autoddp.training.iterator import LoaderIterator
 from autoddp.training.replica import Replicas
 from autoddp.training.sampling import Fetching
@@ -36,7 +35,7 @@ class LocalView(Feature):
     def __init__(self, run: Run) -> None:
         self.run, self.view, self.group = run, run.view, run.group
         self.fetching = Fetching(run)
-        self.replicas = Replicas(run.group, run.options.compress)
+        self.replicas = Replicas(run.group)
         self.share = 1.0  # of the batch fetched last: this rank's rows times ranks, by all rows
         self.backwards = Backwards(self.replicas, run.view.order)
 
@@ -46,7 +45,6 @@ class LocalView(Feature):
         before = dist.group.WORLD
         dist.group.WORLD = self.group.pg
         undo.callback(setattr, dist.group, "WORLD", before)
-        announce(self.run.report, self.run.options.compress)
 
     @patch("torch.utils.data:DataLoader.__iter__", why="each rank fetches its rows of every batch")
     def share_batches(self, call: Call) -> Any:

@@ -50,7 +50,7 @@ class Modules(WholeCalls):
                 return plain(module, *args, **kwargs)
             run = plain
             if module._compiled_call_impl is not None or "_orig_mod" in module._modules:
-                run = self.uncompiled(module, plain)
+                run = self.uncompiled(module)
             if module._backward_hooks and module._is_full_backward_hook is False:
                 return self.on_wholes(run, module, args, kwargs)
             if entry.depth or context.is_plain() or not context.is_script():
@@ -63,8 +63,7 @@ class Modules(WholeCalls):
 
     def on_wholes(self, run: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Call a module with a backward hook of the old kind, which hooks its output's node."""
-        leaves = tree_leaves((args, kwargs))
-        if not any(isinstance(x, (ShardedTensor, Partial)) for x in leaves):
+        if not _holds_parts(args, kwargs):
             return run(module, *args, **kwargs)
         with self.view.context.within(Code.PLAIN):
             return of_the_whole(functools.partial(run, module), args, kwargs)
@@ -86,11 +85,9 @@ class Modules(WholeCalls):
             self.view.context.depth[Code.FUNCTION] -= 1
         return call.plain()
 
-    def uncompiled(self, module: nn.Module, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def uncompiled(self, module: nn.Module) -> Callable[..., Any]:
         """Return what calls a compiled module as it was before."""
         original = module._modules.get("_orig_mod")
-        if original is None and module._compiled_call_impl is None:
-            return plain
         self.view.report.say_once("compile", users_line(), f"{type(module).__name__} {EAGER}")
         if original is None:
             return lambda module, *args, **kwargs: module._call_impl(*args, **kwargs)
@@ -124,18 +121,14 @@ class Modules(WholeCalls):
         return classmethod(apply)
 
     @patch(
-        "torch.utils.dlpack:to_dlpack", "torch:to_dlpack", why=f"the first form of DLPack: {FULL}"
+        *("torch.jit:ScriptFunction.__call__", "torch.utils.dlpack:to_dlpack", "torch:to_dlpack"),
+        why=f"a scripted function, and the first form of DLPack: {FULL}",
     )
-    def show_whole(self, call: Call) -> Any:
-        """Show the whole batch: else DLPack shows memory that nobody has."""
-        return self.take_whole(call)
-
-    @patch("torch.jit:ScriptFunction.__call__", why=f"a scripted function: {FULL}")
     def take_whole(self, call: Call) -> Any:
         """Call the function with whole tensors; what it writes into them reaches the rows."""
-        leaves = tree_leaves((call.args, call.kwargs))
-        found = any(isinstance(x, (ShardedTensor, Partial)) for x in leaves)
-        return of_the_whole(call.wrapped, call.args, call.kwargs) if found else call.plain()
+        if not _holds_parts(call.args, call.kwargs):
+            return call.plain()
+        return of_the_whole(call.wrapped, call.args, call.kwargs)
 
     @patch("torch:Tensor.as_subclass", why=f"a tensor of another class: {FULL}", hot=True)
     def as_subclass(self, plain: Any) -> Any:
@@ -211,6 +204,11 @@ def _checkpointed(plain: Any, function: Any, args: Any, kwargs: dict[str, Any]) 
     first = next(x for x in tree_leaves((args, kwargs)) if type(x) is ShardedTensor)
     where = torch.empty(0, device=first.device)
     return plain(again, where, *map(held, args), **{name: held(x) for name, x in kwargs.items()})
+
+
+def _holds_parts(args: Any, kwargs: Any) -> bool:
+    """Return whether an argument is, or holds, what ranks have in parts."""
+    return any(isinstance(x, (ShardedTensor, Partial)) for x in tree_leaves((args, kwargs)))
 
 
 def _has_parameters(module: nn.Module) -> bool:

@@ -19,7 +19,6 @@ from autoddp import torch_internals
 from autoddp.comm.accelerator import CPU
 from autoddp.comm.group import MIN, Group
 from autoddp.comm.together import told_by_launcher
-from autoddp.training import compression
 from autoddp.training.fingerprint import Fingerprint
 from autoddp.training.leaves import Leaves
 from autoddp.training.shared_gradients import BucketAveraging, averaged
@@ -49,6 +48,15 @@ def flattened(tensors: list[Tensor]) -> Iterator[tuple[list[Tensor], Tensor]]:
         yield some, torch.cat([x.reshape(-1) for x in some])
 
 
+def put_back(tensors: list[Tensor], flat: Tensor) -> None:
+    """Write into tensors what `flattened` has made of them; for autograd they are what they were.
+
+    A graph that has saved one may still be walked.
+    """
+    for x, new in zip(tensors, flat.split([x.numel() for x in tensors]), strict=True):
+        x.data.copy_(new.view_as(x))
+
+
 def alive(group: Group, references: Iterable[Callable[[], Any]]) -> list[Any]:
     """Return what weak references lead to on all ranks: each frees garbage when it likes."""
     found = [reference() for reference in references]
@@ -72,15 +80,11 @@ class Replicas:
         dropped: Counts the reducers that are not kept any more.
     """
 
-    def __init__(self, group: Group, compress: str = "none") -> None:
-        self.group, self.compress = group, compress
+    def __init__(self, group: Group) -> None:
+        self.group = group
         # alive, so that ids stay theirs
         self._kept: dict[Any, Kept] = {}
         self.dropped = 0
-
-    def known(self, walk: tuple[int, ...]) -> Leaves | None:
-        """Return the leaves that such a walk has found, if there is a reducer of them."""
-        return next((k.leaves for k in self._kept.values() if k.leaves.walk == walk), None)
 
     def arm(self, leaves: Leaves, roots: list[Tensor]) -> BucketAveraging | None:
         """Have the reducer of the dense leaves wait for their gradients in the next backward.
@@ -107,11 +111,10 @@ class Replicas:
         anchor, group = Anchor(leaves), self.group
         with told_by_launcher(group):
             replica = torch_internals.replica_of(anchor, group.pg)
-        shared = group.gradient_memory is not None and leaves[0].is_cpu and self.compress == "none"
+        shared = group.gradient_memory is not None and leaves[0].is_cpu
         averaging = BucketAveraging(group, leaves) if shared else None
         if averaging is not None:
             replica.register_comm_hook(averaging, averaged)
-        compression.register(replica, group.pg, self.compress)
         return replica, averaging
 
     def _held(self) -> int:
@@ -163,29 +166,27 @@ class Replicas:
     def average_dense(self, grads: list[Tensor]) -> None:
         """Average gradients in place, in one all-reduce for each dtype and device."""
         for some, flat in flattened([grad.detach() for grad in grads]):
-            self.group.all_reduce(flat).div_(self.group.size)
-            for g, mean in zip(some, flat.split([g.numel() for g in some]), strict=True):
-                g.copy_(mean.view_as(g))
+            put_back(some, self.group.all_reduce(flat).div_(self.group.size))
 
     def average_sparse(self, grad: Tensor) -> Tensor:
         """Return the mean of a sparse gradient: every rank's entries, one after the other."""
         grad = grad.coalesce()
         counts = self.group.all_gather(torch.tensor([grad._nnz()], device=CPU)).flatten().tolist()
-        room = max(counts)
-        indices, values = grad.indices(), grad.values()
-        all_indices = indices.new_zeros((indices.shape[0], room))
-        all_values = values.new_zeros((room, *values.shape[1:]))
-        all_indices[:, : grad._nnz()], all_values[: grad._nnz()] = indices, values
-        gathered_i, gathered_v = (
-            self.group.all_gather(all_indices),
-            self.group.all_gather(all_values),
-        )
-        cut_i = torch.cat([i[:, :n] for i, n in zip(gathered_i, counts, strict=True)], 1)
-        cut_v = torch.cat([v[:n] for v, n in zip(gathered_v, counts, strict=True)])
+
+        def of_all(mine: Tensor, dim: int) -> Tensor:
+            shape = [*mine.shape[:dim], max(counts), *mine.shape[dim + 1 :]]
+            padded = mine.new_zeros(shape)
+            padded.narrow(dim, 0, grad._nnz()).copy_(mine)
+            found = zip(self.group.all_gather(padded), counts, strict=True)
+            return torch.cat([each.narrow(dim, 0, count) for each, count in found], dim)
+
         # as torch's kernels do: `torch.sparse_coo_tensor` of torch 2.11 warns, whatever is said of
         # checks
-        make = torch_internals.sparse_of_parts
-        kind = {"dtype": grad.dtype, "layout": grad.layout, "device": grad.device}
-        dims = grad.sparse_dim(), grad.dense_dim()
-        mean: Tensor = make(*dims, grad.shape, cut_i, cut_v / self.group.size, **kind)
+        mean: Tensor = torch_internals.sparse_of_parts(
+            *(grad.sparse_dim(), grad.dense_dim(), grad.shape),
+            *(of_all(grad.indices(), 1), of_all(grad.values(), 0) / self.group.size),
+            dtype=grad.dtype,
+            layout=grad.layout,
+            device=grad.device,
+        )
         return mean.coalesce()

@@ -182,8 +182,7 @@ def on_rows(function: Callable[..., Any], args: Any, kwargs: Any, known: bool = 
     whole = {id(mine): x for mine, x in zip(local, given, strict=True) if isinstance(x, Tensor)}
     held = [x for x in given if type(x) is ShardedTensor]
     for x in held:
-        if x.aliases_if_any is not None and x.aliases_if_any.exported:
-            x.aliases_if_any.refresh()
+        x.refresh()
 
     def placed(x: Any) -> Any:
         if not isinstance(x, Tensor) or isinstance(x, nn.Parameter):

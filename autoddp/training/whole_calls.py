@@ -60,25 +60,15 @@ class WholeCalls(Feature):
         return whole_inputs(call.plain())
 
     @patch(
-        "torch.func:vjp",
-        "torch.func:jvp",
-        "torch.func:functional_call",
-        why="weights that are no leaves: called on whole tensors, by every rank",
+        *("torch.func:vjp", "torch.func:jvp", "torch.func:functional_call"),
+        *("torch.jit:trace", "torch.jit:trace_module", "torch.jit:_get_trace_graph"),
+        why="weights that are no leaves, and graphs of an example: of whole tensors, on every rank",
     )
     def call_whole(self, call: Call) -> Any:
         """Call the function with whole tensors, and with modules plain inside."""
-        return self._call_whole(call)
-
-    @patch(
-        "torch.jit:trace",
-        "torch.jit:trace_module",
-        "torch.jit:_get_trace_graph",
-        why="what is recorded with a batch as the example is recorded of the whole: also by "
-        "add_graph",
-    )
-    def trace(self, call: Call) -> Any:
-        """Trace with whole tensors: the graph is one process's, with its shapes."""
-        return self._call_whole(call)
+        args, kwargs = _gathered((call.args, call.kwargs))
+        with self.view.context.within(Code.PLAIN):
+            return call.wrapped(*args, **kwargs)
 
     @patch(
         "torch.export:export",
@@ -88,7 +78,7 @@ class WholeCalls(Feature):
         optional=True,
     )
     def export(self, call: Call) -> Any:
-        return self._call_whole(call)
+        return self.call_whole(call)
 
     @patch(
         "torch.nn.functional:l1_loss",
@@ -97,14 +87,12 @@ class WholeCalls(Feature):
     )
     def l1_loss(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Replace l1_loss by a function that gives a weighted one whole tensors."""
+        whole = whole_inputs(plain)
 
         @functools.wraps(plain)
         def l1_loss(*args: Any, **kwargs: Any) -> Any:
             weight = args[5] if len(args) > 5 else kwargs.get("weight")
-            if weight is None or torch.compiler.is_compiling():
-                return plain(*args, **kwargs)
-            args, kwargs = _gathered((args, kwargs))
-            return plain(*args, **kwargs)
+            return (plain if weight is None else whole)(*args, **kwargs)
 
         return l1_loss
 
@@ -118,18 +106,10 @@ class WholeCalls(Feature):
 
         @stands_for(plain)
         def has_torch_function(relevant_args: Any, /) -> bool:
-            if torch.compiler.is_compiling():
-                return bool(plain(relevant_args))
-            return bool(
-                plain([x for x in relevant_args if type(x) not in (ShardedTensor, Partial)])
-            )
+            others = [x for x in relevant_args if type(x) not in (ShardedTensor, Partial)]
+            return bool(plain(relevant_args if torch.compiler.is_compiling() else others))
 
         return has_torch_function
-
-    def _call_whole(self, call: Call) -> Any:
-        args, kwargs = _gathered((call.args, call.kwargs))
-        with self.view.context.within(Code.PLAIN):
-            return call.wrapped(*args, **kwargs)
 
 
 def whole_inputs(function: Callable[..., Any]) -> Callable[..., Any]:

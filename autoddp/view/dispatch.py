@@ -97,9 +97,7 @@ def answer(func: Any, args: Any, kwargs: dict[str, Any], key: Any = None) -> Any
 def _refreshed(func: Any, args: Any, out: Any) -> Any:
     """Bring up to date what the script holds of a batch that `func` wrote into; return `out`."""
     if args and type(args[0]) is ShardedTensor and in_place(func):
-        shared = args[0].aliases_if_any
-        if shared is not None and shared.exported:
-            shared.refresh()
+        args[0].refresh()
     return out
 
 

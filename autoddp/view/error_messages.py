@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from autoddp.comm import accelerator
 from autoddp.view.aliases import is_shape
-from autoddp.view.generators import Generators
 
 WRONG = (RuntimeError, ValueError, IndexError, TypeError)  # what a wrong shape or index raises
 NUMBER = re.compile(r"-?\d+")
@@ -20,25 +20,16 @@ OTHERS = (torch.OutOfMemoryError, dist.DistError)  # of these, which have nothin
 
 
 def retell(error: Exception, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    """Give `error`, which `func` raised on this rank's rows, the words that it has on the whole."""
+    """Give `error`, which `func` raised on this rank's rows, the words that it has on the whole.
 
-    def again() -> None:
-        given, named = tree_map(as_whole, (args, kwargs), is_leaf=is_shape)
-        func(*given, **named)
-
-    retell_of(error, again)
-
-
-def retell_of(error: Exception, again: Callable[[], Any]) -> None:
-    """Give `error` the words of what `again` raises, if these differ by numbers alone.
-
-    No rank can gather here, as another may have had no error: `again` has to make the call on a
-    batch of the whole's shape, as `as_whole` does. What it draws is undone.
+    They may differ by numbers alone. No rank can gather here, as another may have had no error: the
+    call is made once more on a batch of the whole's shape. What it draws is undone.
     """
     if isinstance(error, OTHERS):
         return
     try:
-        told = _raised(again)
+        given, named = tree_map(as_whole, (args, kwargs), is_leaf=is_shape)
+        told = _raised(lambda: func(*given, **named))
     except Exception:  # that of a copy says nothing about the script
         return
     if type(told) is type(error) and NUMBER.sub("", str(told)) == NUMBER.sub("", str(error)):
@@ -46,14 +37,15 @@ def retell_of(error: Exception, again: Callable[[], Any]) -> None:
 
 
 def _raised(again: Callable[[], Any]) -> Exception | None:
-    generators = Generators()
+    drawn = torch.get_rng_state(), accelerator.states()
     try:
         with torch.no_grad():
             again()
     except Exception as told:
         return told
     finally:
-        generators.put_back()
+        torch.set_rng_state(drawn[0])
+        accelerator.set_states(drawn[1])
     return None
 
 

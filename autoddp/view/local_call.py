@@ -125,11 +125,10 @@ class LocalCall:
             or replicated.
         aliases: Whether a result may share memory with the first sharded argument, or be it.
         in_place: Whether the function writes into its first argument, and returns that.
-        all_elements: Whether a result has all elements of the first argument, and no others.
     """
 
     __slots__ = (
-        *("aliases", "all_elements", "constants", "in_place", "lends", "more"),
+        *("aliases", "constants", "in_place", "lends", "more"),
         *("names", "out", "shards", "sizes", "specs"),
     )
 
@@ -140,10 +139,8 @@ class LocalCall:
         out: Placement | list[Placement | None] | None,
         aliases: bool = False,
         in_place: bool = False,
-        all_elements: bool = False,
     ) -> None:
         self.out, self.aliases, self.in_place = out, aliases, in_place
-        self.all_elements = all_elements
         self.shards = [i for i, x in enumerate(args) if type(x) is ShardedTensor]
         self.lends = [i for i, x in enumerate(args) if type(x) in REPLICATED]
         self.constants = [(i, x.value) for i, x in enumerate(args) if type(x) is Const]
@@ -172,7 +169,8 @@ class LocalCall:
         out = func(*given, **kwargs) if kwargs else func(*given)
         me: Any = args[self.shards[0]] if self.shards else None
         if self.in_place or (me is not None and out is me._local):
-            return _itself(me, out)
+            me.refresh()  # the argument itself is returned, or written into
+            return None if out is None else me
         if type(out) is not Tensor or self.out is None:
             return self._several(out, me)
         spec = self.specs or self._spec(out)
@@ -196,8 +194,13 @@ class LocalCall:
         if spec.dim == me.spec.dim == 0 and len(out) == 1 < spec.sizes.total:
             out = outermost(me._local, out)
         made = wrap(out, spec, me.aliases)
-        if me.tally is not None and self.all_elements and not out.is_floating_point():
-            made.tally = me.tally.of(made)
+        mine = me._local
+        if (
+            me.tally is not None
+            and out.numel() == mine.numel()
+            and out.data_ptr() == mine.data_ptr()
+        ):
+            made.tally = me.tally.of(made)  # the same elements, all of them
         return made
 
     def _several(self, out: Any, me: Any) -> Any:
@@ -225,14 +228,6 @@ class LocalCall:
                 for o, p in zip(out, places, strict=True)
             ]
         return self.specs
-
-
-def _itself(me: Any, out: Any) -> Any:
-    """Return the argument that a function has returned, or written into."""
-    shared = me.aliases_if_any
-    if shared is not None and shared.exported:
-        shared.refresh()
-    return None if out is None else me
 
 
 def spec_of(out: Tensor, placement: Placement) -> Spec:

@@ -14,22 +14,18 @@ from torch import Tensor
 
 
 class Order:
-    """The numbers of parameters, in the order in which modules show them at their first calls.
-
-    Attributes:
-        count: How many have been given; as long as it is the same, no leaf's number is another.
-    """
+    """The numbers of parameters, in the order in which modules show them at their first calls."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, tuple[weakref.ref[Tensor], int]] = {}
-        self.count = 0
+        self._count = 0
 
     def note(self, leaves: Iterable[Tensor]) -> None:
         """Give a number to each new leaf."""
         for leaf in leaves:
             if self._number(leaf) is None:
-                self._numbers[id(leaf)] = weakref.ref(leaf), self.count
-                self.count += 1
+                self._numbers[id(leaf)] = weakref.ref(leaf), self._count
+                self._count += 1
 
     def sorted(self, leaves: Iterable[Tensor]) -> list[Tensor]:
         """Sort leaves by number; those that no module showed come last, as the graph has them."""

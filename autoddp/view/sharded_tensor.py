@@ -70,8 +70,6 @@ class ShardedTensor(DistributedTensor, metaclass=Like):
     ) -> ShardedTensor:
         return wrap(local, sizes.spec(tuple(local.shape), dim), aliases)
 
-    # ---- plain members: to ask torch for them would take longer than many a function
-
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
         return self.spec.shape
@@ -99,8 +97,6 @@ class ShardedTensor(DistributedTensor, metaclass=Like):
 
     def is_floating_point(self) -> bool:
         return self._local.is_floating_point()
-
-    # ---- placement
 
     @property
     def sizes(self) -> ShardSizes:
@@ -130,8 +126,6 @@ class ShardedTensor(DistributedTensor, metaclass=Like):
         if shared is not None and (shared.gathered or shared.exported):
             shared.take_over()
         return self._local
-
-    # ---- gather
 
     def full(self) -> Tensor:
         """Return the whole batch, gathered once for all that read it before the next write."""
@@ -177,6 +171,12 @@ class ShardedTensor(DistributedTensor, metaclass=Like):
         whole, exported = self._whole, self.aliases.borrowed(self._local)
         if whole is not None and exported is not None and whole.data_ptr() == exported.data_ptr():
             self._versions = (version(self._local), version(whole))
+
+    def refresh(self) -> None:
+        """Bring up to date what the script holds of this batch, after all ranks wrote into it."""
+        shared = self.aliases_if_any
+        if shared is not None and shared.exported:
+            shared.refresh()
 
     def settle(self, out: Any, func: Any, unseen: bool = False) -> None:
         """Take over what `func`, given the whole, wrote there; note if `out` shows its memory."""
@@ -284,10 +284,7 @@ def owner_of(x: ShardedTensor | Partial) -> View:
 
 
 def first_of(args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return the first sharded tensor or partial sum; most often it is an argument itself."""
-    for x in args:
-        if type(x) is ShardedTensor or type(x) is Partial:
-            return x
+    """Return the first sharded tensor or partial sum."""
     for x in tree_leaves((args, kwargs)):
         if type(x) is ShardedTensor or type(x) is Partial:
             return x

@@ -58,8 +58,6 @@ def test_every_option_arrives(asked):
         module=True,
         backend="gloo",
         view="local",
-        batch="per-rank",
-        scale_lr="sqrt",
         batchnorm="local",
         loading="each",
         draws="own",
@@ -73,7 +71,7 @@ def test_every_option_arrives(asked):
     )
     line = (
         "-n 2 --nnodes 3 --node-rank 1 --master-addr 10.0.0.1 --master-port 1234 -m "
-        "--backend gloo --view local --batch per-rank --scale-lr sqrt --batchnorm local "
+        "--backend gloo --view local --batchnorm local "
         "--loading each --draws own --own-ddp no --strict --report r.json --log-dir logs -v -q"
     )
     line += " --disable loaders,files --disable modules"

@@ -9,8 +9,7 @@ from autoddp.options import ROWS, VARIABLE, Options
 
 CHOICES = {name: row.words for name, row in ROWS.items() if row.words}
 
-# for a batch that grows, and where something is recorded at all
-WITH = {"scale_lr": {"batch": "per-rank"}, "record_kind": {"record": "folder"}}
+WITH = {"record_kind": {"record": "folder"}}  # there is something to record
 
 
 def test_round_trip():
@@ -36,10 +35,6 @@ def test_words_are_checked(name):
         ({"nproc": 0}, "^--nproc is 0; a job has at least 1 rank on each node$"),
         ({"nnodes": 0}, "^--nnodes is 0; a job has at least 1 node$"),
         ({"nnodes": 2, "node_rank": 5}, "^--node-rank is 5 with --nnodes 2; it goes from 0 to 1$"),
-        (
-            {"scale_lr": "sqrt"},
-            "^--scale-lr is 'sqrt' with --batch global, where the batch",
-        ),
         (
             {"record_kind": "times"},
             "^--record-kind is 'times', but nothing is recorded; add --record",

@@ -295,14 +295,12 @@ def test_bench_has_rows_that_both_nodes_run(nodes, tmp_path):
     plain, *rows = json.loads(found.read_text())["rows"]
     assert [(row["row"], row["ranks"], row["nodes"]) for row in rows] == [
         ("global view", 2, 2),
-        ("per-rank batch", 2, 2),
-        ("per-rank, scaled lr", 2, 2),
+        ("local view", 2, 2),
     ]
     assert rows[0]["rounds"][0]["losses"] == pytest.approx(plain["rounds"][0]["losses"], rel=1e-12)
     assert [(row["steps"], row["batch"], row["samples"]) for row in rows] == [
         (3, 8, 21),
-        (2, 10.5, 21),
-        (2, 10.5, 21),
+        (3, 8, 21),
     ]
     assert all(
         len(row["rounds"][0]["memory"]) == 2 and min(row["rounds"][0]["memory"]) for row in rows

@@ -16,7 +16,7 @@ from tests.support.ports import free_port
 TEXT = "import helper\nprint('it ran', helper.SIZE)\n"
 # what node 1 has otherwise: options, arguments, files; and what is said of it
 CASES = {
-    "an option": (["--batch", "per-rank"], [], {}, "--batch is per-rank on node 1 and global on"),
+    "an option": (["--draws", "own"], [], {}, "--draws is own on node 1 and auto on"),
     "a word": (["--disable", "clocks"], [], {}, "--disable is ('clocks',) on node 1 and () on"),
     "an argument": (
         [],
@@ -103,8 +103,8 @@ def test_the_facts_are_those_of_the_command_the_files_and_the_versions(tmp_path,
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.py").write_text(TEXT)
     (tmp_path / "helper.py").write_text("SIZE = 1\n")
-    found = likeness.facts(Script("s.py", ("--lr", "1")), Options(batch="per-rank", quiet=True))
-    assert found["--batch"] == "per-rank"
+    found = likeness.facts(Script("s.py", ("--lr", "1")), Options(draws="own", quiet=True))
+    assert found["--draws"] == "own"
     assert "--quiet" not in found
     assert found["the script's command line"] == "--lr 1"
     assert {"the text of s.py", "the text of helper.py"} <= set(found)

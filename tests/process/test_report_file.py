@@ -36,7 +36,7 @@ FIELDS = {
     "backend": TEXT,
     "view": TEXT,
     "exit": int,
-    "times": list,
+    "times": dict,
     "shared": float,
     "gathered": int,
     "decisions": list,
@@ -50,7 +50,6 @@ DECISION = {
     "size": int,
 }
 TIMES = {
-    "rank": int,
     **dict.fromkeys(("seconds", "computing", "gradients", "ranks", "loader"), NUMBER),
 }
 
@@ -66,7 +65,7 @@ def done(tmp_path_factory):
     """A script that was run with all that tells of it, and its folder."""
     folder = tmp_path_factory.mktemp("told")
     (folder / "train.py").write_text(TRAIN)
-    options = ("--report", "told.json", "--plot", "told.png", "--summary")
+    options = ("--report", "told.json", "--plot", "told.png")
     return run_cli("run", "--nproc", 2, *options, "train.py", "--lr", "1", cwd=folder), folder
 
 
@@ -84,13 +83,11 @@ def test_a_report_has_the_fields_that_are_documented(done):
         "exit": 3,
     }
     assert (found["ranks"], found["nodes"], found["view"]) == (2, 1, "global")
-    assert [times["rank"] for times in found["times"]] == [0, 1]
-    for times in found["times"]:
-        check(times, TIMES)
+    check(found["times"], TIMES)
     for decision in found["decisions"]:
         check(decision, DECISION)
     lines = {(made["kind"], made["line"]) for made in found["decisions"]}
-    assert {("loaders", "train.py:10"), ("gather", "train.py:13")} <= lines
+    assert {("loaders", "train.py:9"), ("gather", "train.py:13")} <= lines
     assert found["gathered"] > 0
 
 
@@ -130,16 +127,6 @@ def test_ranks_of_another_launcher_draw_nothing_and_say_what_would(tmp_path):
     assert "another launcher has started this rank" in done.err
 
 
-@pytest.mark.slow
-def test_a_summary_is_said_of_a_short_run(done):
-    ran, _ = done
-    line, head, *rows = [line for line in ran.err.splitlines() if "--plot" not in line][-4:]
-    assert line.startswith("[autoddp] 2 ranks, ")
-    assert "of the computing was shared" in line
-    assert head.startswith("[autoddp] seconds of ")
-    assert [row[:16] for row in rows] == ["[autoddp] rank 0", "[autoddp] rank 1"]
-
-
 def steps(*seconds):
     times = {"loading": 0.25, "gathering": 0.0, "gradients": 0.5}
     return [{"step": n, "times": {"seconds": s} | times} for n, s in enumerate(seconds, 1)]
@@ -172,7 +159,6 @@ def test_a_picture_has_a_part_for_each_rank(tmp_path):
     [
         (["--plot", "a/b.png"], "--plot is a/b.png, but there is no folder a; make it first"),
         (["--plot", "b.mp3"], "--plot is b.mp3, whose ending names no kind of picture; give one"),
-        (["--summary", "-q"], "--summary is given with --quiet, where nothing is said; leave out"),
         (
             ["--plot", "b.png", "--record", "r", "--record-kind", "numbers"],
             "--plot is b.png with --record-kind numbers, where no times are recorded; leave out",

@@ -32,7 +32,7 @@ from autoddp.process.script import Script
 from autoddp.tools.bench import command, guest, plot, remote, replicate, show
 from autoddp.tools.bench.advice import RULES, RowEvidence, sentences
 from autoddp.tools.bench.figures import Figures, Row, last_number, last_tenth, percentile, warm_up
-from autoddp.tools.bench.variants import DATA_PARALLEL, GLOBAL, LOCAL, PLAIN, SCALED, Way, ways
+from autoddp.tools.bench.variants import DATA_PARALLEL, GLOBAL, LOCAL, PLAIN, Way, ways
 from autoddp.tools.record.phases import RECORDING, Parts
 from autoddp.tools.record.recorder import Enough, Recorder
 from autoddp.tools.record.settings import RecordSettings
@@ -43,7 +43,7 @@ from tests.support.warm import leftover
 
 pytestmark = pytest.mark.slow
 
-# 42 rows by 8: five full batches an epoch, and a short one; with 2 ranks' batches two and one.
+# 44 rows by 8: five full batches an epoch, and one of 4.
 TRAIN = """
     import time
     import autoddp
@@ -52,7 +52,7 @@ TRAIN = """
     from torch.utils.data import DataLoader, TensorDataset
 
     torch.manual_seed(3)
-    x = torch.randn(42, 6)
+    x = torch.randn(44, 6)
     data = TensorDataset(x, x[:, :3].argmax(1))
     net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
@@ -70,7 +70,7 @@ TRAIN = """
             right = sum((net(a).argmax(1) == b).sum().item() \
 for a, b in DataLoader(data, batch_size=20))
     open("made.txt", "w").write("here")
-    print(f"epoch {epoch}: val acc {right / 42:.4f} [of 1]")
+    print(f"epoch {epoch}: val acc {right / 44:.4f} [of 1]")
 """
 # No loader; rank 1 comes late to every backward.
 BY_HAND = """
@@ -155,11 +155,10 @@ def seen(benched, tmp_path_factory):
 
 
 def test_samples_and_steps_are_counted_exactly(seen):
-    assert [row["row"] for row in seen.data["rows"]] == [PLAIN, GLOBAL, LOCAL, SCALED]
+    assert [row["row"] for row in seen.data["rows"]] == [PLAIN, GLOBAL, LOCAL]
     for row in seen.data["rows"]:
-        assert row["samples"] == 84, "evaluation is no training"
-        grown = row["row"] in (LOCAL, SCALED)
-        assert (row["batch"], row["steps"]) == ((16, 6) if grown else (8, 12))
+        assert row["samples"] == 88, "evaluation is no training"
+        assert (row["batch"], row["steps"]) == (8, 12)
 
 
 def test_shares_are_parts_of_one_step(seen):
@@ -184,9 +183,6 @@ def test_the_global_view_has_the_losses_of_one_process(seen):
     plain, ranks = (seen.row(kind)["rounds"][0]["losses"] for kind in (PLAIN, GLOBAL))
     assert len(plain) == 12
     assert ranks == pytest.approx(plain, rel=1e-4)
-    kept, scaled = (seen.row(kind)["rounds"][0]["losses"] for kind in (LOCAL, SCALED))
-    assert kept[0] == pytest.approx(scaled[0])
-    assert kept[-1] != pytest.approx(scaled[-1], rel=1e-3)
 
 
 def test_what_is_told(seen):
@@ -229,7 +225,6 @@ def test_a_row_that_fails_leaves_the_others(benched):
     assert "ValueError: not on ranks" in seen.out
     assert seen.row(PLAIN)["samples"] == 6
     assert "no batch was seen at all: a sample is a step" in seen.out
-    assert "--steps 6: all rows end there" in seen.out
 
 
 @pytest.mark.parametrize(
@@ -533,10 +528,6 @@ ADVICE = {
         "a step of one process takes 0.001 s",
     ),
     "threads": (ONE | {"threads": 8}, "one process computes by 8 threads already"),
-    "grown": (
-        {"kind": LOCAL, "loss": 0.8},
-        "batches of 64 rows end at a loss of 0.8 instead of 0.5",
-    ),
     "wrong": (
         {"loss": 0.6},
         "the loss of global view, 4 ranks is not that of one process (0.6, 0.5)",
@@ -554,7 +545,7 @@ def test_advice(changes, says):
 def test_every_rule_is_tried_and_silent_where_all_is_well():
     assert len(ADVICE) == len(RULES)
     assert sentences([CASE]) == ["no part of a step stands out"]
-    assert sentences([replace(CASE, kind=LOCAL, loss=0.8, ended=False)])[0].startswith("no part")
+    assert sentences([replace(CASE, kind=LOCAL, loss=0.8)])[0].startswith("no part")
     assert sentences([replace(CASE, loss=None, plain_loss=None)])[0].startswith("no part")
 
 
@@ -592,7 +583,6 @@ def test_ways():
         (GLOBAL, 1),
         (GLOBAL, 2),
         (LOCAL, 2),
-        (SCALED, 2),
     ]
     assert left_out == ["DataParallel is left out: it takes several GPUs, and there is none"]
     found, left_out = ways(Options(), [2], There("cuda", ("4", "5", "6"), "nccl"))
@@ -618,10 +608,10 @@ def test_ways_of_several_nodes():
         (GLOBAL, "3x1", 3),
         (GLOBAL, "3x2", 6),
     ]
-    assert [way.options.master_addr for way in found if way.nodes == 1] == [None] * 5
-    assert found[-1].title == "per-rank, scaled lr, 6 ranks on 3 nodes"
+    assert [way.options.master_addr for way in found if way.nodes == 1] == [None] * 4
+    assert found[-1].title == "local view, 6 ranks on 3 nodes"
     plain, ranks = row_of(found[0], 100), row_of(found[-1], 300)
-    assert plot.curves([plain, ranks]) == {f"{SCALED}, 3 nodes": [(6, 3.0)]}
+    assert plot.curves([plain, ranks]) == {f"{LOCAL}, 3 nodes": [(6, 3.0)]}
 
 
 def test_node_0_takes_those_in_that_it_waits_for(tmp_path, capfd):

@@ -21,8 +21,8 @@ RANKS = 2
 script = Scripts()
 
 
-def local(every, **more):
-    return {"view": "local", "average_every": every} | more
+def local(every):
+    return {"view": "local", "average_every": every}
 
 
 def equal(found):
@@ -32,7 +32,7 @@ def equal(found):
     )
 
 
-def by_hand(every, momentum, epochs=2, ranks=2):
+def by_hand(every, epochs=2, ranks=2):
     """A model for each rank, on its part of every batch; also averaged where the loader ends."""
     first = mlp()
     models = [first, *(copy.deepcopy(first) for _ in range(ranks - 1))]
@@ -47,20 +47,16 @@ def by_hand(every, momentum, epochs=2, ranks=2):
                 optimizer.step()
             count += 1
             if count % every == 0 or place == len(loader) - 1:
-                average(models, optimizers, momentum)
+                average(models)
     return weights(first)
 
 
-def average(models, optimizers, momentum):
+def average(models):
     with torch.no_grad():
         for same in zip(*(model.parameters() for model in models), strict=True):
             mean = sum(same) / len(models)
-            kept = [optimizer.state[p] for optimizer, p in zip(optimizers, same, strict=True)]
-            moment = sum(state["momentum_buffer"] for state in kept) / len(models)
-            for p, state in zip(same, kept, strict=True):
+            for p in same:
                 p.copy_(mean)
-                if momentum:
-                    state["momentum_buffer"].copy_(moment)
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +64,8 @@ def alone():
     def script(run):
         found = {}
         for name, act in {
-            False: lambda: by_hand(2, momentum=False),
-            True: lambda: by_hand(2, momentum=True),
-            "three": lambda: by_hand(2, momentum=True, ranks=3),
+            "two": lambda: by_hand(2),
+            "three": lambda: by_hand(2, ranks=3),
             "gradients": lambda: every_step(run),
         }.items():
             torch.manual_seed(0)
@@ -98,12 +93,7 @@ def plain():
 
 def test_every_second_step_and_at_the_end_of_a_loader(alone, every_second):
     for found in every_second["plain"]:
-        assert_same(alone[False], found, 1e-12)
-
-
-def test_momentum_is_averaged_if_that_is_asked_for(alone):
-    for found in on_ranks(plain, RANKS, **local("2", average_momentum=True)):
-        assert_same(alone[True], found, 1e-12)
+        assert_same(alone["two"], found, 1e-12)
 
 
 def three_parts(run):
@@ -113,7 +103,7 @@ def three_parts(run):
 
 
 def test_on_three_ranks(alone):
-    for found in on_ranks(three_parts, 3, **local("2", average_momentum=True)):
+    for found in on_ranks(three_parts, 3, **local("2")):
         assert_same(alone["three"], found, 1e-12)
 
 
@@ -282,10 +272,6 @@ def test_two_optimizers_have_their_own_periods(every_second):
         (
             {"average_every": "often", "view": "local"},
             "^--average-every is 'often'; it takes a number of steps",
-        ),
-        (
-            {"average_momentum": True, "view": "local"},
-            "^--average-momentum is given, but weights are not",
         ),
     ],
 )

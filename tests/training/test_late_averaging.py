@@ -668,12 +668,10 @@ def a_compiled_function(run):
     it = Accumulates()
     it.begin(run)
     norm = torch.compile(lambda p: p.grad.norm(), backend="eager")
-    averaged()
     found = [norm(it.model[0].weight).item()]
     it.step()
     for _ in range(3):
         it.backwards(2)
-        averaged()
         found.append(norm(it.model[0].weight).item())
         it.step()
     return found, it.found()
@@ -743,19 +741,6 @@ def test_a_script_that_reads_between_is_not_made_to_pay_again_and_again():
     run = functools.partial(travels, lengths=[3] * 7, reads=True)
     eager, tried = [REDUCED] * 3, [READ, REDUCED, REDUCED]
     assert on_ranks(run, 2) == [[eager, tried, eager, tried, eager, eager, tried]] * 2
-
-
-def test_compressed_gradients_are_never_late():
-    def compressed(run):
-        it = Accumulates()
-        for _ in range(3):
-            it.backwards(3)
-            averaged()
-            it.step()
-        return it.found()
-
-    first, second = on_ranks(compressed, 2, compress="powersgd:1")
-    assert_same(first, second)
 
 
 # ---- the end, and where ranks are apart

@@ -57,67 +57,6 @@ def test_numbers_of_parameters_that_are_gone_are_not_passed_on():
     assert all(a is b for a, b in zip(order.sorted(reversed(new)), reversed(new), strict=True))
 
 
-def what_is_known(leaves):
-    """What a reducer of these leaves makes of a walk."""
-    return lambda walk: leaves if walk == leaves.walk else None
-
-
-def test_a_walk_by_the_same_accumulators_is_looked_up():
-    model, order = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4)), Order()
-    order.note(model.parameters())
-    x, raw = torch.ones(1, 2), torch.ones(4, requires_grad=True)
-
-    def again(out, before):
-        found = leaves_of([out.sum()], order, what_is_known(before))
-        fresh = leaves_of([out.sum()], order)
-        assert shapes(found.all) == shapes(fresh.all)
-        assert all(a is b for a, b in zip(found.all, fresh.all, strict=True))
-        assert found.key == fresh.key
-        return found is before
-
-    first = leaves_of([model(x).sum()], order)
-    assert first.walk
-    assert again(model(x), first)
-    assert not again(model(x) * raw, first)  # a leaf that was not there before
-    assert not again(model[1](torch.ones(1, 3)), first)  # and one that is not any more
-    model[0].requires_grad_(False)
-    assert not again(model(x), first)
-    model[0].requires_grad_(True)
-    assert again(model(x), first)
-    model.double()
-    assert not again(model(x.double()), first)
-    model.float()
-    assert not again(model(x), first)
-
-
-def test_a_walk_is_looked_up_as_long_as_no_leaf_gets_a_number():
-    raw, more, order = torch.ones(2, requires_grad=True), nn.Linear(2, 2), Order()
-    out = more(torch.ones(1, 2)) * raw
-    found = leaves_of([out.sum()], order)
-    assert leaves_of([out.sum()], order, what_is_known(found)) is found
-    order.note([more.bias, raw])  # as a module that is called for the first time does
-    again = leaves_of([out.sum()], order, what_is_known(found))
-    assert again is not found
-    assert again.dense[0] is more.bias
-    assert again.dense[1] is raw
-
-
-def test_a_walk_that_leads_to_unlike_leaves_is_not_kept():
-    table, head = nn.Embedding(5, 2, sparse=True), nn.Linear(2, 3)
-    turn = torch.randn(3, dtype=torch.complex64, requires_grad=True)
-    assert not leaves_of([head(table(torch.tensor([1]))).sum()], Order()).walk
-    assert not leaves_of([(head(torch.ones(1, 2)) * turn).abs().sum()], Order()).walk
-
-
-def test_a_reducer_that_is_not_kept_any_more_knows_no_walk():
-    def rank(group):
-        replicas = Replicas(group)
-        found = [backward(group, replicas, nn.Linear(2, 1, bias=False)) for _ in range(KEPT + 1)]
-        return [replicas.known(leaves.walk) is leaves for leaves in found], replicas.dropped
-
-    assert run_ranks(rank, 2) == [([False] + [True] * KEPT, 1)] * 2
-
-
 def backward(group, replicas, model, scale=None):
     """Each rank's own gradient, averaged."""
     loss = model(torch.full((1, 2), 1.0 + group.rank)).sum()

@@ -82,6 +82,8 @@ x.clone().unsqueeze_(0).squeeze_(0) + y; list(x)[0]
 x.reshape(x.shape[0], 2, 2, 6).permute(0, 2, 1, 3).reshape(x.shape[0], -1); \
 x.swapaxes(0, 2); x.view_as(y)
 x.reshape(4, -1); x.contiguous().view(4, -1)
+w[0].expand_as(x); x[:, :1].expand_as(y); x.view_as(w); y.reshape_as(x); x.unflatten(-1, (2, 3))
+x.flatten(0, 1).unflatten(0, x.shape[:2]); x.unflatten(-1, (6,))
 torch.stack([x, y], axis=1); torch.cat([x, y], axis=2); x.unbind(axis=2); x.chunk(2, axis=1)
 torch.flatten(input=x, start_dim=1); torch.stack(tensors=[x, y], dim=1)
 x.roll(1); x.roll(1, 1); x.roll((1, 2), (1, 2)); torch.cat([x, torch.ones(x.shape)], 1)
@@ -162,6 +164,7 @@ op.ipow(x * 1, 2); op.ifloordiv(i.clone(), 2); op.iand(x > 0, y > 0)
 op.itruediv(x.float().mean(), i.sum())
 torch.add(x.mean(), y.mean(), alpha=2); x.mean().add(y.mean()); \
 x.mean().add_(1.0); x.mean().mul_(2.0)
+x.mean().sub_(y.mean()); torch.rsub(x.mean(), y.mean()); x.mean().neg_(); x.mean().div_(i.sum())
 x.mean().dtype; i.sum().dtype; (i.sum() / 2).dtype; (x.half().mean() * 2).dtype
 """
 

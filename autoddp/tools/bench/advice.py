@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autoddp.tools.bench.figures import Row
-from autoddp.tools.bench.variants import GLOBAL, LOCAL, PLAIN, SCALED
+from autoddp.tools.bench.variants import GLOBAL, PLAIN
 from autoddp.tools.record.phases import GATHERING, GRADIENTS, LOADING
 
 MUCH = 0.3  # part of a step, for loading
@@ -14,7 +14,6 @@ SOME = 0.2  # part of a step, for what ranks say to each other
 FEW = 8  # rows of a batch for each rank
 SHORT = 0.005  # seconds of a step
 NOISE = 0.1  # part by which rounds may differ
-WORSE = 0.1  # part by which a loss is worse
 SAME = 0.05  # part by which equal losses may differ: chaotic training drifts apart by rounding
 
 
@@ -37,7 +36,6 @@ class RowEvidence:
     threads: int
     cores: int
     gpus: int
-    ended: bool = True  # the run was not cut off by --steps
 
     @property
     def worse(self) -> float:
@@ -50,11 +48,6 @@ class RowEvidence:
     def shared(self) -> bool:
         """Return whether several ranks share the work."""
         return self.ranks > 1
-
-    @property
-    def grown(self) -> bool:
-        """Return whether the row's batches are larger than those of one process."""
-        return self.kind in (LOCAL, SCALED)
 
 
 @dataclass(frozen=True)
@@ -127,12 +120,6 @@ RULES = (
         "leave idle",
     ),
     Rule(
-        lambda c: c.grown * c.ended * above(c.worse, WORSE),
-        "batches of {c.batch:g} rows end at a loss of {c.loss:.4g} instead of {c.plain_loss:.4g} "
-        "({c.title}): fewer steps see the same data; keep the global batch, or tune the learning "
-        "rate and train longer",
-    ),
-    Rule(
         lambda c: (c.kind == GLOBAL and c.shared) * above(abs(c.worse), SAME),
         "the loss of {c.title} is not that of one process ({c.loss:.4g}, {c.plain_loss:.4g}): "
         "autoddp verify tells why (data sets that draw, rounding)",
@@ -146,20 +133,19 @@ RULES = (
 NOTHING = "no part of a step stands out"
 
 
-def advice(rows: Sequence[Row], cores: int, gpus: int, ended: bool) -> list[str]:
+def advice(rows: Sequence[Row], cores: int, gpus: int) -> list[str]:
     """Return a sentence for each rule that applies.
 
     Args:
         rows: The rows of the tables, of which the first is one process.
         cores: The number of cores of this machine that this process may use.
         gpus: The number of GPUs.
-        ended: Whether scripts came to their end.
     """
-    found = [case_of(row, rows[0], cores, gpus, ended) for row in rows if row.rounds]
+    found = [case_of(row, rows[0], cores, gpus) for row in rows if row.rounds]
     return sentences(found)
 
 
-def case_of(row: Row, plain: Row, cores: int, gpus: int, ended: bool) -> RowEvidence:
+def case_of(row: Row, plain: Row, cores: int, gpus: int) -> RowEvidence:
     """Gather what the rules look at in a row."""
     return RowEvidence(
         title=row.way.title,
@@ -177,7 +163,6 @@ def case_of(row: Row, plain: Row, cores: int, gpus: int, ended: bool) -> RowEvid
         threads=row.rounds[0].threads,
         cores=cores * row.way.nodes,
         gpus=gpus * row.way.nodes,
-        ended=ended,
     )
 
 

@@ -14,7 +14,7 @@ from autoddp.tools.bench import guest, remote
 from autoddp.tools.bench.figures import LEAST, Row, figures
 from autoddp.tools.bench.remote import Host, Others
 from autoddp.tools.bench.show import BenchOptions, Machine, finish
-from autoddp.tools.bench.variants import LOCAL, SCALED, Way, ways
+from autoddp.tools.bench.variants import LOCAL, Way, ways
 from autoddp.tools.rehearse import picture, runs
 from autoddp.tools.rehearse.log_tail import tail
 from autoddp.tools.rehearse.parents import Parents
@@ -23,7 +23,7 @@ from autoddp.tools.rehearse.runs import Left, Runner
 
 NOT_RUN = 2  # the exit code
 NO_LOADER = (
-    "per-rank batches are left out: no DataLoader makes this script's batches, so none can grow"
+    "the local view is left out: no DataLoader makes this script's batches, so none are shared out"
 )
 
 NO_BATCH = "no batch was seen at all: a sample is a step"
@@ -171,5 +171,5 @@ class Bench:
             )
         if not any(step["rows"] for step in left.times[0]):
             self.by_hand = left.ends[0].get("by hand") or 1
-            self.rows = [row for row in self.rows if row.way.kind not in (LOCAL, SCALED)]
+            self.rows = [row for row in self.rows if row.way.kind != LOCAL]
             self.notes = [NO_LOADER] if left.ends[0].get("by hand") else [NO_LOADER, NO_BATCH]

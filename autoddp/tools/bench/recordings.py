@@ -8,7 +8,7 @@ from dataclasses import replace
 from autoddp.errors import BadInput
 from autoddp.tools.bench.figures import LEAST, Row, figures
 from autoddp.tools.bench.show import BenchOptions, Machine, finish
-from autoddp.tools.bench.variants import GLOBAL, LOCAL, PLAIN, SCALED, Way
+from autoddp.tools.bench.variants import GLOBAL, LOCAL, PLAIN, Way
 from autoddp.tools.record.recording import Recording, read
 from autoddp.tools.rehearse import picture
 
@@ -81,10 +81,5 @@ def way_of(found: Recording) -> Way:
     options = replace(asked, nproc=ranks // nodes, nnodes=nodes, min_nodes=None, node_rank=0)
     if found.about["apart"] and ranks > 1:
         options = replace(options, view="local")  # a script that is distributed by itself is so
-    if ranks == 1:
-        kind = PLAIN
-    elif options.view == "global":
-        kind = GLOBAL
-    else:
-        kind = LOCAL if options.scale_lr == "none" else SCALED
+    kind = PLAIN if ranks == 1 else GLOBAL if options.view == "global" else LOCAL
     return Way(kind, options, ranks, name=found.name)

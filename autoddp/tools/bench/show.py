@@ -24,7 +24,7 @@ from autoddp.tools.bench.figures import COMPUTING, LEAST, Row
 from autoddp.tools.record.phases import GATHERING, GRADIENTS, LOADING
 
 SOME_FAILED = 1  # the exit code
-SHARE = "per-rank rows are of the local view: what they print is of rank 0's share, its metrics too"
+SHARE = "rows of the local view print what is of rank 0's share, its metrics too"
 WIDTH = 100
 PRINTED = "printed last"
 TEXT = ("", PRINTED)
@@ -76,7 +76,7 @@ def finish(
 ) -> int:
     """Write tables, advice, picture and JSON, and return the exit code."""
     notes = [*notes, *said_of(rows, wanted)]
-    hints = advice(rows, machine.cores, machine.gpus, wanted.steps is None) * machine.advise
+    hints = advice(rows, machine.cores, machine.gpus) * machine.advise
     if not quiet:
         tell(rows, notes, hints)
     if wanted.plot is not None:
@@ -116,11 +116,6 @@ def said_of(rows: Sequence[Row], wanted: BenchOptions) -> list[str]:
         + (" on its GPU" if first.on_gpu else " in memory")
         + "; loss is the mean of the last tenth"
     ]
-    if wanted.steps is not None:
-        lines.append(
-            f"--steps {wanted.steps}: all rows end there, so that rows of larger batches saw "
-            "more data"
-        )
     if any(row.way.nodes > 1 for row in rows):
         lines.append("2x3 ranks are 3 on each of 2 nodes")
     if any(row.way.local for row in rows):

@@ -10,13 +10,7 @@ from autoddp.options import Options
 from autoddp.process import devices
 from autoddp.process.devices import There
 
-PLAIN, DATA_PARALLEL, GLOBAL, LOCAL, SCALED = (
-    "plain",
-    "DataParallel",
-    "global view",
-    "per-rank batch",
-    "per-rank, scaled lr",
-)
+PLAIN, DATA_PARALLEL, GLOBAL, LOCAL = "plain", "DataParallel", "global view", "local view"
 REPLICATE = "autoddp.tools.bench.replicate:setup"
 NO_GPUS = "DataParallel is left out: it takes several GPUs, and there {gpus}"
 CUDAS = "DataParallel is left out: torch scatters to CUDA alone, and here is {kind}"
@@ -95,7 +89,5 @@ def ways(
             size = count * nodes
             rows.append(Way(GLOBAL, ranks, size, environ=first if size == 1 else {}))
             if size > 1:
-                local = replace(ranks, view="local", batch="per-rank")
-                rows.append(Way(LOCAL, local, size))
-                rows.append(Way(SCALED, replace(local, scale_lr="linear"), size))
+                rows.append(Way(LOCAL, replace(ranks, view="local"), size))
     return rows, left_out

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from autoddp.comm import accelerator
 from autoddp.report import users_line
-from autoddp.view.names import named_modules
+from autoddp.tools.record.module_names import named_modules
 
 SIGNS = 4096  # length of the fixed row of signs that numbers are summed with
 

@@ -25,28 +25,25 @@ def as_held(x: Any) -> Any:
     return x.local if is_sharded(x) or unread(x) else full(x)
 
 
-def roots(
-    tensors: Any, grads: Any, scale: int | None = None
-) -> tuple[list[Tensor], list[Tensor | None]]:
+def roots(tensors: Any, grads: Any) -> tuple[list[Tensor], list[Tensor | None]]:
     """Return the roots and gradients with which this rank starts a backward.
 
-    A root of rows, or of a sum, is this rank's part of it, at `scale` times the gradient; without
-    `scale`, at N times, for N ranks.
+    A root of rows, or of a sum, is this rank's part of it, at N times the gradient, for N ranks.
     """
     outs, seeds = listed(tensors), listed(grads)
     seeds += [None] * (len(outs) - len(seeds))
-    mine = [_root(out, seed, scale) for out, seed in zip(outs, seeds, strict=True)]
+    mine = [_root(out, seed) for out, seed in zip(outs, seeds, strict=True)]
     return [root for root, _ in mine], [seed for _, seed in mine]
 
 
-def _root(out: Any, seed: Any, scale: int | None) -> tuple[Tensor, Tensor | None]:
+def _root(out: Any, seed: Any) -> tuple[Tensor, Tensor | None]:
     if unread(out):
-        times = scale or out.owner.group.size
+        times = out.owner.group.size
         if seed is None:
             return out.local, out.local.new_full((), times)
         return out.local, full(seed).to(out.local.dtype) * times
     if is_sharded(out):
-        times = scale or out.sizes.view.group.size
+        times = out.sizes.view.group.size
         if seed is None:
             return out.local, None  # refused by torch, as of the whole: it is no scalar
         mine = local_operand(seed, out.sizes, out.shard_dim, out.dim())

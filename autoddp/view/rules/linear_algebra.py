@@ -38,32 +38,23 @@ def matmul(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return NotImplemented
 
 
-@rule("addmm")
-def addmm(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute `addmm(bias, x, weight)`, the rows of `x` sharded."""
+@rule("addmm", "baddbmm")
+def add_product(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Compute `addmm(bias, x, weight)` of rows `x`, or `baddbmm` of batches of matrices."""
     if len(args) != 3 or any_sharded(kwargs.values()) or kwargs.get("out") is not None:
         return NotImplemented
-    bias, x, weight = args
-    if not is_sharded(x) or x.shard_dim != 0 or is_sharded(weight) or x.dim() != 2:
-        return NotImplemented
-    bias = aligned(bias, x.sizes, 0, 2)
-    return NotImplemented if bias is UNCLEAR else LocalCall((bias, x, weight), kwargs, x.placement)
-
-
-@rule("baddbmm")
-def baddbmm(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute `baddbmm(input, a, b)` for batches of matrices."""
-    if len(args) != 3 or any_sharded(kwargs.values()) or kwargs.get("out") is not None:
-        return NotImplemented
-    lead = next((x for x in args[1:] if is_sharded(x)), None)
+    lead = next(filter(is_sharded, args[1:]), None)
     if lead is None or lead.shard_dim != 0:
         return NotImplemented
-    mine = tuple(aligned(x, lead.sizes, 0, 3) for x in args)
-    if any(x is UNCLEAR for x in mine) or not all(
-        is_sharded(x) or type(x) is LocalRows for x in mine[1:]
-    ):
+    mine = [aligned(x, lead.sizes, 0, lead.dim()) for x in args]
+    if func.__name__ == "addmm":
+        if lead is not args[1] or is_sharded(args[2]):
+            return NotImplemented
+        mine[2] = args[2]
+    elif not all(is_sharded(x) or type(x) is LocalRows for x in mine[1:]):
         return NotImplemented
-    return LocalCall(mine, kwargs, lead.placement)
+    unclear = any(x is UNCLEAR for x in mine)
+    return NotImplemented if unclear else LocalCall(mine, kwargs, lead.placement)
 
 
 @rule("einsum")

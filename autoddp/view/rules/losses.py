@@ -85,43 +85,69 @@ def _sum(func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, torch.dtype]:
     return total, total.dtype
 
 
+# A term for each element, or for each row of tensors of one shape.
 ELEMENTS = (
     *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "soft_margin_loss"),
     *("binary_cross_entropy", "binary_cross_entropy_with_logits"),
 )
-MEANS = {"l1_loss": "MeanBackward0"}  # the node of a mean, where it is not that of the sum
+ROWS = (
+    *("margin_ranking_loss", "hinge_embedding_loss", "cosine_embedding_loss"),
+    *("triplet_margin_loss", "poisson_nll_loss", "gaussian_nll_loss"),
+)
+# these have a reduction of their own behind them, and its node in the graph
+APART = ("l1_loss", "kl_div", *ROWS)
+NODES = {"mean": "MeanBackward0", "sum": "SumBackward0", "batchmean": "DivBackward0"}
 
 
-@computed(*ELEMENTS)
-def element_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute a loss with a term for each element: the number of elements is known."""
-    name = func.__name__
-    given = dict(kwargs)
-    reduction = given.pop("reduction", "mean")
-    me = args[0] if args else None
-    legacy = given.get("size_average") is not None or given.get("reduce") is not None
-    if len(args) != 2 or not is_sharded(me) or legacy:
+@computed(*ELEMENTS, *ROWS)
+def loss_of_terms(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Compute a loss with a term for each element or row: the number of all terms is known."""
+    given, name = arguments(func, args, kwargs), func.__name__
+    me, reduction = next(iter(given.values()), None), given.pop("reduction", None)
+    legacy = given.pop("size_average", None) is not None or given.pop("reduce", None) is not None
+    if not inspect.isfunction(func) or not is_sharded(me) or legacy:
         return NotImplemented
-    if not isinstance(args[1], Tensor) or args[1].shape != me.shape:
-        return NotImplemented  # by shapes of the whole: those of one row are not every rank's
-    if name == "mse_loss" and reduction == "mean" and given.get("weight") is not None:
-        return NotImplemented  # it divides by the sum of the weights
     if reduction not in ("mean", "sum", "none") and (name, reduction) != ("kl_div", "batchmean"):
         return NotImplemented
-    dim = me.shard_dim
-    target = local_operand(args[1], me.sizes, dim, me.dim())
-    given = {k: local_operand(v, me.sizes, dim, me.dim()) for k, v in given.items()}
-    if any(x is UNCLEAR for x in (target, *given.values())):
+    if name == "mse_loss" and reduction == "mean" and given.get("weight") is not None:
+        return NotImplemented  # it divides by the sum of the weights
+    mine = _rows(name, given, me) if name in ROWS else _elements(given, me)
+    if mine is None:
         return NotImplemented
-    if reduction == "none":
-        return ShardedTensor(func(me.local, target, reduction="none", **given), me.sizes, dim)
     if (name, reduction) == ("kl_div", "mean"):
         nothing = torch.zeros(1, device="cpu")
         func(nothing, nothing)  # warns of "mean", as on the whole
-    total, dtype = _sum(func, me.local, target, **given)
-    count = {"sum": 1, "mean": me.numel(), "batchmean": me.shape[0]}[reduction]
-    node = MEANS.get(name, node_of(total)) if reduction == "mean" else ""
-    return mean_of(total, count, me.sizes.view, dtype, node)
+    terms = func(**mine, reduction="none")
+    if reduction == "none":
+        return ShardedTensor(terms, me.sizes, me.shard_dim)
+    total = terms.sum(dtype=torch.float32 if terms.dtype in LOW else None)
+    every = me.sizes.spec(tuple(terms.shape), me.shard_dim).shape.numel()
+    count = {"sum": 1, "mean": every, "batchmean": me.shape[0]}[reduction]
+    node = NODES[reduction] if name in APART else node_of(terms)
+    return mean_of(total, count, me.sizes.view, terms.dtype, node)
+
+
+def _elements(given: dict[str, Any], me: ShardedTensor) -> dict[str, Any] | None:
+    """Return the local arguments of a loss of elements, where input and target have one shape."""
+    if not isinstance(given["target"], Tensor) or given["target"].shape != me.shape:
+        return None  # by shapes of the whole: those of one row are not every rank's
+    mine = {k: local_operand(v, me.sizes, me.shard_dim, me.dim()) for k, v in given.items()}
+    return None if any(x is UNCLEAR for x in mine.values()) else mine
+
+
+def _rows(name: str, given: dict[str, Any], me: ShardedTensor) -> dict[str, Any] | None:
+    """Return the local arguments of a loss of rows, the batch first; others broadcast."""
+    vectors = name.startswith(("cosine", "triplet"))  # one is no batch
+    if me.shard_dim != 0 or not me.sizes.smallest or not me.numel() or me.dim() < 1 + vectors:
+        return None
+    shapes = (me.shape, me.shape[:1] if name.startswith("cosine") else me.shape)
+    mine = dict(given)
+    for key, x in given.items():
+        if isinstance(x, Tensor):
+            if x.shape not in shapes or (is_sharded(x) and x.placement != me.placement):
+                return None
+            mine[key] = x.local if is_sharded(x) else part(full(x), me.sizes, 0)
+    return mine
 
 
 def mean_of(total: Tensor, count: int, view: Any, dtype: torch.dtype, node: str) -> Partial:
@@ -130,49 +156,6 @@ def mean_of(total: Tensor, count: int, view: Any, dtype: torch.dtype, node: str)
         return Partial(total, view, dtype, node=node)
     known = view.pending.add(total, count) if count else None
     return Partial(total / count, view, dtype, known, node)
-
-
-ROWS = ["margin_ranking_loss", "hinge_embedding_loss", "cosine_embedding_loss"]
-ROWS += ["triplet_margin_loss", "poisson_nll_loss", "gaussian_nll_loss"]
-
-
-@computed(*ROWS)
-def row_loss(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute a loss whose terms are of a row each: the number of all terms is known."""
-    given = arguments(func, args, kwargs)
-    if not inspect.isfunction(func) or not given:
-        return NotImplemented
-    reduction, me = given.pop("reduction"), next(iter(given.values()))
-    legacy = given.get("size_average") is not None or given.get("reduce") is not None
-    if not is_sharded(me) or me.shard_dim != 0 or legacy or not me.sizes.smallest:
-        return NotImplemented
-    if reduction not in ("mean", "sum", "none") or me.dim() < 1 or not me.numel():
-        return NotImplemented
-    shapes = [x.shape for x in given.values() if isinstance(x, Tensor)]
-    name = func.__name__
-    if name.startswith(("cosine", "triplet")) and me.dim() < 2:
-        return NotImplemented  # one row, without a batch
-    of_rows = me.shape[:1] if name.startswith("cosine") else me.shape  # one target for each row
-    if any(s != me.shape and s != of_rows for s in shapes):
-        return NotImplemented  # others broadcast
-    mine = {k: _rows(x, me) if isinstance(x, Tensor) else x for k, x in given.items()}
-    if any(x is UNCLEAR for x in mine.values()) or me.dtype in LOW:
-        return NotImplemented
-    terms = func(**mine, reduction="none")
-    if terms.dim() < 1 or terms.shape[0] != me.sizes.local:
-        return NotImplemented
-    if reduction == "none":
-        return ShardedTensor(terms, me.sizes, 0)
-    count = terms[0].numel() * me.sizes.total if reduction == "mean" else 1
-    node = "MeanBackward0" if reduction == "mean" else "SumBackward0"
-    return mean_of(terms.sum(), count, me.sizes.view, terms.dtype, node)
-
-
-def _rows(x: Any, me: ShardedTensor) -> Any:
-    """Return this rank's rows of a tensor that has the batch first."""
-    if is_sharded(x):
-        return x.local if x.placement == me.placement else UNCLEAR
-    return part(full(x), me.sizes, 0)
 
 
 @computed("cross_entropy", "nll_loss")

@@ -22,19 +22,13 @@ from autoddp.view.table import attribute_rule, computed, rule
     *("is_sparse", "is_quantized", "is_meta", "is_nested", "is_mps", "is_xpu", "is_mtia"),
     *("is_maia", "is_xla", "is_vulkan", "is_ipu"),
 )
-def metadata(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Let the wrapper answer for metadata, as it has the shape of the whole."""
-    with plain_tensors():
-        return func(*args, **kwargs)
-
-
 @computed(
     *("size", "dim", "ndimension", "numel", "nelement", "__len__", "is_floating_point"),
     *("is_complex", "stride", "is_contiguous", "element_size", "is_signed", "get_device"),
     "is_inference",
 )
-def metadata_calls(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Let the wrapper answer for metadata that is called, as it has the shape of the whole."""
+def metadata(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Let the wrapper answer for metadata, as it has the shape of the whole."""
     if func is Tensor.__len__ and isinstance(args[0], Partial):
         return NotImplemented  # len() of a 0-dim tensor raises
     with plain_tensors():
@@ -199,7 +193,7 @@ def _take_memory(me: ShardedTensor, value: Any) -> None:
     """Give a batch the memory of another tensor; views of what it had before go their own way."""
     me.local.data = _alike(me, value)
     me._whole = None  # was gathered of the memory before
-    if is_sharded(value) and value.sizes is me.sizes and value.shard_dim == me.shard_dim:
+    if is_sharded(value) and value.placement == me.placement:
         me.aliases_if_any = value.aliases
         return
     me.aliases_if_any = AliasGroup()
@@ -214,7 +208,7 @@ def _alike(me: ShardedTensor, value: Any) -> Tensor:
             f"a tensor of shape {tuple(value.shape)} in the place of a batch of {tuple(me.shape)}, "
             "of which each rank holds its rows; give it a name of its own, or run with --view local"
         )
-    if is_sharded(value) and value.sizes is me.sizes and value.shard_dim == me.shard_dim:
+    if is_sharded(value) and value.placement == me.placement:
         return value.local
     return part(full(value).detach(), me.sizes, me.shard_dim)
 
@@ -293,4 +287,4 @@ def same_rows(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if func.__name__ == "contiguous" and me.sizes.smallest < 2 and not me.is_contiguous(**kwargs):
         # a rank of one row may have it contiguous already, where one process copies
         return ShardedTensor(me.local.clone().contiguous(*rest, **kwargs), me.sizes, me.shard_dim)
-    return LocalCall(args, kwargs, me.placement, aliases=True, all_elements=True)
+    return LocalCall(args, kwargs, me.placement, aliases=True)

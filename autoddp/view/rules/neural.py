@@ -10,10 +10,9 @@ from torch.nn import functional as F  # the field's name for it
 
 from autoddp.view.batch_norm import LOW, Normalize, keep_layout
 from autoddp.view.draws import DrawingCall
-from autoddp.view.local_call import LocalCall, LocalRows
+from autoddp.view.local_call import LocalCall
 from autoddp.view.rules.operands import UNCLEAR, aligned, any_sharded, arguments
 from autoddp.view.rules.rows import of_rows, replaced
-from autoddp.view.shard_sizes import ShardSizes
 from autoddp.view.sharded_tensor import ShardedTensor, is_sharded
 from autoddp.view.table import computed, rule
 
@@ -123,8 +122,8 @@ def recurrent(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if me.dim() != 3 or me.shard_dim != (0 if batch_first else 1) or any_sharded(weights):
         return NotImplemented
     states = [hx] if isinstance(hx, Tensor) else list(hx)
-    mine = [_rows(h, me.sizes, 1, 3) for h in states]
-    if any(x is None for x in mine):
+    mine = [aligned(h, me.sizes, 1, 3) for h in states]
+    if any(x is UNCLEAR for x in mine):
         return NotImplemented
     given = (me, mine[0] if isinstance(hx, Tensor) else type(hx)(mine), *args[2:])
     out = [me.placement, *[(1, me.sizes)] * len(states)]
@@ -146,15 +145,8 @@ def cell(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     lead = next((x for x in (args[0], *states) if is_sharded(x)), None)
     if lead is None or lead.dim() != 2 or lead.shard_dim != 0:
         return NotImplemented
-    me, *mine = (_rows(x, lead.sizes, 0, 2) for x in (args[0], *states))
-    if any(x is None for x in (me, *mine)):
+    me, *mine = (aligned(x, lead.sizes, 0, 2) for x in (args[0], *states))
+    if any(x is UNCLEAR for x in (me, *mine)):
         return NotImplemented
     given = (me, mine[0] if isinstance(hx, Tensor) else type(hx)(mine), *args[2:])
     return LocalCall(given, kwargs, lead.placement)
-
-
-def _rows(x: Any, sizes: ShardSizes, dim: int, ndim: int) -> Any:
-    """Return how an input or a state takes part that has the batch along `dim`; None if not."""
-    if is_sharded(x):
-        return x if x.placement == (dim, sizes) and x.dim() == ndim else None
-    return LocalRows(dim) if x.dim() == ndim and x.shape[dim] == sizes.total else None

@@ -9,15 +9,16 @@ from torch import Tensor
 
 from autoddp.view.redistribute import lend
 from autoddp.view.sharded_tensor import Partial
+from autoddp.view.table import in_place
 
-MUL = {"mul", "multiply", "__mul__", "__rmul__"}
-DIV = {"div", "divide", "true_divide", "__truediv__"}
-ADD = {"add", "__add__", "__radd__", "__iadd__", "add_"}
-SUB = {"sub", "subtract", "__sub__"}
-INTO_ADD = {"__iadd__", "add_"}
-INTO_MUL = {"__imul__", "mul_"}
-INTO_DIV = {"__idiv__", "__itruediv__", "div_"}
-NEG = {"neg", "negative", "__neg__"}
+# what a function does, by its name without underscores
+OPS = {
+    **dict.fromkeys(("add", "radd", "iadd"), "add"),
+    **dict.fromkeys(("sub", "subtract", "isub", "rsub"), "sub"),
+    **dict.fromkeys(("mul", "multiply", "rmul", "imul"), "mul"),
+    **dict.fromkeys(("div", "divide", "true_divide", "truediv", "idiv", "itruediv"), "div"),
+    **dict.fromkeys(("neg", "negative"), "neg"),
+}
 
 
 def unread(x: Any) -> TypeGuard[Partial]:
@@ -33,30 +34,23 @@ def _number(x: Any) -> bool:
 
 def linear(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute a pointwise function of a `Partial`: linear ones act on the parts."""
-    name = func.__name__
-    if kwargs or not 1 <= len(args) <= 2:
+    name = func.__name__.strip("_")
+    op = OPS.get(name)
+    if op is None or kwargs or len(args) > 2:
         return NotImplemented
-    x, y = args[0], args[1] if len(args) == 2 else None
-    if name in NEG and unread(x):
-        return _like(x, None, -x.local)
-    if name in (*INTO_MUL, *INTO_DIV) and unread(x) and _number(y):
-        factor = lend(y, x.owner.group)
-        return _into(x, _like(x, y, x.local * factor if name in INTO_MUL else x.local / factor))
-    if name in MUL and y is not None:
-        a, b = (x, y) if unread(x) else (y, x)
-        return (
-            _like(a, b, a.local * lend(b, a.owner.group))
-            if unread(a) and _number(b)
-            else NotImplemented
-        )
-    if name in DIV and unread(x) and _number(y):
-        return _like(x, y, x.local / lend(y, x.owner.group))
-    if name == "__rsub__":
+    x, y = args if len(args) == 2 else (args[0], None)
+    if name == "rsub" or (op == "mul" and not unread(x)):
         x, y = y, x
-    if name in ADD:
-        out = _sum(x, y, 1)
-        return _into(x, out) if name in INTO_ADD else out
-    return _sum(x, y, -1) if name in SUB or name == "__rsub__" else NotImplemented
+    if op in ("add", "sub"):
+        out = _sum(x, y, 1 if op == "add" else -1)
+    elif not unread(x) or (not _number(y) if op != "neg" else y is not None):
+        return NotImplemented
+    elif op == "neg":
+        out = _like(x, None, -x.local)
+    else:
+        factor = lend(y, x.owner.group)
+        out = _like(x, y, x.local * factor if op == "mul" else x.local / factor)
+    return _into(args[0], out) if in_place(func) else out
 
 
 def _into(x: Any, out: Any) -> Any:
@@ -97,19 +91,12 @@ def _part(x: Any, known: Partial) -> Any:
 
 def _like(known: Partial, other: Any, local: Tensor) -> Any:
     """Wrap `local` in a `Partial` of the dtype that plain tensors would have given."""
-    if known.declared == known.local.dtype and not isinstance(other, Partial):
+    sums = [known, other] if type(other) is Partial else [known]
+    if all(x.declared == x.local.dtype for x in sums):
         return Partial(local, known.owner)
-    if other is None or isinstance(other, (int, float)):
-        return Partial(local, known.owner, known.declared)
-    if isinstance(other, Partial) and other.declared == known.declared:
-        return Partial(local, known.owner, known.declared)
-    if (
-        isinstance(other, Partial)
-        and other.declared == other.local.dtype
-        and known.declared == known.local.dtype
-    ):
-        return Partial(local, known.owner)
-    return NotImplemented
+    if type(other) is Tensor or any(x.declared != known.declared for x in sums):
+        return NotImplemented
+    return Partial(local, known.owner, known.declared)
 
 
 def copies(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

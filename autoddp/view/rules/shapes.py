@@ -13,8 +13,7 @@ from autoddp.errors import BadInput
 from autoddp.torch_internals import no_dispatch, plain_tensors
 from autoddp.view.local_call import Const, LocalCall
 from autoddp.view.rules.joining import blocks_apart
-from autoddp.view.rules.operands import arguments, dim_of, dims_of, related
-from autoddp.view.rules.rows import replaced
+from autoddp.view.rules.operands import dims_of, related
 from autoddp.view.shard_sizes import ShardSizes
 from autoddp.view.sharded_tensor import ShardedTensor, is_sharded
 from autoddp.view.table import attribute_rule, computed, refused, rule
@@ -25,11 +24,11 @@ def _listed(rest: Any) -> list[Any]:
     return list(rest[0] if len(rest) == 1 and isinstance(rest[0], (tuple, list)) else rest)
 
 
-def _resized(me: Any, rest: Any, sizes: list[int], place: Any, all_elements: bool = False) -> Any:
+def _resized(me: Any, rest: Any, sizes: list[int], place: Any) -> Any:
     """Return the decision for a view of these sizes, as they were given: as a tuple or singly."""
     listed = len(rest) == 1 and isinstance(rest[0], (tuple, list))
     given = [Const(tuple(sizes))] if listed else [Const(n) for n in sizes]
-    return LocalCall((me, *given), {}, place, aliases=True, all_elements=all_elements)
+    return LocalCall((me, *given), {}, place, aliases=True)
 
 
 @rule("view", "reshape")
@@ -50,7 +49,7 @@ def view(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     dim, sizes = found
     want[dim] = sizes.local
-    return _resized(me, rest, want, found, all_elements=True)
+    return _resized(me, rest, want, found)
 
 
 def _regrouped(me: ShardedTensor, want: list[int]) -> tuple[int, ShardSizes] | None:
@@ -133,29 +132,18 @@ def moved(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if not outs or any(list(x.shape).count(mark) != 1 for x in outs):
         return blocks_apart(func, me, args, kwargs)
     places = [(list(x.shape).index(mark), me.sizes) for x in outs]
-    all_elements = not several and out.numel() == prod(sizes)
     out_at: Any = places if several else places[0]
-    view_of_it = func.__name__ not in COPIES
-    return LocalCall(args, kwargs, out_at, view_of_it, all_elements=all_elements)
+    return LocalCall(args, kwargs, out_at, aliases=func.__name__ not in COPIES)
 
 
-@rule("flatten", "unflatten")
+@computed("flatten", "unflatten")
 def flatten(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Flatten dimensions, or take one apart, as `reshape` does."""
     me = args[0]
-    given = arguments(func, args, kwargs)
-    if not given or not is_sharded(me) or not me.numel():
+    if not is_sharded(me):
         return NotImplemented
-    want = list(func(torch.empty(me.shape, device="meta"), *args[1:], **kwargs).shape)
-    found = _regrouped(me, want)
-    if found is None:
-        return NotImplemented
-    dim, sizes = found
-    if "sizes" in given and dim_of(given["dim"], me.dim()) == me.shard_dim:
-        want[dim], at = sizes.local, me.shard_dim
-        local = Const(tuple(want[at : at + len(given["sizes"])]))
-        args, kwargs = replaced(given, args, kwargs, {"sizes": local})
-    return LocalCall(args, kwargs, found, aliases=True, all_elements=True)
+    want = func(torch.empty(me.shape, device="meta"), *args[1:], **kwargs).shape
+    return me.reshape(want) if want != me.shape else me
 
 
 @rule("squeeze")
@@ -191,19 +179,13 @@ def expand(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return _resized(me, rest, sizes, (at, me.sizes))
 
 
-@rule("expand_as", "view_as", "reshape_as")
+@computed("expand_as", "view_as", "reshape_as")
 def as_other(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Give a batch the shape of another sharded tensor, row by row."""
-    me, other = args[0], args[1] if len(args) > 1 else None
-    if kwargs or not is_sharded(me) or not is_sharded(other) or other.sizes is not me.sizes:
+    """Give a tensor the shape of another, as `expand`, `view` and `reshape` do."""
+    me, other = args[0], args[1] if len(args) > 1 else kwargs.get("other")
+    if not isinstance(other, Tensor):
         return NotImplemented
-    if func.__name__ == "expand_as":
-        aligns = other.dim() - other.shard_dim == me.dim() - me.shard_dim
-        fits = aligns and me.shape[me.shard_dim] == other.shape[other.shard_dim]
-    else:
-        fits = _regrouped(me, list(other.shape)) == other.placement
-        fits = fits and _viewable(Tensor.reshape, me, list(other.shape))
-    return LocalCall(args, kwargs, other.placement, aliases=True) if fits else NotImplemented
+    return getattr(me, func.__name__.removesuffix("_as"))(other.shape)
 
 
 SHAPES = ("squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_")
