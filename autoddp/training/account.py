@@ -51,7 +51,7 @@ def of(run: Run, seconds: float) -> RankTimes:
     position = run.group.position
     gradients = position.waited_in_backward
     ranks = position.waited - gradients
-    loader = sum(waiting.seconds for waiting in run.waited.values())
+    loader = sum(run.waited.values())
     computing = max(0.0, seconds - gradients - ranks - loader)
     parts = (seconds, computing, gradients, ranks, loader)
     return RankTimes(run.world.rank, *(round(part, 3) for part in parts))
