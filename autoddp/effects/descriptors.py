@@ -69,8 +69,6 @@ class Descriptors(Outward):
             what = self.effects.touch(paths.whole(path, dir_fd))
             if what is Mode.PASS_THROUGH:
                 return plain()
-            if what is Mode.SUPPRESSED:
-                return original(os.devnull, flags & os.O_ACCMODE)
             private = flags & ~NOT_THERE | os.O_CREAT
             return self._open(
                 what, plain, path, dir_fd, flags, lambda at: original(at, private, mode | 0o600)
@@ -117,7 +115,7 @@ class Descriptors(Outward):
         hot=True,
     )
     def write_on(self, original: Callable[..., int]) -> Callable[..., int]:
-        """Make an `os.write` that notes rank 0's failures, and writes nothing in a trial."""
+        """Make an `os.write` that notes rank 0's failures."""
         return self._guarded(original, lambda data: memoryview(data).nbytes)
 
     @patch(
@@ -127,7 +125,7 @@ class Descriptors(Outward):
         hot=True,
     )
     def write_parts_on(self, original: Callable[..., int]) -> Callable[..., int]:
-        """Make an `os.writev` that notes rank 0's failures, and writes nothing in a trial."""
+        """Make an `os.writev` that notes rank 0's failures."""
 
         def size(parts: Sequence[Any]) -> int:
             return sum(memoryview(part).nbytes for part in parts)
@@ -143,14 +141,13 @@ class Descriptors(Outward):
         def write(fd: int, data: Any, *args: Any, **kwargs: Any) -> int:
             if fd not in handles:
                 return original(fd, data, *args, **kwargs)
-            if self.effects.mode() is not Mode.SUPPRESSED:
-                try:
-                    if original.__name__ == "write":
-                        return whole(lambda part: original(fd, part), data)
-                    return original(fd, data, *args, **kwargs)
-                except OSError as error:
-                    self.open_files.failed(handles[fd], error)
-            return size(data)
+            try:
+                if original.__name__ == "write":
+                    return whole(lambda part: original(fd, part), data)
+                return original(fd, data, *args, **kwargs)
+            except OSError as error:
+                self.open_files.failed(handles[fd], error)
+                return size(data)
 
         return write
 

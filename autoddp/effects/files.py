@@ -28,12 +28,10 @@ class Files(Outward):
     libraries: ClassVar[bool] = True
 
     def setup(self, undo: ExitStack) -> None:
-        """Have a trial mute the files that are open before it, as it does those opened in it."""
+        """Flush what is open at the script's end."""
         super().setup(undo)
         self.open_files, self.written = OpenFiles(self.effects), WriteCalls(self.effects)
         undo.callback(self.open_files.end)
-        self.context.muting.append(self.open_files.muted)
-        undo.callback(self.context.muting.remove, self.open_files.muted)
 
     @patch(
         "torch:save",

@@ -74,8 +74,6 @@ class LibraryFiles:
         if not {"w", "a", "x", "+"} & set(mode):
             with effects.context.internal():
                 return at(effects.found(path)) if effects.rank else call.plain()
-        if what is Mode.SUPPRESSED:
-            return at(effects.overlay.new(path))
         keep = not {"w", "x"} & set(mode)
         handle = OpenDescriptor(os.path.abspath(path), what is Mode.SYNCED)
         handle.writers = effects.writers(path, handle.agreed)
@@ -112,8 +110,6 @@ class LibraryFiles:
         if "mode=ro" in (query or ""):
             with effects.context.internal():
                 return at(effects.found(path)) if effects.rank else connect(**named)
-        if what is Mode.SUPPRESSED:
-            return at(effects.overlay.new(path))
         handle = OpenDescriptor(os.path.realpath(path), what is Mode.SYNCED)
         handle.writers = effects.writers(path, handle.agreed)
         named["factory"] = self._closing(named.get("factory"), handle)

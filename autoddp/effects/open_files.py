@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from autoddp.comm.outcome import Outcome
@@ -35,9 +33,6 @@ class OpenFiles:
         effects, agreed, act = self._effects, mode is Mode.SYNCED, call.plain
         if not (agreed or call.named):
             return act()  # words what is wrong with its arguments
-        if mode is Mode.SUPPRESSED:
-            effects.context.written += 1
-            return call.changed(file=os.devnull, mode=call.named["mode"].replace("x", "w"))
         writers = effects.writers(call.named.get("file", ""), agreed)
         if effects.rank in writers.ranks:
             plain = effects.do_on_rank0("open", act, None, writers) if agreed else act()
@@ -118,15 +113,6 @@ class OpenFiles:
         file.bottom.writers = handle.writers
         self._files.add(file)
         return file
-
-    @contextmanager
-    def muted(self) -> Iterator[None]:
-        """Discard what is written inside to the open files, whoever holds a method of theirs."""
-        with ExitStack() as undo:
-            for file in list(self._files):
-                if not file.closed:
-                    undo.enter_context(self._muted(file))
-            yield
 
     def end(self) -> None:
         """Flush what is open at the script's end; Python would close it. Raise what has failed."""
@@ -246,25 +232,6 @@ class OpenFiles:
         here = writers.apart or facts == paths.facts(path)
         if self._effects.rank and facts is not None and here:
             self._effects.overlay.drop(paths.real(path, True))
-
-    @contextmanager
-    def _muted(self, file: Any) -> Iterator[None]:
-        raw, internal = file.bottom, self._effects.context.internal
-        buffer = getattr(file, "buffer", file)
-        with internal():
-            file.flush()
-            at = buffer.tell() if buffer.seekable() else None
-        raw.muted = True
-        try:
-            yield
-        finally:
-            with internal():
-                if not file.closed:
-                    file.flush()
-                    self._effects.context.written += at is not None and buffer.tell() != at
-                    if at is not None:
-                        buffer.seek(at)
-            raw.muted = False
 
 
 def _by_logging() -> bool:

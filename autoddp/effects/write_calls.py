@@ -82,9 +82,6 @@ class WriteCalls:
         mode = self._effects.touch(path)
         if mode is Mode.PASS_THROUGH or path is None:
             return call.plain()
-        if mode is Mode.SUPPRESSED:
-            self._effects.context.written += 1
-            return None
         if mode is Mode.SYNCED and row is CHECKPOINT:
             for check in self._effects.before_save:
                 check()

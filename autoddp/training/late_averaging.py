@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from autoddp import torch_internals
-from autoddp.comm.context import Code, Context
+from autoddp.comm.context import Context
 from autoddp.effects.engine import Mode
 from autoddp.errors import Disagreement
 from autoddp.patching import ABSENT, Call, Feature, patch, restore
@@ -205,7 +205,7 @@ class LateBackwards(Backwards):
         A gradient that was there before and is not pending may be in the script's hands already,
         where nothing tells that it is read.
         """
-        if self.context.depth[Code.TRIAL] or not self.context.on_script_thread():
+        if not self.context.on_script_thread():
             return False
         known = self.rounds.get(leaves.key)
         if known is None:

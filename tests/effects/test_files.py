@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from autoddp.effects.files import Files
-from tests.effects.outward import on_ranks, raised, trial
+from tests.effects.outward import on_ranks, raised
 
 
 @pytest.fixture
@@ -255,22 +255,6 @@ def test_a_file_dropped_without_closing_is_read_back(on, tmp_path):
         return json.load(open("x.json"))
 
     assert on(script) == [[1, 2]] * 2
-
-
-def test_a_trial_leaves_no_file(on, tmp_path):
-    def script(run):
-        with open("log", "w") as log:
-            log.write("a")
-            with trial(run):
-                log.write("b")
-                with open("trial", "w") as file:
-                    file.write("x")
-                torch.save(1, "trial.pt")
-            log.write("c")
-        return Path("log").read_text()
-
-    assert on(script) == ["ac", "ac"]
-    assert os.listdir(tmp_path) == ["log"]
 
 
 def test_worker_processes_and_the_fetch_of_a_data_set_are_left_alone(on, tmp_path):

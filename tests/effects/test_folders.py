@@ -13,7 +13,7 @@ import torch
 from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
 from autoddp.effects.temporary import Temporary
-from tests.effects.outward import on_ranks, raised, trial
+from tests.effects.outward import on_ranks, raised
 
 
 @pytest.fixture
@@ -246,18 +246,7 @@ def test_a_fork_asks_for_its_temporary_folder_itself(on, tmp_path):
     assert on(script, before=nothing_asked) == [0, 0]
 
 
-def test_a_trial_changes_nothing(on, tmp_path):
-    def script(run):
-        with trial(run):
-            os.mkdir("x")
-            Path("y").touch()
-            return os.path.exists("x"), os.listdir()
-
-    assert on(script) == [(False, [])] * 2
-    assert os.listdir(tmp_path) == []
-
-
-def test_in_a_trial_a_change_returns_what_it_would_return(on, tmp_path):
+def test_a_change_returns_what_it_returns_in_one_process(on, tmp_path):
     def script(run):
         os.makedirs("from/inner")
         os.makedirs("into")
@@ -283,17 +272,12 @@ def test_in_a_trial_a_change_returns_what_it_would_return(on, tmp_path):
         ]
         seen = []
         for act in acts:
-            before = sorted(glob.glob("**", recursive=True))
-            with trial(run):
-                tried = act()
-            assert sorted(glob.glob("**", recursive=True)) == before
-            seen.append((tried, act()))
+            seen.append(act())
         return seen
 
     zero, one = on(script)
     assert zero == one
-    assert [tried for tried, _ in zero] == [done for _, done in zero]
-    assert [done for _, done in zero if done] == [
+    assert [done for done in zero if done] == [
         *(Path("moved"), "copied", "copied", "into/a", "into/e", Path("tree"), "away"),
         *("into/inner", "zipped.zip", f"{tmp_path}/packed.tar.gz"),
     ]

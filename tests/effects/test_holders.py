@@ -16,7 +16,7 @@ from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
 from autoddp.effects.library_files import Holders
 from autoddp.effects.temporary import Temporary
-from tests.effects.outward import on_ranks, raised, trial
+from tests.effects.outward import on_ranks, raised
 from tests.effects.test_who_writes import SEEN, watch
 
 FEATURES = (Files, Folders, Temporary, Holders)
@@ -248,17 +248,6 @@ def test_the_files_are_those_of_one_process(told, nproc):
     with sqlite3.connect(ranks / "a.db") as read:
         assert read.execute("select n from t").fetchall() == [(0,), (1,), (2,), (9,), (10,)]
     read.close()
-
-
-def test_in_a_trial_nothing_is_opened(tmp_path):
-    def script(run):
-        with trial(run):
-            mapped = np.memmap("a.map", mode="w+", shape=(4,))
-            mapped[:] = 1
-            sqlite3.connect("a.db").execute("create table t (n)")
-        return os.listdir(".")
-
-    assert on_ranks(script, 2, *FEATURES, folder=tmp_path) == [[], []]
 
 
 def test_a_connection_that_nobody_closed_is_written_by_rank_0_alone(tmp_path):

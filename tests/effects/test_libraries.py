@@ -15,7 +15,7 @@ from PIL import Image
 from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
 from autoddp.effects.temporary import Temporary
-from tests.effects.outward import on_ranks, raised, trial
+from tests.effects.outward import on_ranks, raised
 
 pytestmark = pytest.mark.slow
 
@@ -147,16 +147,6 @@ def test_a_library_that_saves_into_a_missing_folder_fails_on_all(on, tmp_path):
         "[Errno 2] No such file or directory: 'no/a.png'",
     )
     assert [kind for kind, _ in zero[0]] == ["FileNotFoundError", "ValueError", ""]
-
-
-def test_a_trial_writes_nothing(on, tmp_path):
-    def script(run):
-        with trial(run):
-            np.save("a.npy", np.zeros(1))
-            np.zeros(1).tofile("b.raw")
-
-    on(script)
-    assert os.listdir(tmp_path) == []
 
 
 def test_what_a_library_writes_is_rank_0s_for_all(on, tmp_path):

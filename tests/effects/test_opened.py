@@ -32,7 +32,7 @@ from autoddp.effects.folders import Folders
 from autoddp.effects.temporary import Temporary
 from autoddp.errors import AutoDDPError
 from tests.effects.full import mounted, rationed
-from tests.effects.outward import on_ranks, raised, trial
+from tests.effects.outward import on_ranks, raised
 
 FULL = "[Errno 28] No space left on device"
 OPEN = (Files, Descriptors, Folders, Temporary)
@@ -437,40 +437,7 @@ def test_no_room_for_the_copies_of_another_rank_ends_the_job_with_the_way_out(on
             on(script, before=crowded)
 
 
-# ---- trials, threads, and the collector of cycles
-
-
-def test_who_holds_on_to_a_files_methods_writes_nothing_in_a_trial(on, tmp_path):
-    def script(run):
-        rows, bare, back = open("rows", "w", newline=""), open("bare", "wb", 0), open("back", "w+b")
-        table, write = csv.writer(rows), bare.write
-        log = logging.getLogger("held")
-        log.propagate = False
-        log.addHandler(logging.handlers.RotatingFileHandler("log", maxBytes=10_000, backupCount=1))
-        archive = zipfile.ZipFile("z.zip", "w")
-        back.write(b"0123")
-        back.seek(2)
-
-        def act(what):
-            table.writerow([what])
-            write(what.encode())
-            log.warning(what)
-            back.write(what[:1].encode())
-            return back.tell()
-
-        seen = [act("one")]
-        with trial(run):
-            act("trial")
-            act("trial")
-        seen.append(act("two"))
-        archive.writestr(zipfile.ZipInfo("a"), "x")
-        for file in (rows, bare, back, archive):
-            file.close()
-        return seen, {name: Path(name).read_bytes() for name in ("rows", "bare", "log", "back")}
-
-    want = {"rows": b"one\r\ntwo\r\n", "bare": b"onetwo", "log": b"one\ntwo\n", "back": b"01ot"}
-    assert on(script) == [([3, 4], want)] * 2
-    assert {name: (tmp_path / name).read_bytes() for name in want} == want
+# ---- threads, and the collector of cycles
 
 
 def test_files_that_ranks_collect_at_different_moments_neither_hang_nor_disagree(on, tmp_path):
@@ -624,8 +591,6 @@ def test_a_watched_log_is_opened_again_where_rank_0s_was_moved(on, tmp_path):
         log.addHandler(handler)
         log.warning("first")
         opened = handler.stream
-        with trial(run):
-            log.warning("in a trial")
         thread = threading.Thread(target=log.warning, args=("in a thread",))
         thread.start()
         thread.join()
@@ -731,23 +696,6 @@ def test_a_full_disk_behind_a_descriptor_raises_on_all_ranks(on, small):
 
     full = ("OSError", FULL)
     assert on(script) == [(10_000, full, full, "OSError")] * 2
-
-
-def test_a_descriptor_is_written_to_by_nobody_in_a_trial(on, tmp_path):
-    def script(run):
-        number = os.open("a", os.O_WRONLY | os.O_CREAT)
-        os.write(number, b"1")
-        with trial(run):
-            os.write(number, b"trial")
-            other = os.open("b", os.O_WRONLY | os.O_CREAT)
-            os.write(other, b"trial")
-            os.close(other)
-        os.write(number, b"2")
-        os.close(number)
-        return Path("a").read_bytes()
-
-    assert on(script) == [b"12"] * 2
-    assert os.listdir(tmp_path) == ["a"]
 
 
 def test_names_are_changed_once_in_every_way(on, tmp_path):

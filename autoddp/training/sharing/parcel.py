@@ -58,7 +58,7 @@ class Parcel:
         return pickle.loads(self.body, buffers=buffers)
 
     def close(self) -> None:
-        """Close the descriptors."""
+        """Close the descriptors of its memory."""
         while self.descriptors:
             os.close(self.descriptors.pop())
 
