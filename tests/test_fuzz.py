@@ -274,7 +274,7 @@ def test_decisions_are_counted_and_told_once(decisions):
 @given(st.lists(st.integers(0, 200), max_size=6), st.integers(1, 64))
 def test_ranks_fetch_each_row_once_in_order(lengths, ranks):
     batches = [list(range(100 * at, 100 * at + length)) for at, length in enumerate(lengths)]
-    samplers = [RowSampler(batches, ranks, rank, lambda: None) for rank in range(ranks)]
+    samplers = [RowSampler(batches, ranks, rank) for rank in range(ranks)]
     for batch, parts in zip(batches, zip(*samplers, strict=True), strict=True):
         if len(batch) < ranks:
             assert all(part == batch for part in parts)

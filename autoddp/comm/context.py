@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from enum import IntEnum, auto
 from os import getpid  # a script's is patched: it costs more, and answers as rank 0
 from threading import get_ident
-from typing import Any
 
 
 class Code(IntEnum):
@@ -27,14 +26,12 @@ class Code(IntEnum):
         PLAIN: Called where no batch is to be looked for: in a data set's fetch, in a backward.
         FUNCTION: What looks below torch's functions, and computes on whole batches: an autograd
             function's of the script, or what runs under its hooks of saved tensors.
-        TRIAL: The script's, which one process would not run here: it leaves no trace.
     """
 
     INTERNAL = 0
     FETCH = auto()
     PLAIN = auto()
     FUNCTION = auto()
-    TRIAL = auto()
 
 
 class Within:
@@ -65,20 +62,14 @@ class Context:
         collecting: Whether Python's collector of cycles runs on the script's thread. It runs at
             different moments on each rank: what a `__del__` does has no place in their order.
         resting: Whether nothing of the script runs, as between the cells of a notebook.
-        muting: What else is entered with a trial: mutes what it would print and write.
         asides: What else is entered with a rest: puts aside what only the script is to meet.
-        printed: What trials would have printed, but for what a cache keeps from being said twice.
-        written: How often trials would have written to a file.
     """
 
     def __init__(self) -> None:
         self.process, self.thread = getpid(), get_ident()
         self.depth = [0] * len(Code)
         self.ending = self.over = self.collecting = self.resting = False
-        self.muting: list[Callable[[], AbstractContextManager[object]]] = []
         self.asides: list[Callable[[], AbstractContextManager[object]]] = []
-        self.printed: list[Any] = []
-        self.written = 0
         self._child = 0  # this process, if it was forked from the rank
         self._elsewhere = threading.local()  # whether another thread runs autoddp's code
 
@@ -147,15 +138,6 @@ class Context:
             yield
         finally:
             apart.internal = before
-
-    @contextmanager
-    def trial(self) -> Iterator[None]:
-        """Run code inside that one process would not have run: no effects, no prints."""
-        with ExitStack() as stack:
-            stack.enter_context(self.within(Code.TRIAL))
-            for mute in self.muting:
-                stack.enter_context(mute())
-            yield
 
     @contextmanager
     def rest(self) -> Iterator[None]:

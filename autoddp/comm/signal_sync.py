@@ -25,7 +25,7 @@ from collections.abc import Callable
 from time import monotonic  # a script's is patched
 from typing import Any
 
-from autoddp.comm.context import Code, Context
+from autoddp.comm.context import Context
 from autoddp.comm.line import Line
 from autoddp.comm.quiet import Quiet
 from autoddp.errors import RankEnded
@@ -72,7 +72,7 @@ class SignalSync:
 
     def here(self) -> bool:
         """Return whether all ranks come to this place, on the thread that runs the script."""
-        return self.act is not None and self._clear() and self._context.on_script_thread()
+        return self.act is not None and self._context.on_script_thread()
 
     def enter(self) -> None:
         """Begin a point: rank 0 gives its orders first."""
@@ -122,10 +122,6 @@ class SignalSync:
         self._pending.clear()
         self._due_later.clear()
 
-    def _clear(self) -> bool:
-        """Return whether the script's handler may run here; what comes in a trial is put off."""
-        return not self._context.depth[Code.TRIAL]
-
     def _measure(self) -> None:
         now = monotonic()
         if self._last:
@@ -163,7 +159,7 @@ class SignalSync:
     def news(self, *_: object) -> None:
         """Take an order, a question, or word of a signal, or ask if it is time to."""
         self._missed = True
-        if self.act is None or self._inside or not self._context.is_rank() or not self._clear():
+        if self.act is None or self._inside or not self._context.is_rank():
             return
         self._missed = False
         self._take()
@@ -246,7 +242,7 @@ class SignalSync:
         if self._asked is None:
             return
         question, at, acting = self._asked
-        if at != self.passed or (acting and not waiting) or not self._clear():
+        if at != self.passed or (acting and not waiting):
             return
         self._tell("here", question, self._begun)
         with self.quiet():

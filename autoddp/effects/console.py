@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import functools
 import getpass
 import io
 import os
@@ -13,7 +12,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import Any, ClassVar
 
 from autoddp.effects.engine import Mode
-from autoddp.effects.muting import muted
 from autoddp.effects.outward import Outward
 from autoddp.effects.rows import EffectRow, ask
 from autoddp.effects.stdin import SharedStdin
@@ -62,12 +60,9 @@ class Console(Outward):
     )
 
     def setup(self, undo: ExitStack) -> None:
-        """Ask rank 0 once what its terminal is like; mute prints in trials."""
+        """Ask rank 0 once what its terminal is like."""
         super().setup(undo)
         self._watched = ExitStack()  # the watch on the streams of a notebook's cell
-        mute = functools.partial(muted, self.context.printed)
-        self.context.muting.append(mute)
-        undo.callback(self.context.muting.remove, mute)
         report = self.run.report
         if report.speaks:
             report.begun = Begun(report.release_between, report.flag)

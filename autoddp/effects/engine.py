@@ -31,7 +31,6 @@ class Mode(Enum):
     PASS_THROUGH = "as if we were not there"
     SYNCED = "rank 0 does it, for all"
     UNSYNCED = "rank 0 does it, the others in their overlay, and nobody waits"
-    SUPPRESSED = "nobody does it: one process would not have run this"
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,6 @@ class Effects:
             return Mode.UNSYNCED if context.in_job() else Mode.PASS_THROUGH
         if not self.accepts_effects():
             return Mode.PASS_THROUGH
-        if context.depth[Code.TRIAL]:
-            return Mode.SUPPRESSED
         return Mode.SYNCED if self.synced else Mode.UNSYNCED
 
     @contextmanager

@@ -55,7 +55,7 @@ class Outward(Feature):
                 return row.unpack(self.effects.ask_rank0(name, lambda: row.pack(call.plain())))
             case Fate.DO, Mode.SYNCED:
                 return self.effects.do_on_rank0(name, call.plain)
-        return None if row.once and (self.rank or mode is Mode.SUPPRESSED) else call.plain()
+        return None if row.once and self.rank else call.plain()
 
     @patch(
         "torch.utils.data._utils.fetch:_MapDatasetFetcher.fetch",

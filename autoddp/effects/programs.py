@@ -161,8 +161,6 @@ class Programs(Outward):
             return not (_compiles() or by_tracker())
         if self._ends():
             return True
-        if mode is Mode.SUPPRESSED:
-            raise _out_of_reach("subprocess.Popen")
         if (mode is Mode.UNSYNCED or self.effects.in_forked_child()) and users_call(
             2, (subprocess.__file__,)
         ):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from autoddp.comm.world import World
 from autoddp.effects.engine import Effects
@@ -26,8 +26,8 @@ class Run:
     view: View
     report: Report = field(default_factory=Report)
     draws_alike: bool = False  # whether all ranks began with one state of their generators
-    # by loader: an object whose `seconds` say how long its batches were waited for
-    waited: dict[str, Any] = field(default_factory=dict)
+    # by loader: for how many seconds its batches were waited for
+    waited: dict[str, float] = field(default_factory=dict)
     # called when the script has ended, before what it raised is shown
     ended: list[Callable[[], None]] = field(default_factory=list)
     effects: Effects = field(init=False)

@@ -103,10 +103,9 @@ class Trackers(Outward):
     def count(self, call: Call) -> Any:
         """Count the steps of a disabled run, as wandb counts those of a real one."""
         step, commit = call.kwargs.get("step"), call.kwargs.get("commit")
-        if self.effects.mode() is not Mode.SUPPRESSED:
-            before = call.instance._step
-            again = commit if step is not None else commit is not False
-            call.instance._step = max(before, step or 0) + bool(again)
+        before = call.instance._step
+        again = commit if step is not None else commit is not False
+        call.instance._step = max(before, step or 0) + bool(again)
         return call.plain()
 
     @patch(
@@ -123,7 +122,7 @@ class Trackers(Outward):
         if mode is Mode.SYNCED:
             args, kwargs = tree_map(_number, whole((call.args, call.kwargs)))
             return call.wrapped(*args, **kwargs)
-        return None if mode is Mode.SUPPRESSED else call.plain()
+        return call.plain()
 
     def _disabled(self, settings: Any, config: dict[str, Any]) -> Any:
         """Return a disabled run with the settings of rank 0's, which counts steps and has hooks."""

@@ -62,7 +62,7 @@ class Witness(Outward):
             sys.addaudithook(hook)
 
     def _look(self, event: str, args: tuple[Any, ...]) -> None:
-        """Look at what the script's own thread does outside of effects, trials and fetches."""
+        """Look at what the script's own thread does outside of effects and fetches."""
         if self.effects.mode() is not Mode.SYNCED:
             return
         with self.effects.context.internal():

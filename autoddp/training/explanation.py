@@ -62,7 +62,7 @@ class RankTimes:
         """Return the times of this rank, `seconds` after its start."""
         gradients = run.group.position.waited_in_backward
         ranks = run.group.position.waited - gradients
-        loader = sum(waiting.seconds for waiting in run.waited.values())
+        loader = sum(run.waited.values())
         computing = max(0.0, seconds - gradients - ranks - loader)
         parts = (seconds, computing, gradients, ranks, loader)
         return cls(*(round(part, 3) for part in parts))

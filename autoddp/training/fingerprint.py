@@ -77,20 +77,31 @@ class Fingerprint:
             table.index_add_(0, torch.tensor(owners, device=CPU), found)
         return table.nan_to_num()
 
-    def compare(self, group: Group, where: str = "", exact: bool = False, why: str = WHY) -> None:
+    def compare(
+        self,
+        group: Group,
+        where: str = "",
+        exact: bool = False,
+        why: str = WHY,
+        ranks: list[int] | None = None,
+    ) -> None:
         """Compare these numbers with those of all ranks; `why` they may differ is said.
+
+        All ranks call this, also where the numbers of these `ranks` alone are looked at.
 
         Raises:
             Disagreement: Two ranks differ, by more than rounding unless `exact`.
         """
-        if found := self.difference(group, exact):
+        if found := self.difference(group, exact, ranks):
             name, ours, other, theirs = found
             raise Disagreement(
                 f"{where + ': ' if where else ''}{name} is not the same on all ranks "
                 f"(rank 0 has {ours}, rank {other} {theirs}): {why}"
             )
 
-    def difference(self, group: Group, exact: bool = False) -> tuple[str, str, int, str] | None:
+    def difference(
+        self, group: Group, exact: bool = False, ranks: list[int] | None = None
+    ) -> tuple[str, str, int, str] | None:
         """Compare these numbers with those of all ranks, by more than rounding unless `exact`.
 
         Returns:
@@ -98,13 +109,15 @@ class Fingerprint:
             that one's; None if all are alike.
         """
         found = group.all_gather(self._table())  # (ranks, names, 2)
+        compared = list(range(len(found))) if ranks is None else ranks
+        found = found[compared]
         allowed = 0.0 if exact else ROUNDING
         apart = (found.amax(0) - found.amin(0)).amax(1) > allowed * found[..., 1].amax(0)
         if not apart.any():
             return None
         at = int(apart.int().argmax())
         other = int((found[:, at] - found[0, at]).abs().amax(1).argmax())
-        return self.names[at], _shown(found[0, at]), other, _shown(found[other, at])
+        return self.names[at], _shown(found[0, at]), compared[other], _shown(found[other, at])
 
 
 def _sums(values: Tensor) -> Tensor:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections import defaultdict
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,38 +17,35 @@ from autoddp.patching import Call, Feature, patch
 from autoddp.report import users_line
 from autoddp.training.first_batch import FirstBatches
 from autoddp.training.sampling import Fetching
-from autoddp.training.sharing.batches import Handed, Shared, Source, Waiting, Whole
+from autoddp.training.sharing.batches import Batches, Handed, Source, Whole
 from autoddp.training.sharing.plan import (
-    CHANGES,
-    DRAWS,
     EACH,
     ROWS,
     SHARED,
+    THREAD,
     Plan,
     in_memory,
     none_ignored,
     own_iterator,
-    tried,
+    owner,
     unlike_rows,
 )
+from autoddp.training.sharing.rows import RowBatches
 from autoddp.training.sharing.share import Sharing
-from autoddp.training.sharing.stamp import DatasetWatch, Stamp
+from autoddp.training.watch import DRAWS, OWN, own_generators
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
 
-MUCH = 0.2  # share of the time that is spent waiting
-LOOKING = 0.1  # share of the time of fetching that a look whether it changes anything may take
-LEAST = 5.0  # seconds of a loader's passes before its waiting is judged
-THREAD = "it is iterated in a thread of the script's"
+LATE = ", which its first batch did not show: what it gave up to here is each rank's own"
+APART = (
+    f"{DRAWS}: each rank draws its own, statistically the same (--loading auto gives the numbers "
+    "of one process)"
+)
 
 
 class Loaders(Feature):
-    """Loading of data sets: by rows those that draw nothing, the others once on each node.
-
-    Attributes:
-        waited: How long batches kept this rank waiting, by a description of their loader.
-    """
+    """Loading of data sets: by rows those that draw nothing, the others once on each node."""
 
     name = "loaders"
     without = "every rank loads whole batches"
@@ -55,16 +53,10 @@ class Loaders(Feature):
 
     def __init__(self, run: Run) -> None:
         self.view, self.run, self.loading = run.view, run, run.options.loading
-        self.plans: weakref.WeakKeyDictionary[Any, Plan] = weakref.WeakKeyDictionary()
-        self.waited: dict[str, Waiting] = run.waited
         self.fetching, self.first = Fetching(run), FirstBatches(run)
         self.sharing = Sharing(run, self.fetching)
-        self._probed: list[str] = []  # places at which nothing was seen to be drawn
-        # what a later sample has shown there, on this rank
-        self._noticed: defaultdict[str, set[str]] = defaultdict(set)
-        self._shown: dict[str, str] = {}  # what all ranks know of it
-        # of loaders whose fetch runs the script's code
-        self._looks: weakref.WeakKeyDictionary[Any, DatasetWatch] = weakref.WeakKeyDictionary()
+        self.plans: weakref.WeakKeyDictionary[Any, Plan] = weakref.WeakKeyDictionary()
+        self._all: list[Plan] = []  # in one order on all ranks
 
     def setup(self, undo: ExitStack) -> None:
         """Have the end of the script report what was noticed after the last pass."""
@@ -83,35 +75,13 @@ class Loaders(Feature):
             return call.wrapped()
         where = f"DataLoader at {users_line()}"
         if self.view.context.in_thread():
-            self.run.report.add("loaders", where, Plan(EACH, THREAD).said())
+            self.run.report.add("loaders", where, Plan(where, EACH, THREAD).said())
             return call.wrapped()
         plan = self._planned(loader, where)
-        waiting = self.waited.setdefault(where, Waiting(workers=loader.num_workers))
-        waiting.by_rows = plan.way == ROWS
-        self.judge(where)
-        first = None if plan.draws else self.first.of(loader, where)
-        if plan.way == EACH:
-            return Whole(self.view, call.wrapped(), waiting, first)
-        if plan.way == SHARED:
-
-            def part(reason: str) -> None:
-                self._decide(loader, where, Plan(EACH, reason))
-
-            inner = self.sharing.start(loader, call.wrapped, where, part)
-            return Handed(self.view, inner, waiting, first)
-
-        notice = self._noticed[where].add
-        inner = self.fetching.start(
-            loader,
-            call.wrapped,
-            plan.draws,
-            plan.known,
-            None if plan.known or plan.draws else functools.partial(notice, DRAWS),
-        )
-        none = plan.known and none_ignored(loader.dataset)
-        look = self._look(loader, plan)
-        source = Source(self.fetching, notice, none, plan.known, look, plan.kinds)
-        return Shared(self.view, inner, waiting, source, first)
+        if plan.way != ROWS or plan.known or plan.settled:  # else the first batch tells
+            self.said(plan)
+        self.run.waited.setdefault(where, 0.0)
+        return Batches(self._source(loader, plan, call.wrapped), where, self.run.waited)
 
     @patch(
         "torch.utils.data:DataLoader._index_sampler",
@@ -130,128 +100,93 @@ class Loaders(Feature):
         """Make the loader's iterator; on ranks without workers, one that follows the first's."""
         return self.sharing.follower(call.instance, call.wrapped)
 
-    def _planned(self, loader: Any, where: str) -> Plan:
-        plan = self.plans.get(loader)
-        shown = self._agreed(where) if where in self._probed else ""
-        if plan is None:
-            plan = self._plan(loader, where)
-        elif not shown or plan.way != ROWS or plan.known:
-            return plan
-        if shown and plan.way == ROWS and not plan.known:
-            plan = self._shared(loader, shown)
-        return self._decide(loader, where, plan)
+    # ---- plans
 
-    def _look(self, loader: Any, plan: Plan) -> DatasetWatch | None:
-        """Return what looks at a data set that this process fetches by the script's own code."""
-        if loader.num_workers or not plan.runs:
-            return None
-        if loader not in self._looks:
-            self._looks[loader] = DatasetWatch(loader.dataset, share=LOOKING)
-        return self._looks[loader]
-
-    def _decide(self, loader: Any, where: str, plan: Plan) -> Plan:
-        self.plans[loader] = plan
-        say = (
-            self.run.report.say_once
-            if plan.way == EACH and self.loading != EACH
-            else self.run.report.add
+    def _source(self, loader: Any, plan: Plan, make: Callable[[], Any]) -> Source:
+        """Return where a pass's batches come from."""
+        if plan.way == ROWS:
+            return RowBatches(self, loader, plan, make)
+        compare = self.comparing(loader, plan.where)
+        if plan.way == EACH:
+            return Whole(self.view, make(), compare)
+        part = self.parting(plan.where)
+        return Handed(
+            self.view, self.sharing.start(loader, make, plan.where, plan.own, part), compare
         )
-        say("loaders", where, plan.said())
+
+    def _planned(self, loader: Any, where: str) -> Plan:
+        if self.loading == EACH:
+            return Plan(where, EACH, "--loading each")
+        if own_iterator(loader):
+            return Plan(where, EACH, "it is a subclass with an iterator of its own")
+        reason, dataset = unlike_rows(loader), loader.dataset
+        if not reason and in_memory(dataset):
+            return Plan(where, known=True, none_ignored=none_ignored(dataset))
+        kept = self.plans.get(owner(loader))
+        if kept is None:
+            kept = self.plans[owner(loader)] = Plan(where, own=own_generators(dataset))
+        if reason:
+            return self._shared(replace(kept, where=where, way=SHARED, reason=reason))
+        if kept.settled and (late := self._agreed([kept])[0]):
+            self.part(kept, EACH if late == OWN and not loader.num_workers else SHARED, late)
+        kept.where = where
+        return kept
+
+    def settle(self, plan: Plan, kinds: list[Any]) -> None:
+        """Note that the first batch of a data set has come by rows."""
+        plan.settled, plan.kinds = True, kinds
+        self._all.append(self.said(plan))
+
+    def _shared(self, plan: Plan) -> Plan:
+        """Load once on each node where that is possible, else on every rank."""
+        alone = self.sharing.meet() if plan.way == SHARED else ""
+        if alone:
+            plan.way, plan.reason = EACH, f"{plan.reason}; {alone}"
         return plan
 
-    def _plan(self, loader: Any, where: str) -> Plan:
-        if self.loading == EACH:
-            return Plan(EACH, "--loading each")
-        if own_iterator(loader):
-            return Plan(EACH, "it is a subclass with an iterator of its own")
-        reason = unlike_rows(loader)
-        if reason:
-            return self._shared(loader, reason)
-        if in_memory(loader.dataset):
-            return Plan(ROWS, known=True)
-        found = self._probe(loader)
-        if found.way != ROWS and not found.draws:
-            return (
-                found
-                if found.way == EACH and not loader.num_workers
-                else self._shared(loader, found.reason)
-            )
-        if not found.draws:
-            self._probed += [where] * (where not in self._probed)
-            return found
-        if self.loading != ROWS:
-            return self._shared(loader, found.reason)
-        self.run.report.doubt(
-            "loaders",
-            where,
-            "its data set draws random numbers: each rank draws its own, statistically the same "
-            "(--loading auto gives the numbers of one process)",
-        )
-        return Plan(ROWS, draws=True)
+    def part(self, plan: Plan, way: str, reason: str) -> Plan:
+        """Have a data set loaded in another way from now on; all ranks call this."""
+        plan.way, plan.reason = way, reason
+        return self.said(self._shared(plan))
 
-    def _shared(self, loader: Any, reason: str) -> Plan:
-        """Plan to load once on each node where that is possible, else on every rank."""
-        alone = self.sharing.meet()
-        if not alone and loader.num_workers:
-            shared = Stamp(loader.dataset, loader.collate_fn).shared
-            alone = f"its workers share {shared} with the script" if shared else ""
-        return Plan(EACH, f"{reason}; {alone}") if alone else Plan(SHARED, reason)
+    def parting(self, where: str) -> Callable[[str], None]:
+        """Return what notes that every rank loads for itself, given why."""
 
-    def _probe(self, loader: Any) -> Plan:
-        """Plan together with all ranks, by fetching one sample more than one process does."""
-        reason, draws, state, runs, kinds = tried(self.view, loader)
-        found = torch.tensor([float(bool(reason)), float(draws), float(state)], device=CPU)
-        unlike = not reason and not draws
-        self.view.group.all_reduce(found, MAX)
-        others, drawn, kept = (bool(x) for x in found)
-        if unlike and (others or drawn):
-            reason = "ranks see different data"
-        if kept:
-            return Plan(EACH, reason)
-        if others:
-            return Plan(SHARED, reason)
-        reason = "its data set draws random numbers" if drawn else ""
-        return Plan(ROWS, reason, drawn, runs=runs, kinds=kinds)
+        def part(reason: str) -> None:
+            self.said(Plan(where, EACH, reason))
 
-    def _agreed(self, where: str) -> str:
-        """Return what any rank has noticed at this place, or nothing; report each place once."""
-        if where not in self._shown:
-            kinds, noticed = (DRAWS, CHANGES), self._noticed[where]
-            mine = torch.tensor([float(kind in noticed) for kind in kinds], device=CPU)
-            found = self.view.group.all_reduce(mine, MAX).tolist()
-            shown = [kind for kind, anywhere in zip(kinds, found, strict=True) if anywhere]
-            if not shown:
-                return ""
-            self._shown[where] = shown[0]
-            self.run.report.doubt(
-                "loaders", where, f"{shown[0]}: what it gave up to here is each rank's own"
-            )
-        return self._shown[where]
+        return part
+
+    def comparing(self, loader: Any, where: str) -> Callable[[Any], None]:
+        """Return what compares a loader's first batch over the nodes."""
+        return functools.partial(self.first.compare, loader, where)
+
+    def said(self, plan: Plan) -> Plan:
+        """Report a plan, and return it."""
+        report, loud = self.run.report, plan.way == EACH and self.loading != EACH
+        (report.say_once if loud else report.add)("loaders", plan.where, plan.said())
+        return plan
+
+    def say_draws(self, where: str) -> None:
+        """Say that each rank draws its own numbers, as it was told to."""
+        self.run.report.doubt("loaders", where, APART)
+
+    # ---- what later fetches show
+
+    def _agreed(self, plans: list[Plan]) -> list[str]:
+        """Return what later fetches drew from on any rank, for each plan; report it once."""
+        mine = [float(plan.late == kind) for plan in plans for kind in (OWN, DRAWS)]
+        found = self.view.group.all_reduce(torch.tensor(mine, device=CPU), MAX).view(-1, 2).tolist()
+        late = [OWN if own else DRAWS if draws else "" for own, draws in found]
+        for plan, kind in zip(plans, late, strict=True):
+            plan.late = ""
+            if kind == DRAWS and self.loading == ROWS:
+                self.say_draws(plan.where)
+            elif kind:
+                self.run.report.doubt("loaders", plan.where, kind + LATE)
+        return ["" if kind == DRAWS and self.loading == ROWS else kind for kind in late]
 
     def _at_end(self) -> None:
-        """Report waiting, and what was noticed and no further pass has brought up."""
-        for waiting in list(self.waited):
-            self.judge(waiting)
-        for where in self._probed:
-            self._agreed(where)
-
-    def judge(self, where: str) -> None:
-        """Report a loader that kept ranks waiting for much of the time."""
-        waiting = self.waited[where]
-        if waiting.total < LEAST or waiting.share < MUCH:
-            return
-        more = (
-            "more of them (num_workers=) help"
-            if waiting.workers
-            else "num_workers= has them loaded beside"
-        )
-        settled = waiting.by_rows or self.loading == ROWS
-        rows = "" if settled else ", or --loading rows, where each rank draws its own"
-        kind = "waiting"
-        if all(said.where != where for said in self.run.report.of(kind)):
-            self.run.report.say_once(
-                kind,
-                where,
-                f"its batches kept ranks waiting for {waiting.share:.0%} of the time, with "
-                f"{waiting.workers} workers; {more}{rows}",
-            )
+        """Report what was noticed and no further pass has brought up."""
+        if self._all:
+            self._agreed(self._all)

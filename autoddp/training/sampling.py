@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +22,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from autoddp.comm import accelerator
 from autoddp.comm.context import Code
+from autoddp.training.watch import Access, DrawWatch, own_generators
 from autoddp.view.generators import Generators
 from autoddp.view.shard_sizes import even_sizes
 
@@ -38,80 +42,115 @@ class RowSampler(DistributedSampler[Any]):
     All ranks hold the same random state, so the script's sampler yields the order of one process
     on every rank. Nothing is repeated or dropped: sizes differ by one at most, and a batch with
     fewer rows than ranks goes to all of them.
+
+    Attributes:
+        before_fetch: Called when the sampler of the script has drawn what it draws.
+        whole: The number of the batch from which on they are cut; the ones before come whole.
+        seen: All indices of the batches so far, while it is not settled that ranks fetch rows.
     """
 
-    def __init__(
-        self, batches: Any, ranks: int, rank: int, before_fetch: Callable[[], None]
-    ) -> None:
+    def __init__(self, batches: Any, ranks: int, rank: int) -> None:
         nothing: Any = ()  # the data set may have no length; what is cut is the batches
         super().__init__(nothing, num_replicas=ranks, rank=rank, shuffle=False)
-        self.batches, self.before_fetch = batches, before_fetch
+        self.batches, self.before_fetch = batches, lambda: None
         self.sizes: deque[tuple[int, ...] | None] = deque()
-        self.first: list[Any] = []  # all indices of the first batch of this pass
+        self.whole: float = 0
+        self.seen: list[Any] | None = None
+        self.rest: Iterator[Any] = iter(())
 
     def __len__(self) -> int:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Any]:
         self.set_epoch(self.epoch + 1)
+        self.seen = None if self.seen is None else []
         self.sizes = deque()  # those of this pass; with workers the sampler runs ahead
-        return self._pass(self.sizes)
+        self.rest = iter(self.batches)
+        return self._pass(self.sizes, self.rest)
 
-    def _pass(self, noted: deque[tuple[int, ...] | None]) -> Iterator[Any]:
-        for number, batch in enumerate(self.batches):
+    def _pass(self, noted: deque[tuple[int, ...] | None], batches: Iterator[Any]) -> Iterator[Any]:
+        for number, batch in enumerate(batches):
             indices = list(batch)
-            self.first = self.first if number else indices
+            if self.seen is not None:
+                self.seen.append(indices)
             sizes = even_sizes(len(indices), self.num_replicas)
             parted = bool(sizes[-1])  # the last rank has the fewest
             noted.append(sizes if parted else None)
             self.before_fetch()  # the sampler has drawn what it draws
             start = sum(sizes[: self.rank])
-            yield indices[start : start + sizes[self.rank]] if parted else indices
+            mine = parted and number >= self.whole
+            yield indices[start : start + sizes[self.rank]] if mine else indices
+
+
+class Resumed:
+    """A sampler that begins with what another one has given already, and goes on where that is."""
+
+    def __init__(self, sampler: RowSampler) -> None:
+        self.batches = sampler.batches
+        self.pending: Iterator[Any] | None = itertools.chain(sampler.seen or (), sampler.rest)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches) if self.pending is None else self._pass()
+
+    def _pass(self) -> Iterator[Any]:
+        """Go on; an iterator that is made and not asked for anything leaves all as it is."""
+        pending, self.pending = self.pending, None
+        yield from pending or ()
+
+
+def seeds_of(loader: Any) -> torch.Generator:
+    """Return a copy of the generator that the seeds of a loader's workers are drawn from."""
+    if loader.generator is not None:
+        return loader.generator.clone_state()
+    device = torch.empty(()).device  # on the one that torch takes
+    copy = torch.Generator(device)
+    copy.set_state(accelerator.state(device))
+    return copy
 
 
 @dataclass
 class Drawn:
-    """A batch whose samples drew random numbers where none were expected."""
+    """A batch whose samples drew random numbers; from what, in words."""
 
     batch: Any
+    said: str
 
 
 class Noticing:
     """A collate function for worker processes that says so when a generator has moved."""
 
     def __init__(self, loader: Any) -> None:
-        self.collate, self.begin = loader.collate_fn, loader.worker_init_fn
-        self.before: Generators | None = None
+        self.collate, self.plain_begin = loader.collate_fn, loader.worker_init_fn
+        self.before: DrawWatch | None = None
 
     def __call__(self, samples: Any) -> Any:
         """Collate the batch; the first time that a generator has moved, wrap it in `Drawn`."""
         batch = self.collate(samples)
-        if self.before is None or self.before.same(Generators()):
+        moved = self.before.moved() if self.before is not None else ""
+        if not moved:
             return batch
         self.before = None
-        return Drawn(batch)
+        return Drawn(batch, moved)
 
-
-class Beginning:
-    """A `worker_init_fn` that calls the script's own, then notes where the generators begin."""
-
-    def __init__(self, noticing: Noticing) -> None:
-        self.noticing = noticing
-
-    def __call__(self, number: int) -> None:
-        if self.noticing.begin is not None:
-            self.noticing.begin(number)
-        self.noticing.before = Generators()
+    def begin(self, number: int) -> None:
+        """Begin a worker as the script does, then note where the generators begin."""
+        if self.plain_begin is not None:
+            self.plain_begin(number)
+        info = torch.utils.data.get_worker_info()
+        self.before = DrawWatch(own_generators(info.dataset if info is not None else None))
 
 
 @contextmanager
 def _noticed(loader: Any) -> Iterator[None]:
     noticing = Noticing(loader)
-    loader.collate_fn, loader.worker_init_fn = noticing, Beginning(noticing)
+    loader.collate_fn, loader.worker_init_fn = noticing, noticing.begin
     try:
         yield
     finally:
-        loader.collate_fn, loader.worker_init_fn = noticing.collate, noticing.begin
+        loader.collate_fn, loader.worker_init_fn = noticing.collate, noticing.plain_begin
 
 
 class Fetching:
@@ -122,45 +161,64 @@ class Fetching:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.starting: Any = None  # index sampler of the iterator that is being made
+        # of the iterator that is being made: the thread that makes it, its index sampler
+        self.starting: tuple[int, Any] | None = None
+        self.moved = ""  # what the last fetch in this process drew from
         self._own: Generators | None = None  # this rank's stream, for data sets that draw
-        self._outside: Generators | None = None  # where the generators are to be after a fetch
-        self._drawing = False
-        self._drew: Callable[[], None] | None = None
+        self.outside: DrawWatch | None = None  # where the script's generators were before a fetch
+        self._begun: DrawWatch | None = None  # where those were that the fetch began with
 
     def start(
         self,
         loader: Any,
         make: Callable[[], Any],
         draws: bool,
+        watched: list[Access] | None = None,
         still: bool = False,
-        drew: Callable[[], None] | None = None,
+        sampler: RowSampler | None = None,
     ) -> Any:
         """Make the loader's iterator, over this rank's rows of every batch.
 
         Args:
             loader: The DataLoader.
             make: Its own `__iter__`.
-            draws: Whether its data set draws random numbers: each rank then draws its own.
-            still: Whether it is certain that none are drawn.
-            drew: Called where numbers are drawn in this process, if none are expected; with workers
-                their batch comes as `Drawn`.
+            draws: Whether each rank is to draw its own numbers.
+            watched: The generators beside those that all code shares. If it is given, batches of
+                workers that drew come as `Drawn`.
+            still: Whether it is certain that nothing is drawn.
+            sampler: One of `rows`, else a new one.
         """
-        world, context = self.run.world, self.run.group.context
-        here = loader.num_workers == 0 and not still  # else the data set draws in its workers
+        sampler = sampler or self.rows(loader)
+        here, context = loader.num_workers == 0 and not still, self.run.group.context
 
         def before_fetch() -> None:
             if here and context.on_script_thread():
-                self._before_fetch(draws, drew)
+                self.outside = self._begun = DrawWatch(watched or [])
+                if draws:
+                    self._draw_apart()
+                    self._begun = DrawWatch(watched or [])
 
-        sampler = RowSampler(loader.batch_sampler, world.world_size, world.rank, before_fetch)
-        self.starting = sampler
+        sampler.before_fetch = before_fetch
+        with ExitStack() as undo:
+            undo.enter_context(self.sampled(sampler))
+            undo.enter_context(self._fewer_workers(loader))
+            if draws:
+                undo.enter_context(self._own_seeds(loader))
+            if watched is not None and loader.num_workers:
+                undo.enter_context(_noticed(loader))
+            return make()
+
+    def rows(self, loader: Any) -> RowSampler:
+        """Return a sampler of this rank's rows of the loader's batches."""
+        world = self.run.world
+        return RowSampler(loader.batch_sampler, world.world_size, world.rank)
+
+    @contextmanager
+    def sampled(self, sampler: Any) -> Iterator[None]:
+        """Have an iterator that this thread makes inside take its indices from this sampler."""
+        self.starting = None if sampler is None else (get_ident(), sampler)
         try:
-            with self._fewer_workers(loader), self._own_seeds(loader, draws):
-                if drew is None or here:
-                    return make()
-                with _noticed(loader):
-                    return make()
+            yield
         finally:
             self.starting = None
 
@@ -169,17 +227,23 @@ class Fetching:
 
         So `len(loader)` is that of one process.
         """
-        context = self.run.group.context
 
         def index_sampler(loader: Any) -> Any:
-            starts = self.starting is not None and context.on_script_thread()
-            return self.starting if starts else plain.fget(loader)  # type: ignore[misc]
+            starting, thread = self.starting, get_ident()
+            if starting is not None and starting[0] == thread:
+                return starting[1]
+            return plain.fget(loader)  # type: ignore[misc]
 
         return property(index_sampler)
 
-    def fetch(self, inner: Any) -> Any:
-        """Fetch the next batch, with modules in the data set plain, and put the generators back."""
-        self._outside = None
+    def fetch(self, inner: Any, keep: bool = False) -> Any:
+        """Fetch the next batch, with modules in the data set plain, and put the generators back.
+
+        Args:
+            inner: The loader's iterator.
+            keep: Leave the generators where they are.
+        """
+        self.outside, self.moved = None, ""
         if not self.run.group.context.on_script_thread():
             # what the script does meanwhile must not be plain, nor its draws undone
             return next(inner)
@@ -187,23 +251,24 @@ class Fetching:
             with self.run.view.context.within(Code.PLAIN):
                 return next(inner)
         finally:
-            if self._drawing:
-                self._own = Generators()
-            if self._outside is not None:
-                if self._drew is not None and not self._outside.same(Generators()):
-                    self._drew()
-                self._outside.put_back()
+            if self.outside is not None and self._begun is not None:
+                self.moved = self._begun.moved()
+                if self._begun is not self.outside:
+                    self._own = Generators()
+                    self.outside.put_back()
+                elif self.moved and not keep:
+                    self.outside.put_back()
 
-    def _before_fetch(self, draws: bool, drew: Callable[[], None] | None) -> None:
-        self._outside, self._drawing, self._drew = Generators(), draws, drew
-        if draws and self._own is None:
-            seed = torch.initial_seed() + APART * (self.run.world.rank + 1)
-            random.seed(seed)
-            torch.default_generator.manual_seed(seed % 2**63)
-            if "numpy" in sys.modules:
-                sys.modules["numpy"].random.seed(seed % 2**32)
-        elif draws and self._own is not None:
+    def _draw_apart(self) -> None:
+        """Go to this rank's own stream of numbers."""
+        if self._own is not None:
             self._own.put_back()
+            return
+        seed = torch.initial_seed() + APART * (self.run.world.rank + 1)
+        random.seed(seed)
+        torch.default_generator.manual_seed(seed % 2**63)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(seed % 2**32)
 
     @contextmanager
     def _fewer_workers(self, loader: Any) -> Iterator[None]:
@@ -219,11 +284,8 @@ class Fetching:
             loader.num_workers = before
 
     @contextmanager
-    def _own_seeds(self, loader: Any, draws: bool) -> Iterator[None]:
+    def _own_seeds(self, loader: Any) -> Iterator[None]:
         """Seed workers apart on each rank; the script's generator moves on as in one process."""
-        if not draws:
-            yield
-            return
         before = loader.generator
         # on the device that torch takes
         drawn = torch.empty((), dtype=torch.int64).random_(generator=before)

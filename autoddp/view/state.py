@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,9 +65,3 @@ class View:
         self.report.add("gather", users_line(2), name, size)
         if self.work.kind is SHARDED:
             self.work.turn(WHOLE)
-
-    @contextmanager
-    def trial(self) -> Iterator[None]:
-        """Run user code in here that one process would not have run: no effects, no prints."""
-        with self.context.trial():
-            yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import types
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from autoddp.comm.group import Group
@@ -42,11 +42,6 @@ def on_ranks(
             return script(run)
 
     return run_ranks(rank, nproc, timeout=150)  # other processes that a library starts import much
-
-
-def trial(run: Run) -> AbstractContextManager[None]:
-    """As the view does around what one process would not have run."""
-    return run.group.context.trial()
 
 
 def raised(act: Callable[[], Any]) -> tuple[str, str]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from autoddp.effects.clocks import Clocks
-from tests.effects.outward import installed, on_ranks, trial
+from tests.effects.outward import installed, on_ranks
 from tests.support.ranks import run_ranks
 
 
@@ -101,7 +101,7 @@ def test_a_time_budget_ends_at_the_same_step_on_all_ranks(on):
     assert zero == one > 1
 
 
-def test_libraries_other_threads_trials_and_workers_read_their_own(on, tmp_path):
+def test_libraries_other_threads_and_workers_read_their_own(on, tmp_path):
     library = tmp_path / "site-packages" / "lib.py"
 
     def script(run):
@@ -111,14 +111,12 @@ def test_libraries_other_threads_trials_and_workers_read_their_own(on, tmp_path)
         thread = threading.Thread(target=lambda: seen.append(time.time()))
         thread.start()
         thread.join()
-        with trial(run):
-            seen.append(time.time())
         return seen, time.time()
 
     (zero, same), (one, agreed) = on(script)
     assert same == agreed
-    assert len(zero) == 3
-    assert zero != one  # two of them may fall into one microsecond, hardly all three
+    assert len(zero) == 2
+    assert zero != one  # one of them may fall into one microsecond, hardly both
 
 
 def test_more_readings_than_the_store_keeps(on):

@@ -1,19 +1,15 @@
 # ruff: noqa: SIM115 - the standard streams stay open
-import functools
 import getpass
-import logging
 import os
 import pty
 import shutil
 import sys
-import warnings
 from functools import partial
 
 import pytest
-import torch
 
 from autoddp.effects.console import Console
-from tests.effects.outward import on_ranks, raised, trial
+from tests.effects.outward import on_ranks, raised
 from tests.support.terminal import in_pipe, in_terminal
 
 pytestmark = pytest.mark.slow
@@ -132,69 +128,6 @@ def test_what_is_typed_on_a_terminal_reaches_all_ranks(on):
     assert on(lambda run: input("name? "), before=terminal) == ["me", "me"]
 
 
-def test_nothing_is_printed_in_a_trial(on, tmp_path):
-    def script(run):
-        log = logging.getLogger("x")
-        log.addHandler(logging.StreamHandler())
-        print("one")
-        with trial(run):
-            print("two", flush=True)
-            print("three", file=sys.stderr)
-            log.warning("four")
-            sys.stdout.buffer.write(b"five")
-        log.warning("six")
-        print("seven", flush=True)
-        return "write" in vars(sys.stdout)
-
-    assert on(script) == [False, False]
-    assert sorted((tmp_path / "log0").read_text().split()) == ["one", "seven", "six"]
-
-
-def test_what_a_cache_of_a_trial_will_not_say_again_is_printed(on, tmp_path):
-    """A module that is imported there has caches that stay; one of a function goes with it."""
-
-    def script(run):
-        with trial(run):
-            print("trial")
-            stays = functools.lru_cache(lambda: print("once"))
-            stays()
-            goes = functools.lru_cache(lambda: print("in earnest alone"))
-            goes()
-            del goes
-        stays()
-        print("end", flush=True)
-
-    on(script)
-    assert (tmp_path / "log0").read_text().splitlines() == ["once", "end"]
-
-
-def test_a_warning_is_shown_as_often_as_by_one_process(on):
-    """Python's are shown once for a line, of torch's some once for a process."""
-
-    def warns():
-        warnings.warn("python", stacklevel=1)
-        a = torch.ones(1)
-        torch.meshgrid(a, a)  # without indexing=
-
-    def script(run):
-        with warnings.catch_warnings(record=True) as shown:
-            warnings.simplefilter("default")
-            for _ in range(3):
-                before = len(shown)
-                with trial(run):
-                    warns()
-                assert len(shown) == before
-                warns()
-            kept = len(warnings.filters)
-            with trial(run):
-                pass
-            assert len(warnings.filters) == kept
-        assert not torch.is_warn_always_enabled()
-        return [str(warning.message).partition(":")[0] for warning in shown]
-
-    assert on(script) == [["python", "torch.meshgrid"]] * 2
-
-
 def test_in_the_local_view_each_rank_has_its_own_input(on):
     def script(run):
         return input() if run.world.rank == 0 else raised(input)[0]
@@ -216,31 +149,6 @@ def test_a_descriptor_is_read_once(on):
         on(lambda run: (os.read(0, 2), os.read(0, 9), os.read(0, 1)), 2, "abc")
         == [(b"ab", b"c", b"")] * 2
     )
-
-
-def test_nothing_reaches_standard_output_in_a_trial_by_whatever_way(on, tmp_path):
-    def script(run):
-        import csv
-        import ctypes
-
-        write, table, libc = sys.stdout.write, csv.writer(sys.stdout), ctypes.CDLL(None)
-
-        def say(what):
-            write(what + "\n")
-            table.writerow([what])
-            os.write(1, what.encode() + b"\n")
-            libc.puts(what.encode())
-
-        say("one")
-        with trial(run):
-            say("trial")
-        say("two")
-        sys.stdout.flush()
-        libc.fflush(None)
-
-    on(script)
-    for rank in range(2):
-        assert sorted((tmp_path / f"log{rank}").read_text().split()) == ["one"] * 4 + ["two"] * 4
 
 
 # ---- the command, beside python, in a real terminal and in a pipe
@@ -430,8 +338,6 @@ def test_a_stream_of_the_scripts_own_is_muted_too(on, tmp_path):
     def script(run):
         sys.stdout = tee = Tee()
         print("one")
-        with trial(run):
-            print("trial")
         print("two")
         return [text for text in tee.seen if text.strip() and text != "flush"]
 

@@ -246,6 +246,43 @@ def test_a_fork_asks_for_its_temporary_folder_itself(on, tmp_path):
     assert on(script, before=nothing_asked) == [0, 0]
 
 
+def test_a_change_returns_what_it_returns_in_one_process(on, tmp_path):
+    def script(run):
+        os.makedirs("from/inner")
+        os.makedirs("into")
+        for name in ("a", "b", "c", "d"):
+            Path(name).write_text(name)
+        acts = [
+            lambda: os.link("a", "linked"),
+            lambda: os.symlink("a", "symbolic"),
+            lambda: os.rename("b", "renamed"),
+            lambda: os.replace("renamed", "replaced"),
+            lambda: Path("replaced").rename("moved"),
+            lambda: shutil.copyfile("a", "copied"),
+            lambda: shutil.copy("a", "copied"),
+            lambda: shutil.copy(Path("a"), Path("into")),
+            lambda: shutil.copy2("d", "into/e"),
+            lambda: shutil.copytree("from", Path("tree")),
+            lambda: shutil.move("c", "away"),
+            lambda: shutil.move("from/inner/", "into"),
+            lambda: shutil.make_archive("zipped", "zip"),
+            lambda: shutil.make_archive("packed", "gztar", "from"),
+            lambda: shutil.unpack_archive("packed.tar.gz", "unpacked", filter="data"),
+            lambda: shutil.rmtree("unpacked"),
+        ]
+        seen = []
+        for act in acts:
+            seen.append(act())
+        return seen
+
+    zero, one = on(script)
+    assert zero == one
+    assert [done for done in zero if done] == [
+        *(Path("moved"), "copied", "copied", "into/a", "into/e", Path("tree"), "away"),
+        *("into/inner", "zipped.zip", f"{tmp_path}/packed.tar.gz"),
+    ]
+
+
 def test_in_the_local_view_nobody_waits(on, tmp_path):
     def script(run):
         os.makedirs("x", exist_ok=True)

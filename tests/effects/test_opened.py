@@ -408,7 +408,7 @@ def test_no_room_for_the_copies_of_another_rank_ends_the_job_with_the_way_out(on
             on(script, before=crowded)
 
 
-# ---- trials, threads, and the collector of cycles
+# ---- threads, and the collector of cycles
 
 
 def test_files_that_ranks_collect_at_different_moments_neither_hang_nor_disagree(on, tmp_path):

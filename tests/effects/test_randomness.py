@@ -6,7 +6,6 @@ import tempfile
 import threading
 import types
 import uuid
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
 from autoddp.effects.randomness import Randomness
 from autoddp.effects.temporary import Temporary
-from tests.effects.outward import on_ranks, trial
+from tests.effects.outward import on_ranks
 
 
 @pytest.fixture
@@ -145,7 +144,7 @@ def test_each_unseeded_generator_differs_from_the_last(on):
     assert c != d
 
 
-def test_a_trial_and_a_worker_draw_their_own(on):
+def test_a_worker_draws_its_own(on):
     class Drawn(torch.utils.data.Dataset):
         def __len__(self):
             return 3
@@ -155,14 +154,11 @@ def test_a_trial_and_a_worker_draw_their_own(on):
             return int.from_bytes(os.urandom(4), "little")
 
     def script(run):
-        with trial(run):
-            mine = os.urandom(8)
         for workers in (0, 1):
             list(torch.utils.data.DataLoader(Drawn(), num_workers=workers))
-        return mine, os.urandom(8)
+        return os.urandom(8)
 
-    (mine, agreed), (theirs, same) = on(script)
-    assert mine != theirs
+    agreed, same = on(script)
     assert agreed == same
 
 
@@ -239,18 +235,6 @@ def test_a_rank_that_draws_alone_disturbs_nobody(on, tmp_path):
     zero, one = on(script)
     assert zero == one
     assert len({*zero[0], *zero[1:]}) == 6
-
-
-def test_what_is_drawn_in_a_trial_does_not_count(on, tmp_path):
-    def script(run):
-        lib = library(tmp_path)
-        for tried in (True, False):
-            with trial(run) if tried and run.world.rank else nullcontext():
-                drawn = lib.draw() if run.world.rank or not tried else None
-        return drawn
-
-    zero, one = on(script)
-    assert zero == one
 
 
 def eight():

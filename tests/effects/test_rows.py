@@ -16,7 +16,7 @@ import pytest
 
 from autoddp.effects.outward import Outward
 from autoddp.process.features import FEATURES
-from tests.effects.outward import on_ranks, raised, trial
+from tests.effects.outward import on_ranks, raised
 
 OUTWARD = [feature for feature in FEATURES if issubclass(feature, Outward)]
 ROWS = [(feature, row) for feature in OUTWARD for row in feature.rows]
@@ -95,14 +95,12 @@ def test_a_row_gives_all_ranks_what_rank_0_got(feature, target, tmp_path):
 
 
 @pytest.mark.parametrize("target", ONCE)
-def test_what_is_done_once_is_rank_0s_alone_on_a_thread_too_and_nobodys_in_a_trial(target):
+def test_what_is_done_once_is_rank_0s_alone_on_a_thread_too(target):
     (feature,) = [feature for feature, row in ROWS if row.targets[0] == target]
     others = [subprocess.Popen(["sleep", "600"]) for _ in range(5)]
 
     def script(run):
         found = []
-        with trial(run):
-            os.kill(others[0].pid, signal.SIGTERM)
         found.append(os.kill(others[3 + run.world.rank].pid, signal.SIGTERM))
         mine = others[1 + run.world.rank].pid
         thread = threading.Thread(target=lambda: found.append(os.kill(mine, signal.SIGTERM)))

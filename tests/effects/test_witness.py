@@ -19,7 +19,7 @@ from autoddp.effects.witness import Witness
 from autoddp.options import Options
 from autoddp.patching import Installation
 from autoddp.report import Report
-from tests.effects.outward import raised, trial
+from tests.effects.outward import raised
 from tests.support.ranks import run_ranks
 
 LIBRARY = """
@@ -148,8 +148,6 @@ def test_what_we_see_to_and_what_is_a_librarys_own_is_not_said(on):
         os.remove("runs/d")
         xyz.cache()
         xyz.look("runs/c")
-        with trial(run):
-            xyz.save("trial/a")
         with run.effects.context.internal():
             xyz.save(f"own/{run.world.rank}")
 

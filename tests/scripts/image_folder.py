@@ -43,5 +43,5 @@ for epoch in range(2):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        print(epoch, loss.item(), len(folder.cache))
+        print(epoch, loss.item())
 torch.save(net.state_dict(), "net.pt")

@@ -45,14 +45,13 @@ ELSEWHERE: dict[tuple[str, str], tuple[str, ...]] = {
         "--node-rank is …, which node 0 does not wait for",
     ),
     ("tools/rehearse/backup.py", "'\\n'.join(texts)"): ("… could not be put back as it was",),
-    ("training/sharing/batches.py", "_unlike(x)"): ("a batch of the DataLoader holds a …",),
-    ("training/sharing/batches.py", "MIXED"): (
-        "a batch of the DataLoader holds Python numbers of another type",
+    ("training/sharing/rows.py", "_other(batch)"): (
+        "a batch of the DataLoader holds a …",
+        "a batch of the DataLoader holds numbers of another type",
     ),
-    ("training/sharing/batches.py", "_alone(error)"): (
+    ("training/sharing/rows.py", "_alone(error)"): (
         "a sample raised … (…), and the script went on",
     ),
-    ("training/sharing/moves.py", "*args"): ("the rank that loads for this node raised …",),
     ("view/calls.py", "_changed(module)"): ("… at … returned other outputs than when",),
     ("view/dispatch.py", "refused(args[0].shape, func._schema.name.rpartition(':')[2])"): (
         "… gives a batch of shape … … in place",

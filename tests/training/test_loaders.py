@@ -1,8 +1,6 @@
 import collections
-import contextlib
 import os
 import random
-import time
 
 import numpy as np
 import pytest
@@ -25,7 +23,6 @@ from torch.utils.data import (
 )
 
 from autoddp.errors import Disagreement
-from autoddp.training import loaders
 from autoddp.training.sampling import RowSampler
 from autoddp.view import ShardedTensor, is_sharded
 from tests.support.training import (
@@ -65,34 +62,6 @@ class Listed(Dataset):
 
     def __getitem__(self, n):
         return self.sample(n)
-
-
-class Counts(Listed):
-    calls = 0
-
-    def __getitem__(self, n):
-        self.calls += 1
-        return super().__getitem__(n)
-
-
-CALLS = {"so far": 0}
-
-
-class CountsAllTogether(Listed):
-    def __getitem__(self, n):
-        CALLS["so far"] += 1
-        return super().__getitem__(n)
-
-
-class Caches(Listed):
-    def __init__(self):
-        super().__init__()
-        self.cache = {}
-
-    def __getitem__(self, n):
-        if n not in self.cache:
-            self.cache[n] = torch.arange(3.0) + n
-        return self.cache[n], n % 3
 
 
 class Stream(IterableDataset):
@@ -192,17 +161,91 @@ def parts_of_data_sets():
 
 
 @script
-def a_data_set_that_counts():
-    data = Counts()
-    found = order(DataLoader(data, 4, shuffle=True))
-    return found, data.calls
+def samples_that_cannot_be_read():
+    def sample(n):
+        if n == 3:
+            raise ValueError(f"sample {n} of {float(torch.rand(()))}")
+        return torch.arange(2.0) + n
+
+    found = []
+    for workers in (0, 1):
+        stream = iter(DataLoader(Listed(9, sample), 4, num_workers=workers))
+        while True:
+            try:
+                found.append(next(stream).tolist())
+            except StopIteration:
+                break
+            except ValueError as error:
+                found.append(str(error)[-9:])
+    return found, draws()
 
 
 @script
-def a_data_set_that_caches():
-    data = Caches()
-    found = order(DataLoader(data, 4))
-    return found, list(data.cache)
+def numbers_of_which_the_first_row_decides():
+    data = Listed(12, lambda n: (torch.ones(2), 0.5 if n == 1 else 1))
+    return [
+        (y.dtype, y.tolist())
+        for workers in (0, 1)
+        for _, y in DataLoader(data, 6, num_workers=workers)
+    ]
+
+
+@script
+def samples_of_many_lengths():
+    loader = DataLoader(Listed(8, lambda n: torch.zeros(1 + n // 2)), 4)
+    try:
+        return order(loader)
+    except RuntimeError as error:
+        return "each tensor to be equal size" in str(error)
+
+
+@script
+def a_generator_that_the_data_set_holds():
+    class Noisy(Listed):
+        def __init__(self, rng, draw):
+            super().__init__()
+            self.rng, self.draw = rng, draw
+
+        def __getitem__(self, n):
+            return torch.full((2,), n + self.draw(self.rng))
+
+    generators = {
+        torch.Generator().manual_seed(3): lambda g: float(torch.rand((), generator=g)),
+        np.random.default_rng(3): lambda g: g.random(),
+        np.random.RandomState(3): lambda g: g.rand(),
+        random.Random(3): lambda g: g.random(),
+    }
+    found = []
+    for rng, draw in generators.items():
+        data = Noisy(rng, draw)
+        for workers in (0, 0, 1):
+            found += order(DataLoader(data, 4, shuffle=True, num_workers=workers))
+        found.append(draw(rng))
+    return found, draws()
+
+
+@script
+def a_data_set_that_writes_into_what_it_has_made():
+    def preprocess(n):  # as of the public U-Net: ids of a mask, written into a new array
+        made = np.zeros((2, 3), dtype=np.int64)
+        for number, value in enumerate((0, 1)):
+            made[np.full((2, 3), n % 2) == value] = number
+        return made
+
+    return order(
+        DataLoader(Listed(9, lambda n: {"mask": torch.as_tensor(preprocess(n))}["mask"]), 4)
+    )
+
+
+@script
+def the_first_batch_is_asked_for_after_other_draws():
+    found = []
+    for workers in (0, 2):
+        for sample in (lambda n: torch.rand(2) + n, lambda n: torch.arange(2.0) + n):
+            stream = iter(DataLoader(Listed(13, sample), 3, shuffle=True, num_workers=workers))
+            found.append(draws())
+            found += [x.tolist() for x in stream]
+    return found, draws()
 
 
 @script
@@ -289,12 +332,6 @@ def a_break_in_mid_epoch():
 
 
 @script
-def a_data_set_that_counts_in_a_global():
-    found = order(DataLoader(CountsAllTogether(), 4, shuffle=True))
-    return found, dict(CALLS)
-
-
-@script
 def a_module_in_the_data_set():
     blur = Blur()
     model = mlp(3)
@@ -370,44 +407,6 @@ def an_empty_loader():
 
 
 @script
-def data_too_large_to_be_put_back_that_a_fetch_changes():
-    class Large(Dataset):
-        def __init__(self):
-            self.x = torch.zeros(2**24 // 4 + 1, 4)
-            self.n = self.x[:9].add(1).numpy()
-
-        def __len__(self):
-            return 9
-
-        def __getitem__(self, n):
-            x, y = self.x[n], torch.from_numpy(self.n[n])
-            x += n
-            y *= 2
-            return x, y
-
-    loader = DataLoader(Large(), 4, shuffle=True)
-    return order(loader), order(loader)
-
-
-@script
-def data_too_large_to_be_put_back_that_a_fetch_changes_as_what_it_is():
-    class Large(Dataset):
-        def __init__(self):
-            self.x = np.zeros((2**24 // 4 + 1, 4), np.float32)
-
-        def __len__(self):
-            return 9
-
-        def __getitem__(self, n):
-            x = torch.from_numpy(self.x[n]).float()
-            x += n
-            return x
-
-    loader = DataLoader(Large(), 4, shuffle=True)
-    return order(loader), order(loader)
-
-
-@script
 def a_sample_that_cannot_be_fetched_by_number():
     data = {f"k{n}": (torch.arange(2.0) + n, n) for n in range(7)}
     return order(DataLoader(data, 3, sampler=list(data)))
@@ -419,11 +418,10 @@ def torchs_collate_function_by_name():
 
 
 NOT_BY_ROWS = {
-    "a_data_set_that_counts": "keeps state",
-    "a_data_set_that_counts_in_a_global": "keeps state",
-    "a_data_set_that_caches": "keeps state",
-    "data_too_large_to_be_put_back_that_a_fetch_changes": "too large to be put back",
-    "data_too_large_to_be_put_back_that_a_fetch_changes_as_what_it_is": "too large to be put back",
+    "samples_that_cannot_be_read": "cannot be fetched",
+    "numbers_of_which_the_first_row_decides": "not alike",
+    "samples_of_many_lengths": "cannot be fetched",
+    "a_generator_that_the_data_set_holds": "from a generator of its own",
     "strings_in_a_batch": "more than numbers",
     "a_dictionary_of_its_own_kind": "more than numbers",
     "numpys_strings": "more than numbers",
@@ -450,6 +448,9 @@ def test_why_a_loader_is_not_fetched_by_rows(seen, name):
 
 
 def test_tensors_in_memory_are_fetched_by_rows(seen):
+    assert seen[2]["a_data_set_that_writes_into_what_it_has_made"][0].said(
+        "loaders", "fetches its rows"
+    )
     assert seen[2]["two_shuffled_epochs_and_the_generators_after"][0].said(
         "loaders", "fetches its rows"
     )
@@ -460,7 +461,7 @@ def test_tensors_in_memory_are_fetched_by_rows(seen):
 def test_samples_that_are_not_alike_are_refused():
     def script(run):
         data = Listed(sample=lambda n: (torch.ones(2), n if n < 4 else "many"))
-        with pytest.raises(Disagreement, match="holds a str where its first sample held numbers"):
+        with pytest.raises(Disagreement, match="holds a str where its first batch held numbers"):
             order(DataLoader(data, 4))
 
     on_ranks(script, 2)
@@ -468,8 +469,8 @@ def test_samples_that_are_not_alike_are_refused():
 
 def test_numbers_of_another_type_are_refused_where_the_first_row_of_a_batch_decides():
     def script(run):
-        data = Listed(12, lambda n: (torch.ones(2), 0.5 if n % 3 == 1 else 1))
-        with pytest.raises(Disagreement, match="another type than its first sample"):
+        data = Listed(12, lambda n: (torch.ones(2), 0.5 if n in (7, 10) else 1))
+        with pytest.raises(Disagreement, match="another type than its first one"):
             order(DataLoader(data, 6))
 
     on_ranks(script, 2)
@@ -501,23 +502,26 @@ def test_an_error_of_one_ranks_sample_is_not_passed_by():
 def test_each_rank_fetches_its_rows_only():
     def script(run):
         fetched = []
-        loader = DataLoader(
-            Listed(10, lambda n: fetched.append(n) or (torch.tensor([float(n)]), n)), 5
-        )
-        loader.dataset.sample = lambda n: (torch.tensor([float(n)]), n)
-        iterator = iter(loader)  # proven on a sample that leaves nothing behind
-        loader.dataset.sample = lambda n: fetched.append(n) or (torch.tensor([float(n)]), n)
-        x, y = next(iterator)
-        assert is_sharded(x)
-        assert type(x) is ShardedTensor
-        assert x.shape == (5, 1)
-        assert y.shape == (5,)
-        next(iterator)
-        return fetched, x.local.flatten().tolist(), x.sizes.per_rank
+
+        def sample(n):
+            fetched.append(n)
+            return torch.tensor([float(n)]), n
+
+        loader = DataLoader(Listed(10, sample), 5)
+        for x, y in loader:
+            assert is_sharded(x)
+            assert type(x) is ShardedTensor
+            assert x.shape == (5, 1)
+            assert y.shape == (5,)
+        first = fetched.copy()
+        fetched.clear()
+        local = [x.local.flatten().tolist() for x, _ in loader]
+        return first, fetched, local, x.sizes.per_rank
 
     assert on_ranks(script, 2) == [
-        ([0, 1, 2, 5, 6, 7], [0, 1, 2], (3, 2)),
-        ([3, 4, 8, 9], [3, 4], (3, 2)),
+        # of the first batch of all, the first rank looks at every sample
+        ([0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 5, 6, 7], [[0, 1, 2], [5, 6, 7]], (3, 2)),
+        ([3, 4, 8, 9], [3, 4, 8, 9], [[3, 4], [8, 9]], (3, 2)),
     ]
 
 
@@ -598,36 +602,6 @@ def test_samples_that_are_drawn_are_those_of_one_process(loading):
         assert found[2] == alone[2]
 
 
-def test_the_probe_leaves_generators_and_the_data_set_as_they_were():
-    def script(run):
-        data = Caches()
-        before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-        loaders = [DataLoader(augmented(), 4), DataLoader(data, 4)]
-        for loader in loaders:
-            iter(loader)
-        after = random.getstate(), np.random.get_state()[1].tolist()
-        return before[1:] == after, list(data.cache), float(torch.rand(()))
-
-    assert on_ranks(script, 2) == on_ranks(script, 1) * 2
-
-
-def test_a_data_set_that_prints_does_not_print_for_the_probe(tmp_path):
-    def script(run):
-        data = Listed(8, lambda n: (print("sample", n), (torch.arange(3.0), n))[1])
-        path = tmp_path / f"{run.world.world_size} {run.world.rank}"
-        with (
-            os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY), "w") as out,
-            contextlib.redirect_stdout(out),
-        ):
-            list(DataLoader(data, 4))
-        with os.fdopen(os.open(path, os.O_RDONLY)) as written:
-            return written.read().split("\n")[:-1]
-
-    assert len(on_ranks(script, 1)[0]) == 8
-    zero, one = on_ranks(script, 2)
-    assert sorted(zero + one) == sorted(f"sample {n}" for n in range(8))
-
-
 def test_a_data_set_that_draws_is_said_once():
     def script(run):
         loader = DataLoader(augmented(), 4)
@@ -638,23 +612,3 @@ def test_a_data_set_that_draws_is_said_once():
     (said,), other = on_ranks(script, 2, loading="rows")
     assert said in other
     assert "--loading auto" in said
-
-
-@pytest.mark.parametrize("drawn", [False, True])
-def test_what_helps_a_loader_that_keeps_ranks_waiting_is_said(drawn, monkeypatch):
-    monkeypatch.setattr(loaders, "LEAST", 0.1)
-
-    def sample(n):
-        time.sleep(0.02)
-        return torch.rand(3) if drawn else torch.arange(3.0) + n
-
-    def script(run):
-        loader = DataLoader(Listed(12, sample), 4)
-        for _ in range(3):
-            list(loader)
-        return [decision.what for decision in run.report.of("waiting")]
-
-    (said,), *_ = on_ranks(script, 2)
-    assert "num_workers= has them loaded beside" in said
-    # those that each rank loads by rows already are so
-    assert ("--loading rows" in said) == drawn

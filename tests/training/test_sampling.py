@@ -4,11 +4,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
-from autoddp.training.sampling import RowSampler
+from autoddp.training.sampling import Resumed, RowSampler
 
 
 def sampler(batches, ranks, rank, before_fetch=lambda: None):
-    return RowSampler(batches, ranks, rank, before_fetch)
+    made = RowSampler(batches, ranks, rank)
+    made.before_fetch = before_fetch
+    return made
 
 
 @settings(max_examples=60, deadline=None, database=None)
@@ -68,3 +70,29 @@ def test_a_sampler_that_raises_raises(ranks):
     next(ours)
     with pytest.raises(ValueError, match="no more"):
         next(ours)
+
+
+def test_one_that_goes_on_gives_all_batches_and_draws_none_of_them_twice():
+    drawn = []
+
+    def batches():
+        for number in range(5):
+            drawn.append(number)
+            yield [number] * 3
+
+    class Once:
+        def __iter__(self):
+            return batches()
+
+        def __len__(self):
+            return 5
+
+    ours = sampler(Once(), 3, 1)
+    ours.seen, ours.whole = [], 1
+    first = iter(ours)
+    assert [next(first), next(first)] == [[0, 0, 0], [1]]
+    resumed = Resumed(ours)
+    assert len(resumed) == 5
+    iter(resumed)  # as torch does, which takes nothing of the first
+    assert [batch[0] for batch in resumed] == drawn == [0, 1, 2, 3, 4]
+    assert [len(batch) for batch in resumed] == [3] * 5  # the next pass

@@ -1,12 +1,10 @@
-"""Lines between the first rank of a node and its others: messages, and descriptors with them.
+"""Pipes between the first rank of a node and its others: one for each pass over a loader.
 
-They are Unix sockets, which admit processes of the same user that know the token. The first rank
-says something only in a call of the script's that the others make, too, and waits only where one
-of them is `AHEAD` batches of a pass behind it. That cannot deadlock: all ranks run one program; who
-waits here waits for a rank that is further behind in it, or, for a batch, for the first rank where
-that one is behind. The rank that is furthest behind finds all that it was sent, and the others have
-begun all collectives and effects that it comes to: it goes on until another one is furthest behind.
-In threads of the script's each waits for its own pass alone: none holds the lines while it waits.
+The first rank says something only in a call of the script's that the others make, too, and waits
+only where one of them is `AHEAD` batches of a pass behind it. That cannot deadlock: all ranks run
+one program; who waits here waits for a rank that is further behind in it, or, for a batch, for the
+first rank where that one is behind. The rank that is furthest behind finds all that it was sent,
+and the others have begun all collectives and effects that it comes to.
 """
 
 from __future__ import annotations
@@ -15,45 +13,107 @@ import contextlib
 import os
 import pickle
 import socket
-import struct
-import threading
 import weakref
-from collections import Counter, deque
+from collections import Counter
+from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
-from autoddp.comm.node_sockets import connect, readable
+from autoddp.comm.node_sockets import connect
+from autoddp.comm.topology import nodes
 from autoddp.errors import RankEnded
-from autoddp.training.sharing.memory import nameless, read, write
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from autoddp.effects.run import Run
 
 AHEAD = 4  # batches of one pass that a rank may have before it
-SAID = 1 << 14  # bytes of a message; what is longer goes by memory
-LONG = struct.Struct("?")  # whether it went by memory
-DESCRIPTORS = 253  # of a message, at most
-BUFFER = 1 << 22
-TAKEN = struct.Struct("I")  # the pass of which a batch was taken
-TICK = 0.05
+MADE, BATCH, RAISED, YOURSELF, ENDED = "made", "batch", "raised", "yourself", "ended"
+MARK = b"."  # a byte that descriptors come with; or word that a batch was taken
 GONE = (BrokenPipeError, ConnectionResetError)
 
-Message = tuple[str, int, Any, list[int]]  # kind, how-manieth, what is said, descriptors
+Message = tuple[str, int, Any]  # kind, how-manieth, what is said
+
+
+class Pipes:
+    """The pipes of one pass: of the first rank to all others, or of another one to the first."""
+
+    def __init__(self, pipes: dict[int, Connection], first: int) -> None:
+        self.pipes, self.first = pipes, first
+        self._ahead = Counter[int]()
+
+    def close(self) -> None:
+        """Close all; a second call is harmless."""
+        for pipe in self.pipes.values():
+            pipe.close()
+
+    def say(self, kind: str, number: int, said: Any = None, descriptors: Any = ()) -> None:
+        """Send a message to all others; a batch counts until it is taken."""
+        body = pickle.dumps((kind, number, said, len(descriptors)), 5)
+        for rank, pipe in list(self.pipes.items()):
+            if pipe.closed:  # the job is over
+                continue
+            try:
+                pipe.send_bytes(body)
+                if descriptors:
+                    with _as_socket(pipe) as channel:
+                        socket.send_fds(channel, [MARK], descriptors)
+            except GONE:
+                self._lose(rank)  # its launcher sees to the rest
+            else:
+                self._ahead[rank] += kind == BATCH
+
+    def room(self) -> bool:
+        """Return whether no other rank has so many batches before it that it did not take."""
+        for rank, pipe in list(self.pipes.items()):
+            try:
+                while pipe.poll():
+                    pipe.recv_bytes()
+                    self._ahead[rank] -= 1
+            except (EOFError, *GONE):
+                self._lose(rank)
+        return all(self._ahead[rank] < AHEAD for rank in self.pipes)
+
+    def wait(self) -> None:
+        """Wait until something was taken, or a rank has ended."""
+        wait(list(self.pipes.values()))
+
+    def _lose(self, rank: int) -> None:
+        self.pipes.pop(rank).close()
+
+    def hear(self) -> tuple[Message, list[int]]:
+        """Wait for the next word of the first rank; return it with descriptors, to be closed.
+
+        Raises:
+            RankEnded: The first rank has ended without saying it.
+        """
+        pipe = self.pipes[self.first]
+        try:
+            kind, number, said, count = pickle.loads(pipe.recv_bytes())
+            descriptors: list[int] = []
+            if count:
+                with _as_socket(pipe) as channel:
+                    descriptors = _received(channel, count)
+        except (EOFError, OSError):
+            raise RankEnded(
+                f"rank {self.first} has ended, which loads this node's batches, "
+                "and this rank waits for one"
+            ) from None
+        return (kind, number, said), descriptors
+
+    def took(self) -> None:
+        """Tell the first rank that a batch was taken: it may send another."""
+        with contextlib.suppress(OSError):
+            self.pipes[self.first].send_bytes(MARK)
 
 
 class Lines:
-    """The lines of a node's first rank to all others, or those of another rank to the first."""
+    """The sockets that connect this rank with the first of its node, or that one with all others.
 
-    def __init__(self, sockets: dict[int, socket.socket], first: int) -> None:
-        self.sockets, self.first = sockets, first
-        self._lock = threading.Lock()
-        self._came = threading.Condition()
-        self._inbox: dict[int, deque[Message]] = {}
-        self._forgotten: set[int] = set()
-        self._reading = False
-        self._ahead: dict[int, Counter[int]] = {rank: Counter() for rank in sockets}
-        self._ending: deque[int] = deque()
-        for connected in sockets.values():
-            connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+    All ranks of the node begin their passes in one order, and each gets its pipe by them.
+    """
+
+    def __init__(self, sockets: dict[int, socket.socket], rank: int, first: int) -> None:
+        self.sockets, self.rank, self.first = sockets, rank, first
+        self._open: weakref.WeakSet[Pipes] = weakref.WeakSet()
         this = weakref.ref(self)  # the interpreter keeps what it calls after a fork for ever
 
         def leave() -> None:
@@ -64,169 +124,53 @@ class Lines:
         os.register_at_fork(after_in_child=leave)
 
     def close(self) -> None:
-        """Close all lines; a second call is harmless."""
-        for connected in self.sockets.values():
-            connected.close()
+        """Close the lines, and the pipes of all passes."""
+        for line in self.sockets.values():
+            line.close()
+        for pipes in self._open:
+            pipes.close()
 
-    # ---- the first rank
-
-    def room(self, course: int, ahead: int = AHEAD) -> bool:
-        """Return whether no rank has so many batches of this pass before it."""
-        return self.behind(course) < ahead
-
-    def behind(self, course: int) -> int:
-        """Return the most batches of this pass that any of the other ranks has before it."""
-        with self._lock:
-            self._take_note()
-            return max((theirs[course] for theirs in self._ahead.values()), default=0)
-
-    def wait(self) -> None:
-        """Wait until something was taken, or for a moment: another thread may have noted it."""
-        readable(*list(self.sockets.values()), seconds=TICK)
-
-    def say(
-        self, course: int, kind: str, number: int, said: Any = None, descriptors: Any = ()
-    ) -> None:
-        """Send a message to all others; a batch counts until it is taken."""
-        message, long = pickle.dumps((course, kind, number, said), 5), []
-        if len(message) > SAID:
-            long = [nameless(len(message))]
-            write(long[0], memoryview(message), 0)
-            message = b""
-        try:
-            with self._lock:
-                for rank in list(self.sockets):
-                    if self._send(rank, LONG.pack(bool(long)) + message, [*descriptors, *long]):
-                        self._ahead[rank][course] += kind == BATCH
-        finally:
-            close(long)
-        self._say_ended()
-
-    def end(self, course: int) -> None:
-        """Tell the others that this pass has ended; the garbage collector may do so at any time."""
-        self._ending.append(course)
-        self._say_ended()
-
-    def _say_ended(self) -> None:
-        while self._ending and self._lock.acquire(blocking=False):
-            try:
-                with contextlib.suppress(IndexError):
-                    course = self._ending.popleft()
-                    for rank in list(self.sockets):
-                        if self._send(
-                            rank, LONG.pack(False) + pickle.dumps((course, ENDED, 0, None), 5), ()
-                        ):
-                            self._ahead[rank].pop(course, None)
-            finally:
-                self._lock.release()
-
-    def _send(self, rank: int, message: bytes, descriptors: Any) -> bool:
-        """Send a message to a rank, and return whether that rank is there."""
-        connected = self.sockets[rank]
-        try:
-            socket.send_fds(connected, [message], list(descriptors), socket.MSG_NOSIGNAL)
-        except GONE:
-            self._lose(rank)  # its launcher sees to the rest
-            return False
-        except OSError:
-            if connected.fileno() >= 0:  # else the job is over
-                raise
-        return True
-
-    def _take_note(self) -> None:
-        for rank, connected in list(self.sockets.items()):
-            with contextlib.suppress(BlockingIOError):
-                try:
-                    while said := connected.recv(TAKEN.size, socket.MSG_DONTWAIT):
-                        self._ahead[rank][TAKEN.unpack(said)[0]] -= 1
-                except ConnectionResetError:
-                    pass
-                self._lose(rank)
-
-    def _lose(self, rank: int) -> None:
-        self.sockets.pop(rank).close()
-        del self._ahead[rank]
-
-    # ---- the others
-
-    def hear(self, course: int) -> Message:
-        """Wait for what the first rank says next of this pass.
+    def begin(self) -> Pipes:
+        """Make the pipes of a pass.
 
         Raises:
-            RankEnded: The first rank has ended without saying it.
+            RankEnded: The first rank has ended.
         """
-        while True:
-            with self._came:
-                waiting = self._inbox.setdefault(course, deque())
-                if waiting:
-                    return waiting.popleft()
-                if self._reading:
-                    self._came.wait(TICK)
-                    continue
-                self._reading = True
-            try:
-                self._read()
-            finally:
-                with self._came:
-                    self._reading = False
-                    self._came.notify_all()
+        made = Pipes({rank: self._pipe(line) for rank, line in self.sockets.items()}, self.first)
+        self._open.add(made)
+        return made
 
-    def took(self, course: int) -> None:
-        """Tell the first rank that a batch was taken: it may send another."""
-        with contextlib.suppress(OSError):
-            self.sockets[self.first].send(TAKEN.pack(course), socket.MSG_NOSIGNAL)
-
-    def forget(self, course: int) -> None:
-        """Drop what comes of this pass, for which nobody asks any more."""
-        self._forgotten.add(course)
-        for *_, descriptors in self._inbox.pop(course, ()):
-            close(descriptors)
-
-    def _read(self) -> None:
-        connected = self.sockets[self.first]
-        readable(connected)
-        try:
-            data, descriptors, _, _ = socket.recv_fds(connected, 2 * SAID, DESCRIPTORS)
-        except ConnectionResetError:
-            # said once, of what the first rank has not read; what it said before is still here
-            data, descriptors, _, _ = socket.recv_fds(connected, 2 * SAID, DESCRIPTORS)
-        if not data:
-            raise RankEnded(
-                f"rank {self.first} has ended, which loads this node's batches, "
-                "and this rank waits for one"
-            )
-        if LONG.unpack(data[:1])[0]:
-            data = data[:1] + _whole(descriptors.pop())
-        course, kind, number, said = pickle.loads(data[1:])
-        if course in self._forgotten:
-            close(descriptors)
-            if kind == ENDED:
-                self._forgotten.discard(course)
-            return
-        with self._came:
-            self._inbox.setdefault(course, deque()).append((kind, number, said, descriptors))
+    def _pipe(self, line: socket.socket) -> Connection:
+        if self.rank == self.first:
+            mine, theirs = socket.socketpair()
+            with theirs, contextlib.suppress(*GONE):
+                socket.send_fds(line, [MARK], [theirs.fileno()], socket.MSG_NOSIGNAL)
+            return Connection(mine.detach())
+        found = _received(line, 1)
+        if not found:
+            raise RankEnded(f"rank {self.first} has ended, which loads this node's batches")
+        return Connection(found[0])
 
 
-STEP, MADE, BATCH, RAISED, YOURSELF, ENDED = "step", "made", "batch", "raised", "yourself", "ended"
+def _as_socket(pipe: Connection) -> socket.socket:
+    return socket.fromfd(pipe.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
 
 
-def _whole(descriptor: int) -> bytes:
-    """Read from memory what was too long for a message."""
-    filled = bytearray(os.fstat(descriptor).st_size)
-    read(descriptor, memoryview(filled), 0)
-    os.close(descriptor)
-    return bytes(filled)
+def _received(channel: socket.socket, count: int) -> list[int]:
+    return socket.recv_fds(channel, len(MARK), count, socket.MSG_CMSG_CLOEXEC)[1]
 
 
-def close(descriptors: list[int]) -> None:
-    """Close descriptors, as those of a message that nobody asks for."""
-    for descriptor in descriptors:
-        os.close(descriptor)
-
-
-def meet(rank: int, ranks: list[int], store: Store) -> Lines | None:
-    """Connect the ranks of a node, which must all come; None where one does not reach the first."""
+def meet(run: Run) -> Lines | None:
+    """Connect the ranks of each node; None where any does not reach its first. All call this."""
+    group, rank = run.group, run.world.rank
+    placed = nodes(group)
+    ranks = [other for other, node in enumerate(placed) if node == placed[rank]]
     # of this session; there may be several
-    key = f"sharing/{ranks[0]}/{store.add(f'sharing/of/{rank}', 1)}"
-    found = connect(rank, ranks, store, key)
-    return None if found is None else Lines(found, ranks[0])
+    key = f"sharing/{ranks[0]}/{group.store.add(f'sharing/of/{rank}', 1)}"
+    found = connect(rank, ranks, group.store, key)
+    lines = None if found is None else Lines(found, rank, ranks[0])
+    if group.agree(lines is not None):
+        return lines
+    if lines is not None:
+        lines.close()
+    return None

@@ -1,0 +1,79 @@
+"""The states of all random generators that a fetch may move, looked at before and after it."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import random
+import sys
+from collections.abc import Callable
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+
+from autoddp.comm.accelerator import CPU
+from autoddp.view.generators import Generators
+
+DRAWS = "its data set draws random numbers"
+OWN = "its data set draws from a generator of its own"
+
+
+class Access(NamedTuple):
+    """The two functions that read and set the state of a generator."""
+
+    get: Callable[[], Any]
+    put: Callable[[Any], Any]
+
+
+def own_generators(dataset: Any) -> list[Access]:
+    """Return the generators that are objects: of the data set, the script or a library.
+
+    Those of `random`, numpy and torch that all code shares are none of them.
+    """
+    kinds: set[type] = {random.Random, torch.Generator}
+    shared: list[Any] = [random.random.__self__, torch.default_generator]  # type: ignore[attr-defined]
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        kinds |= {numpy.random.Generator, numpy.random.RandomState}
+        shared.append(numpy.random.rand.__self__)
+    held = getattr(dataset, "__dict__", {}).values()  # torch's are unknown to the collector
+    # chained: a list that they were put into would be among them, and a cycle
+    found = {id(x): x for x in chain(gc.get_objects(), held) if type(x) in kinds}
+    return [_access(x) for x in found.values() if not any(x is each for each in shared)]
+
+
+def _access(x: Any) -> Access:
+    if isinstance(x, random.Random):
+        return Access(x.getstate, x.setstate)
+    if isinstance(x, torch.Generator):
+
+        def put(state: bytes) -> None:
+            x.set_state(torch.tensor([*state], dtype=torch.uint8, device=CPU))
+
+        return Access(lambda: x.get_state().numpy().tobytes(), put)
+    if hasattr(x, "bit_generator"):
+        bits = x.bit_generator
+        return Access(lambda: bits.state, lambda state: setattr(bits, "state", state))
+    return Access(lambda: x.get_state(legacy=False), x.set_state)
+
+
+class DrawWatch:
+    """All generators at one moment: those that all code shares, and objects that were found."""
+
+    def __init__(self, own: list[Access]) -> None:
+        self.shared = Generators()
+        self.own = [(access, access.get()) for access in own]
+
+    def moved(self) -> str:
+        """Say what was drawn from since, in words, or nothing."""
+        here = (pickle.dumps(access.get()) != pickle.dumps(state) for access, state in self.own)
+        if any(here):
+            return OWN
+        return "" if self.shared.same(Generators()) else DRAWS
+
+    def put_back(self) -> None:
+        """Set every generator back to its state at that moment."""
+        self.shared.put_back()
+        for access, state in self.own:
+            access.put(state)
