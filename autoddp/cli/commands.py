@@ -46,10 +46,10 @@ def run(
     def act() -> int:
         from autoddp import launch
 
-        if options.record is not None or options.plot is not None:
-            from autoddp.tools.record import command as recording
+        if options.record is not None:
+            from autoddp.tools.record.script import recorded
 
-            ended = recording.run(what, options)
+            ended = launch.run(*recorded(what, options, options.record))
         else:
             ended = launch.run(what, options)
         hint = hints.behind(what.name, what.args)
@@ -84,7 +84,7 @@ def verify(
         bool,
         typer.Option(
             "--float64",
-            help="Run both in float64, too, where rounding is too small to be taken for an error.",
+            help="Run both in float64, too, even where float32 is equal.",
         ),
     ] = False,
     plot: Annotated[
@@ -143,14 +143,6 @@ def bench(
             show_default="2, 4... up to the number of GPUs",
         ),
     ] = None,
-    nnodes: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar=NUMBERS,
-            help="The numbers of nodes, as 1,2; start the command on each node.",
-            show_default="1",
-        ),
-    ] = None,
     steps: Annotated[
         str | None,
         typer.Option(metavar=INTEGER, help="End each run after so many optimizer steps."),
@@ -179,9 +171,8 @@ def bench(
     from autoddp.tools.bench.show import BenchOptions
 
     if recordings:
-        check_no_run(shared, nproc=nproc, nnodes=nnodes, steps=steps, rounds=rounds != "3")
-    nodes = tuple(whole("--nnodes", number) for number in split(nnodes)) or (1,)
-    options = Options(nnodes=max(nodes), **shared)
+        check_no_run(shared, nproc=nproc, steps=steps, rounds=rounds != "3")
+    options = Options(**shared)
     what = script()
     wanted = BenchOptions(
         tuple(whole("--nproc", number) for number in split(nproc)),
@@ -189,7 +180,6 @@ def bench(
         whole("--rounds", rounds),
         json,
         plot,
-        nodes,
     )
     if recordings:
         from autoddp.tools.bench.recordings import run

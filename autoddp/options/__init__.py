@@ -45,19 +45,19 @@ class Options:
     node_rank: int | None = option(
         None,
         "The number of this node, counted from 0.",
-        *(DECORATOR, BENCH),
+        DECORATOR,
         shown="none: wanted with `--nnodes`",
     )
     master_addr: str | None = option(
         None,
         "The name or address of node 0, the same on every node.",
-        *(DECORATOR, BENCH),
+        DECORATOR,
         takes="HOST",
     )
     master_port: int | None = option(
         None,
         "A free port on node 0, the same on every node.",
-        *(DECORATOR, BENCH),
+        DECORATOR,
         shown="29500",
     )
     module: bool = option(
@@ -147,11 +147,6 @@ class Options:
         "A file to which all decisions are written with their reasons, and what the report knows"
         " of times and of what was gathered, as JSON.",
         DECORATOR,
-        takes="PATH",
-    )
-    plot: str | None = option(
-        None,
-        "An image of the time of each step, by what it went to, with the ranks side by side.",
         takes="PATH",
     )
     record: str | None = option(

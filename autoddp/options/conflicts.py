@@ -21,11 +21,6 @@ def check(o: Options) -> None:
         raise BadInput(
             f"--record-kind is {o.record_kind!r}, but nothing is recorded; add --record DIR"
         )
-    if o.plot is not None and o.record_kind == "numbers":
-        raise BadInput(
-            f"--plot is {o.plot} with --record-kind numbers, where no times are recorded; "
-            "leave out --record-kind"
-        )
     _averaging(o)
     _nodes(o)
 
@@ -49,10 +44,9 @@ def _nodes(o: Options) -> None:
     if o.master_port is not None and not 0 < o.master_port < 65536:
         raise BadInput(f"--master-port is {o.master_port}; a port is from 1 to 65535")
     least = o.min_nodes
-    recording = f"--record is {o.record}" if o.plot is None else f"--plot is {o.plot}"
-    if least is not None and (o.record is not None or o.plot is not None):
+    if least is not None and o.record is not None:
         raise BadInput(
-            f"{recording} with --nnodes {o.nodes}, where ranks change their numbers as "
+            f"--record is {o.record} with --nnodes {o.nodes}, where ranks change their numbers as "
             "nodes come and go; give one number of nodes"
         )
     if least is not None and least < 1:

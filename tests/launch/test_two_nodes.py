@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -284,38 +283,6 @@ print(loss.item())
 """
 
 
-def test_bench_has_rows_that_both_nodes_run(nodes, tmp_path):
-    (tmp_path / "here").mkdir()
-    (tmp_path / "here" / "train.py").write_text(MEASURED)
-    found = tmp_path / "found.json"
-    options = ["--rounds", "1", "--json", str(found)]
-    job = Job(nodes, "train.py", *options, nprocs=(1, 1), command="bench", folder=tmp_path / "here")
-    (first, out, err), (second, out2, err2) = job.end()
-    assert (first.returncode, second.returncode) == (0, 0), err + err2
-    plain, *rows = json.loads(found.read_text())["rows"]
-    assert [(row["row"], row["ranks"], row["nodes"]) for row in rows] == [
-        ("global view", 2, 2),
-        ("local view", 2, 2),
-    ]
-    assert rows[0]["rounds"][0]["losses"] == pytest.approx(plain["rounds"][0]["losses"], rel=1e-12)
-    assert [(row["steps"], row["batch"], row["samples"]) for row in rows] == [
-        (3, 8, 21),
-        (3, 8, 21),
-    ]
-    assert all(
-        len(row["rounds"][0]["memory"]) == 2 and min(row["rounds"][0]["memory"]) for row in rows
-    )
-    assert " 2x1 " in out
-    where = f"{ADDRESSES[0]}:{PORT}"
-    assert err == f"[autoddp] waiting for 2 nodes at {where}\n"
-    assert out2 == ""
-    assert err2.splitlines() == [
-        f"[autoddp] waiting for node 0 at {where}",
-        "[autoddp] node 1 runs what node 0 measures, and ends with it",
-    ]
-    assert os.listdir(tmp_path / "here") == ["train.py"]
-
-
 def test_each_node_records_its_ranks_in_its_folder(nodes, tmp_path):
     for node in range(2):
         (tmp_path / f"node{node}").mkdir()
@@ -341,7 +308,7 @@ def test_each_node_records_its_ranks_in_its_folder(nodes, tmp_path):
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert (f"{other} has 2 of 3 ranks: 2 wrote on other nodes" in done.stdout) == (ranks == 2)
-        assert f"steps, rank against rank       {3 * (ranks - 1)}" in done.stdout
+        assert f"steps of ranks {3 * (ranks - 1)}" in " ".join(done.stdout.split())
 
 
 AUGMENTED = """

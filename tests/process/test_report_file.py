@@ -1,4 +1,4 @@
-"""The file of --report has the fields that are documented, and no others; --plot draws."""
+"""The file of --report has the fields that are documented."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from autoddp.tools.record import plot
-from tests.support.cli import fork_cli, run_cli
+from tests.support.cli import run_cli
 
 TRAIN = """
 import sys
@@ -65,7 +64,7 @@ def done(tmp_path_factory):
     """A script that was run with all that tells of it, and its folder."""
     folder = tmp_path_factory.mktemp("told")
     (folder / "train.py").write_text(TRAIN)
-    options = ("--report", "told.json", "--plot", "told.png")
+    options = ("--report", "told.json")
     return run_cli("run", "--nproc", 2, *options, "train.py", "--lr", "1", cwd=folder), folder
 
 
@@ -89,91 +88,3 @@ def test_a_report_has_the_fields_that_are_documented(done):
     lines = {(made["kind"], made["line"]) for made in found["decisions"]}
     assert {("loaders", "train.py:9"), ("gather", "train.py:13")} <= lines
     assert found["gathered"] > 0
-
-
-@pytest.mark.slow
-def test_a_picture_is_drawn_and_its_recording_goes(done):
-    ran, folder = done
-    pytest.importorskip("matplotlib")
-    assert (folder / "told.png").read_bytes().startswith(b"\x89PNG")
-    assert ran.err.splitlines()[-1] == (
-        "[autoddp] --plot: told.png shows where the time of each step went"
-    )
-    assert sorted(path.name for path in folder.iterdir()) == ["told.json", "told.png", "train.py"]
-
-
-@pytest.mark.slow
-def test_a_script_without_steps_leaves_no_picture(tmp_path):
-    pytest.importorskip("matplotlib")
-    (tmp_path / "train.py").write_text("print('none')\n")
-    done = fork_cli("run", "--nproc", 1, "--plot", "told.png", "train.py", cwd=tmp_path)
-    assert (done.rc, done.out) == (0, "none\n")
-    assert done.err.splitlines()[-1] == (
-        "[autoddp] --plot is told.png, but no step of an optimizer was recorded: "
-        "there is no picture"
-    )
-    assert not (tmp_path / "told.png").exists()
-
-
-@pytest.mark.slow
-def test_ranks_of_another_launcher_draw_nothing_and_say_what_would(tmp_path):
-    (tmp_path / "train.py").write_text("print('none')\n")
-    names = ["RANK", "LOCAL_RANK", "GROUP_RANK"]
-    env = dict.fromkeys(names, "0") | dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1")
-    env |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29511"}
-    # with a rank of another launcher, the command starts anew, too
-    done = run_cli("run", "--plot", "told.png", "train.py", cwd=tmp_path, env=env)
-    assert (done.rc, done.out) == (2, "")
-    assert "another launcher has started this rank" in done.err
-
-
-def steps(*seconds):
-    times = {"loading": 0.25, "gathering": 0.0, "gradients": 0.5}
-    return [{"step": n, "times": {"seconds": s} | times} for n, s in enumerate(seconds, 1)]
-
-
-def test_the_rest_of_a_step_is_computing_and_the_first_is_left_out(tmp_path):
-    for rank, seconds in enumerate([(9, 1, 2), (9, 3, 4)]):
-        text = "".join(f"{json.dumps(step)}\n" for step in steps(*seconds))
-        (tmp_path / f"{rank}.jsonl").write_text(text)
-    found = plot.of_ranks(tmp_path)
-    assert [found[rank]["computing"] for rank in (0, 1)] == [[0.25, 1.25], [2.25, 3.25]]
-    assert found[0]["gradients"] == [0.5, 0.5]
-
-
-def test_many_steps_are_drawn_by_their_means():
-    assert plot.means([1.0, 3.0, 5.0, 7.0, 9.0], 2) == [2.0, 6.0, 9.0]
-
-
-def test_a_picture_has_a_part_for_each_rank(tmp_path):
-    pytest.importorskip("matplotlib")
-    curves = {"computing": [0.1] * 450, "gradients": [0.2] * 450}
-    for ranks in (1, 6):
-        path = tmp_path / f"{ranks}.svg"
-        plot.draw(str(path), "train.py", dict.fromkeys(range(ranks), curves))
-        assert path.read_text().count("<!-- rank ") == ranks
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--plot", "a/b.png"], "--plot is a/b.png, but there is no folder a; make it first"),
-        (["--plot", "b.mp3"], "--plot is b.mp3, whose ending names no kind of picture; give one"),
-        (
-            ["--plot", "b.png", "--record", "r", "--record-kind", "numbers"],
-            "--plot is b.png with --record-kind numbers, where no times are recorded; leave out",
-        ),
-        (
-            ["--plot", "b.png", "--nnodes", "1:2"],
-            "--plot is b.png with --nnodes 1:2, where ranks change their numbers as nodes come",
-        ),
-    ],
-)
-def test_what_cannot_be_shown_is_refused_before_anything_runs(options, said, tmp_path):
-    pytest.importorskip("matplotlib")
-    # with several nodes, the command starts anew with the hash seed that all of them have
-    run = run_cli if "--nnodes" in options else fork_cli
-    done = run("run", *options, "none.py", cwd=tmp_path)
-    assert (done.rc, done.out) == (2, "")
-    assert done.err.startswith(f"[autoddp] {said}")
-    assert done.err.count("\n") == 1

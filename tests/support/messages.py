@@ -40,11 +40,6 @@ ELSEWHERE: dict[tuple[str, str], tuple[str, ...]] = {
     ("process/worker.py", "own_ddp.twice(script.name, own.line, world.world_size)"): (
         "… starts its ranks itself (…), but another launcher",
     ),
-    ("tools/bench/guest.py", "answer['refused']"): (
-        "node 0 measures …",
-        "--node-rank is …, which node 0 does not wait for",
-    ),
-    ("tools/rehearse/backup.py", "'\\n'.join(texts)"): ("… could not be put back as it was",),
     ("training/sharing/rows.py", "_other(batch)"): (
         "a batch of the DataLoader holds a …",
         "a batch of the DataLoader holds numbers of another type",

@@ -77,7 +77,6 @@ def test_a_recording_tells_what_ran_and_how(three):
     for about in (one, two, torchrun):
         assert about["script"] == "train.py"
         assert (about["exit"], about["nodes"]) == (0, 1)
-        assert about["versions"]["python"].startswith("3.")
         assert about["seconds"] > 0
 
 
@@ -85,14 +84,12 @@ def test_every_rank_writes_a_line_a_step_with_numbers_and_times(three):
     for name, ranks in (("one", 1), ("two", 2), ("torchrun", 2)):
         found = read(str(three / name))
         assert list(found.steps) == list(range(ranks))
-        for rank, steps in found.steps.items():
+        for steps in found.steps.values():
             assert [step["step"] for step in steps] == [1, 2, 3, 4, 5]
             assert all(len(step["gradients"]) == len(step["parameters"]) == 4 for step in steps)
             assert all(step["times"]["rows"] == 8 for step in steps)
             assert all(step["times"]["seconds"] > 0 for step in steps)
-            assert len(found.ends[rank]["curve"]) == 5
-        losses = [loss for step in found.steps[0] for _, loss in step["losses"]]
-        assert found.ends[0]["curve"] == losses
+            assert len([loss for step in steps for _, loss in step["losses"]]) == 5
 
 
 def test_a_recording_that_is_there_is_left_as_it_is(three):
@@ -225,7 +222,7 @@ def test_ranks_have_the_numbers_of_one_process_however_they_were_started(three, 
     assert counts["loss"]["compared"] == 5
     assert counts["gradient"]["compared"] == counts["parameter"]["compared"] == 20
     assert counts["generator"]["compared"] == 15
-    assert all(count["largest relative difference"] < 1e-12 for count in counts.values())
+    assert all(count["worst"] < 1e-12 for count in counts.values())
     assert found["among ranks"]["compared"]["steps"]["compared"] == 5
     assert ("one is of train.py, torchrun of train.py argument" in said) == (other == "torchrun")
 
@@ -284,12 +281,10 @@ def test_recordings_are_summarised(three):
         assert sum(row["shares"].values()) == pytest.approx(1)
         assert len(row["rounds"][0]["memory"]) == row["ranks"]
     assert rows[0]["speed-up"] == 1
-    assert rows[1]["rounds"][0]["losses"] == pytest.approx(rows[0]["rounds"][0]["losses"])
     assert "how fast" in done.out
     assert "[autoddp] fingerprints of numbers were taken, too" in done.out
     done = fork_cli("bench", "--recordings", "two", "one", cwd=three)
-    assert "speed-up is against two, which is not of one process: no advice" in done.out
-    assert "advice:" not in done.out.replace("no advice", "")
+    assert "speed-up is against two, which is not of one process" in done.out
 
 
 WRONG = {

@@ -58,7 +58,7 @@ def rank(steps: int = 3, gradient: float = 1.0, **more: object) -> str:
         | more
         for step in range(1, steps + 1)
     ]
-    end = {"ended": True, "raised": None, "losses": [], "curve": [1.0], "memory": 1, "threads": 1}
+    end = {"ended": True, "raised": None, "losses": [], "memory": 1}
     return "".join(json.dumps(line) + "\n" for line in [*lines, end])
 
 
@@ -73,7 +73,6 @@ def recording(folder: Path, ranks: int = 1, **about: object) -> Path:
         "apart": False,
         "ranks": ranks,
         "nodes": 1,
-        "cores": 2,
         "versions": {},
         "exit": 0,
         "seconds": 1.0,
@@ -104,8 +103,7 @@ BROKEN = {
     ("recording.json", None): "{} holds no recording (no recording.json); autoddp run --record",
     ("recording.json", ""): "{}/recording.json is '', which no recorder writes; copy it again",
     ("recording.json", "[]"): "{}/recording.json is '[]', which no recorder writes; copy it again",
-    ("recording.json", "{}"): "{}/recording.json lacks apart, arguments, cores, exit, nodes, opt",
-    ("report.json", "[{"): "{}/report.json is '[{', which no recorder writes; copy it again",
+    ("recording.json", "{}"): "{}/recording.json lacks apart, arguments, exit, nodes, options",
     ("1.jsonl", "\n"): "{}/1.jsonl, line 1 is '', which no recorder writes; copy it again",
     ("1.jsonl", "3\n"): "{}/1.jsonl, line 1 is '3', which no recorder writes; copy it again",
     ("0.jsonl", '{"step": 2}\n'): "{}/0.jsonl has no line of step 1; copy it again",
@@ -202,20 +200,20 @@ def test_a_recording_that_is_not_whole_says_so(tmp_path, capsys):
     three = recording(tmp_path / "c", exit=3)
     (two / "1.jsonl").unlink()
     notes = benched(one, two, three)["notes"]
-    assert f"{two} has not ended: its figures are of the steps until then" in notes
-    assert f"{three} ended with exit code 3: its figures are of the steps until then" in notes
+    assert f"{two} has not ended: it is taken as far as it came" in notes
+    assert f"{three} ended with exit code 3" in notes
     assert any(note.startswith(f"{two} has 2 of 3 ranks: 1 wrote on other nodes") for note in notes)
     capsys.readouterr()
     command(["verify", "--recordings", str(one), str(two)])
-    assert f"{two} has not ended: what it has so far is compared" in capsys.readouterr().out
+    assert f"{two} has not ended: it is taken as far as it came" in capsys.readouterr().out
 
 
 def test_a_long_name_leaves_the_figures_in_the_tables(tmp_path, capsys):
     folder = recording(tmp_path / f"{'long' * 20}[lr=1]run")
     benched(folder)
     out = capsys.readouterr().out
-    assert out.count("longlong[lr=1]run  ") == 3
-    assert all(title in out for title in ("samples/s", "efficiency", "gathering"))
+    assert out.count("longlong[lr=1]run  ") == 2
+    assert all(title in out for title in ("samples/s", "speed-up", "gathering"))
 
 
 @pytest.mark.parametrize("of", ["verify", "bench"])

@@ -26,16 +26,15 @@ import torch
 from autoddp.errors import BadInput
 from autoddp.options import Options
 from autoddp.process.script import Script
-from autoddp.tools.rehearse.parents import Parents, settled
-from autoddp.tools.rehearse.runs import Left, Runner
+from autoddp.tools import plots
+from autoddp.tools.runs import Left
 from autoddp.tools.verify import command
-from autoddp.tools.verify.bisection import Bisection
-from autoddp.tools.verify.causes import repeats
+from autoddp.tools.verify.causes import unrepeated
 from autoddp.tools.verify.findings import OTHER, Difference, Findings
-from autoddp.tools.verify.outputs import compare_files
+from autoddp.tools.verify.outputs import Twice, compare_files
 from autoddp.tools.verify.placeholder_unpickler import load_checkpoint
-from autoddp.tools.verify.show import lines
 from autoddp.tools.verify.steps import allowed, compare_ranks
+from autoddp.tools.verify.terminal import shown
 from autoddp.tools.verify.text import line_off
 from autoddp.tools.verify.verdict import DIFFERENT, Conclusion
 from tests.support.cli import environ
@@ -74,10 +73,10 @@ PLAIN = {
 WRITES = """
     torch.save(net.state_dict(), "net.pt")
     torch.save(net, sys.argv[1] + "/model.pt")
-    with open(sys.argv[1] + "/log.txt", "a") as log: log.write(f"loss {loss.item()}\\n")
+    with open("log.txt", "a") as log: log.write(f"loss {loss.item()}\\n")
     import os, shutil
-    os.makedirs(sys.argv[1] + "/new/folder"); shutil.rmtree(sys.argv[1] + "/old")
-    print(open("data.txt").read(), os.getcwd(), time.time())
+    os.makedirs("new/folder"); shutil.rmtree("old")
+    print(open("data.txt").read(), open("../beside/x.txt").read(), os.getcwd(), time.time())
 """
 AUGMENTED = """
     class Noisy(torch.utils.data.Dataset):
@@ -95,11 +94,7 @@ WRONG_RULE = """
     from autoddp.view import table
     table._RULES[torch.cumsum] = table._RULES[table.POINTWISE]
 """
-WRONG_LAYOUT = """
-    from autoddp.view import redistribute
-    redistribute.agreed_order = lambda local, sizes: list(reversed(redistribute.order_of(local)))
-"""
-# A module of the user's that is marked rowwise, and mixes rows.
+
 WRONG_MARK = """
     import autoddp
     @autoddp.rowwise
@@ -145,6 +140,34 @@ BY_HAND = """
         print(loss.item())
 """
 
+# Bars on both streams, nested ones, a line drawn again and again, a clock in a line and in names.
+BARS = """
+    import sys, time, datetime
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+    from tqdm import tqdm, trange
+
+    torch.manual_seed(0)
+    x = torch.randn(24, 4)
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    began = time.time()
+    for epoch in trange(2, desc="epochs"):
+        bar = tqdm(DataLoader(TensorDataset(x), batch_size=8), leave=False, file=sys.stdout)
+        for number, (a,) in enumerate(bar):
+            loss = (net(a) - a.sum(1, keepdim=True)).square().mean() {wrong}
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            bar.set_postfix(loss=loss.item())
+            print(f"\\r{{number}} of 3, {{time.time() - began:.1f}} s", end="", file=sys.stderr)
+    for a in tqdm([1, 2], desc=f"loss {{loss.item():.5f}}"): time.sleep(0.01)
+    print(f"took {{time.time() - began:.0f}} s, loss {{loss.item():.5f}}")
+    open(datetime.datetime.now().strftime("%b%d_%H-%M-%S.txt"), "w").write(f"{{loss.item()}}\\n")
+    torch.save({{"seconds": time.perf_counter(), "loss": loss.item()}}, "end.pt")
+"""
+
 NAMES_OF_RUNS = ("one process", "2 ranks")
 STRICTLY = {"nproc": 2, "loading": "auto", "draws": "whole", "quiet": True}
 
@@ -184,150 +207,118 @@ class Seen:
     err: str = ""
 
 
-@pytest.fixture(scope="module")
-def verified():
-    """Verify a script from this process: all runs in this file are forked from the same parents."""
-    parents = Parents()
-
-    def verified(script: Path, *args: str, wanted: dict | None = None, **options: object) -> Seen:
-        top = script.parent if options.get("module") else script
-        found = top.parent.parent / f"{script.stem}.json"
-        before = os.getcwd()
-        os.chdir(top.parent)
-        try:
-            what = Script(
-                "pkg.train" if options.get("module") else script.name, args, "module" in options
-            )
-            chosen = Options(**STRICTLY | options)
-            code = command.run(
-                what, chosen, command.VerifyOptions(json=str(found), **wanted or {}), parents
-            )
-        finally:
-            os.chdir(before)
-        return Seen(code, json.loads(found.read_text()))
-
-    yield verified
-    parents.close()
+def verified(script: Path, *args: str, wanted: dict | None = None, **options: object) -> Seen:
+    """What `autoddp verify` finds of a script, from its folder."""
+    top = script.parent if options.get("module") else script
+    found = top.parent.parent / f"{script.stem}.json"
+    name = "pkg.train" if options.get("module") else script.name
+    with contextlib.chdir(top.parent):
+        what, chosen = Script(name, args, "module" in options), Options(**STRICTLY | options)
+        code = command.run(what, chosen, command.VerifyOptions(json=str(found), **wanted or {}))
+    return Seen(code, json.loads(found.read_text()))
 
 
 @pytest.fixture(scope="module")
-def right(tmp_path_factory, verified):
+def right(tmp_path_factory):
     """A right script that writes in its folder and outside, verified with all one can ask for."""
     top = tmp_path_factory.mktemp("right")
     script = written(top / "here" / "train.py", after=WRITES)
     (top / "here" / "data.txt").write_text("some data")
-    outside = top / "outside"
-    (outside / "old").mkdir(parents=True)
-    (outside / "old" / "file").write_text("old")
-    (outside / "log.txt").write_text("before\n")
-    torch.save([1], outside / "model.pt")
-    (top / "tmp").mkdir()
-    before = snapshot(top / "here"), snapshot(outside)
+    (top / "here" / "old").mkdir()
+    for name in ("beside", "outside", "tmp"):
+        (top / name).mkdir()
+    (top / "beside" / "x.txt").write_text("beside")
+    before = snapshot(top / "here")
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setattr(tempfile, "tempdir", str(top / "tmp"))
         wanted = {"float64": True, "plot": str(top / "losses.png")}
-        seen = verified(script, str(outside), wanted=wanted, quiet=False)
-    after = snapshot(top / "here"), snapshot(outside)
+        seen = verified(script, str(top / "outside"), wanted=wanted, quiet=False)
     assert seen.code == 0, seen.data
-    return Seen(seen.code, seen.data, out.getvalue(), err.getvalue()), before, after, top
+    assert snapshot(top / "here") == before, "the user's folder is as it was"
+    return Seen(seen.code, seen.data, out.getvalue(), err.getvalue()), top
 
 
 def test_a_right_script_is_equal(right):
-    seen, *_ = right
+    seen, top = right
     assert seen.data["verdict"] == "equal"
     assert seen.data["cause"] is None
     counts = seen.data["compared"]
     assert counts["steps"]["compared"] == counts["loss"]["compared"] == 5
     assert counts["parameter"]["compared"] == counts["gradient"]["compared"] == 20
     assert counts["generator"]["compared"] == 15
-    assert counts["file"]["compared"] == 3  # none of those that it only reads
-    assert all(count["largest relative difference"] < 1e-4 for count in counts.values())
+    assert counts["file"]["compared"] >= 2  # none of those that it only reads
+    assert all(count["worst"] < 1e-4 for count in counts.values())
     assert seen.data["among ranks"]["compared"]["steps"]["compared"] == 5
     assert "one process" in seen.data["seconds"]
-
-
-def test_in_float64_no_rounding_is_left(right):
-    seen, *_ = right
-    counts = seen.data["float64"]["compared"]
-    assert counts["loss"]["compared"] == 5
-    assert counts["print"]["compared"] == seen.data["compared"]["print"]["compared"] > 5
-    assert counts["file"]["compared"] == 3
-    assert counts["file"]["largest relative difference"] < 1e-12
-    assert 0 < counts["gradient"]["largest relative difference"] < 1e-12
-    assert any(note.startswith("float64: ") for note in seen.data["notes"])
-
-
-def test_what_it_shows(right):
-    seen, *_ = right
-    assert seen.out.startswith("[autoddp] equal: in float64 no number is off by more than")
-    assert "losses" in seen.out
-    assert (
-        max(len(line) for line in seen.out.splitlines() if not line.startswith("[autoddp]")) <= 80
-    )
-    assert seen.err == ""
-
-
-def test_the_users_files_are_as_before(right):
-    _, before, after, top = right
-    assert before == after
+    assert (top / "outside" / "model.pt").exists(), "outside of the folder it writes for real"
     assert not list((top / "tmp").iterdir()), "private copies are left behind"
-
-
-def test_the_plot_is_a_picture(right):
-    *_, top = right
     assert (top / "losses.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_augmentation_is_named(verified, tmp_path):
+def test_in_float64_no_rounding_is_left(right):
+    counts = right[0].data["float64"]["compared"]
+    assert counts["loss"]["compared"] == 5
+    assert counts["file"]["worst"] < 1e-12
+    assert 0 < counts["gradient"]["worst"] < 1e-12
+    assert any(note.startswith("float64: ") for note in right[0].data["notes"])
+
+
+def test_what_it_shows(right):
+    seen, _ = right
+    assert seen.out.startswith("[autoddp] equal: in float64 no number is off by more than")
+    assert "losses" in seen.out
+    first, *runs = seen.err.splitlines()
+    assert first == (
+        "[autoddp] each run has a copy of this folder; what the script writes elsewhere, it "
+        "writes for real"
+    )
+    assert runs[0].startswith("[autoddp] one process: ")
+    assert len(runs) == 5
+
+
+@pytest.mark.parametrize("wrong", ["", "* (1 + 0.01 * __import__('autoddp').world_size())"])
+def test_bars_and_clocks_are_no_difference_and_hide_none(wrong, tmp_path):
+    script = tmp_path / "here" / "bars.py"
+    script.parent.mkdir()
+    script.write_text(textwrap.dedent(BARS).format(wrong=wrong))
+    seen = verified(script)
+    assert seen.code == bool(wrong), seen.data
+    assert "one process again" in seen.data["seconds"]
+    places = {(found["aspect"], found["place"]) for found in seen.data["differences"]}
+    if wrong:
+        assert seen.data["first"][0]["aspect"] == "loss"
+        assert ("file", "end.pt['loss']") in places
+        assert {place for aspect, place in places if aspect == "print"}, "the last bar's loss"
+
+
+CANCELS = """
+    class Large(nn.Module):
+        def forward(self, h): return h + (1e6 * (h - h.mean(0)).mean(0)).detach()
+"""
+
+
+def test_float32_that_differs_is_compared_in_float64_by_itself(tmp_path):
+    """Numbers that cancel are off by rounding, by more than is allowed."""
+    net = "nn.Sequential(nn.Linear(6, 3), Large())"
+    seen = verified(written(tmp_path / "here" / "cancels.py", before=CANCELS, net=net))
+    assert "2 ranks in float64" in seen.data["seconds"]
+    assert seen.data["differences"]
+    assert seen.code == 0, seen.data
+    assert "what differs in float32 is rounding" in seen.data["why"]
+
+
+def test_a_draw_of_each_rank_is_named(tmp_path):
     script = written(tmp_path / "here" / "noisy.py", after="pass", data="Noisy()", before=AUGMENTED)
-    seen = verified(script, loading="rows")
+    seen = verified(script, loading="rows", wanted={"steps": 2})
     assert seen.code == 1
-    assert seen.data["cause"]["name"] == "augmentation"
+    assert seen.data["cause"]["name"] == "loading"
     assert seen.data["cause"]["mend"] == "--loading auto"
-    assert "noisy.py:" in seen.data["cause"]["what"]
     assert seen.data["first"][0]["step"] == 1
 
 
-def test_what_a_clock_makes_differ_is_excused_where_one_process_takes_the_same_time_twice(
-    verified, tmp_path, monkeypatch
-):
-    """Durations, printed to a second: one process takes 1 each time, the ranks take 2."""
-    plain, takes = Runner.run, tmp_path / "takes"
-
-    def run(runner, name, options, **how):
-        takes.write_text("1.7" if options.nproc == 2 else "0.7")
-        return plain(runner, name, options, **how)
-
-    monkeypatch.setattr(Runner, "run", run)
-    script = written(
-        tmp_path / "here" / "timed.py",
-        before="import datetime; began, date = time.perf_counter(), datetime.datetime.now()",
-        after=f"time.sleep(float(open({str(takes)!r}).read()))\n"
-        "print('took', round(time.perf_counter() - began), 's')\n"
-        "print('took', (datetime.datetime.now() - date) // datetime.timedelta(seconds=0.6))",
-    )
-    seen = verified(script)
-    assert seen.code == 0, seen.data
-    wanted = [difference["want"] for difference in seen.data["excused"]]
-    assert wanted == ["'took 1 s'", "'took 1'"]
-
-
-def test_what_a_second_run_of_one_process_cannot_tell_is_no_rounding(verified, tmp_path):
-    script = written(
-        tmp_path / "here" / "twice.py",
-        after="import os; print(time.time_ns())\n"
-        "assert 'MKL_CBWR' not in os.environ, 'another order'",
-    )
-    seen = verified(script)
-    assert seen.code == 1
-    assert not seen.data["excused"]
-    notes = [note for note in seen.data["notes"] if note.endswith("nothing is taken for rounding")]
-    assert "one process, summing in another order ends in 'AssertionError: another" in notes[0]
-
-
-def test_a_rule_that_is_wrong_is_told_from_rounding(verified, tmp_path):
+def test_a_rule_that_is_wrong_is_told_from_rounding(tmp_path):
     script = written(
         tmp_path / "here" / "sums.py",
         before=WRONG_RULE,
@@ -339,34 +330,24 @@ def test_a_rule_that_is_wrong_is_told_from_rounding(verified, tmp_path):
     assert seen.code == 1
     assert seen.data["first"][0] | {"step": 1, "aspect": "loss"} == seen.data["first"][0]
     assert "sums.py:" in seen.data["first"][0]["line"]
-    assert seen.data["cause"]["name"] == "rules"
-    assert seen.data["cause"]["what"].endswith("with --disable loaders the ranks are equal")
-    assert seen.data["cause"]["mend"].startswith("--disable loaders, ")
-    differ = {(d["step"], d["aspect"], d["place"]) for d in seen.data["differences"]}
+    assert seen.data["cause"]["name"] == "unknown"
+    differ = {
+        (d["step"], d["aspect"], d["place"].partition(",")[0]) for d in seen.data["differences"]
+    }
     assert (1, "gradient", "Sequential.0.weight") in differ
     assert (1, "parameter", "Sequential.0.weight") in differ
-    assert any("'at " in d["want"] for d in seen.data["excused"]), "the clock's reading"
+    assert not any("'at " in d["want"] for d in seen.data["differences"]), "the clock's reading"
     assert not seen.data["among ranks"]["differences"]
+    assert seen.data["float64"]["differences"]
 
 
-def test_what_is_marked_rowwise_and_mixes_rows_is_found(verified, tmp_path):
+def test_what_is_marked_rowwise_and_mixes_rows_is_found(tmp_path):
     net = "nn.Sequential(nn.Linear(6, 8), Centred(), nn.Linear(8, 3))"
-    seen = verified(written(tmp_path / "here" / "marked.py", before=WRONG_MARK, net=net))
-    assert seen.code == 1, seen.out
+    script = written(tmp_path / "here" / "marked.py", before=WRONG_MARK, net=net)
+    assert verified(script, wanted={"steps": 2}).code == 1
 
 
-def test_a_gather_that_changed_a_layout_is_named(verified, tmp_path):
-    script = written(tmp_path / "here" / "lies.py", before=WRONG_LAYOUT)
-    script.write_text(script.read_text().replace("net(a)", "net(a.flip(0).view(-1).view(a.shape))"))
-    seen = verified(script, wanted={"steps": 2})
-    assert seen.code == 1
-    assert seen.data["cause"]["name"] == "layout"
-    assert (
-        "size is not compatible with input tensor's size and stride" in seen.data["cause"]["what"]
-    )
-
-
-def test_a_decision_of_one_rank_of_three_is_found(verified, tmp_path):
+def test_a_decision_of_one_rank_of_three_is_found(tmp_path):
     script = written(tmp_path / "here" / "decides.py", inside=DECIDES)
     seen = verified(script, wanted={"steps": 4}, nproc=3)
     assert seen.code == 1
@@ -381,7 +362,7 @@ def test_a_decision_of_one_rank_of_three_is_found(verified, tmp_path):
     assert {d["rank"] for d in seen.data["among ranks"]["differences"]} == {2}
 
 
-def test_a_seed_that_is_another_each_time_is_found(verified, tmp_path):
+def test_a_seed_that_is_another_each_time_is_found(tmp_path):
     script = written(
         tmp_path / "here" / "seeds.py", before="import os; torch.manual_seed(os.getpid())"
     )
@@ -390,14 +371,14 @@ def test_a_seed_that_is_another_each_time_is_found(verified, tmp_path):
     assert seen.data["cause"]["name"] == "not repeatable"
 
 
-def test_a_script_that_fails_could_not_run(verified, tmp_path):
+def test_a_script_that_fails_could_not_run(tmp_path):
     seen = verified(written(tmp_path / "here" / "fails.py", inside="raise ValueError('no luck')"))
     assert seen.code == 2
     assert seen.data["error"][-1] == "ValueError: no luck"
     assert list(seen.data["seconds"]) == ["one process"]
 
 
-def test_ranks_that_fail_differ(verified, tmp_path):
+def test_ranks_that_fail_differ(tmp_path):
     fails = "import autoddp; assert autoddp.world_size() == 1, 'no ranks please'"
     seen = verified(written(tmp_path / "here" / "fails.py", inside=fails))
     assert seen.code == 1
@@ -406,7 +387,7 @@ def test_ranks_that_fail_differ(verified, tmp_path):
     assert any("fails.py" in line for line in seen.data["error"])
 
 
-def test_ranks_that_hang_differ(verified, tmp_path):
+def test_ranks_that_hang_differ(tmp_path):
     inside = "import autoddp, threading\nif autoddp.rank() and step == 1: threading.Event().wait()"
     seen = verified(written(tmp_path / "here" / "hangs.py", inside=inside), hang_timeout=2)
     assert seen.code == 1
@@ -418,7 +399,7 @@ def test_ranks_that_hang_differ(verified, tmp_path):
     assert "is at hangs.py:" in said
 
 
-def test_several_optimizers_closures_and_steps_that_are_skipped(verified, tmp_path):
+def test_several_optimizers_closures_and_steps_that_are_skipped(tmp_path):
     script = tmp_path / "here" / "many.py"
     script.parent.mkdir()
     script.write_text(textwrap.dedent(MANY))
@@ -428,7 +409,7 @@ def test_several_optimizers_closures_and_steps_that_are_skipped(verified, tmp_pa
     assert seen.data["compared"]["loss"]["compared"] > 6
 
 
-def test_a_script_without_an_optimizer(verified, tmp_path):
+def test_a_script_without_an_optimizer(tmp_path):
     script = tmp_path / "here" / "by_hand.py"
     script.parent.mkdir()
     script.write_text(textwrap.dedent(BY_HAND))
@@ -440,25 +421,14 @@ def test_a_script_without_an_optimizer(verified, tmp_path):
     assert any("no optimizer step was seen" in note for note in seen.data["notes"])
 
 
-def test_a_module_that_writes_into_a_large_folder_of_data(verified, tmp_path):
-    data = tmp_path / "here" / "data"
-    data.mkdir(parents=True)
-    with open(data / "images.bin", "wb") as file:
-        file.truncate(65 * 2**20)  # no room on the disk, and too much to be copied
-    (data / "index.txt").write_text("before")
-    (data.parent / "pkg").mkdir()
-    writes = (
-        "import os; assert os.path.islink('data'); print('after', file=open('data/index.txt', 'w'))"
-    )
-    script = written(
-        data.parent / "pkg" / "train.py", before=writes + "; open('data/new', 'w').close()"
-    )
+def test_a_module_is_compared(tmp_path):
+    (tmp_path / "here" / "pkg").mkdir(parents=True)
+    script = written(tmp_path / "here" / "pkg" / "train.py", before="open('new', 'w').close()")
     seen = verified(script, wanted={"steps": 1}, module=True)
     assert seen.code == 0, seen.data
     assert seen.data["compared"]["steps"]["compared"] == 1
-    assert seen.data["compared"]["file"]["compared"] == 2  # one is new
-    assert (data / "index.txt").read_text() == "before"
-    assert not (data / "new").exists()
+    assert seen.data["compared"]["file"]["compared"] == 1
+    assert os.listdir(tmp_path / "here") == ["pkg"]
 
 
 @pytest.mark.parametrize(
@@ -492,36 +462,56 @@ def test_numbers_in_lines():
     assert line_off("loss nan", "loss nan", 1e-9) == 0
 
 
-def test_what_one_process_differs_in_too_is_excused():
-    found, control = Findings(), Findings()
-    for findings, sizes in ((found, (0.2, 1e-5, OTHER)), (control, (0.1, 1e-7, OTHER))):
-        for place, size in zip(("a", "b", "c"), sizes, strict=True):
-            findings.differs(Difference("print" if place != "b" else "loss", place, "", "", size))
-    found.excuse(control)
-    assert [d.place for d in found.differences] == ["b"]
-    assert [d.place for d in found.excused] == ["a", "c"]
+def test_what_one_process_does_not_repeat_is_not_compared():
+    twice = (
+        "100%|##| 8/8 [00:00<00:00, 25.16it/s, loss=0.5]",
+        "100%|##| 8/8 [08:20<00:00, 9s/it, loss=0.5]",
+    )
+    assert (
+        line_off(twice[0], "100%|##| 8/8 [00:03<00:00, 1.10s/it, loss=0.5]", 1e-9, True, twice) == 0
+    )
+    assert (
+        line_off(twice[0], "100%|##| 8/8 [00:03<00:00, 1.10s/it, loss=0.6]", 1e-9, True, twice)
+        > 0.1
+    )
+    assert (
+        line_off(twice[0], "100%|##| 7/8 [00:03<00:00, 1.10s/it, loss=0.5]", 1e-9, True, twice)
+        > 0.1
+    )
+    assert (
+        line_off(
+            "pid 17 of host", "pid 19 on host", 1e-9, True, ("pid 17 of host", "pid 18 of host")
+        )
+        == OTHER
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("a\nb\n", ["a", "b"]),
+        ("0%\r50%\r100%\nend", ["100%", "end"]),
+        ("long text\rshort", ["shorttext"]),
+        ("[===>   ] 1/2\b\b\b2/2\n", ["[===>   ] 2/2", ""]),
+        ("a\n\rb 10%\x1b[A\rc\n\n", ["c", "b 10%", ""]),
+        ("a 5\x1b[2K\r\x1b[32mb\x1b[0m", ["b"]),
+    ],
+)
+def test_what_a_terminal_shows_in_the_end(text, lines):
+    assert shown(text) == lines
 
 
 def test_the_json_counts_what_the_table_counts():
-    found, control = Findings(), Findings()
-    for findings in (found, control):
-        findings.add("print", 0.1)
-        findings.differs(Difference("print", "stdout line 1", "0.5", "0.6", 0.1))
-    found.add("loss", 0.2)
-    found.differs(Difference("loss", "", "0.5", "0.7", 0.2))
-    found.excuse(control)
+    found = Findings()
+    found.take(Difference("loss", "", "0.5", "0.7", 0.2), 1e-3)
     steps = {0: [record(1, 0.5), record(2, 0.5)], 1: [record(1, 0.5), record(2, 0.7)]}
     among = compare_ranks(steps)
     verdict = Conclusion("train.py", 2, NAMES_OF_RUNS, DIFFERENT, "", found, among)
-    data, shown = verdict.data(), [" ".join(line.split()) for line in lines(verdict)]
-    assert {name: count["differ"] for name, count in data["compared"].items()} == {
-        "print": 0,
-        "loss": 1,
-    }
-    assert "printed lines 1 0 1.0e-01" in shown
-    assert "losses 1 1 2.0e-01" in shown
+    data, table = verdict.data(), [" ".join(line.split()) for line in verdict.lines()]
+    assert data["compared"]["loss"]["differ"] == 1
+    assert "losses 1 1 2.0e-01" in table
     assert data["among ranks"]["compared"]["steps"]["differ"] == 1
-    assert "steps, rank against rank 2 1" in shown
+    assert "steps of ranks 2 1" in table
 
 
 def record(step: int, loss: float) -> dict:
@@ -544,13 +534,13 @@ def record(step: int, loss: float) -> dict:
 )
 def test_one_process_that_differs_from_itself_from_the_start_does_not_repeat(found, repeated):
     control = Findings()
-    control.differs(found)
-    causes = list(repeats(control))
+    control.take(found, 0)
+    causes = list(unrepeated(control))
     assert (not causes) == repeated
     assert repeated or "seed all generators" in causes[0].mend
 
 
-def test_ctrl_c_on_a_terminal_ends_all_and_puts_everything_back(tmp_path):
+def test_ctrl_c_on_a_terminal_ends_all(tmp_path):
     there = tmp_path / "there"
     script = written(tmp_path / "here" / "stopped.py", inside=WAITS)
     there.write_text("before")
@@ -558,24 +548,23 @@ def test_ctrl_c_on_a_terminal_ends_all_and_puts_everything_back(tmp_path):
     pid, terminal = pty.fork()
     if not pid:
         os.chdir(script.parent)
-        command = [sys.executable, "-m", "autoddp", "verify", script.name, str(there)]
+        words = [sys.executable, "-m", "autoddp", "verify", script.name, str(there)]
         os.execve(
-            sys.executable, command, environ({"TMPDIR": str(tmp_path / "tmp"), "TERM": "xterm"})
+            sys.executable, words, environ({"TMPDIR": str(tmp_path / "tmp"), "TERM": "xterm"})
         )
-    shown = bytearray()
-    reading = threading.Thread(target=read_all, args=(terminal, shown))
+    seen = bytearray()
+    reading = threading.Thread(target=read_all, args=(terminal, seen))
     reading.start()
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 200
     while there.read_text() != "after":
-        assert time.monotonic() < deadline, bytes(shown)
+        assert time.monotonic() < deadline, bytes(seen)
         time.sleep(0.02)
     os.write(terminal, b"\x03")
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGINT
     assert not leftover(pid)
     reading.join()
     os.close(terminal)
-    assert b"[autoddp] 2 ranks" in shown, "the progress"
-    assert there.read_text() == "before"
+    assert b"[autoddp] one process: " in seen, "the progress"
     assert not list((tmp_path / "tmp").iterdir())
 
 
@@ -586,8 +575,9 @@ def read_all(terminal: int, shown: bytearray) -> None:
             shown += got
 
 
-def test_what_is_allowed_grows_in_float32_alone():
-    assert allowed(["float64"], 1) == allowed(["float64"], 1000) == 1e-9
+def test_what_is_allowed_grows_up_to_a_point():
+    assert 1e-8 < allowed(["float64"], 1) < 2e-8 < allowed(["float64"], 50) < 6e-8
+    assert allowed(["float64"], 10_000) == 1e-6
     assert allowed(["float32"], 1) < allowed(["float32"], 100) < allowed(["float32"], 1000) == 1e-2
     assert allowed(["bfloat16", "float32"], 1) == 5e-2
 
@@ -611,101 +601,74 @@ def test_a_checkpoint_of_unknown_classes_is_loaded(tmp_path):
     assert one["net"]["state"] == {"w": 1.5}
 
 
-def search(*mends: str, steps: bool = True) -> tuple[str, str, int]:
-    """What a search finds if leaving out all of these mends the ranks, and in how many runs."""
-    bisection = Bisection(lambda left_out: set(mends) <= set(left_out))
-    cause = next(bisection.cause(steps), None)
-    found = ("unknown", "") if cause is None else (cause.name, cause.mend.split(", and")[0])
-    return *found, len(bisection.known)
-
-
-def test_the_search_names_as_few_features_as_will_do():
-    assert search("loaders") == ("rules", "--disable loaders", 2)
-    assert search("modules") == ("rules", "--disable modules", 3)
-    assert search("modules", "loaders") == ("rules", "--disable modules,loaders", 3)
-    assert search("gradients")[:2] == ("gradients", "--disable modules,loaders,gradients")
-    assert search("clocks")[:2] == ("clocks", "--disable clocks")
-
-
-def test_the_search_ends():
-    assert search("nothing") == ("unknown", "", 4)
-    assert search("clocks", steps=False) == ("unknown", "", 1)
-
-
 def test_the_answer_comes_first_and_the_table_is_narrow():
     findings = Findings()
     at = {"step": 3, "line": "train.py:12"}
     for place in "abcde":
-        found = Difference(
-            "gradient", f"Net.{place}.weight", "0.123456789", "0.2", 0.4, **at, part="norm"
-        )
-        findings.differs(found)
-    shown = lines(Conclusion("train.py", 2, NAMES_OF_RUNS, DIFFERENT, "2 ranks differ", findings))
-    assert shown[0] == "[autoddp] different: 2 ranks differ"
-    assert " ".join(shown[2].split()) == "first divergence, step 3 one process 2 ranks off by"
+        found = Difference("gradient", f"Net.{place}.weight, norm", "0.123456789", "0.2", 0.4, **at)
+        findings.take(found, 0)
+    made = Conclusion("train.py", 2, NAMES_OF_RUNS, DIFFERENT, "2 ranks differ", findings)
+    table = made.lines()
+    assert table[0] == "[autoddp] different: 2 ranks differ"
+    assert " ".join(table[2].split()) == "first divergence, step 3 one process 2 ranks off by"
     assert (
-        " ".join(shown[3].split())
+        " ".join(table[3].split())
         == "train.py:12 gradient Net.a.weight, norm 0.123456789 0.2 4.0e-01"
     )
-    assert len([line for line in shown if "Net." in line]) == 4
-    assert max(map(len, shown)) <= 80
+    assert len([line for line in table if "Net." in line]) == 4
+    assert max(map(len, table)) <= 80
 
 
 def test_large_files_are_compared_piece_by_piece(tmp_path):
-    def left(name: str) -> Left:
-        folder = tmp_path / name
-        folder.mkdir()
+    folders = folders_of(tmp_path)
+    for folder in folders:
         with open(folder / "large.bin", "wb") as file:
             file.truncate(2**27)
-        return Left(name, 0, {}, {}, folder=folder, outside=tmp_path / "outside")
-
-    findings, pair = Findings(), (left("one"), left("two"))
+    findings = Findings()
     tracemalloc.start()
-    compare_files(findings, *pair, 1e-9)
+    compare_files(findings, folders, 1e-9)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert findings.equal
     assert most < 2**20
 
 
-def pair_of(folder: Path) -> tuple[Left, Left]:
-    """What two runs left, which wrote nothing yet."""
-    for name in ("one", "two"):
-        (folder / name).mkdir()
-    one, two = (
-        Left(name, 0, {}, {}, folder=folder / name, outside=folder / "outside")
-        for name in ("one", "two")
-    )
-    return one, two
+def folders_of(top: Path, names: tuple[str, ...] = ("one", "two")) -> tuple[Path, ...]:
+    """Empty folders, of runs that wrote nothing yet."""
+    for name in names:
+        (top / name).mkdir()
+    return tuple(top / name for name in names)
 
 
 def test_a_folder_where_there_was_a_file_is_compared(tmp_path, monkeypatch):
-    pair = pair_of(tmp_path)
+    folders = folders_of(tmp_path)
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "it").touch()
-    for left in pair:
-        (left.folder / "it").mkdir()
-        (left.folder / "it" / "log.txt").write_text("a line")
+    for folder in folders:
+        (folder / "it").mkdir()
+        (folder / "it" / "log.txt").write_text("a line")
     monkeypatch.chdir(tmp_path / "here")
     findings = Findings()
-    compare_files(findings, *pair, 1e-9)
+    compare_files(findings, folders, 1e-9)
     assert findings.equal
     assert findings.counts["file"].compared == 1
 
 
-def test_files_whose_names_differ_by_the_clock_alone_are_all_compared(tmp_path):
-    pair = pair_of(tmp_path)
-    for left, day, values in zip(pair, (1, 2), ((0.5, 0.6, 0.7), (0.5, 0.8, 0.7)), strict=True):
-        for second in (2, 0, 1):  # the order of time is not that of the folder
-            path = left.folder / f"runs-2025010{day}-12000{second}"
-            path.mkdir()
-            (path / "log.txt").write_text(f"loss {values[second]}\n")
+def test_files_whose_names_one_process_does_not_repeat_are_all_compared(tmp_path):
+    runs = folders_of(tmp_path, ("one", "again", "ranks"))
+    for hour, (run, loss) in enumerate(zip(runs, (0.6, 0.6, 0.8), strict=True)):
+        for second in (0, 1):
+            made = run / f"runs-0{hour}-0{second}"
+            made.mkdir()
+            (made / "log.txt").write_text(f"loss {loss + second}\n")
+            os.utime(made / "log.txt", (second, second))
+    one, again = (Left("", 0, {}, {}, folder=run) for run in runs[:2])
     findings = Findings()
-    compare_files(findings, *pair, 1e-9)
+    compare_files(findings, (runs[0], runs[2]), 1e-9, twice=Twice(one, again))
     assert [(d.place, d.want, d.got) for d in findings.differences] == [
-        ("runs-TIME/log.txt (2) line 1", "'loss 0.6'", "'loss 0.8'")
+        ("runs-#-#/log.txt line 1", "'loss 0.6'", "'loss 0.8'"),
+        ("runs-#-#/log.txt (2) line 1", "'loss 1.6'", "'loss 1.8'"),
     ]
-    assert findings.counts["file"].compared == 3
 
 
 class Unloadable:
@@ -717,9 +680,9 @@ class Unloadable:
 
 @pytest.mark.parametrize("name", ["archive", "arrays", "checkpoint"])
 def test_files_that_cannot_be_loaded_differ_by_their_bytes(name, tmp_path):
-    pair = pair_of(tmp_path)
-    for number, left in enumerate(pair):
-        path = left.folder / "it"
+    folders = folders_of(tmp_path)
+    for number, folder in enumerate(folders):
+        path = folder / "it"
         if name == "checkpoint":
             torch.save({"it": Unloadable(), "number": number}, path)
             continue
@@ -728,24 +691,16 @@ def test_files_that_cannot_be_loaded_differ_by_their_bytes(name, tmp_path):
             archive.writestr(inside, f"number {number}")
         path.write_bytes(path.read_bytes().replace(b"number", b"nummer"))  # another checksum
     findings = Findings()
-    compare_files(findings, *pair, 1e-9)
+    compare_files(findings, folders, 1e-9)
     assert [(d.aspect, d.place, d.got) for d in findings.differences] == [
         ("file", "it", "other bytes")
     ]
     assert findings.counts["file"].compared == 1
 
 
-def test_paths_to_folders_beside_this_one_hold_in_a_copy(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    found = settled({"PYTHONPATH": f"src:../lib:{tmp_path}/in:/else"})["PYTHONPATH"]
-    assert found == f"src:{tmp_path.parent}/lib:{tmp_path}/in:/else"
-
-
 def test_a_plot_without_matplotlib_is_refused_before_anything_runs(tmp_path, monkeypatch):
-    from autoddp.tools.rehearse import picture
-
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if "site-packages" not in path])
     with pytest.raises(BadInput, match=r"matplotlib is missing; pip install 'autoddp\[plot\]'"):
-        picture.check(str(tmp_path / "losses.png"))
+        plots.check(str(tmp_path / "losses.png"))

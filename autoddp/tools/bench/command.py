@@ -10,22 +10,14 @@ from autoddp.options import Options
 from autoddp.process import devices
 from autoddp.process.script import Script
 from autoddp.report import PREFIX
-from autoddp.tools.bench import guest, remote
+from autoddp.tools import runs
 from autoddp.tools.bench.figures import LEAST, Row, figures
-from autoddp.tools.bench.remote import Host, Others
-from autoddp.tools.bench.show import BenchOptions, Machine, finish
-from autoddp.tools.bench.variants import LOCAL, Way, ways
-from autoddp.tools.rehearse import picture, runs
-from autoddp.tools.rehearse.log_tail import tail
-from autoddp.tools.rehearse.parents import Parents
-from autoddp.tools.rehearse.progress import Progress
-from autoddp.tools.rehearse.runs import Left, Runner
+from autoddp.tools.bench.show import BenchOptions, finish
+from autoddp.tools.bench.ways import LOCAL, Way, ways
+from autoddp.tools.runs import Left, Runner, tail
 
 NOT_RUN = 2  # the exit code
-NO_LOADER = (
-    "the local view is left out: no DataLoader makes this script's batches, so none are shared out"
-)
-
+NO_LOADER = "the local view is left out: no DataLoader makes this script's batches, to be shared"
 NO_BATCH = "no batch was seen at all: a sample is a step"
 
 
@@ -37,83 +29,40 @@ class NotRun(Exception):
         self.lines = list(lines)
 
 
-def run(
-    script: Script, options: Options, wanted: BenchOptions, parents: Parents | None = None
-) -> int:
+def run(script: Script, options: Options, wanted: BenchOptions) -> int:
     """Measure the script in all ways, and tell the result.
 
     Every run is in a private copy of the folder. Rows alternate: each round runs all of them once,
     so that what else the machine does falls on all. Threads are as `autoddp run` and `python` have
-    them: one process has all cores, ranks share them. Rows of several nodes are run by all these
-    nodes, as node 0 says, which has the tables.
+    them: one process has all cores, ranks share them.
 
     Args:
         script: The script to run.
         options: The options that the rows of all ranks share.
         wanted: What to measure, and what to make of it.
-        parents: The processes to fork runs from, if they are there already; they are kept.
 
     Returns:
         0, or 1 if a row failed, 2 if one process cannot run the script.
 
     Raises:
-        BadInput: The options do not allow it, and nothing was started; or the disk is full, or a
-            node is to measure something else.
-        AutoDDPError: A node has not come in time, or has ended.
+        BadInput: The options do not allow it, and nothing was started; or there is no room.
     """
-    check(script, options, wanted)
-    if options.node_rank:
-        return guest.take_part(script, options)
-    with Others(options, remote.command(script)) as others:
-        others.code = measured(script, options, wanted, parents, others)
-    return others.code
-
-
-def measured(
-    script: Script, options: Options, wanted: BenchOptions, parents: Parents | None, others: Others
-) -> int:
-    """Measure on node 0, which is the only one as a rule, and return the exit code."""
+    runs.check(script, options, "bench")
     there = devices.there(os.environ)
-    several = sorted(set(wanted.nnodes))
-    found, notes = ways(options, counts(wanted.nproc, len(there.names)), there, several)
-    progress = Progress(options.quiet, wanted.steps)
-    with runs.stoppable():
-        runner = Host(script, "times", progress, parents=parents or Parents(), others=others)
+    found, notes = ways(options, counts(wanted.nproc, len(there.names)), there)
+    with Runner.of(script, "times", options.quiet) as runner:
+        bench = Bench(runner, found, wanted)
         try:
-            others.meet(runner.root)
-            with runs.enough_room(runner.root):
-                bench = Bench(runner, found, wanted)
-                bench.measure()
+            bench.measure()
         except NotRun as error:
             print("\n".join([f"{PREFIX} {error}", *error.lines]), file=sys.stderr)
             return NOT_RUN
-        finally:
-            progress.close()
-            if parents is None:
-                runner.parents.close()
-            runner.close()
-    machine = Machine(len(os.sched_getaffinity(0)), len(there.names))
-    about = script.name, script.args
-    return finish(about, bench.rows, [*notes, *bench.notes], wanted, options.quiet, machine)
+    return finish(script.name, bench.rows, [*notes, *bench.notes], wanted, options.quiet)
 
 
 def counts(given: Sequence[int], gpus: int) -> list[int]:
     """Return the numbers of ranks, each once; without any, 2, 4, ... as far as GPUs go."""
-    if given:
-        return sorted(set(given))
-    return [2**k for k in range(1, max(2, gpus).bit_length())]
-
-
-def check(script: Script, options: Options, wanted: BenchOptions) -> None:
-    """Check that all that is asked for can be done.
-
-    Raises:
-        BadInput: The script or the options do not allow it.
-    """
-    runs.check(script, options, "bench")
-    remote.check(options, wanted.nnodes)
-    if wanted.plot is not None:
-        picture.check(wanted.plot)
+    return sorted(set(given)) or [2**k for k in range(1, max(2, gpus).bit_length())]
 
 
 class Bench:
@@ -131,9 +80,6 @@ class Bench:
         Raises:
             NotRun: One process cannot run the script, or makes too few steps.
         """
-        for way in {row.way.ranks > 1: row.way for row in self.rows}.values():
-            # both parents import torch at the same time
-            self.runner.parent(way.options.nproc or 1, way.nodes)
         for number in range(1, self.wanted.rounds + 1):
             for row in list(self.rows):
                 if row in self.rows and not row.failed:
@@ -144,14 +90,9 @@ class Bench:
         left = self.runner.run(
             name, way.options, steps=self.wanted.steps, changes=way.changes, environ=way.environ
         )
-        try:
-            self._take(row, left)
-        finally:
-            left.forget()
-
-    def _take(self, row: Row, left: Left) -> None:
-        steps, plain = len(left.steps.get(0, [])), row is self.rows[0]
-        if plain:
+        left.forget()
+        steps = len(left.steps.get(0, []))
+        if row is self.rows[0]:
             self._check_plain(left, steps)
         elif left.raised or left.code or steps < LEAST:
             row.failed = tail(left.err) or [f"exit code {left.code} after {steps} steps"]
@@ -170,6 +111,7 @@ class Bench:
                 "from the second on)"
             )
         if not any(step["rows"] for step in left.times[0]):
-            self.by_hand = left.ends[0].get("by hand") or 1
-            self.rows = [row for row in self.rows if row.way.kind != LOCAL]
-            self.notes = [NO_LOADER] if left.ends[0].get("by hand") else [NO_LOADER, NO_BATCH]
+            seen = left.ends[0].get("by hand")
+            self.by_hand = seen or 1
+            self.rows = [row for row in self.rows if row.way.label != LOCAL]
+            self.notes = [NO_LOADER] if seen else [NO_LOADER, NO_BATCH]

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from autoddp.errors import BadInput
 from autoddp.tools.bench.figures import LEAST, Row, figures
-from autoddp.tools.bench.show import BenchOptions, Machine, finish
-from autoddp.tools.bench.variants import GLOBAL, LOCAL, PLAIN, Way
+from autoddp.tools.bench.show import BenchOptions, finish
+from autoddp.tools.bench.ways import Way
 from autoddp.tools.record.recording import Recording, read
-from autoddp.tools.rehearse import picture
 
 DISTURBED = (
     "fingerprints of numbers were taken, too: their own time is in no step, but a device waited "
     "for them; --record-kind times takes none"
 )
-FIRST = "speed-up is against {name}, which is not of one process: no advice is given"
 
 
 def run(folders: Sequence[str], wanted: BenchOptions, quiet: bool) -> int:
@@ -25,33 +23,16 @@ def run(folders: Sequence[str], wanted: BenchOptions, quiet: bool) -> int:
     Raises:
         BadInput: One of them is no recording, or has too few steps with times.
     """
-    if wanted.plot is not None:
-        picture.check(wanted.plot)
     found = [read(folder) for folder in folders]
     by_hand = [end["by hand"] for each in found for end in each.ends.values() if end.get("by hand")]
     rows = [row_of(each, next(iter(by_hand), 1)) for each in found]
-    plain = rows[0].way.kind == PLAIN
-    notes = [] if plain else [FIRST.format(name=found[0].name)]
+    notes = [note for each in found for note in each.lacks()]
+    notes += [f"{each.name} ended with exit code {each.code}" for each in found if each.code]
+    if rows[0].way.ranks > 1:
+        notes.append(f"speed-up is against {found[0].name}, which is not of one process")
     if any("gradients" in step for each in found for step in each.steps[0]):
         notes.append(DISTURBED)
-    notes += [note for each in found for note in notes_on(each)]
-    gpus = max((row.way.ranks for row in rows if row.rounds[0].on_gpu), default=0)
-    machine = Machine(max(each.about["cores"] for each in found), gpus, advise=plain)
-    about = found[0].about["script"], found[0].about["arguments"]
-    return finish(about, rows, notes, replace(wanted, rounds=1), quiet, machine)
-
-
-def notes_on(found: Recording) -> Iterator[str]:
-    """Yield what a reader needs to know of a recording that is not whole."""
-    if found.missing:
-        yield (
-            f"{found.name} has {len(found.steps)} of {found.about['ranks']} ranks: "
-            f"{', '.join(map(str, found.missing))} wrote on other nodes; copy their files to it to "
-            "count what they have, too"
-        )
-    if found.code != 0:
-        ended = "has not ended" if found.code is None else f"ended with exit code {found.code}"
-        yield f"{found.name} {ended}: its figures are of the steps until then"
+    return finish(found[0].about["script"], rows, notes, replace(wanted, rounds=1), quiet)
 
 
 def row_of(found: Recording, by_hand: int) -> Row:
@@ -71,15 +52,11 @@ def row_of(found: Recording, by_hand: int) -> Row:
             f"{found.name} holds {len(mine)} steps with times ({why if not mine else 'too few'}); "
             f"it takes {LEAST} or more: the first is not measured"
         )
-    way = way_of(found)
-    return Row(way, [figures(found, way, by_hand)])
-
-
-def way_of(found: Recording) -> Way:
-    """Describe how a recording's ranks ran, as a row of the tables has it."""
-    ranks, nodes, asked = found.about["ranks"], found.about["nodes"], found.options
-    options = replace(asked, nproc=ranks // nodes, nnodes=nodes, min_nodes=None, node_rank=0)
+    ranks, nodes = found.about["ranks"], found.about["nodes"]
+    options = replace(
+        found.options, nproc=ranks // nodes, nnodes=nodes, min_nodes=None, node_rank=0
+    )
     if found.about["apart"] and ranks > 1:
         options = replace(options, view="local")  # a script that is distributed by itself is so
-    kind = PLAIN if ranks == 1 else GLOBAL if options.view == "global" else LOCAL
-    return Way(kind, options, ranks, name=found.name)
+    way = Way(found.name, options, ranks)
+    return Row(way, [figures(found, way, by_hand)])

@@ -29,10 +29,10 @@ class Parts:
 
     def begin(self, part: str) -> bool:
         """Begin a part here, and return whether it is the outermost."""
-        if self.inside is not None:
-            return False
-        self.inside, self.entered = part, now()
-        return True
+        outermost = self.inside is None
+        if outermost:
+            self.inside, self.entered = part, now()
+        return outermost
 
     def end(self) -> None:
         """End the part that was begun, if any."""
@@ -52,8 +52,8 @@ class Parts:
 
     def record(self) -> dict[str, float]:
         """Return the seconds of the step, and those of its parts."""
-        seconds = now() - self.began - self.spent[RECORDING]
-        return {"seconds": seconds} | {part: self.spent[part] for part in PARTS}
+        seconds = now() - self.began - self.spent.pop(RECORDING)
+        return {"seconds": seconds} | self.spent
 
 
 def now() -> float:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import traceback
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from time import perf_counter
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -17,9 +20,8 @@ from torch.optim.optimizer import (
 
 from autoddp.comm.world import World
 from autoddp.tools.record.numbers import Numbers
-from autoddp.tools.record.recording import Entry, write, write_about
-from autoddp.tools.record.settings import RecordSettings
-from autoddp.tools.record.times import Times
+from autoddp.tools.record.recording import Entry, RecordSettings, write, write_about
+from autoddp.tools.record.times import Times, around
 
 
 class Enough(SystemExit):
@@ -38,28 +40,53 @@ class Recorder:
 
     def __init__(self, settings: RecordSettings, world: World, about: Entry) -> None:
         self.settings, self.rank, self.about = settings, world.rank, about
+        self.process, self.thread = os.getpid(), threading.get_ident()
         self.numbers = Numbers() if settings.numbers else None
-        self.times = Times(world) if settings.times else None
-        self.count, self.process, self.began = 0, os.getpid(), perf_counter()
+        self.times = Times(world, self.here) if settings.times else None
+        self.count, self.depth, self.began = 0, 0, perf_counter()
         self.file: int | None = None
+
+    def here(self) -> bool:
+        """Return whether this is the rank's own thread, and no graph is being compiled."""
+        return (
+            os.getpid() == self.process
+            and threading.get_ident() == self.thread
+            and not torch.compiler.is_compiling()
+        )
 
     def setup(self, undo: ExitStack) -> None:
         """Look at every step, and all that leads to it, from here on."""
-        for part in (self.numbers, self.times):
-            if part is not None:
-                part.setup(undo)
+        around(undo, torch.autograd, "backward", self.backward)
+        if self.times is not None:
+            self.times.setup(undo)
         undo.callback(register_optimizer_step_pre_hook(self.begin).remove)
         undo.callback(register_optimizer_step_post_hook(self.end).remove)
 
+    def backward(self, plain: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run a backward, and note the losses at its root."""
+        if self.depth or not self.here():
+            return plain(tensors, *args, **kwargs)
+        if self.numbers is not None:
+            self.numbers.note([tensors] if isinstance(tensors, Tensor) else list(tensors))
+        if self.times is not None:
+            self.times.note()
+        self.depth += 1
+        try:
+            return plain(tensors, *args, **kwargs)
+        finally:
+            self.depth -= 1
+            if self.times is not None:
+                self.times.parts.end()
+
     def begin(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Look at what a step is made of."""
-        if os.getpid() != self.process or torch.compiler.is_compiling():
+        if not self.here():
             return
         if self.numbers is not None:
             with self._apart():
                 self.numbers.begin(optimizer)
         if self.times is not None:
-            self.times.begin()
+            self.times.stepping += 1
 
     def end(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Write the line of a step.
@@ -67,7 +94,7 @@ class Recorder:
         Raises:
             Enough: It is the last one that was asked for.
         """
-        if os.getpid() != self.process or torch.compiler.is_compiling():
+        if not self.here():
             return
         entry: Entry = {}
         if self.times is not None and (spent := self.times.step()):

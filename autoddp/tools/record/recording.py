@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,25 @@ from autoddp.options import Options
 ABOUT, REPORT, LINES = "recording.json", "report.json", ".jsonl"
 AGAIN = "copy it again from where it was written, or record another"
 # what is said of a run as a whole, and needed of it
-SAID = {"script", "arguments", "options", "apart", "ranks", "nodes", "cores", "exit", "seconds"}
+SAID = {"script", "arguments", "options", "apart", "ranks", "nodes", "exit", "seconds"}
 Entry = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RecordSettings:
+    """The settings of a recorder.
+
+    Attributes:
+        folder: The folder of the recording, in full.
+        numbers: Whether fingerprints of what a step computed are written.
+        times: Whether it is written where the time of a step went.
+        steps: The number of steps after which the script ends, None for all.
+    """
+
+    folder: str = ""
+    numbers: bool = True
+    times: bool = True
+    steps: int | None = None
 
 
 @dataclass(frozen=True)
@@ -27,7 +45,6 @@ class Recording:
         code: The exit code of the script, None if it has not come to its end.
         steps: By rank, an entry for each step.
         ends: By rank, the entry at the end, empty if the rank did not come to it.
-        decisions: The report's, of several ranks in one view.
         seconds: How long the run took.
         about: What rank 0 said of the run as a whole.
         out: What was printed, where that was kept.
@@ -38,7 +55,6 @@ class Recording:
     code: int | None
     steps: dict[int, list[Entry]]
     ends: dict[int, Entry]
-    decisions: list[Entry] = field(default_factory=list)
     seconds: float = 0.0
     about: Entry = field(default_factory=dict)
     out: str = ""
@@ -60,14 +76,20 @@ class Recording:
         }
 
     @property
-    def missing(self) -> list[int]:
-        """Return the ranks whose files are not there."""
-        return [rank for rank in range(self.about["ranks"]) if rank not in self.steps]
-
-    @property
     def raised(self) -> bool:
         """Return whether the script ended in an exception."""
         return self.code != 0 and any(end.get("raised") for end in self.ends.values())
+
+    def lacks(self) -> Iterator[str]:
+        """Yield in words what a recording that is not whole lacks."""
+        ranks = self.about["ranks"]
+        if gone := [str(rank) for rank in range(ranks) if rank not in self.steps]:
+            yield (
+                f"{self.name} has {len(self.steps)} of {ranks} ranks: {', '.join(gone)} wrote on "
+                "other nodes; copy their files to it"
+            )
+        if self.code is None:
+            yield f"{self.name} has not ended: it is taken as far as it came"
 
 
 def write(folder: str, name: str) -> int:
@@ -90,9 +112,7 @@ def write_about(folder: str, about: Entry) -> None:
 
 def is_there(folder: str) -> bool:
     """Return whether the folder holds a recording, or a part of one."""
-    return os.path.isdir(folder) and any(
-        name == ABOUT or _is_ranks(Path(name)) for name in os.listdir(folder)
-    )
+    return any(name == ABOUT or _is_ranks(Path(name)) for name in os.listdir(folder))
 
 
 def _is_ranks(path: Path) -> bool:
@@ -111,21 +131,13 @@ def entries(folder: Path) -> tuple[dict[int, list[Entry]], dict[int, Entry]]:
     for path in sorted(filter(_is_ranks, folder.glob(f"*{LINES}"))):
         # a run that was killed may have left half a line
         text = _text(path).split("\n")[:-1]
-        lines = [_parsed(line, f"{path}, line {at}", dict) for at, line in enumerate(text, 1)]
+        lines = [_parsed(line, f"{path}, line {at}") for at, line in enumerate(text, 1)]
         mine = steps[int(path.stem)] = [line for line in lines if "step" in line]
         ends[int(path.stem)] = next((line for line in lines if "ended" in line), {})
         lost = next((at for at, line in enumerate(mine, 1) if line["step"] != at), None)
         if lost is not None:
             raise BadInput(f"{path} has no line of step {lost}; {AGAIN}")
     return steps, ends
-
-
-def decisions(path: Path) -> list[Entry]:
-    """Read a report's, which a run on one rank, or one that was killed, does not leave."""
-    if not path.exists():
-        return []
-    found: list[Entry] = _parsed(_text(path) or "{}", str(path), dict).get("decisions", [])
-    return found
 
 
 def _text(path: Path) -> str:
@@ -136,12 +148,12 @@ def _text(path: Path) -> str:
         raise BadInput(f"{path} cannot be read ({why}); {AGAIN}") from None
 
 
-def _parsed(text: str, where: str, kind: type) -> Any:
+def _parsed(text: str, where: str) -> Entry:
     try:
         found = json.loads(text)
     except ValueError:
         found = None
-    if not isinstance(found, kind):
+    if not isinstance(found, dict):
         raise BadInput(f"{where} is {text[:40]!r}, which no recorder writes; {AGAIN}")
     return found
 
@@ -159,12 +171,10 @@ def read(folder: str) -> Recording:
             f"{folder} holds no recording (no {' and no '.join(missing)}); "
             f"autoddp run --record {folder} makes one"
         )
-    about = _parsed(_text(where / ABOUT), str(where / ABOUT), dict)
+    about = _parsed(_text(where / ABOUT), str(where / ABOUT))
     lacks = sorted(SAID - set(about))
     if lacks:
         raise BadInput(f"{where / ABOUT} lacks {', '.join(lacks)}; {AGAIN}")
     steps, ends = entries(where)
-    found = decisions(where / REPORT)
     raised = next((end["raised"] for end in ends.values() if end.get("raised")), "")
-    code, seconds = about["exit"], about["seconds"]
-    return Recording(folder, code, steps, ends, found, seconds, about, err=raised)
+    return Recording(folder, about["exit"], steps, ends, about["seconds"], about, err=raised)

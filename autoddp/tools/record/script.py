@@ -3,37 +3,47 @@
 from __future__ import annotations
 
 import errno
+import json
 import math
 import os
-import platform
+import pkgutil
 import random
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields, replace
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, NoReturn
 
+from autoddp import launch
 from autoddp.comm.place import HERE
 from autoddp.comm.world import World
-from autoddp.errors import BadInput
+from autoddp.errors import AutoDDPError, BadInput
 from autoddp.options import Options
 from autoddp.process import own_ddp
 from autoddp.process.script import Script
 from autoddp.process.source import SourceFacts
-from autoddp.tools.record.recording import REPORT, Entry, is_there
-from autoddp.tools.record.settings import RecordSettings
+from autoddp.report import PREFIX
+from autoddp.tools.record.recording import REPORT, Entry, RecordSettings, is_there
 
 SEED = 20250131  # for every generator, before the script seeds its own
 
 
 @dataclass(frozen=True)
 class RecordedScript(Script):
-    """A script that is recorded while it runs."""
+    """A script that is recorded while it runs.
+
+    Attributes:
+        options: The options of the run.
+        settings: Where the recording goes, and what is in it.
+        apart: Whether each rank draws for itself, as the script has its own DDP.
+        changes: What is done in each process before the script, as `package.module:function`.
+    """
 
     options: Options = field(default_factory=Options)
     settings: RecordSettings = field(default_factory=RecordSettings)
-    apart: bool = False  # each rank draws for itself, as the script has its own DDP
+    apart: bool = False
+    changes: tuple[str, ...] = ()
 
     def run(self, whole_traceback: bool = False, ended: Sequence[Callable[[], None]] = ()) -> int:
         """Run the script as `Script.run` does, and record it."""
@@ -42,6 +52,8 @@ class RecordedScript(Script):
         world = HERE.find()
         seed(SEED + world.rank * self.apart)
         with ExitStack() as undo:
+            for name in self.changes:
+                pkgutil.resolve_name(name)(undo)
             recorder = Recorder(self.settings, world, self.about(world))
             recorder.setup(undo)
             code = super().run(whole_traceback, ended)
@@ -58,18 +70,30 @@ class RecordedScript(Script):
             "apart": self.apart or self.options.view == "local",
             "ranks": world.world_size,
             "nodes": math.ceil(world.world_size / world.local_world_size),
-            "cores": len(os.sched_getaffinity(0)),
-            "versions": {"python": platform.python_version()}
-            | {name: installed(name) for name in ("autoddp", "torch")},
         }
 
+    def to_json(self) -> str:
+        """Write the script, and how it is run, as JSON."""
+        return json.dumps(asdict(self))
 
-def installed(name: str) -> str:
-    """Return the version of a package, or the words "not installed"."""
+    @classmethod
+    def from_json(cls, text: str) -> RecordedScript:
+        """Read what `to_json` wrote."""
+        values = json.loads(text)
+        values |= {name: tuple(values[name]) for name in ("args", "changes")}
+        values["options"] = Options.from_json(json.dumps(values["options"]))
+        return cls(**values | {"settings": RecordSettings(**values["settings"])})
+
+
+def main(path: str) -> NoReturn:
+    """Run the script that a file describes, in a process of its own, as `autoddp run` does."""
+    script = RecordedScript.from_json(Path(path).read_text())
     try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
+        code = launch.run(script, script.options)
+    except AutoDDPError as error:
+        print(f"{PREFIX} {error}", file=sys.stderr)
+        code = 2
+    sys.exit(code)
 
 
 def seed(number: int) -> None:
@@ -96,7 +120,6 @@ def recorded(script: Script, options: Options, where: str) -> tuple[Script, Opti
             f"({own.line}), out of sight; leave --record out"
         )
     folder = os.path.abspath(where)
-    again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     try:
         os.makedirs(folder if where else where, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
@@ -107,7 +130,7 @@ def recorded(script: Script, options: Options, where: str) -> tuple[Script, Opti
             f"--record is {where or 'empty'}, which cannot be written to ({error.strerror}); "
             "give another folder"
         ) from None
-    if there and not again:
+    if there and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         raise BadInput(
             f"--record is {where}, which holds a recording already; "
             "give another folder, or remove it"

@@ -17,10 +17,7 @@ times:
 from __future__ import annotations
 
 import functools
-import os
 import resource
-import threading
-from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
@@ -34,26 +31,24 @@ from autoddp.comm import accelerator
 from autoddp.comm.group import Group
 from autoddp.comm.node_memory import NodeMemory
 from autoddp.comm.world import World
-from autoddp.tools.record.numbers import value
 from autoddp.tools.record.phases import GATHERING, GRADIENTS, LOADING, RECORDING, Parts
 from autoddp.torch_internals import after_backward
 from autoddp.training.iterator import LoaderIterator
 from autoddp.training.replica import Replicas
 
-MOST = 10_000  # losses that are kept, the last ones
-
 
 class Times:
-    """The times of one process."""
+    """The times of one rank.
 
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.process, self.thread = os.getpid(), threading.get_ident()
+    Args:
+        world: The ranks of the job.
+        here: Tells whether the caller is the rank's own thread, whose time is counted.
+    """
+
+    def __init__(self, world: World, here: Callable[[], bool]) -> None:
+        self.world, self.here = world, here
         self.parts = Parts()
-        self.losses: deque[Tensor] = deque(maxlen=MOST)
-        # what a GradScaler made of the last loss, and that loss
-        self.scaled: tuple[Any, Tensor] | None = None
-        self.stepping = self.backing = 0  # how deep in an optimizer's step, in a backward
+        self.stepping = 0  # how deep in an optimizer's step
         self.backwards = self.ever = 0  # in this step, in all
         self.fetched: set[int] = set()  # iterators, since the last backward
         self.over = False  # one of them came to its end
@@ -61,10 +56,8 @@ class Times:
         self.by_hand: int | None = None  # rows of a batch that no loader made
 
     def setup(self, undo: ExitStack) -> None:
-        """Look at every backward, fetch and collective from here on."""
-        around(undo, torch.autograd, "backward", self.backward)
+        """Look at every fetch and collective from here on."""
         around(undo, DataLoader, "__iter__", self.iterate)
-        around(undo, torch.amp.GradScaler, "scale", self.scale)
         if self.world.world_size == 1:
             self.hook = nn.modules.module.register_module_forward_pre_hook(self.call)
             undo.callback(self.hook.remove)
@@ -76,19 +69,10 @@ class Times:
         around(undo, NodeMemory, "all_reduce", self.timed(GRADIENTS))  # of a bucket
         around(undo, Replicas, "arm", self.arm)
 
-    def _here(self) -> bool:
-        return (
-            os.getpid() == self.process
-            and threading.get_ident() == self.thread
-            and not torch.compiler.is_compiling()
-        )
-
-    # ---- batches
-
     def iterate(self, plain: Any, loader: Any) -> Any:
         """Make an iterator of a loader, every fetch of which is looked at."""
         made = plain.__get__(loader, type(loader))
-        if not self._here():
+        if not self.here():
             return made()
         if self.over:
             self._restart()
@@ -99,7 +83,7 @@ class Times:
 
     def fetch(self, inner: Any) -> Any:
         """Fetch the next batch, and count its time as loading."""
-        if not self._here():
+        if not self.here():
             return next(inner)
         if not self.backwards and (self.over or id(inner) in self.fetched):
             self._restart()
@@ -122,55 +106,24 @@ class Times:
 
     def call(self, module: nn.Module, args: Any) -> None:
         """Count the rows that a model is first called with: the batch, if there is no loader."""
-        if (
-            self.by_hand is None
-            and torch.is_grad_enabled()
-            and next(torch.nn.Module.parameters(module), None) is not None
-        ):
+        known = self.by_hand is not None or not torch.is_grad_enabled()
+        if not known and next(torch.nn.Module.parameters(module), None) is not None:
             self.by_hand = rows_of(args) or None
 
-    # ---- backwards
-
-    def backward(self, plain: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run a backward of losses; time after its last gradient is waiting for other ranks."""
-        if not self._here():
-            return plain(tensors, *args, **kwargs)
-        if not self.backing:
-            self._note(tensors)
-        self.backing += 1
-        try:
-            return plain(tensors, *args, **kwargs)
-        finally:
-            self.backing -= 1
-            if not self.backing:
-                self.parts.end()
-
-    def _note(self, tensors: Any) -> None:
+    def note(self) -> None:
+        """Count a backward: the batch that was fetched last is trained on."""
         self.backwards, self.ever = self.backwards + 1, self.ever + 1
         self.trained, self.rows = self.trained + self.rows, 0
         self.fetched.clear()
         self.over = False
-        if self.scaled is not None and tensors is self.scaled[0]:
-            tensors = self.scaled[1]
-        self.scaled = None
-        with torch.no_grad():
-            roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-            self.losses += [root.detach() for root in roots]
 
-    def scale(self, plain: Any, scaler: Any, outputs: Any) -> Any:
-        """Scale a loss, and remember the loss that it was before."""
-        made = plain.__get__(scaler, type(scaler))(outputs)
-        if isinstance(outputs, Tensor):
-            self.scaled = made, outputs
-        return made
-
-    def arm(self, plain: Any, replicas: Any, leaves: Any, roots: list[Tensor]) -> None:
+    def arm(self, plain: Any, replicas: Any, leaves: Any, roots: list[Tensor]) -> Any:
         """Arm the replicas, and count as waiting what follows this rank's own backward.
 
         Torch calls back in the order in which it was asked: first here, then DDP,
         which waits for its buckets.
         """
-        plain(replicas, leaves, roots)
+        made = plain(replicas, leaves, roots)
         root = next(top for top in roots if top.requires_grad)
 
         def first(gradient: Tensor) -> None:
@@ -181,6 +134,7 @@ class Times:
             self.parts.begin(GRADIENTS)
 
         handle = root.register_hook(first)
+        return made
 
     def timed(self, part: str) -> Callable[..., Any]:
         """Make a wrapper that counts the time of a method as a part of the step."""
@@ -191,43 +145,26 @@ class Times:
 
         return call
 
-    # ---- steps
-
-    def begin(self) -> None:
-        """Count how deep steps are nested: a subclass calling its parent's step is one step."""
-        self.stepping += self._here()
-
     def step(self) -> dict[str, Any]:
         """Return the entry of a step; of a second optimizer after one backward there is none."""
-        if not self._here():
-            return {}
         self.stepping -= 1
         if self.stepping or (self.ever and not self.backwards):
             return {}
         entry = {"rows": self.trained, "backwards": self.backwards} | self.parts.record()
         self.trained = self.backwards = 0
-        self.fetched.clear()
-        self.over = False
-        self.parts.restart()
+        self._restart()
         return entry
 
     def apart(self) -> AbstractContextManager[Any]:
         """Leave the time that recording itself takes in here out of the step."""
-        return self.parts.spend(RECORDING) if self._here() else nullcontext()
+        return self.parts.spend(RECORDING) if self.here() else nullcontext()
 
     def rest(self, raised: BaseException | None) -> dict[str, Any]:
-        """Return the curve of losses, and what the process as a whole took.
-
-        All ranks read every loss: reading may sum it over the ranks, and then all must take part.
-        """
-        with torch.no_grad():
-            curve = [] if raised else [value(loss) for loss in self.losses]
+        """Return what the process as a whole took."""
         return {
-            "curve": curve,
             "by hand": self.by_hand,
             "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "GPU memory": accelerator.most_memory(),
-            "threads": torch.get_num_threads(),
         }
 
 

@@ -1,73 +1,89 @@
-"""What is changed for a run that a comparison takes: the order of sums, the clock, or float64."""
+"""What is changed for a run that a comparison takes: the pace of the clocks, or float64."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import os
+import sys
+import time
 from contextlib import ExitStack
-from datetime import datetime
-from typing import Any
+from datetime import UTC, datetime, tzinfo
+from typing import Any, ClassVar
 
 import torch
 
-from autoddp.comm.context import Context
-from autoddp.effects.clocks import Clocks
-from autoddp.effects.engine import Mode
-from autoddp.effects.ownership import users_call
-from autoddp.patching import Installation
+from autoddp.patching import Call, Feature, Installation, patch, stands_for
 
+PACE = 100_000  # at which no duration, rate or time of day looks like that of another run
+WHY = "what is printed of a clock is another text at another pace"
+LIBRARY = os.path.dirname(os.__file__) + os.sep
 FLOAT32 = torch.float32
-PACE = 3  # at which no duration or time of day looks like that of another run
-EPOCH = datetime(1970, 1, 1)
 # Torch's tables that checkpoints are written by.
 TABLES = ("_dtype_to_storage_type_map", "_storage_type_to_dtype_map")
 # Functions whose tensors have the type of what they are given.
 MAKERS = ("from_numpy", "as_tensor", "tensor", "frombuffer")
 
 
-def other_order(undo: ExitStack) -> None:
-    """Sum over another number of threads, to see how far rounding alone carries a training."""
-    torch.set_num_threads(1 if torch.get_num_threads() > 1 else 2)
-
-
 def other_pace(undo: ExitStack) -> None:
-    """Let the script's clocks run faster, to see which of what it prints or writes is of a clock.
+    """Let clocks run faster, to see which of what is printed or written is of a clock.
 
     Two runs of one process may take the same time by chance, to the digits that are printed.
     """
     undo.enter_context(Installation([FasterClocks()]))
 
 
-class FasterClocks(Clocks):
-    """The script's clocks, which show `PACE` times what they are asked."""
+class FasterClocks(Feature):
+    """Clocks that run at another pace since the run began, for all but what waits by them."""
+
+    name: ClassVar[str] = "faster clocks"
+    libraries: ClassVar[bool] = True
 
     def __init__(self) -> None:
-        self.effects = Pace()  # type: ignore[assignment]
-        self.rank, self.context = 0, Context()
+        super().__init__()
+        self.time, self.began = time.time, time.time()
 
-    def setup(self, undo: ExitStack) -> None:
-        """Need no journal: there is one process."""
+    def now(self) -> float:
+        """Return the time of day at the other pace."""
+        return self.began + PACE * (self.time() - self.began)
 
+    @patch(
+        *("time:time", "time:time_ns", "time:monotonic", "time:monotonic_ns"),
+        *("time:perf_counter", "time:perf_counter_ns", "timeit:default_timer"),
+        *("time:process_time", "time:process_time_ns"),
+        why=WHY,
+        hot=True,
+    )
+    def read(self, original: Any) -> Any:
+        """Make a clock that runs faster; the standard library waits by a monotonic one."""
+        began, waits, frame = original(), "monotonic" in original.__name__, sys._getframe
 
-class Pace:
-    """The source of all readings of a script, in place of the effects of a job."""
+        @stands_for(original)
+        def read() -> Any:
+            if waits and frame(1).f_code.co_filename.startswith(LIBRARY):
+                return original()
+            return began + PACE * (original() - began)
 
-    def mode(self) -> Mode:
-        """Answer each reading of the script's."""
-        return Mode.SYNCED
+        return read
 
-    def users(self) -> Mode:
-        """Leave the readings of libraries as they are."""
-        return Mode.SYNCED if users_call(2) else Mode.PASS_THROUGH
+    @patch("time:localtime", "time:gmtime", "time:ctime", "time:strftime", why=WHY)
+    def convert(self, call: Call) -> Any:
+        """Convert the time of day at the other pace, unless another time is given."""
+        first = call.args[: call.target == "time:strftime"]  # its format
+        if call.args[len(first) :]:
+            return call.plain()
+        return call.wrapped(*first, time.localtime(self.now()) if first else self.now())
 
-    def ask_rank0(self, what: str, read: Callable[[], Any]) -> Any:
-        """Return a reading, a list of readings, or a date by its fields, at the other pace."""
-        found = read()
-        if what != "now":
-            return [PACE * part for part in found] if isinstance(found, list) else PACE * found
-        at = EPOCH + PACE * (datetime(*found[:7]) - EPOCH)
-        fields = at.year, at.month, at.day, at.hour, at.minute, at.second, at.microsecond
-        return [*fields, found[7]]
+    @patch("datetime:datetime.now", "datetime:datetime.utcnow", why=WHY, hot=True)
+    def date(self, original: Any) -> Any:
+        """Make a `now` that reads the time of day at the other pace."""
+        own = UTC if original.__name__ == "utcnow" else None
+
+        @stands_for(original)
+        def now(cls: type[datetime], tz: tzinfo | None = None) -> datetime:
+            found = cls.fromtimestamp(self.now(), tz or own)
+            return found.replace(tzinfo=tz)
+
+        return classmethod(now)
 
 
 def float64(undo: ExitStack) -> None:

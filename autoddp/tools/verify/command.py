@@ -3,280 +3,156 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import MappingProxyType
 
 from autoddp.errors import BadInput
 from autoddp.options import Options
 from autoddp.process.script import Script
-from autoddp.tools.record.recording import Recording
-from autoddp.tools.rehearse import picture, runs
-from autoddp.tools.rehearse.log_tail import tail
-from autoddp.tools.rehearse.parents import Parents
-from autoddp.tools.rehearse.progress import Progress
-from autoddp.tools.rehearse.runs import NOTHING, Left, Runner
-from autoddp.tools.verify import plot
-from autoddp.tools.verify.bisection import Bisection
-from autoddp.tools.verify.causes import Cause, CauseEvidence, cause_of, repeats, rounding, unknown
-from autoddp.tools.verify.findings import OTHER, Difference, Findings
-from autoddp.tools.verify.show import finish
-from autoddp.tools.verify.verdict import (
-    DIFFERENT,
-    EQUAL,
-    NOT_RUN,
-    Conclusion,
-    VerifyOptions,
-)
+from autoddp.tools import plots, runs
+from autoddp.tools.runs import Left, Runner, tail
+from autoddp.tools.verify.causes import TIPPED, UNKNOWN, causes, unrepeated
+from autoddp.tools.verify.findings import OTHER, Findings
+from autoddp.tools.verify.outputs import Twice, compare_outputs
+from autoddp.tools.verify.steps import allowed, compare_ranks, compare_runs
+from autoddp.tools.verify.verdict import DIFFERENT, NOT_RUN, Conclusion, VerifyOptions
 
 CHANGES = "autoddp.tools.verify.changes"
-CONTROL = (f"{CHANGES}:other_order", f"{CHANGES}:other_pace")  # of one process
-# Variables that make one process sum in another order, to tell how far rounding alone carries this
-# training. Torch and its libraries read them when they first compute.
-OTHER_ORDER = MappingProxyType(
-    {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "AVX", "MKL_CBWR": "AVX"}
+OTHER_PACE, FLOAT64 = f"{CHANGES}:other_pace", f"{CHANGES}:float64"
+TWICE = (
+    "what a second run of one process does not repeat (clocks, rates, process numbers) is not "
+    "compared"
+)
+WIDE = (
+    "float64: the default type, float32 by name, .float() and arrays of float32 were float64, and "
+    "so is what was printed and written then; half precision stayed"
 )
 
 
-def run(
-    script: Script, options: Options, wanted: VerifyOptions, parents: Parents | None = None
-) -> int:
+def run(script: Script, options: Options, wanted: VerifyOptions) -> int:
     """Run the script on one process and on ranks, compare their numbers, and tell the result.
 
     Args:
         script: The script to run.
         options: The options of the ranks.
         wanted: What to compare, and what to make of it.
-        parents: The processes to fork runs from, if they are there already; they are kept.
 
     Returns:
         0 if equal, 1 if different, 2 if one process cannot run the script.
 
     Raises:
-        BadInput: The options do not allow it, and nothing was started; or the disk is full.
-    """
-    nproc = check(script, options, wanted)
-    progress = Progress(options.quiet, wanted.steps)
-    with runs.stoppable():
-        runner = Runner(script, "numbers", progress, parents=parents or Parents())
-        try:
-            with runs.enough_room(runner.root):
-                verdict = Verification(runner, options, nproc, wanted).verdict()
-        finally:
-            progress.close()
-            runner.close()
-            if parents is None:
-                runner.parents.close()
-    return finish(verdict, wanted, options.quiet)
-
-
-def check(script: Script, options: Options, wanted: VerifyOptions) -> int:
-    """Check that all that is asked for can be done, and return the number of ranks.
-
-    Raises:
-        BadInput: The script or the options do not allow it.
+        BadInput: The options do not allow it, and nothing was started; or there is no room.
     """
     runs.check(script, options, "verify")
-    if wanted.plot is not None:
-        picture.check(wanted.plot)
     nproc = options.nproc or 2
     if nproc < 2:
         raise BadInput(f"--nproc is {nproc}; it takes 2 or more: one process is compared with them")
-    return nproc
+    with Runner.of(script, "numbers", options.quiet) as runner:
+        verdict = Verification(runner, replace(options, nproc=nproc), wanted).verdict()
+    return verdict.finish(wanted, options.quiet)
 
 
 class Verification:
     """The runs that a comparison takes, each made only if it is needed."""
 
-    def __init__(self, runner: Runner, options: Options, nproc: int, wanted: VerifyOptions) -> None:
-        self.runner, self.options, self.nproc, self.wanted = runner, options, nproc, wanted
+    def __init__(self, runner: Runner, options: Options, wanted: VerifyOptions) -> None:
+        self.runner, self.options, self.wanted = runner, options, wanted
+        self.ranks = f"{options.nproc} ranks"
         self.seconds: dict[str, float] = {}
+        self.twice = Twice()
 
     def verdict(self) -> Conclusion:
         """Make the runs, compare them, and conclude."""
-        verdict = Conclusion(
-            self.runner.script.name,
-            self.nproc,
-            ("one process", f"{self.nproc} ranks"),
-            seconds=self.seconds,
-        )
-        for nproc in (1, self.nproc):  # both parents import torch at the same time
-            self.runner.parent(nproc)
+        script = self.runner.script.name
+        found = Conclusion(script, self.options.nproc or 2, ("one process", self.ranks))
+        found.seconds = self.seconds
         one = self._run("one process", 1)
         if one.raised or (one.code and not one.steps.get(0)):
-            verdict.code, verdict.tail = NOT_RUN, tail(one.err)
-            verdict.why = (
-                f"{verdict.script} ends with exit code {one.code} on one process, without autoddp"
-            )
-            return verdict
-        ranks = self._run(f"{self.nproc} ranks", self.nproc)
+            found.code, found.tail = NOT_RUN, tail(one.err)
+            found.why = f"{script} ends with exit code {one.code} on one process, without autoddp"
+            return found
+        ranks = self._run(self.ranks, self.options.nproc)
         if self.wanted.plot is not None:
-            plot.draw(self.wanted.plot, one, ranks)
-        verdict.among = among(ranks)
-        verdict.findings, verdict.control = self._compared(one, ranks, verdict.among.first)
-        self._notes(verdict, one, ranks)
-        self._widen(verdict)
-        self._judge(verdict, one, ranks)
-        return verdict
+            plots.losses(self.wanted.plot, one, ranks)
+        found.among, found.findings = compare_ranks(ranks.steps), compare(one, ranks, self.twice)
+        if ranks.code == one.code and found.among.equal:
+            if not found.findings.equal:
+                found.cause = next(unrepeated(compare_runs(one, self._again(one))), None)
+                found.findings = compare(one, ranks, self.twice)
+            differs = not found.findings.equal and is_float32(one)
+            if self.wanted.float64 or (differs and found.cause is None):
+                self._widen(found, one)
+        self._judge(found, one, ranks)
+        return found
 
-    def _run(
-        self,
-        name: str,
-        nproc: int,
-        *,
-        steps: int | None = None,
-        float64: bool = False,
-        other_order: bool = False,
-        disable: tuple[str, ...] = (),
-    ) -> Left:
-        left = self.runner.run(
-            name,
-            replace(self.options, nproc=nproc, disable=(*self.options.disable, *disable)),
-            steps=steps or self.wanted.steps,
-            changes=CONTROL * other_order + (f"{CHANGES}:float64",) * float64,
-            environ=OTHER_ORDER if other_order else NOTHING,
-        )
+    def _run(self, name: str, nproc: int | None, *changes: str) -> Left:
+        options = replace(self.options, nproc=nproc)
+        left = self.runner.run(name, options, steps=self.wanted.steps, changes=changes)
         self.seconds[name] = round(left.seconds, 2)
         return left
 
-    def _compared(
-        self, one: Left, ranks: Left, parted: Difference | None, float64: bool = False
-    ) -> tuple[Findings, Findings]:
-        """Compare two runs, and excuse what differs about as much between two runs of one process.
+    def _again(self, one: Left) -> Left:
+        """Run one process once more, to learn what it does not repeat."""
+        again = self._run("one process again", 1, OTHER_PACE)
+        self.twice = Twice(one, again)
+        return again
 
-        Where the ranks parted, only what came before can be rounding.
-
-        Returns:
-            What differs, and how one process differs from itself if it sums in another order.
-        """
-        found = compare(one, ranks)
-        last = parted.step if parted else None
-        if found.equal or (ranks.code and not found.steps):
-            return found, Findings()
-        name = "one process, summing in another order" + ", in float64" * float64
-        again = self._run(name, 1, other_order=True, steps=last, float64=float64)
-        control = compare(one, again) if last is None else compare_steps_of(one, again, last)
-        again.forget()
-        if again.raised:
-            found.notes.append(
-                f"{name} ends in {tail(again.err)[-1] if again.err else again.code!r}: nothing is "
-                "taken for rounding"
-            )
-        elif next(repeats(control), None) is None:
-            found.excuse(control)
-        return found, control
-
-    def _notes(self, verdict: Conclusion, one: Left, ranks: Left) -> None:
-        verdict.notes += verdict.findings.notes
-        came = min(len(left.steps.get(0, [])) for left in (one, ranks))
-        if self.wanted.steps is not None and came >= self.wanted.steps:
-            verdict.notes.append(
-                f"--steps {self.wanted.steps}: both ended there; prints and files are compared "
-                "up to there"
-            )
-        if not one.steps.get(0):
-            verdict.notes.append(
-                "no optimizer step was seen: losses, prints and files are all that was compared"
-            )
-        excused = verdict.findings.excused
-        if excused and verdict.findings.equal:
-            worst = max(excused, key=lambda found: found.size if found.size != OTHER else 0.0)
-            verdict.notes.append(
-                f"rounding: {len(excused)} numbers and lines differ, by no more than those of one "
-                f"process that sums in another order; the largest: {worst.described()}"
-            )
-
-    def _widen(self, verdict: Conclusion) -> None:
+    def _widen(self, found: Conclusion, first: Left) -> None:
         """Compare again in float64, where rounding is too small to be taken for an error."""
-        if not self.wanted.float64:
+        one = self._run("one process in float64", 1, FLOAT64)
+        if one.raised or one.code:
+            why = tail(one.err)[-1] if one.err else f"exit code {one.code}"
+            found.notes.append(f"float64 tells nothing: with it one process ends in {why}")
             return
-        one = self._run("one process in float64", 1, float64=True)
-        if one.raised:
-            verdict.notes.append(
-                "--float64 cannot be applied: in float64 the script ends in "
-                f"{tail(one.err)[-1] if one.err else one.code!r}"
-            )
-            return
-        ranks = self._run(f"{self.nproc} ranks in float64", self.nproc, float64=True)
-        verdict.wide, _ = self._compared(one, ranks, among(ranks).first, float64=True)
-        verdict.notes.append(
-            "float64: the default type, float32 by name, .float() and arrays of float32 were "
-            "float64, and so is what was printed and written then; half precision stayed"
-        )
+        ranks = self._run(f"{self.ranks} in float64", self.options.nproc, FLOAT64)
+        found.wide = compare(one, ranks, self.twice)
+        if not found.wide.equal and not self.twice.runs:
+            self._again(first)
+            found.wide = compare(one, ranks, self.twice)
+        found.notes.append(WIDE)
 
-    def _judge(self, verdict: Conclusion, one: Left, ranks: Left) -> None:
-        findings, wide = verdict.findings, verdict.wide
-        exact = wide is None or wide.equal
-        only_rounding = wide is not None and rounding(findings)
-        if verdict.among.equal and exact and (findings.equal or only_rounding):
-            verdict.code, verdict.why = EQUAL, explain(verdict)
-            return
-        verdict.code = DIFFERENT
-        verdict.why = f"{self.nproc} ranks do not give the numbers of one process"
-        if ranks.code:
-            verdict.tail = tail(ranks.err)
-        case = CauseEvidence(findings, verdict.among, verdict.control, ranks, self.options, wide)
-        verdict.cause = cause_of(case) or self._search(one, findings, verdict.control)
-
-    def _search(self, one: Left, findings: Findings, control: Findings) -> Cause:
-        """Run the ranks again, up to where they differed, with less and less of autoddp."""
-        step = findings.first.step if findings.first else None
-
-        def right(left_out: tuple[str, ...]) -> bool:
-            name = f"{len(search.known) + 1}: without {','.join(left_out)}"[:80]
-            left = self._run(name, self.nproc, disable=left_out, steps=step)
-            found = compare(one, left) if step is None else compare_steps_of(one, left, step)
-            left.forget()
-            found.excuse(control)
-            return found.equal
-
-        search = Bisection(right)
-        return next(search.cause(steps=step is not None), None) or unknown(search.known)
+    def _judge(self, found: Conclusion, one: Left, ranks: Left) -> None:
+        steps = min(len(run.steps.get(0, [])) for run in (one, ranks))
+        if self.twice.runs:
+            found.notes.append(TWICE)
+        if self.wanted.steps is not None and steps >= self.wanted.steps:
+            found.notes.append(f"--steps {steps}: both ended there, and are compared up to there")
+        if not one.steps.get(0):
+            found.notes.append("no optimizer step was seen: all else was compared")
+        differences, wide = found.findings.differences, found.wide
+        if found.among.equal and (wide.equal if wide else not differences):
+            if all(each.size != OTHER for each in differences):
+                found.why = explain(found)
+                return
+            found.cause = TIPPED
+        found.code = DIFFERENT
+        found.why = f"{self.ranks} do not give the numbers of one process"
+        found.tail = tail(ranks.err) if ranks.code else []
+        known = causes(found.findings, found.among, ranks, self.options)
+        found.cause = found.cause or next(known, UNKNOWN)
 
 
-def compare(want: Left, got: Left) -> Findings:
+def compare(want: Left, got: Left, twice: Twice) -> Findings:
     """Compare the steps, prints and files of two runs."""
-    from autoddp.tools.verify.outputs import compare_outputs
-    from autoddp.tools.verify.steps import allowed
-
-    findings = compare_steps_of(want, got)
-    records = want.steps.get(0, [])
+    findings, records = compare_runs(want, got), want.steps.get(0, [])
     dtypes = sorted({name for record in records for name in record["dtypes"]})
-    outputs = compare_outputs(want, got, allowed(dtypes or ["float32"], len(records)))
+    rtol = allowed(dtypes or ["float32"], len(records))
+    outputs = compare_outputs(want, got, rtol, twice)
     findings.counts |= outputs.counts
     findings.differences += outputs.differences
-    findings.notes += outputs.notes
     return findings
 
 
-def compare_steps_of(want: Recording, got: Recording, last: int | None = None) -> Findings:
-    """Compare rank 0's steps in two runs, up to `last`; without it, also the losses after them."""
-    from autoddp.tools.verify.steps import compare_rest, compare_steps
-
-    findings = compare_steps(want.steps.get(0, [])[:last], got.steps.get(0, [])[:last])
-    if last is None:
-        compare_rest(findings, want.ends.get(0, {}), got.ends.get(0, {}))
-    return findings
+def is_float32(run: Left) -> bool:
+    """Return whether not all that a run trained was float64, in which rounding is known."""
+    steps = run.steps.get(0, [])
+    return not steps or any(set(step["dtypes"]) - {"float64"} for step in steps)
 
 
-def among(ranks: Recording) -> Findings:
-    """Compare the steps of all ranks with those of rank 0."""
-    from autoddp.tools.verify.steps import compare_ranks
-
-    return compare_ranks(ranks.steps)
-
-
-def explain(verdict: Conclusion) -> str:
+def explain(found: Conclusion) -> str:
     """Say why the ranks count as equal."""
-    if verdict.wide is not None:
-        return f"in float64 no number is off by more than {verdict.wide.largest:.1e}" + (
-            "; what differs in the script's own type is rounding" if verdict.findings.apart else ""
-        )
-    if any(found.step for found in verdict.findings.excused):
+    if found.wide is None:
         return (
-            f"{verdict.nproc} ranks differ from one process by rounding, as one process does from "
-            "itself; --float64 tells for certain"
+            f"{found.nproc} ranks give the numbers of one process; the largest difference is "
+            f"{found.findings.largest:.1e}"
         )
-    worst = verdict.findings.largest
-    return (
-        f"{verdict.nproc} ranks give the numbers of one process; "
-        f"the largest difference is {worst:.1e}"
-    )
+    apart = "" if found.findings.equal else "; what differs in float32 is rounding"
+    return f"in float64 no number is off by more than {found.wide.largest:.1e}{apart}"

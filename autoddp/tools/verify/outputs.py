@@ -6,142 +6,163 @@ import filecmp
 import os
 import re
 import zipfile
-from itertools import count
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from autoddp.report import PREFIX
-from autoddp.tools.rehearse.runs import Left
+from autoddp.tools.runs import Left
 from autoddp.tools.verify.findings import ENDING, FILE, OTHER, PRINT, Difference, Findings
-from autoddp.tools.verify.same import Unlike, same_value
-from autoddp.tools.verify.text import CLOCK, compare_text
+from autoddp.tools.verify.terminal import shown
+from autoddp.tools.verify.text import compare_lines
 
-BAR = re.compile(r".*\d%")  # a progress bar, which the clock draws
 PICTURES = {".png", ".jpg", ".jpeg", ".gif", ".pdf", ".svg"}
-ANY = float("inf")  # an rtol that lets every number pass, to learn how far it is off
+WORD = re.compile(r"\w*\d\w*")  # of a name: what a clock or a counter may have made
+STREAMS = ("stdout", "stderr")
+Files = dict[str, Path]
 
 
-def compare_outputs(want: Left, got: Left, rtol: float) -> Findings:
-    """Compare exit codes, prints and files, without autoddp's lines and what the clock draws."""
+class Twice:
+    """Two runs of one process, which tell what it does not repeat: that is not compared.
+
+    Args:
+        runs: The first run, and the one whose clocks run at another pace; none to compare all.
+    """
+
+    def __init__(self, *runs: Left) -> None:
+        self.runs = runs
+        self.kept = [files(run.folder) for run in runs]
+        self.files = [self.named(found) for found in self.kept]
+
+    def named(self, found: Files) -> Files:
+        """Name the files of a run: those whose names one process does not repeat by their form."""
+        made: Files = {}
+        count: Counter[str] = Counter()
+        for name in sorted(found, key=lambda name: found[name].lstat().st_mtime_ns):
+            form = self.form(name)
+            count[form] += 1
+            made[form if count[form] == 1 else f"{form} ({count[form]})"] = found[name]
+        return made
+
+    def form(self, name: str) -> str:
+        """Return a name that is the same in all runs."""
+        return name if all(name in found for found in self.kept) else WORD.sub("#", name)
+
+    def lines(self, name: str) -> tuple[list[str], list[str]]:
+        """Return the lines of a stream or a text file in both runs; none if they are not known."""
+        streams = [stream(run, name) for run in self.runs if name in STREAMS]
+        found = streams or [str(value).splitlines() for value in self.values(name)]
+        return (found[0], found[1]) if len(found) == 2 else ([], [])
+
+    def values(self, name: str) -> list[Any]:
+        """Return what a file holds in both runs, if both have it, and it can be loaded."""
+        with suppress(Exception):  # as in `compare_file`
+            return [load(path) for path in self.paths(name)]
+        return []
+
+    def paths(self, name: str) -> list[Path]:
+        """Return a file of both runs, if both have it."""
+        found = [some[name] for some in self.files if name in some]
+        return found if len(found) == 2 else []
+
+
+def compare_outputs(want: Left, got: Left, rtol: float, twice: Twice) -> Findings:
+    """Compare exit codes, prints and files of two runs."""
     findings = Findings()
-    findings.add(ENDING)
-    if want.code != got.code:
-        findings.differs(Difference(ENDING, "exit code", str(want.code), str(got.code), OTHER))
-    for name, a, b in (
-        ("stdout", want.out, got.out),
-        ("stderr", _theirs(want.err), _theirs(got.err)),
-    ):
-        compare_text(findings, PRINT, name, (a, b), rtol)
-    compare_files(findings, want, got, rtol)
+    codes = str(want.code), str(got.code)
+    findings.take(Difference(ENDING, "", *codes, 0.0 if want.code == got.code else OTHER), rtol)
+    for name in STREAMS:
+        texts = stream(want, name), stream(got, name)
+        lines = compare_lines(PRINT, name, texts, rtol, twice=twice.lines(name))
+        findings.take_all(lines, rtol)
+    compare_files(findings, (want.folder, got.folder), rtol, twice=twice)
     return findings
 
 
-def _theirs(err: str) -> str:
-    """Return the script's own lines of stderr, without autoddp's and without progress bars."""
-    kept = [
-        line for line in err.splitlines() if not line.startswith(PREFIX) and not BAR.match(line)
-    ]
-    return "\n".join(kept)
+def stream(run: Left, name: str) -> list[str]:
+    """Return the lines that a terminal would show of a stream in the end, without autoddp's."""
+    text = run.out if name == "stdout" else run.err
+    return [line for line in shown(text) if not line.startswith(PREFIX)]
 
 
 def compare_files(
-    findings: Findings, want: Left, got: Left, rtol: float, last_digit: bool = True
+    findings: Findings,
+    folders: tuple[Path, Path],
+    rtol: float,
+    last_digit: bool = True,
+    twice: Twice | None = None,
 ) -> None:
     """Compare the names of all files, and the content of those that both runs have."""
-    theirs, ours = files(want), files(got)
+    twice = twice or Twice()
+    theirs, ours = (twice.named(files(folder)) for folder in folders)
     for name in sorted({*theirs, *ours}):
-        if name not in ours or name not in theirs:
-            there = ("there", "not there") if name in theirs else ("not there", "there")
-            findings.differs(Difference(FILE, name, *there, OTHER))
-            continue
-        a, b = theirs[name], ours[name]
-        if (kind := _kind(a)) != _kind(b):
-            findings.differs(Difference(FILE, name, kind, _kind(b), OTHER))
-        if kind != "a file" or kind != _kind(b):
-            continue
-        if filecmp.cmp(a, b, shallow=False):  # piece by piece: they may be larger than memory
-            if not (untouched(a, want) and untouched(b, got)):
-                findings.add(FILE)
-        else:
-            compare_file(findings, name, (a, b), rtol, last_digit)
+        kinds = [_kind(some.get(name)) for some in (theirs, ours)]
+        if kinds[0] != kinds[1]:
+            findings.take(Difference(FILE, name, kinds[0], kinds[1], OTHER), rtol)
+        elif kinds[0] == "a file":
+            pair = theirs[name], ours[name]
+            if not filecmp.cmp(*pair, shallow=False):  # piece by piece: they may be large
+                here = Findings()
+                here.take_all(compare_file(name, pair, rtol, last_digit, twice), rtol)
+                findings.take(Difference(FILE, name, "", "", here.largest), OTHER)
+                findings.counts[FILE].differ += not here.equal
+                findings.differences += here.differences
+            elif not all(untouched(*one) for one in zip(pair, folders, strict=True)):
+                findings.take(Difference(FILE, name, "", "", 0.0), rtol)
 
 
-def files(left: Left) -> dict[str, Path]:
-    """Return the files and folders that a run left, by name, without links to the user's data.
-
-    Names that begin with `/` are of files outside of the run's folder. Of files whose names differ
-    by the clock alone, all but the first have a number, in the order of time.
-    """
-    found: dict[str, Path] = {}
-    for top, prefix in ((left.folder, ""), (left.outside, "/")):
-        walk = os.walk(top)
-        paths = (Path(folder, name) for folder, *some in walk for names in some for name in names)
-        for path in sorted(paths):
+def files(top: Path) -> Files:
+    """Return the files and folders that a run left, by name, without links to the user's data."""
+    found: Files = {}
+    for folder, *some in os.walk(top):
+        for path in (Path(folder, name) for names in some for name in names):
             inside = path.relative_to(top)
             users = path.is_symlink() and os.path.lexists(inside)  # in the current folder
             if not users and "__pycache__" not in path.parts:
-                name = first = prefix + CLOCK.sub("TIME", str(inside))
-                numbers = count(2)
-                while name in found:
-                    name = f"{first} ({next(numbers)})"
-                found[name] = path
+                found[str(inside)] = path
     return found
 
 
-def untouched(path: Path, left: Left) -> bool:
+def untouched(path: Path, folder: Path) -> bool:
     """Return whether a file is as it came into the run's folder: its time is the original's."""
-    if not path.is_relative_to(left.folder):
-        return False
-    try:
-        original = path.relative_to(left.folder)  # in the current folder
+    with suppress(FileNotFoundError, NotADirectoryError):
+        original = path.relative_to(folder)  # in the current folder
         return path.stat().st_mtime_ns == original.stat().st_mtime_ns
-    except (FileNotFoundError, NotADirectoryError):
-        return False
+    return False
 
 
-def _kind(path: Path) -> str:
+def _kind(path: Path | None) -> str:
+    if path is None:
+        return "not there"
     if path.is_dir():
         return "a folder"
     return "a file" if path.exists() else "a link to nothing"
 
 
 def compare_file(
-    findings: Findings, name: str, pair: tuple[Path, Path], rtol: float, last_digit: bool = True
-) -> None:
-    """Compare two files by their kind: numbers where they hold numbers, else bytes."""
+    name: str, pair: tuple[Path, Path], rtol: float, last_digit: bool, twice: Twice
+) -> Iterator[Difference]:
+    """Yield what two files hold, by their kind: numbers where they hold numbers, else bytes."""
+    from autoddp.tools.verify.same import unlike
+
     if pair[0].suffix.lower() in PICTURES and _start(pair[0]) == _start(pair[1]):
-        findings.add(FILE)
-        findings.notes.append(f"{name} is a picture with other bytes: not compared further")
-        return
+        return  # drawn by a library, in which rounding may move a point
     try:
-        loaded = load(pair[0]), load(pair[1])
+        want, got = load(pair[0]), load(pair[1])
     except Exception:  # a file that is cut off, or an object that is loaded, may raise anything
-        size, message = OTHER, "other bytes"
-    else:
-        if isinstance(loaded[0], str):
-            lines = Findings()
-            compare_text(lines, FILE, name, (loaded[0], str(loaded[1])), rtol, last_digit)
-            findings.add(FILE, lines.worst(FILE))
-            findings.counts[FILE].differ += not lines.equal
-            findings.differences += lines.differences
-            return
-        size, message = value_off(loaded, rtol, name)
-    findings.add(FILE, size)
-    if size > rtol or size == OTHER:
-        findings.differs(Difference(FILE, name, "one process's", message, size))
-
-
-def value_off(pair: tuple[Any, Any], rtol: float, name: str) -> tuple[float, str]:
-    """Return how far the values of two files are off, and where they first differ too much."""
-    message = ""
-    try:
-        same_value(*pair, rtol, name)
-    except Unlike as error:
-        message = str(error).removeprefix(f"{name}: ")
-    try:
-        return same_value(*pair, ANY, name), message
-    except Unlike:
-        return OTHER, message
+        known = twice.paths(name)
+        if not known or filecmp.cmp(known[0], known[1], shallow=False):
+            yield Difference(FILE, name, "one process's", "other bytes", OTHER)
+        return
+    if isinstance(want, str) and isinstance(got, str):
+        texts = want.splitlines(), got.splitlines()
+        yield from compare_lines(FILE, name, texts, rtol, last_digit, twice.lines(name))
+        return
+    both = twice.values(name)
+    places = {found.place for found in unlike(both[0], both[1], name)} if both else set()
+    yield from (found for found in unlike(want, got, name) if found.place not in places)
 
 
 def _start(path: Path) -> bytes:

@@ -1,79 +1,62 @@
-"""Compare values and arrays, but for rounding.
-
-Every comparison returns the largest difference it met, relative to the larger value (a value below
-a thousandth counts as a thousandth: a sum that cancels to nothing has no relative accuracy). It
-raises `Unlike` with the place and both values where that is above `rtol`, or where something that
-is no number differs.
-"""
+"""The differences of values and arrays, each with its place and its size."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import torch
 
-SMALL = 1e-3
+from autoddp.tools.verify.findings import FILE, OTHER, SMALL, Difference
+
 # What is compared as a whole. An object without an `==` is compared by what it holds, since its own
 # would ask whether it is the same one; and so is any other, as its own would ask for the same bits.
 LEAVES = (int, str, bytes, type, set, frozenset)
-
 Parts = list[tuple[str, Any]]
+Found = Iterator[Difference]
 
 
-class Unlike(AssertionError):
-    """A difference by more than rounding; the message is the place and both values."""
-
-
-def check(equal: bool, message: str) -> None:
-    """Raise `Unlike` with the message unless `equal` is true."""
-    if not equal:
-        raise Unlike(message)
-
-
-def same_value(
-    want: Any, got: Any, rtol: float, where: str, seen: dict[Any, Any] | None = None
-) -> float:
-    """Compare all that a checkpoint may hold, to its leaves: types, order, keys, dtypes, values.
+def unlike(want: Any, got: Any, where: str, seen: dict[Any, Any] | None = None) -> Found:
+    """Yield where two values differ: types, order, keys, dtypes, and values to their leaves.
 
     Args:
         want: The value of one process.
         got: The other run's value.
-        rtol: The relative difference that is allowed.
         where: The place, in words.
         seen: The pairs that are compared already: objects may hold each other.
     """
-    check(type(got) is type(want), f"{where}: {type(got)} instead of {type(want)}")
-    if isinstance(want, torch.Tensor):
-        return same_tensor(want, got, rtol, where)
-    if isinstance(want, np.ndarray | np.generic):
-        return same_array(np.asarray(want), np.asarray(got), rtol, where)
-    if isinstance(want, float):
-        return near(want, got, rtol, f"{where}: {got!r} instead of {want!r}")
-    if isinstance(want, LEAVES) or (found := _held(want)) is None:
-        check(got == want, f"{where}: {got!r} instead of {want!r}")
-        return 0.0
-    seen, pair = {} if seen is None else seen, (id(want), id(got))
-    if pair in seen:
-        return 0.0
-    seen[pair] = want, got  # as long as they are here, no others have their ids
-    return _same_parts(found, _held(got) or [], rtol, where, seen)
+    if type(got) is not type(want):
+        yield _other(where, type(want), type(got))
+    elif isinstance(want, torch.Tensor):
+        yield from _tensors(want, got, where)
+    elif isinstance(want, np.ndarray | np.generic | float):
+        yield from _arrays(np.asarray(want), np.asarray(got), where)
+    elif isinstance(want, LEAVES) or (found := _held(want)) is None:
+        if got != want:
+            yield _other(where, repr(want), repr(got))
+    else:
+        seen, pair = {} if seen is None else seen, (id(want), id(got))
+        if pair not in seen:
+            seen[pair] = want, got  # as long as they are here, no others have their ids
+            yield from _parts(found, _held(got) or [], where, seen)
 
 
-def _same_parts(want: Parts, got: Parts, rtol: float, where: str, seen: dict[Any, Any]) -> float:
-    """Compare what two values hold, part by part."""
-    pairs = zip_longest(
-        *([name for name, _ in parts] for parts in (want, got)), fillvalue="nothing"
-    )
-    a, b = next(((a, b) for a, b in pairs if a != b), ("", ""))
-    check(a == b, f"{where}: {b} instead of {a}")
-    worst = 0.0
-    for (name, a), (_, b) in zip(want, got, strict=True):
-        worst = max(worst, same_value(a, b, rtol, where + name, seen))
-    return worst
+def _other(where: str, want: object, got: object) -> Difference:
+    return Difference(FILE, where, str(want), str(got), OTHER)
+
+
+def _parts(want: Parts, got: Parts, where: str, seen: dict[Any, Any]) -> Found:
+    """Yield where what two values hold differs, part by part."""
+    nothing = ("nothing", None)
+    pairs = list(zip_longest(want, got, fillvalue=nothing))
+    wrong = next(((a, b) for (a, _), (b, _) in pairs if a != b), None)
+    if wrong is not None:
+        yield _other(where, *wrong)
+        return
+    for (name, a), (_, b) in pairs:
+        yield from unlike(a, b, where + name, seen)
 
 
 def _held(value: Any) -> Parts | None:
@@ -85,7 +68,9 @@ def _held(value: Any) -> Parts | None:
     if isinstance(value, list | tuple):
         return [(f"[{i}]", item) for i, item in enumerate(value)]
     if isinstance(value, torch.nn.Module):
-        return [("", value.state_dict())]
+        # one by one: a module of the script's own class within is a placeholder, not a module
+        kinds = (value._parameters, value._buffers, value._modules)
+        return [(f".{name}", part) for kind in kinds for name, part in kind.items()]
     return _pickled(value)
 
 
@@ -103,22 +88,21 @@ def _pickled(value: Any) -> Parts | None:
     ]
 
 
-def same_tensor(want: torch.Tensor, got: torch.Tensor, rtol: float, where: str) -> float:
-    """Compare all that a script can ask of two tensors, and their values."""
+def _tensors(want: torch.Tensor, got: torch.Tensor, where: str) -> Found:
+    """Yield where two tensors differ in what a script can ask of them, and in their values."""
+    # of others than plain ones the values are in no one block of memory, one stride for each size
+    plain = want.layout == torch.strided and not want.is_nested and not want.is_meta
     a, b = (
         (x.dtype, x.device, x.requires_grad, x.layout, x.is_nested)
-        + ((tuple(x.shape), x.stride()) if _is_plain(x) else ())
+        + ((tuple(x.shape), x.stride()) if plain else ())
         for x in (want, got)
     )
-    check(a == b, f"{where}: {b} instead of {a}")
-    if _is_plain(want):
-        return same_array(_array(want), _array(got), rtol, where)
-    return _same_parts(_pickled(want) or [], _pickled(got) or [], rtol, where, {})
-
-
-def _is_plain(x: torch.Tensor) -> bool:
-    """Return whether a tensor has its values in one block of memory, one stride for each size."""
-    return x.layout == torch.strided and not x.is_nested and not x.is_meta
+    if a != b:
+        yield _other(where, a, b)
+    elif plain:
+        yield from _arrays(_array(want), _array(got), where)
+    else:
+        yield from _parts(_pickled(want) or [], _pickled(got) or [], where, {})
 
 
 def _array(x: torch.Tensor) -> np.ndarray:
@@ -135,29 +119,21 @@ def _array(x: torch.Tensor) -> np.ndarray:
         return x.view(torch.uint8).numpy()
 
 
-def same_array(want: np.ndarray, got: np.ndarray, rtol: float, where: str) -> float:
-    """Compare dtypes, shapes and values of two arrays; whole numbers must be equal."""
-    kinds = (got.dtype, got.shape), (want.dtype, want.shape)
-    check(kinds[0] == kinds[1], f"{where}: {kinds[0]} instead of {kinds[1]}")
-    if want.dtype.kind not in "fc":
-        check(np.array_equal(want, got), f"{where}: {got} instead of {want}")
-        return 0.0
-    check(np.array_equal(np.isfinite(want), np.isfinite(got)), f"{where}: not the same finite")
-    want, got = np.nan_to_num(want), np.nan_to_num(got)
-    scale = np.maximum(np.maximum(abs(want), abs(got)), SMALL)
-    off = (abs(want.astype(complex) - got) / scale).ravel()
-    if not off.size or off.max() == 0:
-        return 0.0
-    at = int(off.argmax())
-    place = f"{where}, element {at}: {got.ravel()[at]!r} instead of {want.ravel()[at]!r}"
-    check(off.max() <= rtol, f"{place} (off by {off.max():.1e}, allowed {rtol:.0e})")
-    return float(off.max())
-
-
-def near(want: float, got: float, rtol: float, place: str) -> float:
-    """Compare two numbers, relative to the larger one; NaN is near NaN."""
-    if want == got or (math.isnan(want) and math.isnan(got)):
-        return 0.0
-    off = abs(want - got) / max(abs(want), abs(got), SMALL)
-    check(off <= rtol, f"{place} (off by {off:.1e}, allowed {rtol:.0e})")
-    return off
+def _arrays(want: np.ndarray, got: np.ndarray, where: str) -> Found:
+    """Yield the largest difference of two arrays; whole numbers must be equal."""
+    kinds = (want.dtype, want.shape), (got.dtype, got.shape)
+    if kinds[0] != kinds[1]:
+        yield _other(where, *kinds)
+    elif want.dtype.kind not in "fc":
+        if not np.array_equal(want, got):
+            yield _other(where, want, got)
+    elif not np.array_equal(np.isfinite(want), np.isfinite(got)):
+        yield _other(where, "other numbers that are finite", "these")
+    else:
+        a, b = np.nan_to_num(want).ravel(), np.nan_to_num(got).ravel()
+        scale = np.maximum(np.maximum(abs(a), abs(b)), SMALL)
+        off = abs(a.astype(complex) - b) / scale
+        if off.size and (size := float(off.max())) > 0:
+            at = int(off.argmax())
+            place = f"{where}, element {at}" if want.shape else where
+            yield Difference(FILE, place, repr(a[at]), repr(b[at]), size)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
+from autoddp.tools.record.recording import Entry, Recording
 from autoddp.tools.verify.findings import (
     GENERATOR,
     GRADIENT,
@@ -20,138 +22,117 @@ from autoddp.tools.verify.findings import (
     Findings,
 )
 
-Record = dict[str, Any]
-
-# The relative difference that is allowed at the first step; sums in another order are off by less.
-ALLOWED = {"float64": 1e-9, "float32": 2e-5}
-HALF = 5e-2  # bfloat16 and float16 keep 8 and 11 bits
-DOUBLES, MOST = 20, 1e-2  # float32: what is allowed doubles every so many steps, up to so much
+# The relative difference that is allowed at the first step, and the most that ever is: sums in
+# another order are off by less, and a training carries that further with each step. What was
+# rounded to float32 on the way is off by more than is allowed in float64.
+ALLOWED = {"float64": (1e-8, 1e-6), "float32": (2e-5, 1e-2)}
+HALF = (5e-2, 5e-2)  # bfloat16 and float16 keep 8 and 11 bits
+DOUBLES = 20  # steps in which what is allowed doubles
 PARTS = ("norm", "sum", "signed sum")  # of a fingerprint
 LEAST = 3  # digits of a number that are shown, at least
 TOLD = 3  # parameters of a step that are named, those that differ the most
-SMALL = 1e-3  # part of the norm of all tensors: what is smaller may be rounding throughout
+LEAST_PART = 1e-3  # part of the norm of all tensors: what is smaller may be rounding throughout
 
 
 def allowed(dtypes: list[str], step: int) -> float:
     """Return how far numbers computed from parameters of these types may be off at a step."""
-    worst = max(
-        (ALLOWED.get(name, HALF) for name in dtypes if "float" in name), default=ALLOWED["float64"]
-    )
-    if worst != ALLOWED["float32"]:
-        return worst
-    return min(MOST, worst * 2.0 ** (step / DOUBLES))
+    kinds = [ALLOWED.get(name, HALF) for name in dtypes if "float" in name]
+    least, most = max(kinds, default=ALLOWED["float64"])
+    return min(most, least * 2.0 ** min(step / DOUBLES, 99))
 
 
-def compare_steps(want: list[Record], got: list[Record], rank: int | None = None) -> Findings:
-    """Compare one process's records with another run's, step by step.
+def compare_runs(want: Recording, got: Recording, last: int | None = None) -> Findings:
+    """Compare rank 0's steps in two runs, up to `last`; without it, also the losses after them."""
+    findings = compare_steps(want.steps.get(0, [])[:last], got.steps.get(0, [])[:last])
+    if last is None:
+        ends = (run.ends.get(0, {}) for run in (want, got))
+        a, b = ({"losses": [], "step": None, "line": None, **end} for end in ends)
+        findings.take_all(_losses(a, b), allowed(["float32"], 0))
+    return findings
+
+
+def compare_ranks(steps: dict[int, list[Entry]]) -> Findings:
+    """Compare the ranks with rank 0: all of them compute one process's numbers."""
+    findings = Findings()
+    for rank in sorted(steps)[1:]:
+        found = compare_steps(steps[0], steps[rank])
+        both = findings.counts.setdefault(STEPS, Count())
+        both.compared += found.counts[STEPS].compared
+        both.differ += len({each.step for each in found.differences})
+        findings.differences += [replace(each, rank=rank) for each in found.differences]
+    findings.differences.sort(key=lambda found: found.step or 0)
+    return findings
+
+
+def compare_steps(want: list[Entry], got: list[Entry]) -> Findings:
+    """Compare the entries of two runs, step by step.
 
     Of the gradients and parameters of a step only those that differ the most are named.
     """
     findings, names = Findings(), dict[int, list[str]]()
     for a, b in zip(want, got, strict=False):
-        if "names" in a:
-            names[a["optimizer"]] = a["names"]
-        Step(findings, a, b, rank).compare(names[a["optimizer"]])
+        rtol, optimizer = allowed(a["dtypes"], a["step"]), a["optimizer"]
+        names[optimizer] = a.get("names", names.get(optimizer, []))
+        if (optimizer, a["line"]) != (b["optimizer"], b["line"]):
+            who = [f"optimizer {x['optimizer']} at {x['line']}" for x in (a, b)]
+            findings.take(_at(a, STEPS, "order", who[0], who[1], OTHER), rtol)
+        findings.take_all(_losses(a, b), rtol)
+        for at, (x, y) in enumerate(zip_longest(a["lr"], b["lr"], fillvalue=0.0)):
+            findings.take(_number(a, RATE, f"of group {at}", x, y), rtol)
+        for aspect, key in ((GRADIENT, "gradients"), (PARAMETER, "parameters")):
+            for at, found in enumerate(_prints(a, aspect, names[optimizer], a[key], b[key])):
+                findings.take(found, rtol, named=at < TOLD)
+        for name, state in a["generators"].items():
+            size = 0.0 if state == b["generators"].get(name) else OTHER
+            findings.take(_at(a, GENERATOR, name, "one state", "another", size), rtol)
     findings.counts[STEPS] = Count(min(len(want), len(got)))
     if len(want) != len(got):
-        following = (want if len(want) > len(got) else got)[min(len(want), len(got))]
-        numbers, at = (str(len(want)), str(len(got))), (following["step"], following["line"], rank)
-        findings.differs(Difference(STEPS, "", *numbers, OTHER, *at))
+        following = max(want, got, key=len)[min(len(want), len(got))]
+        counts = str(len(want)), str(len(got))
+        findings.take(_at(following, STEPS, "", *counts, OTHER), 0)
+        findings.counts[STEPS].compared -= 1
     return findings
 
 
-def compare_rest(findings: Findings, want: Record, got: Record) -> None:
-    """Compare the losses that no step of an optimizer followed."""
-    a, b = ({"step": 0, "line": None, "dtypes": ["float32"], **end} for end in (want, got))
-    Step(findings, a, b, None).losses(a.get("losses", []), b.get("losses", []))
+def _at(
+    entry: Entry, aspect: str, place: str, want: str, got: str, size: float, line: str | None = None
+) -> Difference:
+    return Difference(aspect, place, want, got, size, entry["step"], line or entry["line"])
 
 
-def compare_ranks(steps: dict[int, list[Record]]) -> Findings:
-    """Compare the ranks with rank 0: all of them compute one process's numbers."""
-    findings = Findings()
-    for rank in sorted(steps)[1:]:
-        found = compare_steps(steps[0], steps[rank], rank)
-        both = findings.counts.setdefault(STEPS, Count())
-        both.compared += found.counts[STEPS].compared
-        both.differ += len({d.step for d in found.differences})
-        findings.differences += found.differences
-    findings.differences.sort(key=lambda found: found.step or 0)
-    return findings
+def _losses(want: Entry, got: Entry) -> Iterator[Difference]:
+    """Yield the losses of the backward passes since the step before."""
+    a, b = want["losses"], got["losses"]
+    if len(a) != len(b):
+        yield _at(want, LOSS, "count", f"{len(a)} backward passes", f"{len(b)}", OTHER)
+    for (line, x), (_, y) in zip(a, b, strict=False):
+        yield _number(want, LOSS, "", x, y, line)
 
 
-class Step:
-    """A step of the two runs that are compared."""
+def _number(
+    entry: Entry, aspect: str, place: str, a: float, b: float, line: str | None = None
+) -> Difference:
+    size = _off(a, b, max(abs(a), abs(b), 1e-12))
+    return _at(entry, aspect, place, _shown(a, size), _shown(b, size), size, line)
 
-    def __init__(self, findings: Findings, want: Record, got: Record, rank: int | None) -> None:
-        self.findings, self.want, self.got, self.rank = findings, want, got, rank
-        self.step, self.line = want["step"], want["line"]
-        self.rtol = allowed(want["dtypes"], self.step)
 
-    def compare(self, names: list[str]) -> None:
-        """Compare all that was recorded, in the order of what causes what."""
-        a, b = self.want, self.got
-        if (a["optimizer"], a["line"]) != (b["optimizer"], b["line"]):
-            self._differs(
-                STEPS, "order", f"optimizer {a['optimizer']} at {a['line']}", _who(b), OTHER
-            )
-        self.losses(a["losses"], b["losses"])
-        self._rates(a["lr"], b["lr"])
-        self._prints(GRADIENT, names, a["gradients"], b["gradients"])
-        self._prints(PARAMETER, names, a["parameters"], b["parameters"])
-        for name in a["generators"]:
-            same = a["generators"][name] == b["generators"].get(name)
-            self.findings.add(GENERATOR)
-            if not same:
-                self._differs(GENERATOR, name, "one state", "another", OTHER)
-
-    def losses(self, want: list[Any], got: list[Any]) -> None:
-        """Compare the losses of the backward passes since the step before."""
-        if len(want) != len(got):
-            self._differs(LOSS, "count", f"{len(want)} backward passes", f"{len(got)}", OTHER)
-        for (line, a), (_, b) in zip(want, got, strict=False):
-            self._number(LOSS, "", a, b, max(abs(a), abs(b), 1e-12), line)
-
-    def _rates(self, want: list[float], got: list[float]) -> None:
-        for at, (a, b) in enumerate(zip_longest(want, got, fillvalue=0.0)):
-            self._number(RATE, f"of group {at}", a, b, max(abs(a), abs(b), 1e-30))
-
-    def _prints(self, aspect: str, names: list[str], want: list[Any], got: list[Any]) -> None:
-        """Compare fingerprints; those that differ the most come first."""
-        if [x is None for x in want] != [x is None for x in got]:
-            there = [sum(x is not None for x in some) for some in (want, got)]
-            self._differs(aspect, "count", f"{there[0]} tensors", f"{there[1]}", OTHER)
-        total = math.hypot(*(x[0] for x in want if x is not None and math.isfinite(x[0])))
-        found = []
-        for name, a, b in zip(names, want, got, strict=False):
-            if a is not None and b is not None:
-                scale = max(a[0], b[0], SMALL * total, 1e-30)
-                found.append(
-                    (max(_off(x, y, scale) for x, y in zip(a, b, strict=True)), name, a, b)
-                )
-        for at, (size, name, a, b) in enumerate(sorted(found, key=lambda one: -one[0])):
-            self.findings.add(aspect, size, self.step, name)
-            if size > self.rtol:
-                part, one, other = _shown(a, b, size)
-                made = replace(self._difference(aspect, name, one, other, size), part=part)
-                self.findings.differs(made, named=at < TOLD)
-
-    def _number(
-        self, aspect: str, place: str, a: float, b: float, scale: float, line: str | None = None
-    ) -> None:
-        size = _off(a, b, scale)
-        self.findings.add(aspect, size, self.step)
-        if size > self.rtol:
-            self._differs(aspect, place, _number(a, size), _number(b, size), size, line)
-
-    def _differs(
-        self, aspect: str, place: str, want: str, got: str, size: float, line: str | None = None
-    ) -> None:
-        self.findings.differs(self._difference(aspect, place, want, got, size, line))
-
-    def _difference(
-        self, aspect: str, place: str, want: str, got: str, size: float, line: str | None = None
-    ) -> Difference:
-        return Difference(aspect, place, want, got, size, self.step, line or self.line, self.rank)
+def _prints(
+    entry: Entry, aspect: str, names: list[str], want: list[Any], got: list[Any]
+) -> Iterator[Difference]:
+    """Yield the fingerprints of tensors; those that differ the most come first."""
+    if [x is None for x in want] != [x is None for x in got]:
+        there = [sum(x is not None for x in some) for some in (want, got)]
+        yield _at(entry, aspect, "count", f"{there[0]} tensors", f"{there[1]}", OTHER)
+    total = math.hypot(*(x[0] for x in want if x is not None and math.isfinite(x[0])))
+    found = []
+    for name, a, b in zip(names, want, got, strict=False):
+        if a is not None and b is not None:
+            scale = max(a[0], b[0], LEAST_PART * total, 1e-30)
+            sizes = [_off(x, y, scale) for x, y in zip(a, b, strict=True)]
+            at = max(range(len(PARTS)), key=sizes.__getitem__)
+            found.append((sizes[at], f"{name}, {PARTS[at]}", a[at], b[at]))
+    for size, place, x, y in sorted(found, key=lambda one: -one[0]):
+        yield _at(entry, aspect, place, _shown(x, size), _shown(y, size), size)
 
 
 def _off(a: float, b: float, scale: float) -> float:
@@ -161,20 +142,7 @@ def _off(a: float, b: float, scale: float) -> float:
     return off if off == off else OTHER
 
 
-def _shown(want: list[float], got: list[float], size: float) -> tuple[str, str, str]:
-    """Return the name and both values of the fingerprint's number that is off the most."""
-    at = max(range(len(PARTS)), key=lambda k: abs(want[k] - got[k]))
-    return PARTS[at], _number(want[at], size), _number(got[at], size)
-
-
-def _number(value: float, size: float) -> str:
+def _shown(value: float, size: float) -> str:
     """Write a number with as many digits as it takes to see that it is off by `size`."""
-    return (
-        f"{value:.{LEAST + max(0, math.ceil(-math.log10(size)))}g}"
-        if 0 < size < OTHER
-        else f"{value:.9g}"
-    )
-
-
-def _who(record: Record) -> str:
-    return f"optimizer {record['optimizer']} at {record['line']}"
+    digits = LEAST + max(0, math.ceil(-math.log10(size))) if 0 < size < OTHER else 9
+    return f"{value:.{digits}g}"

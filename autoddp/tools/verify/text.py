@@ -3,53 +3,77 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
+from difflib import SequenceMatcher
+from itertools import chain, repeat
 
-from autoddp.tools.verify.findings import OTHER, Difference, Findings
-from autoddp.tools.verify.same import SMALL
+from autoddp.tools.verify.findings import OTHER, SMALL, Difference
 
 NUMBER = re.compile(r"(?<![\w.])-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)(?![\w])")
-CLOCK = re.compile(r"\d{8}-\d{6}")  # a name made by strftime("%Y%m%d-%H%M%S")
+WORD = re.compile(r"[^\s,;=|<>()\[\]{}\"']+|\s+|.")  # a time or a rate is one word: 00:03, 1.2s/it
 SHOWN = 200  # characters of a line that are shown
 COARSE = 1e-2  # part of a number that a unit of its last digit may be, if it is to pass as rounding
+Lines = Sequence[str]
 
 
-def compare_text(
-    findings: Findings,
+def compare_lines(
     aspect: str,
     name: str,
-    texts: tuple[str, str],
+    texts: tuple[Lines, Lines],
     rtol: float,
     last_digit: bool = True,
-) -> None:
-    """Compare two texts line by line; a line more or less is one difference, and the last.
+    twice: tuple[Lines, Lines] = ((), ()),
+) -> Iterator[Difference]:
+    """Yield the lines of two texts; a line more or less is one difference, and the last.
 
-    An `rtol` of 0 asks for the same characters. Without `last_digit` none may be rounded the other
-    way.
+    Args:
+        aspect: The kind of the text, a print or a file.
+        name: The name of the text.
+        texts: The lines of one process, and those of the other run.
+        rtol: The relative difference of numbers that is allowed.
+        last_digit: Whether the last digit may be rounded the other way.
+        twice: The lines of two runs of one process. What they do not share is not compared.
     """
-    want, got = (CLOCK.sub("TIME", text).splitlines() for text in texts)
-    same = True
-    for number, (a, b) in enumerate(zip(want, got, strict=False), start=1):
-        size = 0.0 if a == b else line_off(a, b, rtol, last_digit)
-        findings.add(aspect, size)
-        if size > rtol or size == OTHER or (rtol == 0 and a != b):
-            same = False
-            findings.differs(
-                Difference(aspect, f"{name} line {number}", repr(a[:SHOWN]), repr(b[:SHOWN]), size)
-            )
-    if len(want) != len(got):
+    want, got = texts
+    models = chain(zip(*twice, strict=False), repeat(("", "")))
+    for at, (a, b, model) in enumerate(zip(want, got, models, strict=False), start=1):
+        size = 0.0 if a == b else line_off(a, b, rtol, last_digit, model)
+        yield Difference(aspect, f"{name} line {at}", repr(a[:SHOWN]), repr(b[:SHOWN]), size)
+    if len(want) != len(got) and len(twice[0]) == len(twice[1]):
         at = min(len(want), len(got))
-        a, b = (repr(lines[at][:SHOWN]) if len(lines) > at else "the end" for lines in (want, got))
-        findings.differs(Difference(aspect, f"{name} line {at + 1}", a, b, OTHER))
-    elif same and rtol == 0 and CLOCK.sub("TIME", texts[0]) != CLOCK.sub("TIME", texts[1]):
-        findings.differs(Difference(aspect, f"{name} ends of lines", "one kind", "another", OTHER))
+        a, b = (repr(lines[at][:SHOWN]) if len(lines) > at else "the end" for lines in texts)
+        yield Difference(aspect, f"{name} line {at + 1}", a, b, OTHER)
 
 
-def line_off(want: str, got: str, rtol: float, last_digit: bool = True) -> float:
+def line_off(
+    want: str, got: str, rtol: float, last_digit: bool = True, twice: tuple[str, str] = ("", "")
+) -> float:
     """Return how far the numbers of a line are off, `OTHER` if it is another line."""
-    if NUMBER.sub("#", want) != NUMBER.sub("#", got):
+    numbers = [NUMBER.findall(line) for line in (want, got)]
+    if twice[0] != twice[1] and line_off(*twice, rtol) > rtol:
+        form = repeated(*twice)
+        found = [form.fullmatch(line) for line in (want, got)]
+        if not all(found):
+            return OTHER
+        numbers = [list(match.groups()) for match in found if match]
+    elif NUMBER.sub("#", want) != NUMBER.sub("#", got):
         return OTHER
-    pairs = zip(NUMBER.findall(want), NUMBER.findall(got), strict=True)
-    return max((number_off(a, b, rtol, last_digit) for a, b in pairs if a != b), default=0.0)
+    pairs = zip(*numbers, strict=True)
+    return max((number_off(a, b, rtol, last_digit) for a, b in pairs), default=0.0)
+
+
+def repeated(one: str, again: str) -> re.Pattern[str]:
+    """Return the form of a line that one process wrote twice: where it differs, all is right.
+
+    A clock's readings, rates and process numbers are other ones each time. The numbers that both
+    lines have are the groups of the form.
+    """
+    words, form = WORD.findall(one), ""
+    matcher = SequenceMatcher(None, words, WORD.findall(again), autojunk=False)
+    for what, start, end, *_ in matcher.get_opcodes():
+        between = map(re.escape, NUMBER.split("".join(words[start:end])))
+        form += f"({NUMBER.pattern})".join(between) if what == "equal" else ".*?"
+    return re.compile(form, re.DOTALL)
 
 
 def number_off(want: str, got: str, rtol: float, last_digit: bool = True) -> float:
@@ -58,19 +82,14 @@ def number_off(want: str, got: str, rtol: float, last_digit: bool = True) -> flo
     A whole number that differs is never within `rtol`; a last digit may be rounded the other way.
     """
     a, b = float(want), float(got)
-    if a != a or b != b:
-        return 0.0 if a != a and b != b else OTHER
-    if OTHER in (abs(a), abs(b)):
+    if want == got or (a != a and b != b):
+        return 0.0
+    if a != a or b != b or OTHER in (abs(a), abs(b)):
         return OTHER
     off = abs(a - b) / max(abs(a), abs(b), SMALL)
-    if is_whole(want) and is_whole(got):
+    if not set(".e").intersection(want + got):
         return max(off, 2 * rtol)
     digits = len(want.partition(".")[2]) if "e" not in want + got else 0
     unit = 10.0**-digits if digits and len(got.partition(".")[2]) == digits else 0.0
     rounded = abs(a - b) <= 1.001 * unit and unit <= COARSE * max(abs(a), abs(b))
     return min(off, rtol) if rounded and last_digit else off
-
-
-def is_whole(number: str) -> bool:
-    """Return whether a number is written without a point."""
-    return number.lstrip("-").isdigit()

@@ -1,17 +1,41 @@
-"""The conclusion from all that was compared: equal, different, or not to be told."""
+"""The conclusion from all that was compared, as it is shown and as JSON."""
 
 from __future__ import annotations
 
-import os
+import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from autoddp.errors import BadInput
+from autoddp.report import PREFIX
+from autoddp.tools import runs
 from autoddp.tools.verify.causes import Cause
-from autoddp.tools.verify.findings import OTHER, Difference, Findings
+from autoddp.tools.verify.findings import (
+    ASPECTS,
+    ENDING,
+    GENERATOR,
+    OTHER,
+    STEPS,
+    Difference,
+    Findings,
+)
 
 EQUAL, DIFFERENT, NOT_RUN = 0, 1, 2
 WORDS = {EQUAL: "equal", DIFFERENT: "different", NOT_RUN: "could not run"}
+PLURALS = {
+    "steps": "steps",
+    "loss": "losses",
+    "learning rate": "learning rates",
+    "gradient": "gradients",
+    "parameter": "parameters",
+    "generator": "generators' states",
+    "exit code": "exit code",
+    "print": "printed lines",
+    "file": "files",
+}
+NO_NUMBERS = (STEPS, GENERATOR, ENDING)
+TOGETHER = 4  # at most so many differences of the first step that differs are shown
 
 
 @dataclass(frozen=True)
@@ -26,9 +50,7 @@ class VerifyOptions:
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:
             raise BadInput(f"--steps is {self.steps}; at least 1 step is compared")
-        folder = os.path.dirname(self.json or "")
-        if folder and not os.path.isdir(folder):
-            raise BadInput(f"--json is {self.json}, but there is no folder {folder}; make it first")
+        runs.check_files(self.json, self.plot)
 
 
 @dataclass
@@ -42,56 +64,94 @@ class Conclusion:
     why: str = ""  # in one sentence
     findings: Findings = field(default_factory=Findings)
     among: Findings = field(default_factory=Findings)
-    control: Findings = field(default_factory=Findings)  # one process against itself
     wide: Findings | None = None  # one process against the ranks in float64
     cause: Cause | None = None
     tail: list[str] = field(default_factory=list)  # the end of an error
     notes: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
+    def finish(self, wanted: VerifyOptions, quiet: bool) -> int:
+        """Tell the conclusion in the ways that are wanted, and return its exit code."""
+        if not quiet:
+            print("\n".join(self.lines()))
+        if wanted.json is not None:
+            Path(wanted.json).write_text(json.dumps(self.data(), indent=2))
+        return self.code
+
+    def lines(self) -> list[str]:
+        """Return the lines to print: the answer first, then what led to it."""
+        found = [f"{PREFIX} {WORDS[self.code]}: {self.why}"]
+        if self.cause is not None:
+            found += [f"{PREFIX} cause: {self.cause.what}"]
+            found += [f"{PREFIX} what helps: {self.cause.mend}"]
+        found += self.tail
+        if self.code == DIFFERENT:
+            others = self.among.differences
+            apart = "rank 0", f"rank {others[0].rank}" if others else ""
+            wide = self.wide is not None and self.wide.differences
+            found += first("ranks part", apart, others)
+            found += first("first divergence", self.names, wide or self.findings.differences)
+        if self.code != NOT_RUN:
+            found += ["", *aligned(self.table())]
+        return found + [""] * bool(self.notes) + [f"{PREFIX} {note}" for note in self.notes]
+
+    def table(self) -> list[list[str]]:
+        """Make one row for each thing that was compared, below a row of titles."""
+        made = [["compared", "number", "differ", "off by at most"]]
+        kinds = ("", self.findings), (", in float64", self.wide), (" of ranks", self.among)
+        for name, found in kinds:
+            for aspect in (each for each in ASPECTS if found and each in found.counts):
+                assert found is not None
+                count = found.counts[aspect]
+                worst = "" if aspect in NO_NUMBERS else f"{count.worst:.1e}" if count.worst else "0"
+                made.append([PLURALS[aspect] + name, str(count.compared), str(count.differ), worst])
+        return made
+
     def data(self) -> dict[str, Any]:
         """Return the conclusion as --json writes it."""
-        return {
-            "script": self.script,
-            "nproc": self.nproc,
+        known = ("script", "nproc", "code", "why", "notes", "seconds")
+        first = (self.findings.differences or self.among.differences)[:1]
+        return {name: getattr(self, name) for name in known} | {
             "verdict": WORDS[self.code],
-            "code": self.code,
-            "why": self.why,
             "cause": None if self.cause is None else vars(self.cause),
-            "first": [_data(d) for d in (self.findings.differences or self.among.differences)[:1]],
-            "compared": _counts(self.findings),
-            "differences": [_data(d) for d in self.findings.differences],
-            "excused": [_data(d) for d in self.findings.excused],
-            "among ranks": {
-                "compared": _counts(self.among),
-                "differences": [_data(d) for d in self.among.differences],
-            },
-            "float64": None
-            if self.wide is None
-            else {
-                "compared": _counts(self.wide),
-                "differences": [_data(d) for d in self.wide.differences],
-            },
+            "first": [_data(found) for found in first],
             "error": self.tail,
-            "notes": self.notes,
-            "seconds": self.seconds,
+            **_found(self.findings),
+            "among ranks": _found(self.among),
+            "float64": None if self.wide is None else _found(self.wide),
         }
 
 
-def _counts(findings: Findings) -> dict[str, Any]:
+def _found(findings: Findings) -> dict[str, Any]:
     return {
-        aspect: {
-            "compared": count.compared,
-            "differ": findings.differ(aspect),
-            "largest relative difference": count.worst,
-        }
-        for aspect, count in findings.counts.items()
+        "compared": {aspect: vars(count) for aspect, count in findings.counts.items()},
+        "differences": [_data(found) for found in findings.differences],
     }
 
 
 def _data(found: Difference) -> dict[str, Any]:
     """Return a difference for JSON, which has no infinity: a size that is no number's is null."""
-    return vars(found) | {
-        "size": None if found.size == OTHER else found.size,
-        "told": found.described(),
-    }
+    size = None if found.size == OTHER else found.size
+    return vars(found) | {"size": size, "told": found.described()}
+
+
+def first(title: str, names: tuple[str, str], differences: list[Difference]) -> list[str]:
+    """Show the first divergence: what differs at its step, with both values."""
+    if not differences:
+        return []
+    start = differences[0]
+    together = [d for d in differences if (d.step, d.rank) == (start.step, start.rank)][:TOGETHER]
+    rows = [[title + (f", step {start.step}" if start.step else ""), *names, "off by"]]
+    rows += [[f"{d.line + ' ' if d.line else ''}{d.what}", d.want, d.got, d.off] for d in together]
+    return ["", *aligned(rows)]
+
+
+def aligned(rows: list[list[str]]) -> list[str]:
+    """Align columns, the first to the left and numbers to the right."""
+    width = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width[k]) if k == 0 else cell.rjust(width[k]) for k, cell in enumerate(row)
+        ).rstrip()
+        for row in rows
+    ]

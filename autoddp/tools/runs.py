@@ -1,0 +1,220 @@
+"""Runs of one script, each in a copy of the current folder, and what they leave."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from autoddp import launch
+from autoddp.comm.world import ADDED
+from autoddp.errors import BadInput
+from autoddp.options import Options
+from autoddp.process import own_ddp
+from autoddp.process.boot import BOOT
+from autoddp.process.script import Script
+from autoddp.process.source import SourceFacts
+from autoddp.report import INSTALLED, PREFIX
+from autoddp.tools import plots
+from autoddp.tools.copies import copy_in_place
+from autoddp.tools.record.recording import Recording, RecordSettings, entries
+from autoddp.tools.record.script import RecordedScript
+
+RECORDED = "autoddp.tools.record.script"
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+GRACE = 40  # seconds that a run has to end in after it was told to
+TAIL = 12  # lines of a failure that are shown
+TORCHS = re.compile(r"\[W\S+ \S+ socket\.cpp")  # on nodes without DNS names
+REAL = "each run has a copy of this folder; what the script writes elsewhere, it writes for real"
+
+
+@dataclass(frozen=True)
+class Left(Recording):
+    """The remains of a run: its recording, what it printed, and its copy of the folder."""
+
+    folder: Path = Path()
+
+    def forget(self) -> None:
+        """Delete what the run left, which may be large, once it is not needed any more."""
+        shutil.rmtree(self.folder.parent, ignore_errors=True)
+
+
+@dataclass
+class Runner:
+    """Runs of one script, one after the other, each where the one before was.
+
+    The paths are the same in all runs, so that what is printed of them is, too.
+
+    Attributes:
+        script: The script.
+        kind: The kind of what is recorded: numbers or times.
+        quiet: Whether nothing is said meanwhile.
+        root: A folder for all that the runs write.
+    """
+
+    script: Script
+    kind: str
+    quiet: bool
+    root: Path
+
+    @classmethod
+    @contextmanager
+    def of(cls, script: Script, kind: str, quiet: bool) -> Iterator[Runner]:
+        """Make a runner; a signal ends the run that goes on, and the copies are removed."""
+        before = {number: signal.signal(number, stop) for number in STOPS}
+        root = Path(os.path.realpath(tempfile.mkdtemp(prefix="autoddp-")))
+        try:
+            runner = cls(script, kind, quiet, root)
+            runner.say(REAL)
+            yield runner
+        finally:
+            shutil.rmtree(root, ignore_errors=True)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def run(
+        self,
+        name: str,
+        options: Options,
+        *,
+        steps: int | None = None,
+        changes: tuple[str, ...] = (),
+        environ: Mapping[str, str] | None = None,
+    ) -> Left:
+        """Run the script once, in a copy of the current folder.
+
+        Args:
+            name: The name of the run, as it is shown.
+            options: On how many ranks, and how.
+            steps: The number of optimizer steps after which the run ends, if fewer than all.
+            changes: What is done in each process before the script, see `RecordedScript`.
+            environ: The environment variables in which the run differs from this process.
+        """
+        results = Path(tempfile.mkdtemp(dir=self.root))
+        records, temporary = results / "records", self.root / "tmp"
+        records.mkdir()
+        temporary.mkdir()
+        here = Path(os.path.realpath(os.getcwd()))
+        copy = copy_in_place(here, self.root / "run")
+        kinds = self.kind == "numbers", self.kind == "times"
+        task = RecordedScript(
+            self._name(here, copy),
+            *(self.script.args, self.script.module, self.script.text),
+            options=replace(options, quiet=True),
+            settings=RecordSettings(str(records), *kinds, steps),
+            changes=changes,
+        )
+        (results / "task.json").write_text(task.to_json())
+        found = dict(os.environ) | {"TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1"}
+        if found.get("PYTHONHASHSEED", "random") in ("", "random"):
+            found["PYTHONHASHSEED"] = "0"  # one order of sets in all runs
+        started = time.monotonic()
+        code = self._start(results, copy, found | dict(environ or {}))
+        seconds = time.monotonic() - started
+        copy.rename(results / "folder")
+        for folder in (self.root / "run", temporary):
+            shutil.rmtree(folder, ignore_errors=True)
+        self.say(f"{name}: {seconds:.1f} s")
+        # no text files: a carriage return is no end of a line
+        out, err = ((results / of).read_bytes().decode(errors="replace") for of in ("out", "err"))
+        return Left(name, code, *entries(records), seconds, {}, out, err, results / "folder")
+
+    def say(self, text: str) -> None:
+        """Print a line of progress, unless --quiet."""
+        if not self.quiet:
+            print(f"{PREFIX} {text}", file=sys.stderr, flush=True)
+
+    def _name(self, here: Path, copy: Path) -> str:
+        """Return the script's name in the copy: a whole path into the folder is one into it."""
+        name, path = self.script.name, Path(self.script.name)
+        inside = not self.script.module and path.is_absolute() and path.is_relative_to(here)
+        return str(copy / path.relative_to(here)) if inside else name
+
+    def _start(self, results: Path, copy: Path, environ: Mapping[str, str]) -> int:
+        """Start the run, wait for its end, and return its exit code, negative for a signal."""
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        command = [sys.executable, *flags, BOOT, RECORDED, str(results / "task.json")]
+        with open(results / "out", "wb") as out, open(results / "err", "wb") as err:
+            process = subprocess.Popen(
+                command, cwd=copy, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+            )
+        try:
+            return process.wait()
+        finally:
+            if process.poll() is None:  # this command is stopped
+                process.terminate()
+                try:
+                    process.wait(GRACE)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+
+def check(script: Script, options: Options, command: str) -> None:
+    """Check that the script can be run with these options, on one process and on ranks.
+
+    Raises:
+        BadInput: The script cannot be run so.
+    """
+    script.find()
+    launch.check_disabled(options)
+    if os.path.realpath(os.getcwd()) == "/":
+        raise BadInput(
+            f"autoddp {command} runs in copies of the current folder, which is /; change into the "
+            "folder of the script"
+        )
+    if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
+        names = ", ".join(name for name in ADDED if name in os.environ)
+        raise BadInput(
+            f"{names} are set: autoddp {command} starts ranks by itself; run it without a launcher"
+        )
+    own = own_ddp.of(SourceFacts() if options.own_ddp == "no" else script.read(), options.own_ddp)
+    if own.kind is not own_ddp.Kind.VIEW:
+        raise BadInput(
+            f"{script.name} is distributed by itself ({own.line or '--own-ddp yes'}): autoddp run "
+            f"is its launcher, and there is nothing of ours to {command} "
+            "(--own-ddp no changes that)"
+        )
+
+
+def check_files(json: str | None, plot: str | None) -> None:
+    """Check that the files of --json and --plot can be made.
+
+    Raises:
+        BadInput: One cannot.
+    """
+    folder = os.path.dirname(json or "")
+    if folder and not os.path.isdir(folder):
+        raise BadInput(f"--json is {json}, but there is no folder {folder}; make it first")
+    if plot is not None:
+        plots.check(plot)
+
+
+def tail(text: str) -> list[str]:
+    """Cut a text to the last lines of what went wrong, without the frames of libraries."""
+    kept: list[str] = []
+    library = False
+    for line in text.rstrip().splitlines():
+        if line.startswith("  File "):
+            library = any(part in line for part in INSTALLED)
+        if not (library and line.startswith("  ")) and not TORCHS.match(line):
+            kept.append(line)
+    return kept[-TAIL:]
+
+
+def stop(number: int, frame: FrameType | None) -> NoReturn:
+    """Exit at a signal, so that what was begun is put in order; a second one disturbs nothing."""
+    for each in STOPS:
+        signal.signal(each, signal.SIG_IGN)
+    raise SystemExit(128 + number)

@@ -1,0 +1,26 @@
+"""Runs of `verify` and `bench` are forked from one process that has imported torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autoddp.process.boot import BOOT
+from autoddp.tools import runs
+from tests.support import warm
+
+
+@pytest.fixture(autouse=True, scope="session")
+def forked_runs() -> Iterator[None]:
+    """Commands that are started as a user does it start their runs as a user's, too."""
+
+    def start(runner: runs.Runner, results: Path, copy: Path, environ: dict[str, str]) -> int:
+        argv = ("python", BOOT, runs.RECORDED, str(results / "task.json"))
+        logs = [results / "out", results / "err"]
+        return warm.shared().start(*argv, folder=copy, logs=logs, env=environ).wait(240)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs.Runner, "_start", start)
+        yield
