@@ -75,11 +75,12 @@ class Files(Outward):
             if not writes:
                 return self._read(call)
             what = effects.touch(file)
-            # tempfile passes a folder here, and opens a file in it by its opener
-            if what is Mode.PASS_THROUGH or (
-                what is Mode.UNSYNCED and call.named.get("opener") is not None
-            ):
+            if what is Mode.PASS_THROUGH:
                 return original(file, mode, *args, **kwargs)
+            if call.named.get("opener") is not None:
+                opened = original(file, mode, *args, **kwargs)  # its `os.open` is agreed on
+                effects.handles.pop(opened.fileno(), None)  # it is closed by C, unseen
+                return opened
             return self.open_files.open(what, call)
 
         return open

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from autoddp.comm.context import Context
 from autoddp.comm.world import World
+from autoddp.effects.descriptors import Descriptors
 from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
 from autoddp.effects.run import Run
@@ -41,5 +42,5 @@ def mute(rank: int, size: int, folder: str) -> None:
     run = Run(world, Options(view="local"), nobody, View(nobody))
     run.effects.overlay.share(folder)
     kept = ExitStack()
-    kept.enter_context(Installation([Files(run), Folders(run), Temporary(run)]))
+    kept.enter_context(Installation([Files(run), Descriptors(run), Folders(run), Temporary(run)]))
     atexit.register(kept.close)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from autoddp.effects.descriptors import Descriptors
 from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
 from autoddp.effects.library_files import Holders
@@ -19,7 +20,7 @@ from autoddp.effects.temporary import Temporary
 from tests.effects.outward import on_ranks, raised, trial
 from tests.effects.test_who_writes import SEEN, watch
 
-FEATURES = (Files, Folders, Temporary, Holders)
+FEATURES = (Files, Descriptors, Folders, Temporary, Holders)
 
 
 def hdf5(run):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from autoddp.effects.descriptors import Descriptors
 from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
 from autoddp.effects.temporary import Temporary
@@ -31,7 +32,9 @@ def on(tmp_path):
     """`on(script)`: what it returns on 2 ranks, run in tmp_path."""
 
     def run(script, nproc=2, **more):
-        return on_ranks(script, nproc, Files, Folders, Temporary, folder=tmp_path, **more)
+        return on_ranks(
+            script, nproc, Files, Descriptors, Folders, Temporary, folder=tmp_path, **more
+        )
 
     return run
 
