@@ -1,4 +1,4 @@
-"""Worker processes that the script starts: each rank has its own, and rank 0's write for all."""
+"""Worker processes that the script starts: each rank has its own, which write to its overlay."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import ctypes
 import multiprocessing
 import os
 import pickle
-import queue
 import signal
 import threading
-from collections.abc import Iterable, Iterator
 from concurrent.futures import wait
 from contextlib import suppress
 from typing import Any, ClassVar
@@ -25,6 +23,7 @@ from autoddp.patching import Call, patch
 THROUGH = tuple(
     f"{path}/" for package in (multiprocessing, concurrent) for path in package.__path__
 )
+SPAWNS = ("multiprocessing.", "loky.backend.", "joblib.externals.loky.backend.")
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # The first code that a fresh interpreter runs, which multiprocessing starts for a rank above 0.
 MUTED = (
@@ -34,7 +33,7 @@ MUTED = (
 
 
 class Children(Outward):
-    """The script's worker processes: those of ranks above 0 write to their rank's scratch."""
+    """The script's worker processes: those of ranks above 0 write to their rank's overlay."""
 
     name: ClassVar[str] = "children"
     without: ClassVar[str] = "worker processes of every rank write, and results come in any order"
@@ -47,10 +46,10 @@ class Children(Outward):
 
     @patch(
         "multiprocessing.process:BaseProcess.start",
-        why="what worker processes of ranks above 0 write goes to their rank's scratch",
+        why="what worker processes of ranks above 0 write goes to their rank's overlay",
     )
     def prepare(self, call: Call) -> Any:
-        """Make this rank's scratch before the worker starts, so that the rank removes it."""
+        """Make this rank's overlay before the worker starts, so that the rank removes it."""
         if self.rank and self.context.in_job():
             self.effects.overlay.ready()
         # the kernel ends a child when the thread that forks it ends: so from the main thread alone
@@ -69,12 +68,9 @@ class Children(Outward):
         return call.plain()
 
     @patch(
-        "multiprocessing.spawn:get_preparation_data",
-        "joblib.externals.loky.backend.spawn:get_preparation_data",
-        "loky.backend.spawn:get_preparation_data",
+        *(f"{at}spawn:get_preparation_data" for at in SPAWNS),
         optional=True,
-        why="worker processes of ranks above 0 that are no forks write to their rank's scratch, "
-        "too",
+        why="workers of ranks above 0 that are no forks write to their rank's overlay, too",
     )
     def prepare_fresh(self, call: Call) -> Any:
         """Have a fresh worker of a rank above 0 run `MUTED` first of all."""
@@ -86,63 +82,40 @@ class Children(Outward):
 
     @patch(
         "multiprocessing.process:BaseProcess.join",
-        "multiprocessing.pool:Pool.join",
-        "multiprocessing.pool:Pool.terminate",
-        "multiprocessing.pool:ApplyResult.get",
-        "multiprocessing.pool:ApplyResult.wait",
-        "multiprocessing.pool:IMapIterator.next",
-        "multiprocessing.pool:IMapIterator.__next__",
-        "concurrent.futures:Future.result",
+        *(f"multiprocessing.pool:{of}" for of in ("Pool.join", "Pool.terminate")),
+        *(f"multiprocessing.pool:ApplyResult.{of}" for of in ("get", "wait")),
+        *(f"multiprocessing.pool:IMapIterator.{of}" for of in ("next", "__next__")),
+        *("concurrent.futures:Future.result", "joblib.parallel:Parallel.__call__"),
         "concurrent.futures.process:ProcessPoolExecutor.shutdown",
-        "joblib.parallel:Parallel.__call__",
         optional=True,
         why="what rank 0's worker processes wrote is there before any rank reads it",
     )
     def wait_for_all(self, call: Call) -> Any:
-        """Wait for this rank's workers and for rank 0's; a pool joins its own at any time."""
+        """Wait for this rank's workers and for rank 0's; then the disk has what they all wrote."""
         if not self._asks(() if call.name.endswith("Process.join") else THROUGH):
             return call.plain()
-        outcome = Outcome()
-
-        def first() -> None:
-            nonlocal outcome
-            outcome = Outcome.of(call.plain)
-
-        if call.name.startswith("joblib"):  # which may run the script's functions here
-            first()
-            self.effects.ask_rank0(call.name, lambda: None)
-        else:
-            if self.rank:
-                with self.context.internal():
-                    first()
-            self.effects.ask_rank0(call.name, first)
+        outcome = Outcome.of(call.plain)
+        self.effects.ask_rank0(call.name, lambda: None)
         self.effects.overlay.settle()
         return outcome.unwrap()
 
     @patch(
-        "multiprocessing.queues:Queue.get",
-        "multiprocessing.queues:SimpleQueue.get",
+        *("multiprocessing.queues:Queue.get", "multiprocessing.queues:SimpleQueue.get"),
         why="what worker processes send comes in the order in which it came to rank 0",
     )
     def take_alike(self, call: Call) -> Any:
         """Return rank 0's item; take one here, too, so that this rank's workers need not wait."""
         if not self._asks():
             return call.plain()
-        mine: Any = None
+        mine: list[Any] = []
 
         def first() -> bytes:
-            nonlocal mine
-            try:
-                mine = call.plain()
-            except queue.Empty:
-                return b""
-            return pickle.dumps(mine)
+            mine.append(call.plain())
+            return pickle.dumps(mine[0])
 
-        data = self.effects.ask_rank0("Queue.get", first)
-        if not data:
-            raise queue.Empty
+        data = self.effects.ask_rank0("Queue.get", first)  # which may raise `queue.Empty`
         if self.rank == 0:
-            return mine
+            return mine[0]
         # OSError: a tensor of a worker that has ended, which nobody wants
         with self.context.internal(), suppress(OSError):
             call.wrapped()
@@ -151,8 +124,7 @@ class Children(Outward):
 
     @patch(
         "multiprocessing.pool:Pool.imap_unordered",
-        "concurrent.futures:as_completed",
-        "concurrent.futures._base:as_completed",
+        *("concurrent.futures:as_completed", "concurrent.futures._base:as_completed"),
         why="results come in the same order on all ranks: that of the tasks",
     )
     def in_order(self, call: Call) -> Any:
@@ -162,17 +134,11 @@ class Children(Outward):
             return call.plain()
         if call.instance is not None:
             return call.instance.imap(*call.args, **call.kwargs)
-        return _one_by_one(tasks)
+        return (wait([task]) and task for task in dict.fromkeys(tasks))
 
     def _asks(self, through: tuple[str, ...] = ()) -> bool:
         """Return whether the script itself asks for results, which all ranks do in one order."""
         return self.effects.mode() is Mode.SYNCED and users_call(2, through)
-
-
-def _one_by_one(tasks: Iterable[Any]) -> Iterator[Any]:
-    for task in dict.fromkeys(tasks):
-        wait([task])
-        yield task
 
 
 class First:

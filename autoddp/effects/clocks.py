@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import pickle
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime, tzinfo
@@ -17,6 +17,9 @@ from autoddp.effects.rows import EffectRow, ask
 from autoddp.patching import Call, patch, stands_for
 
 WHY = "the script decides by the time: it is rank 0's on all ranks"
+NAMES = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
+CLOCKS = (*(f"time:{name}{unit}" for name in NAMES for unit in ("", "_ns")), "timeit:default_timer")
+CONVERTERS = tuple(f"time:{of}" for of in ("localtime", "gmtime", "ctime", "asctime", "strftime"))
 DEPRECATED = (
     "datetime.datetime.utcnow() is deprecated and scheduled for removal in a future version. Use "
     "timezone-aware objects to represent datetimes in UTC: datetime.datetime.now(datetime.UTC)."
@@ -28,27 +31,12 @@ class Clocks(Outward):
 
     name: ClassVar[str] = "clocks"
     without: ClassVar[str] = "each rank reads its own clock, and may decide otherwise by it"
-
     rows: ClassVar[tuple[EffectRow, ...]] = (
         ask("time:clock_gettime", "time:clock_gettime_ns", why=WHY),
         ask("os:times", why=WHY, pack=list, unpack=os.times_result),
     )
 
-    @patch(
-        "time:time",
-        "time:time_ns",
-        "time:monotonic",
-        "time:monotonic_ns",
-        "time:perf_counter",
-        "time:perf_counter_ns",
-        "time:process_time",
-        "time:process_time_ns",
-        "time:thread_time",
-        "time:thread_time_ns",
-        "timeit:default_timer",
-        why=WHY,
-        hot=True,
-    )
+    @patch(*CLOCKS, why=WHY, hot=True)
     def read(self, original: Callable[[], Any]) -> Callable[[], Any]:
         """Make a clock that reads rank 0's for the script, and this rank's for all others."""
         effects, users, frame, name = self.effects, decides, sys._getframe, original.__name__
@@ -65,41 +53,21 @@ class Clocks(Outward):
     def measure(self, call: Call) -> Any:
         """Return the time that rank 0 took; all ranks run the statement."""
         took = call.plain()
-        if self.effects.users() is not Mode.SYNCED:
-            return took
-        return self.effects.ask_rank0("timeit", lambda: took)
+        agreed = self.effects.users() is Mode.SYNCED
+        return self.effects.ask_rank0("timeit", lambda: took) if agreed else took
 
-    @patch("time:localtime", "time:gmtime", "time:ctime", why=WHY, hot=True)
+    @patch(*CONVERTERS, why=WHY, hot=True)
     def convert(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Make a function that converts rank 0's present time, unless another time is given."""
+        format = original.__name__ == "strftime"  # comes before the time
 
         @stands_for(original)
-        def convert(seconds: float | None = None, /) -> Any:
-            return original(self._present() if seconds is None else seconds)
+        def convert(*given: Any) -> Any:
+            if given[format:] not in ((), (None,)) or not self._decides():
+                return original(*given)
+            return self._alike(original.__name__, lambda: original(*given))
 
         return convert
-
-    @patch("time:asctime", why=WHY, hot=True)
-    def spell(self, original: Callable[..., str]) -> Callable[..., str]:
-        """Make an `asctime` that spells rank 0's present time, unless another time is given."""
-        plain = time.localtime
-
-        @stands_for(original)
-        def asctime(*when: Any) -> str:
-            return original(*(when or (plain(self._present()),)))
-
-        return asctime
-
-    @patch("time:strftime", why=WHY, hot=True)
-    def format(self, original: Callable[..., str]) -> Callable[..., str]:
-        """Make a `strftime` that formats rank 0's present time, unless another time is given."""
-        plain = time.localtime
-
-        @stands_for(original)
-        def strftime(form: str, *when: Any) -> str:
-            return original(form, *(when or (plain(self._present()),)))
-
-        return strftime
 
     @patch("datetime:datetime.now", why=WHY, hot=True)
     def date(self, original: Any) -> Any:
@@ -108,43 +76,34 @@ class Clocks(Outward):
 
         @stands_for(original)
         def now(cls: type[datetime], tz: tzinfo | None = None) -> datetime:
-            return self._moment(cls, lambda kind: slot.__get__(None, kind)(tz), tz)
+            if not self._decides():
+                return slot.__get__(None, cls)(tz)
+            read = slot.__get__(None, datetime)
+            at = self._alike("now", lambda: read(tz).replace(tzinfo=None))
+            return cls.combine(at.date(), at.time(), tz)
 
         return classmethod(now)
 
     @patch("datetime:datetime.utcnow", why=WHY, hot=True)
     def utc_date(self, original: Any) -> Any:
         """Make a `utcnow` of rank 0's clock; Python's own would warn of a line in this file."""
-        slot = vars(datetime)["now"]
 
         @stands_for(original)
         def utcnow(cls: type[datetime]) -> datetime:
             if sys.version_info >= (3, 12):
                 warnings.warn(DEPRECATED, DeprecationWarning, stacklevel=2)
-            return self._moment(
-                cls, lambda kind: slot.__get__(None, kind)(UTC).replace(tzinfo=None), None
-            )
+            at = cls.now(UTC)
+            if self._decides():
+                at = self._alike("utcnow", lambda: datetime.now(UTC))
+            return cls.combine(at.date(), at.time())
 
         return classmethod(utcnow)
 
-    def _present(self) -> float | None:
-        """Return rank 0's time where the script asks, else None, for the function's own."""
-        if decides(sys._getframe(2).f_code.co_filename) and self.effects.mode() is Mode.SYNCED:
-            return self.effects.ask_rank0("time", time.time)
-        return None
+    def _alike(self, what: str, read: Callable[[], Any]) -> Any:
+        """Return on all ranks what `read` returns on rank 0."""
+        return pickle.loads(self.effects.ask_rank0(what, lambda: pickle.dumps(read())))
 
-    def _moment(
-        self, kind: type[datetime], read: Callable[[type[datetime]], datetime], zone: tzinfo | None
-    ) -> datetime:
-        if (
-            not decides(sys._getframe(2).f_code.co_filename)
-            or self.effects.mode() is not Mode.SYNCED
-        ):
-            return read(kind)
-        answer = self.effects.ask_rank0("now", lambda: _fields(read(datetime)))
-        year, month, day, hour, minute, second, micro, fold = answer
-        return kind(year, month, day, hour, minute, second, micro, zone, fold=fold)
-
-
-def _fields(at: datetime) -> list[int]:
-    return [at.year, at.month, at.day, at.hour, at.minute, at.second, at.microsecond, at.fold]
+    def _decides(self) -> bool:
+        """Return whether the caller of the clock decides by it, on all ranks alike."""
+        users = decides(sys._getframe(2).f_code.co_filename)
+        return users and self.effects.mode() is Mode.SYNCED

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import email
+import io
 import os
+import pickle
 import sys
-from http.client import HTTPMessage
+from collections.abc import Callable
+from http.client import HTTPMessage, HTTPResponse, IncompleteRead
+from types import SimpleNamespace
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
-from urllib.request import Request
 
 from autoddp.comm.topology import leaders
-from autoddp.effects import http_replay
-from autoddp.effects.atomic import Draft
 from autoddp.effects.engine import Mode
 from autoddp.effects.outward import Outward
+from autoddp.effects.rows import EffectRow, each
 from autoddp.patching import Call, patch
 from autoddp.report import users_line
 
@@ -32,16 +34,19 @@ DATA_SETS = (
 )
 CONSTRUCTORS = [f"torchvision.datasets.{name}.__init__" for name in DATA_SETS.split()]
 MODELS = (
-    "torch.hub:load",
-    "torch.hub:load_state_dict_from_url",
-    "torch.utils.model_zoo:load_url",
+    *("torch.hub:load", "torch.hub:load_state_dict_from_url", "torch.utils.model_zoo:load_url"),
     "torchvision._internally_replaced_utils:load_state_dict_from_url",
     "torchvision.models._api:load_state_dict_from_url",
 )
 # A library looks first whether the file is there: in its calls ranks may differ.
 UTILS = "download_url download_and_extract_archive download_file_from_google_drive extract_archive"
 LOOKED_FOR = tuple(f"torchvision.datasets.utils:{name}" for name in UTILS.split())
-LOCAL = ("file", "data")  # addresses at which nobody is asked
+ASKED = "every rank asks the network; urllib.request, requests and torch.hub ask once for all"
+LIMIT = 64 << 20  # bytes of a body that are handed to the other ranks
+TOO_LARGE = (
+    f"{{}} is not handed from rank to rank, which bodies of up to {LIMIT >> 20} MB by http are: "
+    "every rank asks for it; urllib.request.urlretrieve asks once"
+)
 
 
 class Downloads(Outward):
@@ -49,10 +54,17 @@ class Downloads(Outward):
 
     name: ClassVar[str] = "downloads"
     without: ClassVar[str] = "every rank asks for what it downloads"
-
-    @patch(
-        *CONSTRUCTORS, *MODELS, *LOOKED_FOR, why="one request for the job, or a node", optional=True
+    rows: ClassVar[tuple[EffectRow, ...]] = (
+        each(
+            *("http.client:HTTPConnection.connect", "urllib3.connection:HTTPConnection.connect"),
+            *("httpx:Client.send", "httpx:AsyncClient.send", "aiohttp:ClientSession._request"),
+            why=ASKED,
+            harmless=True,
+            optional=True,
+        ),
     )
+
+    @patch(*CONSTRUCTORS, *MODELS, *LOOKED_FOR, why="one request for a disk", optional=True)
     def load_in_turn(self, call: Call) -> Any:
         """Load on rank 0, then on the first rank of every other node, then on the rest."""
         given = {**call.named.get("kwargs", {}), **call.named}
@@ -68,48 +80,40 @@ class Downloads(Outward):
             return made[0] if made else call.plain()
 
     @patch(
-        "torch.hub:download_url_to_file",
-        "urllib.request:urlretrieve",
+        *("torch.hub:download_url_to_file", "urllib.request:urlretrieve"),
         "torchvision.datasets.utils:_urlretrieve",
-        why="one request for each disk; a download that breaks off leaves no half of a file",
+        why="one request for a disk",
         optional=True,
     )
     def load_once(self, call: Call) -> Any:
         """Load a file on rank 0, and on nodes that lack its folder: these never look for it."""
         if self.effects.users() is not Mode.SYNCED:
-            return self._whole(call)
+            return call.plain()
 
         def load() -> list[str]:
-            made = self._whole(call) or (call.named.get("dst") or call.named["filename"], "")
+            made = call.plain() or (call.named.get("dst") or call.named["filename"], "")
             return [os.fspath(made[0]), str(made[1])]
 
         path, headers = self.effects.ask_rank0(call.name, load)
         writers = self.effects.writers(os.path.expanduser(path))
-        self.effects.repeat(call.name, lambda: self._whole(call, path), writers)
+        named = {} if "dst" in call.named else {"filename": path}  # else a temporary file's
+        self.effects.repeat(call.name, lambda: call.changed(**named), writers)
         if call.name.endswith("urlretrieve"):
             return path, email.message_from_string(headers, _class=HTTPMessage)
         return None
 
     @patch(
-        "urllib.request:urlopen",
-        "torch.hub:urlopen",
-        "pandas.io.common:urlopen",
+        *("urllib.request:urlopen", "torch.hub:urlopen", "pandas.io.common:urlopen"),
         why="one request for the job; the body is handed on",
         optional=True,
     )
     def open_once(self, call: Call) -> Any:
-        """Ask on rank 0, and hand the response to all ranks; pandas always asks.
-
-        A body that is too large to be handed on is asked for by every rank, and that is said.
-        """
-        effects, url = self.effects, call.args[0] if call.args else call.named.get("url")
-        by_all = call.target.startswith("pandas")
-        if (effects.mode() if by_all else effects.users()) is not Mode.SYNCED:
-            return http_replay.complete(call.plain())
-        packed = self.effects.ask_rank0(call.name, lambda: http_replay.read(call.plain()))
-        if packed:
-            return http_replay.answer(packed)
-        return self._each(call, url.full_url if isinstance(url, Request) else str(url))
+        """Ask on rank 0, and hand the response to all ranks; pandas always asks."""
+        url: Any = call.args[0] if call.args else call.named.get("url")
+        always = call.target.startswith("pandas")
+        if (self.effects.mode() if always else self.effects.users()) is not Mode.SYNCED:
+            return call.plain()
+        return self._hand_on(call, str(getattr(url, "full_url", url)), read, answer)
 
     @patch(
         "requests.sessions:Session.request",
@@ -121,51 +125,70 @@ class Downloads(Outward):
         through = os.path.dirname(sys.modules["requests"].__file__ or "") + "/"
         if self.effects.users(through=(through,)) is not Mode.SYNCED:
             return call.plain()
-        packed = self.effects.ask_rank0(call.name, lambda: http_replay.read_requests(call.plain()))
+        made = self._hand_on(call, str(call.named.get("url")), read_requests, answer_requests)
+        for response in (*made.history, made):
+            call.instance.cookies.update(response.cookies)
+        return made
+
+    def _hand_on(
+        self, call: Call, url: str, read: Callable[[Any], bytes], answer: Callable[[bytes], Any]
+    ) -> Any:
+        """Return what rank 0 was answered; ask on every rank for what is not handed on."""
+        packed = self.effects.ask_rank0(call.name, lambda: read(call.plain()))
         if packed:
-            return http_replay.answer_requests(packed, call.instance)
-        return self._each(call, str(call.named.get("url")))
-
-    @patch(
-        "http.client:HTTPConnection.connect",
-        "urllib3.connection:HTTPConnection.connect",
-        "httpx:Client.send",
-        "httpx:AsyncClient.send",
-        "aiohttp:ClientSession._request",
-        why="what asks the network in another way does so on every rank, and that is said",
-        optional=True,
-    )
-    def say_each(self, call: Call) -> Any:
-        """Say that every rank asks the network, whoever calls: for a library's downloads, too."""
-        if self.effects.mode() is Mode.SYNCED:
-            who = f"{type(call.instance).__module__} asks the network on each of"
-            self._say(f"{who} {{}} ranks; urllib.request, requests and torch.hub ask once for all")
-        return call.plain()
-
-    def _whole(self, call: Call, path: Any = None) -> Any:
-        """Make the call so that the file that it names is written whole, or left as it is."""
-        path = call.named.get("filename") or path
-        if path is None or "dst" in call.named:  # a temporary file; or torch.hub, which renames
-            return call.plain()
-        draft = Draft(os.fspath(path))
-        try:
-            with self.effects.context.internal():
-                made = draft.write(lambda at: call.changed(filename=at))
-                draft.put()
-        finally:
-            draft.discard()
-        return made and (path, *made[1:])
-
-    def _each(self, call: Call, url: str) -> Any:
-        """Ask on every rank for what cannot be handed on, and say so."""
-        if urlsplit(url).scheme not in LOCAL:
-            self._say(
-                f"{url} is not handed from rank to rank, which bodies of up to "
-                f"{http_replay.LIMIT >> 20} MB by http are: each of {{}} ranks asks for it; "
-                "urllib.request.urlretrieve asks once"
-            )
+            return answer(packed)
+        if urlsplit(url).scheme not in ("file", "data"):  # there nobody is asked
+            self.run.report.say_once("downloads", users_line(), TOO_LARGE.format(url))
         with self.effects.context.internal():
             return call.plain()
 
-    def _say(self, what: str) -> None:
-        self.run.report.say_once("downloads", users_line(2), what.format(self.run.group.size))
+
+def read(response: Any) -> bytes:
+    """Read and pack a response of `urlopen`; return no bytes if it is not to be handed on.
+
+    That is a body of more than `LIMIT`, and what has come from no web server.
+    """
+    with response:
+        if not isinstance(response, HTTPResponse) or (response.length or 0) > LIMIT:
+            return b""
+        said = [response.version, response.status, response.reason, response.length]
+        try:  # with a size, `read` would take an early end for that of the body
+            body = response.read() if response.length is not None else response.read(LIMIT + 1)
+        except IncompleteRead as error:
+            if said[-1] is None:
+                return b""  # every rank meets it by itself
+            body = error.partial  # the length tells all ranks that more was to come
+    packed = pickle.dumps([said, response.headers, response.url, body])
+    return packed if len(body) <= LIMIT else b""
+
+
+def answer(packed: bytes) -> HTTPResponse:
+    """Return a response that reads what `read` packed."""
+    (version, status, reason, length), headers, url, body = pickle.loads(packed)
+    head = f"HTTP/1.{version - 10} {status} {reason}\r\n"
+    head += "\r\n" if length is None else f"Content-Length: {length}\r\n\r\n"
+    came = io.BytesIO(head.encode("latin-1") + body)
+    socket: Any = SimpleNamespace(makefile=lambda _: came)
+    made: Any = HTTPResponse(socket)
+    made.begin()
+    made.headers, made.url, made.msg = headers, url, reason  # as `urlopen` does
+    return made
+
+
+def read_requests(response: Any) -> bytes:
+    """Pack a `requests.Response`; return no bytes if its body is more than `LIMIT`."""
+    body = b""
+    with response:
+        for part in response.iter_content(1 << 20):
+            body += part
+            if len(body) > LIMIT:
+                return b""
+    response._content = body
+    return pickle.dumps(response)
+
+
+def answer_requests(packed: bytes) -> Any:
+    """Return the response that `read_requests` packed."""
+    made = pickle.loads(packed)
+    made.raw = io.BytesIO(made.content)
+    return made

@@ -83,11 +83,8 @@ class Files(Outward):
             if not writes:
                 return self._read(call)
             what = effects.touch(file)
-            # tempfile passes a folder here, and opens a file in it by its opener
-            if what is Mode.PASS_THROUGH or (
-                what is Mode.UNSYNCED and call.named.get("opener") is not None
-            ):
-                return original(file, mode, *args, **kwargs)
+            if what is Mode.PASS_THROUGH or call.named.get("opener") is not None:
+                return original(file, mode, *args, **kwargs)  # the opener's `os.open` is agreed on
             return self.open_files.open(what, call)
 
         return open

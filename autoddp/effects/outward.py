@@ -9,7 +9,7 @@ from autoddp.comm.context import Code
 from autoddp.effects.engine import Mode
 from autoddp.effects.rows import EffectRow, Fate
 from autoddp.patching import Call, Feature, Patch, patch
-from autoddp.report import temporary
+from autoddp.report import temporary, users_line
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
@@ -44,18 +44,18 @@ class Outward(Feature):
     def serve(self, call: Call) -> Any:
         """Do with a call of a row's function what its fate says."""
         row = next(row for row in self.rows if call.target in row.targets)
-        mode = self.effects.touch()
-        if mode is Mode.PASS_THROUGH:
-            return call.plain()
-        if not row.when(call):
-            return call.plain()
+        mode = self.effects.touch() if row.when(call) else Mode.PASS_THROUGH
         name = call.target.removeprefix("builtins:").replace(":", ".")
-        match row.fate, mode:
-            case Fate.ASK, Mode.SYNCED:
-                return row.unpack(self.effects.ask_rank0(name, lambda: row.pack(call.plain())))
-            case Fate.DO, Mode.SYNCED:
-                return self.effects.do_on_rank0(name, call.plain)
-        return None if row.once and self.rank else call.plain()
+        if row.fate is Fate.EACH and mode in (Mode.SYNCED, Mode.UNSYNCED):
+            say = self.run.report.say_once if row.harmless else self.run.report.doubt
+            say(self.name, users_line(), f"{name}: {row.why}")
+            with self.context.internal():  # what it is made of is said by this line, too
+                return call.plain()
+        if mode is not Mode.SYNCED or row.fate is Fate.EACH:
+            return call.plain()
+        if row.fate is Fate.DO:
+            return self.effects.do_on_rank0(name, call.plain)
+        return row.unpack(self.effects.ask_rank0(name, lambda: row.pack(call.plain())))
 
     @patch(
         "torch.utils.data._utils.fetch:_MapDatasetFetcher.fetch",

@@ -15,18 +15,8 @@ from autoddp.report import INSTALLED, is_users
 _STDLIB = (sysconfig.get_paths()["stdlib"] + "/", sysconfig.get_paths()["platstdlib"] + "/")
 # Modules whose reads and writes are their own business, however they were called.
 _OWN_BUSINESS = (
-    "importlib",
-    "linecache",
-    "tokenize",
-    "inspect",
-    "warnings",
-    "traceback",
-    "multiprocessing",
-    "concurrent",
-    "subprocess",
-    "platform",
-    "zipimport",
-    "ctypes",
+    *("importlib", "linecache", "tokenize", "inspect", "warnings", "traceback", "zipimport"),
+    *("multiprocessing", "concurrent", "subprocess", "platform", "ctypes"),
 )
 # The folders of a trainer's callbacks.
 _CALLBACKS = ("/lightning/pytorch/callbacks/", "/pytorch_lightning/callbacks/")
@@ -57,12 +47,15 @@ def _passes(filename: str) -> bool:
         return True  # first of all: we may be installed, and are no library to the user's code
     if filename.startswith("<frozen "):
         return not filename.startswith(("<frozen importlib", "<frozen zipimport"))
-    if any(part in filename for part in INSTALLED):
+    if _of(INSTALLED, filename):
         return filename.endswith(_SESSION)
-    if filename.startswith(_STDLIB):
-        root = filename.removeprefix(_STDLIB[0]).removeprefix(_STDLIB[1])
-        return not root.startswith(_OWN_BUSINESS)
-    return False
+    root = filename.removeprefix(_STDLIB[0]).removeprefix(_STDLIB[1])
+    return root != filename and not root.startswith(_OWN_BUSINESS)
+
+
+@cache
+def _of(folders: tuple[str, ...], filename: str) -> bool:
+    return any(part in filename for part in folders)
 
 
 def caller(depth: int = 1, through: tuple[str, ...] = ()) -> str:
@@ -82,44 +75,36 @@ def users_call(depth: int = 1, through: tuple[str, ...] = ()) -> bool:
 
 def by_interpreter(depth: int = 1) -> bool:
     """Return whether the call serves no script: an import's, a traceback's, a pool's or ours."""
-    file = caller(depth + 1)
-    return file == NOBODY or is_ours(file) or _is_pythons(file)
+    return _is_pythons(caller(depth + 1))
 
 
 @cache
-def _is_pythons(filename: str) -> bool:
-    if any(part in filename for part in _POOLS):
+def _is_pythons(file: str) -> bool:
+    if file == NOBODY or file.startswith(_HERE) or _of(_POOLS, file):
         return True
-    if any(part in filename for part in INSTALLED):
-        return False  # a virtual environment's packages lie below its folder of the library
-    return filename.startswith(("<frozen ", *_STDLIB))
+    # a virtual environment's packages lie below its folder of the library
+    return file.startswith(("<frozen ", *_STDLIB)) and not _of(INSTALLED, file)
 
 
-@cache
-def _is_trackers(filename: str) -> bool:
-    return any(part in filename for part in _TRACKERS)
-
-
-def by_tracker(depth: int = 1) -> bool:
-    """Return whether a tracker of experiments has called, for itself or by another package."""
+def within(folders: tuple[str, ...], depth: int = 1) -> bool:
+    """Return whether a file in one of `folders` has called, for itself or by another package."""
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
-        if _is_trackers(frame.f_code.co_filename):
+        if _of(folders, frame.f_code.co_filename):
             return True
         frame = frame.f_back
     return False
 
 
-@cache
-def is_ours(filename: str) -> bool:
-    """Return whether `filename` is a file of this package."""
-    return filename.startswith(_HERE)
+def by_tracker(depth: int = 1) -> bool:
+    """Return whether a tracker of experiments has called."""
+    return within(_TRACKERS, depth + 1)
 
 
 @cache
 def decides(filename: str) -> bool:
     """Return whether a clock read by this file steers the script: the user's, or a callback's."""
-    return is_users(filename) or any(part in filename for part in _CALLBACKS)
+    return is_users(filename) or _of(_CALLBACKS, filename)
 
 
 def loads_data() -> bool:

@@ -1,7 +1,7 @@
 """The programs that the script starts run once, on rank 0; all ranks see their status and output.
 
 On a rank above 0 a `Popen` has no process. It is asked as the script asks it, and answers as rank
-0's does: in the order of the script on its thread, by the store on other threads.
+0's does, where all ranks ask: on the script's thread.
 """
 
 from __future__ import annotations
@@ -9,39 +9,36 @@ from __future__ import annotations
 import io
 import marshal
 import os
+import stat
 import subprocess
 import sys
-import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
-from autoddp.comm.outcome import Outcome
 from autoddp.comm.place import HERE
 from autoddp.comm.world import as_found, without
 from autoddp.effects.engine import Mode
 from autoddp.effects.outward import Outward
-from autoddp.effects.ownership import by_tracker, users_call
-from autoddp.effects.program_output import read, regular, see, shared
+from autoddp.effects.ownership import by_tracker, users_call, within
+from autoddp.effects.pipes import shared
+from autoddp.effects.rows import EffectRow, each
 from autoddp.errors import OutOfReach
 from autoddp.patching import Call, patch
-from autoddp.report import is_users, users_line
+from autoddp.report import users_line
 
 # Libraries whose programs fill a cache that each rank may have.
 OWN = ("/torch/_inductor/", "/torch/utils/cpp_extension", "/triton/")
 ENDS = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
-TICK = 0.005
-ALONE = (
-    "a program that a thread or a worker process starts is started by every rank; "
-    "on the main thread it is started once"
-)
+ALONE = "every rank starts what a thread or a worker process starts; the main thread starts it once"
 BY_ASYNCIO = (
-    "asyncio reads a program's pipes by their descriptors: every rank starts the program "
+    "every rank starts the program, whose pipes asyncio reads by their descriptors "
     "(subprocess.run on the main thread starts it once)"
 )
+BY_DESCRIPTOR = "a program's pipe has its descriptor on rank 0 alone; read it by its methods"
+APART = "rank 0 alone asks its program in a thread: the threads of other ranks get an error there"
 
 
 class Programs(Outward):
@@ -50,14 +47,15 @@ class Programs(Outward):
     name: ClassVar[str] = "programs"
     without: ClassVar[str] = "every rank starts the programs that the script starts"
     views: ClassVar[tuple[str, ...]] = ("global",)
+    rows: ClassVar[tuple[EffectRow, ...]] = (
+        each("asyncio.unix_events:_UnixSubprocessTransport._start", why=BY_ASYNCIO),
+    )
 
     def setup(self, undo: ExitStack) -> None:
         """Set up with no program started yet."""
         super().setup(undo)
-        self._names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-        self._turns: Counter[str] = Counter()  # how often what was asked of a program
-        # files that a program writes to, and where it began
-        self._written: WeakKeyDictionary[Any, list[tuple[io.FileIO, int]]] = WeakKeyDictionary()
+        # by program: the regular files that it writes to, and where it began
+        self._files: WeakKeyDictionary[Any, list[tuple[io.FileIO, int]]] = WeakKeyDictionary()
 
     @patch(
         "subprocess:Popen._execute_child",
@@ -75,37 +73,29 @@ class Programs(Outward):
                 call.plain() if env is None else call.changed(env=without(env, HERE.given))
             return int(process.pid)
 
-        written = [*regular({named["c2pwrite"], named["errwrite"]})]
-        process.pid = self._run("subprocess.Popen", start, 0)
-        self._written[process] = written
+        files = _regular({named["c2pwrite"], named["errwrite"]})
+        process.pid = self._run("subprocess.Popen", start)
+        self._files[process] = files
         if self.rank:
             process._close_pipe_fds(*(named[end] for end in ENDS))
             process.returncode = None if process.pid else 0
             if process.stdin is not None:  # what is written goes nowhere, and no pipe fills
                 with self.context.internal(), open(os.devnull, "wb") as nowhere:
                     os.dup2(nowhere.fileno(), process.stdin.fileno())
-        self._turns["programs"] += 1
-        name = self._names[process] = f"programs/{self._turns['programs']}"
         for stream in ("stdout", "stderr"):
             if (pipe := getattr(process, stream)) is not None:
-                setattr(
-                    process,
-                    stream,
-                    shared(pipe, partial(self.ask, "pipe.read", f"{name}/{stream}"), self.effects),
-                )
+                number = partial(self._descriptor, pipe.fileno())
+                setattr(process, stream, shared(pipe, partial(self.ask, "read"), fileno=number))
         return None
 
     @patch(
-        "subprocess:Popen.poll",
-        "subprocess:Popen.wait",
-        "subprocess:Popen.communicate",
-        "subprocess:Popen.send_signal",
+        *(f"subprocess:Popen.{what}" for what in ("poll", "wait", "communicate", "send_signal")),
         why="whether a program has ended, and what it printed, rank 0 tells",
     )
     def ask_once(self, call: Call) -> Any:
         """Ask rank 0's process; `terminate`, `kill` and leaving a `with` call these, too."""
         process, what = call.instance, call.wrapped.__name__
-        if process not in self._names:
+        if process not in self._files:
             return call.plain()
         if self.rank and self._ends():
             return process.returncode  # each rank ends by itself
@@ -117,11 +107,9 @@ class Programs(Outward):
                 value, late = None, (error.timeout, error.output, error.stderr)
             return marshal.dumps((process.returncode, value, late))
 
-        answer = self.ask(f"Popen.{what}", f"{self._names[process]}/{what}", asked)
-        process.returncode, value, late = marshal.loads(answer)
+        process.returncode, value, late = marshal.loads(self.ask(f"Popen.{what}", asked))
         if process.returncode is not None:
-            self._bring(process)
-            see(self.effects)
+            self._bring(self._files[process])
         if late is not None:
             raise subprocess.TimeoutExpired(process.args, *late)
         for pipe in (process.stdin, process.stdout, process.stderr):
@@ -134,31 +122,45 @@ class Programs(Outward):
         """Run the program on rank 0; its exit status is for all ranks."""
         if not self._starts_for_all():
             return call.plain()
-
-        def run() -> Any:
-            with as_found(HERE.given):
-                return call.plain()
-
-        status = self._run("os.system", run, 0)
-        see(self.effects)
+        with as_found(HERE.given):
+            status = self._run("os.system", call.plain)
+        self._bring([])
         return status
 
-    @patch(
-        "asyncio.unix_events:_UnixSubprocessTransport._start",
-        why="what asyncio starts, every rank starts, which is said: its loop reads pipes",
-    )
-    def start_on_each(self, call: Call) -> Any:
-        """Start the program on every rank, and say so."""
-        if self.effects.mode() is Mode.SYNCED:
-            self.run.report.doubt("programs", users_line(), BY_ASYNCIO)
-        with self.context.internal():
-            return call.plain()
+    def _descriptor(self, number: int) -> int:
+        """Return this rank's descriptor of a pipe to `Popen`, for another program.
+
+        Raises:
+            io.UnsupportedOperation: The script asks.
+        """
+        inside = self.effects.mode() is Mode.PASS_THROUGH
+        if not inside and sys._getframe(1).f_code.co_filename != subprocess.__file__:
+            raise io.UnsupportedOperation(BY_DESCRIPTOR)
+        return number
+
+    def ask(self, what: str, act: Callable[[], Any]) -> Any:
+        """Return what `act` answers on rank 0: bytes, or what JSON can carry.
+
+        Raises:
+            OutOfReach: Rank 0 cannot be asked here.
+        """
+        mode = self.effects.mode()
+        if mode is Mode.SYNCED:
+            return self.effects.ask_rank0(what, act)
+        if self.rank:
+            raise OutOfReach(
+                f"{what}: the program is rank 0's, which cannot be asked here (in a thread, a data "
+                "set's fetch, a process of this rank's own, or at the end); do it outside of it"
+            )
+        if mode is Mode.UNSYNCED and not self._ends():
+            self.run.report.doubt("programs", users_line(), APART)
+        return act()
 
     def _starts_for_all(self) -> bool:
         """Return whether rank 0 starts a program for all; say so if every rank does by itself."""
         mode = self.effects.mode()
         if mode is Mode.SYNCED:
-            return not (_compiles() or by_tracker())
+            return not (within(OWN) or by_tracker())
         if self._ends():
             return True
         if (mode is Mode.UNSYNCED or self.effects.in_forked_child()) and users_call(
@@ -171,70 +173,38 @@ class Programs(Outward):
         """Return whether ranks come here by themselves: at the end, or when objects are freed."""
         return self.context.ending or self.context.collecting or self.context.over
 
-    def _run(self, what: str, act: Callable[[], Any], without_one: Any) -> Any:
+    def _run(self, what: str, act: Callable[[], int]) -> int:
         """Start a program on rank 0, once all ranks are here, or at the end by itself."""
         if self._ends():
-            return act() if self.rank == 0 else without_one
-        return self.effects.do_on_rank0(what, act, tell=lambda answer: answer)
+            return act() if self.rank == 0 else 0
+        return int(self.effects.do_on_rank0(what, act, tell=lambda answer: answer))
 
-    def ask(self, what: str, name: str, act: Callable[[], Any]) -> Any:
-        """Return what `act` answers on rank 0: bytes, or what JSON can carry.
-
-        Raises:
-            OutOfReach: Rank 0 cannot be asked here.
-        """
-        mode = self.effects.mode()
-        if mode is Mode.SYNCED:
-            return self.effects.ask_rank0(what, act)
-        if mode is Mode.UNSYNCED and self.context.in_job() and not self._ends():
-            self._turns[name] += 1
-            return self._ask_by_store(f"{name}/{self._turns[name]}", act)
-        if self.rank == 0:
-            return act()
-        raise _out_of_reach(what)
-
-    def _ask_by_store(self, key: str, act: Callable[[], Any]) -> Any:
-        """Return rank 0's answer in a thread, without a call that blocks the store for others."""
-        store = self.effects.group.store
-        if self.rank == 0:
+    def _bring(self, files: list[tuple[io.FileIO, int]]) -> None:
+        """Have this rank find what a program has written: on the disk, and in its open `files`."""
+        if self.effects.mode() is Mode.SYNCED:
+            for file, start in files:
+                written = partial(_read, file.fileno(), start)
+                body = self.effects.ask_rank0("what a program wrote", written)
+                with self.context.internal(), file:
+                    if self.rank:
+                        file.write(body)
+            files.clear()
+        if self.rank and self.context.in_job():
             with self.context.internal():
-                outcome = Outcome.of(act)
-            store.set(key, outcome.to_bytes())  # type: ignore[arg-type]  # bytes do
-            return outcome.unwrap()
-        while not store.check([key]):
-            if self._ends():
-                raise _out_of_reach("a thread")
-            time.sleep(TICK)
-        answer = store.get(key)
-        if store.add(f"{key}/read", 1) == self.effects.group.size - 1:
-            store.delete_key(key)
-            store.delete_key(f"{key}/read")
-        return Outcome.from_bytes(answer).unwrap()
-
-    def _bring(self, process: Any) -> None:
-        """Write on the other ranks what a program wrote on rank 0 to files that are still open."""
-        if self.effects.mode() is not Mode.SYNCED:
-            return
-        for file, start in self._written.pop(process, ()):
-            found = partial(read, file.fileno(), start)
-            body = self.effects.ask_rank0("what a program wrote", found)
-            with self.context.internal(), file:
-                if self.rank:
-                    file.write(body)
+                self.effects.overlay.settle()
 
 
-def _out_of_reach(what: str) -> OutOfReach:
-    return OutOfReach(
-        f"{what}: the program is rank 0's, which cannot be asked here (in a data set's fetch, in a "
-        "process of this rank's own, or at the end); do it outside of it"
-    )
+def _regular(numbers: set[int]) -> list[tuple[io.FileIO, int]]:
+    """Open regular files among descriptors once more, and tell the places where they are."""
+    return [
+        (io.FileIO(os.dup(number), "w"), os.lseek(number, 0, os.SEEK_CUR))
+        for number in sorted(numbers)
+        if number > 2 and stat.S_ISREG(os.fstat(number).st_mode)
+    ]
 
 
-def _compiles() -> bool:
-    """Return whether a library of `OWN` starts the program."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and not is_users(file := frame.f_code.co_filename):
-        if any(part in file for part in OWN):
-            return True
-        frame = frame.f_back
-    return False
+def _read(number: int, start: int) -> bytes:
+    """Return what is in an open file, which may be open for writing alone, from `start` on."""
+    with open(f"/proc/self/fd/{number}", "rb") as file:
+        file.seek(start)
+        return file.read()

@@ -1,31 +1,104 @@
-"""All ranks hold the same random state, seed it alike, and draw the same from the system."""
+"""All ranks hold the same random state, seed it alike, and draw the same from the system.
+
+Ranks do not talk for what they draw from the system: it is a keyed hash of the place that draws and
+of how often that place has drawn. So a rank that draws alone somewhere, for a cache or for another
+try, disturbs nobody, and nobody waits.
+"""
 
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import sys
+import sysconfig
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import cache
+from hashlib import blake2b, shake_256
 from numbers import Integral
+from types import FrameType
 from typing import Any, ClassVar
 
 import torch
+import wrapt
 
 from autoddp.comm import accelerator
-from autoddp.comm.accelerator import CPU
 from autoddp.effects.engine import Mode
-from autoddp.effects.entropy import Entropy
 from autoddp.effects.outward import Outward
 from autoddp.effects.ownership import caller
 from autoddp.effects.rows import EffectRow, ask
 from autoddp.patching import Call, patch, stands_for
+from autoddp.report import INSTALLED
 
-# Folders whose calls are their own business: what torch seeds, all ranks seed alike.
-_NOT = (os.path.dirname(torch.__file__) + "/", os.path.dirname(os.path.dirname(__file__)) + "/")
-
+_STDLIB = tuple(sysconfig.get_paths()[key] + "/" for key in ("stdlib", "platstdlib"))
+_OURS = tuple(os.path.dirname(at) + "/" for at in (wrapt.__file__, os.path.dirname(__file__)))
+_STARTS = tuple(_OURS[1] + name for name in ("process/script.py", "decorator/"))
+# Code that draws names of what every rank really makes: files and locks in caches and in the
+# temporary folder, and shared memory. Two ranks of a node that had one name for two of these would
+# write into each other's.
+_NAMING = tuple(folder + name for folder in _STDLIB for name in ("tempfile.py", "multiprocessing/"))
+_NAMERS = tuple(
+    installed + name
+    for installed in INSTALLED
+    for name in ("torch/", "triton/", "joblib/", "filelock/", "fsspec/", "huggingface_hub/")
+)
+# What torch seeds, all ranks seed alike.
+_NOT = (os.path.dirname(torch.__file__) + "/", _OURS[1])
+SEEDS = (
+    *("random:seed", "random:Random.seed", "numpy.random:seed", "numpy.random.mtrand:seed"),
+    *("numpy.random:default_rng", "torch:manual_seed", "torch.random:manual_seed"),
+)
 SEED = 32  # bytes that a generator is seeded with
 PROBE = "a text whose hash is that of other ranks where PYTHONHASHSEED is"
+HASHES = "hash() of text, and the order of sets, differ between ranks: set PYTHONHASHSEED=0 for all"
+
+
+@cache
+def _passes(filename: str) -> bool:
+    """Return whether code stands between the place and the system: Python's own, and ours."""
+    if filename.startswith(_OURS):
+        return True
+    pythons = filename.startswith(("<frozen ", *_STDLIB)) and not _names(filename)
+    return pythons and not any(part in filename for part in INSTALLED)
+
+
+@cache
+def _names(filename: str) -> bool:
+    return filename.startswith(_NAMING) or any(part in filename for part in _NAMERS)
+
+
+class Entropy:
+    """The draws of one rank; all ranks have one secret."""
+
+    def __init__(self, secret: bytes) -> None:
+        self.secret = secret
+        self.counts: Counter[bytes] = Counter()  # by a hash of the place: places may be many
+
+    def draw(self, size: int) -> bytes | None:
+        """Return `size` bytes, the same on all ranks; None where each rank draws its own."""
+        place = self._place(sys._getframe(1))
+        if place is None:
+            return None
+        self.counts[place] += 1
+        return shake_256(place + b" %d" % self.counts[place]).digest(size)
+
+    def _place(self, frame: FrameType | None) -> bytes | None:
+        """Return a hash of the functions, and the places in them, that led to a draw.
+
+        No path is among them: a file may be generated, with another name on each rank.
+        """
+        place, found = blake2b(key=self.secret), False
+        # above where the script starts ranks may differ
+        while frame is not None and not (file := frame.f_code.co_filename).startswith(_STARTS):
+            if not _passes(file):
+                if not found and _names(file):
+                    return None
+                found = True
+                place.update(f"{frame.f_code.co_qualname} {frame.f_lasti}\n".encode())
+            frame = frame.f_back
+        return place.digest()
 
 
 class Randomness(Outward):
@@ -47,84 +120,51 @@ class Randomness(Outward):
     def setup(self, undo: ExitStack) -> None:
         """Start from rank 0's states: unseeded scripts draw the same numbers everywhere."""
         super().setup(undo)
-        theirs = self.run.group.call("the order of sets", lambda: hash(PROBE))
+        call = self.run.group.call
+        theirs = call("the order of sets", lambda: hash(PROBE))
         if not self.run.group.agree(hash(PROBE) == theirs):
-            self.run.report.doubt(
-                "randomness",
-                "",
-                "hash() of text, and the order of sets, differ between ranks: "
-                "set PYTHONHASHSEED=0 for all",
-            )
-        take(self.run.group.call("the states of the random generators", states))
-        secret = self.run.group.call("the secret of the job", lambda: os.urandom(32).hex())
-        self.entropy = Entropy(bytes.fromhex(secret))
+            self.run.report.doubt("randomness", "", HASHES)
+        take(call("the states of the random generators", states))
+        self.entropy = Entropy(call("the secret of the job", lambda: os.urandom(32)))
         self.run.draws_alike = True
 
-    @patch(
-        "random:seed",
-        "random:Random.seed",
-        "numpy.random:seed",
-        "numpy.random.mtrand:seed",
-        "numpy.random:default_rng",
-        "torch:manual_seed",
-        "torch.random:manual_seed",
-        "torch.cuda:manual_seed",
-        "torch.cuda.random:manual_seed",
-        "torch.cuda:manual_seed_all",
-        "torch.cuda.random:manual_seed_all",
-        *(
-            f"torch.{kind}:manual_seed{of}"
-            for kind in ("xpu", "npu", "hpu", "mtia", "mps")
-            for of in ("", "_all")
-        ),
-        why="who seeds with the time or the process seeds all ranks alike: the seed is rank 0's",
-        optional=True,
-    )
+    @patch(*SEEDS, why="whatever seeds, seeds all ranks alike: the seed is rank 0's", optional=True)
     def seed_alike(self, call: Call) -> Any:
         """Seed with rank 0's number or text; where none is given, all ranks draw the same."""
         if self.effects.mode() is not Mode.SYNCED or caller().startswith(_NOT):
             return call.plain()
-        name = next((n for n in ("seed", "a") if n in call.named), None)
-        value = None if name is None else call.named[name]
+        name = next((n for n in ("seed", "a") if n in call.named), "a")
+        value = call.named.get(name)
         if value is None and call.name.startswith("random."):  # random asks the system from C
             drawn = self.drawn(SEED)
-            return (
-                call.plain() if drawn is None else call.changed(a=int.from_bytes(drawn, "little"))
-            )
+            return call.changed(a=int.from_bytes(drawn, "little")) if drawn else call.plain()
         if not isinstance(value, (Integral, float, str)):
             return call.plain()
         value = int(value) if isinstance(value, Integral) else value
-        return call.changed(**{str(name): self.effects.ask_rank0(call.name, lambda: value)})
+        return call.changed(**{name: self.effects.ask_rank0(call.name, lambda: value)})
 
     @patch(
-        "torch:seed", "torch.random:seed", why="a seed that nobody chose is the same on all ranks"
+        *("torch:seed", "torch.random:seed", "torch._C:Generator.seed"),
+        why="a seed that nobody chose is the same on all ranks",
+        hot=True,
     )
-    def choose_seed(self, call: Call) -> Any:
-        """Draw the same seed on all ranks, where torch would ask the system from C."""
-        drawn = self.drawn(SEED)
-        if drawn is None:
-            return call.plain()
-        with self.effects.context.internal():
-            return torch.manual_seed(_as_torch(drawn)).initial_seed()
+    def choose_seed(self, original: Any) -> Any:
+        """Draw alike where torch would ask the system from C."""
 
-    @patch(
-        "torch._C:Generator.seed", why="a seed that nobody chose is the same on all ranks", hot=True
-    )
-    def choose_own(self, original: Any) -> Any:
-        """Draw the seed of a generator that the script made, the same on all ranks."""
-
-        def seed(generator: torch.Generator) -> int:
+        @stands_for(original)
+        def seed(*generator: Any) -> int:
             drawn = self.drawn(SEED)
             if drawn is None:
-                return int(original(generator))
-            return generator.manual_seed(_as_torch(drawn)).initial_seed()
+                return int(original(*generator))
+            number = int.from_bytes(drawn, "little") >> (8 * SEED - 53)  # as many bits as torch's
+            with self.context.internal():
+                made: Any = generator[0] if generator else torch
+                return int(made.manual_seed(number).initial_seed())
 
         return seed
 
     @patch(
-        "os:urandom",
-        "os:getrandom",
-        "random:_urandom",
+        *("os:urandom", "os:getrandom", "random:_urandom"),
         why="what is drawn from the system is the same on all ranks: uuid4, secrets, default_rng()",
         hot=True,
     )
@@ -143,35 +183,19 @@ class Randomness(Outward):
         return self.entropy.draw(size) if self.effects.mode() is Mode.SYNCED else None
 
 
-def states() -> list[Any]:
-    """Return the states of Python's, numpy's and torch's generators, as JSON can carry them."""
+def states() -> str:
+    """Return the states of Python's, numpy's and torch's generators, as text."""
     numpy = sys.modules.get("numpy")
-    kind, keys, *rest = numpy.random.get_state() if numpy is not None else ("", [], 0)
-    return [
-        random.getstate(),
-        [kind, [int(key) for key in keys], *rest],
-        _text(torch.get_rng_state()),
-        [_text(state) for state in accelerator.states()],
-    ]
+    theirs = numpy.random.get_state() if numpy is not None else None
+    found = [random.getstate(), theirs, torch.get_rng_state(), accelerator.states()]
+    return pickle.dumps(found).hex()
 
 
-def take(theirs: list[Any]) -> None:
+def take(found: str) -> None:
     """Set the generators to the states that `states` returned."""
-    (version, words, gauss), (kind, keys, *rest), cpu, devices = theirs
-    random.setstate((version, tuple(words), gauss))
-    if kind and "numpy" in sys.modules:
-        sys.modules["numpy"].random.set_state((kind, keys, *rest))
-    torch.set_rng_state(_bytes(cpu))
-    accelerator.set_states([_bytes(state) for state in devices])
-
-
-def _as_torch(drawn: bytes) -> int:
-    return int.from_bytes(drawn, "little") >> (8 * SEED - 53)  # torch's own have as many bits
-
-
-def _text(state: torch.Tensor) -> str:
-    return bytes(state.tolist()).hex()
-
-
-def _bytes(state: str) -> torch.Tensor:
-    return torch.tensor(list(bytes.fromhex(state)), dtype=torch.uint8, device=CPU)
+    ours, theirs, cpu, devices = pickle.loads(bytes.fromhex(found))
+    random.setstate(ours)
+    if theirs and "numpy" in sys.modules:
+        sys.modules["numpy"].random.set_state(theirs)
+    torch.set_rng_state(cpu)
+    accelerator.set_states(devices)

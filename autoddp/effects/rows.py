@@ -18,14 +18,7 @@ class Fate(Enum):
 
     ASK = "rank 0 makes it, and all ranks get what it returns or raises"
     DO = "likewise, but once all ranks are here: it changes what slower ranks may still read"
-
-
-def _always(call: Call) -> bool:
-    return True
-
-
-def _same(value: Any) -> Any:
-    return value
+    EACH = "every rank makes it for itself, and a line says so"
 
 
 @dataclass(frozen=True)
@@ -33,24 +26,19 @@ class EffectRow:
     """A row of a table of patches.
 
     Attributes:
-        fate: The part that rank 0 has in the call.
-        targets: The functions, as "module:Dotted.path"; several are aliases, or share all else.
-        why: The reason, which `autoddp patches` prints.
-        once: Whether rank 0 alone makes the call where ranks do not meet (on a thread); else each
-            rank makes its own there.
+        why: The reason, which `autoddp patches` prints; with EACH it is what is said.
         when: Tells the calls that are meant; others are plain.
-        pack: Turns what rank 0 got into what JSON can carry.
-        unpack: Turns that into what the ranks return.
-        optional: Whether the targets may be missing.
+        pack, unpack: Turn what rank 0 got into what JSON can carry, and that into what ranks get.
+        harmless: Whether EACH is no doubt: `--strict` lets it be.
     """
 
     fate: Fate
-    targets: tuple[str, ...]
+    targets: tuple[str, ...]  # "module:Dotted.path"; several are aliases, or share all else
     why: str
-    once: bool = False
-    when: Callable[[Call], bool] = _always
-    pack: Callable[[Any], Any] = _same
-    unpack: Callable[[Any], Any] = _same
+    when: Callable[[Call], bool] = lambda _: True
+    pack: Callable[[Any], Any] = lambda value: value
+    unpack: Callable[[Any], Any] = lambda value: value
+    harmless: bool = False
     optional: bool = False
 
     def patch(self, feature: str) -> Patch:
@@ -66,3 +54,8 @@ def ask(*targets: str, why: str, **more: Any) -> EffectRow:
 def do(*targets: str, why: str, **more: Any) -> EffectRow:
     """Make a row of functions that change the outside world."""
     return EffectRow(Fate.DO, targets, why, **more)
+
+
+def each(*targets: str, why: str, **more: Any) -> EffectRow:
+    """Make a row of functions that every rank calls for itself, which is said."""
+    return EffectRow(Fate.EACH, targets, why, **more)

@@ -37,6 +37,8 @@ class Signals(Feature):
 
     def setup(self, undo: ExitStack) -> None:
         """Take over the handlers that are there already, such as Ctrl-C's KeyboardInterrupt."""
+        # what `os.getpid` tells the script
+        self.process = self.run.group.call("the process of the script", os.getpid)
         if threading.current_thread() is not threading.main_thread():
             return  # Python runs handlers on the main thread, and the job is on another
         self._take_over({})
@@ -56,9 +58,7 @@ class Signals(Feature):
     def handle(self, call: Call) -> Any:
         """Set a handler of the script's, to be called when all ranks are at one point."""
         number, handler = _arguments(*call.args, **call.kwargs)
-        shared = (
-            callable(handler) and not isinstance(handler, signal.Handlers) and number not in MINE
-        )
+        shared = _is_shared(number, handler)
         if not self._ours() or not (shared or number in self.handlers):
             return call.plain()
         self._meet(number)
@@ -89,9 +89,9 @@ class Signals(Feature):
         return self.handlers[int(call.args[0] if call.args else call.kwargs["signalnum"])]
 
     @patch(
-        "signal:raise_signal",
-        "os:kill",
-        why="a signal that the script sends to itself comes to all ranks at that place",
+        *("signal:raise_signal", "os:kill", "os:killpg"),
+        why="a signal that the script sends to itself comes to all ranks at that place; one to "
+        "another process, which is no child of its own, rank 0 alone sends",
     )
     def send(self, call: Call) -> Any:
         """Run at once the handler of a signal that the process sends to itself.
@@ -99,18 +99,24 @@ class Signals(Feature):
         This is as in one process; no rank waits for another.
         """
         given: tuple[Any, ...] = (*call.args, *call.kwargs.values())
-        number = given[-1] if given and given[:-1] in ((), (os.getpid(),)) else None
-        if not isinstance(number, int) or number not in self.handlers:
+        to, number = given if len(given) == 2 else (self.process, *given, None)[:2]
+        mine = call.target != "os:killpg" and to in (self.process, os.getpid())
+        if not number or not self.effects.context.in_job():
             return call.plain()
-        blocked = number in signal.pthread_sigmask(signal.SIG_BLOCK, ())  # the signal is to wait
-        if blocked or not (self.effects.accepts_effects() and self.signal_sync.here()):
-            return call.plain()
-        return self._act(int(number))
+        if not mine:
+            return None if self.rank and self._ours() and not _is_child(to) else call.plain()
+        blocked = number in signal.pthread_sigmask(signal.SIG_BLOCK, ())  # it is to wait
+        if number in self.handlers and not blocked and self._meets():
+            return self._act(int(number))
+        return call.wrapped(*given[:-1] and [os.getpid()], number)
 
     def _meet(self, number: int | None) -> None:
         """Act on signals that were put off, before what is done about them changes."""
-        if number in self.handlers and self.effects.accepts_effects() and self.signal_sync.here():
+        if number in self.handlers and self._meets():
             self.effects.ask_rank0(f"signals ({number})", lambda: None)
+
+    def _meets(self) -> bool:
+        return self.effects.accepts_effects() and self.signal_sync.here()
 
     def _ours(self) -> bool:
         return self.signal_sync.act is not None and self.effects.context.in_job() and users_call(2)
@@ -153,11 +159,7 @@ class Signals(Feature):
         """Have the script's handlers called where all ranks are: those known, and those found."""
         for number in signal.valid_signals():
             handler = known.get(number, signal.getsignal(number))
-            if (
-                callable(handler)
-                and not isinstance(handler, signal.Handlers)
-                and number not in MINE
-            ):
+            if _is_shared(number, handler):
                 self.handlers[number] = handler
                 signal.signal(number, self._received)
         self.signal_sync.act = self._act
@@ -174,5 +176,20 @@ class Signals(Feature):
                 signal.signal(number, handler)
 
 
+def _is_shared(number: int, handler: Any) -> bool:
+    """Return whether a handler is a function of the script's, for a signal to the whole job."""
+    plain = isinstance(handler, signal.Handlers) or not callable(handler)
+    return not plain and number not in MINE
+
+
 def _arguments(signalnum: int, handler: Any) -> tuple[int, Any]:
     return int(signalnum), handler
+
+
+def _is_child(number: Any) -> bool:
+    """Return whether this process has started that one."""
+    try:
+        os.waitid(os.P_PID, number, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except (OSError, TypeError):
+        return False
+    return True

@@ -1,4 +1,4 @@
-"""Experiment trackers: the run is rank 0's; the others' is wandb's own disabled one.
+"""Experiment trackers: the run is rank 0's, and those of the others are disabled or offline.
 
 TensorBoard writes by Python's `open`, which the overlay keeps apart: only its folder needs a name.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from contextlib import ExitStack
+from functools import partial
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -21,18 +21,23 @@ from autoddp.patching import Call, patch
 # The modules that define a SummaryWriter, and the arguments that name its folder.
 TENSORBOARD = {"torch.utils.tensorboard.writer": "log_dir", "tensorboardX.writer": "logdir"}
 NOOP = "wandb.sdk.lib.noop_run"
+# The makers of a run, and the arguments by which those of ranks above 0 are kept to themselves.
+OFF: dict[str, dict[str, Any]] = {
+    "comet_ml.experiment:CometExperiment.__init__": {"disabled": True},
+    "aim.sdk.run:Run.__init__": {
+        "run_hash": None,
+        "repo": None,  # in this rank's private folder: one process may open it
+        "system_tracking_interval": None,
+        "capture_terminal_logs": False,
+    },
+}
 
 
 class Trackers(Outward):
     """The feature that keeps one run for all ranks, with one name, folder and settings."""
 
     name: ClassVar[str] = "trackers"
-    without: ClassVar[str] = "every rank logs to wandb and aim, to runs of its own"
-
-    def setup(self, undo: ExitStack) -> None:
-        """Keep what undoes our changes of wandb's class of disabled runs."""
-        super().setup(undo)
-        self._undo, self._counts = undo, False
+    without: ClassVar[str] = "every rank logs to wandb, comet and aim, to runs of its own"
 
     @patch(
         *(f"{module}:SummaryWriter.__init__" for module in TENSORBOARD),
@@ -52,64 +57,55 @@ class Trackers(Outward):
             return call.changed(**{argument: made}) if self.rank else None
 
     @patch(
-        "wandb:init",
-        "wandb.sdk:init",
-        "wandb.sdk.wandb_init:init",
+        *("wandb:init", "wandb.sdk:init", "wandb.sdk.wandb_init:init"),
         why="one run: rank 0's; the others' are disabled, and have its name, folder and settings",
         optional=True,
     )
     def run_once(self, call: Call) -> Any:
         """Begin a run on rank 0, whoever calls; the others' are disabled."""
-        mode = self.effects.mode()
-        if not call.named and (call.args or call.kwargs):
-            return call.plain()  # words what is wrong with its arguments
-        if NOOP not in sys.modules:  # another module of this name, such as a script's stand-in
+        mode, noop = self.effects.mode(), sys.modules.get(NOOP)
+        if noop is None or not call.named or mode is not Mode.SYNCED:  # None: another `wandb`
             return call.plain()
-        if mode is Mode.PASS_THROUGH or (self.rank == 0 and mode is Mode.UNSYNCED):
+        begun = self.effects.do_on_rank0(
+            "wandb.init",
+            call.plain,
+            tell=lambda run: pickle.dumps([run.settings, run.config.as_dict()]),
+        )
+        if self.rank == 0:
+            return begun
+        settings, config = pickle.loads(begun)
+        known = sys.modules["wandb"].run
+        again = known is not None and known.id == settings.run_id  # so has rank 0
+        return known if again else noop.init_noop_run(settings, config)
+
+    @patch(*OFF, why="one run: rank 0's; the others' are disabled or offline", optional=True)
+    def keep_apart(self, call: Call) -> Any:
+        """Begin a run on rank 0; those of the others come to nothing."""
+        if self.rank == 0 or self.effects.mode() is not Mode.SYNCED or not call.named:
             return call.plain()
-        if mode is not Mode.SYNCED:
-            with self.effects.context.internal():
-                return call.changed(mode="disabled")
-        begun = self.effects.do_on_rank0("wandb.init", call.plain, tell=_facts)
-        return begun if self.rank == 0 else self._disabled(*pickle.loads(begun))
+        given = OFF[call.target]
+        private = {"repo": self.effects.overlay.new("repo")} if "repo" in given else {}
+        with self.context.internal():
+            return call.changed(**{**given, **private})
 
     @patch(
-        "aim.sdk.run:Run.__init__",
-        why="one run: rank 0's; the others' have its hash, and a repository of their own",
-        optional=True,
-    )
-    def track_once(self, call: Call) -> Any:
-        """Begin a run of aim on rank 0; the others' are kept in scratch: one may open the files."""
-        if self.effects.mode() is not Mode.SYNCED or call.named.get("read_only"):
-            return call.plain()
-        theirs = self.effects.do_on_rank0("aim.Run", call.plain, tell=lambda _: call.instance.hash)
-        if self.rank:
-            with self.effects.context.internal():
-                call.changed(
-                    run_hash=None,
-                    repo=self.effects.overlay.new("aim"),
-                    system_tracking_interval=None,
-                    log_system_params=False,
-                    capture_terminal_logs=False,
-                )
-            call.instance.hash = theirs
-        return None
-
-    @patch(
-        "wandb.sdk.lib.noop_run:NoopRun.log",
+        *("wandb.sdk.wandb_run:Run.step", "wandb.sdk.lib.noop_run:NoopRun.step"),
         why="the number of the step is rank 0's, whatever the script makes of it",
+        hot=True,
         optional=True,
     )
-    def count(self, call: Call) -> Any:
-        """Count the steps of a disabled run, as wandb counts those of a real one."""
-        step, commit = call.kwargs.get("step"), call.kwargs.get("commit")
-        before = call.instance._step
-        again = commit if step is not None else commit is not False
-        call.instance._step = max(before, step or 0) + bool(again)
-        return call.plain()
+    def count(self, original: Any) -> Any:
+        """Make a property `step` that is rank 0's."""
+
+        def step(run: Any) -> Any:
+            read = partial(original.fget, run)
+            agreed = self.effects.touch() is Mode.SYNCED
+            return self.effects.ask_rank0("the step", read) if agreed else read()
+
+        return property(step)
 
     @patch(
-        "wandb.sdk.wandb_run:Run.log",
+        *("wandb.sdk.wandb_run:Run.log", "wandb.sdk.lib.noop_run:NoopRun.log"),
         "wandb.sdk.wandb_summary:SummaryDict.update",
         "wandb.sdk.lib.disabled:SummaryDisabled.__setitem__",
         "wandb.sdk.lib.disabled:SummaryDisabled.update",
@@ -118,37 +114,10 @@ class Trackers(Outward):
     )
     def log_whole(self, call: Call) -> Any:
         """Log whole values: a loss is summed over ranks when it is read, by all of them."""
-        mode = self.effects.mode()
-        if mode is Mode.SYNCED:
-            args, kwargs = tree_map(_number, whole((call.args, call.kwargs)))
-            return call.wrapped(*args, **kwargs)
-        return call.plain()
-
-    def _disabled(self, settings: Any, config: dict[str, Any]) -> Any:
-        """Return a disabled run with the settings of rank 0's, which counts steps and has hooks."""
-        wandb, noop = sys.modules["wandb"], sys.modules[NOOP]
-        if wandb.run is not None and wandb.run.id == settings.run_id:
-            return wandb.run  # rank 0 has got its run again, too
-        run, disabled = wandb.sdk.wandb_run.Run, noop.NoopRun
-        more = {"watch": run.watch, "unwatch": run.unwatch, "_log": _nothing}
-        more["step"] = property(lambda disabled: disabled._step)
-        plain = self._counts or settings.mode == "disabled"  # so is rank 0's
-        for name, value in () if plain else more.items():
-            if name in vars(disabled):
-                self._undo.callback(setattr, disabled, name, vars(disabled)[name])
-            else:
-                self._undo.callback(delattr, disabled, name)
-            setattr(disabled, name, value)
-        self._counts = not plain or self._counts
-        return noop.init_noop_run(settings, config)
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    """Log nothing that a hook of `watch` has found."""
-
-
-def _facts(run: Any) -> bytes:
-    return pickle.dumps([run.settings, run.config.as_dict()])
+        if self.effects.mode() is not Mode.SYNCED:
+            return call.plain()
+        args, kwargs = tree_map(_number, whole((call.args, call.kwargs)))
+        return call.wrapped(*args, **kwargs)
 
 
 def _number(value: Any) -> Any:

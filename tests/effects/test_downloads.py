@@ -120,7 +120,7 @@ def test_a_body_of_several_parts(on, server):
 def test_a_body_too_large_to_hand_on_is_asked_for_by_each_rank_and_that_is_said(
     on, server, monkeypatch
 ):
-    monkeypatch.setattr("autoddp.effects.http_replay.LIMIT", 1000)
+    monkeypatch.setattr("autoddp.effects.downloads.LIMIT", 1000)
     (server.folder / "big").write_bytes(bytes(5000))
 
     def script(run):
@@ -129,7 +129,7 @@ def test_a_body_too_large_to_hand_on_is_asked_for_by_each_rank_and_that_is_said(
 
     seen, asked = on(script)
     assert [length for length, _ in seen] == [5000, 5000]
-    assert "each of 2 ranks asks for it" in seen[0][1][0]
+    assert "every rank asks for it" in seen[0][1][0]
     assert asked == {"big": 3}
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from autoddp.effects.descriptors import Descriptors
 from PIL import Image
 
 from autoddp.effects.files import Files
@@ -31,7 +32,9 @@ def on(tmp_path):
     """`on(script)`: what it returns on 2 ranks, run in tmp_path."""
 
     def run(script, nproc=2, **more):
-        return on_ranks(script, nproc, Files, Folders, Temporary, folder=tmp_path, **more)
+        return on_ranks(
+            script, nproc, Files, Descriptors, Folders, Temporary, folder=tmp_path, **more
+        )
 
     return run
 

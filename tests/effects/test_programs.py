@@ -9,10 +9,12 @@ import threading
 import time
 
 import pytest
+from autoddp.effects.descriptors import Descriptors
 
 from autoddp.effects.files import Files
+from autoddp.effects.folders import Folders
 from autoddp.effects.processes import Processes
-from autoddp.effects.programs import ALONE, BY_ASYNCIO, Programs
+from autoddp.effects.programs import ALONE, APART, BY_ASYNCIO, Programs
 from autoddp.effects.temporary import Temporary
 from tests.effects.outward import on_ranks, raised
 from tests.launch import test_two_nodes
@@ -133,19 +135,18 @@ def test_pipes_are_read_by_all_and_written_once(tmp_path):
     assert "on rank 0 alone; read it by its methods" in descriptor[1]
 
 
-def test_a_thread_reads_what_rank_0s_thread_reads(tmp_path):
+def test_a_thread_that_asks_a_program_is_rank_0s_alone_and_that_is_said(tmp_path):
     def script(run):
-        process = subprocess.Popen(
-            "seq 3; sleep 0.3; seq 4 5; exit 4", shell=True, stdout=subprocess.PIPE, text=True
-        )
+        process = subprocess.Popen(["seq", "3"], stdout=subprocess.PIPE, text=True)
         found = []
-        thread = threading.Thread(target=lambda: found.extend([*process.stdout, process.wait()]))
+        thread = threading.Thread(target=lambda: found.append(raised(lambda: [*process.stdout])))
         thread.start()
-        code = process.wait()
         thread.join()
-        return found, code, process.poll()
+        return found[0][0], process.wait(), [d.what for d in run.report.of("programs")]
 
-    assert alike(script, 2, tmp_path) == (["1\n", "2\n", "3\n", "4\n", "5\n", 4], 4, 4)
+    first, *others = on_ranks(script, 3, Programs, folder=tmp_path)
+    assert first == ("", 0, [APART])
+    assert others == [("OutOfReach", 0, [])] * 2
 
 
 def test_a_running_program_is_watched_and_ended(tmp_path):
@@ -180,7 +181,7 @@ def test_every_rank_finds_what_a_program_wrote(tmp_path):
             file.seek(0)
             return one.read(), other.read(), file.read()
 
-    found = alike(script, 3, tmp_path, Files, Temporary)
+    found = alike(script, 3, tmp_path, Files, Descriptors, Folders, Temporary)
     assert found == ("a\nb\n", "head\nbody\ntail\n", b"out\nerr\n")
 
 
@@ -219,7 +220,10 @@ def test_what_asyncio_starts_every_rank_starts_and_it_is_said(tmp_path):
     def script(run):
         return asyncio.run(main()), said(run)
 
-    assert alike(script, 2, tmp_path, Processes) == (b"hi\n", [BY_ASYNCIO])
+    assert alike(script, 2, tmp_path, Processes) == (
+        b"hi\n",
+        [f"asyncio.unix_events._UnixSubprocessTransport._start: {BY_ASYNCIO}"],
+    )
     assert calls(tmp_path) == ["x", "x"]
 
 

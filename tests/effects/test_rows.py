@@ -4,17 +4,14 @@ import fcntl
 import getpass
 import multiprocessing
 import os
-import signal
-import subprocess
 import sys
-import termios
-import threading
 import time
 import uuid
 
 import pytest
 
 from autoddp.effects.outward import Outward
+from autoddp.effects.rows import Fate
 from autoddp.process.features import FEATURES
 from tests.effects.outward import on_ranks, raised
 
@@ -54,15 +51,14 @@ def elapsed():
 CALLS = {
     "builtins:input": lambda: input(),
     "getpass:getuser": lambda: getpass.getuser(),
-    "termios:tcgetattr": lambda: raised(lambda: termios.tcgetattr(0)),
-    "termios:tcsetattr": lambda: raised(lambda: termios.tcflush(0, termios.TCIFLUSH)),
+    "os:read": lambda: os.read(0, 9),
     "fcntl:flock": lock,
     "multiprocessing.process:BaseProcess.is_alive": still_works,
     "time:clock_gettime": lambda: time.clock_gettime(time.CLOCK_MONOTONIC),
     "os:times": elapsed,
     "uuid:uuid1": lambda: str(uuid.uuid1()),
 }
-ONCE = [row.targets[0] for _, row in ROWS if row.once]  # `os.kill`, which has a test of its own
+EACH = {row.targets[0] for _, row in ROWS if row.fate is Fate.EACH}  # tested with their feature
 
 
 def begin(rank):
@@ -75,13 +71,13 @@ def begin(rank):
 
 
 def test_every_row_has_a_call():
-    assert {row.targets[0] for _, row in ROWS} == {*CALLS, *ONCE}
+    assert {row.targets[0] for _, row in ROWS} - EACH == {*CALLS}
 
 
 @pytest.mark.parametrize(
     ("feature", "target"),
-    [(feature, row.targets[0]) for feature, row in ROWS if not row.once],
-    ids=[row.targets[0] for _, row in ROWS if not row.once],
+    [(feature, row.targets[0]) for feature, row in ROWS if row.fate is not Fate.EACH],
+    ids=[row.targets[0] for _, row in ROWS if row.fate is not Fate.EACH],
 )
 def test_a_row_gives_all_ranks_what_rank_0_got(feature, target, tmp_path):
     def script(run):
@@ -92,27 +88,3 @@ def test_a_row_gives_all_ranks_what_rank_0_got(feature, target, tmp_path):
     assert zero == one
     zero, one = on_ranks(script, 2, folder=tmp_path, before=begin)
     assert zero != one, "without the row"
-
-
-@pytest.mark.parametrize("target", ONCE)
-def test_what_is_done_once_is_rank_0s_alone_on_a_thread_too(target):
-    (feature,) = [feature for feature, row in ROWS if row.targets[0] == target]
-    others = [subprocess.Popen(["sleep", "600"]) for _ in range(5)]
-
-    def script(run):
-        found = []
-        found.append(os.kill(others[3 + run.world.rank].pid, signal.SIGTERM))
-        mine = others[1 + run.world.rank].pid
-        thread = threading.Thread(target=lambda: found.append(os.kill(mine, signal.SIGTERM)))
-        thread.start()
-        thread.join()
-        return found
-
-    try:
-        assert on_ranks(script, 2, feature) == [[None, None]] * 2
-        assert others[1].wait(20) == others[3].wait(20) == -signal.SIGTERM
-        assert [others[n].poll() for n in (0, 2, 4)] == [None] * 3
-    finally:
-        for other in others:
-            other.kill()
-            other.wait()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from autoddp.effects.descriptors import Descriptors
 
 from autoddp.effects.clocks import Clocks
 from autoddp.effects.files import Files
@@ -22,7 +23,7 @@ from tests.effects.outward import on_ranks
 from tests.effects.test_who_writes import SEEN, watch
 from tests.support.cli import fork_cli
 
-FEATURES = (Clocks, Files, Folders, Temporary, Holders, Trackers)
+FEATURES = (Clocks, Files, Descriptors, Folders, Temporary, Holders, Trackers)
 MODULES = ("torch.utils.tensorboard", "tensorboardX")
 
 
@@ -111,13 +112,12 @@ def tracked(run):
         it.step,
     ]
     same = wandb.run is it and wandb.init(project="p") is it
-    hooks = len(model._forward_hooks)
     Path(it.dir, "note.txt").write_text("by the script")
     summary = it.summary["loss"]
     wandb.save("nothing-*")
     wandb.finish()
     kind = isinstance(it, wandb.sdk.wandb_run.Run)
-    return answers, same, hooks, summary, kind, wandb.run is None, it.config["epochs"], SEEN
+    return answers, same, summary, kind, wandb.run is None, it.config["epochs"], SEEN
 
 
 @pytest.mark.parametrize("nproc", [2, 3])
@@ -127,11 +127,11 @@ def test_wandb_has_one_run(tmp_path, nproc):
     first, *others = on_ranks(
         tracked, nproc, *FEATURES, folder=tmp_path, before=lambda rank: watch(tmp_path)
     )
-    assert all(other[:7] == first[:7] for other in others)
-    assert [other[7] for other in others] == [[]] * (nproc - 1)
-    answers, same, hooks, summary, kind, ended, epochs, _ = first
+    assert all(other[:6] == first[:6] for other in others)
+    assert [other[6] for other in others] == [[]] * (nproc - 1)
+    answers, same, summary, kind, ended, epochs, _ = first
     assert answers[3:] == ["p", "", f"p/{answers[0]}", True, False, 4]
-    assert (same, hooks, summary, kind, ended, epochs) == (True, 1, 2, True, True, 2)
+    assert (same, summary, kind, ended, epochs) == (True, 2, True, True, 2)
     runs = glob.glob(f"{tmp_path}/wandb/offline-run-*/*.wandb")
     assert [os.path.basename(path) for path in runs] == [f"run-{answers[0]}.wandb"]
     assert answers[2] == f"{os.path.dirname(runs[0])}/files"
@@ -177,5 +177,24 @@ def test_a_run_of_aim_is_rank_0s(tmp_path, monkeypatch):
 
     zero, *others = on_ranks(script, 3, *FEATURES, folder=tmp_path)
     assert zero == (zero[0], zero[0], "here", True, True)
-    assert others == [(zero[0], zero[0], "here", False, False)] * 2
+    assert [other[3:] for other in others] == [(False, False)] * 2
     assert (tmp_path / "here-lock").is_dir()
+
+
+def test_an_experiment_of_comet_is_disabled_but_on_rank_0(tmp_path, monkeypatch):
+    """By a module that takes its arguments."""
+    (tmp_path / "comet_ml").mkdir()
+    (tmp_path / "comet_ml" / "experiment.py").write_text(
+        "class CometExperiment:\n"
+        "    def __init__(self, project_name=None, disabled=False):\n"
+        "        self.disabled = disabled\n"
+        "class Online(CometExperiment):\n"
+        "    def __init__(self, **more):\n"
+        "        super().__init__(**more)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def script(run):
+        return import_module("comet_ml.experiment").Online(project_name="x").disabled
+
+    assert on_ranks(script, 3, *FEATURES, folder=tmp_path) == [False, True, True]
