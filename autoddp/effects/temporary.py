@@ -56,7 +56,8 @@ class Temporary(Outward):
         if own or call.name == "tempfile.TemporaryFile":
             return self._own(call)
         made = call.plain()
-        if hasattr(made, "_closer") and not self._deletes(made.name):
+        # one that stays is complete for other ranks where its name is changed, or a program runs
+        if hasattr(made, "_closer") and made.delete and not self._deletes(made.name):
             made.delete = made._closer.delete = False
             self._lent.add(made.name)
         return made

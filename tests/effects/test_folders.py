@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from autoddp.effects.descriptors import Descriptors
 
 from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
@@ -21,7 +20,7 @@ from tests.effects.outward import on_ranks, raised
 def on(tmp_path):
     """`on(script)`: what it returns on 2 ranks, run in tmp_path."""
     return lambda script, nproc=2, **kw: on_ranks(
-        script, nproc, Files, Descriptors, Folders, Temporary, folder=tmp_path, **kw
+        script, nproc, Files, Folders, Temporary, folder=tmp_path, **kw
     )
 
 

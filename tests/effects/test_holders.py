@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from autoddp.effects.descriptors import Descriptors
 
 from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
@@ -20,7 +19,7 @@ from autoddp.effects.temporary import Temporary
 from tests.effects.outward import on_ranks, raised
 from tests.effects.test_who_writes import SEEN, watch
 
-FEATURES = (Files, Descriptors, Folders, Temporary, Holders)
+FEATURES = (Files, Folders, Temporary, Holders)
 
 
 def hdf5(run):

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from autoddp.effects.descriptors import Descriptors
 from PIL import Image
 
 from autoddp.effects.files import Files
@@ -33,7 +32,7 @@ def on(tmp_path):
 
     def run(script, nproc=2, **more):
         return on_ranks(
-            script, nproc, Files, Descriptors, Folders, Temporary, folder=tmp_path, **more
+            script, nproc, Files, Folders, Temporary, folder=tmp_path, **more
         )
 
     return run

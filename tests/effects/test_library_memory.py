@@ -6,7 +6,6 @@ import os
 import time
 
 import pytest
-from autoddp.effects.descriptors import Descriptors
 
 from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
@@ -22,7 +21,7 @@ def on(tmp_path):
     """`on(script)`: what it returns on 3 ranks, run in tmp_path."""
 
     def run(script, **more):
-        return on_ranks(script, 3, Files, Descriptors, Folders, Temporary, folder=tmp_path, **more)
+        return on_ranks(script, 3, Files, Folders, Temporary, folder=tmp_path, **more)
 
     return run
 

@@ -9,7 +9,6 @@ import threading
 import time
 
 import pytest
-from autoddp.effects.descriptors import Descriptors
 
 from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
@@ -181,7 +180,7 @@ def test_every_rank_finds_what_a_program_wrote(tmp_path):
             file.seek(0)
             return one.read(), other.read(), file.read()
 
-    found = alike(script, 3, tmp_path, Files, Descriptors, Folders, Temporary)
+    found = alike(script, 3, tmp_path, Files, Folders, Temporary)
     assert found == ("a\nb\n", "head\nbody\ntail\n", b"out\nerr\n")
 
 

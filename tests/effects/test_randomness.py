@@ -10,7 +10,6 @@ import uuid
 import numpy as np
 import pytest
 import torch
-from autoddp.effects.descriptors import Descriptors
 
 from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
@@ -131,7 +130,7 @@ def test_names_of_temporary_files_are_rank_0s(tmp_path):
             spooled.seek(0)
             return named.name, folder, path, tempfile.mktemp(), spooled.read()
 
-    features = (Randomness, Files, Descriptors, Folders, Temporary)
+    features = (Randomness, Files, Folders, Temporary)
     zero, one = on_ranks(script, 2, *features, folder=tmp_path)
     assert zero == one
 

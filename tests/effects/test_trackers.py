@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from autoddp.effects.descriptors import Descriptors
 
 from autoddp.effects.clocks import Clocks
 from autoddp.effects.files import Files
@@ -23,7 +22,7 @@ from tests.effects.outward import on_ranks
 from tests.effects.test_who_writes import SEEN, watch
 from tests.support.cli import fork_cli
 
-FEATURES = (Clocks, Files, Descriptors, Folders, Temporary, Holders, Trackers)
+FEATURES = (Clocks, Files, Folders, Temporary, Holders, Trackers)
 MODULES = ("torch.utils.tensorboard", "tensorboardX")
 
 

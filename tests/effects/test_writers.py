@@ -10,7 +10,6 @@ import re
 import warnings
 
 import pytest
-from autoddp.effects.descriptors import Descriptors
 
 from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
@@ -88,7 +87,7 @@ def jobs(group, folder):
         at = folder / str(nproc)
         (at / "folder").mkdir(parents=True)
         (at / "plain.txt").touch()
-        features = (Files, Descriptors, Folders, Temporary) if nproc > 1 else ()
+        features = (Files, Folders, Temporary) if nproc > 1 else ()
         done[nproc] = on_ranks(
             calls(cases), nproc, *features, folder=at, before=lambda rank, at=at: watch(at)
         )
