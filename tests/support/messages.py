@@ -45,12 +45,9 @@ ELSEWHERE: dict[tuple[str, str], tuple[str, ...]] = {
         "--node-rank is …, which node 0 does not wait for",
     ),
     ("tools/rehearse/backup.py", "'\\n'.join(texts)"): ("… could not be put back as it was",),
-    ("training/sharing/rows.py", "_other(batch)"): (
+    ("training/sharing/rows.py", "_other(tree_leaves(batch))"): (
         "a batch of the DataLoader holds a …",
         "a batch of the DataLoader holds numbers of another type",
-    ),
-    ("training/sharing/rows.py", "_alone(error)"): (
-        "a sample raised … (…), and the script went on",
     ),
     ("view/calls.py", "_changed(module)"): ("… at … returned other outputs than when",),
     ("view/dispatch.py", "refused(args[0].shape, func._schema.name.rpartition(':')[2])"): (
