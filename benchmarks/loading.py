@@ -9,7 +9,7 @@ rank's rows are those of one process, bit for bit.
 
 Measured is one whole pass, its worker processes from their start to their end among it. A pass that
 is left after `WARM` batches goes before, alike for all ways: what a process pays once (torch's
-first calls; of a job its connections, its probe of the data set) is no share of a sample's time,
+first calls; of a job its connections, its look at the first batch) is no share of a sample's time,
 since it would be the larger the fewer batches are measured. It is printed beside, as milliseconds
 of all processes.
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -17,7 +16,7 @@ from autoddp.patching import Call, Feature, patch
 from autoddp.report import users_line
 from autoddp.training.first_batch import FirstBatches
 from autoddp.training.sampling import Fetching
-from autoddp.training.sharing.batches import Batches, Handed, Source, Whole
+from autoddp.training.sharing.batches import Batches, Handed, Whole
 from autoddp.training.sharing.plan import (
     EACH,
     ROWS,
@@ -54,9 +53,9 @@ class Loaders(Feature):
     def __init__(self, run: Run) -> None:
         self.view, self.run, self.loading = run.view, run, run.options.loading
         self.fetching, self.first = Fetching(run), FirstBatches(run)
-        self.sharing = Sharing(run, self.fetching)
+        self.sharing = Sharing(run, self.fetching, self._each)
         self.plans: weakref.WeakKeyDictionary[Any, Plan] = weakref.WeakKeyDictionary()
-        self._all: list[Plan] = []  # in one order on all ranks
+        self._settled: list[Plan] = []  # in one order on all ranks
 
     def setup(self, undo: ExitStack) -> None:
         """Have the end of the script report what was noticed after the last pass."""
@@ -78,10 +77,11 @@ class Loaders(Feature):
             self.run.report.add("loaders", where, Plan(where, EACH, THREAD).said())
             return call.wrapped()
         plan = self._planned(loader, where)
-        if plan.way != ROWS or plan.known or plan.settled:  # else the first batch tells
+        if plan.way != ROWS or plan.known:  # else the first batch tells
             self.said(plan)
         self.run.waited.setdefault(where, 0.0)
-        return Batches(self._source(loader, plan, call.wrapped), where, self.run.waited)
+        source = self.source(loader, plan, call.wrapped)
+        return Batches(source, where, self.run.waited)
 
     @patch(
         "torch.utils.data:DataLoader._index_sampler",
@@ -100,66 +100,55 @@ class Loaders(Feature):
         """Make the loader's iterator; on ranks without workers, one that follows the first's."""
         return self.sharing.follower(call.instance, call.wrapped)
 
-    # ---- plans
-
-    def _source(self, loader: Any, plan: Plan, make: Callable[[], Any]) -> Source:
-        """Return where a pass's batches come from."""
+    def source(self, loader: Any, plan: Plan, make: Callable[[], Any], sampler: Any = None) -> Any:
+        """Begin a pass, with indices of a sampler if one is given; return its batches' source."""
         if plan.way == ROWS:
             return RowBatches(self, loader, plan, make)
-        compare = self.comparing(loader, plan.where)
-        if plan.way == EACH:
-            return Whole(self.view, make(), compare)
-        part = self.parting(plan.where)
-        return Handed(
-            self.view, self.sharing.start(loader, make, plan.where, plan.own, part), compare
-        )
+        if plan.way == SHARED:
+            inner = self.sharing.start(loader, make, plan, sampler)
+            return Handed(self, loader, plan.where, inner)
+        with self.fetching.sampled(sampler):
+            return Whole(self, loader, plan.where, make())
+
+    # ---- plans
 
     def _planned(self, loader: Any, where: str) -> Plan:
         if self.loading == EACH:
             return Plan(where, EACH, "--loading each")
         if own_iterator(loader):
             return Plan(where, EACH, "it is a subclass with an iterator of its own")
-        reason, dataset = unlike_rows(loader), loader.dataset
-        if not reason and in_memory(dataset):
-            return Plan(where, known=True, none_ignored=none_ignored(dataset))
+        reason, held = unlike_rows(loader), in_memory(loader.dataset)
+        if held is not None and not reason:
+            return Plan(where, known=True, none_ignored=none_ignored(held))
         kept = self.plans.get(owner(loader))
         if kept is None:
-            kept = self.plans[owner(loader)] = Plan(where, own=own_generators(dataset))
-        if reason:
-            return self._shared(replace(kept, where=where, way=SHARED, reason=reason))
-        if kept.settled and (late := self._agreed([kept])[0]):
-            self.part(kept, EACH if late == OWN and not loader.num_workers else SHARED, late)
+            kept = self.plans[owner(loader)] = Plan(where, own=own_generators(loader.dataset))
         kept.where = where
-        return kept
+        return self._met(replace(kept, way=SHARED, reason=reason)) if reason else kept
 
-    def settle(self, plan: Plan, kinds: list[Any]) -> None:
-        """Note that the first batch of a data set has come by rows."""
-        plan.settled, plan.kinds = True, kinds
-        self._all.append(self.said(plan))
-
-    def _shared(self, plan: Plan) -> Plan:
+    def _met(self, plan: Plan) -> Plan:
         """Load once on each node where that is possible, else on every rank."""
         alone = self.sharing.meet() if plan.way == SHARED else ""
         if alone:
             plan.way, plan.reason = EACH, f"{plan.reason}; {alone}"
         return plan
 
-    def part(self, plan: Plan, way: str, reason: str) -> Plan:
-        """Have a data set loaded in another way from now on; all ranks call this."""
-        plan.way, plan.reason = way, reason
-        return self.said(self._shared(plan))
-
-    def parting(self, where: str) -> Callable[[str], None]:
-        """Return what notes that every rank loads for itself, given why."""
-
-        def part(reason: str) -> None:
-            self.said(Plan(where, EACH, reason))
-
-        return part
-
-    def comparing(self, loader: Any, where: str) -> Callable[[Any], None]:
-        """Return what compares a loader's first batch over the nodes."""
-        return functools.partial(self.first.compare, loader, where)
+    def judged(self, plan: Plan, reason: str, workers: bool) -> Plan | None:
+        """Return another plan for a data set with whatever speaks against rows; all call this."""
+        late, plan.late = plan.settled and reason in (DRAWS, OWN), ""
+        if reason == DRAWS and self.loading == ROWS:
+            self.run.report.doubt("loaders", plan.where, APART)
+        elif late:
+            self.run.report.doubt("loaders", plan.where, reason + LATE)
+        if reason and not (reason == DRAWS and self.loading == ROWS):
+            # a generator in this process is to move on all ranks
+            plan.way, plan.reason = EACH if reason == OWN and not workers else SHARED, reason
+            return self.said(self._met(plan))
+        if not plan.settled:
+            self._settled.append(plan)
+        plan.settled = True
+        self.said(plan)
+        return None
 
     def said(self, plan: Plan) -> Plan:
         """Report a plan, and return it."""
@@ -167,26 +156,18 @@ class Loaders(Feature):
         (report.say_once if loud else report.add)("loaders", plan.where, plan.said())
         return plan
 
-    def say_draws(self, where: str) -> None:
-        """Say that each rank draws its own numbers, as it was told to."""
-        self.run.report.doubt("loaders", where, APART)
-
-    # ---- what later fetches show
-
-    def _agreed(self, plans: list[Plan]) -> list[str]:
-        """Return what later fetches drew from on any rank, for each plan; report it once."""
-        mine = [float(plan.late == kind) for plan in plans for kind in (OWN, DRAWS)]
-        found = self.view.group.all_reduce(torch.tensor(mine, device=CPU), MAX).view(-1, 2).tolist()
-        late = [OWN if own else DRAWS if draws else "" for own, draws in found]
-        for plan, kind in zip(plans, late, strict=True):
-            plan.late = ""
-            if kind == DRAWS and self.loading == ROWS:
-                self.say_draws(plan.where)
-            elif kind:
-                self.run.report.doubt("loaders", plan.where, kind + LATE)
-        return ["" if kind == DRAWS and self.loading == ROWS else kind for kind in late]
+    def _each(self, where: str, reason: str) -> None:
+        """Report that every rank loads for itself what cannot be handed over."""
+        self.said(Plan(where, EACH, reason))
 
     def _at_end(self) -> None:
-        """Report what was noticed and no further pass has brought up."""
-        if self._all:
-            self._agreed(self._all)
+        """Report what later fetches drew from, where no further pass has brought it up."""
+        plans, kinds = self._settled, (OWN, DRAWS)
+        mine = [[float(plan.late == kind) for kind in kinds] for plan in plans]
+        if not plans:
+            return
+        found = self.view.group.all_reduce(torch.tensor(mine, device=CPU), MAX).tolist()
+        for plan, seen in zip(plans, found, strict=True):
+            for kind in [kind for kind, drew in zip(kinds, seen, strict=True) if drew][:1]:
+                own = kind == DRAWS and self.loading == ROWS
+                self.run.report.doubt("loaders", plan.where, APART if own else kind + LATE)

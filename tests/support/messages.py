@@ -40,12 +40,9 @@ ELSEWHERE: dict[tuple[str, str], tuple[str, ...]] = {
     ("process/worker.py", "own_ddp.twice(script.name, own.line, world.world_size)"): (
         "… starts its ranks itself (…), but another launcher",
     ),
-    ("training/sharing/rows.py", "_other(batch)"): (
+    ("training/sharing/rows.py", "_other(tree_leaves(batch))"): (
         "a batch of the DataLoader holds a …",
         "a batch of the DataLoader holds numbers of another type",
-    ),
-    ("training/sharing/rows.py", "_alone(error)"): (
-        "a sample raised … (…), and the script went on",
     ),
     ("view/calls.py", "_changed(module)"): ("… at … returned other outputs than when",),
     ("view/dispatch.py", "refused(args[0].shape, func._schema.name.rpartition(':')[2])"): (

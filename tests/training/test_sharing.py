@@ -358,7 +358,7 @@ def test_a_loader_that_is_made_anew_for_each_pass_is_known():
     assert zero == 3 * 8
     assert one == 2  # its rows of the very first batch
     assert said == [
-        "loaded once on each node, for all of its ranks: its data set draws random numbers"
+        "loaded once on each node, for all of its ranks: its batches hold more than numbers"
     ]
 
 

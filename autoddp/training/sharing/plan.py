@@ -19,14 +19,13 @@ THREAD = "it is iterated in a thread of the script's"
 
 @dataclass(eq=False)
 class Plan:
-    """The way a data set is loaded, and why not by rows.
+    """The way in which a data set is loaded, and why not by rows.
 
     Attributes:
         settled: Whether a first batch has shown that nothing speaks against rows.
         known: Whether it is certain that nothing is drawn: tensors in memory.
         none_ignored: Whether no target there is one that losses ignore.
         late: What a later fetch drew from on this rank, in words.
-        kinds: The data types of a batch.
         own: The generators that are objects.
     """
 
@@ -37,7 +36,6 @@ class Plan:
     known: bool = False
     none_ignored: bool = False
     late: str = ""
-    kinds: list[Any] | None = None
     own: list[Access] = field(default_factory=list)
 
     def said(self) -> str:
@@ -60,11 +58,8 @@ def unlike_rows(loader: Any) -> str:
         return "it has a collate function of its own"
     if _fetches_batches(loader.dataset):
         return "its data set fetches a batch by a function of its own"
-    return (
-        ""
-        if getattr(loader, "in_order", True)
-        else "its batches come in any order (in_order=False)"
-    )
+    ordered = getattr(loader, "in_order", True)
+    return "" if ordered else "its batches come in any order (in_order=False)"
 
 
 def _fetches_batches(dataset: Any) -> bool:
@@ -77,18 +72,17 @@ def _fetches_batches(dataset: Any) -> bool:
     return callable(getattr(dataset, "__getitems__", None))
 
 
-def in_memory(dataset: Any) -> bool:
-    """Return whether torch's own classes hold tensors: they draw nothing and keep no state."""
-    if type(dataset) is Subset:
-        return in_memory(dataset.dataset)
-    return type(dataset) is TensorDataset and all(type(t) is Tensor for t in dataset.tensors)
-
-
-def none_ignored(dataset: Any) -> bool:
-    """Return whether no target in memory is one that losses ignore."""
+def in_memory(dataset: Any) -> TensorDataset | None:
+    """Return torch's own holder of tensors, which draws nothing, if a data set is one or a part."""
     while type(dataset) is Subset:
         dataset = dataset.dataset
-    return not any(bool((t == IGNORED).any()) for t in dataset.tensors if t.dtype is torch.int64)
+    plain = type(dataset) is TensorDataset and all(type(t) is Tensor for t in dataset.tensors)
+    return dataset if plain else None
+
+
+def none_ignored(held: TensorDataset) -> bool:
+    """Return whether no target in memory is one that losses ignore."""
+    return not any(bool((t == IGNORED).any()) for t in held.tensors if t.dtype is torch.int64)
 
 
 def own_iterator(loader: Any) -> bool:
@@ -99,7 +93,7 @@ def own_iterator(loader: Any) -> bool:
 
 
 def owner(loader: Any) -> Any:
-    """Return what a plan is kept for: the data set, which other loaders may read; or the loader."""
+    """Return the holder of a plan: the data set, which other loaders may read, or the loader."""
     kind: Any = type(loader.dataset)
     plain = kind.__hash__ is object.__hash__ and kind.__weakrefoffset__ > 0
     return loader.dataset if plain else loader

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,9 +15,9 @@ from autoddp import torch_internals
 from autoddp.training.iterator import LoaderIterator
 from autoddp.training.sampling import Fetching
 from autoddp.training.sharing.course import Course
-from autoddp.training.sharing.fetch import Follower, Leading, Part, SharedFetch
+from autoddp.training.sharing.fetch import Follower, Leading, SharedFetch
 from autoddp.training.sharing.lines import ENDED, MADE, Lines, Pipes, meet
-from autoddp.training.watch import Access
+from autoddp.training.sharing.plan import Plan
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
@@ -38,8 +39,9 @@ class Pass(LoaderIterator):
 class Sharing:
     """The lines between this node's ranks, made when first needed."""
 
-    def __init__(self, run: Run, fetching: Fetching) -> None:
+    def __init__(self, run: Run, fetching: Fetching, part: Callable[[str, str], None]) -> None:
         self.run, self.fetching = run, fetching
+        self.part = part  # called with the loader's place where every rank has to load, and why
         self.lines: Lines | None = None
         self.alone = ""  # why the ranks of this node cannot share
         self._course: Course | None = None  # of the iterator that is being made
@@ -57,39 +59,31 @@ class Sharing:
         if self.lines is not None:
             self.lines.close()
 
-    def start(
-        self,
-        loader: Any,
-        make: Callable[[], Any],
-        where: str,
-        own: list[Access],
-        part: Part,
-        sampler: Any = None,
-    ) -> Pass:
+    def start(self, loader: Any, make: Callable[[], Any], plan: Plan, sampler: Any) -> Pass:
         """Return an iterator that gives every rank of the node what the first one's loader gives.
 
         Args:
             loader: The DataLoader.
             make: Its own `__iter__`.
-            where: The loader, in words.
-            own: The generators beside those that all code shares.
-            part: Told why every rank loads for itself, until the next pass.
+            plan: The loader's plan.
             sampler: Where indices come from, if not from the loader's own.
         """
-        course = self._begin(loader, where)
+        course = self._begin(loader, plan)
         with self._pinning_later(loader) as pins, self.fetching.sampled(sampler):
             if loader.num_workers:
                 return Pass(self._with_workers(make, course), course, pins)
             inner = make()
-        inner._dataset_fetcher = SharedFetch(course, inner._dataset_fetcher, own, part)
-        return Pass(inner, course, pins)
+        return self._without(inner, course, plan, pins)
 
-    def take_over(self, loader: Any, inner: Any, where: str, own: list[Access], part: Part) -> Pass:
+    def take_over(self, loader: Any, inner: Any, plan: Plan) -> Pass:
         """Go on with an iterator without workers, of which nothing was given to the script yet."""
-        course = self._begin(loader, where)
         pins = (inner._pin_memory and inner._pin_memory_device) or ""
         inner._pin_memory = False
-        inner._dataset_fetcher = SharedFetch(course, inner._dataset_fetcher, own, part)
+        return self._without(inner, self._begin(loader, plan), plan, pins)
+
+    def _without(self, inner: Any, course: Course, plan: Plan, pins: str) -> Pass:
+        part = functools.partial(self.part, plan.where)
+        inner._dataset_fetcher = SharedFetch(course, inner._dataset_fetcher, plan.own, part)
         return Pass(inner, course, pins)
 
     def follower(self, loader: Any, plain: Callable[[], Any]) -> Any:
@@ -103,10 +97,10 @@ class Sharing:
         assert self._course is not None
         return self._course
 
-    def _begin(self, loader: Any, where: str) -> Course:
+    def _begin(self, loader: Any, plan: Plan) -> Course:
         assert self.lines is not None
         batched = loader._auto_collation and loader.collate_fn is default_collate
-        return Course(self.run, self.lines.begin(), where, batched)
+        return Course(self.run, self.lines.begin(), plan.where, batched)
 
     def _with_workers(self, make: Callable[[], Any], course: Course) -> Any:
         self._course = course
