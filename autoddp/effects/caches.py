@@ -44,11 +44,6 @@ COMPUTED = re.compile(r".*/(cache-|generator/)")
 TEMPORARY = ("torchinductor_", "joblib_memmapping_folder_", "pymp-", "ray/")
 
 
-def _temporary() -> Iterator[str]:
-    for folder in (temporary_folder(), *named()):
-        yield from (f"{folder}/{name}" for name in TEMPORARY)
-
-
 def keeps(path: str, private: set[str]) -> bool:
     """Return whether losing `path` would cost time alone, or `path` is this rank's own.
 
@@ -78,7 +73,7 @@ def keeps(path: str, private: set[str]) -> bool:
 @lru_cache(maxsize=8)
 def _known(_: tuple[str | None, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the folders of caches, and those of `datasets`, as what steers them says."""
-    return (*_caches(), *_temporary()), (*_of_datasets(),)
+    return (*_caches(),), (*_of_datasets(),)
 
 
 def _caches() -> Iterator[str]:
@@ -89,6 +84,8 @@ def _caches() -> Iterator[str]:
             yield from (f"{folder}/{name}/" for name in LIBRARIES)
     for variable in NAMED:
         yield from (f"{folder}/" for folder in _given(variable))
+    for folder in (temporary_folder(), *named()):
+        yield from (f"{folder}/{name}" for name in TEMPORARY)
 
 
 def _of_datasets() -> Iterator[str]:

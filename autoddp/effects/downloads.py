@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
+from autoddp.comm.rpc import When
 from autoddp.comm.topology import leaders
 from autoddp.effects.engine import Mode
 from autoddp.effects.outward import Outward
@@ -20,27 +21,16 @@ from autoddp.effects.rows import EffectRow, each
 from autoddp.patching import Call, patch
 from autoddp.report import users_line
 
-# The data sets of torchvision that download in their constructor.
-DATA_SETS = (
-    "_stereo_matching:Middlebury2014Stereo caltech:Caltech101 caltech:Caltech256 celeba:CelebA "
-    "cifar:CIFAR10 clevr:CLEVRClassification country211:Country211 dtd:DTD eurosat:EuroSAT "
-    "fgvc_aircraft:FGVCAircraft flowers102:Flowers102 food101:Food101 gtsrb:GTSRB "
-    "imagenette:Imagenette inaturalist:INaturalist kinetics:Kinetics kitti:Kitti lfw:LFWPeople "
-    "lfw:LFWPairs mnist:MNIST mnist:QMNIST mnist:EMNIST moving_mnist:MovingMNIST "
-    "omniglot:Omniglot oxford_iiit_pet:OxfordIIITPet pcam:PCAM phototour:PhotoTour "
-    "places365:Places365 rendered_sst2:RenderedSST2 sbd:SBDataset sbu:SBU semeion:SEMEION "
-    "stanford_cars:StanfordCars stl10:STL10 sun397:SUN397 svhn:SVHN usps:USPS "
-    "widerface:WIDERFace"
-)
-CONSTRUCTORS = [f"torchvision.datasets.{name}.__init__" for name in DATA_SETS.split()]
 MODELS = (
     *("torch.hub:load", "torch.hub:load_state_dict_from_url", "torch.utils.model_zoo:load_url"),
     "torchvision._internally_replaced_utils:load_state_dict_from_url",
     "torchvision.models._api:load_state_dict_from_url",
 )
-# A library looks first whether the file is there: in its calls ranks may differ.
-UTILS = "download_url download_and_extract_archive download_file_from_google_drive extract_archive"
-LOOKED_FOR = tuple(f"torchvision.datasets.utils:{name}" for name in UTILS.split())
+MAKERS = (  # of the files of a data set
+    *(f"torchvision.datasets.utils:{of}" for of in ("download_url", "extract_archive")),
+    "torchvision.datasets.utils:download_and_extract_archive",
+    "torchvision.datasets.utils:download_file_from_google_drive",
+)
 ASKED = "every rank asks the network; urllib.request, requests and torch.hub ask once for all"
 LIMIT = 64 << 20  # bytes of a body that are handed to the other ranks
 TOO_LARGE = (
@@ -53,6 +43,7 @@ class Downloads(Outward):
     """The script's downloads: ranks that come later find the file, or are handed the body."""
 
     name: ClassVar[str] = "downloads"
+    libraries: ClassVar[bool] = True
     without: ClassVar[str] = "every rank asks for what it downloads"
     rows: ClassVar[tuple[EffectRow, ...]] = (
         each(
@@ -64,20 +55,26 @@ class Downloads(Outward):
         ),
     )
 
-    @patch(*CONSTRUCTORS, *MODELS, *LOOKED_FOR, why="one request for a disk", optional=True)
+    @patch(*MODELS, *MAKERS, why="one request for a disk, whoever asks", optional=True)
     def load_in_turn(self, call: Call) -> Any:
-        """Load on rank 0, then on the first rank of every other node, then on the rest."""
-        given = {**call.named.get("kwargs", {}), **call.named}
-        looked_for = call.target in LOOKED_FOR
-        mode = self.effects.users() if looked_for else self.effects.mode()
-        if mode is not Mode.SYNCED or (call.target in CONSTRUCTORS and not given.get("download")):
+        """Load on rank 0, once all have looked for the file, and on the first rank of each node.
+
+        The others load what is there then; of what makes files alone they get the answer.
+        """
+        made, answer, makes = [], None, call.target in MAKERS
+        if self.effects.mode() is not Mode.SYNCED:
             return call.plain()
-        made: list[Any] = []
+
+        def load() -> Any:
+            made.append(call.plain())
+            return made[0] if makes else None
+
         site = f"{call.name} at {users_line(1)}"
-        with self.effects.context.internal():
+        with self.context.internal():
             for leader in leaders(self.effects.group):
-                self.run.group.call(site, lambda: made.append(call.plain()), by=leader)
-            return made[0] if made else call.plain()
+                when = When.NOW if leader else When.ALL_HERE
+                answer = self.run.group.call(site, load, by=leader, when=when)
+            return made[0] if made else answer if makes else call.plain()
 
     @patch(
         *("torch.hub:download_url_to_file", "urllib.request:urlretrieve"),

@@ -46,13 +46,13 @@ class Outward(Feature):
         row = next(row for row in self.rows if call.target in row.targets)
         mode = self.effects.touch() if row.when(call) else Mode.PASS_THROUGH
         name = call.target.removeprefix("builtins:").replace(":", ".")
-        if row.fate is Fate.EACH and mode in (Mode.SYNCED, Mode.UNSYNCED):
+        if mode is not Mode.SYNCED:
+            return call.plain()
+        if row.fate is Fate.EACH:
             say = self.run.report.say_once if row.harmless else self.run.report.doubt
             say(self.name, users_line(), f"{name}: {row.why}")
             with self.context.internal():  # what it is made of is said by this line, too
                 return call.plain()
-        if mode is not Mode.SYNCED or row.fate is Fate.EACH:
-            return call.plain()
         if row.fate is Fate.DO:
             return self.effects.do_on_rank0(name, call.plain)
         return row.unpack(self.effects.ask_rank0(name, lambda: row.pack(call.plain())))

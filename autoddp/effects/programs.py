@@ -128,22 +128,14 @@ class Programs(Outward):
         return status
 
     def _descriptor(self, number: int) -> int:
-        """Return this rank's descriptor of a pipe to `Popen`, for another program.
-
-        Raises:
-            io.UnsupportedOperation: The script asks.
-        """
+        """Return this rank's descriptor of a pipe, for another program alone."""
         inside = self.effects.mode() is Mode.PASS_THROUGH
         if not inside and sys._getframe(1).f_code.co_filename != subprocess.__file__:
             raise io.UnsupportedOperation(BY_DESCRIPTOR)
         return number
 
     def ask(self, what: str, act: Callable[[], Any]) -> Any:
-        """Return what `act` answers on rank 0: bytes, or what JSON can carry.
-
-        Raises:
-            OutOfReach: Rank 0 cannot be asked here.
-        """
+        """Return what `act` answers on rank 0: bytes, or what JSON can carry."""
         mode = self.effects.mode()
         if mode is Mode.SYNCED:
             return self.effects.ask_rank0(what, act)
@@ -163,9 +155,8 @@ class Programs(Outward):
             return not (within(OWN) or by_tracker())
         if self._ends():
             return True
-        if (mode is Mode.UNSYNCED or self.effects.in_forked_child()) and users_call(
-            2, (subprocess.__file__,)
-        ):
+        apart = mode is Mode.UNSYNCED or self.effects.in_forked_child()
+        if apart and users_call(2, (subprocess.__file__,)):
             self.run.report.doubt("programs", users_line(), ALONE)
         return False
 

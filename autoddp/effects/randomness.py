@@ -20,6 +20,7 @@ from hashlib import blake2b, shake_256
 from numbers import Integral
 from types import FrameType
 from typing import Any, ClassVar
+from uuid import UUID
 
 import torch
 import wrapt
@@ -109,12 +110,8 @@ class Randomness(Outward):
         "each rank draws and seeds for itself where the script leaves that to the system"
     )
     rows: ClassVar[tuple[EffectRow, ...]] = (
-        ask(  # `uuid4` draws from the system, see `draw_alike`
-            "uuid:uuid1",
-            why="a name that is made of the machine and the time is rank 0's",
-            pack=lambda made: made.hex,
-            unpack=lambda answer: sys.modules["uuid"].UUID(hex=answer),
-        ),
+        # `uuid4` draws from the system, see `draw_alike`
+        ask("uuid:uuid1", why="the machine and the time are rank 0's", pack=str, unpack=UUID),
     )
 
     def setup(self, undo: ExitStack) -> None:

@@ -44,10 +44,7 @@ class Temporary(Outward):
         why="ranks share the temporary folders and files that rank 0 made",
     )
     def make(self, call: Call) -> Any:
-        """Make it of parts that all ranks agree on, or one of this rank's own.
-
-        A file without a name is each rank's own.
-        """
+        """Make it of parts that all ranks agree on; a nameless file is each rank's own."""
         folder = call.named.get("dir")
         with self.context.internal():
             tempfile.gettempdir()  # tries folders out, which the script does not

@@ -25,10 +25,8 @@ NOOP = "wandb.sdk.lib.noop_run"
 OFF: dict[str, dict[str, Any]] = {
     "comet_ml.experiment:CometExperiment.__init__": {"disabled": True},
     "aim.sdk.run:Run.__init__": {
-        "run_hash": None,
         "repo": None,  # in this rank's private folder: one process may open it
-        "system_tracking_interval": None,
-        "capture_terminal_logs": False,
+        **{"run_hash": None, "system_tracking_interval": None, "capture_terminal_logs": False},
     },
 }
 
@@ -41,8 +39,7 @@ class Trackers(Outward):
 
     @patch(
         *(f"{module}:SummaryWriter.__init__" for module in TENSORBOARD),
-        why="ranks log to one folder: where it has no name, or the time in it, "
-        "the name is rank 0's",
+        why="ranks log to one folder: rank 0 names it, by the time for instance",
         optional=True,
     )
     def name_once(self, call: Call) -> Any:
@@ -66,11 +63,11 @@ class Trackers(Outward):
         mode, noop = self.effects.mode(), sys.modules.get(NOOP)
         if noop is None or not call.named or mode is not Mode.SYNCED:  # None: another `wandb`
             return call.plain()
-        begun = self.effects.do_on_rank0(
-            "wandb.init",
-            call.plain,
-            tell=lambda run: pickle.dumps([run.settings, run.config.as_dict()]),
-        )
+
+        def told(run: Any) -> bytes:
+            return pickle.dumps([run.settings, run.config.as_dict()])
+
+        begun = self.effects.do_on_rank0("wandb.init", call.plain, told)
         if self.rank == 0:
             return begun
         settings, config = pickle.loads(begun)
@@ -83,10 +80,11 @@ class Trackers(Outward):
         """Begin a run on rank 0; those of the others come to nothing."""
         if self.rank == 0 or self.effects.mode() is not Mode.SYNCED or not call.named:
             return call.plain()
-        given = OFF[call.target]
-        private = {"repo": self.effects.overlay.new("repo")} if "repo" in given else {}
+        given = {**OFF[call.target]}
+        if "repo" in given:
+            given["repo"] = self.effects.overlay.new("repo")
         with self.context.internal():
-            return call.changed(**{**given, **private})
+            return call.changed(**given)
 
     @patch(
         *("wandb.sdk.wandb_run:Run.step", "wandb.sdk.lib.noop_run:NoopRun.step"),
@@ -103,6 +101,19 @@ class Trackers(Outward):
             return self.effects.ask_rank0("the step", read) if agreed else read()
 
         return property(step)
+
+    @patch(
+        *(f"{NOOP}:NoopRun.{of}" for of in ("watch", "unwatch", "_log")),
+        why="gradients are read on all ranks or on none; what a watch has read, rank 0 alone logs",
+        optional=True,
+    )
+    def watch_alike(self, call: Call) -> Any:
+        """Watch a model as rank 0 does, if its run is not disabled by the script."""
+        name = call.target.rpartition(".")[2]
+        if name == "_log" or call.instance.settings.mode == "disabled":
+            return None
+        run = sys.modules["wandb.sdk.wandb_run"].Run
+        return getattr(run, name)(call.instance, *call.args, **call.kwargs)
 
     @patch(
         *("wandb.sdk.wandb_run:Run.log", "wandb.sdk.lib.noop_run:NoopRun.log"),

@@ -8,6 +8,7 @@ import torch
 
 from autoddp.effects.downloads import Downloads
 from autoddp.effects.files import Files
+from autoddp.effects.folders import Folders
 from tests.effects.outward import on_ranks, raised
 from tests.support import archives
 
@@ -28,7 +29,7 @@ def on(tmp_path, server):
 
     def on(script, nproc=2, **more):
         before = server.requests.copy()
-        seen = on_ranks(script, nproc, Downloads, Files, folder=tmp_path, **more)
+        seen = on_ranks(script, nproc, Downloads, Files, Folders, folder=tmp_path, **more)
         return seen, dict(server.requests - before)
 
     return on

@@ -111,12 +111,13 @@ def tracked(run):
         it.step,
     ]
     same = wandb.run is it and wandb.init(project="p") is it
+    hooks = len(model._forward_hooks)
     Path(it.dir, "note.txt").write_text("by the script")
     summary = it.summary["loss"]
     wandb.save("nothing-*")
     wandb.finish()
     kind = isinstance(it, wandb.sdk.wandb_run.Run)
-    return answers, same, summary, kind, wandb.run is None, it.config["epochs"], SEEN
+    return answers, same, hooks, summary, kind, wandb.run is None, it.config["epochs"], SEEN
 
 
 @pytest.mark.parametrize("nproc", [2, 3])
@@ -126,11 +127,11 @@ def test_wandb_has_one_run(tmp_path, nproc):
     first, *others = on_ranks(
         tracked, nproc, *FEATURES, folder=tmp_path, before=lambda rank: watch(tmp_path)
     )
-    assert all(other[:6] == first[:6] for other in others)
-    assert [other[6] for other in others] == [[]] * (nproc - 1)
-    answers, same, summary, kind, ended, epochs, _ = first
+    assert all(other[:7] == first[:7] for other in others)
+    assert [other[7] for other in others] == [[]] * (nproc - 1)
+    answers, same, hooks, summary, kind, ended, epochs, _ = first
     assert answers[3:] == ["p", "", f"p/{answers[0]}", True, False, 4]
-    assert (same, summary, kind, ended, epochs) == (True, 2, True, True, 2)
+    assert (same, hooks, summary, kind, ended, epochs) == (True, 1, 2, True, True, 2)
     runs = glob.glob(f"{tmp_path}/wandb/offline-run-*/*.wandb")
     assert [os.path.basename(path) for path in runs] == [f"run-{answers[0]}.wandb"]
     assert answers[2] == f"{os.path.dirname(runs[0])}/files"
