@@ -55,18 +55,12 @@ class Runner:
     """Runs of one script, one after the other, each where the one before was.
 
     The paths are the same in all runs, so that what is printed of them is, too.
-
-    Attributes:
-        script: The script.
-        kind: The kind of what is recorded: numbers or times.
-        quiet: Whether nothing is said meanwhile.
-        root: A folder for all that the runs write.
     """
 
     script: Script
-    kind: str
+    kind: str  # of what is recorded: numbers or times
     quiet: bool
-    root: Path
+    root: Path  # of all that the runs write
 
     @classmethod
     @contextmanager
@@ -92,14 +86,9 @@ class Runner:
         changes: tuple[str, ...] = (),
         environ: Mapping[str, str] | None = None,
     ) -> Left:
-        """Run the script once, in a copy of the current folder.
+        """Run the script once, in a copy of the current folder, up to so many optimizer steps.
 
-        Args:
-            name: The name of the run, as it is shown.
-            options: On how many ranks, and how.
-            steps: The number of optimizer steps after which the run ends, if fewer than all.
-            changes: What is done in each process before the script, see `RecordedScript`.
-            environ: The environment variables in which the run differs from this process.
+        `changes` are of `RecordedScript`; `environ` are variables beside those of this process.
         """
         results = Path(tempfile.mkdtemp(dir=self.root))
         records, temporary = results / "records", self.root / "tmp"

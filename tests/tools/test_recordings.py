@@ -178,18 +178,6 @@ def benched(*folders: Path) -> dict[str, Any]:
     return json.loads(found.read_text())
 
 
-def test_ranks_that_count_no_rows_have_those_that_one_process_counted(tmp_path):
-    one, two = (recording(tmp_path / name, ranks) for name, ranks in (("a", 1), ("b", 2)))
-    text = rank(times={**TIMES, "rows": 0})
-    (one / "0.jsonl").write_text(text.replace('"ended"', '"by hand": 20, "ended"'))
-    for number in range(2):
-        (two / f"{number}.jsonl").write_text(text)
-    for order in ((one, two), (two, one)):
-        rows = benched(*order)["rows"]
-        assert [row["batch"] for row in rows] == [20, 20]
-        assert [row["speed-up"] for row in rows] == [1, 1]
-
-
 def test_ranks_of_their_own_ddp_count_all_their_rows(tmp_path):
     one, two = recording(tmp_path / "a"), recording(tmp_path / "b", 2, apart=True)
     assert [row["batch"] for row in benched(one, two)["rows"]] == [4, 8]

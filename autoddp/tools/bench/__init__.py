@@ -1,1 +1,1 @@
-"""The parts of `autoddp bench`: the ways to run a script, where their time goes, and advice."""
+"""The parts of `autoddp bench`: the ways to run a script, how fast they are, where time goes."""

@@ -31,21 +31,13 @@ class Figures:
     seconds: float  # of the run as a whole
 
 
-def figures(left: Recording, way: Way, by_hand: int | None) -> Figures:
-    """Compute the figures of a run of at least two steps.
-
-    Args:
-        left: The remains of the run.
-        way: The way in which it was run.
-        by_hand: Rows of a batch, where no loader makes them.
-    """
+def figures(left: Recording, way: Way) -> Figures:
+    """Compute the figures of a run of at least two steps."""
     times = left.times
     mine, local = times[0], way.options.view == "local"
     # in the local view rank 0 sees its share of a batch alone
     ranks = [times[rank] for rank in sorted(times)] if local else [mine]
     rows = [sum(step["rows"] for step in steps) for steps in zip(*ranks, strict=False)]
-    if not any(rows) and by_hand:
-        rows = [by_hand * step["backwards"] for step in mine]
     warm = max(1, min(WARM_UP, len(mine) // 4))
     measured = mine[warm:]
     total = sum(step["seconds"] for step in measured)

@@ -24,8 +24,7 @@ def run(folders: Sequence[str], wanted: BenchOptions, quiet: bool) -> int:
         BadInput: One of them is no recording, or has too few steps with times.
     """
     found = [read(folder) for folder in folders]
-    by_hand = [end["by hand"] for each in found for end in each.ends.values() if end.get("by hand")]
-    rows = [row_of(each, next(iter(by_hand), 1)) for each in found]
+    rows = [row_of(each) for each in found]
     notes = [note for each in found for note in each.lacks()]
     notes += [f"{each.name} ended with exit code {each.code}" for each in found if each.code]
     if rows[0].way.ranks > 1:
@@ -35,12 +34,8 @@ def run(folders: Sequence[str], wanted: BenchOptions, quiet: bool) -> int:
     return finish(found[0].about["script"], rows, notes, replace(wanted, rounds=1), quiet)
 
 
-def row_of(found: Recording, by_hand: int) -> Row:
+def row_of(found: Recording) -> Row:
     """Make the row of a recording.
-
-    Args:
-        found: The recording.
-        by_hand: Rows of a batch that no loader made, which one process alone can count.
 
     Raises:
         BadInput: There are too few steps with times in it.
@@ -59,4 +54,4 @@ def row_of(found: Recording, by_hand: int) -> Row:
     if found.about["apart"] and ranks > 1:
         options = replace(options, view="local")  # a script that is distributed by itself is so
     way = Way(found.name, options, ranks)
-    return Row(way, [figures(found, way, by_hand)])
+    return Row(way, [figures(found, way)])

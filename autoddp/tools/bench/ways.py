@@ -38,14 +38,9 @@ class Way:
 
 
 def ways(options: Options, counts: Sequence[int], found: There) -> tuple[list[Way], list[str]]:
-    """Make all ways to run a script, one process first, and say what is left out.
-
-    Args:
-        options: The options that all ways share.
-        counts: The numbers of ranks.
-        found: The accelerators that are visible: one process sees the first.
-    """
+    """Make all ways to run a script, one process first, and say what is left out."""
     gpus = found.names
+    # one process sees the first of several
     first = {devices.variable(found.kind, os.environ): gpus[0]} if len(gpus) > 1 else {}
     alone = replace(options, nproc=1)
     rows, left_out = [Way(PLAIN, alone, 1, environ=first)], []

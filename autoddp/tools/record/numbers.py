@@ -16,6 +16,7 @@ from autoddp.report import users_line
 from autoddp.tools.record.module_names import named_modules
 
 GOLDEN = 0.6180339887498949  # no multiple of it comes near a whole number often
+ROW = 2**20  # numbers that are summed at a time
 
 
 class Numbers:
@@ -124,9 +125,10 @@ def fingerprint(x: Tensor) -> Tensor:
     if x.is_complex():
         x = torch.view_as_real(x.resolve_conj())
     flat = x.reshape(-1).double()
-    at = torch.arange(len(flat), dtype=torch.float64, device=flat.device)
-    signs = (at * GOLDEN).frac().sub(0.5).sign()  # the same in every run, in no order of its own
-    return torch.stack([torch.linalg.vector_norm(flat), flat.sum(), torch.dot(flat, signs)])
+    at = torch.arange(min(len(flat), ROW), dtype=torch.float64, device=flat.device)
+    signs = at.mul_(GOLDEN).frac_().sub_(0.5).sign_()  # the same in every run, and no pattern
+    some = (torch.dot(part, signs[: len(part)]) for part in flat.split(ROW))
+    return torch.stack([torch.linalg.vector_norm(flat), flat.sum(), sum(some, flat.new_zeros(()))])
 
 
 def generators() -> dict[str, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -40,19 +39,15 @@ class Recorder:
 
     def __init__(self, settings: RecordSettings, world: World, about: Entry) -> None:
         self.settings, self.rank, self.about = settings, world.rank, about
-        self.process, self.thread = os.getpid(), threading.get_ident()
+        self.process = os.getpid()
         self.numbers = Numbers() if settings.numbers else None
         self.times = Times(world, self.here) if settings.times else None
         self.count, self.depth, self.began = 0, 0, perf_counter()
         self.file: int | None = None
 
     def here(self) -> bool:
-        """Return whether this is the rank's own thread, and no graph is being compiled."""
-        return (
-            os.getpid() == self.process
-            and threading.get_ident() == self.thread
-            and not torch.compiler.is_compiling()
-        )
+        """Return whether this is the rank's own process, and no graph is being compiled."""
+        return os.getpid() == self.process and not torch.compiler.is_compiling()
 
     def setup(self, undo: ExitStack) -> None:
         """Look at every step, and all that leads to it, from here on."""
@@ -76,7 +71,7 @@ class Recorder:
         finally:
             self.depth -= 1
             if self.times is not None:
-                self.times.parts.end()
+                self.times.backward_ended()
 
     def begin(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Look at what a step is made of."""
@@ -86,7 +81,7 @@ class Recorder:
             with self._apart():
                 self.numbers.begin(optimizer)
         if self.times is not None:
-            self.times.stepping += 1
+            self.times.begin()
 
     def end(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Write the line of a step.

@@ -21,44 +21,26 @@ Entry = dict[str, Any]
 
 @dataclass(frozen=True)
 class RecordSettings:
-    """The settings of a recorder.
-
-    Attributes:
-        folder: The folder of the recording, in full.
-        numbers: Whether fingerprints of what a step computed are written.
-        times: Whether it is written where the time of a step went.
-        steps: The number of steps after which the script ends, None for all.
-    """
+    """The settings of a recorder: its folder, and what is written of each step."""
 
     folder: str = ""
-    numbers: bool = True
-    times: bool = True
-    steps: int | None = None
+    numbers: bool = True  # fingerprints of what was computed
+    times: bool = True  # where the time went
+    steps: int | None = None  # after which the script ends, None for all
 
 
 @dataclass(frozen=True)
 class Recording:
-    """The entries of each rank of a run, and how the run ended.
+    """The entries of each rank of a run, and how the run ended."""
 
-    Attributes:
-        name: What it is called where it is shown.
-        code: The exit code of the script, None if it has not come to its end.
-        steps: By rank, an entry for each step.
-        ends: By rank, the entry at the end, empty if the rank did not come to it.
-        seconds: How long the run took.
-        about: What rank 0 said of the run as a whole.
-        out: What was printed, where that was kept.
-        err: The same of stderr; else what the first rank that failed raised.
-    """
-
-    name: str
-    code: int | None
-    steps: dict[int, list[Entry]]
-    ends: dict[int, Entry]
+    name: str  # what it is called where it is shown
+    code: int | None  # the exit code of the script, None if it has not come to its end
+    steps: dict[int, list[Entry]]  # by rank, an entry for each step
+    ends: dict[int, Entry]  # by rank, the entry at the end, empty if the rank did not come to it
     seconds: float = 0.0
-    about: Entry = field(default_factory=dict)
-    out: str = ""
-    err: str = ""
+    about: Entry = field(default_factory=dict)  # what rank 0 said of the run as a whole
+    out: str = ""  # what was printed, where that was kept
+    err: str = ""  # the same of stderr; else what the first rank that failed raised
 
     @property
     def options(self) -> Options:
@@ -172,8 +154,7 @@ def read(folder: str) -> Recording:
             f"autoddp run --record {folder} makes one"
         )
     about = _parsed(_text(where / ABOUT), str(where / ABOUT))
-    lacks = sorted(SAID - set(about))
-    if lacks:
+    if lacks := sorted(SAID - set(about)):
         raise BadInput(f"{where / ABOUT} lacks {', '.join(lacks)}; {AGAIN}")
     steps, ends = entries(where)
     raised = next((end["raised"] for end in ends.values() if end.get("raised")), "")

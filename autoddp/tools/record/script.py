@@ -31,18 +31,12 @@ SEED = 20250131  # for every generator, before the script seeds its own
 
 @dataclass(frozen=True)
 class RecordedScript(Script):
-    """A script that is recorded while it runs.
-
-    Attributes:
-        options: The options of the run.
-        settings: Where the recording goes, and what is in it.
-        apart: Whether each rank draws for itself, as the script has its own DDP.
-        changes: What is done in each process before the script, as `package.module:function`.
-    """
+    """A script that is recorded while it runs."""
 
     options: Options = field(default_factory=Options)
     settings: RecordSettings = field(default_factory=RecordSettings)
-    apart: bool = False
+    apart: bool = False  # each rank draws for itself, as the script has its own DDP
+    # what is done in each process before the script, as `package.module:function`
     changes: tuple[str, ...] = ()
 
     def run(self, whole_traceback: bool = False, ended: Sequence[Callable[[], None]] = ()) -> int:

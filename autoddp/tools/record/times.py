@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import resource
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
@@ -40,27 +41,24 @@ from autoddp.training.replica import Replicas
 class Times:
     """The times of one rank.
 
-    Args:
-        world: The ranks of the job.
-        here: Tells whether the caller is the rank's own thread, whose time is counted.
+    `own` tells whether a call is of the rank itself; of its threads the time of one is counted.
     """
 
-    def __init__(self, world: World, here: Callable[[], bool]) -> None:
-        self.world, self.here = world, here
+    def __init__(self, world: World, own: Callable[[], bool]) -> None:
+        self.world, self.own, self.thread = world, own, threading.get_ident()
         self.parts = Parts()
         self.stepping = 0  # how deep in an optimizer's step
         self.backwards = self.ever = 0  # in this step, in all
         self.fetched: set[int] = set()  # iterators, since the last backward
         self.over = False  # one of them came to its end
-        self.rows = self.trained = 0  # of the batch fetched last; of those that were trained on
-        self.by_hand: int | None = None  # rows of a batch that no loader made
+        self.rows = self.trained = 0  # of the batch that is computed; of those trained on
 
     def setup(self, undo: ExitStack) -> None:
-        """Look at every fetch and collective from here on."""
+        """Look at every fetch, module and collective from here on."""
         around(undo, DataLoader, "__iter__", self.iterate)
+        self.hook = nn.modules.module.register_module_forward_pre_hook(self.call)
+        undo.callback(self.hook.remove)
         if self.world.world_size == 1:
-            self.hook = nn.modules.module.register_module_forward_pre_hook(self.call)
-            undo.callback(self.hook.remove)
             return
         for name in ("all_reduce", "all_gather"):
             around(undo, Group, name, self.timed(GATHERING))
@@ -69,15 +67,18 @@ class Times:
         around(undo, NodeMemory, "all_reduce", self.timed(GRADIENTS))  # of a bucket
         around(undo, Replicas, "arm", self.arm)
 
+    def here(self) -> bool:
+        """Return whether this is the rank's own thread, whose time is counted."""
+        return self.own() and threading.get_ident() == self.thread
+
     def iterate(self, plain: Any, loader: Any) -> Any:
         """Make an iterator of a loader, every fetch of which is looked at."""
-        made = plain.__get__(loader, type(loader))
+        made = plain.__get__(loader, type(loader))  # it may be a wrapper of a method
         if not self.here():
             return made()
         if self.over:
             self._restart()
-        if self.world.world_size == 1:
-            self.hook.remove()  # it costs time, and is needed where no loader is
+        self.hook.remove()  # it costs time, and is needed where no loader is
         with self.parts.spend(LOADING):
             return Timed(self, made())
 
@@ -85,15 +86,15 @@ class Times:
         """Fetch the next batch, and count its time as loading."""
         if not self.here():
             return next(inner)
-        if not self.backwards and (self.over or id(inner) in self.fetched):
+        if self.over or id(inner) in self.fetched:
             self._restart()
+        self.fetched.add(id(inner))
         try:
             with self.parts.spend(LOADING):
                 batch = next(inner)
         except StopIteration:
             self.over = True
             raise
-        self.fetched.add(id(inner))
         self.rows = rows_of(batch)
         return batch
 
@@ -105,17 +106,23 @@ class Times:
             self.over = False
 
     def call(self, module: nn.Module, args: Any) -> None:
-        """Count the rows that a model is first called with: the batch, if there is no loader."""
-        known = self.by_hand is not None or not torch.is_grad_enabled()
-        if not known and next(torch.nn.Module.parameters(module), None) is not None:
-            self.by_hand = rows_of(args) or None
+        """Count the rows that the outermost module is given, where no loader makes the batch."""
+        if not self.rows and torch.is_grad_enabled() and self.here():
+            self.rows = rows_of(args)
 
     def note(self) -> None:
-        """Count a backward: the batch that was fetched last is trained on."""
+        """Count a backward, of the batch that was computed last."""
+        if not self.here():
+            return
         self.backwards, self.ever = self.backwards + 1, self.ever + 1
         self.trained, self.rows = self.trained + self.rows, 0
         self.fetched.clear()
         self.over = False
+
+    def backward_ended(self) -> None:
+        """Count no more time as waiting for gradients."""
+        if self.here():
+            self.parts.end()
 
     def arm(self, plain: Any, replicas: Any, leaves: Any, roots: list[Tensor]) -> Any:
         """Arm the replicas, and count as waiting what follows this rank's own backward.
@@ -145,8 +152,14 @@ class Times:
 
         return call
 
+    def begin(self) -> None:
+        """Count how deep steps are nested: a subclass calling its parent's step is one step."""
+        self.stepping += self.here()
+
     def step(self) -> dict[str, Any]:
         """Return the entry of a step; of a second optimizer after one backward there is none."""
+        if not self.here():
+            return {}
         self.stepping -= 1
         if self.stepping or (self.ever and not self.backwards):
             return {}
@@ -160,12 +173,9 @@ class Times:
         return self.parts.spend(RECORDING) if self.here() else nullcontext()
 
     def rest(self, raised: BaseException | None) -> dict[str, Any]:
-        """Return what the process as a whole took."""
-        return {
-            "by hand": self.by_hand,
-            "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            "GPU memory": accelerator.most_memory(),
-        }
+        """Return the most memory that the process took."""
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return {"memory": memory, "GPU memory": accelerator.most_memory()}
 
 
 class Timed(LoaderIterator):

@@ -52,14 +52,7 @@ TIPPED = Cause(
 def causes(
     findings: Findings, among: Findings, ranks: Recording, options: Options
 ) -> Iterator[Cause]:
-    """Yield the causes that apply, the first one first.
-
-    Args:
-        findings: One process against the ranks.
-        among: The ranks against rank 0.
-        ranks: The remains of the ranks' run.
-        options: The options of the ranks' run.
-    """
+    """Yield the causes that apply, the first one first; `among` is the ranks against rank 0."""
     # where ranks end in an error, it is chance how far each of them comes
     counts = STEPS if ranks.code else ""
     for parted in (found for found in among.differences if found.aspect != counts):

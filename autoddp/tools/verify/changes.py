@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from autoddp.patching import Call, Feature, Installation, patch, stands_for
+from autoddp.report import library_modules
 
 PACE = 100_000  # at which no duration, rate or time of day looks like that of another run
 WHY = "what is printed of a clock is another text at another pace"
@@ -29,7 +30,7 @@ def other_pace(undo: ExitStack) -> None:
 
     Two runs of one process may take the same time by chance, to the digits that are printed.
     """
-    undo.enter_context(Installation([FasterClocks()]))
+    undo.enter_context(Installation([FasterClocks()], libraries=library_modules))
 
 
 class FasterClocks(Feature):

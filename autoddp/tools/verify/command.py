@@ -28,15 +28,7 @@ WIDE = (
 
 
 def run(script: Script, options: Options, wanted: VerifyOptions) -> int:
-    """Run the script on one process and on ranks, compare their numbers, and tell the result.
-
-    Args:
-        script: The script to run.
-        options: The options of the ranks.
-        wanted: What to compare, and what to make of it.
-
-    Returns:
-        0 if equal, 1 if different, 2 if one process cannot run the script.
+    """Compare ranks with one process: 0 if equal, 1 if not, 2 if one process cannot run it.
 
     Raises:
         BadInput: The options do not allow it, and nothing was started; or there is no room.

@@ -17,27 +17,16 @@ SMALL = 1e-3  # of the values that a size is relative to, the least
 
 @dataclass(frozen=True)
 class Difference:
-    """A place where two runs were compared.
+    """A place where two runs were compared, in words, and how far what they have is off."""
 
-    Attributes:
-        aspect: The kind of what was compared, one of `ASPECTS`.
-        place: The place, in words.
-        want: What one process has.
-        got: What the other run has.
-        size: How far it is off, relative to the larger value; `OTHER` where it is no number.
-        step: The number of the step, if it is at one.
-        line: The line of the script, if it is known.
-        rank: The rank, if ranks are compared with rank 0.
-    """
-
-    aspect: str
+    aspect: str  # one of `ASPECTS`
     place: str
-    want: str
+    want: str  # of one process
     got: str
-    size: float
+    size: float  # relative to the larger value; `OTHER` where it is no number
     step: int | None = None
-    line: str | None = None
-    rank: int | None = None
+    line: str | None = None  # of the script
+    rank: int | None = None  # where ranks are compared with rank 0
 
     @property
     def what(self) -> str:

@@ -13,8 +13,7 @@ class Stranger(dict[str, Any]):
     """A placeholder for an object of the script's own class: the class's name, and all it holds."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__()
-        self["arguments"], self["named"] = args, kwargs
+        super().__init__(arguments=args, named=kwargs)
 
     def __setstate__(self, state: Any) -> None:
         self["state"] = state
@@ -23,13 +22,13 @@ class Stranger(dict[str, Any]):
         """Stand for what an object of the script makes when it is called while loading."""
         return self
 
-    def append(self, item: Any) -> None:
-        """Keep an item, for a class that extends list."""
-        self.setdefault("items", []).append(item)
-
     def extend(self, items: Any) -> None:
         """Keep items, for a class that extends list."""
         self.setdefault("items", []).extend(items)
+
+    def append(self, item: Any) -> None:
+        """Keep an item, for a class that extends list."""
+        self.extend([item])
 
 
 class Unpickler(pickle.Unpickler):
@@ -53,7 +52,5 @@ def load_checkpoint(path: Path) -> Any:
     """Load what `torch.save` wrote, on the CPU."""
     import torch
 
-    pickles: Any = types.SimpleNamespace(
-        **vars(pickle) | {"Unpickler": Unpickler, "__name__": __name__}
-    )
+    pickles: Any = types.SimpleNamespace(**vars(pickle) | {"Unpickler": Unpickler})
     return torch.load(path, map_location="cpu", pickle_module=pickles, weights_only=False)

@@ -21,11 +21,7 @@ Found = Iterator[Difference]
 def unlike(want: Any, got: Any, where: str, seen: dict[Any, Any] | None = None) -> Found:
     """Yield where two values differ: types, order, keys, dtypes, and values to their leaves.
 
-    Args:
-        want: The value of one process.
-        got: The other run's value.
-        where: The place, in words.
-        seen: The pairs that are compared already: objects may hold each other.
+    Objects may hold each other, so that `seen` has the pairs that are compared already.
     """
     if type(got) is not type(want):
         yield _other(where, type(want), type(got))

@@ -26,13 +26,8 @@ def compare_lines(
 ) -> Iterator[Difference]:
     """Yield the lines of two texts; a line more or less is one difference, and the last.
 
-    Args:
-        aspect: The kind of the text, a print or a file.
-        name: The name of the text.
-        texts: The lines of one process, and those of the other run.
-        rtol: The relative difference of numbers that is allowed.
-        last_digit: Whether the last digit may be rounded the other way.
-        twice: The lines of two runs of one process. What they do not share is not compared.
+    With `last_digit` the last digit may be rounded the other way. `twice` are the lines of two runs
+    of one process: what they do not share is not compared.
     """
     want, got = texts
     models = chain(zip(*twice, strict=False), repeat(("", "")))

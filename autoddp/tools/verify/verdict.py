@@ -23,17 +23,10 @@ from autoddp.tools.verify.findings import (
 
 EQUAL, DIFFERENT, NOT_RUN = 0, 1, 2
 WORDS = {EQUAL: "equal", DIFFERENT: "different", NOT_RUN: "could not run"}
-PLURALS = {
-    "steps": "steps",
-    "loss": "losses",
-    "learning rate": "learning rates",
-    "gradient": "gradients",
-    "parameter": "parameters",
-    "generator": "generators' states",
-    "exit code": "exit code",
-    "print": "printed lines",
-    "file": "files",
-}
+PLURALS = (
+    *("steps", "losses", "learning rates", "gradients", "parameters", "generators' states"),
+    *("exit code", "printed lines", "files"),
+)
 NO_NUMBERS = (STEPS, GENERATOR, ENDING)
 TOGETHER = 4  # at most so many differences of the first step that differs are shown
 
@@ -100,11 +93,11 @@ class Conclusion:
         made = [["compared", "number", "differ", "off by at most"]]
         kinds = ("", self.findings), (", in float64", self.wide), (" of ranks", self.among)
         for name, found in kinds:
-            for aspect in (each for each in ASPECTS if found and each in found.counts):
-                assert found is not None
-                count = found.counts[aspect]
-                worst = "" if aspect in NO_NUMBERS else f"{count.worst:.1e}" if count.worst else "0"
-                made.append([PLURALS[aspect] + name, str(count.compared), str(count.differ), worst])
+            for aspect, plural in zip(ASPECTS, PLURALS, strict=True):
+                if found is not None and (count := found.counts.get(aspect)):
+                    worst = f"{count.worst:.1e}" if count.worst else "0"
+                    worst = "" if aspect in NO_NUMBERS else worst
+                    made.append([plural + name, str(count.compared), str(count.differ), worst])
         return made
 
     def data(self) -> dict[str, Any]:
