@@ -1,4 +1,4 @@
-"""A call of a decorated function as a job, on rank 0, on the others, and on torchrun's ranks."""
+"""A call of a decorated function as a job: on rank 0, on its forks, and on torchrun's ranks."""
 
 from __future__ import annotations
 
@@ -8,33 +8,32 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn, cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed import Store
 
 from autoddp import launch, torch_internals
-from autoddp.comm import accelerator
 from autoddp.comm.collective_check import CollectiveCheck
 from autoddp.comm.group import Group
 from autoddp.comm.place import HERE
-from autoddp.comm.world import ADDED, World, hide
-from autoddp.decorator import notebook, start
-from autoddp.decorator.agreement import agreed
-from autoddp.decorator.existing_group import set_aside
+from autoddp.comm.world import ADDED, World
+from autoddp.decorator import forkable, forks, notebook
+from autoddp.decorator.existing_group import agreed, set_aside
+from autoddp.decorator.forks import Forks
 from autoddp.decorator.wholes import whole
-from autoddp.decorator.workers import ParentLink, Workers
 from autoddp.effects.run import Run
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.launch.rendezvous import HOST, listen
 from autoddp.options import Options
-from autoddp.process import allocator, joining, likeness, report_file, streams, worker
+from autoddp.process import allocator, joining, report_file, streams, worker
 from autoddp.process.devices import Devices, variable
+from autoddp.process.membership import member
 from autoddp.process.script import strip
-from autoddp.process.session import session
 from autoddp.process.streams import Logs
 from autoddp.report import Report
 from autoddp.report.places import CELL
@@ -44,7 +43,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class DecoratedCall:
-    """The call of a decorated function, and how it shall be run."""
+    """The call of a decorated function, and the options of its job."""
 
     wrapped: Callable[..., Any]
     args: Any
@@ -83,73 +82,75 @@ def lead(call: DecoratedCall, ranks: int) -> Any:
 
     They are forked for each call anew, since a fork has all that rank 0 has.
     """
-    with forked(call.site, call.options, ranks):
-        return whole(call.plain())
-
-
-@contextmanager
-def forked(site: str, options: Options, ranks: int) -> Iterator[Run]:
-    """Be rank 0 inside; the others, forks of this process, run the same and end there."""
     if dist.is_initialized():
         raise BadInput(
             "@distributed makes its own process group, but the script has initialised one already"
         )
-    launch.check_places(options)
-    launch.check_disabled(options)
-    devices = joining.find_devices(ranks, options)
-    start.check_forkable(site, ranks, options)
-    logs = Logs(options.log_dir)
+    devices, logs = ready(call.options, ranks)
+    forkable.check(call.site, ranks, call.options)
     logs.make()
-    with listen() as door, closing(Workers(site, logs)) as workers, ExitStack() as inside:
-        link = start.fork(workers, ranks)
-        if link is not None:
-            world = place(link.rank, ranks, door.getsockname()[1])
+    with listen() as door, closing(Forks(call.site, logs)) as others:
+        rank, line = others.start(ranks)
+        if line is not None:
+            world = place(rank, ranks, door.getsockname()[1])
             door.close()
-            tell = inside.enter_context(following(world, logs, link))
-            yield inside.enter_context(taking_part(options, world, devices, tell))
-            return
-        workers.watch()
+            follow(call, world, devices, logs, line)
         # only now: its thread looks up an address, with locks that a fork would find held
         server = torch_internals.store_behind(door)
-        world = place(0, ranks, server.port)
-        yield inside.enter_context(taking_part(options, world, devices, workers.settle))
+        return take_part(call, place(0, ranks, server.port), devices, others.settle)
 
 
-@contextmanager
-def following(world: World, logs: Logs, link: ParentLink) -> Iterator[Tell]:
-    """Be a rank above 0 inside, and end there: what comes after is rank 0's."""
-    words = []
+def ready(options: Options, ranks: int) -> tuple[Devices, Logs]:
+    """Check what the options name, and find the devices of this node's ranks.
+
+    Raises:
+        BadInput: The options cannot be met.
+    """
+    launch.check_places(options)
+    launch.check_disabled(options)
+    return joining.find_devices(ranks, options), Logs(options.log_dir)
+
+
+def place(rank: int, ranks: int, port: int) -> World:
+    """Return the place of a rank of this node's only job."""
+    return World(rank, ranks, rank, ranks, 0, HOST, port, agent_store=True)
+
+
+def follow(
+    call: DecoratedCall, world: World, devices: Devices, logs: Logs, line: Connection
+) -> NoReturn:
+    """Be a rank above 0 for the time of the call, and end there: what comes after is rank 0's."""
+    said = []
 
     def tell(word: str) -> None:
-        words.append(word)
+        said.append(word)
         if word == "raised":
             traceback.print_exc()  # to the log
-        streams.flush()
-        link.tell(word)
+        forks.say(line, word)
 
     try:
         notebook.to_log(logs.of(world.rank))
-        yield tell
+        take_part(call, world, devices, tell)
     except BaseException:
-        if not words:
+        if not said:
             tell("raised")
     finally:
-        link.end()
+        forks.end(line)
 
 
 def attach(call: DecoratedCall) -> Any:
-    """Be a rank of torchrun from here on, to the end of the process, like under `autoddp run`."""
+    """Be a rank of torchrun from here on, to the end of the process, like under `autoddp run`.
+
+    Where the script has a process group, as in a worker of Ray Train, only for the call.
+    """
     world = World.read(os.environ)
     if world.world_size == 1:
         HERE.world = world
         return call.plain()
-    launch.check_places(call.options)
-    launch.check_disabled(call.options)
-    devices = joining.find_devices(world.local_world_size, call.options)
-    check_own(world, devices, call.site)
-    logs = Logs(call.options.log_dir)
+    devices, logs = ready(call.options, world.local_world_size)
     if dist.is_initialized():
-        return inside_existing_group(call, replace(world, agent_store=True), devices, logs)
+        with set_aside(world, logs) as (tell, store):
+            return take_part(call, replace(world, agent_store=True), devices, tell, store)
     logs.make()
     terminal = os.dup(2)
     if world.rank:
@@ -175,64 +176,25 @@ def attach(call: DecoratedCall) -> Any:
     return call.plain()
 
 
-def check_own(world: World, devices: Devices, site: str) -> None:
-    """Check that the device this rank used before the call, if any, is the one it is given there.
-
-    Raises:
-        BadInput: The device is another rank's.
-    """
-    kind = accelerator.kind()
-    shared = len(set(devices.visible)) < len(devices.visible) or devices.wanted == "gloo"
-    if not kind or shared or torch.accelerator.device_count() == 1:
-        return
-    used = torch.accelerator.current_device_index()
-    if used != world.local_rank:
-        raise BadInput(
-            f"rank {world.rank} has used {kind}:{used}, which is not its own, before {site}; call "
-            f"torch.{kind}.set_device({world.local_rank}) first, or start the script by autoddp run"
-        )
-
-
-def inside_existing_group(call: DecoratedCall, world: World, devices: Devices, logs: Logs) -> Any:
-    """Be a rank for the call, where the script has a process group, as in a worker of Ray Train."""
-    with set_aside(world, logs) as meeting:
-        return take_part(call, world, devices, meeting.tell, meeting.store)
-
-
 def take_part(
-    call: DecoratedCall,
-    world: World,
-    devices: Devices,
-    tell: Tell,
-    store: Store,
+    call: DecoratedCall, world: World, devices: Devices, tell: Tell, store: Store | None = None
 ) -> Any:
-    """Call the function in a session of its own, over a `store`, as the ranks are no forks."""
-    given = call.args, call.kwargs
-    with (
-        taking_part(call.options, world, devices, tell, store) as run,
-        agreed(run.group, call.site, call.variables, given),
-    ):
-        return whole(call.plain())
+    """Call the function as a rank, and tell at the end whether it has returned or raised.
 
-
-@contextmanager
-def taking_part(
-    options: Options,
-    world: World,
-    devices: Devices,
-    tell: Tell,
-    store: Store | None = None,
-) -> Iterator[Run]:
-    """Be a rank inside, and tell at the end whether it has returned or raised."""
-    with joined(options, world, devices, store) as run:
+    Ranks that met over a `store` of the script's are no forks, and have variables of their own.
+    """
+    with joined(call.options, world, devices, store) as run:
+        forked = nullcontext() if store is None else agreed(run.group, call)
         try:
-            yield run
+            with forked:
+                result = whole(call.plain())
             run.group.conclude()
         except BaseException as error:
             strip(error)
             tell("raised")
             raise
         tell("returned")
+    return result
 
 
 @contextmanager
@@ -250,26 +212,18 @@ def joined(
     given = (*ADDED, variable(devices.kind, os.environ), "NCCL_SOCKET_IFNAME")
     threads, environ = torch.get_num_threads(), {name: os.environ.get(name) for name in given}
     report = Report(world.rank == 0 and not options.quiet, options.strict)
-    group, kept = None, False
+    script, kept, run = forkable.script() if apart else None, False, None
     try:
         kept = worker.set_up(world)
         joining.take_device(world, devices)
-        hidden = hide(os.environ)
-        if options.view == "local":
-            os.environ.update(hidden or world.variables(nodes=1))
-        attempt = hidden.get("TORCHELASTIC_RESTART_COUNT", "0")
-        group, chosen = joining.join(world, devices, attempt, store)
-        if apart:
-            likeness.compare(group, start.script(), options, apart)
-        HERE.world = world
-        report.say(worker.greeting(world, options, chosen, hidden))
-        with session(world, options, group, report) as run:
+        with member(world, options, devices, report, script, apart, store) as mine:
+            run = mine.run
             yield run
             run.view.pending.settle()
     finally:
         HERE.world = None
-        if group is not None:
-            leave(group)
+        if run is not None:
+            leave(run.group)
         torch.set_num_threads(threads)
         if kept:
             allocator.give_back()
@@ -277,8 +231,7 @@ def joined(
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-    nodes = world.nodes(hidden)
-    report_file.write(report, options, world, nodes, chosen.backend)
+    report_file.write(report, options, world, mine.nodes, mine.backend)
 
 
 def leave(group: Group) -> None:
@@ -288,8 +241,3 @@ def leave(group: Group) -> None:
     pg, group.pg = group.pg, cast("dist.ProcessGroup", ClosedGroup())
     group.collective_check = cast(CollectiveCheck, ClosedGroup())
     dist.destroy_process_group(pg)
-
-
-def place(rank: int, ranks: int, port: int) -> World:
-    """Return the place of a rank of this node's only job."""
-    return World(rank, ranks, rank, ranks, 0, HOST, port, agent_store=True)
