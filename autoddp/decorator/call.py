@@ -43,7 +43,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class DecoratedCall:
-    """The call of a decorated function, and the options of its job."""
+    """The call of a decorated function or of a notebook's cell, and the options of its job."""
 
     wrapped: Callable[..., Any]
     args: Any
@@ -52,15 +52,9 @@ class DecoratedCall:
 
     @property
     def site(self) -> str:
-        """Return the name of the function or of the notebook's cell, as the user knows it."""
+        """Return the name of the function or of the cell, as the user knows it."""
         name: str = getattr(self.wrapped, "__qualname__", type(self.wrapped).__name__)
         return name if name.startswith(CELL) else f"{name}()"
-
-    @property
-    def variables(self) -> dict[str, Any]:
-        """Return the variables of the module that the function is in."""
-        found: dict[str, Any] = getattr(self.wrapped, "__globals__", {})
-        return found
 
     def plain(self) -> Any:
         """Call the function as the user did."""
@@ -106,8 +100,7 @@ def ready(options: Options, ranks: int) -> tuple[Devices, Logs]:
     Raises:
         BadInput: The options cannot be met.
     """
-    launch.check_places(options)
-    launch.check_disabled(options)
+    launch.check(options)
     return joining.find_devices(ranks, options), Logs(options.log_dir)
 
 

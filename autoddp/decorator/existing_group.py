@@ -99,7 +99,8 @@ def agreed(group: Group, call: DecoratedCall) -> Iterator[None]:
     Raises:
         Disagreement: A collection or an array differs, so that results computed from it would.
     """
-    variables, argument = call.variables, "an argument of the call"
+    variables: dict[str, Any] = getattr(call.wrapped, "__globals__", {})  # of its module
+    argument = "an argument of the call"
     mine = {name: value for name, value in list(variables.items()) if not name.startswith("__")}
     plain = {name: value for name, value in mine.items() if type(value) in PLAIN}
     digests = {name: digest(value) for name, value in mine.items() if name not in plain}

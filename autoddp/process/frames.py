@@ -45,26 +45,6 @@ class Frames(Feature):
         """Make one that tells the places in lines, too."""
         return stands_for(original)(stacks.of_traceback(original))
 
-    @patch("inspect:getouterframes", why=STACK, hot=True)
-    def list_frames(self, original: Function) -> Function:
-        """Make a list of frames in which there are none of autoddp's."""
-        return stands_for(original)(stacks.of_frames(original))
-
-    @patch("inspect:getinnerframes", why=STACK, hot=True)
-    def list_inner(self, original: Function) -> Function:
-        """Make such a list of the frames of a traceback, for `inspect.trace`, too."""
-        return stands_for(original)(stacks.of_inner(original))
-
-    @patch(
-        "loguru._better_exceptions:ExceptionFormatter._extract_frames",
-        why=STACK,
-        hot=True,
-        optional=True,
-    )
-    def extract(self, original: Function) -> Function:
-        """Make loguru's walk up the stack and down a traceback such ones, too."""
-        return stands_for(original)(stacks.by_itself(original))
-
     @patch("warnings:warn", why=WARNED, hot=True)
     def warn(self, original: Function) -> Function:
         """Make a `warn` that does not count frames of autoddp's; TorchScript knows it for that."""

@@ -14,6 +14,7 @@ from autoddp.comm.world import World, hide, keep_to_libraries
 from autoddp.effects.run import Run
 from autoddp.options import Options
 from autoddp.process import joining, likeness
+from autoddp.process.backend import Choice
 from autoddp.process.devices import Devices
 from autoddp.process.script import Script
 from autoddp.process.session import session
@@ -27,6 +28,14 @@ class Member:
     run: Run
     backend: str
     nodes: int
+
+
+def greeting(ranks: int, nodes: int, view: str, chosen: Choice) -> str:
+    """Return the line said at the start: how many ranks, which backend and why, which view."""
+    return (
+        f"{ranks} ranks on {nodes} node{'s' * (nodes != 1)}, {chosen.backend} ({chosen.why}), "
+        f"{view} view{chosen.unlike and f'; {chosen.unlike}'}"
+    )
 
 
 @contextmanager
@@ -62,10 +71,6 @@ def member(
         likeness.compare(group, script, options, apart)
     HERE.world = world
     nodes = world.nodes(hidden)
-    report.say(
-        f"{world.world_size} ranks on {nodes} node{'s' * (nodes != 1)}, "
-        f"{chosen.backend} ({chosen.why}), {options.view} view"
-        f"{chosen.unlike and f'; {chosen.unlike}'}"
-    )
+    report.say(greeting(world.world_size, nodes, options.view, chosen))
     with session(world, options, group, report) as run:
         yield Member(run, chosen.backend, nodes)

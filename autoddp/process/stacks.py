@@ -1,7 +1,7 @@
 """Stacks and tracebacks as the script finds them in one process: without frames of autoddp's.
 
 Whatever prints them, `traceback` and `logging` first of all, asks functions that stand here for
-those of Python; loguru walks by itself, on frames and tracebacks that stand for the real ones.
+those of Python.
 """
 
 from __future__ import annotations
@@ -73,70 +73,3 @@ def of_traceback(walk: Walk) -> Walk:
         yield from kept
 
     return walk_there
-
-
-def of_frames(outer: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """Return what stands in for `inspect.getouterframes`, which `inspect.stack` asks, too."""
-
-    def getouterframes(frame: Any, context: int = 1) -> list[Any]:
-        known, at = set(), frame
-        while at is not None:
-            known.add(id(at))
-            at = outward(at)
-        return [found for found in outer(frame, context) if id(found.frame) in known]
-
-    return getouterframes
-
-
-def of_inner(inner: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """Return what stands in for `inspect.getinnerframes`, whose entries begin with their frames."""
-
-    def getinnerframes(tb: TracebackType | None, context: int = 1) -> list[Any]:
-        return list(of_traceback(lambda entries: inner(entries, context))(tb))
-
-    return getinnerframes
-
-
-class OwnFrame:
-    """A frame to whoever reads it, whose `f_back` is the next one outwards in one process."""
-
-    def __init__(self, frame: FrameType) -> None:
-        self._frame = frame
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._frame, name)
-
-    @property
-    def f_back(self) -> OwnFrame | None:
-        """Return the next frame outwards."""
-        outer = outward(self._frame)
-        return None if outer is None else OwnFrame(outer)
-
-
-class OwnEntry:
-    """An entry of a traceback to whoever reads it, and those below it that are not autoddp's."""
-
-    def __init__(self, entries: list[tuple[FrameType, int]]) -> None:
-        (frame, self.tb_lineno), *self._rest = entries
-        self.tb_frame = OwnFrame(frame)
-
-    @property
-    def tb_next(self) -> OwnEntry | None:
-        """Return the entry below."""
-        return OwnEntry(self._rest) if self._rest else None
-
-
-def _entries(traceback: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
-    while traceback is not None:
-        yield traceback.tb_frame, traceback.tb_lineno
-        traceback = traceback.tb_next
-
-
-def by_itself(extract: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands in for loguru's method that takes the frames of a traceback."""
-
-    def extract_there(self: Any, tb: TracebackType | None, *args: Any, **kwargs: Any) -> Any:
-        entries = list(of_traceback(_entries)(tb))
-        return extract(self, OwnEntry(entries) if entries else tb, *args, **kwargs)
-
-    return extract_there

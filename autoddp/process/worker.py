@@ -21,7 +21,7 @@ from autoddp.errors import BadInput
 from autoddp.options import Options
 from autoddp.process import allocator, joining, launcher_signals, likeness, own_ddp, streams
 from autoddp.process.devices import Devices
-from autoddp.process.guard import InitGuard, tell_devices, tell_lacking
+from autoddp.process.guard import InitGuard, tell_devices
 from autoddp.process.job_folder import JobFolder
 from autoddp.process.membership import member
 from autoddp.process.own_ddp import Kind, LaunchForm
@@ -103,10 +103,7 @@ def by_itself(job: Job, world: World) -> int:
     report.say(job.own.said(job.script.name))
     script = replace(job.script, args=job.own.arguments(job.script.args, world.local_rank))
     with InitGuard(job.own.line, world.world_size if job.options.own_ddp == "auto" else 1):
-        code = finish(script.run())
-    if code and not job.options.quiet:
-        tell_lacking(job.own, script.name, world, job.private.folder)
-    return code
+        return finish(script.run())
 
 
 def joined(script: Script, options: Options, own: LaunchForm) -> int:

@@ -177,10 +177,6 @@ def test_a_picture_has_a_part_for_each_rank(tmp_path):
             ["--plot", "b.png", "--record", "r", "--record-kind", "numbers"],
             "--plot is b.png with --record-kind numbers, where no times are recorded; leave out",
         ),
-        (
-            ["--plot", "b.png", "--nnodes", "1:2"],
-            "--plot is b.png with --nnodes 1:2, where ranks change their numbers as nodes come",
-        ),
     ],
 )
 def test_what_cannot_be_shown_is_refused_before_anything_runs(options, said, tmp_path):

@@ -78,7 +78,7 @@ def row_of(found: Recording, by_hand: int) -> Row:
 def way_of(found: Recording) -> Way:
     """Describe how a recording's ranks ran, as a row of the tables has it."""
     ranks, nodes, asked = found.about["ranks"], found.about["nodes"], found.options
-    options = replace(asked, nproc=ranks // nodes, nnodes=nodes, min_nodes=None, node_rank=0)
+    options = replace(asked, nproc=ranks // nodes, nnodes=nodes, node_rank=0)
     if found.about["apart"] and ranks > 1:
         options = replace(options, view="local")  # a script that is distributed by itself is so
     if ranks == 1:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import select
 import socket
 import time
@@ -45,7 +44,7 @@ def check(options: Options, nnodes: Sequence[int]) -> None:
             f"--nnodes is {','.join(map(str, nnodes))} without --master-addr; give the address of "
             "node 0, the same on every node"
         )
-    check_node_rank(options, os.environ)
+    check_node_rank(options)
     network.resolve(options.master_addr)
     if options.node_rank == 0:
         network.check_free(options.master_port or PORT)
