@@ -8,13 +8,11 @@ import typer
 
 from autoddp.cli import hints
 from autoddp.cli.help import PanelCommand
-from autoddp.cli.parameters import ARGS_HELP, SCRIPT_HELP, Act, Naming, app, command_of
-from autoddp.errors import BadInput
+from autoddp.cli.parameters import Act, Naming, app, command_of
 from autoddp.options import ROWS, Options
 from autoddp.options.given import Given, check_no_run, split, whole
 from autoddp.options.row import BENCH, RUN, VERIFY
 
-IMAGE = "my-image:latest"
 INTEGER, NUMBERS, PATH = "INTEGER", "INTEGER,INTEGER", "PATH"
 
 
@@ -188,50 +186,6 @@ def bench(
     from autoddp.tools.bench import command as benchmark
 
     return lambda: benchmark.run(what, options, wanted)
-
-
-@app.command(
-    cls=PanelCommand, context_settings={"allow_interspersed_args": False}, name="launch-script"
-)
-def launch_script(
-    *,
-    script: Annotated[str | None, typer.Argument(metavar="SCRIPT", help=SCRIPT_HELP)] = None,
-    args: Annotated[list[str] | None, typer.Argument(metavar="[ARGS...]", help=ARGS_HELP)] = None,
-    slurm: Annotated[
-        bool, typer.Option("--slurm", help="Print a batch script, for sbatch.")
-    ] = False,
-    k8s: Annotated[bool, typer.Option("--k8s", help="Print a PyTorchJob, for kubectl.")] = False,
-    mpi: Annotated[
-        bool, typer.Option("--mpi", help="Print a command line of Open MPI's mpirun.")
-    ] = False,
-    nnodes: Annotated[
-        str, typer.Option(metavar=INTEGER, help="The number of nodes of the job.")
-    ] = "1",
-    nproc: Annotated[
-        str,
-        typer.Option("-n", "--nproc", metavar=INTEGER, help="The number of ranks on each node."),
-    ] = "1",
-    image: Annotated[
-        str, typer.Option(metavar="NAME", help="The image of the containers, for --k8s.")
-    ] = IMAGE,
-    module: Annotated[
-        bool, typer.Option("-m", help="SCRIPT is the name of a module, as with python -m.")
-    ] = False,
-) -> Act:
-    """Print what a scheduler is given to run SCRIPT on several ranks or nodes."""
-    from autoddp.launch import recipes
-
-    if script is None:
-        raise BadInput(
-            "no script given; say which one: autoddp launch-script --slurm SCRIPT [ARGS...]"
-        )
-    kinds = [name for name, given in (("slurm", slurm), ("k8s", k8s), ("mpi", mpi)) if given]
-    command = (*(("-m",) if module else ()), script, *(args or ()))
-    wanted = recipes.RecipeOptions(
-        command, whole("--nnodes", nnodes), whole("--nproc", nproc), image
-    )
-    text = recipes.written(kinds, wanted)
-    return lambda: print(text, end="") or 0
 
 
 @app.command(cls=PanelCommand)

@@ -19,13 +19,6 @@ EXAMPLES = {
         ("autoddp bench --nproc 1,2,4 train.py", "Time the script on 1, 2 and 4 ranks."),
         ("autoddp bench --recordings A B", "Compare two folders of autoddp run --record."),
     ),
-    "launch-script": (
-        (
-            "autoddp launch-script --slurm --nnodes 2 --nproc 4 train.py > job.sh",
-            "Write what sbatch takes.",
-        ),
-        ("autoddp launch-script --k8s --image me:1 train.py", "Print what kubectl takes."),
-    ),
     "patches": (
         ("autoddp patches files", "Show the patches of one feature."),
         ("autoddp patches | grep torch:save", "Find one function; a line is a patch."),

@@ -14,8 +14,6 @@ class Place:
         self.world: World | None = None
         # variables that one plain process would not have so
         self.given: dict[str, GivenVariable] = {}
-        # variables that torch's compiler read where its import came before the script's first line
-        self.read_early: dict[str, str | None] = {}
         self.private: str | None = None  # a folder that the launcher removes
         self.raised: BaseException | None = None  # what has ended the script, while that is shown
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
-import re
 from collections.abc import Callable
 from typing import Any, TypeVar, Unpack, overload
 
@@ -13,14 +12,13 @@ from autoddp.comm.place import HERE
 from autoddp.decorator.keywords import Keywords
 from autoddp.errors import BadInput
 from autoddp.launch import launched, schedulers
-from autoddp.options import ROWS, Options, table, variables
+from autoddp.options import Options, table, variables
 from autoddp.options.row import DECORATOR
 from autoddp.process import devices
 from autoddp.process.script import strip
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-OVERRIDE = "AUTODDP_NPROC"
 # else `torch.cuda.is_available()` begins CUDA, and the ranks can no more be forks of this process
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 NAMES = tuple(field.name for field, _ in table(DECORATOR))
@@ -35,16 +33,12 @@ def distributed(**options: Unpack[Keywords]) -> Callable[[F], F]: ...
 def distributed(function: Any = None, /, **options: Any) -> Any:
     """Run the decorated function on N ranks, with the result of one; the rest of the script once.
 
-    Run by plain `python`, this process becomes rank 0 and the other ranks are forked at each call,
-    to end with it. Where a fork is not safe, as other threads run or a GPU is in use, the call
-    raises `BadInput` with the way out. With `nproc` unset there is one rank for each GPU. A
-    variable overrides the option that is given here: AUTODDP_NPROC, AUTODDP_HANG_TIMEOUT and so on.
-    With one rank, in a child process and inside a job the call is a plain one. A rank that dies
-    ends this process at once, and is named. A signal that is sent to this process alone reaches
-    rank 0 alone; Ctrl-C reaches all.
-
-    Run by `autoddp run` the script is in a job from its first line. Run by torchrun it is from the
-    first call on, to its end: what is printed before that, all ranks print.
+    Run by plain `python`, this process is rank 0 and the other ranks are forked at each call, to
+    end with it. Where a fork is not safe, as other threads run or a GPU is in use, the call raises
+    `BadInput` with the way out. With `nproc` unset there is one rank for each GPU. A variable wins
+    over the option that is given here: AUTODDP_NPROC, AUTODDP_HANG_TIMEOUT and so on. With one
+    rank, in a child process and inside a job the call is a plain one. A rank that dies ends this
+    process at once, and is named. Run by torchrun, the script is in a job from the first call on.
 
     Args:
         function: The function, when used without options.
@@ -96,26 +90,18 @@ def run(wrapped: Callable[..., Any], args: Any, kwargs: Any, options: Options) -
     """Call the decorated function in the way that is right for this process."""
     if HERE.world is not None or multiprocessing.parent_process() is not None:
         return wrapped(*args, **kwargs)
-    options, another, ranks = settled(options)
-    if ranks == 1 and not another:
-        return wrapped(*args, **kwargs)
-    from autoddp.decorator import join  # with torch
-
-    call = join.DecoratedCall(wrapped, args, kwargs, options)
-    return join.attach(call) if another else join.lead(call, ranks)
-
-
-def settled(options: Options) -> tuple[Options, bool, int]:
-    """Return what the options mean here: whether another launcher has begun a job, how many ranks.
-
-    Of a job that another launcher has begun, the number is its own affair.
-    """
     options, another = schedulers.settle(os.environ, options), launched(os.environ)
-    return options, another, 1 if another else count(options, os.environ.get(OVERRIDE))
+    ranks = 0 if another else count(options)
+    if ranks == 1:
+        return wrapped(*args, **kwargs)
+    from autoddp.decorator import call  # with torch
+
+    made = call.DecoratedCall(wrapped, args, kwargs, options)
+    return call.attach(made) if another else call.lead(made, ranks)
 
 
 def choose(options: dict[str, Any]) -> Options:
-    """Check the options given to `distributed`, and make `Options` of them.
+    """Check the options given to `distributed` or to a cell, and make `Options` of them.
 
     Raises:
         BadInput: An option does not exist, or does not take that value.
@@ -125,42 +111,32 @@ def choose(options: dict[str, Any]) -> Options:
         raise BadInput(
             f"@distributed has no option {', '.join(unknown)}; it takes {', '.join(NAMES)}"
         )
-    if type(options.get("average_every")) is int:  # a number of steps, or a word
-        options = options | {"average_every": str(options["average_every"])}
-    meant = variables.given(DECORATOR, os.environ, {"nproc"})  # that is read at the call
-    options = options | meant
-    disable = options.get("disable", ())
-    if isinstance(disable, str):
-        disable = disable.split(",")
-    if isinstance(disable, (list, set, frozenset)):
-        disable = tuple(disable)
-    paths = {
-        n: os.fspath(options[n])
-        for n in ("report", "log_dir")
-        if isinstance(options.get(n), os.PathLike)
-    }
+    meant = variables.given(DECORATOR, os.environ)
     with variables.spelled(meant):
-        return Options(**options | paths | {"disable": disable})
+        return Options(**{name: plain(name, value) for name, value in (options | meant).items()})
 
 
-def count(options: Options, override: str | None) -> int:
-    """Return the number of ranks that a plain `python` shall become.
+def plain(name: str, value: Any) -> Any:
+    """Return the value of an option as `Options` has it: a path as text, names as a tuple."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if name == "average_every" and type(value) is int:  # a number of steps, or a word
+        return str(value)
+    if name != "disable":
+        return value
+    names = value.split(",") if isinstance(value, str) else value
+    return tuple(names) if isinstance(names, (list, set, frozenset)) else names
+
+
+def count(options: Options) -> int:
+    """Return the number of ranks that a plain `python` becomes.
 
     Raises:
-        BadInput: AUTODDP_NPROC is no number of ranks, or several nodes are asked for.
+        BadInput: Several nodes are asked for.
     """
-    most = ROWS["nproc"].most
-    if override is not None and not (
-        re.fullmatch("[0-9]{1,9}", override) and 1 <= int(override) <= most
-    ):
-        raise BadInput(
-            f"{OVERRIDE} is {override!r}; it takes a whole number of ranks, from 1 to {most}"
-        )
     if options.nnodes > 1:
         raise BadInput(
             f"nnodes of @distributed is {options.nnodes}, but plain python starts ranks on its own "
             "node alone; start the script by autoddp run or torchrun on every node"
         )
-    if override is not None or options.nproc is not None:
-        return int(override or options.nproc or 1)
-    return max(1, len(devices.there(os.environ).names))
+    return options.nproc or max(1, len(devices.there(os.environ).names))

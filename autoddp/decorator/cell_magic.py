@@ -1,20 +1,15 @@
-"""`%%autoddp`: a cell of plain code runs on ranks; what it sets is there in the notebook after.
-
-`%autoddp` is the line that has all following cells do so, see `cells`.
-"""
+"""`%%autoddp`: a cell of plain code runs on ranks; what it sets is there in the notebook after."""
 
 from __future__ import annotations
 
-import argparse
 import ast
 import itertools
 import re
 import shlex
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import Any, cast
 
 from autoddp.comm.place import HERE
-from autoddp.decorator import run
-from autoddp.decorator.cells import LINE_MAGIC, STOPS, Cells
+from autoddp.decorator import choose, run
 from autoddp.errors import BadInput
 from autoddp.options import Options, table
 from autoddp.options.given import read
@@ -23,41 +18,22 @@ from autoddp.process.script import strip
 from autoddp.report import users_frame
 from autoddp.report.places import cell
 
-if TYPE_CHECKING:
-    from types import CodeType
-
 MAGIC = "%%autoddp"
-PROGRAMS = ("system", "getoutput")  # methods of the session, of which IPython makes `!command`
-
-
-class OptionLine(argparse.ArgumentParser):
-    """The parser of the line behind `%%autoddp`, which takes the options of `@distributed`."""
-
-    def error(self, message: str) -> NoReturn:
-        """Refuse the options of a cell.
-
-        Raises:
-            BadInput: Always.
-        """
-        raise BadInput(message)
+PROGRAM = re.compile(r"\bget_ipython\(\)\.(system|getoutput)\(")  # what IPython makes of `!`
 
 
 def load(session: Any) -> None:
-    """Make `%%autoddp` and `%autoddp` known to an IPython session, for `%load_ext autoddp`."""
-    if "autoddp" in session.magics_manager.magics["line"]:
-        return  # loaded again, with a job under way or without
-    cells = Cells(session)
+    """Make `%%autoddp` known to an IPython session, for `%load_ext autoddp`."""
 
     def autoddp(line: str, text: str | None = None) -> Any:
-        """Run the cell on ranks: %%autoddp --nproc 4, with the options of `autoddp run`.
-
-        As a line, have the cells that follow run on ranks which live on, until `%autoddp stop`.
-        """
+        """Run the cell on ranks: %%autoddp --nproc 4, with the options of `autoddp run`."""
         try:
-            if text is not None:
-                cells.check_none()
-                return run(CellCall(session, text), (), {}, options(line))
-            return cells.stop() if line.strip() in STOPS else cells.begin(options(line, LINE_MAGIC))
+            if text is None:
+                raise BadInput(
+                    f"%autoddp {line}: ranks do not live on between cells; put {MAGIC} {line} on "
+                    "top of each cell that is to run on ranks"
+                )
+            return run(CellCall(session, text), (), {}, options(line))
         except BaseException as error:
             strip(error)
             raise
@@ -66,32 +42,30 @@ def load(session: Any) -> None:
     session.register_magic_function(autoddp, "line_cell", "autoddp")
 
 
-def options(line: str, magic: str = MAGIC) -> Options:
-    """Read the options behind `%%autoddp` or `%autoddp`.
+def options(line: str) -> Options:
+    """Read the options behind `%%autoddp`.
 
     Raises:
         BadInput: One does not exist, or does not take that value.
     """
-    parser = OptionLine(add_help=False, allow_abbrev=False)
-    rows = list(table(DECORATOR))
-    for field, row in rows:
-        kind = str(field.type)
-        action = (
-            "store_true" if kind == "bool" else "append" if kind.startswith("tuple") else "store"
-        )
-        parser.add_argument(
-            *(row.flags or (flag(field.name),)), dest=field.name, action=action, default=None
-        )
+    known = {name: f for f, row in table(DECORATOR) for name in row.flags or (flag(f.name),)}
+    found: dict[str, Any] = {}
     try:
-        given = parser.parse_args(shlex.split(line))
-    except (BadInput, ValueError) as error:
-        raise BadInput(f"{magic} {line}: {error}; it takes the options of @distributed") from None
-    shared: dict[str, Any] = {}
-    for field, _ in rows:
-        value = getattr(given, field.name)
-        if value is not None:
-            shared |= read(field, value)
-    return Options(**shared)
+        words = iter(shlex.split(line))
+        for word in words:
+            name, equals, value = word.partition("=")
+            field = known[name]
+            if field.type == "bool" and not equals:
+                found[field.name] = True
+                continue
+            value = value if equals else next(words)
+            several = str(field.type).startswith("tuple")
+            more = read(field, [value] if several else value)
+            found |= {field.name: found.get(field.name, ()) + more[field.name]} if several else more
+    except (KeyError, StopIteration, ValueError) as error:
+        what = "a value is missing" if isinstance(error, StopIteration) else f"{error} is no option"
+        raise BadInput(f"%%autoddp {line}: {what}; it takes the options of @distributed") from None
+    return choose(found)
 
 
 class CellCall:
@@ -102,49 +76,31 @@ class CellCall:
         # those that are empty at the beginning
         empty = sum(1 for _ in itertools.takewhile(lambda line: not line.strip(), text.split("\n")))
         source = "\n" * (1 + empty) + session.transform_cell(text)
-        name = session.compile.cache(source, _number(session), raw_code=f"{MAGIC}\n{text}")
+        frame = users_frame()  # of the cell that runs now; the session's number may be the next's
+        shown = re.search(r"\d+", cell(frame.f_code.co_filename)) if frame is not None else None
+        number = int(shown[0]) if shown else session.execution_count
+        name = session.compile.cache(source, number, raw_code=f"{MAGIC}\n{text}")
         self.__qualname__ = cell(name)
         self.__globals__: dict[str, Any] = session.user_ns
-        parsed = compile(source, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
-        tree = cast("ast.Module", parsed)
-        refuse_programs(tree, self.__qualname__)
+        for at, line in enumerate(source.split("\n"), 1):
+            if PROGRAM.search(line):
+                raise BadInput(
+                    f"{self.__qualname__}, line {at}: a program that is started by ! would run "
+                    "once for each rank; start it in another cell, or by subprocess.run"
+                )
+        made = compile(source, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+        tree = cast("ast.Module", made)
         ends = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        value = ends.value if isinstance(ends, ast.Expr) else ast.Constant(None)
+        last = ast.fix_missing_locations(ast.Expression(value))
         self._body = compile(tree, name, "exec", dont_inherit=True)
-        self._last: CodeType | None = None
-        if isinstance(ends, ast.Expr):
-            self._last = compile(ast.Expression(ends.value), name, "eval", dont_inherit=True)
+        self._last = compile(last, name, "eval", dont_inherit=True)
 
     def __call__(self) -> Any:
         exec(self._body, self.__globals__)
-        value = None if self._last is None else eval(self._last, self.__globals__)
+        value = eval(self._last, self.__globals__)
         if HERE.world is not None:
             from autoddp.decorator.wholes import make_whole  # with torch
 
-            make_whole(self.__globals__)
+            make_whole(self.__globals__, set())
         return value
-
-
-def _number(session: Any) -> int:
-    """Return the number of the cell that runs now; the session's may be that of the next."""
-    frame = users_frame()
-    found = re.search(r"\d+", cell(frame.f_code.co_filename)) if frame is not None else None
-    return int(found[0]) if found else int(session.execution_count)
-
-
-def refuse_programs(tree: ast.AST, cell: str) -> None:
-    """Refuse a line that begins with `!`: IPython would start the program on every rank.
-
-    Raises:
-        BadInput: There is such a line.
-    """
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr in PROGRAMS
-            and ast.unparse(node.func.value) == "get_ipython()"
-        ):
-            raise BadInput(
-                f"{cell}, line {node.lineno}: a program that is started by ! would run once "
-                "for each rank; start it in another cell, or by subprocess.run"
-            )

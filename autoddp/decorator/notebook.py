@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from autoddp.process import streams
 from autoddp.report.places import shell
@@ -37,32 +37,22 @@ def owns(thread: threading.Thread) -> bool:
 
 
 def to_log(path: Path) -> None:
-    """Send what a fork prints to its log, and nothing to the notebook."""
+    """Send what a fork prints to its log, and nothing to the notebook: figures are rank 0's.
+
+    What holds the notebook's own streams, as a handler of `logging` may, prints there, too.
+    """
     streams.redirect(path)
     for name, number in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         if stream is not getattr(sys, f"__{name}__"):  # a notebook's, or one that captures output
-            setattr(sys, name, silence(number, stream))
-    disconnect()
-
-
-def silence(number: int, stream: Any) -> TextIO:
-    """Return the stream in the place of a notebook's, in a fork: what is printed goes to `number`.
-
-    What holds the notebook's own, as a handler of `logging` may, prints there, too.
-    """
-    log = os.fdopen(number, "w", buffering=1, closefd=False)
-    if hasattr(stream, "pub_thread"):
-        stream.write, stream.flush = log.write, log.flush
-    return log
-
-
-def disconnect() -> None:
-    """Send nothing to the notebook from this fork: figures, bars and widgets are rank 0's."""
+            log = os.fdopen(number, "w", buffering=1, closefd=False)
+            setattr(sys, name, log)
+            if hasattr(stream, "pub_thread"):
+                stream.write, stream.flush = log.write, log.flush
     own = kernel()
     if own is not None:
         own.session.pid = os.getpid()  # else each message is a warning in the log
-        own.iopub_thread.schedule = _drop
+        own.iopub_thread.schedule = lambda _: None
 
 
 def say_last(line: str) -> None:
@@ -74,7 +64,3 @@ def say_last(line: str) -> None:
         sys.stderr.write(line)
         sys.stderr.flush()  # to the kernel's socket
         time.sleep(_HANDED_ON)
-
-
-def _drop(_: Any) -> None:
-    """Send nothing to the notebook."""

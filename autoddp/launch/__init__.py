@@ -6,7 +6,6 @@ import os
 import random
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,8 @@ from autoddp.comm.place import HERE
 from autoddp.comm.world import World, give
 from autoddp.errors import BadInput
 from autoddp.launch import cores, schedulers
-from autoddp.launch.failure import Failure, words
+from autoddp.launch.failure import say as say
+from autoddp.launch.failure import words
 from autoddp.launch.imports import import_torch, imports_for_all
 from autoddp.options import Options
 from autoddp.patching import Installation
@@ -24,14 +24,11 @@ from autoddp.process.job_folder import JobFolder
 from autoddp.process.script import Script
 from autoddp.process.source import SourceFacts
 from autoddp.process.streams import Logs
-from autoddp.report import PREFIX
-from autoddp.report.begun import SharedFlag
 
 if TYPE_CHECKING:
     from autoddp.patching import Feature
 
 PORT = 29500  # torchrun's
-NUMBERS = ("NODE_RANK", "GROUP_RANK", "PET_NODE_RANK")  # in which users have a node's number
 
 
 def run(script: Script, options: Options) -> int:
@@ -44,15 +41,14 @@ def run(script: Script, options: Options) -> int:
     joins = launched(os.environ)
     try:
         script.find()
-        check_places(options)
-        check_disabled(options)
+        check(options)
         facts = SourceFacts() if options.own_ddp == "no" else script.read()
         own = own_ddp.of(facts, options.own_ddp)
         ready = options if joins or own.kind is own_ddp.Kind.ONCE else prepare(options)
     except BadInput as error:
-        if joins or not waited_for(options):
-            raise
-        return give_up(options, error)
+        if not joins:
+            tell_nodes(options, str(error))
+        raise
     if joins:
         world = World.read(os.environ)
         import_torch(several=world.local_world_size < world.world_size)
@@ -61,47 +57,24 @@ def run(script: Script, options: Options) -> int:
         worker.leave(worker.joined(script, options, own))
     if script.is_broken():
         code = script.run(options.verbose)  # python's own words, before any rank starts
-        if waited_for(ready):
-            tell_nodes(ready, f"{script.name} cannot be run by python")
+        tell_nodes(ready, f"{script.name} cannot be run by python")
         return code
     if own.kind is own_ddp.Kind.ONCE:
-        return own_ranks(script, options, own)
-    if (
-        ready.nproc == 1
-        and ready.nnodes == 1
-        and own.kind is own_ddp.Kind.VIEW
-        and not ready.max_restarts
-    ):
+        return alone(script, options, own_ddp.once(script.name, own.line))
+    one = (ready.nproc, ready.nnodes, ready.max_restarts) == (1, 1, 0)
+    if one and own.kind is own_ddp.Kind.VIEW:
         return alone(script, ready, "1 rank: the script runs as it is")
     return start(script, ready, own)
 
 
-def waited_for(options: Options) -> bool:
-    """Return whether other nodes wait for this one, by its number, and can be told of its end."""
-    host = options.master_addr or ""
-    return options.nnodes > 1 and options.node_rank is not None and network.is_known(host)
-
-
-def give_up(options: Options, error: BadInput) -> int:
-    """Say why this node cannot take part, then tell the others; return the exit code."""
-    print(f"{PREFIX} {error}", file=sys.stderr, flush=True)  # first, as telling takes some seconds
-    tell_nodes(options, str(error))
-    return 2
-
-
 def tell_nodes(options: Options, why: str) -> None:
-    """Tell the nodes that wait for this one that it cannot take part."""
+    """Tell the nodes that wait at node 0 for this one, if any, that it cannot take part."""
     node, host, port = options.node_rank, options.master_addr, options.master_port or PORT
-    assert node is not None
-    assert host is not None
-    with suppress(KeyboardInterrupt):
-        if node == 0:
-            network.refuse(port, why)
-        elif network.comes(host, port):
-            import_torch(several=True)
-            from autoddp.launch import fixed_nodes
+    if options.nnodes > 1 and node and host and network.has_store(host, port):
+        import_torch(several=True)
+        from autoddp.launch import fixed_nodes
 
-            fixed_nodes.tell(host, port, node, why)
+        fixed_nodes.tell(host, port, node, why)
 
 
 def launched(environ: Mapping[str, str]) -> bool:
@@ -133,16 +106,16 @@ def prepare(options: Options) -> Options:
             return ready
     elif ready.master_addr is None:
         raise BadInput(
-            f"--nnodes is {ready.nodes} without --master-addr; give the address of node 0, "
+            f"--nnodes is {ready.nnodes} without --master-addr; give the address of node 0, "
             "the same on every node"
         )
     else:
         network.resolve(ready.master_addr)
-        check_node_rank(ready, os.environ)
+        check_node_rank(ready)
         ready = replace(ready, master_port=ready.master_port or PORT)
     assert ready.master_port is not None
     host, port = ready.master_addr, ready.master_port
-    if host is None or (ready.changes and network.is_here(host) and network.is_free(port)):
+    if host is None:
         network.check_free(port)
     elif ready.node_rank == 0:
         network.check_no_node_0(host, port)
@@ -151,28 +124,19 @@ def prepare(options: Options) -> Options:
     return ready
 
 
-def check_node_rank(options: Options, environ: Mapping[str, str]) -> None:
+def check_node_rank(options: Options) -> None:
     """Check that this node knows its number.
 
     Raises:
-        BadInput: It does not, and nodes are not numbered as they come.
+        BadInput: It does not.
     """
-    if options.nnodes == 1 or options.changes or options.node_rank is not None:
+    if options.nnodes == 1 or options.node_rank is not None:
         return
-    name = next((name for name in NUMBERS if name in environ), None)
-    if name is not None:
-        way = f"{name} is {environ[name]} here, so give --node-rank ${name}"
-    elif "SLURM_JOB_ID" in environ:
-        way = (
-            "srun has not started this process, which would say SLURM_NODEID: write srun before "
-            "the command, with one task on each node"
-        )
-    else:
-        way = (
-            f"give --node-rank 0 to {options.nnodes - 1}, another number on each node (srun, mpirun"
-            " and a PyTorchJob say it: SLURM_NODEID, OMPI_COMM_WORLD_RANK, RANK are not set)"
-        )
-    raise BadInput(f"--nnodes is {options.nnodes} without --node-rank; {way}")
+    raise BadInput(
+        f"--nnodes is {options.nnodes} without --node-rank; give --node-rank 0 to "
+        f"{options.nnodes - 1}, another number on each node (srun, mpirun and a PyTorchJob say it: "
+        "SLURM_NODEID, OMPI_COMM_WORLD_RANK, RANK are not set)"
+    )
 
 
 def features() -> Sequence[type[Feature]]:
@@ -198,12 +162,13 @@ def check_disabled(options: Options) -> None:
             raise BadInput(f"--disable is {name!r}; it takes {', '.join(known)}")
 
 
-def check_places(options: Options) -> None:
-    """Make the folder for logs, and look for the folder of the report.
+def check(options: Options) -> None:
+    """Check the names and places that the options give, and make the folder for logs.
 
     Raises:
-        BadInput: The first cannot be made, or the second is not there or takes no file.
+        BadInput: A name is no feature's; a folder is not there, or cannot be made.
     """
+    check_disabled(options)
     folder = os.path.dirname(options.report or "")
     if folder and not os.path.isdir(folder):
         raise BadInput(
@@ -211,10 +176,8 @@ def check_places(options: Options) -> None:
         )
     if options.report is not None and os.path.isdir(options.report):
         raise BadInput(f"--report is {options.report}, which is a folder; give a file in it")
-    if options.log_dir is None:
-        return
     try:
-        os.makedirs(options.log_dir, exist_ok=True)
+        os.makedirs(options.log_dir or ".", exist_ok=True)
     except OSError as error:
         raise BadInput(
             f"--log-dir is {options.log_dir}, which cannot be made ({error.strerror}); "
@@ -228,16 +191,6 @@ def alone(script: Script, options: Options, why: str) -> int:
     HERE.world = World()  # `@distributed` shall start no job in it
     with Installation([Frames()] if Frames.wanted(options) else []):
         return script.run(whole_traceback=options.verbose)
-
-
-def own_ranks(script: Script, options: Options, own: own_ddp.LaunchForm) -> int:
-    """Run, like `alone`, a script that starts its ranks itself; return its exit code."""
-    code = alone(script, options, own_ddp.once(script.name, own.line))
-    if code and not options.quiet and "torch" in sys.modules:
-        from autoddp.process.guard import tell_lacking
-
-        tell_lacking(own, script.name, World(), None)
-    return code
 
 
 def start(script: Script, options: Options, own: own_ddp.LaunchForm) -> int:
@@ -262,35 +215,18 @@ def start(script: Script, options: Options, own: own_ddp.LaunchForm) -> int:
     job = Job(script, options, given, own, logs, JobFolder(), random.getstate())
     signals = LauncherSignals(options.nproc, options.grace)
     if options.nnodes > 1:
-        say(
-            options,
-            f"waiting for {options.nodes} nodes at {options.master_addr}:{options.master_port}",
-        )
-    failure = agent.start(job, signals)
+        where = f"{options.master_addr}:{options.master_port}"
+        say(options, f"waiting for {options.nnodes} nodes at {where}")
+    failure, kept = agent.start(job, signals), False
+    if failure is not None and signals.ending is None and (failure.rank or failure.killed):
+        # rank 0 says itself what it has raised
+        print(f"{job.flag.end()}{words(failure, logs)}", file=sys.stderr, flush=True)
+        kept = not failure.where and logs.said(failure.rank)
+    if not kept:
+        logs.remove()
     if failure is None:
-        logs.remove()
         return 0
-    if not tell(failure, logs, signals.ending, job.flag):
-        logs.remove()
-    return outcome(failure, signals.code_of(0), signals.ending)
-
-
-def outcome(failure: Failure, first: int | None, ending: int | None) -> int:
-    """Return the exit code of a job of which a rank failed."""
-    if ending is not None:
-        return first if first is not None else 128 + ending
+    if signals.ending is not None:
+        first = signals.code_of(0)
+        return first if first is not None else 128 + signals.ending
     return failure.code if failure.code >= 0 else 128 - failure.code
-
-
-def tell(failure: Failure, logs: Logs, ending: int | None, flag: SharedFlag) -> bool:
-    """Say who failed, unless rank 0 said it itself; return whether its log is still needed."""
-    if ending is not None or (failure.rank == 0 and not failure.killed):
-        return False
-    print(f"{flag.end()}{words(failure, logs)}", file=sys.stderr, flush=True)
-    return not failure.where and logs.said(failure.rank)
-
-
-def say(options: Options, text: str) -> None:
-    """Print a line of the launcher's own, unless --quiet."""
-    if not options.quiet:
-        print(f"{PREFIX} {text}", file=sys.stderr, flush=True)

@@ -17,16 +17,13 @@ from multiprocessing.synchronize import Barrier
 from typing import TextIO
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec
-from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from autoddp import torch_internals
 from autoddp.errors import AutoDDPError, BadInput
-from autoddp.launch import changing_nodes
-from autoddp.launch.elastic import Agent, JobOver
-from autoddp.launch.failure import Failure, words
+from autoddp.launch.failure import Failure, say, words
 from autoddp.launch.fixed_nodes import FixedNodes
+from autoddp.launch.node_agent import JobOver, NodeAgent
 from autoddp.launch.rendezvous import OneNode
-from autoddp.options import Options
 from autoddp.process import streams, worker
 from autoddp.process.launcher_signals import LauncherSignals, Signalled
 from autoddp.process.script import INTERRUPTED
@@ -55,19 +52,21 @@ class ParentState:
 def start(job: Job, signals: LauncherSignals) -> Failure | None:
     """Run the ranks of this node to their end; return the first failure, if any."""
     process, gate = multiprocessing.current_process(), get_context("fork").Barrier(signals.ranks)
-    faults = faulthandler.is_enabled()
-    parent = ParentState(
-        job, signals, process, sys.stdin, logging.root.manager.disable, gate, faults
-    )
+    level, faults, options = logging.root.manager.disable, faulthandler.is_enabled(), job.options
+    parent = ParentState(job, signals, process, sys.stdin, level, gate, faults)
 
-    def ready() -> None:
-        if agent.attempt:
-            # a rank that was killed may hold the lock of the old one
-            parent.gate = get_context("fork").Barrier(signals.ranks)
-            again(job, signals, agent)
-        else:
+    def ready(attempt: int) -> None:
+        if not attempt:
             job.logs.make()
             signals.listen()
+        else:
+            signals.check()
+            signals.restart()
+            # a rank that was killed may hold the lock of the old one
+            parent.gate = get_context("fork").Barrier(signals.ranks)
+            if not options.quiet and agent.failure is not None:
+                print(f"{job.flag.end()}{words(agent.failure, job.logs)}", file=sys.stderr)
+            say(options, f"the job is run again ({attempt} of {options.max_restarts})")
         job.private.make()
 
     streams.flush()
@@ -78,7 +77,7 @@ def start(job: Job, signals: LauncherSignals) -> Failure | None:
     # the handlers are ours, see `signals`: torch's end the job at once
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""
     try:
-        agent = Agent(spec(parent), ready, job.options, signals)
+        agent = NodeAgent(spec(parent), ready, signals, options.hang_timeout)
         with suppress(JobOver), torch_internals.agent_hands_signals_to(signals.pass_on):
             agent.run()
     except Signalled:
@@ -91,48 +90,21 @@ def start(job: Job, signals: LauncherSignals) -> Failure | None:
     return agent.failure
 
 
-def again(job: Job, signals: LauncherSignals, agent: Agent) -> None:
-    """Get ready for, and say, that all ranks start once more from the beginning of the script.
-
-    Raises:
-        Signalled: A signal to this job has ended the ranks.
-    """
-    signals.check()
-    signals.restart()
-    if job.options.quiet:
-        return
-    if agent.failure is not None and not agent.failure.lost:  # of a lost node was told at once
-        print(f"{job.flag.end()}{words(agent.failure, job.logs)}", file=sys.stderr)
-    print(f"{PREFIX} {agent.again()}", file=sys.stderr, flush=True)
-
-
 def spec(parent: ParentState) -> WorkerSpec:
-    """Return what the agent runs."""
-    options, ranks = parent.job.options, parent.signals.ranks
+    """Return what the agent runs, and where the launchers of the job's nodes find each other."""
+    options = parent.job.options
     several = options.nnodes > 1
     return WorkerSpec(
         role="default",
-        local_world_size=ranks,
-        rdzv_handler=meeting(options, parent.signals),
+        local_world_size=parent.signals.ranks,
+        rdzv_handler=FixedNodes(options) if several else OneNode(options.master_port or 0),
         entrypoint=enter,
         args=(parent,),
         max_restarts=options.max_restarts,
         monitor_interval=INTERVAL,
-        master_addr=options.master_addr if several and not options.changes else None,
-        master_port=options.master_port if several and not options.changes else None,
+        master_addr=options.master_addr if several else None,
+        master_port=options.master_port if several else None,
     )
-
-
-def meeting(options: Options, signals: LauncherSignals) -> RendezvousHandler:
-    """Return the rendezvous at which the launchers of the job's nodes find each other.
-
-    One node meets by itself, several at the master's address.
-    """
-    if options.nnodes == 1:
-        return OneNode(options.master_port or 0)
-    if options.changes:
-        return changing_nodes.create(options, signals.check)
-    return FixedNodes(options)
 
 
 def enter(parent: ParentState) -> None:

@@ -1,10 +1,12 @@
-"""The first rank, or the first node, that failed."""
+"""What a launcher says: lines of its own, and the first rank, or node, that failed."""
 
 from __future__ import annotations
 
 import signal
+import sys
 from dataclasses import dataclass
 
+from autoddp.options import Options
 from autoddp.process.streams import Logs
 from autoddp.report import PREFIX
 
@@ -62,3 +64,9 @@ def words(failure: Failure, logs: Logs) -> str:
         return f"{PREFIX} {failure.who} {failure.what}; its log is there"
     refused = logs.refusal(failure.rank) if failure.code == BAD_INPUT else ""
     return refused or logs.failure(failure.rank, failure.what)
+
+
+def say(options: Options, text: str) -> None:
+    """Print a line of the launcher's own, unless --quiet."""
+    if not options.quiet:
+        print(f"{PREFIX} {text}", file=sys.stderr, flush=True)

@@ -8,10 +8,8 @@ answer from for a while.
 from __future__ import annotations
 
 import json
-import os
 import select
 import socket
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -20,7 +18,6 @@ from autoddp.comm.channel import Channel
 from autoddp.comm.world import World
 from autoddp.errors import RankEnded, Unreachable
 from autoddp.launch.failure import Failure, lost
-from autoddp.report import PREFIX
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -29,7 +26,6 @@ MEET = 30.0  # seconds in which all launchers that came have a line
 BEAT = 0.5  # seconds between two words at most, so that the kernel has something to be answered
 LIMIT = 30.0  # seconds without an answer, where --hang-timeout gives none
 SHARE = 0.8  # of --hang-timeout: a lost node is named before the ranks seem to hang
-STUCK = 10.0  # seconds that this launcher may ask a store in vain that was lost with its node
 
 
 class NodeLinks:
@@ -42,10 +38,8 @@ class NodeLinks:
         address: str,
         store: Store,
         hang_timeout: float,
-        *,
-        changes: bool = False,
     ) -> None:
-        self.node, self.address, self.changes = node, address, changes
+        self.node, self.address = node, address
         self.limit = SHARE * hang_timeout or LIMIT
         world = World(rank=node, world_size=count, master_addr=address)
         # it closes them in forked ranks
@@ -57,14 +51,10 @@ class NodeLinks:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._rests = threading.Event()
-        self._taken = threading.Event()
         self._attempt = 0
         self._told: tuple[Failure, float] | None = None
         self._through: set[int] = set()
-        self._parted: set[int] = set()
-        self.over = False
-        self.again = False  # node 0 says that ranks are to start again, with other nodes
-        self.gone: set[int] = set()  # the nodes that were lost; of them node 0 alone knows all
+        self.over = False  # whether all nodes' ranks have ended well
 
     # ---- what the launcher does
 
@@ -82,16 +72,6 @@ class NodeLinks:
             self._rests.set()
             self._thread.join()
 
-    def close(self) -> None:
-        """Close the lines of a node that is not lost: its ranks start again, by new lines."""
-        self.rest()
-        self._send("parts", None)
-        self._channel.close()
-
-    def call(self) -> None:
-        """Tell the other launchers, from node 0, that all ranks are to start again."""
-        self._send("again", None)
-
     def heard(self, patience: float) -> Failure | None:
         """Return a failure elsewhere, None if there is none.
 
@@ -104,13 +84,8 @@ class NodeLinks:
         plain = not failure.lost and not failure.killed
         return None if plain and time.monotonic() - since < patience else failure
 
-    def take(self) -> None:
-        """Note that the launcher knows of the failure, and ends the ranks."""
-        self._taken.set()
-
     def tell(self, failure: Failure) -> None:
         """Tell the others that a rank here failed first."""
-        self.take()
         if self._told is None:
             self._send("failed", vars(failure))
 
@@ -132,8 +107,6 @@ class NodeLinks:
             for number, _ in poller.poll(BEAT * 1000):
                 if not self._hear(numbers[number]):
                     poller.unregister(number)
-            if self._told is not None and time.monotonic() - self._told[1] > STUCK:
-                self._leave()
 
     def _hear(self, node: int) -> bool:
         """Take what a node has said; return whether more may come."""
@@ -142,7 +115,7 @@ class NodeLinks:
         except Unreachable:
             self._lose(node, f"it has not answered for {self.limit:.0f} s")
         except RankEnded:
-            if node not in self._through | self._parted and not self.over:
+            if node not in self._through and not self.over:
                 self._lose(node, "its launcher has ended without a word")
         else:
             for what, attempt, content in map(json.loads, came):
@@ -154,18 +127,11 @@ class NodeLinks:
     def _understand(self, node: int, what: str, attempt: int, content: Any) -> None:
         if what == "here":
             self._hosts[node] = self._where(node, content)
-        elif what == "parts":
-            self._parted.add(node)
         elif attempt != self._attempt:
             return  # of ranks that have been ended since
         elif what == "failed":
-            failure = Failure(**content)
-            if failure.lost and not failure.where:
-                self._lose(node, failure.lost)
-            else:
-                self._note(Failure(**content | {"where": failure.where or self._hosts[node]}), node)
-        elif what == "again":
-            self.again = True
+            where = content["where"] or self._hosts[node]
+            self._note(Failure(**content | {"where": where}), node)
         elif what == "through":
             self._through.add(node)
             self._conclude()
@@ -173,10 +139,6 @@ class NodeLinks:
             self.over = True
 
     def _lose(self, node: int, why: str) -> None:
-        self.gone.add(node)
-        if self.changes and 0 in self._through:  # of node 0 alone: what the job was to do is done
-            self._conclude()
-            return
         self._note(lost(self._hosts[node], why), node)
 
     def _note(self, failure: Failure, source: int) -> None:
@@ -187,8 +149,7 @@ class NodeLinks:
                 self._send("failed", vars(failure), but=source)
 
     def _conclude(self) -> None:
-        done = self._through | self.gone if self.changes else self._through
-        if self.node == 0 and done >= {0, *self._hosts}:
+        if self.node == 0 and self._through >= {0, *self._hosts}:
             self.over = True
             self._send("over", None)
 
@@ -203,11 +164,3 @@ class NodeLinks:
         """Describe a node by its number, address and host name."""
         found = [self.address if node == 0 else self._lines[node].address, host]
         return f"node {node} ({', '.join(word for word in found if word)})"
-
-    def _leave(self) -> None:
-        """End this process if its main thread asks a lost store, and so does not hear."""
-        if self._taken.is_set() or self._told is None or not self._told[0].lost:
-            return
-        failure = self._told[0]
-        print(f"{PREFIX} {failure.where} is lost: {failure.lost}", file=sys.stderr, flush=True)
-        os._exit(failure.code)

@@ -1,8 +1,7 @@
 """The rendezvous of a job on one node: a store on a free port, and nobody to wait for.
 
 torch's own c10d rendezvous sleeps at random so that many nodes do not meet all at once, and starts
-a thread before the ranks are forked; that takes a tenth of the time of a short job. Jobs whose
-nodes come and go have it: see `changing_nodes`.
+a thread before the ranks are forked; that takes a tenth of the time of a short job.
 """
 
 from __future__ import annotations

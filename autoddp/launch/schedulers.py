@@ -64,11 +64,6 @@ def settle(environ: MutableMapping[str, str], options: Options) -> Options:
             del environ[name]
     if task is None or task.size == 1:
         return options
-    if options.min_nodes is not None:
-        raise BadInput(
-            f"--nnodes is {options.nodes}, but {task.by} says {task.said}, and no more will come; "
-            "leave --nnodes out"
-        )
     if set(LAUNCHER) <= set(environ):
         _agree(task, World.read(environ), environ)
         return options

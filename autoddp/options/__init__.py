@@ -34,14 +34,12 @@ class Options:
     )
     nnodes: int = option(
         1,
-        "The number of nodes; with MIN:MAX nodes may come and go, and torch numbers them.",
+        "The number of nodes. Nodes that come and go are torchrun's.",
         DECORATOR,
         least=1,
         most=2**20,
         rule="a job has at least 1 node",
-        takes="INTEGER or MIN:MAX",
     )
-    min_nodes: int | None = None  # of --nnodes MIN:MAX
     node_rank: int | None = option(
         None,
         "The number of this node, counted from 0.",
@@ -204,16 +202,6 @@ class Options:
             row = ROWS.get(declared.name, NUMBER)
             row.check(declared.name, getattr(self, declared.name), str(declared.type))
         conflicts.check(self)
-
-    @property
-    def nodes(self) -> str:
-        """Return the number of nodes as the command line has it."""
-        return str(self.nnodes) if self.min_nodes is None else f"{self.min_nodes}:{self.nnodes}"
-
-    @property
-    def changes(self) -> bool:
-        """Return whether nodes may come and go."""
-        return self.min_nodes is not None and self.nnodes > 1
 
     def to_json(self) -> str:
         """Write the options as text for the variable AUTODDP_OPTIONS."""

@@ -43,21 +43,6 @@ def _averaging(o: Options) -> None:
 def _nodes(o: Options) -> None:
     if o.master_port is not None and not 0 < o.master_port < 65536:
         raise BadInput(f"--master-port is {o.master_port}; a port is from 1 to 65535")
-    least = o.min_nodes
-    if least is not None and o.record is not None:
-        raise BadInput(
-            f"--record is {o.record} with --nnodes {o.nodes}, where ranks change their numbers as "
-            "nodes come and go; give one number of nodes"
-        )
-    if least is not None and least < 1:
-        raise BadInput(f"--nnodes is {o.nodes}; a job has at least 1 node")
-    if least is not None and least > o.nnodes:
-        raise BadInput(f"--nnodes is {o.nodes}; the smaller number comes first, as in 1:2")
-    if least is not None and o.node_rank is not None:
-        raise BadInput(
-            f"--node-rank is {o.node_rank} with --nnodes {o.nodes}, where nodes get their "
-            "numbers as they come; leave --node-rank out"
-        )
     if o.node_rank is not None and not 0 <= o.node_rank < o.nnodes:
         way = (
             f"it goes from 0 to {o.nnodes - 1}"

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import Field
-from typing import Any, TypedDict
+from typing import Any
 
 from autoddp.errors import BadInput
 from autoddp.options import Options, table
 from autoddp.options.row import flag
 
 Given = dict[str, Any]  # options of the table, by their names
+# torch 2.11 to 2.15 share a store between rounds, and tell no node of it that comes later
+APART = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 
 def read(field: Field[Any], given: Any) -> Given:
-    """Read what was typed for an option: the value by its name, and for a range two.
+    """Read what was typed for an option: the value by its name.
 
     Raises:
-        BadInput: It is no whole number where one is to be.
+        BadInput: It is no whole number where one is to be, or a range of nodes.
     """
     kind = str(field.type)
-    if field.name == "nnodes":
-        return {**span("--nnodes", given)}
+    if field.name == "nnodes" and ":" in given:
+        raise BadInput(
+            f"--nnodes is {given}, but nodes that come and go are torchrun's; run on each node "
+            f"{APART}=1 torchrun --nnodes {given} --nproc-per-node RANKS --rdzv-backend c10d "
+            "--rdzv-endpoint HOST:PORT -m autoddp run SCRIPT"
+        )
     if kind.startswith("int"):
         return {field.name: whole(flag(field.name), given)}
     return {field.name: split(given) if kind.startswith("tuple") else given}
@@ -65,23 +71,3 @@ def check_no_run(shared: Given, **own: object) -> None:
     for name in (name for name, given in asked.items() if given):
         named = "-m" if name == "module" else flag(name)
         raise BadInput(f"{named} is given with --recordings, where nothing is run; leave it out")
-
-
-class Span(TypedDict):
-    """The number of nodes, as `Options` has it."""
-
-    nnodes: int
-    min_nodes: int | None
-
-
-def span(name: str, text: str) -> Span:
-    """Read a whole number, or the smallest and the largest of a range.
-
-    Raises:
-        BadInput: It is neither.
-    """
-    least, colon, most = text.partition(":")
-    try:
-        return Span(nnodes=int(most if colon else least), min_nodes=int(least) if colon else None)
-    except ValueError:
-        raise BadInput(f"{name} is {text!r}; it takes a whole number, or two as MIN:MAX") from None

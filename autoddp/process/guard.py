@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from contextlib import ExitStack
@@ -12,12 +11,10 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from autoddp.comm.world import World
 from autoddp.errors import BadInput
 from autoddp.process import devices
 from autoddp.process.devices import Devices
-from autoddp.process.own_ddp import LaunchForm
-from autoddp.report import PREFIX, Report
+from autoddp.report import Report
 
 # words of an error that asks for a device
 DEVICES = re.compile("nccl|cuda|gpu|nvidia", re.IGNORECASE)
@@ -49,30 +46,6 @@ class InitGuard(ExitStack):
                 f"{self.size} processes would train by itself; give the script the arguments that "
                 "it takes to be distributed, or --own-ddp no for the numbers of one process"
             )
-
-
-def tell_lacking(own: LaunchForm, name: str, world: World, folder: str | None) -> None:
-    """Print what another --own-ddp would give, after an error that asks for GPUs that are not here.
-
-    The rank of this node that fails first prints it, since its launcher ends the others.
-
-    Args:
-        own: Form in which the script was launched.
-        name: Name of the script.
-        world: Place of this rank.
-        folder: Folder that the ranks of this node share, if they have one.
-    """
-    there, error = torch.cuda.device_count(), getattr(sys, "last_value", None)
-    if there >= world.local_world_size or not DEVICES.search(str(error)):
-        return
-    try:
-        os.close(os.open(os.path.join(folder or os.devnull, "lacking"), os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        return
-    except NotADirectoryError:
-        if world.local_rank:
-            return
-    print(f"{PREFIX} {own.lacking(name, there)}", file=sys.stderr, flush=True)
 
 
 def tell_devices(given: Devices, report: Report) -> None:

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from autoddp.comm.world import is_host
-from autoddp.errors import AutoDDPError, BadInput
+from autoddp.errors import BadInput
 
 if TYPE_CHECKING:
     from autoddp.comm.patience import Patience
@@ -18,11 +18,9 @@ if TYPE_CHECKING:
 VALIDATE = struct.pack("<BI", 0, 0x3C85F7CE)  # what a client of TCPStore says first
 NONCE = b"\r\n\r\n"  # a store echoes it, and a server that waits for lines gets some
 PING = bytes([13])
-GAVE_UP = b"autoddp: "  # how the answer of a node 0 begins that has ended before it had a store
 LONGEST = 4096  # bytes of an answer
 ANSWER = 3.0  # seconds
 AGAIN = 0.5  # seconds until an address is tried once more
-TELLING = 5.0  # seconds in which a node that gives up tells why: others may start a bit later
 SIOCGIFADDR = 0x8915  # linux: the IPv4 address of an interface
 
 
@@ -47,15 +45,6 @@ def resolve(host: str) -> None:
         ) from None
 
 
-def is_known(host: str) -> bool:
-    """Return whether this machine knows an address of `host`."""
-    try:
-        resolve(host)
-    except BadInput:
-        return False
-    return True
-
-
 def is_here(host: str) -> bool:
     """Return whether `host` is an address of this machine."""
     for family, kind, number, _, where in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
@@ -63,15 +52,6 @@ def is_here(host: str) -> bool:
             probe.bind(where)
             return True
     return False
-
-
-def is_free(port: int) -> bool:
-    """Return whether this node can listen on `port`."""
-    try:
-        check_free(port)
-    except BadInput:
-        return False
-    return True
 
 
 def check_free(port: int) -> None:
@@ -101,7 +81,6 @@ def check_node_0(host: str, port: int) -> None:
 
     Raises:
         BadInput: Something else answers, an HTTP server say.
-        AutoDDPError: Node 0 has given up.
     """
     _check(_answer(host, port), host, port)
 
@@ -131,7 +110,7 @@ def await_store(host: str, port: int, patience: Patience, whom: str) -> None:
 
     Raises:
         BadInput: Something else answers.
-        AutoDDPError: Nobody does in time, or node 0 has given up.
+        AutoDDPError: Nobody does in time.
     """
     while not (said := _answer(host, port)).startswith(NONCE):
         _check(said, host, port)
@@ -139,33 +118,12 @@ def await_store(host: str, port: int, patience: Patience, whom: str) -> None:
         time.sleep(AGAIN)
 
 
-def refuse(port: int, why: str) -> None:
-    """Tell the nodes that look for node 0, for some seconds, that it has given up, and why."""
-    deadline, both = time.monotonic() + TELLING, socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
-    with (
-        contextlib.suppress(OSError),  # the port is another's, or the time is over
-        socket.create_server(("", port), family=family, dualstack_ipv6=both) as door,
-    ):
-        while (left := deadline - time.monotonic()) > 0:
-            door.settimeout(left)
-            caller, _ = door.accept()
-            with caller, contextlib.suppress(OSError):
-                caller.settimeout(1.0)
-                caller.recv(LONGEST)  # what is left unread would undo the answer
-                caller.sendall((GAVE_UP + why.encode())[:LONGEST])
-
-
 def _check(said: bytes, host: str, port: int) -> None:
     """Check what a server has answered; nothing is no answer yet.
 
     Raises:
         BadInput: No store answers so.
-        AutoDDPError: Node 0 has given up.
     """
-    if said.startswith(GAVE_UP):
-        why = said.removeprefix(GAVE_UP).decode(errors="replace")
-        raise AutoDDPError(f"node 0 ({host}) has given up: {why}")
     if said and not NONCE.startswith(said[: len(NONCE)]):
         raise BadInput(
             f"--master-port is {port}, where {host} answers {said.splitlines()[0]!r}, which is no "
@@ -178,14 +136,6 @@ def has_store(host: str, port: int) -> bool:
     return _answer(host, port).startswith(NONCE)
 
 
-def comes(host: str, port: int) -> bool:
-    """Return whether node 0's store is there, or comes within the seconds in which it is told."""
-    deadline = time.monotonic() + TELLING
-    while not (there := has_store(host, port)) and time.monotonic() < deadline:
-        time.sleep(AGAIN)
-    return there
-
-
 def _answer(host: str, port: int) -> bytes:
     """Return the server's answer to the client of a TCPStore; empty where none comes in time."""
     try:
@@ -194,14 +144,6 @@ def _answer(host: str, port: int) -> bytes:
             return probe.recv(LONGEST)
     except OSError:
         return b""
-
-
-def address_to(host: str) -> str:
-    """Return the address at which `host` can reach this machine, by the route that leads there."""
-    family, kind, number, _, where = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, number) as probe:
-        probe.connect(where)  # UDP: picks a route, sends nothing
-        return str(probe.getsockname()[0])
 
 
 def interface_to(host: str) -> str | None:

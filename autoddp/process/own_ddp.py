@@ -45,22 +45,6 @@ class LaunchForm:
         other = "" if self.always else " (--own-ddp no takes its one-process branch, on all ranks)"
         return f"{name} calls init_process_group itself ({self.line}): {launched}{other}"
 
-    def lacking(self, name: str, devices: int) -> str:
-        """Return the line said after a script failed because it asked for devices not here.
-
-        Args:
-            name: Name of the script.
-            devices: Number of GPUs that are here.
-        """
-        there = f"{devices or 'no'} GPU{'s' * (devices != 1)}"
-        here = f"{name} is distributed by itself, and asked for more than is here ({there})"
-        if self.always:
-            return f"{here}; --own-ddp no would not help: {self.line} runs whatever the environment"
-        return (
-            f"{here}; --own-ddp no runs its one-process branch, on all ranks, "
-            "with one process's numbers"
-        )
-
     def arguments(self, given: tuple[str, ...], local_rank: int) -> tuple[str, ...]:
         """Add the local rank to the script's arguments, if it takes one and the user gave none."""
         if not self.flag or any(argument.partition("=")[0] in FLAGS for argument in given):

@@ -12,7 +12,6 @@ from autoddp.comm.world import World
 from autoddp.effects.run import Run
 from autoddp.options import Options
 from autoddp.patching import Feature, Installation
-from autoddp.process import compiler
 from autoddp.process.features import FEATURES
 from autoddp.process.watching.watch import Watch
 from autoddp.report import Report, library_modules, users_modules
@@ -29,7 +28,6 @@ def session(world: World, options: Options, group: Group, report: Report) -> Ite
     """
     view = View(group, options.draws, report, options.batchnorm == "exact")
     run = Run(world, options, group, view, report)
-    compiler.watch(report)
     several = world.local_world_size < world.world_size
     chosen = [
         feature(run)

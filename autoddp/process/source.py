@@ -23,10 +23,7 @@ FLAGS = ("--local_rank", "--local-rank")
 ALWAYS = ("is_available", "is_initialized")  # conditions that do not tell one process from several
 
 
-@dataclass(frozen=True)
-class Started:
-    target: frozenset[str]  # names in the target of the process
-    given: frozenset[str]  # names in the arguments that the process is given
+Names = frozenset[str]
 
 
 @dataclass
@@ -35,7 +32,8 @@ class Scope:
 
     names: list[tuple[str, bool]] = field(default_factory=list)  # of scopes that it leads to
     joins: list[tuple[str, bool]] = field(default_factory=list)  # lines: train.py:41
-    starts: list[tuple[str, Started, bool]] = field(default_factory=list)
+    # lines, the names in the target of the process, those in what the process is given
+    starts: list[tuple[str, Names, Names, bool]] = field(default_factory=list)
     asks: bool = False
     flag: str = ""
 
@@ -120,25 +118,22 @@ def _found(scopes: dict[str, list[Scope]], roots: list[tuple[str, bool]]) -> Sou
     starts = [
         (line, maybe or some)
         for scope, maybe in inside
-        for line, started, some in scope.starts
-        if _lead_to_joins(scopes, started.given) or (joins and not started.target & set(scopes))
+        for line, target, given, some in scope.starts
+        if (joins and not target & set(scopes))
+        or any(
+            scope.joins
+            for name in _reached(scopes, [(n, True) for n in given])
+            for scope in scopes[name]
+        )
     ]
+    surest = [min(some, key=lambda one: one[1], default=("", True)) for some in (joins, starts)]
     return SourceFacts(
-        joins=_surest(joins)[0],
-        starts=_surest(starts)[0],
-        always=not _surest(starts or joins)[1],
+        joins=surest[0][0],
+        starts=surest[1][0],
+        always=not surest[bool(starts)][1],
         asks=any(scope.asks for scope, _ in inside),
         flag=next(filter(None, (scope.flag for scope, _ in inside)), ""),
     )
-
-
-def _surest(lines: list[tuple[str, bool]]) -> tuple[str, bool]:
-    return min(lines, key=lambda found: found[1], default=("", True))
-
-
-def _lead_to_joins(scopes: dict[str, list[Scope]], names: frozenset[str]) -> bool:
-    reached = _reached(scopes, [(name, True) for name in names])
-    return any(scope.joins for name in reached for scope in scopes[name])
 
 
 def _reached(scopes: dict[str, list[Scope]], roots: list[tuple[str, bool]]) -> dict[str, bool]:
@@ -158,13 +153,14 @@ class _Reader(ast.NodeVisitor):
     """The visitor that sorts the code of a file into its scopes."""
 
     def __init__(self, file: str, scopes: dict[str, list[Scope]]) -> None:
-        self.file, self.scopes = file, scopes
-        self.here = self._open(file)
+        self.file, self.scopes = os.path.basename(file), scopes
+        self.here = Scope()
+        scopes.setdefault(file, []).append(self.here)
         self.known = {JOIN}  # names by which the file calls that function
         self.maybe, self.owner = False, ""
+        self.even: set[str] = set()  # names of values that do not tell one process from several
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        """Open a scope for a function; a class leads to its special methods, which Python calls."""
         special = self.owner and node.name.startswith("__")
         self._under(False, [*node.decorator_list, node.args], [])
         name = f"{self.owner}.{node.name}" if special else node.name
@@ -177,11 +173,22 @@ class _Reader(ast.NodeVisitor):
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self._within(node.name, [*map(ast.Expr, node.bases), *node.body], node.name)
 
+    def visit_Assign(self, node: ast.Assign | ast.AnnAssign) -> None:
+        """Note what is made of `is_initialized()` alone: `ours = not dist.is_initialized()`."""
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if node.value is not None:
+            decides = self._decides(node.value)
+            for name in filter(None, map(_name, targets)):
+                self.even = self.even - {name} if decides else self.even | {name}
+        self.generic_visit(node)
+
+    visit_AnnAssign = visit_Assign
+
     def visit_If(self, node: ast.If) -> None:
         """Take code after an `if` that may return to be under its condition, like its branches."""
         ways = (ast.walk(ast.Module(way, [])) for way in (node.body, node.orelse))
         both = all(any(_name(inner) in self.known for inner in way) for way in ways)
-        depends = _decides(node.test) and not both
+        depends = self._decides(node.test) and not both
         self._under(depends, [node.test], [*node.body, *node.orelse])
         self.maybe |= depends and _leaves(node)
 
@@ -191,10 +198,10 @@ class _Reader(ast.NodeVisitor):
         self._under(True, [*node.body, *node.orelse, *node.finalbody], node.handlers)
 
     def visit_IfExp(self, node: ast.IfExp) -> None:
-        self._under(_decides(node.test), [node.test], [node.body, node.orelse])
+        self._under(self._decides(node.test), [node.test], [node.body, node.orelse])
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
-        self._under(any(map(_decides, node.values[:-1])), node.values[:1], node.values[1:])
+        self._under(any(map(self._decides, node.values[:-1])), node.values[:1], node.values[1:])
 
     def visit_match_case(self, node: ast.match_case) -> None:
         self._under(True, [], node.body)
@@ -208,7 +215,7 @@ class _Reader(ast.NodeVisitor):
             given = [a.value for a in node.args if isinstance(a, ast.Constant)]
             self.here.flag = next((flag for flag in FLAGS if flag in given), self.here.flag)
         if called in STARTERS and _starts(node, called):
-            self.here.starts.append((self._line(node), _started(node), self.maybe))
+            self.here.starts.append((f"{self.file}:{node.lineno}", *_started(node), self.maybe))
             self.visit(node.func)
         else:
             self.generic_visit(node)
@@ -229,23 +236,29 @@ class _Reader(ast.NodeVisitor):
         """Take the mere name of a launcher's variable as a question for it."""
         self.here.asks |= node.value in VARIABLES
 
+    def _decides(self, test: ast.expr) -> bool:
+        """Return whether a condition, or any part of it, may tell one process from several."""
+        if isinstance(test, ast.BoolOp):
+            return any(map(self._decides, test.values))
+        if isinstance(test, ast.UnaryOp):
+            return self._decides(test.operand)
+        if isinstance(test, ast.Compare):
+            return _name(test.left) != "__name__"
+        if isinstance(test, ast.Call):
+            return _name(test.func) not in ALWAYS
+        return _name(test) not in self.even
+
     def _lead(self, node: ast.expr, name: str) -> None:
         if name in self.known:
-            self.here.joins.append((self._line(node), self.maybe))
+            self.here.joins.append((f"{self.file}:{node.lineno}", self.maybe))
         elif not isinstance(getattr(node, "ctx", None), ast.Store):
             self.here.asks |= name in VARIABLES
             self.here.names.append((name, self.maybe))
 
-    def _line(self, node: ast.expr) -> str:
-        return f"{os.path.basename(self.file)}:{node.lineno}"
-
-    def _open(self, name: str) -> Scope:
-        self.scopes.setdefault(name, []).append(Scope())
-        return self.scopes[name][-1]
-
     def _within(self, name: str, body: list[ast.stmt], owner: str) -> None:
         before = self.here, self.maybe, self.owner
-        self.here, self.maybe, self.owner = self._open(name), False, owner
+        self.here, self.maybe, self.owner = Scope(), False, owner
+        self.scopes.setdefault(name, []).append(self.here)
         for statement in body:
             self.visit(statement)
         self.here, self.maybe, self.owner = before
@@ -260,17 +273,6 @@ class _Reader(ast.NodeVisitor):
         self.maybe = before if depends else self.maybe
 
 
-def _decides(test: ast.expr) -> bool:
-    """Return whether a condition, or any part of it, may tell one process from several."""
-    if isinstance(test, ast.BoolOp):
-        return any(map(_decides, test.values))
-    if isinstance(test, ast.UnaryOp):
-        return _decides(test.operand)
-    if isinstance(test, ast.Compare):
-        return _name(test.left) != "__name__"
-    return _name(test.func) not in ALWAYS if isinstance(test, ast.Call) else True
-
-
 def _leaves(node: ast.AST) -> bool:
     """Return whether a node holds a `return` of the function that it stands in."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
@@ -283,14 +285,12 @@ def _name(node: ast.AST) -> str:
     return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
-def _started(node: ast.Call) -> Started:
-    given = {keyword.arg: keyword.value for keyword in node.keywords}
-    target = given.get("target") or given.get("fn") or (node.args[0] if node.args else node)
-    names = [
-        frozenset(map(_name, ast.walk(part))) - {""}
-        for part in (target, *node.args, *given.values())
-    ]
-    return Started(names[0], frozenset().union(*names[1:]))
+def _started(node: ast.Call) -> tuple[Names, Names]:
+    """Return the names in the target of a process, and in what the process is given."""
+    named = {keyword.arg: keyword.value for keyword in node.keywords}
+    target = named.get("target") or named.get("fn") or (node.args[0] if node.args else node)
+    given = [name for part in (*node.args, *named.values()) for name in map(_name, ast.walk(part))]
+    return frozenset(map(_name, ast.walk(target))) - {""}, frozenset(given) - {""}
 
 
 def _starts(node: ast.Call, called: str) -> bool:

@@ -6,7 +6,6 @@ import os
 import random
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -17,18 +16,17 @@ import torch.distributed as dist
 from autoddp.comm.collective_check import WAITS
 from autoddp.comm.group import TIMEOUT, Group
 from autoddp.comm.place import HERE
-from autoddp.comm.world import LARGEST, World, hide, keep_to_libraries
+from autoddp.comm.world import LARGEST, World
 from autoddp.errors import BadInput
 from autoddp.options import Options
 from autoddp.process import allocator, joining, launcher_signals, likeness, own_ddp, streams
-from autoddp.process.backend import Choice
 from autoddp.process.devices import Devices
-from autoddp.process.guard import InitGuard, tell_devices, tell_lacking
+from autoddp.process.guard import InitGuard, tell_devices
 from autoddp.process.job_folder import JobFolder
+from autoddp.process.membership import member
 from autoddp.process.own_ddp import Kind, LaunchForm
 from autoddp.process.report_file import write as write_report
 from autoddp.process.script import Script, finish, forget
-from autoddp.process.session import session
 from autoddp.process.streams import Logs
 from autoddp.report import Report
 from autoddp.report.begun import SharedFlag
@@ -64,21 +62,13 @@ def run(job: Job) -> int:
     if world.rank:
         streams.redirect(job.logs.of(world.rank))
     joining.take_device(world, job.devices)
-    hidden = hide(os.environ) if job.options.view == "global" else dict(os.environ)
     report = Report(world.rank == 0 and not job.options.quiet, job.options.strict, flag=job.flag)
-    attempt = hidden.get("TORCHELASTIC_RESTART_COUNT", "0")
-    group, chosen = joining.join(world, job.devices, attempt, say=report.say)
-    if job.options.view == "global":
-        for name in ("OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME"):
-            keep_to_libraries(HERE.given, name)
-    likeness.compare(group, job.script, job.options, job.apart)
-    HERE.world = world
-    report.say(greeting(world, job.options, chosen, hidden))
-    if job.own.line and job.options.own_ddp == "auto":
-        report.say(job.own.said(job.script.name))
     this = os.getpid()
-    with session(world, job.options, group, report) as mine:
-        code = job.script.run(job.options.verbose, mine.ended)
+    with member(world, job.options, job.devices, report, job.script, job.apart) as mine:
+        group = mine.run.group
+        if job.own.line and job.options.own_ddp == "auto":
+            report.say(job.own.said(job.script.name))
+        code = job.script.run(job.options.verbose, mine.run.ended)
         if code:
             tell_devices(job.devices, report)
         if not code and os.getpid() == this:
@@ -89,7 +79,7 @@ def run(job: Job) -> int:
         group.context.ending = True
         forget()
     ran = job.script.name, *job.script.args
-    write_report(report, job.options, world, world.nodes(hidden), chosen.backend, ran, code)
+    write_report(report, job.options, world, mine.nodes, mine.backend, ran, code)
     launcher_signals.default()  # nothing of the script's is left that a signal could call
     end(group, code)
     return code
@@ -113,10 +103,7 @@ def by_itself(job: Job, world: World) -> int:
     report.say(job.own.said(job.script.name))
     script = replace(job.script, args=job.own.arguments(job.script.args, world.local_rank))
     with InitGuard(job.own.line, world.world_size if job.options.own_ddp == "auto" else 1):
-        code = finish(script.run())
-    if code and not job.options.quiet:
-        tell_lacking(job.own, script.name, world, job.private.folder)
-    return code
+        return finish(script.run())
 
 
 def joined(script: Script, options: Options, own: LaunchForm) -> int:
@@ -156,15 +143,6 @@ def set_up(world: World) -> bool:
         else max(1, cores // world.local_world_size)
     )
     return allocator.keep_memory(os.environ)
-
-
-def greeting(world: World, options: Options, chosen: Choice, environ: Mapping[str, str]) -> str:
-    """Return the line said at the start: how many ranks, which backend and why, which view."""
-    nodes = world.nodes(environ)
-    return (
-        f"{world.world_size} ranks on {nodes} node{'s' * (nodes != 1)}, "
-        f"{chosen.backend} ({chosen.why}), {options.view} view"
-    ) + (chosen.unlike and f"; {chosen.unlike}")
 
 
 def end(group: Group, code: int) -> None:

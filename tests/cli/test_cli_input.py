@@ -73,13 +73,12 @@ def test_a_text_and_a_module_do_not_go_together(capfd):
 
 def test_variables_stand_for_options_and_what_is_typed_wins(asked, setenv):
     given = {"NPROC": "3", "HANG_TIMEOUT": "60", "QUIET": "1", "DISABLE": "files,folders"}
-    given |= {"NNODES": "1:2", "MASTER_ADDR": "h", "VERBOSE": "no", "REPORT": "", "VIEW": "local"}
+    given |= {"NNODES": "2", "MASTER_ADDR": "h", "VERBOSE": "no", "REPORT": "", "VIEW": "local"}
     for name, text in given.items():
         setenv(f"AUTODDP_{name}", text)
     want = Options(
         nproc=2,
         nnodes=2,
-        min_nodes=1,
         master_addr="h",
         hang_timeout=60,
         quiet=True,
@@ -119,7 +118,7 @@ def test_a_slip_in_a_variables_name_is_said(asked, setenv, capfd):
 def test_the_decorator_reads_variables_too(setenv):
     setenv("AUTODDP_HANG_TIMEOUT", "60")
     setenv("AUTODDP_NPROC", "3")
-    assert choose({"hang_timeout": 5, "nproc": 2}) == Options(nproc=2, hang_timeout=60)
+    assert choose({"hang_timeout": 5, "nproc": 2}) == Options(nproc=3, hang_timeout=60)
     setenv("AUTODDP_VIEW", "all")
     with pytest.raises(BadInput, match=r"^AUTODDP_VIEW is 'all'; it takes"):
         choose({})

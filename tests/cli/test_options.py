@@ -39,10 +39,6 @@ def test_words_are_checked(name):
             {"record_kind": "times"},
             "^--record-kind is 'times', but nothing is recorded; add --record",
         ),
-        (
-            {"record": "folder", "nnodes": 2, "min_nodes": 1, "master_addr": "a"},
-            "^--record is folder with --nnodes 1:2, where ranks change their numbers",
-        ),
         ({"node_rank": 1}, "^--node-rank is 1 with --nnodes 1; give the number of nodes there$"),
     ],
 )

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from autoddp import distributed
-from autoddp.decorator import NAMES, choose, count
-from autoddp.decorator.agreement import digest
+from autoddp.decorator import NAMES, cell_magic, choose, count
+from autoddp.decorator.existing_group import digest
 from autoddp.decorator.keywords import Keywords
 from autoddp.errors import BadInput
 from autoddp.options import ROWS, Options
@@ -150,46 +150,29 @@ def test_a_second_call_may_have_another_number_of_ranks(python):
 
 CANNOT = "from autoddp import distributed\n@distributed(nproc=2)\ndef main(): INSIDE\n"
 AGAINST = {
-    "threads": (
-        THREAD,
-        "other threads run (Thread-1 (sleep))",
-        "end them first, or call it before",
-    ),
-    "a library's thread": (
-        "import threading, time\n"
-        "threading.Thread(target=time.sleep, args=(1000,), daemon=True, name='wandb').start()\n",
-        "other threads run (wandb)",
-        "call wandb.teardown() first, and wandb.init() inside the call",
-    ),
+    "threads": (THREAD, "other threads run (Thread-1 (sleep))"),
     "children": (
         "import multiprocessing, time\n"
         "multiprocessing.get_context('fork').Process("
         "target=time.sleep, args=(1000,), daemon=True).start()\n",
         "it has child processes",
-        "end them first: worker processes that persist end with their loader, by del",
     ),
     "a pool that stays": (
-        "import autoddp.decorator.start as s\ns._kept_pools = lambda: 'a pool keeps its threads'\n",
-        "a pool keeps its threads",
-        "let the call be the first that makes use of it",
-    ),
-    "an old pool": (
-        "import autoddp.decorator.start as start\nstart._kept_pools = lambda: start.OLD\n",
-        "an OpenMP runtime as old as that of torch 2.6 may keep its threads",
-        "take torch 2.7 or a newer one",
+        "import autoddp.decorator.forkable as f\nf._kept_pools = lambda: 'a pool keeps threads'\n",
+        "a pool keeps threads",
     ),
 }
 
 
 @pytest.mark.parametrize("what", AGAINST)
 def test_what_stands_in_the_way_is_named_with_the_command_that_needs_no_fork(python, what):
-    before, named, way = AGAINST[what]
+    before, named = AGAINST[what]
     done = python(before + CANNOT.replace("INSIDE", "print('inside')") + "main()\n")
     assert (done.code, done.out) == (1, "")
     said = done.err.splitlines()[-1]
     assert f"BadInput: main() needs 2 ranks, but this process cannot be forked ({named}); " in said
     assert re.search(r"; run `autoddp run --nproc 2 \S+/train.py`, which takes the script", said)
-    assert way in said
+    assert said.endswith(", or make the call before that begins")
 
 
 def test_threads_that_a_first_call_started_stand_in_the_way_of_a_second(python):
@@ -686,11 +669,11 @@ def test_what_is_no_function_is_refused():
 
 ADAM = """
 import torch
-from autoddp.decorator import start
+from autoddp.decorator import forkable
 model = torch.nn.Linear(2, 1)
 model(torch.ones(1, 2)).sum().backward()
 torch.optim.Adam(model.parameters()).step()
-print(repr(start.unforkable()))
+print(repr(forkable.obstacle()))
 """
 
 
@@ -701,21 +684,27 @@ def test_without_an_accelerator_none_is_in_use(tmp_path):
     assert run_python("s.py", cwd=tmp_path).out == "''\n"
 
 
-@pytest.mark.parametrize("text", ["many", "0", "-1", ""])
-def test_a_bad_override_is_refused(text):
-    with pytest.raises(
-        BadInput, match=f"AUTODDP_NPROC is '{text}'; it takes a whole number of ranks"
-    ):
-        count(Options(), text)
+def test_a_variable_wins_over_the_option():
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("AUTODDP_NPROC", "2")
+        assert count(choose({"nproc": 3})) == count(cell_magic.options("--nproc 3")) == 2
+        patched.setenv("AUTODDP_NPROC", "")
+        assert count(choose({"nproc": 3})) == 3
 
 
-def test_how_many_ranks():
-    assert count(Options(nproc=3), None) == 3
-    assert count(Options(nproc=3), "2") == 2
+@pytest.mark.parametrize("text", ["many", "0", "-1"])
+def test_a_bad_variable_is_refused(text):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("AUTODDP_NPROC", text)
+        with pytest.raises(BadInput, match=f"AUTODDP_NPROC is '?{text}'?; "):
+            choose({})
+
+
+def test_plain_python_has_one_node():
     with pytest.raises(
         BadInput, match="nnodes of @distributed is 2, but plain python starts ranks on its own"
     ):
-        count(Options(nnodes=2), None)
+        count(Options(nnodes=2))
 
 
 def test_names_imported_before_the_call_are_ours_in_it(python):

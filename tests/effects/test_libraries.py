@@ -31,9 +31,7 @@ def on(tmp_path):
     """`on(script)`: what it returns on 2 ranks, run in tmp_path."""
 
     def run(script, nproc=2, **more):
-        return on_ranks(
-            script, nproc, Files, Folders, Temporary, folder=tmp_path, **more
-        )
+        return on_ranks(script, nproc, Files, Folders, Temporary, folder=tmp_path, **more)
 
     return run
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.launch.test_recipes import recipe
 from tests.launch.test_schedulers import LISTS
 from tests.launch.test_two_nodes import ADDRESSES, nodes  # noqa: F401
 from tests.support.cli import environ, run_cli, run_python
@@ -191,18 +192,10 @@ def test_scontrol_reads_a_list_of_hosts_as_we_do(slurm, text):
 
 
 def test_a_batch_script_is_taken_by_sbatch(slurm, tmp_path):
-    (tmp_path / "job.sh").write_text(
-        run_cli(
-            "launch-script", "--slurm", "--nnodes", "2", "--nproc", "4", "train it.py", "$HOME"
-        ).out
-    )
+    (tmp_path / "job.sh").write_text(recipe("#!/bin/bash"))
     said = slurm.call("sbatch", "--test-only", tmp_path / "job.sh", check=False)
     assert "to start at" in said, said
     assert "n[1-2]" in said
-    assert (
-        "\nsrun --kill-on-bad-exit=1 autoddp run --nproc 4 'train it.py' '$HOME'\n"
-        in (tmp_path / "job.sh").read_text()
-    )
 
 
 @pytest.fixture

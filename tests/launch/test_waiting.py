@@ -20,8 +20,8 @@ from autoddp import launch
 from autoddp.comm import patience
 from autoddp.comm.patience import Patience, missing, roll_call
 from autoddp.errors import AutoDDPError, BadInput
+from autoddp.launch import fixed_nodes
 from autoddp.options import Options
-from autoddp.process import network
 from tests.support.cli import environ
 from tests.support.ports import free_port
 
@@ -70,35 +70,12 @@ def test_rank_0_says_which_ranks_have_not_come(monkeypatch):
     assert not waits.is_alive()
 
 
-@pytest.mark.parametrize(
-    ("variables", "way"),
-    [
-        ({}, "give --node-rank 0 to 1, another number on each node"),
-        ({"NODE_RANK": "1"}, "NODE_RANK is 1 here, so give --node-rank $NODE_RANK"),
-        ({"SLURM_JOB_ID": "7"}, "srun has not started this process, which would say SLURM_NODEID"),
-    ],
-    ids=["none", "the user's", "SLURM's batch script"],
-)
-def test_a_node_without_a_number_is_refused_with_the_way_to_get_one(variables, way):
-    with pytest.raises(BadInput, match=r"^--nnodes is 2 without --node-rank; ") as error:
-        launch.check_node_rank(Options(nnodes=2), variables)
-    assert way in str(error.value)
-    for fine in (Options(), Options(nnodes=2, node_rank=0), Options(nnodes=2, min_nodes=1)):
-        launch.check_node_rank(fine, variables)
-
-
-def test_a_node_0_that_cannot_start_tells_who_looks_for_it(monkeypatch):
-    monkeypatch.setattr(network, "TELLING", 1.0)
-    port = free_port()
-    tells = threading.Thread(target=network.refuse, args=(port, "there is no script"))
-    tells.start()
-    try:
-        with pytest.raises(
-            AutoDDPError, match=r"^node 0 \(127.0.0.1\) has given up: there is no s"
-        ):
-            network.await_store("127.0.0.1", port, Patience(30, print), "node 0")
-    finally:
-        tells.join()
+def test_a_node_without_a_number_is_refused_with_the_way_to_get_one():
+    way = r"give --node-rank 0 to 1, another number on each node \(srun, mpirun and a PyTorchJob"
+    with pytest.raises(BadInput, match=rf"^--nnodes is 2 without --node-rank; {way}"):
+        launch.check_node_rank(Options(nnodes=2))
+    for fine in (Options(), Options(nnodes=2, node_rank=0)):
+        launch.check_node_rank(fine)
 
 
 class Node:
@@ -161,69 +138,52 @@ def test_a_node_says_that_node_0_does_not_answer(tmp_path):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("bad", [0, 1])
-def test_a_node_that_cannot_start_ends_the_other_with_its_reason(bad, tmp_path):
-    port = free_port()
-    good = Node(tmp_path, port, 1 - bad)
-    good.until("waiting for 2 nodes")
-    wrong = Node(tmp_path, port, bad, script="none.py")
-    code, out, err = good.end()
-    where = "127.0.0.1" if bad == 0 else HOST
-    assert (code, out) == (1, ""), err
-    assert err.splitlines()[-1].startswith(
-        f"[autoddp] node {bad} ({where}) has given up: no script at none.py"
-    )
-    code, out, err = wrong.end()
-    assert (code, out, err.count("\n")) == (2, "", 1)
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("bad", [0, 1])
-def test_a_script_that_python_refuses_is_told_in_pythons_words_and_to_the_other_node(bad, tmp_path):
+@pytest.mark.parametrize(
+    ("script", "code", "says", "told"),
+    [
+        ("none.py", 2, "[autoddp] no script at none.py (in ", "no script at none.py"),
+        (
+            "broken.py",
+            1,
+            "SyntaxError: '(' was never closed",
+            "broken.py cannot be run by python",
+        ),
+    ],
+)
+def test_a_node_that_cannot_start_ends_the_other_with_its_reason(
+    script, code, says, told, tmp_path
+):
     (tmp_path / "broken.py").write_text("print('a'\n")
     port = free_port()
-    good = Node(tmp_path, port, 1 - bad)
-    good.until("waiting for 2 nodes")
-    code, out, err = Node(tmp_path, port, bad, script="broken.py").end()
-    assert (code, out) == (1, "")
-    assert err.splitlines()[-1] == "SyntaxError: '(' was never closed"
-    assert "[autoddp]" not in err
-    code, out, err = good.end()
-    assert (code, out) == (1, "")
-    assert err.splitlines()[-1].endswith("has given up: broken.py cannot be run by python")
+    good = Node(tmp_path, port, 0)
+    good.until("waiting for node 1 of 2 since ")
+    ended, out, err = Node(tmp_path, port, 1, script=script).end()
+    assert (ended, out) == (code, "")
+    assert err.splitlines()[-1].startswith(says)
+    ended, out, err = good.end()
+    assert (ended, out) == (1, ""), err
+    assert err.splitlines()[-1].startswith(f"[autoddp] node 1 ({HOST}) has given up: {told}")
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("left", [0, 1])
-def test_a_node_that_is_ended_while_it_waits_tells_the_others(left, number, tmp_path):
+def test_a_node_0_that_ends_while_it_waits_ends_the_others(tmp_path):
     port = free_port()
     nodes = [Node(tmp_path, port, node, 3) for node in range(2)]
     for node in nodes:
         node.until("waiting for node 2 of 3 since ")
-    nodes[left].process.send_signal(number)
-    code, _, err = nodes[1 - left].end()
+    nodes[0].process.send_signal(signal.SIGINT)
+    code, _, err = nodes[1].end()
     assert code == 1
-    assert err.splitlines()[-1] == (
-        f"[autoddp] node {left} ({HOST}) has given up: it was ended by {number.name} while it "
-        "waited"
-    )
-    assert nodes[left].end() == (-number, "", "")
+    assert f"node 0 at 127.0.0.1:{port} has ended before all nodes were there" in err
+    assert nodes[0].end() == (-signal.SIGINT, "", "")
 
 
-@pytest.mark.cluster
-@pytest.mark.parametrize("twice", [0, 1])
-def test_a_number_that_another_node_has_is_refused_and_the_job_goes_on(twice, tmp_path):
-    port = free_port()
-    nodes = [Node(tmp_path, port, node, 3) for node in range(2)]
-    for node in nodes:
-        node.until("waiting for node 2 of 3 since ")
-    code, out, err = Node(tmp_path, port, twice, 3).end()
-    assert (code, out) == (2, "")
-    assert f"--node-rank is {twice}, but " in err.splitlines()[-1]
-    nodes.append(Node(tmp_path, port, 2, 3))
-    ended = [node.end(240) for node in nodes]
-    assert [code for code, *_ in ended] == [0] * 3, ended
+def test_a_number_that_another_machine_has_is_refused():
+    meeting = HashStore()
+    meeting.set("1", "another")
+    options = Options(nnodes=2, node_rank=1, master_addr="127.0.0.1", master_port=1)
+    with pytest.raises(BadInput, match=r"^--node-rank is 1, but node 1 .* is another already"):
+        fixed_nodes.FixedNodes(options)._come(meeting)
 
 
 @pytest.mark.cluster

@@ -87,17 +87,3 @@ def test_the_script_finds_its_own_module_of_a_name_that_the_compiler_uses(tmp_pa
         "torch.optim.SGD([w], 1.0).step()\nprint(w.item())\n",
     )
     assert (done.rc, done.out) == (0, "True\nmine mine, too\n0.0\n"), done.err
-
-
-@pytest.mark.slow
-def test_a_variable_that_a_library_set_too_late_is_told(tmp_path):
-    """Only where something is compiled: of most scripts the compiler does nothing."""
-    library = tmp_path / "library"
-    library.mkdir()
-    (library / "setter.py").write_text("import os\nos.environ['TORCHDYNAMO_VERBOSE'] = '1'\n")
-    text = "import setter\nfrom torch import optim\n"
-    env = {"PYTHONPATH": str(library)}
-    assert "VERBOSE" not in job(tmp_path, text, env).err
-    done = job(tmp_path, f"{text}import torch._inductor.compile_fx\n", env)
-    assert done.rc == 0
-    assert "TORCHDYNAMO_VERBOSE was set by the script when torch's compiler had been" in done.err

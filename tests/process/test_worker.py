@@ -14,9 +14,8 @@ import pytest
 from autoddp import torch_internals
 from autoddp.comm.world import World
 from autoddp.launch.rendezvous import listen
-from autoddp.options import Options
 from autoddp.process.backend import Choice
-from autoddp.process.worker import greeting
+from autoddp.process.membership import greeting
 from tests.support.cli import environ, fork_cli, fork_python, run_cli, run_python
 from tests.support.ports import free_port
 
@@ -179,7 +178,8 @@ def test_children_start_nothing(tmp_path):
     ],
 )
 def test_the_greeting_counts_nodes(world, environment, text):
-    assert greeting(world, Options(), Choice("gloo", "no GPU here"), environment).startswith(text)
+    nodes, chosen = world.nodes(environment), Choice("gloo", "no GPU here")
+    assert greeting(world.world_size, nodes, "global", chosen).startswith(text)
 
 
 def test_loader_workers_end_with_a_killed_rank(tmp_path):

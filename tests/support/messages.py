@@ -23,7 +23,6 @@ LEAST = 8  # letters of an entry that may be the beginning of several texts
 
 # where a text is put together elsewhere: what was given to the exception, and how the texts begin
 ELSEWHERE: dict[tuple[str, str], tuple[str, ...]] = {
-    ("decorator/cell_magic.py", "message"): ("… …: …; it takes the options of @distributed",),
     ("cli/__init__.py", "hints.wanted(arguments) or described(error, arguments)"): (
         "… is no command of autoddp; to run it: autoddp run …",
         "… stands before the command; it is run's: autoddp run … ...",

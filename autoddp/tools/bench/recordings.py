@@ -48,9 +48,7 @@ def row_of(found: Recording) -> Row:
             f"it takes {LEAST} or more: the first is not measured"
         )
     ranks, nodes = found.about["ranks"], found.about["nodes"]
-    options = replace(
-        found.options, nproc=ranks // nodes, nnodes=nodes, min_nodes=None, node_rank=0
-    )
+    options = replace(found.options, nproc=ranks // nodes, nnodes=nodes, node_rank=0)
     if found.about["apart"] and ranks > 1:
         options = replace(options, view="local")  # a script that is distributed by itself is so
     way = Way(found.name, options, ranks)

@@ -1,4 +1,4 @@
-"""The ranks that this process started by itself, for one call: their watch and their end.
+"""The ranks above 0 of one call: forks of this process, which rank 0 watches to their end.
 
 Rank 0 watches them in a thread, since its main thread may be inside a collective that a dead rank
 never answers: then nothing but the end of the process ends the wait.
@@ -8,35 +8,35 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
-import socket
 import sys
 import threading
 import time
+import warnings
 from dataclasses import dataclass, field
-from typing import NoReturn
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import Any, NoReturn
 
 from autoddp.decorator import notebook
 from autoddp.errors import Disagreement
 from autoddp.launch.failure import Failure
 from autoddp.process import streams
-from autoddp.process.launcher_signals import ENDING
+from autoddp.process.launcher_signals import ENDING, live_with
 from autoddp.process.streams import Logs, tail
 
 PATIENCE = 5.0  # seconds that a rank which raised leaves to the others to raise, too
 LAST = 120.0  # seconds that the others have to return once rank 0 has
-WORD = 64  # bytes
-TICK = 200  # milliseconds
+TICK = 0.2  # seconds
 
 
 @dataclass
-class WorkerHandle:
-    """The handle by which rank 0 knows a rank above 0."""
+class Fork:
+    """A rank above 0, as rank 0 knows it."""
 
     rank: int
     pid: int
-    channel: socket.socket
+    line: Connection
     word: str = ""  # the last one heard: returned, raised
     since: float = 0.0  # when it was heard
     code: int | None = None  # once it has ended; negative: minus the signal
@@ -46,59 +46,51 @@ class WorkerHandle:
         self.pidfd = os.pidfd_open(self.pid)
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        if self.code is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def reap(self) -> None:
         """Wait for the process of the rank, and keep its exit code."""
-        try:
-            found = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED)
-        except ChildProcessError:
-            found = None  # the script has waited for the process itself
-        os.close(self.pidfd)
         self.code = 1
-        if found is not None:
+        with contextlib.suppress(ChildProcessError):  # the script has waited for it itself
+            found = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED)
+            assert found is not None
             self.code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        os.close(self.pidfd)
 
 
-class ParentLink:
-    """The link of a rank above 0 to rank 0."""
-
-    def __init__(self, rank: int, channel: socket.socket) -> None:
-        self.rank, self.channel = rank, channel
-
-    def tell(self, word: str) -> None:
-        """Send a word to rank 0, if it is still there: "returned" or "raised"."""
-        with contextlib.suppress(ConnectionError):
-            self.channel.send(word.encode())
-
-    def end(self) -> NoReturn:
-        """End this process when rank 0 is through: the other ranks may need it until then."""
-        try:
-            for number in ENDING:  # what becomes of them, rank 0 decides
-                signal.signal(number, signal.SIG_IGN)
-            streams.flush()
-            self.channel.recv(WORD)
-        finally:  # also after what a handler of the script's raises here
-            os._exit(0)
-
-
-class Workers:
+class Forks:
     """All ranks above 0 of one call, as rank 0 starts and watches them."""
 
     def __init__(self, site: str, logs: Logs) -> None:
         self.site = site  # name of the function
         self.logs = logs
-        self.members: list[WorkerHandle] = []
+        self.members: list[Fork] = []
         self.pid = os.getpid()
         self._news = threading.Condition()
         self._returned = False  # whether rank 0 has left the call
-        self._wake, self._woken = os.pipe()
+        self._stop, self._stopped = Pipe()
         self._watcher = threading.Thread(target=self._watch, name="autoddp", daemon=True)
 
-    def watch(self) -> None:
-        """Watch the ranks, once all are forked: one that ends takes the program with it."""
+    def start(self, size: int) -> tuple[int, Connection | None]:
+        """Fork the ranks; return this process's rank and, above 0, its line to rank 0."""
+        streams.flush()
+        for rank in range(1, size):
+            ours, theirs = Pipe()
+            with warnings.catch_warnings():
+                # newer Pythons warn of any thread; `forkable` has looked at each
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+            if pid == 0:
+                live_with(self.pid)
+                for line in (ours, *(member.line for member in self.members)):
+                    line.close()
+                return rank, theirs
+            theirs.close()
+            self.members.append(Fork(rank, pid, ours))
         self._watcher.start()
+        return 0, None
 
     def settle(self, word: str) -> None:
         """Wait for the others to return or raise like rank 0, for as long as that may take them.
@@ -113,7 +105,10 @@ class Workers:
             Disagreement: Another rank has not returned, in such a session.
         """
         interrupted = isinstance(sys.exception(), KeyboardInterrupt)
-        self._wait(LAST if word == "returned" else 0 if interrupted else PATIENCE)
+        patience = LAST if word == "returned" else 0 if interrupted else PATIENCE
+        with self._news:
+            self._returned = True
+            self._news.wait_for(lambda: all(m.word for m in self.members), patience)
         other = next((m for m in self.members if m.word != word), None)
         if other is None or word == "raised":  # rank 0's error is the reason
             return
@@ -128,76 +123,49 @@ class Workers:
         """End all ranks; do nothing in a child of this process, which has no ranks."""
         if os.getpid() != self.pid:
             return
-        os.write(self._woken, b".")
+        self._stop.send("")  # closing it would end nothing: forks hold it, too
         if self._watcher.is_alive():
             self._watcher.join()  # from here on the end of a rank is no news
-        os.close(self._wake)
-        os.close(self._woken)
+        self._stop.close()
+        self._stopped.close()
         for member in self.members:
-            member.channel.close()
+            member.line.close()
             if member.code is None:
                 member.kill()
                 member.reap()
         self.logs.remove()
 
-    def fail(self, member: WorkerHandle, what: str, code: int) -> NoReturn:
+    def fail(self, member: Fork, what: str, code: int) -> NoReturn:
         """Name the rank, show its log, and end the program: rank 0 might wait for it for ever."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
                 stream.flush()
-        line = self.logs.failure(member.rank, what)
-        notebook.say_last(f"{line}\n")
+        notebook.say_last(f"{self.logs.failure(member.rank, what)}\n")
         if not self.logs.said(member.rank):
             self.logs.remove()
         for other in self.members:
-            if other.code is None:
-                other.kill()
+            other.kill()
         os._exit(code)
-
-    def _wait(self, patience: float) -> None:
-        """Wait until all others have left the call, or their time is up."""
-        deadline = time.monotonic() + patience
-        with self._news:
-            self._returned = True
-            while not all(m.word for m in self.members):
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    break
-                self._news.wait(left)
 
     # ---- the watcher
 
     def _watch(self) -> None:
-        poller = select.poll()
-        poller.register(self._wake, select.POLLIN)
-        channels = {m.channel.fileno(): m for m in self.members}
-        ends = {m.pidfd: m for m in self.members}
-        for number in (*channels, *ends):
-            poller.register(number, select.POLLIN)
+        lines = {member.line: member for member in self.members}
+        ends = {member.pidfd: member for member in self.members}
         while True:
-            ready = {number for number, _ in poller.poll(TICK)}
-            if self._wake in ready:
+            ready: list[Any] = wait([self._stopped, *lines, *ends], TICK)
+            if self._stopped in ready:
                 return
             with self._news:
-                for number in ready & set(channels):  # words first: a rank may speak and end
-                    if not self._hear(channels[number]):
-                        poller.unregister(number)
-                for number in ready & set(ends):
-                    poller.unregister(number)
-                    ends[number].reap()
+                for line in [one for one in ready if one in lines]:  # a rank may speak and end
+                    try:
+                        lines[line].word, lines[line].since = line.recv(), time.monotonic()
+                    except (EOFError, OSError):
+                        del lines[line]
+                for end in [one for one in ready if one in ends]:
+                    ends.pop(end).reap()
                 self._judge()
-                if ready:
-                    self._news.notify_all()
-
-    def _hear(self, member: WorkerHandle) -> bool:
-        """Read what a rank says, and return whether more may come."""
-        try:
-            data = member.channel.recv(WORD)
-        except OSError:
-            data = b""
-        if data:
-            member.word, member.since = data.decode(), time.monotonic()
-        return bool(data)
+                self._news.notify_all()
 
     def _judge(self) -> None:
         """End the program where a rank has left the call alone."""
@@ -208,3 +176,21 @@ class Workers:
             alone = member.word == "raised" and not self._returned
             if alone and time.monotonic() - member.since > PATIENCE:
                 self.fail(member, f"raised an exception in {self.site}, rank 0 did not", 1)
+
+
+def say(line: Connection, word: str) -> None:
+    """Say to rank 0, if it is still there, what a rank has done: "returned" or "raised"."""
+    streams.flush()
+    with contextlib.suppress(OSError):
+        line.send(word)
+
+
+def end(line: Connection) -> NoReturn:
+    """End this rank when rank 0 is through: the others may need it until then."""
+    try:
+        for number in ENDING:  # what becomes of them, rank 0 decides
+            signal.signal(number, signal.SIG_IGN)
+        streams.flush()
+        line.recv()
+    finally:  # also after what a handler of the script's raises here
+        os._exit(0)

@@ -1,0 +1,236 @@
+"""A call of a decorated function as a job: on rank 0, on its forks, and on torchrun's ranks."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed import Store
+
+from autoddp import launch, torch_internals
+from autoddp.comm.collective_check import CollectiveCheck
+from autoddp.comm.group import Group
+from autoddp.comm.place import HERE
+from autoddp.comm.world import ADDED, World
+from autoddp.decorator import forkable, forks, notebook
+from autoddp.decorator.existing_group import agreed, set_aside
+from autoddp.decorator.forks import Forks
+from autoddp.decorator.wholes import whole
+from autoddp.effects.run import Run
+from autoddp.errors import AutoDDPError, BadInput
+from autoddp.launch.rendezvous import HOST, listen
+from autoddp.options import Options
+from autoddp.process import allocator, joining, report_file, streams, worker
+from autoddp.process.devices import Devices, variable
+from autoddp.process.membership import member
+from autoddp.process.script import strip
+from autoddp.process.streams import Logs
+from autoddp.report import Report
+from autoddp.report.places import CELL
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class DecoratedCall:
+    """The call of a decorated function or of a notebook's cell, and the options of its job."""
+
+    wrapped: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    options: Options
+
+    @property
+    def site(self) -> str:
+        """Return the name of the function or of the cell, as the user knows it."""
+        name: str = getattr(self.wrapped, "__qualname__", type(self.wrapped).__name__)
+        return name if name.startswith(CELL) else f"{name}()"
+
+    def plain(self) -> Any:
+        """Call the function as the user did."""
+        return self.wrapped(*self.args, **self.kwargs)
+
+
+class ClosedGroup:
+    """The stand-in for a process group that is gone: a batch held by rows has lost other rows."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AutoDDPError(
+            "a batch that is held by rows is read after the job that it belongs to; return it from "
+            "the decorated function, or read it inside"
+        )
+
+
+def lead(call: DecoratedCall, ranks: int) -> Any:
+    """Be rank 0 for the time of the call, with the others as forks, and return the call's result.
+
+    They are forked for each call anew, since a fork has all that rank 0 has.
+    """
+    if dist.is_initialized():
+        raise BadInput(
+            "@distributed makes its own process group, but the script has initialised one already"
+        )
+    devices, logs = ready(call.options, ranks)
+    forkable.check(call.site, ranks, call.options)
+    logs.make()
+    with listen() as door, closing(Forks(call.site, logs)) as others:
+        rank, line = others.start(ranks)
+        if line is not None:
+            world = place(rank, ranks, door.getsockname()[1])
+            door.close()
+            follow(call, world, devices, logs, line)
+        # only now: its thread looks up an address, with locks that a fork would find held
+        server = torch_internals.store_behind(door)
+        return take_part(call, place(0, ranks, server.port), devices, others.settle)
+
+
+def ready(options: Options, ranks: int) -> tuple[Devices, Logs]:
+    """Check what the options name, and find the devices of this node's ranks.
+
+    Raises:
+        BadInput: The options cannot be met.
+    """
+    launch.check(options)
+    return joining.find_devices(ranks, options), Logs(options.log_dir)
+
+
+def place(rank: int, ranks: int, port: int) -> World:
+    """Return the place of a rank of this node's only job."""
+    return World(rank, ranks, rank, ranks, 0, HOST, port, agent_store=True)
+
+
+def follow(
+    call: DecoratedCall, world: World, devices: Devices, logs: Logs, line: Connection
+) -> NoReturn:
+    """Be a rank above 0 for the time of the call, and end there: what comes after is rank 0's."""
+    said = []
+
+    def tell(word: str) -> None:
+        said.append(word)
+        if word == "raised":
+            traceback.print_exc()  # to the log
+        forks.say(line, word)
+
+    try:
+        notebook.to_log(logs.of(world.rank))
+        take_part(call, world, devices, tell)
+    except BaseException:
+        if not said:
+            tell("raised")
+    finally:
+        forks.end(line)
+
+
+def attach(call: DecoratedCall) -> Any:
+    """Be a rank of torchrun from here on, to the end of the process, like under `autoddp run`.
+
+    Where the script has a process group, as in a worker of Ray Train, only for the call.
+    """
+    world = World.read(os.environ)
+    if world.world_size == 1:
+        HERE.world = world
+        return call.plain()
+    devices, logs = ready(call.options, world.local_world_size)
+    if dist.is_initialized():
+        with set_aside(world, logs) as (tell, store):
+            return take_part(call, replace(world, agent_store=True), devices, tell, store)
+    logs.make()
+    terminal = os.dup(2)
+    if world.rank:
+        streams.redirect(logs.of(world.rank))
+    undo = ExitStack()
+    with logs.said_once(world.local_rank, terminal):
+        group = undo.enter_context(joined(call.options, world, devices, apart=True)).group
+
+    def end() -> None:
+        code = int(hasattr(sys, "last_value"))
+        if not code:
+            group.conclude()
+        # still in the group: others shall not fail because this rank left it
+        worker.end(group, code)
+        streams.flush()
+        if code and logs.of(world.rank).exists():
+            os.write(terminal, f"{logs.failure(world.rank, 'raised an exception')}\n".encode())
+        else:
+            logs.remove()
+        undo.close()
+
+    atexit.register(end)
+    return call.plain()
+
+
+def take_part(
+    call: DecoratedCall, world: World, devices: Devices, tell: Tell, store: Store | None = None
+) -> Any:
+    """Call the function as a rank, and tell at the end whether it has returned or raised.
+
+    Ranks that met over a `store` of the script's are no forks, and have variables of their own.
+    """
+    with joined(call.options, world, devices, store) as run:
+        forked = nullcontext() if store is None else agreed(run.group, call)
+        try:
+            with forked:
+                result = whole(call.plain())
+            run.group.conclude()
+        except BaseException as error:
+            strip(error)
+            tell("raised")
+            raise
+        tell("returned")
+    return result
+
+
+@contextmanager
+def joined(
+    options: Options,
+    world: World,
+    devices: Devices,
+    store: Store | None = None,
+    apart: bool = False,
+) -> Iterator[Run]:
+    """Make this process a rank inside, and leave it as it was after.
+
+    Where another launcher started the ranks `apart`, they compare what they are about to run.
+    """
+    given = (*ADDED, variable(devices.kind, os.environ), "NCCL_SOCKET_IFNAME")
+    threads, environ = torch.get_num_threads(), {name: os.environ.get(name) for name in given}
+    report = Report(world.rank == 0 and not options.quiet, options.strict)
+    script, kept, run = forkable.script() if apart else None, False, None
+    try:
+        kept = worker.set_up(world)
+        joining.take_device(world, devices)
+        with member(world, options, devices, report, script, apart, store) as mine:
+            run = mine.run
+            yield run
+            run.view.pending.settle()
+    finally:
+        HERE.world = None
+        if run is not None:
+            leave(run.group)
+        torch.set_num_threads(threads)
+        if kept:
+            allocator.give_back()
+        for name, value in environ.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+    report_file.write(report, options, world, mine.nodes, mine.backend)
+
+
+def leave(group: Group) -> None:
+    """Leave the job, with no process group left and no reducer on the script's parameters."""
+    gc.collect()
+    group.leave()
+    pg, group.pg = group.pg, cast("dist.ProcessGroup", ClosedGroup())
+    group.collective_check = cast(CollectiveCheck, ClosedGroup())
+    dist.destroy_process_group(pg)

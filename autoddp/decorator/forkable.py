@@ -1,0 +1,128 @@
+"""Whether the ranks of a call can be forks of this process, and the way out where they cannot."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import shlex
+import sys
+import threading
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autoddp import torch_internals
+from autoddp.comm import accelerator
+from autoddp.decorator import notebook
+from autoddp.errors import BadInput
+from autoddp.options import Options
+from autoddp.options.given import as_typed
+from autoddp.options.row import DECORATOR
+from autoddp.process.script import Script
+
+HARD = 2  # omp_pause_hard
+
+
+def check(site: str, ranks: int, options: Options) -> None:
+    """Check that the ranks above 0 can be forks of this process.
+
+    Raises:
+        BadInput: They cannot.
+    """
+    against = obstacle()
+    if not against:
+        return
+    first = f"run `{command(ranks, options)}`, which takes the script as it is, or make "
+    if notebook.interactive():
+        first = f"{'restart the kernel' if notebook.kernel() else 'start again'} and make "
+    raise BadInput(
+        f"{site} needs {ranks} ranks, but this process cannot be forked ({against}); "
+        f"{first}the call before that begins"
+    )
+
+
+def obstacle() -> str:
+    """Return why a fork of this process could hang or crash; empty if nothing speaks against it.
+
+    Threads of native pools do not: OpenBLAS sees to forks by itself, and OpenMP runtimes are asked
+    to give theirs back. A child of a parent that had used libgomp's pool with two threads hung in
+    its own first use with two; after `omp_pause_resource_all` it never did.
+    """
+    others = [thread.name for thread in threading.enumerate() if not _harmless(thread)]
+    if others:
+        return f"other threads run ({', '.join(others)})"
+    touched = _touched()
+    if touched:
+        return f"{touched} is in use"
+    if multiprocessing.active_children():
+        return "it has child processes"
+    return _kept_pools()
+
+
+def _harmless(thread: threading.Thread) -> bool:
+    """Return whether a thread allows a fork: this one, a kernel's own, the monitor of tqdm's bars.
+
+    The monitor is ended here, as that is all that is known to be safe; the next bar begins another.
+    """
+    if type(thread).__module__ == "tqdm._monitor":
+        monitor: Any = thread
+        monitor.exit()
+        return True
+    return thread is threading.current_thread() or notebook.owns(thread)
+
+
+def _touched() -> str:
+    """Return the kind of accelerator that a fork of this process could not use, empty if none.
+
+    A mere question for devices may have begun to use one.
+    """
+    kind = accelerator.kind()
+    if not kind:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            os._exit(int(accelerator.unforkable()))
+        poisoned = os.waitpid(pid, 0)[1]
+        # after a step of Adam, torch's build for CUDA says so of a machine without GPUs, too
+        there = poisoned and torch.accelerator.device_count()
+        found = torch_internals.accelerator() if there else None
+        kind = found.type if found is not None else ""
+    return "CUDA" if kind == "cuda" else kind
+
+
+def _kept_pools() -> str:
+    """End the idle threads of OpenMP runtimes; return why some are left, empty if none is.
+
+    They come back when they are needed. A runtime of before OpenMP 5.0 ends none.
+    """
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    for path in {line.rpartition(" ")[2] for line in maps}:
+        if os.path.basename(path).startswith(("libgomp", "libomp", "libiomp")):
+            pause = getattr(ctypes.CDLL(path), "omp_pause_resource_all", None)
+            if pause is None or pause(HARD) != 0:
+                return "an OpenMP runtime, such as that of torch 2.6, keeps its threads"
+    return ""
+
+
+def command(ranks: int, options: Options) -> str:
+    """Return the command that runs this script as a job from its first line on."""
+    found = script()
+    named = sys.argv[:1] if found is None else ["-m"] * found.module + [found.name]
+    given = as_typed(replace(options, nproc=ranks), DECORATOR)
+    return shlex.join(["autoddp", "run", *given, *named, *sys.argv[1:]])
+
+
+def script() -> Script | None:
+    """Return the file or module that `python` was called with; None where it was a text."""
+    main, args = sys.modules["__main__"], tuple(sys.argv[1:])
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name != "__main__":
+        return Script(spec.name.removesuffix(".__main__"), args, module=True)
+    file = getattr(main, "__file__", None)
+    typed = sys.argv[0]  # which is the same on each node
+    return None if file is None else Script(typed if os.path.isfile(typed) else file, args)

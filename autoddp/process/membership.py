@@ -1,0 +1,76 @@
+"""A rank among the others: it meets them, compares what they run, and opens its session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch.distributed import Store
+
+from autoddp.comm.place import HERE
+from autoddp.comm.world import World, hide, keep_to_libraries
+from autoddp.effects.run import Run
+from autoddp.options import Options
+from autoddp.process import joining, likeness
+from autoddp.process.backend import Choice
+from autoddp.process.devices import Devices
+from autoddp.process.script import Script
+from autoddp.process.session import session
+from autoddp.report import Report
+
+
+@dataclass(frozen=True)
+class Member:
+    """A rank that has joined, and what its report says of the job."""
+
+    run: Run
+    backend: str
+    nodes: int
+
+
+def greeting(ranks: int, nodes: int, view: str, chosen: Choice) -> str:
+    """Return the line said at the start: how many ranks, which backend and why, which view."""
+    return (
+        f"{ranks} ranks on {nodes} node{'s' * (nodes != 1)}, {chosen.backend} ({chosen.why}), "
+        f"{view} view{chosen.unlike and f'; {chosen.unlike}'}"
+    )
+
+
+@contextmanager
+def member(
+    world: World,
+    options: Options,
+    given: Devices,
+    report: Report,
+    script: Script | None,
+    apart: bool,
+    store: Store | None = None,
+) -> Iterator[Member]:
+    """Be a rank inside, which sees one process, or in the local view a launcher's variables.
+
+    Args:
+        world: Place of this rank.
+        options: Options of the job.
+        given: Devices of this node's ranks.
+        report: Report of this rank.
+        script: What is about to run; None where that is no file.
+        apart: Whether another launcher has started each rank.
+        store: Store of a process group of the script's, by whose ranks the job is joined.
+    """
+    hidden = hide(os.environ)
+    if options.view == "local":
+        os.environ.update(hidden or world.variables(nodes=1))
+    attempt = hidden.get("TORCHELASTIC_RESTART_COUNT", "0")
+    group, chosen = joining.join(world, given, attempt, store, report.say)
+    if options.view == "global":
+        for name in ("OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME"):
+            keep_to_libraries(HERE.given, name)
+    if store is None:
+        likeness.compare(group, script, options, apart)
+    HERE.world = world
+    nodes = world.nodes(hidden)
+    report.say(greeting(world.world_size, nodes, options.view, chosen))
+    with session(world, options, group, report) as run:
+        yield Member(run, chosen.backend, nodes)
