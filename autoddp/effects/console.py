@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import builtins
 import functools
-import getpass
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, ClassVar
 
 from autoddp.effects.engine import Mode
@@ -21,7 +19,6 @@ from autoddp.report.begun import Begun
 
 STANDARD = (0, 1, 2)
 OURS = ("autoddp.*", "wrapt.*")
-ASKS = ((builtins, "input"), (getpass, "getpass"))
 PROMPTS = ("builtins:input", "getpass:getpass")
 ONLY_RANK_0 = (
     "rank 0 alone has the terminal, and other ranks go on without it; input(), getpass(), "
@@ -61,13 +58,11 @@ class Console(Outward):
     def setup(self, undo: ExitStack) -> None:
         """Ask rank 0 once what its terminal is like."""
         super().setup(undo)
-        self._watched = ExitStack()  # the watch on the streams of a notebook's cell
         report = self.run.report
         if report.speaks:
             report.begun = Begun(report.release_between, report.flag)
-            self._watch(undo)
-        self.context.asides.append(self._aside)
-        undo.callback(self.context.asides.remove, self._aside)
+            for stream in (sys.stdout, sys.stderr):
+                report.begun.watch(stream, undo)
         self.terminal: list[bool] = []
         self.size: list[list[int] | None] = []
         if not self.effects.synced:
@@ -100,24 +95,6 @@ class Console(Outward):
             return read()
         with self._prompting():
             return self.effects.ask_rank0("sys.stdin", read)
-
-    def _watch(self, undo: ExitStack) -> None:
-        for stream in (sys.stdout, sys.stderr):
-            self.run.report.begun.watch(stream, undo)
-
-    @contextmanager
-    def _aside(self) -> Iterator[None]:
-        """Have the prompts and streams that are ours again after what is inside.
-
-        A notebook's kernel sets its own of them at each cell.
-        """
-        ours = [getattr(module, name) for module, name in ASKS]
-        self._watched.close()
-        yield
-        for (module, name), prompt in zip(ASKS, ours, strict=True):
-            setattr(module, name, prompt)
-        if self.run.report.speaks:
-            self._watch(self._watched)
 
     def _prompting(self) -> AbstractContextManager[None]:
         """Have our lines wait while something is to be typed on rank 0's terminal."""

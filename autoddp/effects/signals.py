@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -41,7 +40,7 @@ class Signals(Feature):
         self.process = self.run.group.call("the process of the script", os.getpid)
         if threading.current_thread() is not threading.main_thread():
             return  # Python runs handlers on the main thread, and the job is on another
-        self._take_over({})
+        self._take_over()
         sync, before = self.signal_sync, signal.signal(NEWS, self.signal_sync.news)
         lines = self.run.group.channel
         for line in lines.orders.values():
@@ -51,8 +50,6 @@ class Signals(Feature):
             undo.callback(line.stop_watching, orders)
         undo.callback(signal.signal, NEWS, before)
         undo.callback(self._give_back)
-        self.effects.context.asides.append(self.aside)
-        undo.callback(self.effects.context.asides.remove, self.aside)
 
     @patch("signal:signal", why=WHY)
     def handle(self, call: Call) -> Any:
@@ -137,28 +134,10 @@ class Signals(Feature):
         if wakeup >= 0 and self.effects.context.in_job():
             os.write(wakeup, bytes([RETURNED + number]))
 
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Put nothing off inside, where no rank runs the script: only rank 0 has handlers there.
-
-        What they are after it, rank 0's process decides: a notebook's kernel sets some of its own.
-        """
-        kept = self.handlers | {signal.SIGINT: signal.default_int_handler}
-        self._give_back()
-        self.handlers.clear()
-        if self.rank:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
-            yield
-        finally:
-            if not self.rank:
-                self.signal_sync.drop()
-            self._take_over(kept if self.rank else {})
-
-    def _take_over(self, known: dict[int, Any]) -> None:
-        """Have the script's handlers called where all ranks are: those known, and those found."""
+    def _take_over(self) -> None:
+        """Have the handlers that are there called where all ranks are."""
         for number in signal.valid_signals():
-            handler = known.get(number, signal.getsignal(number))
+            handler = signal.getsignal(number)
             if _is_shared(number, handler):
                 self.handlers[number] = handler
                 signal.signal(number, self._received)

@@ -34,7 +34,7 @@ class Temporary(Outward):
     )
     def name_once(self, call: Call) -> Any:
         """Return the next name, rank 0's on all ranks."""
-        if self.effects.mode() is not Mode.SYNCED:
+        if self.effects.touch() is not Mode.SYNCED:  # multiprocessing names semaphores so
             return call.plain()
         return self.effects.ask_rank0("the name of a temporary file", call.plain)
 
