@@ -67,8 +67,7 @@ class DrawWatch:
 
     def moved(self) -> str:
         """Say what was drawn from since, in words, or nothing."""
-        here = (pickle.dumps(access.get()) != pickle.dumps(state) for access, state in self.own)
-        if any(here):
+        if not all(_alike(access.get(), state) for access, state in self.own):
             return OWN
         return "" if self.shared.same(Generators()) else DRAWS
 
@@ -77,3 +76,10 @@ class DrawWatch:
         self.shared.put_back()
         for access, state in self.own:
             access.put(state)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Return whether two states are one; `==` does not compare arrays as one."""
+    if isinstance(one, dict):
+        return pickle.dumps(one) == pickle.dumps(other)
+    return bool(one == other)

@@ -21,7 +21,7 @@ from torch.multiprocessing.reductions import reduce_typed_storage
 from autoddp.comm.accelerator import CPU
 from autoddp.comm.node_sharing import nameless
 
-WORTH = 1 << 14  # bytes of a part below which it travels in the pickle
+WORTH = 1 << 17  # bytes of a part below which it travels in the pickle
 FEW = 64  # descriptors of one parcel
 ALIGNED = 64
 COPIED = -1  # instead of a descriptor's number: in the memory of what is copied, the last one
