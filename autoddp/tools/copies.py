@@ -45,8 +45,9 @@ def copy_in_place(here: Path, root: Path) -> Path:
 
 def left_out(folder: Path, root: Path) -> bool:
     """Return whether a folder is not copied: environments, caches, version control, our own."""
-    ours = folder.name in SKIPPED or root.is_relative_to(folder)
-    return ours or (folder / "pyvenv.cfg").exists()
+    if folder.name in SKIPPED or root.is_relative_to(folder):
+        return True
+    return not os.access(folder, os.R_OK | os.X_OK) or (folder / "pyvenv.cfg").exists()
 
 
 def folder_size(folder: Path, root: Path) -> int:
@@ -72,4 +73,5 @@ def copy_folder(source: Path, target: Path, root: Path) -> None:
                 if not left_out(path, root):
                     copy_folder(path, to, root)
             elif entry.is_file() and os.access(path, os.R_OK):
-                shutil.copy2(path, to)
+                with suppress(FileNotFoundError):  # as above
+                    shutil.copy2(path, to)

@@ -193,7 +193,6 @@ def test_a_row_that_fails_leaves_the_others(benched):
     assert seen.row(GLOBAL)["failed"][-1] == "ValueError: not on ranks"
     assert "ValueError: not on ranks" in seen.out
     assert seen.row(PLAIN)["samples"] == 6
-    assert "no batch was seen at all: a sample is a step" in seen.out
 
 
 @pytest.mark.parametrize(

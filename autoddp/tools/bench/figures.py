@@ -38,6 +38,8 @@ def figures(left: Recording, way: Way) -> Figures:
     # in the local view rank 0 sees its share of a batch alone
     ranks = [times[rank] for rank in sorted(times)] if local else [mine]
     rows = [sum(step["rows"] for step in steps) for steps in zip(*ranks, strict=False)]
+    if not any(rows):  # no batch was seen at all: each backward is of a sample
+        rows = [step["backwards"] for step in mine]
     warm = max(1, min(WARM_UP, len(mine) // 4))
     measured = mine[warm:]
     total = sum(step["seconds"] for step in measured)

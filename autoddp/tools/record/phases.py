@@ -24,8 +24,7 @@ class Parts:
 
     def restart(self) -> None:
         """Begin a step, in which nothing is spent yet."""
-        self.began = now()
-        self.spent = dict.fromkeys((*PARTS, RECORDING), 0.0)
+        self.began, self.spent = now(), dict.fromkeys((*PARTS, RECORDING), 0.0)
 
     def begin(self, part: str) -> bool:
         """Begin a part here, and return whether it is the outermost."""
