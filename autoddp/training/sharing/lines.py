@@ -105,7 +105,7 @@ class Pipes:
             self.pipes[self.first].send_bytes(MARK)
 
 
-class Lines:
+class NodeLines:
     """The sockets that connect this rank with the first of its node, or that one with all others.
 
     All ranks of the node begin their passes in one order, and each gets its pipe by them.
@@ -160,7 +160,7 @@ def _received(channel: socket.socket, count: int) -> list[int]:
     return socket.recv_fds(channel, len(MARK), count, socket.MSG_CMSG_CLOEXEC)[1]
 
 
-def meet(run: Run) -> Lines | None:
+def meet(run: Run) -> NodeLines | None:
     """Connect the ranks of each node; None where any does not reach its first. All call this."""
     group, rank = run.group, run.world.rank
     placed = nodes(group)
@@ -168,7 +168,7 @@ def meet(run: Run) -> Lines | None:
     # of this session; there may be several
     key = f"sharing/{ranks[0]}/{group.store.add(f'sharing/of/{rank}', 1)}"
     found = connect(rank, ranks, group.store, key)
-    lines = None if found is None else Lines(found, rank, ranks[0])
+    lines = None if found is None else NodeLines(found, rank, ranks[0])
     if group.agree(lines is not None):
         return lines
     if lines is not None:

@@ -16,7 +16,7 @@ from autoddp.training.iterator import LoaderIterator
 from autoddp.training.sampling import Fetching
 from autoddp.training.sharing.course import Course
 from autoddp.training.sharing.fetch import Follower, Leading, SharedFetch
-from autoddp.training.sharing.lines import ENDED, MADE, Lines, Pipes, meet
+from autoddp.training.sharing.lines import ENDED, MADE, NodeLines, Pipes, meet
 from autoddp.training.sharing.plan import Plan
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Sharing:
     def __init__(self, run: Run, fetching: Fetching, part: Callable[[str, str], None]) -> None:
         self.run, self.fetching = run, fetching
         self.part = part  # called with the loader's place where every rank has to load, and why
-        self.lines: Lines | None = None
+        self.lines: NodeLines | None = None
         self.alone = ""  # why the ranks of this node cannot share
         self._course: Course | None = None  # of the iterator that is being made
 
