@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from enum import IntEnum, auto
 from os import getpid  # a script's is patched: it costs more, and answers as rank 0
 from threading import get_ident
@@ -61,15 +61,12 @@ class Context:
         over: Whether the job has: nothing is agreed on any more.
         collecting: Whether Python's collector of cycles runs on the script's thread. It runs at
             different moments on each rank: what a `__del__` does has no place in their order.
-        resting: Whether nothing of the script runs, as between the cells of a notebook.
-        asides: What else is entered with a rest: puts aside what only the script is to meet.
     """
 
     def __init__(self) -> None:
         self.process, self.thread = getpid(), get_ident()
         self.depth = [0] * len(Code)
-        self.ending = self.over = self.collecting = self.resting = False
-        self.asides: list[Callable[[], AbstractContextManager[object]]] = []
+        self.ending = self.over = self.collecting = False
         self._child = 0  # this process, if it was forked from the rank
         self._elsewhere = threading.local()  # whether another thread runs autoddp's code
 
@@ -77,7 +74,7 @@ class Context:
 
     def is_rank(self) -> bool:
         """Return whether the script runs, in the rank itself: not in a process forked from it."""
-        return not self.resting and getpid() == self.process
+        return getpid() == self.process
 
     def in_thread(self) -> bool:
         """Return whether this is another thread of Python's than the script's.
@@ -138,20 +135,6 @@ class Context:
             yield
         finally:
             apart.internal = before
-
-    @contextmanager
-    def rest(self) -> Iterator[None]:
-        """Run nothing of the script's inside: the other ranks do not come to what is called here.
-
-        Whatever runs is as if autoddp were not there, and is nothing that all ranks do.
-        """
-        with ExitStack() as stack:
-            for aside in self.asides:
-                stack.enter_context(aside())
-            stack.enter_context(self.within(Code.INTERNAL))
-            self.resting = True
-            stack.callback(setattr, self, "resting", False)
-            yield
 
     @contextmanager
     def script(self) -> Iterator[None]:

@@ -193,12 +193,7 @@ class Group(Rpc):
 
         They may act on a signal at its end, see `SignalSync`: not inside a backward, which is one
         point as a whole, and not where only a GPU waits.
-
-        Raises:
-            AutoDDPError: Nothing of the script runs.
         """
-        if self.context.resting:
-            raise self.alone()
         return Together(self, what, x, kind)
 
     def _exchange(self, stamp: str, body: bytes, merge: Callable[[list[bytes]], bytes]) -> bytes:

@@ -17,10 +17,8 @@ one process: who waits for it has no deadline, and the thread that watches sees 
 
 from __future__ import annotations
 
-import select
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -32,11 +30,10 @@ from autoddp.comm.context import Context
 from autoddp.comm.outcome import Outcome
 from autoddp.comm.position import ACTING, EFFECT, MEETING, Position
 from autoddp.comm.signal_sync import SignalSync
-from autoddp.errors import AutoDDPError, Disagreement, RankEnded
+from autoddp.errors import Disagreement, RankEnded
 
 # the first byte of a message; then come who acts, the site, and what an outcome is made of
 OUTCOME, ANNOUNCED, HERE = b"=", b"?", b"@"
-PART = b"0 the end of a part of the script"
 
 
 class When(Enum):
@@ -71,10 +68,7 @@ class Rpc:
 
         Raises:
             Disagreement: This rank and rank 0 are at different places.
-            AutoDDPError: Nothing of the script runs.
         """
-        if self.context.resting:
-            raise self.alone()
         place, outcome = f"{by} {site}".encode(), None
         if when is When.ALL_HERE and self.rank == 0:
             self._meet(place)
@@ -93,30 +87,6 @@ class Rpc:
         if outcome is None:
             outcome = Outcome.from_bytes(said.partition(b"\0")[2])
         return outcome.unwrap()
-
-    @contextmanager
-    def parting(self) -> Iterator[None]:
-        """Meet inside, at the end of a part of the script: who waits for one more call raises."""
-        lines = self.channel.effects
-        self._say((HERE if self.rank else OUTCOME) + PART)
-        yield
-        for line in lines.values():
-            line.read()
-
-    def wait_for_a_call(self) -> None:
-        """Wait, on a rank above 0, until rank 0 begins a call or has ended; nobody is late here."""
-        line = self.channel.effects[0]
-        if line.peek() is None:
-            poll = select.poll()
-            poll.register(line.number, select.POLLIN)
-            poll.poll()
-
-    def alone(self) -> AutoDDPError:
-        """Return the error for what all ranks do, where the others do not come to it."""
-        return AutoDDPError(
-            "a batch that is held by rows is read between two cells, where the other ranks wait "
-            "for the next one; read it in a cell"
-        )
 
     @property
     def passed(self) -> int:
