@@ -115,7 +115,8 @@ def values(
     for field, _ in table(taker):
         if field.name in typed:
             plain[field.name] = field.default
-            found |= read(field, typed[field.name]) if typed[field.name] else {}
+            if typed[field.name] not in (None, False, []):  # an empty text is one that was typed
+                found |= read(field, typed[field.name])
     meant = variables.given(taker, environ, {*found, *own})
     shared = plain | meant | found
     if not shared["quiet"] and (slip := variables.unknown(environ, taker)):

@@ -43,14 +43,21 @@ def sh(*line: str) -> None:
 
 
 @pytest.fixture
-def on(tmp_path):
+def place():
+    """A folder of a short name: sockets of a loader's workers lie in it, whose paths have a limit."""
+    with tempfile.TemporaryDirectory(prefix="n") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def on(place):
     """`on(script)`: what it returns on each rank; rank 0 is node 0, the others are node 1."""
     if subprocess.run(
         ["unshare", "-m", "true"], capture_output=True, timeout=20, check=False
     ).returncode:
         pytest.skip("no private mounts can be made here")
     for name in ("at", "tmp", "node0", "node1", "tmp0", "tmp1"):
-        (tmp_path / name).mkdir()
+        (place / name).mkdir()
 
     def on(script: Callable[[Any], Any], nproc: int = 2, shared: bool = False) -> list[Any]:
         def rank(group):
@@ -60,12 +67,12 @@ def on(tmp_path):
             sh(
                 "mount",
                 "--bind",
-                str(tmp_path / f"node{0 if shared else node}"),
-                str(tmp_path / "at"),
+                str(place / f"node{0 if shared else node}"),
+                str(place / "at"),
             )
-            sh("mount", "--bind", str(tmp_path / f"tmp{node}"), str(tmp_path / "tmp"))
-            os.chdir(tmp_path / "at")
-            tempfile.tempdir = str(tmp_path / "tmp")
+            sh("mount", "--bind", str(place / f"tmp{node}"), str(place / "tmp"))
+            os.chdir(place / "at")
+            tempfile.tempdir = str(place / "tmp")
             first = group.rank == 0
             store = (
                 dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
@@ -83,7 +90,7 @@ def on(tmp_path):
 
         return run_ranks(rank, nproc, timeout=240)
 
-    on.folder = tmp_path
+    on.folder = place
     return on
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import faulthandler
 import gc
 import multiprocessing
 import os
-import sys
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -21,7 +19,6 @@ import torch.distributed as dist
 from autoddp.comm.group import Group
 from autoddp.comm.world import World
 
-LIMIT = 240  # seconds after which a test's ranks hang
 torch.set_num_threads(1)  # a forked child cannot use a thread pool that its parent started
 
 
@@ -34,9 +31,6 @@ def _rank(
     pipe: Any,
     nodes: tuple[int, ...] = (),
 ) -> None:
-    # an earlier test's folder for sockets of multiprocessing may be gone
-    multiprocessing.current_process()._config.pop("tempdir", None)
-    faulthandler.dump_traceback_later(LIMIT - 10, file=sys.__stderr__)
     try:
         torch.set_num_threads(1)
         world = World(rank, nproc, rank, nproc)
@@ -73,7 +67,7 @@ def run_ranks(
     fn: Callable[..., Any],
     nproc: int,
     *args: Any,
-    timeout: float = LIMIT,
+    timeout: float = 240,
     nodes: tuple[int, ...] = (),
 ) -> list[Any]:
     """What `fn(group, *args)` returns on each rank, in order; a rank's traceback is the failure."""
