@@ -44,7 +44,7 @@ def sh(*line: str) -> None:
 
 @pytest.fixture
 def place():
-    """A folder of a short name: sockets of a loader's workers lie in it, whose paths have a limit."""
+    """A folder of a short name, as the path of a socket of a loader's worker has a limit."""
     with tempfile.TemporaryDirectory(prefix="n") as folder:
         yield Path(folder)
 
