@@ -240,14 +240,7 @@ def test_what_a_command_shows(line, start):
 def test_each_page_shows_the_same_of_a_command():
     """Where two pages show a command, they show the same of it."""
     for kind, text in EVERY:
-        assert kind in (
-            "sh",
-            "console",
-            "python",
-            "ipython",
-            "text",
-            "yaml",
-        )  # test_pages.py has the last
+        assert kind in ("sh", "bash", "console", "python", "ipython", "text", "yaml")
         if kind == "console":
             first, *shown = text.splitlines()
             assert first.startswith("$ ")
