@@ -120,7 +120,7 @@ def test_ranks_of_srun_are_recorded(slurm, script):
     assert files == ["0.jsonl", "1.jsonl", "recording.json", "report.json"]
     done = run_cli("verify", "--recordings", "alone", "of-srun", cwd=folder)
     assert done.rc == 0, done.out
-    assert "steps, rank against rank       6" in done.out
+    assert "steps of ranks           6" in done.out
 
 
 def test_a_requeued_job_resumes_and_a_cancelled_one_leaves_nothing(slurm, script, want):

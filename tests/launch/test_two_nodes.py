@@ -355,4 +355,5 @@ def test_a_loader_that_draws_in_workers_is_loaded_once_on_each_node(nodes, tmp_p
     assert out == alone.stdout
     once, twice = ((folder / "loaded").read_text().split() for folder in folders)
     assert len(once) == 42
-    assert 84 <= len(twice) <= 84 + 4  # by each node, and where it was tried
+    # by each node; and what workers had made when the first batch showed how
+    assert 84 <= len(twice) <= 84 + 42
