@@ -195,12 +195,8 @@ class LocalCall:
             out = outermost(me._local, out)
         made = wrap(out, spec, me.aliases)
         mine = me._local
-        if (
-            me.tally is not None
-            and out.numel() == mine.numel()
-            and out.data_ptr() == mine.data_ptr()
-        ):
-            made.tally = me.tally.of(made)  # the same elements, all of them
+        if me.tally is not None and (out.numel(), out.dtype) == (mine.numel(), mine.dtype):
+            made.tally = me.tally.of(made)  # a view or a copy of all elements
         return made
 
     def _several(self, out: Any, me: Any) -> Any:
