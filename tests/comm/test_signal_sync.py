@@ -13,7 +13,7 @@ import torch
 
 from autoddp.comm.rpc import When
 from autoddp.effects.signals import Signals
-from tests.effects.outward import installed, on_ranks, raised, trial
+from tests.effects.outward import installed, on_ranks, raised
 from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -146,23 +146,6 @@ def test_without_a_point_all_run_it_where_they_wait(inside):
         return seen, time.monotonic() - began < 30, run.group.call("after", lambda: 2)
 
     assert on_ranks(script, 2, Signals) == [([5, "caught"], True, 2)] * 2
-
-
-def test_in_a_trial_it_waits():
-    def script(run):
-        seen = []
-        signal.signal(signal.SIGUSR1, lambda *_: seen.append(1))
-        with trial(run):
-            if run.world.rank == 0:
-                KILL(PID(), signal.SIGUSR1)
-            run.group.all_reduce(torch.ones(1))
-            time.sleep(1.5)
-            run.group.all_reduce(torch.ones(1))
-            during = list(seen)
-        run.group.all_reduce(torch.ones(1))
-        return during, seen
-
-    assert on_ranks(script, 2, Signals) == [([], [1])] * 2
 
 
 def test_the_script_finds_its_own_handlers_and_they_are_the_processes_after_it():
