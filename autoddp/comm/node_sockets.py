@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from autoddp.comm.sockets import near
 from autoddp.errors import AutoDDPError
 
 if TYPE_CHECKING:
@@ -25,14 +24,6 @@ HELLO = struct.Struct(">16sI")  # the token, the rank
 PATIENCE = 60.0  # seconds for all ranks of a node to come
 TICK = 0.05
 CREDENTIALS = struct.Struct("3i")
-
-
-def readable(*sockets: socket.socket, seconds: float | None = None) -> bool:
-    """Return whether a socket has something to read in time; `select` ends at descriptor 1023."""
-    poll = select.poll()
-    for connected in sockets:
-        poll.register(connected, select.POLLIN)
-    return bool(poll.poll(None if seconds is None else seconds * 1000))
 
 
 def connect(rank: int, ranks: list[int], store: Store, key: str) -> dict[int, socket.socket] | None:
@@ -56,7 +47,9 @@ def connect(rank: int, ranks: list[int], store: Store, key: str) -> dict[int, so
         return {first: connected}
     # with its rank, as what is drawn within a job is the same on all ranks
     where, secret = f"\0autoddp-{secrets.token_hex(8)}-{rank}", secrets.token_bytes(16)
-    with near(where, socket.SOCK_SEQPACKET) as door:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+        door.bind(where)
+        door.listen(socket.SOMAXCONN)
         store.set(key, json.dumps([where, secret.hex()]))
         found = _arrivals(door, secret, set(ranks[1:]), lambda r: store.check([f"{key}/{r}"]))
     if len(found) < len(ranks) - 1:
@@ -70,9 +63,10 @@ def _arrivals(
     door: socket.socket, token: bytes, missing: set[int], lost: Callable[[int], bool]
 ) -> dict[int, socket.socket]:
     found: dict[int, socket.socket] = {}
-    deadline = time.monotonic() + PATIENCE
+    deadline, poll = time.monotonic() + PATIENCE, select.poll()
+    poll.register(door, select.POLLIN)  # `select` ends at descriptor 1023
     while missing:
-        if not readable(door, seconds=TICK):
+        if not poll.poll(TICK * 1000):
             missing -= {rank for rank in missing if lost(rank)}
             if missing and time.monotonic() > deadline:
                 raise AutoDDPError(

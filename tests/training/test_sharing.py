@@ -17,7 +17,6 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from autoddp.comm import node_sockets
-from autoddp.comm.sockets import near
 from autoddp.errors import AutoDDPError, RankEnded
 from autoddp.training.sharing.course import raised, taken_apart
 from autoddp.training.sharing.lines import AHEAD, BATCH, ENDED, meet
@@ -485,7 +484,9 @@ def test_pipes_work_beside_a_thousand_open_files():
 def test_ranks_found_lost_as_patience_ends_are_none_that_do_not_come(monkeypatch):
     def door_at_its_end(asked):
         monkeypatch.setattr(node_sockets, "PATIENCE", 0.0)
-        with near(f"\0test-{os.getpid()}", socket.SOCK_SEQPACKET) as door:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+            door.bind(f"\0test-{os.getpid()}")
+            door.listen()
             return node_sockets._arrivals(door, b"", {1, 2}, asked)
 
     assert door_at_its_end(lambda rank: True) == {}
