@@ -24,7 +24,7 @@ from torch.utils.data import (
 
 from autoddp.comm import accelerator
 from autoddp.comm.context import Code
-from autoddp.training.watch import Access, DrawWatch, own_generators
+from autoddp.training.watch import DRAWS, Access, DrawWatch, one_was_made, own_generators
 from autoddp.view.generators import Generators
 from autoddp.view.shard_sizes import even_sizes
 
@@ -125,11 +125,15 @@ class Noticing:
     def __init__(self, loader: Any) -> None:
         self.collate, self.plain_begin = loader.collate_fn, loader.worker_init_fn
         self.before: DrawWatch | None = None
+        self.own: list[Access] | None = None  # up to the first batch
 
     def __call__(self, samples: Any) -> Any:
         """Collate the batch; the first time that a generator has moved, wrap it in `Drawn`."""
         batch = self.collate(samples)
         moved = self.before.moved() if self.before is not None else ""
+        if self.own is not None and not moved:
+            moved = DRAWS if one_was_made(self.own, _dataset()) else ""
+        self.own = None
         if not moved:
             return batch
         self.before = None
@@ -139,8 +143,13 @@ class Noticing:
         """Begin a worker as the script does, then note where the generators begin."""
         if self.plain_begin is not None:
             self.plain_begin(number)
-        info = torch.utils.data.get_worker_info()
-        self.before = DrawWatch(own_generators(info.dataset if info is not None else None))
+        self.own = own_generators(_dataset())
+        self.before = DrawWatch(self.own)
+
+
+def _dataset() -> Any:
+    """Return the data set of this worker process."""
+    return getattr(torch.utils.data.get_worker_info(), "dataset", None)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import gc
 import pickle
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -20,8 +20,9 @@ OWN = "its data set draws from a generator of its own"
 
 
 class Access(NamedTuple):
-    """The two functions that read and set the state of a generator."""
+    """A generator, and the two functions that read and set its state."""
 
+    of: Any
     get: Callable[[], Any]
     put: Callable[[Any], Any]
 
@@ -37,25 +38,49 @@ def own_generators(dataset: Any) -> list[Access]:
     if numpy is not None:
         kinds |= {numpy.random.Generator, numpy.random.RandomState}
         shared.append(numpy.random.rand.__self__)
-    held = getattr(dataset, "__dict__", {}).values()  # torch's are unknown to the collector
+    held = getattr(dataset, "__dict__", {}).values()
     # chained: a list that they were put into would be among them, and a cycle
-    found = {id(x): x for x in chain(gc.get_objects(), held) if type(x) in kinds}
+    found = {id(x): x for x in chain(held, _everything(kinds)) if type(x) in kinds}
     return [_access(x) for x in found.values() if not any(x is each for each in shared)]
+
+
+def _everything(kinds: set[type]) -> Iterator[Any]:
+    """Yield the objects of these types: the collector's, and those that only these refer to.
+
+    The collector knows no torch.Generator, and no dict of such values alone.
+    """
+    objects = gc.get_objects()
+    for x in chain(objects, gc.get_referents(*objects)):
+        kind = type(x)
+        if kind in kinds:
+            yield x
+        elif kind is dict and not gc.is_tracked(x):
+            yield from x.values()
 
 
 def _access(x: Any) -> Access:
     if isinstance(x, random.Random):
-        return Access(x.getstate, x.setstate)
+        return Access(x, x.getstate, x.setstate)
     if isinstance(x, torch.Generator):
 
         def put(state: bytes) -> None:
             x.set_state(torch.tensor([*state], dtype=torch.uint8, device=CPU))
 
-        return Access(lambda: x.get_state().numpy().tobytes(), put)
+        return Access(x, lambda: x.get_state().numpy().tobytes(), put)
     if hasattr(x, "bit_generator"):
         bits = x.bit_generator
-        return Access(lambda: bits.state, lambda state: setattr(bits, "state", state))
-    return Access(lambda: x.get_state(legacy=False), x.set_state)
+        return Access(x, lambda: bits.state, lambda state: setattr(bits, "state", state))
+    return Access(x, lambda: x.get_state(legacy=False), x.set_state)
+
+
+def one_was_made(since: list[Access], dataset: Any) -> bool:
+    """Return whether there are generators that were not `since`: what they gave, nobody can say.
+
+    A sampler of torch's makes some of torch's, so of these only the data set's own count.
+    """
+    known, held = {id(x.of) for x in since}, {*map(id, getattr(dataset, "__dict__", {}).values())}
+    made = [x.of for x in own_generators(dataset) if id(x.of) not in known]
+    return any(not isinstance(x, torch.Generator) or id(x) in held for x in made)
 
 
 class DrawWatch:

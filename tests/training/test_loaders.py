@@ -224,6 +224,42 @@ def a_generator_that_the_data_set_holds():
     return found, draws()
 
 
+class Jitter:
+    """A transform with a generator, which only its attribute refers to."""
+
+    def __init__(self, rng=None):
+        self.rng = rng
+
+    def __call__(self, n):
+        if self.rng is None:  # made by the first fetch
+            self.rng = np.random.default_rng(5)
+        drawn = torch.rand((), generator=self.rng) if type(self.rng) is torch.Generator else None
+        return torch.full((2,), n + float(self.rng.random() if drawn is None else drawn))
+
+
+@script
+def a_generator_that_something_else_holds():
+    rng = torch.Generator().manual_seed(4)  # by a closure
+    found = []
+    for data in (
+        Listed(11, lambda n: torch.full((2,), n + float(torch.rand((), generator=rng)))),
+        Listed(11, Jitter(torch.Generator().manual_seed(3))),
+    ):
+        for workers in (0, 0, 1):
+            found += order(DataLoader(data, 4, shuffle=True, num_workers=workers))
+    return found, float(torch.rand((), generator=rng)), draws()
+
+
+@script
+def a_generator_that_the_first_fetch_makes():
+    found = []
+    for workers in (0, 1):
+        data = Listed(11, Jitter())
+        for _ in range(2):
+            found += order(DataLoader(data, 4, shuffle=True, num_workers=workers))
+    return found, draws()
+
+
 @script
 def a_data_set_that_writes_into_what_it_has_made():
     def preprocess(n):  # as of the public U-Net: ids of a mask, written into a new array
@@ -422,6 +458,8 @@ NOT_BY_ROWS = {
     "numbers_of_which_the_first_row_decides": "not alike",
     "samples_of_many_lengths": "cannot be fetched",
     "a_generator_that_the_data_set_holds": "from a generator of its own",
+    "a_generator_that_something_else_holds": "from a generator of its own",
+    "a_generator_that_the_first_fetch_makes": "draws random numbers",
     "strings_in_a_batch": "more than numbers",
     "a_dictionary_of_its_own_kind": "more than numbers",
     "numpys_strings": "more than numbers",

@@ -24,7 +24,7 @@ from autoddp.training.sampling import Drawn, Resumed, RowSampler, seeds_of
 from autoddp.training.sharing.batches import Handed, Whole
 from autoddp.training.sharing.course import Course
 from autoddp.training.sharing.plan import EACH, ROWS, THREAD, Plan
-from autoddp.training.watch import DRAWS, OWN
+from autoddp.training.watch import DRAWS, OWN, one_was_made
 from autoddp.view import ShardedTensor
 from autoddp.view.rules.losses import counted
 
@@ -89,6 +89,8 @@ class RowBatches:
             errors, moved = [error], self.fetching.moved
             if self.loader.num_workers:  # torch keeps it in a cycle, with all frames that it names
                 error.__traceback__ = None
+        if not (moved or self.plan.settled or self.loader.num_workers):
+            moved = DRAWS if one_was_made(self.plan.own, self.loader.dataset) else ""
         reason = self._against(batch, bool(errors), moved)
         try:
             if plan := self.job.judged(self.plan, reason, bool(self.loader.num_workers)):
