@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -18,7 +19,7 @@ from autoddp.report.temporary import named, temporary_folder
 # Devices, shared memory and what the kernel tells: nobody's files.
 NOBODYS = ("/dev/", "/proc/", "/sys/")
 # Folders of files that the interpreter and packages keep beside their own code.
-PARTS = (*INSTALLED, "/__pycache__/")
+PARTS = re.compile("|".join((*INSTALLED, "/__pycache__/")))
 # Environment variables that name folders in which libraries keep what they may make again.
 NAMED = (
     *("TORCH_HOME", "TORCH_EXTENSIONS_DIR", "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE"),
@@ -37,7 +38,8 @@ AT_HOME = (
     *(".triton", ".nv", ".cupy", ".keras", ".matplotlib", ".ipython", ".jupyter", ".numba"),
     *(".cython", ".pyxbld", ".local/lib", ".netrc", ".config/git"),
 )
-ASKED = ("HOME", "TMPDIR", "TEMP", "TMP", *HOLD, *NAMED)  # variables that say where all this is
+# variables that say where all this is, as `os.environ` keeps them: it encodes each that it is asked
+ASKED = tuple(map(os.fsencode, ("HOME", "TMPDIR", "TEMP", "TMP", *HOLD, *NAMED)))
 # Files of Hugging Face's `datasets` that tell it whether it runs the script's function again.
 COMPUTED = re.compile(r".*/(cache-|generator/)")
 # Fixed names in the temporary folder: compiled kernels, and what workers of one rank share.
@@ -54,12 +56,11 @@ def keeps(path: str, private: set[str]) -> bool:
         path: The full path, as `paths.text` makes it.
         private: Temporary folders and files that libraries on this rank made for themselves.
     """
-    if path.startswith(NOBODYS) or any(part in path for part in PARTS):
-        return True
-    if path in private:
+    if path.startswith(NOBODYS) or PARTS.search(path) or path in private:
         return True
     job = paths.here().rstrip("/") + "/"
-    folders, computed = _known((*map(os.environ.get, ASKED), temporary_folder(), job))
+    said = os.environ._data  # type: ignore[attr-defined]
+    folders, computed = _known((*map(said.get, ASKED), tempfile.tempdir, job))
     within = f"{path}/"
     if not within.startswith(folders) and not any(within.startswith(f"{one}/") for one in private):
         return False  # as nearly all are
@@ -71,7 +72,7 @@ def keeps(path: str, private: set[str]) -> bool:
 
 
 @lru_cache(maxsize=8)
-def _known(_: tuple[str | None, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _known(_: tuple[bytes | str | None, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the folders of caches, and those of `datasets`, as what steers them says."""
     return (*_caches(),), (*_of_datasets(),)
 

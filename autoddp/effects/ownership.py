@@ -23,7 +23,8 @@ _CALLBACKS = ("/lightning/pytorch/callbacks/", "/pytorch_lightning/callbacks/")
 # Packages that run processes of their own, which each rank, or one for its node, has for itself.
 _POOLS = ("/torch/utils/data/", "/torch/multiprocessing/", "/joblib/externals/loky/")
 # Packages that are switched off on ranks above 0: what they do, rank 0 does by itself.
-_TRACKERS = ("/wandb/", "/comet_ml/", "/aim/", "/neptune/", "/clearml/")
+_TRACKERS = ("wandb", "comet_ml", "aim", "neptune", "clearml")
+_OF_TRACKERS = tuple(f"{part}{name}/" for part in INSTALLED for name in _TRACKERS)
 NOBODY = "<nobody>"  # calls: a thread's first function may be the standard library's
 _WRAPT = os.path.dirname(wrapt.__file__) + "/"
 _HERE = os.path.dirname(os.path.dirname(__file__)) + "/"
@@ -97,8 +98,9 @@ def within(folders: tuple[str, ...], depth: int = 1) -> bool:
 
 
 def by_tracker(depth: int = 1) -> bool:
-    """Return whether a tracker of experiments has called."""
-    return within(_TRACKERS, depth + 1)
+    """Return whether a tracker of experiments has called; most scripts import none."""
+    imported = any(name in sys.modules for name in _TRACKERS)
+    return imported and within(_OF_TRACKERS, depth + 1)
 
 
 @cache

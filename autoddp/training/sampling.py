@@ -9,7 +9,6 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from torch.utils.data import (
 
 from autoddp.comm import accelerator
 from autoddp.comm.context import Code
-from autoddp.training.watch import DRAWS, Access, DrawWatch, one_was_made, own_generators
+from autoddp.training.watch import Access, DrawWatch, noticed
 from autoddp.view.generators import Generators
 from autoddp.view.shard_sizes import even_sizes
 
@@ -111,57 +110,6 @@ def seeds_of(loader: Any) -> torch.Generator:
     return copy
 
 
-@dataclass
-class Drawn:
-    """A batch whose samples drew random numbers; from what, in words."""
-
-    batch: Any
-    said: str
-
-
-class Noticing:
-    """A collate function for worker processes that says so when a generator has moved."""
-
-    def __init__(self, loader: Any) -> None:
-        self.collate, self.plain_begin = loader.collate_fn, loader.worker_init_fn
-        self.before: DrawWatch | None = None
-        self.own: list[Access] | None = None  # up to the first batch
-
-    def __call__(self, samples: Any) -> Any:
-        """Collate the batch; the first time that a generator has moved, wrap it in `Drawn`."""
-        batch = self.collate(samples)
-        moved = self.before.moved() if self.before is not None else ""
-        if self.own is not None and not moved:
-            moved = DRAWS if one_was_made(self.own, _dataset()) else ""
-        self.own = None
-        if not moved:
-            return batch
-        self.before = None
-        return Drawn(batch, moved)
-
-    def begin(self, number: int) -> None:
-        """Begin a worker as the script does, then note where the generators begin."""
-        if self.plain_begin is not None:
-            self.plain_begin(number)
-        self.own = own_generators(_dataset())
-        self.before = DrawWatch(self.own)
-
-
-def _dataset() -> Any:
-    """Return the data set of this worker process."""
-    return getattr(torch.utils.data.get_worker_info(), "dataset", None)
-
-
-@contextmanager
-def _noticed(loader: Any) -> Iterator[None]:
-    noticing = Noticing(loader)
-    loader.collate_fn, loader.worker_init_fn = noticing, noticing.begin
-    try:
-        yield
-    finally:
-        loader.collate_fn, loader.worker_init_fn = noticing.collate, noticing.plain_begin
-
-
 class Fetching:
     """A maker of loader iterators that fetch this rank's rows alone.
 
@@ -214,7 +162,7 @@ class Fetching:
             if draws:
                 undo.enter_context(self._own_seeds(loader))
             if watched is not None and loader.num_workers:
-                undo.enter_context(_noticed(loader))
+                undo.enter_context(noticed(loader))
             return make()
 
     def rows(self, loader: Any) -> RowSampler:

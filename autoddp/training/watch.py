@@ -7,6 +7,8 @@ import pickle
 import random
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -108,3 +110,58 @@ def _alike(one: Any, other: Any) -> bool:
     if isinstance(one, dict):
         return pickle.dumps(one) == pickle.dumps(other)
     return bool(one == other)
+
+
+# ---- in worker processes
+
+
+@dataclass
+class Drawn:
+    """A batch whose samples drew random numbers; from what, in words."""
+
+    batch: Any
+    said: str
+
+
+class Noticing:
+    """A collate function for worker processes that says so when a generator has moved."""
+
+    def __init__(self, loader: Any) -> None:
+        self.collate, self.plain_begin = loader.collate_fn, loader.worker_init_fn
+        self.before: DrawWatch | None = None
+        self.own: list[Access] | None = None  # up to the first batch
+
+    def __call__(self, samples: Any) -> Any:
+        """Collate the batch; the first time that a generator has moved, wrap it in `Drawn`."""
+        batch = self.collate(samples)
+        moved = self.before.moved() if self.before is not None else ""
+        if self.own is not None and not moved:
+            moved = DRAWS if one_was_made(self.own, _dataset()) else ""
+        self.own = None
+        if not moved:
+            return batch
+        self.before = None
+        return Drawn(batch, moved)
+
+    def begin(self, number: int) -> None:
+        """Begin a worker as the script does, then note where the generators begin."""
+        if self.plain_begin is not None:
+            self.plain_begin(number)
+        self.own = own_generators(_dataset())
+        self.before = DrawWatch(self.own)
+
+
+def _dataset() -> Any:
+    """Return the data set of this worker process."""
+    return getattr(torch.utils.data.get_worker_info(), "dataset", None)
+
+
+@contextmanager
+def noticed(loader: Any) -> Iterator[None]:
+    """Have workers of an iterator that is made inside say so when a generator has moved."""
+    noticing = Noticing(loader)
+    loader.collate_fn, loader.worker_init_fn = noticing, noticing.begin
+    try:
+        yield
+    finally:
+        loader.collate_fn, loader.worker_init_fn = noticing.collate, noticing.plain_begin

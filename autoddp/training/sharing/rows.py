@@ -20,11 +20,11 @@ from autoddp.comm.context import Code
 from autoddp.comm.group import MAX
 from autoddp.comm.topology import leaders
 from autoddp.errors import Disagreement
-from autoddp.training.sampling import Drawn, Resumed, RowSampler, seeds_of
+from autoddp.training.sampling import Resumed, RowSampler, seeds_of
 from autoddp.training.sharing.batches import Handed, Whole
 from autoddp.training.sharing.course import Course
 from autoddp.training.sharing.plan import EACH, ROWS, THREAD, Plan
-from autoddp.training.watch import DRAWS, OWN, one_was_made
+from autoddp.training.watch import DRAWS, OWN, Drawn, one_was_made
 from autoddp.view import ShardedTensor
 from autoddp.view.rules.losses import counted
 
