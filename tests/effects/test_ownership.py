@@ -1,6 +1,8 @@
 """Whose call one is, by the files of the frames that make it."""
 
+import sys
 import sysconfig
+import types
 
 import pytest
 
@@ -41,3 +43,17 @@ def test_a_packages_and_the_scripts_calls_are_agreed_on(filename):
 )
 def test_what_python_and_pools_ask_for_themselves_is_not(filename):
     assert asks(filename)
+
+
+@pytest.mark.parametrize(
+    ("filename", "tracks"),
+    [
+        ("/home/me/wandb/train.py", False),
+        (f"{PLATSTDLIB}/site-packages/wandb/sdk/wandb_run.py", True),
+    ],
+)
+def test_a_tracker_is_a_package_and_no_folder_of_that_name(filename, tracks, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", types.ModuleType("wandb"))
+    names = {"ask": ownership.by_tracker}
+    exec(compile("def call():\n    return ask()", filename, "exec"), names)
+    assert names["call"]() is tracks
