@@ -253,7 +253,7 @@ def test_private_names_of_torch_have_one_place(path):
 
 CONSTRUCTORS = {f.__name__ for f in _device_constructors()} - {"from_file"}
 AS_THE_SCRIPT = {
-    "training.sampling",
+    "training.loading.sampling",
     "view.draws",
 }  # what torch itself makes on whatever device is the default
 

@@ -21,7 +21,7 @@ from autoddp.process.script import Script
 from autoddp.process.source import FLAGS
 from autoddp.report import PREFIX, Report
 from autoddp.tools.verify import command as verification
-from autoddp.training.sampling import RowSampler
+from autoddp.training.loading.sampling import RowSampler
 from tests.support.fuzz import NUMBERS, NUMERALS, WORDS, examples, number, refusal
 
 # ---- the command line

@@ -38,13 +38,13 @@ _MACHINERY = tuple(
     )
 )
 _SESSION = "/IPython/core/interactiveshell.py"  # `open` in a notebook is a wrapper in this file
-_SHARING = _HERE + "training/sharing/"  # calls what it needs for itself
+_LINK = _HERE + "training/loading/link.py"  # calls what it needs for itself
 
 
 @cache
 def _passes(filename: str) -> bool:
     """Return whether a call by this file is its caller's: the standard library's, and our own."""
-    if filename.startswith((*_MACHINERY, _WRAPT)) and not filename.startswith(_SHARING):
+    if filename.startswith((*_MACHINERY, _WRAPT)) and not filename.startswith(_LINK):
         return True  # first of all: we may be installed, and are no library to the user's code
     if filename.startswith("<frozen "):
         return not filename.startswith(("<frozen importlib", "<frozen zipimport"))

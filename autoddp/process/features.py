@@ -22,7 +22,7 @@ from autoddp.training.averaging import Averaging
 from autoddp.training.buffers import Buffers
 from autoddp.training.explanation import Explanation
 from autoddp.training.gradients import Gradients
-from autoddp.training.loaders import Loaders
+from autoddp.training.loading.loaders import Loaders
 from autoddp.training.local_view import LocalView
 from autoddp.training.modules import Modules
 from autoddp.training.rowwise import Rowwise

@@ -15,8 +15,8 @@ from torch.utils.data import IterableDataset
 from autoddp.patching import Call, Feature, patch
 from autoddp.training.backwards import Backwards, named
 from autoddp.training.iterator import LoaderIterator
+from autoddp.training.loading.sampling import Fetching
 from autoddp.training.replica import Replicas
-from autoddp.training.sampling import Fetching
 from autoddp.view.rules.autograd import listed
 
 if TYPE_CHECKING:

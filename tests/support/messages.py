@@ -39,7 +39,7 @@ ELSEWHERE: dict[tuple[str, str], tuple[str, ...]] = {
     ("process/worker.py", "own_ddp.twice(script.name, own.line, world.world_size)"): (
         "… starts its ranks itself (…), but another launcher",
     ),
-    ("training/sharing/rows.py", "_other(tree_leaves(batch))"): (
+    ("training/loading/rows.py", "_other(tree_leaves(batch))"): (
         "a batch of the DataLoader holds a …",
         "a batch of the DataLoader holds numbers of another type",
     ),

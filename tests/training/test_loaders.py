@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 from autoddp.errors import Disagreement
-from autoddp.training.sampling import RowSampler
+from autoddp.training.loading.sampling import RowSampler
 from autoddp.view import ShardedTensor, is_sharded
 from tests.support.training import (
     TWO_OR_THREE,

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
-from autoddp.training.sampling import Resumed, RowSampler
+from autoddp.training.loading.sampling import Resumed, RowSampler
 
 
 def sampler(batches, ranks, rank, before_fetch=lambda: None):

@@ -3,9 +3,9 @@
 import collections
 import gc
 import os
-import pickle
 import random
 import socket
+import threading
 import time
 import types
 import weakref
@@ -16,11 +16,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from autoddp.comm import node_sockets
-from autoddp.errors import AutoDDPError, RankEnded
-from autoddp.training.sharing.course import raised, taken_apart
-from autoddp.training.sharing.lines import AHEAD, BATCH, ENDED, meet
-from autoddp.training.sharing.parcel import pack
+from autoddp.comm.outcome import Outcome
+from autoddp.errors import RankEnded
+from autoddp.training.loading.link import connect
+from autoddp.training.loading.message import Message, received
 from autoddp.view import is_sharded
 from tests.support.ranks import run_ranks
 from tests.support.training import TWO_OR_THREE, Runs, Scripts, assert_as_alone, on_ranks
@@ -381,7 +380,7 @@ def test_the_first_rank_does_not_run_ahead_without_bounds():
 
     def script(run):
         taken = 0
-        for _ in DataLoader(Sampled(noisy, 20), 1):
+        for _ in DataLoader(Sampled(lambda n: (torch.rand(1 << 18), f"{n}"), 20), 1):
             taken += 1
             counts[run.world.rank] = taken
             if run.world.rank and taken == 1:
@@ -390,52 +389,60 @@ def test_the_first_rank_does_not_run_ahead_without_bounds():
         return taken
 
     found = on_ranks(script, 2)
-    assert found[1] <= AHEAD + 2
+    assert found[1] <= 4
     assert found[0] == 20  # the other one is gone, and nobody waits for it
 
 
-def passes(group, *given):
-    """A pass of the ranks' own, as `Sharing` begins it."""
-    run = types.SimpleNamespace(group=group, world=group.world)
-    return meet(run)
+class Pass:
+    """A pass as the connections know it."""
+
+    def __init__(self):
+        self.messages = collections.deque()
+
+
+def linked(group):
+    link = connect(types.SimpleNamespace(group=group, world=group.world))
+    one = Pass()
+    return link, one, link.begin(one)
+
+
+def send(link, number, said):
+    message = number, said
+    link.send(lambda rank: message, False)
 
 
 def test_who_waits_for_a_rank_that_has_ended_is_told():
     def rank(group):
-        lines = passes(group)
-        pipes, _ = lines.begin(), lines.begin()
+        link, one, number = linked(group)
         if group.rank == 0:
-            pipes.say(BATCH, 1, "before")
-            lines.close()
+            send(link, number, "before")
+            link.close()
             return ""
-        assert pipes.hear()[0][2] == "before"
-        for act in (pipes.hear, lines.begin):
-            with pytest.raises(RankEnded, match="rank 0 has ended"):
-                act()
-        lines.close()
+        assert link.hear(one) == "before"
+        with pytest.raises(RankEnded, match="rank 0 has ended"):
+            link.hear(one)
         return "told"
 
     assert run_ranks(rank, 2) == ["", "told"]
 
 
-def test_a_child_of_a_rank_does_not_keep_its_pipes():
+def test_a_child_of_a_rank_does_not_keep_its_connections():
     def rank(group):
-        lines = passes(group)
-        pipes = lines.begin()
+        link, one, _ = linked(group)
         if group.rank == 0:
             child = os.fork()
             if not child:
                 time.sleep(60)
                 os._exit(0)
             group.pg.barrier().wait()
-            lines.close()
+            link.close()
             group.pg.barrier().wait()
             os.kill(child, 9)
             os.waitpid(child, 0)
             return ""
         group.pg.barrier().wait()
         with pytest.raises(RankEnded):
-            pipes.hear()
+            link.hear(one)
         group.pg.barrier().wait()
         return "told"
 
@@ -444,54 +451,64 @@ def test_a_child_of_a_rank_does_not_keep_its_pipes():
 
 def test_the_first_rank_goes_on_where_another_one_is_gone():
     def rank(group):
-        lines = passes(group)
-        pipes = lines.begin()
+        link, one, number = linked(group)
         if group.rank == 1:
-            lines.close()
+            link.close()
         group.pg.barrier().wait()
         if group.rank == 0:
-            for number in range(3):
-                pipes.say(BATCH, number, "said")
-            pipes.say(ENDED, 0)
-            return list(pipes.pipes)
-        return [pipes.hear()[0][0] for _ in range(4)] if group.rank == 2 else None
+            for n in range(3):
+                send(link, number, n)
+            return list(link.sockets)
+        return [link.hear(one) for _ in range(3)] if group.rank == 2 else None
 
-    assert run_ranks(rank, 3) == [[2], None, [BATCH] * 3 + [ENDED]]
+    assert run_ranks(rank, 3) == [[2], None, [0, 1, 2]]
 
 
-def test_pipes_work_beside_a_thousand_open_files():
+def test_threads_that_read_two_passes_find_their_own_messages():
     def rank(group):
-        import resource
-
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4096), most))
-        opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
-        pipes = passes(group).begin()
-        assert all(one.fileno() > 1023 for one in pipes.pipes.values())
+        link, one, first = linked(group)
+        other = Pass()
+        second = link.begin(other)
         if group.rank == 0:
-            for number in range(AHEAD):
-                pipes.say(BATCH, number, "said", opened[:2])
-            while not pipes.room():
-                pipes.wait()
-            return len(opened)
-        said, descriptors = pipes.hear()
-        pipes.took()
-        return said[2], len(descriptors)
+            for n in range(200):
+                send(link, first if n % 3 else second, n)
+            return None
+        found = []
+        reader = threading.Thread(target=lambda: found.extend(link.hear(one) for _ in range(133)))
+        reader.start()
+        mine = [link.hear(other) for _ in range(67)]
+        reader.join()
+        return mine == list(range(0, 200, 3)), found == [n for n in range(200) if n % 3]
 
-    assert run_ranks(rank, 2, timeout=30) == [1100, ("said", 2)]
+    assert run_ranks(rank, 2, timeout=30)[1] == (True, True)
 
 
-def test_ranks_found_lost_as_patience_ends_are_none_that_do_not_come(monkeypatch):
-    def door_at_its_end(asked):
-        monkeypatch.setattr(node_sockets, "PATIENCE", 0.0)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
-            door.bind(f"\0test-{os.getpid()}")
-            door.listen()
-            return node_sockets._arrivals(door, b"", {1, 2}, asked)
+def test_messages_for_a_pass_that_is_gone_are_dropped():
+    def rank(group):
+        link, one, first = linked(group)
+        second = link.begin(one)
+        if group.rank == 0:
+            send(link, first + 7, "nobody's")
+            send(link, second, "mine")
+            return None
+        return link.hear(one)
 
-    assert door_at_its_end(lambda rank: True) == {}
-    with pytest.raises(AutoDDPError, match="rank 2 did not come"):
-        door_at_its_end(lambda rank: rank == 1)
+    assert run_ranks(rank, 2) == [None, "mine"]
+
+
+def test_a_rank_that_does_not_reach_the_first_leaves_all_of_them_apart():
+    class Elsewhere:
+        """A store whose name nobody listens at, as seen from another container."""
+
+        def __init__(self, store):
+            self.add, self.set, self.get = store.add, store.set, lambda key: b"\0nobody"
+
+    def rank(group):
+        if group.rank == 1:
+            group.store = Elsewhere(group.store)
+        return connect(types.SimpleNamespace(group=group, world=group.world))
+
+    assert run_ranks(rank, 3, timeout=30) == [None] * 3
 
 
 def test_an_exception_may_hold_much():
@@ -516,14 +533,18 @@ def test_an_exception_may_hold_much():
 
 
 def handed(batch, **given):
-    parcel = pack(batch, False, **given)
-    try:
-        return parcel.open()
-    finally:
-        parcel.close()
+    """Return a batch as another process has it, and its message."""
+    here, there = socket.socketpair()
+    with here, there:
+        message = Message(batch, False, **given)
+        sender = threading.Thread(target=message.send, args=(here,))
+        sender.start()
+        found = received(there)
+        sender.join()
+    return found, message
 
 
-def test_a_parcel_holds_what_was_packed():
+def test_a_message_holds_what_was_packed():
     same = torch.rand(300, 300)
     batch = {
         "views": [same[:, :3].clone(), torch.rand(9, 9).t()],
@@ -540,7 +561,8 @@ def test_a_parcel_holds_what_was_packed():
     }
     batch["tagged"].origin = "here"
     before = set(os.listdir("/proc/self/fd"))
-    found = handed(batch)
+    found, _ = handed(batch)
+    assert set(os.listdir("/proc/self/fd")) == before
     assert found["one"][0] is found["one"][1]
     assert found["rest"] == batch["rest"]
     for a, b in zip(batch["views"] + batch["kinds"], found["views"] + found["kinds"], strict=True):
@@ -551,44 +573,35 @@ def test_a_parcel_holds_what_was_packed():
     found["arrays"][0][0] = 7
     assert not found["fixed"].flags.writeable
     assert found["tagged"].origin == "here"
-    assert set(os.listdir("/proc/self/fd")) == before
-
-
-def test_of_rows_those_travel_that_are_needed():
-    x, y = torch.rand(8, 9000), torch.arange(8 * 9000).view(8, 9000)
-    found = handed([x, y], rows=(2, 6, 8))
-    assert torch.equal(found[0][2:6], x[2:6])
-    assert not found[0][:2].any()
-    assert not found[0][6:].any()
-    assert torch.equal(found[1], y)  # targets are counted in the whole
 
 
 def test_a_part_of_a_large_tensor_travels_alone():
     large = torch.rand(1 << 20)
-    parcel = pack([large[:9], large[-50000:]], False)
-    assert len(parcel.body) < 5000
-    assert sum(size for _, _, size, _ in parcel.extents) == 200000
-    parcel.close()
+    found, message = handed([large[:9], large[-50000:]])
+    assert torch.equal(found[1], large[-50000:])
+    assert [part.raw.nbytes for part in message.parts] == [200000]
+    assert len(message.body) < 5000
 
 
-def test_what_is_written_into_an_opened_parcel_is_seen_by_nobody():
-    parcel = pack([torch.rand(300, 300)], False)
-    one, other = parcel.open()[0], parcel.open()[0]
-    want = other.clone()
-    one.zero_()
-    assert torch.equal(other, want)
-    assert torch.equal(parcel.open()[0], want)
-    parcel.close()
+def test_rows_of_shared_memory_are_mapped_and_what_is_written_there_stays_the_receivers():
+    whole = torch.rand(6, 20000).share_memory_()
+    want, before = whole.clone(), set(os.listdir("/proc/self/fd"))
+    found, message = handed([whole[2:4], whole[:, :1]], mapped=True)
+    assert [part.descriptor >= 0 for part in message.parts] == [True]
+    assert torch.equal(found[0], want[2:4])
+    found[0].zero_()
+    assert torch.equal(whole, want)
+    del message
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_batch_that_was_handed_over_is_gone_with_the_last_who_has_it():
+def test_a_batch_that_was_packed_is_gone_with_the_last_who_has_it():
     gc.disable()
     try:
         x = torch.rand(100, 100)
-        parcel = pack([x], False)
-        parcel.close()
+        handed([x])
         gone = weakref.ref(x)
-        del x, parcel
+        del x
         assert gone() is None  # or memory grows by every batch until the collector comes
     finally:
         gc.enable()
@@ -613,7 +626,7 @@ class TwoWords(Exception):
     ids=lambda e: type(e).__name__,
 )
 def test_exceptions_are_those_that_were_raised(error):
-    found = raised(*pickle.loads(pickle.dumps(taken_apart(error))))
+    found = Outcome.from_bytes(Outcome(error=error).to_bytes()).error
     assert type(found) is type(error)
     assert str(found) == str(error)
     assert vars(found) == vars(error)

@@ -42,7 +42,7 @@ def _losses(group: Any, kind: str, in_advance: bool) -> str | None:
     labels[2] = -100
     view = Counting(group)
     cuts = view.even_sizes(7)
-    rows = counted(by_rows(labels, cuts), labels if in_advance else None)
+    rows = counted(by_rows(labels, cuts), int((labels == -100).sum()) if in_advance else None)
     want = F.cross_entropy(scores, LABELS[kind](labels.clone()))
     return difference(want, F.cross_entropy(by_rows(scores, cuts), LABELS[kind](rows)))
 

@@ -50,22 +50,19 @@ class Tally:
         return Tally(rows, self.hits, self.work)
 
 
-def counted(
-    rows: ShardedTensor, whole: Tensor | None = None, none_ignored: bool = False
-) -> ShardedTensor:
+def counted(rows: ShardedTensor, ignored: int | None = None) -> ShardedTensor:
     """Return rows that were just fetched, with the count of ignored ones if they may be targets.
 
     Args:
         rows: This rank's part.
-        whole: The rows of all ranks, where this one has seen them; else the count is under way,
-            or left to the loss.
-        none_ignored: Whether it is known that there is nothing to count.
+        ignored: The count in the rows of all ranks, where it is known; else it is under way, or
+            left to the loss.
     """
     local, view = rows.local, rows.sizes.view
     if local.dtype is not torch.int64 or local.is_inference():
         return rows
-    if none_ignored or whole is not None:
-        rows.tally = Tally(rows, 0 if whole is None else int((whole == IGNORED).sum()))
+    if ignored is not None:
+        rows.tally = Tally(rows, ignored)
     elif not view.group.native and not view.context.in_thread():
         # an accelerator with a backend reduces the loss: for a count the host would wait
         hits = (local == IGNORED).sum()

@@ -12,14 +12,14 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from autoddp.comm.context import Code
 from autoddp.training.iterator import LoaderIterator
-from autoddp.training.sharing.course import rows_of
-from autoddp.training.sharing.parcel import ALIGNED
+from autoddp.training.loading.shared_pass import LocalBatch
 from autoddp.view import ShardedTensor
 from autoddp.view.rules.losses import counted
 
 if TYPE_CHECKING:
-    from autoddp.training.loaders import Loaders
+    from autoddp.training.loading.loaders import Loaders
 
+ALIGNED = 64  # bytes, as torch's own memory is
 WORTH = 1 << 16  # bytes of rows below which they are copied, so that the batch can go
 
 
@@ -63,7 +63,12 @@ class Whole:
             return self.made(next(self.inner))
         with context.within(Code.PLAIN):
             batch = next(self.inner)
-        self.job.first.compare(self.loader, self.where, batch)
+        return self.given(batch)
+
+    def given(self, batch: Any) -> Any:
+        """Compare the first batch of several nodes, and return the script's, given the loader's."""
+        whole = batch.whole if isinstance(batch, LocalBatch) else batch
+        self.job.first.compare(self.loader, self.where, whole)
         return self.made(batch)
 
     def made(self, batch: Any) -> Any:
@@ -76,13 +81,15 @@ class Handed(Whole):
 
     def made(self, batch: Any) -> Any:
         """Return the script's batch, of tensors as this rank's rows, given the loader's."""
-        leaves, spec = tree_flatten(batch)
-        total = rows_of(leaves) if self.inner.course.batched else 0
-        view, pins = self.job.view, self.inner.pins
-        if total < view.group.size:
+        pins = self.inner.pins
+        if not isinstance(batch, LocalBatch):
             return pin_memory(batch, pins) if pins else batch
-        cuts = view.even_sizes(total)
-        cut = (counted(ShardedTensor(_own(cuts.take(x, 0), pins), cuts), x) for x in leaves)
+        sizes = self.job.view.shard_sizes(batch.per_rank)
+        leaves, spec = tree_flatten(batch.rows)
+        cut = (
+            counted(ShardedTensor(_own(x, pins), sizes), ignored)
+            for x, ignored in zip(leaves, batch.ignored, strict=True)
+        )
         return tree_unflatten(cut, spec)
 
 

@@ -23,8 +23,8 @@ from torch.utils.data import (
 
 from autoddp.comm import accelerator
 from autoddp.comm.context import Code
-from autoddp.training.watch import Access, DrawWatch, noticed
-from autoddp.view.generators import Generators
+from autoddp.training.loading.generators import Generators
+from autoddp.training.loading.watch import Access, DrawWatch, noticed
 from autoddp.view.shard_sizes import even_sizes
 
 if TYPE_CHECKING:

@@ -14,10 +14,9 @@ from autoddp.comm.accelerator import CPU
 from autoddp.comm.group import MAX
 from autoddp.patching import Call, Feature, patch
 from autoddp.report import users_line
-from autoddp.training.first_batch import FirstBatches
-from autoddp.training.sampling import Fetching
-from autoddp.training.sharing.batches import Batches, Handed, Whole
-from autoddp.training.sharing.plan import (
+from autoddp.training.loading.batches import Batches, Handed, Whole
+from autoddp.training.loading.first_batch import FirstBatches
+from autoddp.training.loading.plan import (
     EACH,
     ROWS,
     SHARED,
@@ -29,9 +28,10 @@ from autoddp.training.sharing.plan import (
     owner,
     unlike_rows,
 )
-from autoddp.training.sharing.rows import RowBatches
-from autoddp.training.sharing.share import Sharing
-from autoddp.training.watch import DRAWS, OWN, own_generators
+from autoddp.training.loading.rows import RowBatches
+from autoddp.training.loading.sampling import Fetching
+from autoddp.training.loading.shared import Sharing
+from autoddp.training.loading.watch import DRAWS, OWN, own_generators
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
@@ -119,7 +119,7 @@ class Loaders(Feature):
             return Plan(where, EACH, "it is a subclass with an iterator of its own")
         reason, held = unlike_rows(loader), in_memory(loader.dataset)
         if held is not None and not reason:
-            return Plan(where, known=True, none_ignored=none_ignored(held))
+            return Plan(where, known=True, ignored=0 if none_ignored(held) else None)
         kept = self.plans.get(owner(loader))
         if kept is None:
             kept = self.plans[owner(loader)] = Plan(where, own=own_generators(loader.dataset))
@@ -128,7 +128,7 @@ class Loaders(Feature):
 
     def _met(self, plan: Plan) -> Plan:
         """Load once on each node where that is possible, else on every rank."""
-        alone = self.sharing.meet() if plan.way == SHARED else ""
+        alone = self.sharing.connect() if plan.way == SHARED else ""
         if alone:
             plan.way, plan.reason = EACH, f"{plan.reason}; {alone}"
         return plan

@@ -20,16 +20,16 @@ from autoddp.comm.context import Code
 from autoddp.comm.group import MAX
 from autoddp.comm.topology import leaders
 from autoddp.errors import Disagreement
-from autoddp.training.sampling import Resumed, RowSampler, seeds_of
-from autoddp.training.sharing.batches import Handed, Whole
-from autoddp.training.sharing.course import Course
-from autoddp.training.sharing.plan import EACH, ROWS, THREAD, Plan
-from autoddp.training.watch import DRAWS, OWN, Drawn, one_was_made
+from autoddp.training.loading.batches import Handed, Whole
+from autoddp.training.loading.plan import EACH, ROWS, THREAD, Plan
+from autoddp.training.loading.sampling import Resumed, RowSampler, seeds_of
+from autoddp.training.loading.shared_pass import SharedPass
+from autoddp.training.loading.watch import DRAWS, OWN, Drawn, one_was_made
 from autoddp.view import ShardedTensor
 from autoddp.view.rules.losses import counted
 
 if TYPE_CHECKING:
-    from autoddp.training.loaders import Loaders
+    from autoddp.training.loading.loaders import Loaders
 
 UNREADABLE = "a sample cannot be fetched"
 MORE = "its batches hold more than numbers"
@@ -121,34 +121,33 @@ class RowBatches:
         if self.loader.num_workers:
             self.instead = self._begun_again(plan)
             return self.instead.next()
-        course = None
+        shared = None
         if plan.way == EACH:
             self.instead = Whole(job, self.loader, plan.where, self.inner)
             if not context.on_script_thread():
                 return self.instead.next()
         else:
             taken = job.sharing.take_over(self.loader, self.inner, plan)
-            self.instead, course = Handed(job, self.loader, plan.where, taken), taken.course
+            self.instead, shared = Handed(job, self.loader, plan.where, taken), taken.shared
         fetch = self.inner._dataset_fetcher
         with context.within(Code.PLAIN), context.internal():
             if not self.leads:
                 batch = fetch.fetch((self.sampler.seen or [None])[0])
-            elif course is not None:
-                self._hand_over(course, batch, errors)
+            elif shared is not None:
+                batch = self._hand_over(shared, batch, errors)
             if errors and self.leads:
                 raise errors.pop()
-        job.first.compare(self.loader, plan.where, batch)
-        return self.instead.made(batch)
+        return self.instead.given(batch)
 
-    def _hand_over(self, course: Course, batch: Any, errors: list[Exception]) -> None:
+    def _hand_over(self, shared: SharedPass, batch: Any, errors: list[Exception]) -> Any:
         """Tell the others of a batch that was fetched before it was known that they need it."""
-        course.asked += 1
+        shared.asked += 1
         outside = self.fetching.outside
         before = None if outside is None else outside.shared
         if errors:
-            course.fail(errors[0], before)
-        else:
-            self.inner._dataset_fetcher.give(batch, before)
+            shared.fail(errors[0], before)
+            return batch
+        return self.inner._dataset_fetcher.give(batch, before)
 
     def _begun_again(self, plan: Plan) -> Whole:
         """Begin the pass again with other workers, by the indices that were drawn already."""
@@ -195,11 +194,11 @@ class RowBatches:
         sizes = self.sizes.popleft()
         if sizes is None:
             return batch
-        cuts, known = self.view.shard_sizes(sizes), self.plan.none_ignored
+        cuts, ignored = self.view.shard_sizes(sizes), self.plan.ignored
 
         def rows(x: Any) -> Any:
             mine = cuts.take(x, 0) if leads else x
-            return counted(ShardedTensor(mine, cuts), none_ignored=known)
+            return counted(ShardedTensor(mine, cuts), ignored)
 
         if type(batch) is list and {*map(type, batch)} == {Tensor}:
             return [rows(x) for x in batch]  # three times quicker, and most batches are so

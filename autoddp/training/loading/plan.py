@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, StackDataset, Subset, TensorDataset
 from torch.utils.data.dataloader import default_collate
 
-from autoddp.training.watch import Access
+from autoddp.training.loading.watch import Access
 from autoddp.view.rules.losses import IGNORED
 
 ROWS, SHARED, EACH = "rows", "shared", "each"
@@ -24,7 +24,7 @@ class Plan:
     Attributes:
         settled: Whether a first batch has shown that nothing speaks against rows.
         known: Whether it is certain that nothing is drawn: tensors in memory.
-        none_ignored: Whether no target there is one that losses ignore.
+        ignored: How many targets there losses ignore, if that is known: none.
         late: What a later fetch drew from on this rank, in words.
         own: The generators that are objects.
     """
@@ -34,7 +34,7 @@ class Plan:
     reason: str = ""
     settled: bool = False
     known: bool = False
-    none_ignored: bool = False
+    ignored: int | None = None
     late: str = ""
     own: list[Access] = field(default_factory=list)
 

@@ -1,10 +1,9 @@
-"""The state of numpy's generator as it lies in memory: always what numpy says."""
+"""The states of shared generators: a draw shows, and they can be put back."""
 
 import numpy as np
 import pytest
 
-from autoddp.view.generators import Generators
-from autoddp.view.mersenne import _place, numpy_state, same_numpy
+from autoddp.training.loading.generators import Generators
 
 
 @pytest.fixture(autouse=True)
@@ -12,26 +11,6 @@ def the_state_of_before():
     before = np.random.get_state()
     yield
     np.random.set_state(before)
-
-
-def test_it_is_read_from_memory_and_what_numpy_says():
-    assert _place(np) is not None
-    np.random.seed(3)
-    draws = (
-        np.random.rand,
-        np.random.randn,
-        np.random.randn,
-        lambda: np.random.seed(4),
-        np.random.randn,
-    )
-    for draw in draws * 300:  # past the last word
-        before = numpy_state(np)
-        draw()
-        now, said = numpy_state(np), np.random.get_state()
-        assert now[0] == said[0]
-        assert (now[1] == said[1]).all()
-        assert now[2:] == said[2:]
-        assert not same_numpy(before, now)
 
 
 def test_it_can_be_put_back():

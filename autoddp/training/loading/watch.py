@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import pickle
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from autoddp.comm.accelerator import CPU
-from autoddp.view.generators import Generators
+from autoddp.training.loading.generators import Generators, alike
 
 DRAWS = "its data set draws random numbers"
 OWN = "its data set draws from a generator of its own"
@@ -94,7 +93,7 @@ class DrawWatch:
 
     def moved(self) -> str:
         """Say what was drawn from since, in words, or nothing."""
-        if not all(_alike(access.get(), state) for access, state in self.own):
+        if not all(alike(access.get(), state) for access, state in self.own):
             return OWN
         return "" if self.shared.same(Generators()) else DRAWS
 
@@ -103,13 +102,6 @@ class DrawWatch:
         self.shared.put_back()
         for access, state in self.own:
             access.put(state)
-
-
-def _alike(one: Any, other: Any) -> bool:
-    """Return whether two states are one; `==` does not compare arrays as one."""
-    if isinstance(one, dict):
-        return pickle.dumps(one) == pickle.dumps(other)
-    return bool(one == other)
 
 
 # ---- in worker processes

@@ -1,0 +1,46 @@
+"""The states of the random generators that all code shares: `random`'s, numpy's and torch's."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import sys
+from typing import Any
+
+import torch
+
+from autoddp.comm import accelerator
+
+
+class Generators:
+    """The states of `random`, numpy, torch and every device in use, at one moment."""
+
+    def __init__(self) -> None:
+        numpy = sys.modules.get("numpy")
+        self.python = random.getstate()
+        self.numpy: Any = numpy.random.get_state(legacy=False) if numpy is not None else None
+        self.torch = [torch.get_rng_state(), *accelerator.states()]
+
+    def put_back(self) -> None:
+        """Set every generator back to its state at that moment."""
+        random.setstate(self.python)
+        if self.numpy is not None:
+            sys.modules["numpy"].random.set_state(self.numpy)
+        torch.set_rng_state(self.torch[0])
+        accelerator.set_states(self.torch[1:])
+
+    def same(self, other: Generators) -> bool:
+        """Return whether nothing was drawn between the two moments."""
+        mine, theirs = self.torch, other.torch
+        if len(mine) != len(theirs) or not all(map(torch.equal, mine, theirs)):
+            return False
+        # numpy may have been imported meanwhile
+        same = self.numpy is None or other.numpy is None or alike(self.numpy, other.numpy)
+        return same and self.python == other.python
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Return whether two states are one; `==` does not compare arrays as one."""
+    if isinstance(one, dict):
+        return pickle.dumps(one) == pickle.dumps(other)
+    return bool(one == other)

@@ -1,0 +1,185 @@
+"""A message to another rank of the node: a pickle, and the memory of large tensors beside it.
+
+torch's own ways to pickle a tensor for another process write a file, lose the conjugate bit, or
+hand a descriptor to a single receiver.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import socket
+import struct
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.multiprocessing import get_sharing_strategy
+from torch.multiprocessing.reductions import reduce_typed_storage
+
+from autoddp.comm.accelerator import CPU
+
+ASIDE = 1 << 16  # bytes of memory that travel beside the pickle
+MOST = 64  # descriptors of one message
+HEADER = struct.Struct("3q")  # bytes of the pickle, how many parts there are, how many descriptors
+PART = struct.Struct("3q")  # bytes, the number of a descriptor or -1, where they begin there
+MARK = b"."  # descriptors come with a byte
+
+
+class Unfit(Exception):
+    """The refusal of a batch that cannot be handed over as it is; the message says why."""
+
+
+class Beside(NamedTuple):
+    """Memory beside the pickle, which is sent, or is found behind a descriptor."""
+
+    raw: memoryview
+    descriptor: int = -1
+    at: int = 0
+
+
+class Message:
+    """A message that is ready to be sent.
+
+    Args:
+        said: What is packed.
+        apart: Whether it comes from another process.
+        mapped: Whether views of shared memory are sent as its descriptor; the receiver maps it
+            privately, so that what is written there stays its own.
+
+    Raises:
+        Unfit: It holds what has no meaning, or another one, in another process.
+    """
+
+    def __init__(self, said: Any, apart: bool, mapped: bool = False) -> None:
+        body, self.parts = io.BytesIO(), list[Beside]()
+        try:
+            _Packer(body, self.parts, apart, mapped).dump(said)
+        except Unfit:
+            raise
+        except Exception as error:  # whatever an object's own way to be pickled raises
+            raise Unfit(
+                f"its batches cannot be handed over ({type(error).__name__}: {error})"
+            ) from None
+        self.body = body.getvalue()
+
+    def send(self, connection: socket.socket) -> None:
+        """Send the message, waiting where the other rank does not take it."""
+        held = [part.descriptor for part in self.parts if part.descriptor >= 0]
+        header = HEADER.pack(len(self.body), len(self.parts), len(held))
+        for raw, descriptor, at in self.parts:
+            header += PART.pack(raw.nbytes, held.index(descriptor) if descriptor >= 0 else -1, at)
+        connection.sendall(header, socket.MSG_NOSIGNAL)
+        if held:
+            socket.send_fds(connection, [MARK], held, socket.MSG_NOSIGNAL)
+        connection.sendall(self.body, socket.MSG_NOSIGNAL)
+        for part in self.parts:
+            if part.descriptor < 0:
+                connection.sendall(part.raw, socket.MSG_NOSIGNAL)
+
+
+def received(connection: socket.socket) -> Any:
+    """Wait for a message, and return what was said.
+
+    Raises:
+        EOFError: The other rank has ended.
+    """
+    size, count, many = HEADER.unpack(_bytes(connection, HEADER.size))
+    parts = list(PART.iter_unpack(_bytes(connection, count * PART.size)))
+    maps, descriptors = list[Any](), list[int]()
+    try:
+        if many:
+            descriptors = socket.recv_fds(connection, 1, many, socket.MSG_CMSG_CLOEXEC)[1]
+            maps = [_mapped(descriptor) for descriptor in descriptors]
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    body = _bytes(connection, size)
+    buffers = (
+        _bytes(connection, count) if number < 0 else maps[number][at : at + count]
+        for count, number, at in parts
+    )
+    return pickle.loads(body, buffers=list(buffers))
+
+
+def _bytes(connection: socket.socket, size: int) -> Any:
+    """Return so many bytes, in memory that is aligned as a tensor's own."""
+    found: Any = torch.empty(size, dtype=torch.uint8, device=CPU).numpy()
+    view = memoryview(found)
+    while view:
+        count = connection.recv_into(view)
+        if not count:
+            raise EOFError
+        view = view[count:]
+    return found
+
+
+def _mapped(descriptor: int) -> Any:
+    """Map memory privately; a descriptor is not kept, of which a process has few."""
+    path, size = f"/proc/self/fd/{descriptor}", os.fstat(descriptor).st_size
+    return _flat(torch.UntypedStorage.from_file(path, False, size))
+
+
+class _Packer(pickle.Pickler):
+    """A pickler of tensors by their memory."""
+
+    def __init__(self, body: io.BytesIO, parts: list[Beside], apart: bool, mapped: bool) -> None:
+        shared: list[tuple[int, int]] = []  # where the next buffer lies, if behind a descriptor
+
+        def travels_within(buffer: pickle.PickleBuffer) -> bool:
+            raw, behind = buffer.raw(), shared.pop() if shared else (-1, 0)
+            if raw.nbytes < ASIDE or raw.readonly:
+                return True
+            parts.append(Beside(raw, *behind))
+            return False
+
+        super().__init__(body, 5, buffer_callback=travels_within)
+        self.apart, self.shared, self.parts = apart, shared, parts
+        self.mapped = mapped and get_sharing_strategy() == "file_descriptor"
+
+    def reducer_override(self, x: Any) -> Any:
+        if isinstance(x, Tensor):
+            return self._tensor(x)
+        if isinstance(x, torch.TypedStorage):
+            return reduce_typed_storage(x)
+        if not isinstance(x, torch.UntypedStorage):
+            return NotImplemented
+        if not x.nbytes():
+            return torch.UntypedStorage, (0,)
+        return _storage, (pickle.PickleBuffer(_flat(x)),)
+
+    def _tensor(self, x: Tensor) -> Any:
+        if x.grad_fn is not None or (x.requires_grad and not self.apart):
+            raise Unfit("its batches hold tensors that need a gradient")
+        if x.device.type not in ("cpu", "meta"):
+            return _on, (x.cpu(), str(x.device))
+        plain = type(x) is Tensor and x.layout is torch.strided and not x.is_quantized
+        storage = x.untyped_storage() if plain and x.device.type == "cpu" else None
+        if storage is None or not 0 < x.nbytes < storage.nbytes():
+            return x.__reduce_ex__(5)
+        if not x.is_contiguous() or x.is_conj() or x.is_neg() or x.requires_grad:
+            # not all that it is a view of
+            return x.detach().clone().requires_grad_(x.requires_grad).__reduce_ex__(5)
+        if self.mapped and storage.is_shared() and len(self.parts) < MOST:
+            at = int(x.storage_offset()) * x.element_size()
+            self.shared.append((storage._share_fd_cpu_()[0], at))
+        raw: Any = x.reshape(-1).view(torch.uint8).numpy()
+        return _rows, (pickle.PickleBuffer(raw), x.dtype, tuple(x.shape))
+
+
+def _flat(storage: Any) -> Any:
+    """Return the bytes of a storage as an array, without a copy."""
+    return torch.empty(0, dtype=torch.uint8, device=CPU).set_(storage).numpy()
+
+
+def _storage(buffer: Any) -> torch.UntypedStorage:
+    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+
+def _rows(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    return torch.frombuffer(buffer, dtype=dtype).view(shape)
+
+
+def _on(x: Tensor, device: str) -> Tensor:
+    return x.to(device)
