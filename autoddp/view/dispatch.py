@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from autoddp.comm.context import Code
 from autoddp.errors import BadInput, LostGradient
@@ -27,7 +27,7 @@ from autoddp.view.sharded_tensor import (
     Partial,
     ShardedTensor,
     first_of,
-    owner_of,
+    leaves_in,
 )
 from autoddp.view.state import View
 from autoddp.view.table import GRAPH, in_place, is_mutable, refused, replaced, rule_for
@@ -78,7 +78,7 @@ def answer(func: Any, args: Any, kwargs: dict[str, Any], key: Any = None) -> Any
     A mode of the script's (`FlopCounterMode`) sees operators, which are to be those of the batch.
     """
     me = first_of(args, kwargs)
-    view = owner_of(me)
+    view: View = me.owner
     whole = (
         transform() or _apart(view, me) or in_function() or (dispatch_depth() and func not in GRAPH)
     )
@@ -119,7 +119,7 @@ def _by_rule(view: View, func: Any, args: Any, kwargs: dict[str, Any], key: Any)
     rule = rule_for(func)
     if rule is None and (known := replaced(func)) is not None:
         return answer(known, args, kwargs)
-    leaves = tree_leaves((args, kwargs))
+    leaves = leaves_in(args, kwargs)
     # torch's name of a first argument, but for `where`
     if not args and "input" in kwargs and "condition" not in kwargs:
         kwargs, key = {**kwargs}, None
@@ -164,7 +164,7 @@ def _whole(x: Any, by_decision: bool) -> bool:
 
 def on_the_whole(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Gather what `func` is given, and compute it as one process would."""
-    sharded = [x for x in tree_leaves((args, kwargs)) if type(x) is ShardedTensor]
+    sharded = [x for x in leaves_in(args, kwargs) if type(x) is ShardedTensor]
     if sharded:
         view = sharded[0].spec.view
         size = sum(x.numel() * x.dtype.itemsize for x in sharded)
@@ -174,7 +174,7 @@ def on_the_whole(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 def of_the_whole(func: Any, args: Any, kwargs: dict[str, Any], unseen: bool = False) -> Any:
     """Call `func` with wholes and take over its writes, also any `unseen` by torch."""
-    leaves = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, (ShardedTensor, Partial))]
+    leaves = [x for x in leaves_in(args, kwargs) if isinstance(x, (ShardedTensor, Partial))]
     wholes: dict[int, Tensor] = {}
     for x in leaves:
         if id(x) not in wholes:
@@ -196,7 +196,7 @@ def below(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -
     wants = torch.is_grad_enabled() and func is not torch.ops.aten.detach.default
     if wants and any(
         isinstance(x, (ShardedTensor, Partial)) and x.local.requires_grad
-        for x in tree_leaves((args, kwargs))
+        for x in leaves_in(args, kwargs)
     ):
         raise LostGradient(
             f"{func} met a sharded batch below autograd, where its gradient would be lost; give it "

@@ -18,6 +18,7 @@ from autoddp.view.shard_sizes import ShardSizes, Spec
 from autoddp.view.state import View
 
 UNKNOWN = (-1,)
+PLAIN = {int, float, bool, str, type(None), torch.dtype, torch.device}
 STRIDED, make_wrapper = torch.strided, Tensor._make_wrapper_subclass
 
 
@@ -101,6 +102,10 @@ class ShardedTensor(DistributedTensor, metaclass=Like):
     @property
     def sizes(self) -> ShardSizes:
         return self.spec.sizes
+
+    @property
+    def owner(self) -> View:
+        return self.spec.view
 
     @property
     def shard_dim(self) -> int:
@@ -278,19 +283,16 @@ def full(x: Any) -> Any:
     return x.full() if kind is ShardedTensor or kind is Partial else x
 
 
-def owner_of(x: ShardedTensor | Partial) -> View:
-    """Return the view to which a sharded tensor or a partial sum belongs."""
-    return x.spec.view if isinstance(x, ShardedTensor) else x.owner
+def leaves_in(args: Any, kwargs: dict[str, Any]) -> list[Any]:
+    """Return what a call is given, also in lists and the like, which few are."""
+    given = [*args, *kwargs.values()]
+    flat = all(type(x) in PLAIN or issubclass(type(x), Tensor) for x in given)
+    return given if flat else tree_leaves(given)
 
 
 def first_of(args: Any, kwargs: dict[str, Any]) -> Any:
     """Return the first sharded tensor or partial sum."""
-    for x in tree_leaves((args, kwargs)):
+    for x in leaves_in(args, kwargs):
         if type(x) is ShardedTensor or type(x) is Partial:
             return x
     raise AssertionError("no sharded tensor among the arguments")
-
-
-def view_of(args: Any) -> View:
-    """Return the view of the first sharded tensor or partial sum among the leaves of `args`."""
-    return owner_of(first_of((args,), {}))

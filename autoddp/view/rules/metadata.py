@@ -129,7 +129,7 @@ def retain_grad(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if not _has_graph(me) or me.local.is_leaf:
         return None if is_sharded(me) else NotImplemented
     if getattr(me.local, "_autoddp_retains", None) is None:  # as in torch, a second call is none
-        _retain(me.local, _owner(me).group.size)
+        _retain(me.local, me.owner.group.size)
     return None
 
 
@@ -246,10 +246,6 @@ def _hook_sum(me: Partial, hook: Any) -> Any:
 def _has_graph(me: Any) -> bool:
     """Return whether a gradient comes by what this rank holds of a tensor."""
     return is_sharded(me) or (isinstance(me, Partial) and unread(me) and me.local.requires_grad)
-
-
-def _owner(me: Any) -> Any:
-    return me.owner if isinstance(me, Partial) else me.sizes.view
 
 
 def _shown(g: Tensor, sizes: Any, at: int, scale: int) -> ShardedTensor:

@@ -10,14 +10,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 from autoddp.view.local_call import LocalCall
 from autoddp.view.rules.operands import UNCLEAR, aligned
 from autoddp.view.rules.partial import linear
-from autoddp.view.sharded_tensor import Partial, is_sharded
+from autoddp.view.sharded_tensor import Partial, is_sharded, leaves_in
 from autoddp.view.table import in_place, pointwise_rule, rule
 
 
 @pointwise_rule
 def pointwise(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute on local parts of equal sizes, and on this rank's rows of replicated operands."""
-    leaves = tree_leaves((args, kwargs))
+    leaves = leaves_in(args, kwargs)
     sharded = [x for x in leaves if is_sharded(x)]
     if not sharded:
         return (
