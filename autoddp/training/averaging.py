@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import weakref
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -92,7 +91,7 @@ class Averaging(Feature):
 
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Count the step; average after every K-th."""
-        if not self.view.context.is_rank() or _within_a_step(optimizer):
+        if not self.view.context.is_rank():
             return
         if all(known() is not optimizer for known in self.known):  # a copy: nothing has made it
             self.known.append(weakref.ref(optimizer))
@@ -211,14 +210,3 @@ def trainable(optimizer: Optimizer | None) -> list[Tensor]:
     """Return the parameters that an optimizer, if there is one, changes."""
     groups = optimizer.param_groups if optimizer is not None else ()
     return [p for group in groups for p in group["params"] if p.requires_grad]
-
-
-def _within_a_step(optimizer: Optimizer) -> bool:
-    """Return whether this step is called by another one of the same optimizer, by `super()`."""
-    frame = sys._getframe(2)  # torch's wrapper around a step, which calls the hook
-    code, outer = frame.f_code, frame.f_back
-    while outer is not None:
-        if outer.f_code is code and outer.f_locals.get("self") is optimizer:
-            return True
-        outer = outer.f_back
-    return False

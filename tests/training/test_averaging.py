@@ -118,28 +118,6 @@ def test_every_step_is_as_averaged_gradients(alone):
         assert_same(alone["gradients"], found, 1e-12)
 
 
-class Twice(torch.optim.SGD):
-    def step(self, closure=None):
-        super().step()
-
-
-@script
-def calls_another():
-    model, seen = mlp(), []
-    sgd(model)  # whose class has hooks then, too
-    optimizer = Twice(model.parameters(), 0.1)
-    for x, y in batches(16, 4):
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-        seen.append(weights(model))
-    return seen
-
-
-def test_a_step_that_calls_another_counts_once(every_second):
-    same = [equal(pair) for pair in zip(*every_second["calls_another"], strict=True)]
-    assert same == [False, True, False, True]
-
-
 def test_numbers_of_steps_may_differ():
     """As where a scaler finds an infinite gradient on one rank."""
 

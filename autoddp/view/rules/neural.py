@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # the field's name for it
 
-from autoddp.view.batch_norm import LOW, Normalize, keep_layout
+from autoddp.view.batch_norm import Normalize, keep_layout
 from autoddp.view.draws import DrawingCall
 from autoddp.view.local_call import LocalCall
 from autoddp.view.rules.operands import UNCLEAR, aligned, any_sharded, arguments
@@ -81,33 +81,17 @@ def batch_norm(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return ShardedTensor(Normalize.apply(me.local, *over), me.sizes)
 
 
-@computed("instance_norm")
+@rule("instance_norm")
 def instance_norm(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Normalize each row by itself; running statistics follow all rows of the batch."""
+    """Normalize each row by itself; running statistics follow all rows, so that these gather."""
     given = arguments(func, args, kwargs)
     me = given.pop("input", None)
     if func is not F.instance_norm or not is_sharded(me) or me.shard_dim != 0:
         return NotImplemented
-    if any_sharded(given.values()):
+    follows = given["running_mean"] is not None and given["use_input_stats"]
+    if any_sharded(given.values()) or follows:
         return NotImplemented
-    view, mean, var = me.sizes.view, given["running_mean"], given["running_var"]
-    if mean is None or var is None or not given["use_input_stats"] or not view.batch_statistics:
-        return LocalCall(args, kwargs, me.placement)
-    _follow(me.local.detach(), mean, var, given["momentum"], view.group)
-    given |= {"input": me.local, "running_mean": None, "running_var": None}
-    return ShardedTensor(func(**given), me.sizes)
-
-
-def _follow(x: Tensor, mean: Tensor, var: Tensor, momentum: float, group: Any) -> None:
-    """Move running statistics towards the mean over all rows of each row's mean and variance."""
-    if x.dtype in LOW:
-        x = x.float()
-    over = list(range(2, x.dim()))
-    figures = torch.cat([x.mean(over), x.var(over), x.new_ones(len(x), 1)], 1).sum(0)
-    means, variances, count = group.all_reduce(figures).tensor_split((x.shape[1], 2 * x.shape[1]))
-    with torch.no_grad():
-        mean.lerp_((means / count).to(mean.dtype), momentum)
-        var.lerp_((variances / count).to(var.dtype), momentum)
+    return LocalCall(args, kwargs, me.placement)
 
 
 @computed(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
