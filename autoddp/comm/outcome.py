@@ -23,6 +23,15 @@ RAW, JSON = b"b", b"j"  # the first byte of an outcome that travels
 PLAIN = (str, int, float, bool, type(None))  # what of an exception travels
 
 
+class Shown(str):
+    """A text that is shown as it is: str() of a KeyError is the repr() of what it holds."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """A value that JSON can carry, or an exception that was raised."""
@@ -131,7 +140,7 @@ def _rebuilt(data: dict[str, Any]) -> BaseException:
         return UnicodeDecodeError(encoding, bytes.fromhex(body), *rest)
     if data["error"] == "ContentTooShortError" and data["module"] == "urllib.error":
         return ContentTooShortError(data["args"][0], ("", HTTPMessage()))
-    made = _made(data, data.get("args", [data["text"]]), [data["text"]])
+    made = _made(data, data.get("args", [data["text"]]), [data["text"]], [Shown(data["text"])])
     return made or RemoteError(f"rank 0: {data['error']}: {data['text']}")
 
 

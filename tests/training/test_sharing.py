@@ -622,6 +622,7 @@ class TwoWords(Exception):
         FileNotFoundError(2, "no", "f"),
         UnicodeDecodeError("utf-8", b"x", 0, 1, "no"),
         TwoWords(1, 2),
+        KeyError(torch._utils.KeyErrorMessage("as a worker raises it\nin lines")),
     ],
     ids=lambda e: type(e).__name__,
 )
