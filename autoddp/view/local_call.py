@@ -176,7 +176,7 @@ class LocalCall:
         spec = self.specs or self._spec(out)
         if not self.aliases:
             return wrap(out, spec)
-        if me.tally is not None or spec.sizes.local < 2:
+        if spec.sizes.local < 2:
             return self._view(out, me, spec)
         return wrap(out, spec, me.aliases)
 
@@ -190,14 +190,10 @@ class LocalCall:
         return {**kwargs, **{name: step(kwargs[name], sizes) for name, step in self.names}}
 
     def _view(self, out: Tensor, me: ShardedTensor, spec: Spec) -> ShardedTensor:
-        """Wrap a result that may share memory with `me`, of a single row or of counted targets."""
+        """Wrap a result that may share memory with `me`, where this rank has a single row."""
         if spec.dim == me.spec.dim == 0 and len(out) == 1 < spec.sizes.total:
             out = outermost(me._local, out)
-        made = wrap(out, spec, me.aliases)
-        mine = me._local
-        if me.tally is not None and (out.numel(), out.dtype) == (mine.numel(), mine.dtype):
-            made.tally = me.tally.of(made)  # a view or a copy of all elements
-        return made
+        return wrap(out, spec, me.aliases)
 
     def _several(self, out: Any, me: Any) -> Any:
         """Wrap several results; what is no tensor, or replicated, stays as it is."""

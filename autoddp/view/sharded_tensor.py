@@ -59,7 +59,6 @@ class ShardedTensor(DistributedTensor, metaclass=Like):
     _whole: Tensor | None = None
     _versions = (0, 0)
     aliases_if_any: AliasGroup | None = None
-    tally: Any = None  # how many targets are ignored, if counted when the batch was fetched
 
     @staticmethod
     def __new__(

@@ -7,6 +7,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from autoddp import torch_internals
 from autoddp.errors import Disagreement
+from autoddp.view import full
 from tests.support.training import (
     TWO_OR_THREE,
     Runs,
@@ -518,7 +519,7 @@ def test_a_backward_behind_our_back_is_caught_at_the_step():
         for x, y in batches(12, 6):
             loss = F.cross_entropy(model(x), y)
             engine = torch.autograd.Variable._execution_engine
-            engine.run_backward((loss.full(),), (torch.ones(()),), False, False, (), True, True)
+            engine.run_backward((full(loss),), (torch.ones(()),), False, False, (), True, True)
             try:
                 optimizer.step()
             except Disagreement as error:

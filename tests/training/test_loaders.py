@@ -650,13 +650,3 @@ def test_a_data_set_that_draws_is_said_once():
     (said,), other = on_ranks(script, 2, loading="rows")
     assert said in other
     assert "--loading auto" in said
-
-
-def test_a_copy_of_targets_keeps_the_count_of_ignored_ones():
-    """Else a loss on a device would wait for the other ranks."""
-
-    def script(run):
-        data = TensorDataset(torch.randn(16, 2), torch.randint(2, (16,)))
-        return [y.to(torch.int64, copy=True).tally.count() for _, y in DataLoader(data, 8)]
-
-    assert on_ranks(script, 2) == [[0, 0]] * 2

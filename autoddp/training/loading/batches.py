@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_map
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from autoddp.comm.context import Code
 from autoddp.training.iterator import LoaderIterator
 from autoddp.training.loading.shared_pass import LocalBatch
 from autoddp.view import ShardedTensor
-from autoddp.view.rules.losses import counted
 
 if TYPE_CHECKING:
     from autoddp.training.loading.loaders import Loaders
@@ -85,12 +84,7 @@ class Handed(Whole):
         if not isinstance(batch, LocalBatch):
             return pin_memory(batch, pins) if pins else batch
         sizes = self.job.view.shard_sizes(batch.per_rank)
-        leaves, spec = tree_flatten(batch.rows)
-        cut = (
-            counted(ShardedTensor(_own(x, pins), sizes), ignored)
-            for x, ignored in zip(leaves, batch.ignored, strict=True)
-        )
-        return tree_unflatten(cut, spec)
+        return tree_map(lambda x: ShardedTensor(_own(x, pins), sizes), batch.rows)
 
 
 def _own(rows: Tensor, pins: str) -> Tensor:

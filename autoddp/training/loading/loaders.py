@@ -23,7 +23,6 @@ from autoddp.training.loading.plan import (
     THREAD,
     Plan,
     in_memory,
-    none_ignored,
     own_iterator,
     owner,
     unlike_rows,
@@ -117,9 +116,9 @@ class Loaders(Feature):
             return Plan(where, EACH, "--loading each")
         if own_iterator(loader):
             return Plan(where, EACH, "it is a subclass with an iterator of its own")
-        reason, held = unlike_rows(loader), in_memory(loader.dataset)
-        if held is not None and not reason:
-            return Plan(where, known=True, ignored=0 if none_ignored(held) else None)
+        reason = unlike_rows(loader)
+        if not reason and in_memory(loader.dataset):
+            return Plan(where, known=True)
         kept = self.plans.get(owner(loader))
         if kept is None:
             kept = self.plans[owner(loader)] = Plan(where, own=own_generators(loader.dataset))

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, StackDataset, Subset, TensorDataset
 from torch.utils.data.dataloader import default_collate
 
 from autoddp.training.loading.watch import Access
-from autoddp.view.rules.losses import IGNORED
 
 ROWS, SHARED, EACH = "rows", "shared", "each"
 THREAD = "it is iterated in a thread of the script's"
@@ -24,7 +22,6 @@ class Plan:
     Attributes:
         settled: Whether a first batch has shown that nothing speaks against rows.
         known: Whether it is certain that nothing is drawn: tensors in memory.
-        ignored: How many targets there losses ignore, if that is known: none.
         late: What a later fetch drew from on this rank, in words.
         own: The generators that are objects.
     """
@@ -34,7 +31,6 @@ class Plan:
     reason: str = ""
     settled: bool = False
     known: bool = False
-    ignored: int | None = None
     late: str = ""
     own: list[Access] = field(default_factory=list)
 
@@ -72,17 +68,11 @@ def _fetches_batches(dataset: Any) -> bool:
     return callable(getattr(dataset, "__getitems__", None))
 
 
-def in_memory(dataset: Any) -> TensorDataset | None:
-    """Return torch's own holder of tensors, which draws nothing, if a data set is one or a part."""
+def in_memory(dataset: Any) -> bool:
+    """Return whether a data set is torch's own holder of tensors, or a part of one."""
     while type(dataset) is Subset:
         dataset = dataset.dataset
-    plain = type(dataset) is TensorDataset and all(type(t) is Tensor for t in dataset.tensors)
-    return dataset if plain else None
-
-
-def none_ignored(held: TensorDataset) -> bool:
-    """Return whether no target in memory is one that losses ignore."""
-    return not any(bool((t == IGNORED).any()) for t in held.tensors if t.dtype is torch.int64)
+    return type(dataset) is TensorDataset and all(type(t) is Tensor for t in dataset.tensors)
 
 
 def own_iterator(loader: Any) -> bool:

@@ -26,7 +26,6 @@ from autoddp.training.loading.sampling import Resumed, RowSampler, seeds_of
 from autoddp.training.loading.shared_pass import SharedPass
 from autoddp.training.loading.watch import DRAWS, OWN, Drawn, one_was_made
 from autoddp.view import ShardedTensor
-from autoddp.view.rules.losses import counted
 
 if TYPE_CHECKING:
     from autoddp.training.loading.loaders import Loaders
@@ -194,11 +193,10 @@ class RowBatches:
         sizes = self.sizes.popleft()
         if sizes is None:
             return batch
-        cuts, ignored = self.view.shard_sizes(sizes), self.plan.ignored
+        cuts = self.view.shard_sizes(sizes)
 
         def rows(x: Any) -> Any:
-            mine = cuts.take(x, 0) if leads else x
-            return counted(ShardedTensor(mine, cuts), ignored)
+            return ShardedTensor(cuts.take(x, 0) if leads else x, cuts)
 
         if type(batch) is list and {*map(type, batch)} == {Tensor}:
             return [rows(x) for x in batch]  # three times quicker, and most batches are so

@@ -16,7 +16,6 @@ from autoddp.comm.position import ACTING, EFFECT, MEETING
 from autoddp.errors import Disagreement, RankEnded
 from autoddp.training.loading.generators import Generators
 from autoddp.training.loading.link import NodeLink
-from autoddp.view.rules.losses import IGNORED
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
@@ -31,14 +30,11 @@ class LocalBatch:
     Attributes:
         rows: The batch, of these rows.
         per_rank: How many rows each rank has.
-        ignored: Of each tensor how many targets in the whole of it losses ignore, where it may be
-            targets.
         whole: The whole batch, on the rank that loaded it.
     """
 
     rows: Any
     per_rank: tuple[int, ...]
-    ignored: list[int | None]
     whole: Any = None
 
 
@@ -83,15 +79,11 @@ class SharedPass:
             self._send(lambda rank: message, apart)
             return batch
         per_rank = self.run.view.even_sizes(total).per_rank
-        ignored = [
-            int((x == IGNORED).sum()) if x.dtype is torch.int64 else None
-            for x in tree_leaves(batch)
-        ]
 
         def rows(rank: int) -> LocalBatch:
             first = sum(per_rank[:rank])
             mine = tree_map(lambda x: x.narrow(0, first, per_rank[rank]), batch)
-            return LocalBatch(mine, per_rank, ignored)
+            return LocalBatch(mine, per_rank)
 
         self._send(
             lambda rank: (self.number, (BATCH, self.asked, (rows(rank), moved))), apart, apart

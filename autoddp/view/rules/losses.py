@@ -1,9 +1,7 @@
 """The standard losses: sums over this rank's rows, so that large logits never travel.
 
-The denominator must be known to all ranks without talking: rows and elements are. For targets that
-may hold ignored ones, each rank counts when it fetches the batch (`Tally`), and the sum travels
-while the forward runs; where ranks talk from device to device the count is reduced there, with the
-sum.
+The denominator of a mean is known to all ranks without talking, as rows and elements are. Where
+targets may hold ignored ones, or weigh differently, it is reduced with the sum.
 """
 
 from __future__ import annotations
@@ -23,51 +21,6 @@ from autoddp.view.table import computed
 
 IGNORED = -100  # torch's default ignore_index
 LOW = (torch.float16, torch.bfloat16)
-
-
-class Tally:
-    """The number of ignored targets of a batch: known, or summed over ranks while other work runs.
-
-    It holds until these are written into; a copy gets one of its own, by `of`.
-    """
-
-    def __init__(self, rows: ShardedTensor, hits: Any, work: Any = None) -> None:
-        self.source, self.version = rows.local, rows.local._version
-        self.hits, self.work = hits, work
-
-    def count(self) -> int | None:
-        """Return the number, None if the targets were changed since."""
-        if self.source._version != self.version:
-            return None
-        if self.work is not None:
-            self.work.wait()
-        return int(self.hits)
-
-    def of(self, rows: ShardedTensor) -> Tally | None:
-        """Return the same number for a copy or view of the targets, None if these were changed."""
-        if self.source._version != self.version or rows.local.is_inference():
-            return None
-        return Tally(rows, self.hits, self.work)
-
-
-def counted(rows: ShardedTensor, ignored: int | None = None) -> ShardedTensor:
-    """Return rows that were just fetched, with the count of ignored ones if they may be targets.
-
-    Args:
-        rows: This rank's part.
-        ignored: The count in the rows of all ranks, where it is known; else it is under way, or
-            left to the loss.
-    """
-    local, view = rows.local, rows.sizes.view
-    if local.dtype is not torch.int64 or local.is_inference():
-        return rows
-    if ignored is not None:
-        rows.tally = Tally(rows, ignored)
-    elif not view.group.native and not view.context.in_thread():
-        # an accelerator with a backend reduces the loss: for a count the host would wait
-        hits = (local == IGNORED).sum()
-        rows.tally = Tally(rows, hits, view.group.start_all_reduce(hits))
-    return rows
 
 
 def _sum(func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, torch.dtype]:
@@ -202,7 +155,7 @@ def _mean(
     given: dict[str, Any],
     dtype: torch.dtype,
 ) -> Any:
-    """Divide the sum by its denominator: known, counted at the fetch, or reduced with the sum."""
+    """Divide the sum by its denominator: known, or reduced with the sum."""
     view, node = me.sizes.view, node_of(total)
     terms = prod(me.shape) // max(me.shape[1], 1)
     if mine.is_floating_point():  # class probabilities: none is ignored
@@ -211,12 +164,6 @@ def _mean(
     weight, ignore = given.get("weight"), given.get("ignore_index", IGNORED)
     if weight is None and not is_sharded(target):
         return Partial(total / (full(target) != ignore).sum(), view, dtype, node=node)
-    if weight is None and ignore == IGNORED and target.tally is not None:
-        hits = target.tally.count()
-        if hits is not None:
-            if terms > hits:
-                return mean_of(total, terms - hits, view, dtype, node)
-            return Partial(total * float("nan"), view, dtype, node=node)
     real = mine != ignore
     if weight is None:
         count = real.sum().to(total.dtype)
