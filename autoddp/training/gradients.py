@@ -24,7 +24,10 @@ from autoddp.training.late_averaging import Accumulation, LateBackwards
 from autoddp.training.replica import Replicas
 from autoddp.view import Partial, ShardedTensor, work
 from autoddp.view.redistribute import Mean
-from autoddp.view.rules.autograd import as_held, gradients_of, roots
+from autoddp.view.rules.autograd import listed, roots
+from autoddp.view.rules.partial import unread
+from autoddp.view.sharded_tensor import full, is_sharded
+from autoddp.view.state import View
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
@@ -184,3 +187,34 @@ def in_one_order() -> AbstractContextManager[object]:
 
 def _ours(hook: Any) -> bool:
     return getattr(hook, "__module__", "").startswith("autoddp.")
+
+
+def as_held(x: Any) -> Any:
+    """Return what this rank has of an input for whose gradient the script asks."""
+    return x.local if is_sharded(x) or unread(x) else full(x)
+
+
+def gradients_of(
+    view: View, plain: Any, outputs: Any, inputs: Any, grad_outputs: Any, given: dict[str, Any]
+) -> tuple[Any, ...]:
+    """Compute `torch.autograd.grad` in the view.
+
+    Sharded tensors get their gradient sharded, the rest the mean over ranks: in the order of the
+    parameters, as the script may have them from a set, which has another order in each process.
+    """
+    outs, ins = listed(outputs), listed(inputs)
+    tops, seeds = roots(outs, grad_outputs)
+    seeds_given = None if all(seed is None for seed in seeds) else seeds
+    got = plain(tops, [as_held(x) for x in ins], seeds_given, **given)
+    numbers = view.order.numbers(ins)
+    order = sorted(range(len(ins)), key=lambda k: (numbers[k] is None, numbers[k] or 0, k))
+    true = {k: _true(got[k], ins[k], view.group) for k in order}
+    return tuple(true[k] for k in range(len(ins)))
+
+
+def _true(g: Tensor | None, x: Any, group: Any) -> Any:
+    if g is None:
+        return g
+    if is_sharded(x):  # a leaf has it at the true scale already: see requires_grad_
+        return ShardedTensor(g if x.local.is_leaf else g / group.size, x.sizes, x.shard_dim)
+    return Mean.apply(g, group)

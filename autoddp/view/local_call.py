@@ -176,8 +176,8 @@ class LocalCall:
         spec = self.specs or self._spec(out)
         if not self.aliases:
             return wrap(out, spec)
-        if spec.sizes.local < 2:
-            return self._view(out, me, spec)
+        if spec.dim == me.spec.dim == 0 and spec.sizes.local == 1 < spec.sizes.total:
+            out = outermost(me._local, out)
         return wrap(out, spec, me.aliases)
 
     def _steps(self, given: list[Any], kwargs: Any) -> Any:
@@ -188,12 +188,6 @@ class LocalCall:
         if not self.names:
             return kwargs
         return {**kwargs, **{name: step(kwargs[name], sizes) for name, step in self.names}}
-
-    def _view(self, out: Tensor, me: ShardedTensor, spec: Spec) -> ShardedTensor:
-        """Wrap a result that may share memory with `me`, where this rank has a single row."""
-        if spec.dim == me.spec.dim == 0 and len(out) == 1 < spec.sizes.total:
-            out = outermost(me._local, out)
-        return wrap(out, spec, me.aliases)
 
     def _several(self, out: Any, me: Any) -> Any:
         """Wrap several results; what is no tensor, or replicated, stays as it is."""

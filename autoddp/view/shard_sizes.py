@@ -88,10 +88,6 @@ class ShardSizes:
             found = self.specs[key] = Spec(self, local_shape, dim)
         return found
 
-    def __repr__(self) -> str:
-        blocks = f" in {self.blocks} blocks" if self.blocks > 1 else ""
-        return f"ShardSizes{self.per_rank}{blocks}"
-
 
 class Spec:
     """Shape and placement of a sharded tensor; one object for each, so that `is` compares them.
@@ -108,7 +104,7 @@ class Spec:
 
     def __init__(self, sizes: ShardSizes, local_shape: tuple[int, ...], dim: int) -> None:
         shape = list(local_shape)
-        assert shape[dim] == sizes.local, f"{shape} along {dim} is not {sizes}"
+        assert shape[dim] == sizes.local, f"{shape} along {dim} is not {sizes.per_rank}"
         shape[dim] = sizes.total
         self.sizes, self.dim, self.shape, self.view = sizes, dim, torch.Size(shape), sizes.view
         self.strides: dict[tuple[int, ...], tuple[int, ...] | None] = {}

@@ -1,4 +1,4 @@
-"""The roots of a backward that starts from rows, and gradients that the script asks for."""
+"""The roots of a backward that starts from rows."""
 
 from __future__ import annotations
 
@@ -7,22 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autoddp.view.redistribute import Mean
 from autoddp.view.rules.operands import UNCLEAR, local_operand
 from autoddp.view.rules.partial import unread
-from autoddp.view.sharded_tensor import ShardedTensor, full, is_sharded
-from autoddp.view.state import View
+from autoddp.view.sharded_tensor import full, is_sharded
 from autoddp.view.table import computed
 
 
 def listed(x: Any) -> list[Any]:
     """Return one tensor, several or none as a list."""
     return [] if x is None else [x] if isinstance(x, Tensor) else list(x)
-
-
-def as_held(x: Any) -> Any:
-    """Return what this rank has of an input for whose gradient the script asks."""
-    return x.local if is_sharded(x) or unread(x) else full(x)
 
 
 def roots(tensors: Any, grads: Any) -> tuple[list[Tensor], list[Tensor | None]]:
@@ -61,29 +54,3 @@ def backward(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     names = ("gradient", "retain_graph", "create_graph", "inputs")
     given = dict(zip(names, args[1:], strict=False)) | kwargs
     torch.autograd.backward(args[0], given.pop("gradient", None), **given)
-
-
-def gradients_of(
-    view: View, plain: Any, outputs: Any, inputs: Any, grad_outputs: Any, given: dict[str, Any]
-) -> tuple[Any, ...]:
-    """Compute `torch.autograd.grad` in the view.
-
-    Sharded tensors get their gradient sharded, the rest the mean over ranks: in the order of the
-    parameters, as the script may have them from a set, which has another order in each process.
-    """
-    outs, ins = listed(outputs), listed(inputs)
-    tops, seeds = roots(outs, grad_outputs)
-    seeds_given = None if all(seed is None for seed in seeds) else seeds
-    got = plain(tops, [as_held(x) for x in ins], seeds_given, **given)
-    numbers = view.order.numbers(ins)
-    order = sorted(range(len(ins)), key=lambda k: (numbers[k] is None, numbers[k] or 0, k))
-    true = {k: _true(got[k], ins[k], view.group) for k in order}
-    return tuple(true[k] for k in range(len(ins)))
-
-
-def _true(g: Tensor | None, x: Any, group: Any) -> Any:
-    if g is None:
-        return g
-    if is_sharded(x):  # a leaf has it at the true scale already: see requires_grad_
-        return ShardedTensor(g if x.local.is_leaf else g / group.size, x.sizes, x.shard_dim)
-    return Mean.apply(g, group)

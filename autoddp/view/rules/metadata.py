@@ -261,18 +261,7 @@ def _shown(g: Tensor, sizes: Any, at: int, scale: int) -> ShardedTensor:
 SAME = ("to", "cuda", "cpu", "float", "double", "half", "bfloat16", "long", "int", "bool")
 
 
-@computed("type")
-def type_name(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return the name of a batch's type, or cast it."""
-    me, *rest = args
-    if not is_sharded(me):
-        return NotImplemented
-    if not rest and not kwargs:
-        return func(me.local)
-    return same_rows(func, args, kwargs)
-
-
-@rule(*SAME, "type_as", "contiguous", "clone", "detach", "detach_", "pin_memory")
+@rule(*SAME, "type", "type_as", "contiguous", "clone", "detach", "detach_", "pin_memory")
 def same_rows(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Cast, move or copy the batch, which keeps the same rows."""
     me, *rest = args
