@@ -48,14 +48,11 @@ class NodeBarrier:
         self._from = [ctypes.c_void_p(first + SEMAPHORE * (r * many + number)) for r in range(many)]
         self._spins = SPINS if len(os.sched_getaffinity(0)) >= many else 1
         self._gone = False
+        self._sleep = self._library.sem_clockwait  # an AttributeError where a system lacks it
+        if number == 0:  # the others wait for this rank before they use them
+            for at in range(many * many):
+                self._library.sem_init(ctypes.c_void_p(first + SEMAPHORE * at), 1, 0)
         lockf(descriptor, LOCK_EX | LOCK_NB, 1, number)
-
-    def begin(self) -> None:
-        """Make the semaphores; the first rank does, before another one has the memory."""
-        many = len(self._ranks)
-        first = self._to[0].value or 0
-        for number in range(many * many):
-            self._library.sem_init(ctypes.c_void_p(first + SEMAPHORE * number), 1, 0)
 
     def wait(self) -> None:
         """Wait until all ranks are here.
@@ -87,7 +84,7 @@ class NodeBarrier:
                 return
         while True:
             until = Timespec(*divmod(monotonic_ns() + int(LOOK * 1e9), 10**9))
-            if self._library.sem_clockwait(semaphore, MONOTONIC, ctypes.byref(until)) == 0:
+            if self._sleep(semaphore, MONOTONIC, ctypes.byref(until)) == 0:
                 return
             if not self._is_there(other) and trywait(semaphore):
                 raise dist.DistNetworkError(f"rank {self._ranks[other]} has ended")
@@ -104,8 +101,3 @@ class NodeBarrier:
 def room(many: int) -> int:
     """Return the bytes that the semaphores of so many ranks need."""
     return SEMAPHORE * many * many
-
-
-def supported() -> bool:
-    """Return whether this system has semaphores with a deadline."""
-    return hasattr(ctypes.CDLL(None), "sem_clockwait")

@@ -1,14 +1,17 @@
 """Memory that the ranks of a node share, in which they meet, and add up and gather tensors.
 
 Each rank has a slot there. It writes to its own, meets the others, and reads theirs: nothing
-travels. Sums are taken in the order of the ranks, so that all have the same bits. The memory has no
-name: nothing is left of it when the last process ends, however that happens.
+travels. Sums are taken in the order of the ranks, so that all have the same bits. Rank 0 makes the
+memory, which has no name, and hands its descriptor on: nothing is left of it when the last process
+ends, however that happens.
 """
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
+import socket
 import struct
 from collections.abc import Callable, Iterable
 from functools import lru_cache
@@ -18,13 +21,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from autoddp.comm.line import Lines
 from autoddp.comm.node_barrier import NodeBarrier, room
 from autoddp.errors import Disagreement
 
 SLOT = 1 << 20  # bytes of a piece: of larger tensors one piece follows the other
 SMALL = 1 << 15  # bytes that each rank adds up itself, which is sooner done than to meet again
 PAIR = 2  # ranks that have no more to read of each other if each adds up all itself
-HERE = b"!"
+MARK = b"."  # a byte that descriptors come with
 SIZES = struct.Struct("qq")  # at the head of a slot: elements, bytes of each
 HEAD = 64  # bytes for that, a line of the cache
 # divided by a power of two, all but the smallest numbers of these are exact: before a sum as after
@@ -58,10 +62,6 @@ class NodeMemory:
         self._heads = [self._starts(half) for half in range(2)]
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         self._slots = lru_cache(256)(self._slots_of)
-
-    def begin(self) -> None:
-        """Make the barrier; the first rank does, before another one has the memory."""
-        self._barrier.begin()
 
     def meet(self) -> None:
         """Wait until all ranks are here; what they wrote before is what is read afterwards."""
@@ -243,3 +243,52 @@ def _cuts(count: int, many: int) -> list[slice]:
     """Cut elements into a part for each rank."""
     step = -(-count // many)
     return [slice(min(count, n * step), min(count, (n + 1) * step)) for n in range(many)]
+
+
+def nameless(count: int) -> int:
+    """Return a descriptor of so many bytes; a container's small /dev/shm does not limit it."""
+    descriptor = os.memfd_create("autoddp", os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, count)
+    return descriptor
+
+
+def share(
+    rank: int, count: int, many: int, lines: Lines, confer: Callable[[str, bytes], bytes]
+) -> tuple[list[NodeMemory], str]:
+    """Share so many memories between the ranks of a node, all of which call this.
+
+    Args:
+        rank: The number of this rank.
+        count: The number of ranks.
+        many: The number of memories.
+        lines: Unix sockets between rank 0 and the others, by which nothing was said yet.
+        confer: Gathers each rank's JSON text into one JSON list, as `Group.confer` does.
+
+    Returns:
+        This rank's view of each; if a rank has none, on all ranks none, and why.
+    """
+    made, failed = [], ""
+    try:
+        descriptors = _received(lines, many) if rank else _sent(lines, many, size(count))
+        made = [NodeMemory(rank, list(range(count)), descriptor) for descriptor in descriptors]
+    except (OSError, ValueError, AttributeError) as error:  # a system may lack a function
+        failed = getattr(error, "strerror", None) or str(error)
+    # once all hold their locks
+    said: list[str] = json.loads(confer("shared memory", json.dumps(failed).encode()))
+    if any(said):
+        return [], next(f"rank {other}: {why}" for other, why in enumerate(said) if why)
+    return made, ""
+
+
+def _sent(lines: Lines, many: int, count: int) -> list[int]:
+    made: list[int] = []
+    try:
+        made = [nameless(count) for _ in range(many)]
+    finally:
+        for line in lines.values():
+            socket.send_fds(line.socket, [MARK], made)
+    return made
+
+
+def _received(lines: Lines, many: int) -> list[int]:
+    return socket.recv_fds(lines[0].socket, len(MARK), many, socket.MSG_CMSG_CLOEXEC)[1]

@@ -5,7 +5,6 @@ import gc
 import os
 import pickle
 import random
-import socket
 import time
 import types
 import weakref
@@ -16,8 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from autoddp.comm import node_sockets
-from autoddp.errors import AutoDDPError, RankEnded
+from autoddp.errors import RankEnded
 from autoddp.training.sharing.course import raised, taken_apart
 from autoddp.training.sharing.lines import AHEAD, BATCH, ENDED, meet
 from autoddp.training.sharing.parcel import pack
@@ -479,19 +477,6 @@ def test_pipes_work_beside_a_thousand_open_files():
         return said[2], len(descriptors)
 
     assert run_ranks(rank, 2, timeout=30) == [1100, ("said", 2)]
-
-
-def test_ranks_found_lost_as_patience_ends_are_none_that_do_not_come(monkeypatch):
-    def door_at_its_end(asked):
-        monkeypatch.setattr(node_sockets, "PATIENCE", 0.0)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
-            door.bind(f"\0test-{os.getpid()}")
-            door.listen()
-            return node_sockets._arrivals(door, b"", {1, 2}, asked)
-
-    assert door_at_its_end(lambda rank: True) == {}
-    with pytest.raises(AutoDDPError, match="rank 2 did not come"):
-        door_at_its_end(lambda rank: rank == 1)
 
 
 def test_an_exception_may_hold_much():

@@ -18,9 +18,9 @@ from collections import Counter
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
-from autoddp.comm.node_sockets import connect
+from autoddp.comm.control_plane import connect
 from autoddp.comm.topology import nodes
-from autoddp.errors import RankEnded
+from autoddp.errors import AutoDDPError, RankEnded
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
@@ -167,8 +167,10 @@ def meet(run: Run) -> NodeLines | None:
     ranks = [other for other, node in enumerate(placed) if node == placed[rank]]
     # of this session; there may be several
     key = f"sharing/{ranks[0]}/{group.store.add(f'sharing/of/{rank}', 1)}"
-    found = connect(rank, ranks, group.store, key)
-    lines = None if found is None else NodeLines(found, rank, ranks[0])
+    try:
+        lines = NodeLines(connect(rank, ranks, group.store, key)[0], rank, ranks[0])
+    except AutoDDPError:
+        lines = None
     if group.agree(lines is not None):
         return lines
     if lines is not None:

@@ -19,7 +19,7 @@ from torch.multiprocessing import get_sharing_strategy
 from torch.multiprocessing.reductions import reduce_typed_storage
 
 from autoddp.comm.accelerator import CPU
-from autoddp.comm.node_sharing import nameless
+from autoddp.comm.node_memory import nameless
 
 WORTH = 1 << 17  # bytes of a part below which it travels in the pickle
 FEW = 64  # descriptors of one parcel
