@@ -205,22 +205,14 @@ class Group(Rpc):
     def _waits(self, x: Tensor) -> bool:
         return not self.native or x.device.type == "cpu"
 
-    def broadcast(self, parts: list[list[Tensor]]) -> None:
-        """Fill `parts[r]`, on every rank, with the values that its tensors hold on rank r."""
-        options, running = dist.BroadcastOptions(), []
-        everything = [(rank, x) for rank, some in enumerate(parts) for x in some]
-        if not everything:
-            return
-        what = f"broadcast of {len(everything)} parts"
-        with self.together(what, everything[0][1]) as stamp, plain_tensors():
-            self._agree(stamp, everything[0][1])
-            if self.memory and all(x.is_cpu and x.is_contiguous() for _, x in everything):
-                self.memory.broadcast(everything)
-                return
-            for options.rootRank, x in everything:
-                running.append(self.pg.broadcast([x], options))
-            for work in running:
-                work.wait()
+    def broadcast(self, tensors: list[Tensor]) -> None:
+        """Fill the tensors, on every rank, with what they hold on rank 0."""
+        with self.together(f"broadcast of {len(tensors)} tensors", tensors[0]) as stamp:
+            self._agree(stamp, tensors[0])
+            with plain_tensors():
+                works = [self.pg.broadcast([x], dist.BroadcastOptions()) for x in tensors]
+                for work in works:
+                    work.wait()
 
     def confer(self, what: str, body: bytes) -> bytes:
         """Gather each rank's JSON text into one JSON list; ranks may be at different lines."""

@@ -1,8 +1,8 @@
 """Ranks at the same place: what they say to rank 0 and hear from it, in the order of the program.
 
 All ranks run one program, so the n-th word of a rank is of the same place as the n-th of rank 0:
-after as many side effects, of the same kind, and at the same line of a file that both know by one
-name. A file of code that a library writes for itself may have another name on each rank.
+after as many side effects, of the same kind, and at a line of the same number. The file's name does
+not count: one of code that a library writes for itself may have another name on each rank.
 """
 
 from __future__ import annotations
@@ -147,13 +147,14 @@ def split(message: bytes) -> tuple[bytes, bytes]:
 
 
 def apart(theirs: bytes, own: bytes) -> bool:
-    """Return whether two places differ; lines are compared within one file."""
-    if theirs == own:
-        return False
-    (act, _, line), (own_act, _, own_line) = (place.rpartition(b" at ") for place in (theirs, own))
-    if act != own_act or not act:
-        return True
-    return line.rpartition(b":")[0] == own_line.rpartition(b":")[0]
+    """Return whether two places differ."""
+    return theirs != own and without_file(theirs) != without_file(own)
+
+
+def without_file(place: bytes) -> bytes:
+    """Return a place with the number of its line alone."""
+    act, at, line = place.rpartition(b" at ")
+    return act + at + line.rpartition(b":")[2] if act else place
 
 
 def parted(rank: int, theirs: bytes, other: int, own: bytes) -> str:
