@@ -26,8 +26,8 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from autoddp.comm.channel import Channel
 from autoddp.comm.collective_check import CollectiveCheck
+from autoddp.comm.control_plane import Channel
 from autoddp.comm.rpc import Rpc, When
 from autoddp.comm.tensor_bytes import reducing
 from autoddp.comm.world import World

@@ -19,10 +19,9 @@ from torch.distributed import PrefixStore, Store, TCPStore
 from autoddp import torch_internals
 from autoddp.comm import accelerator, copies
 from autoddp.comm.accelerator import CPU
-from autoddp.comm.channel import Channel
 from autoddp.comm.collective_check import CollectiveCheck
-from autoddp.comm.node_memory import OPERATIONS, NodeMemory
-from autoddp.comm.node_sharing import share
+from autoddp.comm.control_plane import Channel
+from autoddp.comm.node_memory import OPERATIONS, NodeMemory, share
 from autoddp.comm.position import COLLECTIVE
 from autoddp.comm.rpc import Rpc
 from autoddp.comm.tensor_bytes import bytes_of, reducing, write
@@ -74,7 +73,10 @@ class Group(Rpc):
         self.unshared = ""  # why they share none, though there are such ranks
         super().__init__()
         if self.size == world.local_world_size > 1 and not native:
-            self._share_memory()
+            found, self.unshared = share(self.rank, self.size, 2, channel.calls, self.confer)
+            if found:
+                self.memory, self.gradient_memory = found
+                self.collective_check.memory = self.memory
 
     @classmethod
     def join(cls, world: World, attempt: str = "0", backend: Backend = _gloo) -> Group:
@@ -128,13 +130,6 @@ class Group(Rpc):
             _shorten(pg, kind)
         apart = torch_internals.prefixed("effects", store)
         return cls(world, pg, apart, Channel.between(world, apart, TIMEOUT.total_seconds()), native)
-
-    def _share_memory(self) -> None:
-        """Share memory with the other ranks, if each has what it takes."""
-        found, self.unshared = share(self.rank, self.size, 2, self.confer)
-        if found:
-            self.memory, self.gradient_memory = found
-            self.collective_check.memory = self.memory
 
     def leave(self) -> None:
         """Close the lines to the other ranks: to those that still wait, this one has ended."""
@@ -210,31 +205,14 @@ class Group(Rpc):
     def _waits(self, x: Tensor) -> bool:
         return not self.native or x.device.type == "cpu"
 
-    def broadcast(self, parts: list[list[Tensor]]) -> None:
-        """Fill `parts[r]`, on every rank, with the values that its tensors hold on rank r."""
-        options, running = dist.BroadcastOptions(), []
-        everything = [(rank, x) for rank, some in enumerate(parts) for x in some]
-        if not everything:
-            return
-        what = f"broadcast of {len(everything)} parts"
-        with self.together(what, everything[0][1]) as stamp, plain_tensors():
-            self._agree(stamp, everything[0][1])
-            if self.memory and all(x.is_cpu and x.is_contiguous() for _, x in everything):
-                self.memory.broadcast(everything)
-                return
-            for options.rootRank, x in everything:
-                running.append(self.pg.broadcast([x], options))
-            for work in running:
-                work.wait()
-
-    def all_bytes(self, body: bytes) -> list[bytes]:
-        """Gather the bytes of every rank, in rank order, of whatever length."""
-        sizes = [int(n) for n in self.all_gather(torch.tensor([len(body)], device=CPU))]
-        padded = torch.zeros(max(sizes), dtype=torch.uint8, device=CPU)
-        padded[: len(body)] = torch.frombuffer(bytearray(body), dtype=torch.uint8)
-        return [
-            bytes_of(row[:size]) for row, size in zip(self.all_gather(padded), sizes, strict=True)
-        ]
+    def broadcast(self, tensors: list[Tensor]) -> None:
+        """Fill the tensors, on every rank, with what they hold on rank 0."""
+        with self.together(f"broadcast of {len(tensors)} tensors", tensors[0]) as stamp:
+            self._agree(stamp, tensors[0])
+            with plain_tensors():
+                works = [self.pg.broadcast([x], dist.BroadcastOptions()) for x in tensors]
+                for work in works:
+                    work.wait()
 
     def confer(self, what: str, body: bytes) -> bytes:
         """Gather each rank's JSON text into one JSON list; ranks may be at different lines."""
@@ -252,13 +230,6 @@ class Group(Rpc):
     def agree(self, yes: bool) -> bool:
         """Return whether all ranks say yes."""
         return bool(self.all_reduce(torch.tensor([int(yes)], device=CPU), MIN).item())
-
-    def spread(self, values: Tensor) -> Tensor:
-        """Return largest minus smallest over ranks, element by element: 0 where all are equal."""
-        high = torch.cat([values, -values])
-        self.all_reduce(high, MAX)
-        top, bottom = high.chunk(2)
-        return top + bottom
 
     def barrier(self) -> None:
         """Wait for all ranks."""

@@ -11,7 +11,6 @@ import socket
 import struct
 import termios
 import time
-from collections.abc import Callable
 from time import monotonic  # a script's is patched
 
 from autoddp.errors import AutoDDPError, RankEnded, Unreachable
@@ -20,86 +19,90 @@ LENGTH = struct.Struct(">Q")
 CHUNK = 1 << 14
 TICK = 0.0002
 F_SETOWN_EX, F_OWNER_TID = 15, 0  # Python lacks them; a main thread has its process's number
-NEVER_MIND = (BrokenPipeError, ConnectionResetError)
 DARK = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
+# small messages leave at once, and a node that went dark is noticed
+PROMPT = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6),
+)
 
 
 class Line:
-    """A connected socket that carries messages, each with its length before it."""
+    """A connected socket that carries messages, each with its length before it.
+
+    It may be closed in the midst of a call: who reads is told that the peer has ended.
+    """
 
     def __init__(self, peer: int, connected: socket.socket, seconds: float) -> None:
         self.peer, self.socket, self.seconds = peer, connected, seconds
         self.number = connected.fileno()
-        self.address = _address(connected)  # empty on one node
-        self._dark = False  # the kernel has given the peer up
-        self._closed = False  # by this process; a signal's handler may still use the line
-        self.patient = False  # what the peer acts on may take any time: a download, a prompt
+        self.address = ""  # of the peer, if it is on another node
         connected.setblocking(True)
-        prompt(connected)
         # a deadline of the kernel's own: one call, where a timeout of Python's makes two
         whole = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, whole)
+        if connected.family != socket.AF_UNIX:
+            self.address = str(connected.getpeername()[0]).removeprefix("::ffff:")
+            for option in PROMPT:
+                connected.setsockopt(*option)
+        self._failed: int | None = 0  # why nothing comes or goes any more
         self._held = bytearray()
-        self._watched: dict[int, Callable[[], None]] = {self.number: self._receive}
         self._poll = select.poll()
         self._poll.register(self.number, select.POLLIN)
 
     def send(self, data: bytes) -> None:
         """Send a message whole; if the peer has ended, its launcher sees to the rest.
 
-        If the peer has read nothing until the deadline, raise AutoDDPError.
+        Raises:
+            AutoDDPError: The peer has read nothing until the deadline.
         """
         try:
             # nobody shall die of a peer that has ended, whatever the script does about SIGPIPE
             self.socket.sendall(LENGTH.pack(len(data)) + data, socket.MSG_NOSIGNAL)
-        except NEVER_MIND:
-            pass
-        except OSError as error:
-            if error.errno in DARK:
-                self._dark = True  # whoever reads is told
-                return
-            if self._closed:
-                return
-            if not isinstance(error, BlockingIOError):
-                raise
+        except BlockingIOError:
             raise AutoDDPError(
                 f"rank {self.peer} has read nothing for {self.seconds:.0f} s; see where it hangs"
             ) from None
+        except OSError as error:
+            self._failed = error.errno  # whoever reads is told
 
     def settle(self, seconds: float) -> None:
         """Wait until another node has what was sent: no other connection shall overtake it."""
-        if self.socket.family == socket.AF_UNIX:
+        if not self.address:
             return
         deadline, left = monotonic() + seconds, struct.pack("i", 1)
         while struct.unpack("i", left)[0] and monotonic() < deadline:
             left = fcntl.ioctl(self.socket, termios.TIOCOUTQ, left)
             time.sleep(TICK)
 
+    def comes(self, seconds: float) -> bool:
+        """Return whether a message is here within so many seconds; raise like `read`."""
+        while not self._whole():
+            if not self._poll.poll(seconds * 1000):
+                return False
+            self._receive()
+        return True
+
     def read(self) -> bytes:
-        """Wait for the next message, and return it.
+        """Wait for the next message, and return it; the watch sees where nobody comes.
 
         Raises:
             RankEnded: The peer has ended without it, or is out of reach.
-            AutoDDPError: The peer has said nothing until the deadline, if there is one.
         """
         while not self._whole():
-            ready = self._poll.poll(None if self.patient else self.seconds * 1000)
-            if not ready:
-                raise AutoDDPError(
-                    f"rank {self.peer} has said nothing for {self.seconds:.0f} s; "
-                    "see where it hangs"
-                )
-            for number, _ in ready:
-                self._watched[number]()
+            self._poll.poll()
+            self._receive()
         return self._pop()
 
-    def peek(self) -> bytes | None:
-        """Return the next message without taking it; None where it is not here."""
-        with contextlib.suppress(RankEnded):
-            self._receive()
+    def next_is(self, kind: bytes) -> bool:
+        """Return whether the next message is here, and begins with this byte."""
         if not self._whole():
-            return None
-        return bytes(self._held[LENGTH.size : LENGTH.size + LENGTH.unpack_from(self._held)[0]])
+            with contextlib.suppress(RankEnded):
+                self._receive()
+        return self._whole() and self._held[LENGTH.size] == kind[0]
 
     def arrived(self) -> list[bytes]:
         """Return the messages that are here; raise RankEnded if none is, and none will come."""
@@ -109,30 +112,23 @@ class Line:
             messages.append(self._pop())
         return messages
 
-    def also_watch(self, other: Line, act: Callable[[], None]) -> None:
-        """Run `act` when something comes by the other line while this one is waited for."""
-        self._watched[other.number] = act
-        self._poll.register(other.number, select.POLLIN)
-
-    def stop_watching(self, other: Line) -> None:
-        """Watch the other line no more."""
-        self._poll.unregister(other.number)
-        del self._watched[other.number]
-
     def announce(self, number: int) -> None:
         """Have the kernel send this process's main thread a signal when something comes."""
         # sent to the process, it may wake another thread, which then takes what waits for the main
         # one, too: in a long sleep the main thread would never hear of either
         fcntl.fcntl(self.number, fcntl.F_SETSIG, number)
         fcntl.fcntl(self.number, F_SETOWN_EX, struct.pack("ii", F_OWNER_TID, os.getpid()))
-        fcntl.fcntl(
-            self.number, fcntl.F_SETFL, fcntl.fcntl(self.number, fcntl.F_GETFL) | os.O_ASYNC
-        )
+        flags = fcntl.fcntl(self.number, fcntl.F_GETFL)
+        fcntl.fcntl(self.number, fcntl.F_SETFL, flags | os.O_ASYNC)
 
     def limit(self, seconds: float) -> None:
         """Give the peer's node up once it has taken no data for `seconds`: see `Unreachable`."""
         if self.address:
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
+
+    def close(self) -> None:
+        """Close the line; a second call does nothing."""
+        self.socket.close()
 
     def _whole(self) -> bool:
         held = self._held
@@ -152,11 +148,8 @@ class Line:
         except BlockingIOError:
             return
         except OSError as error:
-            self._dark |= error.errno in DARK
-            if not (self._dark or self._closed or isinstance(error, ConnectionResetError)):
-                raise
-            data = b""
-        if not data and self._dark:
+            self._failed, data = error.errno, b""
+        if not data and self._failed in DARK:
             raise Unreachable(
                 f"rank {self.peer} at {self.address} is out of reach: its node, "
                 "or the network to it, is lost",
@@ -170,25 +163,16 @@ class Line:
             )
         self._held += data
 
+
+class Lines(dict[int, Line]):
+    """The lines of one kind: on rank 0 to each other rank, on another rank to rank 0."""
+
+    def say(self, message: bytes) -> None:
+        """Send a message by all of them."""
+        for line in self.values():
+            line.send(message)
+
     def close(self) -> None:
-        """Close the line: who reads it here is told that the peer has ended, who sends is not."""
-        self._closed = True
-        self.socket.close()
-
-
-def _address(connected: socket.socket) -> str:
-    """Return the peer's address; empty on one node."""
-    if connected.family == socket.AF_UNIX:
-        return ""
-    return str(connected.getpeername()[0]).removeprefix("::ffff:")
-
-
-def prompt(other: socket.socket) -> None:
-    """Have small messages leave at once, and a node that went dark be noticed."""
-    if other.family == socket.AF_UNIX:
-        return
-    other.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    other.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    other.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
-    other.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
-    other.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6)
+        """Close them; a signal's handler may drop one meanwhile."""
+        for line in list(self.values()):
+            line.close()

@@ -31,31 +31,30 @@ class NodeBarrier:
     """One rank's view of the semaphores.
 
     Args:
-        number: The place of this rank among those of its node.
-        ranks: The ranks of the node.
+        rank: The number of this rank.
+        count: The number of ranks.
         descriptor: Stands for the memory, for its locks.
-        memory: The memory, whose first `room(len(ranks))` bytes the semaphores have.
+        memory: The memory, whose first `room(count)` bytes the semaphores have.
     """
 
-    def __init__(self, number: int, ranks: list[int], descriptor: int, memory: mmap.mmap) -> None:
-        self._number, self._ranks, self._descriptor = number, ranks, descriptor
-        many = len(ranks)
-        self._others = [other for other in range(many) if other != number]
-        self._library, self._quick = ctypes.CDLL(None, use_errno=True), ctypes.PyDLL(None)
+    def __init__(self, rank: int, count: int, descriptor: int, memory: mmap.mmap) -> None:
+        self._rank, self._descriptor = rank, descriptor
+        self._others = [other for other in range(count) if other != rank]
+        library, self._quick = ctypes.CDLL(None, use_errno=True), ctypes.PyDLL(None)
+        self._sleep = library.sem_clockwait  # an AttributeError where a system lacks it
         first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        # by rank: what it waits for from this one, and what this one waits for from it
-        self._to = [ctypes.c_void_p(first + SEMAPHORE * (number * many + r)) for r in range(many)]
-        self._from = [ctypes.c_void_p(first + SEMAPHORE * (r * many + number)) for r in range(many)]
-        self._spins = SPINS if len(os.sched_getaffinity(0)) >= many else 1
-        self._gone = False
-        lockf(descriptor, LOCK_EX | LOCK_NB, 1, number)
 
-    def begin(self) -> None:
-        """Make the semaphores; the first rank does, before another one has the memory."""
-        many = len(self._ranks)
-        first = self._to[0].value or 0
-        for number in range(many * many):
-            self._library.sem_init(ctypes.c_void_p(first + SEMAPHORE * number), 1, 0)
+        def semaphore(posts: int, waits: int) -> ctypes.c_void_p:
+            return ctypes.c_void_p(first + SEMAPHORE * (posts * count + waits))
+
+        self._to = [semaphore(rank, other) for other in range(count)]
+        self._from = [semaphore(other, rank) for other in range(count)]
+        self._spins = SPINS if len(os.sched_getaffinity(0)) >= count else 1
+        self._gone = False
+        if rank == 0:  # the others wait for this rank before they use them
+            for at in range(count * count):
+                library.sem_init(semaphore(0, at), 1, 0)
+        lockf(descriptor, LOCK_EX | LOCK_NB, 1, rank)
 
     def wait(self) -> None:
         """Wait until all ranks are here.
@@ -78,7 +77,7 @@ class NodeBarrier:
     def leave(self) -> None:
         """Come no more, which the others see as if this rank had ended."""
         self._gone = True
-        lockf(self._descriptor, LOCK_UN, 1, self._number)
+        lockf(self._descriptor, LOCK_UN, 1, self._rank)
 
     def _await(self, other: int) -> None:
         semaphore, trywait = self._from[other], self._quick.sem_trywait
@@ -87,10 +86,10 @@ class NodeBarrier:
                 return
         while True:
             until = Timespec(*divmod(monotonic_ns() + int(LOOK * 1e9), 10**9))
-            if self._library.sem_clockwait(semaphore, MONOTONIC, ctypes.byref(until)) == 0:
+            if self._sleep(semaphore, MONOTONIC, ctypes.byref(until)) == 0:
                 return
             if not self._is_there(other) and trywait(semaphore):
-                raise dist.DistNetworkError(f"rank {self._ranks[other]} has ended")
+                raise dist.DistNetworkError(f"rank {other} has ended")
 
     def _is_there(self, other: int) -> bool:
         try:
@@ -104,8 +103,3 @@ class NodeBarrier:
 def room(many: int) -> int:
     """Return the bytes that the semaphores of so many ranks need."""
     return SEMAPHORE * many * many
-
-
-def supported() -> bool:
-    """Return whether this system has semaphores with a deadline."""
-    return hasattr(ctypes.CDLL(None), "sem_clockwait")

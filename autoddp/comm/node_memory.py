@@ -1,14 +1,17 @@
 """Memory that the ranks of a node share, in which they meet, and add up and gather tensors.
 
 Each rank has a slot there. It writes to its own, meets the others, and reads theirs: nothing
-travels. Sums are taken in the order of the ranks, so that all have the same bits. The memory has no
-name: nothing is left of it when the last process ends, however that happens.
+travels. Sums are taken in the order of the ranks, so that all have the same bits. Rank 0 makes the
+memory, which has no name, and hands its descriptor on: nothing is left of it when the last process
+ends, however that happens.
 """
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
+import socket
 import struct
 from collections.abc import Callable, Iterable
 from functools import lru_cache
@@ -18,16 +21,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from autoddp.comm.line import Lines
 from autoddp.comm.node_barrier import NodeBarrier, room
 from autoddp.errors import Disagreement
 
 SLOT = 1 << 20  # bytes of a piece: of larger tensors one piece follows the other
 SMALL = 1 << 15  # bytes that each rank adds up itself, which is sooner done than to meet again
 PAIR = 2  # ranks that have no more to read of each other if each adds up all itself
-HERE = b"!"
+MARK = b"."  # a byte that descriptors come with
 SIZES = struct.Struct("qq")  # at the head of a slot: elements, bytes of each
 HEAD = 64  # bytes for that, a line of the cache
-# divided by a power of two, all but the smallest numbers of these are exact: before a sum as after
+# halves of all but the smallest of these numbers are exact: before a sum as after
 HALVED = (torch.float32, torch.float64, torch.bfloat16)
 OPERATIONS: dict[Any, Callable[..., Tensor]] = {
     dist.ReduceOp.SUM: torch.add,
@@ -43,25 +47,20 @@ class NodeMemory:
     two of these serve two threads.
 
     Args:
-        number: The place of this rank among those of its node.
-        ranks: The ranks of the node.
-        descriptor: Stands for the memory, `size(len(ranks))` bytes; this object closes it.
+        rank: The number of this rank, whose node has all ranks of the job.
+        count: The number of ranks.
+        descriptor: Stands for the memory, `size(count)` bytes; this object closes it.
     """
 
-    def __init__(self, number: int, ranks: list[int], descriptor: int) -> None:
-        self.number, self.ranks, self.descriptor = number, ranks, descriptor
-        self._others = [other for other in range(len(ranks)) if other != number]
-        self._map = mmap.mmap(descriptor, size(len(ranks)))
-        self._barrier = NodeBarrier(number, ranks, descriptor, self._map)
+    def __init__(self, rank: int, count: int, descriptor: int) -> None:
+        self.rank, self.count, self.descriptor = rank, count, descriptor
+        self._map = mmap.mmap(descriptor, size(count))
+        self._barrier = NodeBarrier(rank, count, descriptor, self._map)
         self._half = 0
-        self._alone = SLOT if len(ranks) == PAIR else SMALL
+        self._alone = SLOT if count == PAIR else SMALL
         self._heads = [self._starts(half) for half in range(2)]
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         self._slots = lru_cache(256)(self._slots_of)
-
-    def begin(self) -> None:
-        """Make the barrier; the first rank does, before another one has the memory."""
-        self._barrier.begin()
 
     def meet(self) -> None:
         """Wait until all ranks are here; what they wrote before is what is read afterwards."""
@@ -76,6 +75,7 @@ class NodeMemory:
 
     # ---- tensors
 
+    @torch.no_grad()
     def all_reduce(self, x: Tensor, op: Any, share: int = 1) -> None:
         """Reduce `x`, which is contiguous, in place over the ranks, and divide it by `share`."""
         for piece in pieces(x):
@@ -86,43 +86,30 @@ class NodeMemory:
 
     def _reduce_alone(self, x: Tensor, op: Any, share: int) -> None:
         """Reduce all of one piece here, of which every rank does the same."""
-        slots, reduce = self._next(x), OPERATIONS[op]
-        early = share != 1 and share & (share - 1) == 0 and x.dtype in HALVED
-        if early:
-            torch.mul(x, 1 / share, out=slots[self.number])  # one look at it less
+        slots = self._next(x)
+        if share == PAIR and x.dtype in HALVED:
+            torch.mul(x, 1 / PAIR, out=slots[self.rank])  # one look at it less
+            share = 1
         else:
-            slots[self.number].copy_(x)
+            slots[self.rank].copy_(x)
         self._meet_alike()
-        if share == len(slots) and not (early and share == PAIR) and _equal(slots):  # halves add up
-            torch.mul(slots[0], share if early else 1, out=x)
-            return
-        reduce(slots[0], slots[1], out=x)
-        for slot in slots[2:]:
-            reduce(x, slot, out=x)
-        if share != 1 and not early:
-            x.div_(share)
+        _combine(slots, op, share, x)
 
     def _reduce(self, x: Tensor, op: Any, share: int) -> None:
         """Reduce one part of `x` here, where the others find it, and take theirs from there."""
-        slots, cuts = self._next(x), _cuts(x.numel(), len(self.ranks))
-        mine, reduce = cuts[self.number], OPERATIONS[op]
-        for other in self._others:
-            slots[self.number][cuts[other]].copy_(x[cuts[other]])
+        slots, cuts = self._next(x), _cuts(x.numel(), self.count)
+        mine, others = cuts[self.rank], [*cuts[: self.rank], *cuts[self.rank + 1 :]]
+        for cut in others:
+            slots[self.rank][cut].copy_(x[cut])
         self._meet_alike()
-        found = slots[self.number][mine]  # nobody else looks there before all have met again
-        parts = [x[mine] if r == self.number else slots[r][mine] for r in range(len(self.ranks))]
-        if share == len(parts) and _equal(parts):
-            found.copy_(parts[0])
-        else:
-            reduce(parts[0], parts[1], out=found)
-            for part in parts[2:]:
-                reduce(found, part, out=found)
-            if share != 1:
-                found.div_(share)
+        found = slots[self.rank][mine]  # nobody reads there before all have met again
+        parts = [x[mine] if r == self.rank else slots[r][mine] for r in range(self.count)]
+        _combine(parts, op, share, found)
         x[mine].copy_(found)
         self.meet()
-        for other in self._others:
-            x[cuts[other]].copy_(slots[other][cuts[other]])
+        for slot, cut in zip(slots, cuts, strict=True):
+            if cut is not mine:
+                x[cut].copy_(slot[cut])
 
     @torch.no_grad()
     def all_gather(self, out: Tensor | list[Tensor], x: Tensor) -> None:
@@ -131,22 +118,10 @@ class NodeMemory:
         for start in range(0, x.numel(), step):
             piece = x[start : start + step]
             slots = self._next(piece)
-            slots[self.number].copy_(piece)
+            slots[self.rank].copy_(piece)
             self._meet_alike()
             for row, slot in zip(out, slots, strict=True):
                 row[start : start + step].copy_(slot)
-
-    @torch.no_grad()
-    def broadcast(self, parts: list[tuple[int, Tensor]]) -> None:
-        """Fill each tensor, which is contiguous, with what it holds on the rank of that number."""
-        for source, x in parts:
-            for piece in pieces(x):
-                slots = self._next(piece)
-                if source == self.number:
-                    slots[source].copy_(piece)
-                self._meet_alike()
-                if source != self.number:
-                    piece.copy_(slots[source])
 
     def exchange(self, message: bytes) -> list[bytes] | None:
         """Return the messages of all ranks; None, on all, if one is too long for a slot."""
@@ -169,7 +144,7 @@ class NodeMemory:
         long as it is not in the next one but one.
         """
         self._half = 1 - self._half
-        start = self._heads[self._half][self.number]
+        start = self._heads[self._half][self.rank]
         SIZES.pack_into(self._map, start, count, size)
         return start
 
@@ -186,18 +161,15 @@ class NodeMemory:
             Disagreement: They do not: one rank is in another place of the program.
         """
         self.meet()
-        heads = [self._map[start : start + SIZES.size] for start in self._heads[self._half]]
-        if heads.count(heads[0]) == len(heads):
-            return
         sizes = self._sizes()
-        for rank, found in zip(self.ranks, sizes, strict=True):
-            if found != sizes[0]:
-                (count, size), (first, first_size) = found, sizes[0]
-                raise Disagreement(
-                    f"rank {rank} brings {count} elements of {size} bytes where rank "
-                    f"{self.ranks[0]} brings {first} of {first_size}; a decision in the script "
-                    "differs between ranks"
-                )
+        if sizes.count(sizes[0]) == len(sizes):
+            return
+        other = next(rank for rank, found in enumerate(sizes) if found != sizes[0])
+        (count, each), (first, first_each) = sizes[other], sizes[0]
+        raise Disagreement(
+            f"rank {other} brings {count} elements of {each} bytes where rank 0 brings {first} of "
+            f"{first_each}; a decision in the script differs between ranks"
+        )
 
     def _sizes(self) -> list[tuple[int, int]]:
         return [SIZES.unpack_from(self._map, start) for start in self._heads[self._half]]
@@ -207,16 +179,25 @@ class NodeMemory:
         return [self._bytes[HEAD + at : HEAD + at + size].view(dtype) for at in starts]
 
     def _starts(self, half: int) -> list[int]:
-        many, step = len(self.ranks), HEAD + SLOT
+        many, step = self.count, HEAD + SLOT
         return [_head(many) + step * (half * many + number) for number in range(many)]
 
 
-def _equal(parts: list[Tensor]) -> bool:
-    """Return whether all ranks bring the same, as of work that is not split: that is its mean.
+def _combine(parts: list[Tensor], op: Any, share: int, out: Tensor) -> None:
+    """Reduce what all ranks bring into `out`, in their order, and divide it by `share`.
 
-    A sum that is divided by three or five would be off by its rounding. What differs does so early.
+    Where all bring the same, as of work that is not split, that is the mean: a sum that is divided
+    by three or five would be off by its rounding. What differs does so early.
     """
-    return all(torch.equal(parts[0], part) for part in parts[1:])
+    if share == len(parts) and all(torch.equal(parts[0], part) for part in parts[1:]):
+        out.copy_(parts[0])
+        return
+    reduce = OPERATIONS[op]
+    reduce(parts[0], parts[1], out=out)
+    for part in parts[2:]:
+        reduce(out, part, out=out)
+    if share != 1:
+        out.div_(share)
 
 
 def _head(many: int) -> int:
@@ -243,3 +224,52 @@ def _cuts(count: int, many: int) -> list[slice]:
     """Cut elements into a part for each rank."""
     step = -(-count // many)
     return [slice(min(count, n * step), min(count, (n + 1) * step)) for n in range(many)]
+
+
+def nameless(count: int) -> int:
+    """Return a descriptor of so many bytes; a container's small /dev/shm does not limit it."""
+    descriptor = os.memfd_create("autoddp", os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, count)
+    return descriptor
+
+
+def share(
+    rank: int, count: int, many: int, lines: Lines, confer: Callable[[str, bytes], bytes]
+) -> tuple[list[NodeMemory], str]:
+    """Share so many memories between the ranks of a node, all of which call this.
+
+    Args:
+        rank: The number of this rank.
+        count: The number of ranks.
+        many: The number of memories.
+        lines: Unix sockets between rank 0 and the others, by which nothing was said yet.
+        confer: Gathers each rank's JSON text into one JSON list, as `Group.confer` does.
+
+    Returns:
+        This rank's view of each; if a rank has none, on all ranks none, and why.
+    """
+    made, failed = [], ""
+    try:
+        descriptors = _received(lines, many) if rank else _sent(lines, many, size(count))
+        made = [NodeMemory(rank, count, descriptor) for descriptor in descriptors]
+    except (OSError, ValueError, AttributeError) as error:  # a system may lack a function
+        failed = getattr(error, "strerror", None) or str(error)
+    # once all hold their locks
+    said: list[str] = json.loads(confer("shared memory", json.dumps(failed).encode()))
+    if any(said):
+        return [], next(f"rank {other}: {why}" for other, why in enumerate(said) if why)
+    return made, ""
+
+
+def _sent(lines: Lines, many: int, count: int) -> list[int]:
+    made: list[int] = []
+    try:
+        made = [nameless(count) for _ in range(many)]
+    finally:
+        for line in lines.values():
+            socket.send_fds(line.socket, [MARK], made)
+    return made
+
+
+def _received(lines: Lines, many: int) -> list[int]:
+    return socket.recv_fds(lines[0].socket, len(MARK), many, socket.MSG_CMSG_CLOEXEC)[1]

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autoddp import torch_internals
+from autoddp.comm.in_order import await_end
 
 if TYPE_CHECKING:
     from autoddp.comm.group import Group
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 class Together:
     """A stay there, as a context manager that gives its stamp; a step has some: no generator."""
 
-    __slots__ = ("_at", "_group", "_kind", "_place", "_point", "_what", "_x")
+    __slots__ = ("_at", "_group", "_kind", "_place", "_what", "_x")
 
     def __init__(self, group: Group, what: str, x: Tensor, kind: str) -> None:
         self._group, self._what, self._x, self._kind = group, what, x, kind
@@ -27,8 +28,7 @@ class Together:
         group = self._group
         words = group.collective_check.words(self._what, self._x)
         self._place = group.signal_sync.here() and not torch_internals.in_backward()
-        self._point = self._place and group._waits(self._x)
-        if self._point:
+        if self._place and group._waits(self._x):
             group.signal_sync.enter()
         self._at = group.position.at(self._kind, words)
         self._at.__enter__()
@@ -40,10 +40,8 @@ class Together:
             wait_for_an_end(group, error)
         finally:
             self._at.__exit__()
-        if error is None and self._point:
+        if error is None and self._place:
             group.signal_sync.leave()
-        elif error is None and self._place:
-            group.signal_sync.begun()
 
 
 @contextmanager
@@ -64,4 +62,4 @@ def wait_for_an_end(group: Group, error: BaseException | None) -> None:
     if isinstance(error, RuntimeError) and (
         isinstance(error, dist.DistError) or "/gloo/transport/" in str(error)
     ):
-        group.collective_check.wait_for_the_end()
+        await_end(group.store, group.rank)

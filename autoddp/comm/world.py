@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from autoddp.errors import BadInput
@@ -19,7 +19,8 @@ NAMES = {
     "node_rank": "GROUP_RANK",
     "master_port": "MASTER_PORT",
 }
-REQUIRED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+REQUIRED = (*(name for name in NAMES.values() if name != "GROUP_RANK"), "MASTER_ADDR")
+ANEW = "start the job with autoddp run or torchrun"
 LARGEST = 2**31 - 1  # what torch takes for a rank
 ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 # What torchrun (and our launcher) sets for a rank, and one plain process would not have.
@@ -73,23 +74,28 @@ class World:
         """
         missing = [name for name in REQUIRED if name not in environ]
         if missing:
-            raise BadInput(
-                f"{', '.join(missing)} not set, though RANK and WORLD_SIZE are wanted of a rank; "
-                "start the job with autoddp run or torchrun"
-            )
+            raise BadInput(f"{', '.join(missing)} not set, though RANK and WORLD_SIZE are; {ANEW}")
         numbers = {field: _number(environ, name) for field, name in NAMES.items()}
         world = cls(
             **{field: n for field, n in numbers.items() if n is not None},
             master_addr=environ["MASTER_ADDR"],
             agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         )
-        if "LOCAL_WORLD_SIZE" not in environ:
-            raise BadInput(
-                "LOCAL_WORLD_SIZE is not set; start the job with autoddp run or torchrun"
-            )
-        _check(world)
-        _check_nodes(world, environ)
-        _check_master(world)
+        others = world.world_size - world.local_world_size  # each other node has one at least
+        said = _number(environ, "GROUP_WORLD_SIZE")
+        nodes = others + 1 if said is None else said
+        if not (
+            0 <= world.rank < world.world_size
+            and 0 <= world.local_rank < world.local_world_size <= world.world_size
+            and 0 <= world.node_rank < nodes <= others + 1
+        ):
+            names = [name for name in (*NAMES.values(), "GROUP_WORLD_SIZE") if name in environ]
+            told = ", ".join(f"{name} {environ[name]}" for name in names if "_PORT" not in name)
+            raise BadInput(f"{told} contradict each other; {ANEW}")
+        if not 0 < world.master_port < 65536:
+            raise BadInput(f"MASTER_PORT is {world.master_port}; a port is from 1 to 65535")
+        if not is_host(world.master_addr):
+            raise BadInput(f"MASTER_ADDR is {world.master_addr!r}, which is no address; {ANEW}")
         return world
 
     def nodes(self, environ: Mapping[str, str]) -> int:
@@ -114,54 +120,11 @@ class World:
 def _number(environ: Mapping[str, str], name: str) -> int | None:
     if name not in environ:
         return None
-    try:
+    with suppress(ValueError):
         number = int(environ[name])
-    except ValueError:
-        raise BadInput(
-            f"{name} is {environ[name]!r}, which is no whole number; start "
-            "the job with autoddp run or torchrun"
-        ) from None
-    if abs(number) > LARGEST:
-        raise BadInput(f"{name} is {number}; it is {LARGEST} at most")
-    return number
-
-
-def _check(world: World) -> None:
-    if not 0 <= world.rank < world.world_size:
-        raise BadInput(
-            f"RANK is {world.rank} with WORLD_SIZE {world.world_size}; ranks go from 0 to "
-            f"{world.world_size - 1}"
-        )
-    if not 0 <= world.local_rank < world.local_world_size <= world.world_size:
-        raise BadInput(
-            f"LOCAL_RANK is {world.local_rank} with LOCAL_WORLD_SIZE {world.local_world_size} and "
-            f"WORLD_SIZE {world.world_size}; these contradict each other"
-        )
-
-
-def _check_nodes(world: World, environ: Mapping[str, str]) -> None:
-    others = world.world_size - world.local_world_size  # each other node has one of them at least
-    said = _number(environ, "GROUP_WORLD_SIZE")
-    nodes = others + 1 if said is None else said
-    if not 1 <= nodes <= others + 1:
-        raise BadInput(
-            f"GROUP_WORLD_SIZE is {nodes} with WORLD_SIZE {world.world_size} and LOCAL_WORLD_SIZE "
-            f"{world.local_world_size}; there are 1 to {others + 1} nodes then"
-        )
-    if not 0 <= world.node_rank < nodes:
-        raise BadInput(
-            f"GROUP_RANK is {world.node_rank} with WORLD_SIZE {world.world_size} and "
-            f"LOCAL_WORLD_SIZE {world.local_world_size}; it goes from 0 to {nodes - 1}"
-        )
-
-
-def _check_master(world: World) -> None:
-    if not 0 < world.master_port < 65536:
-        raise BadInput(f"MASTER_PORT is {world.master_port}; a port is from 1 to 65535")
-    if not is_host(world.master_addr):
-        raise BadInput(
-            f"MASTER_ADDR is {world.master_addr!r}, which is no address; start the job anew"
-        )
+        if abs(number) <= LARGEST:
+            return number
+    raise BadInput(f"{name} is {environ[name]!r}, which is no whole number up to {LARGEST}; {ANEW}")
 
 
 def is_host(name: str) -> bool:

@@ -41,13 +41,9 @@ class Signals(Feature):
         if threading.current_thread() is not threading.main_thread():
             return  # Python runs handlers on the main thread, and the job is on another
         self._take_over()
-        sync, before = self.signal_sync, signal.signal(NEWS, self.signal_sync.news)
-        lines = self.run.group.channel
-        for line in lines.orders.values():
+        before = signal.signal(NEWS, self.signal_sync.news)
+        for line in self.run.group.channel.orders.values():
             line.announce(NEWS)
-        for line, orders in lines.waits():
-            line.also_watch(orders, sync.news_while_waiting)
-            undo.callback(line.stop_watching, orders)
         undo.callback(signal.signal, NEWS, before)
         undo.callback(self._give_back)
 

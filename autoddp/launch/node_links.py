@@ -14,7 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from autoddp.comm.channel import Channel
+from autoddp.comm.control_plane import Channel
 from autoddp.comm.world import World
 from autoddp.errors import RankEnded, Unreachable
 from autoddp.launch.failure import Failure, lost

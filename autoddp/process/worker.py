@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from autoddp.comm.collective_check import WAITS
 from autoddp.comm.group import TIMEOUT, Group
+from autoddp.comm.in_order import WAITS
 from autoddp.comm.place import HERE
 from autoddp.comm.world import LARGEST, World
 from autoddp.errors import BadInput

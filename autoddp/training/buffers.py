@@ -85,8 +85,6 @@ class Buffers(Feature):
                 f"{WHY}; rank 0's is taken",
             )
         kinds = list(flattened([x for _, x in found]))
-        self.group.broadcast(
-            [[flat for _, flat in kinds], *([] for _ in range(1, self.group.size))]
-        )
+        self.group.broadcast([flat for _, flat in kinds])
         for some, flat in kinds if self.group.rank else ():
             put_back(some, flat)

@@ -135,14 +135,14 @@ def test_a_rank_that_is_told_first_may_be_at_its_next_meeting():
             except Disagreement as error:
                 found.append(str(error))
 
-        def say(message, plain=exchange._lines.say):
+        def say(message, plain=exchange.lines.say):
             plain(message)
             time.sleep(0.2)  # the others go on
             thread = threading.Thread(target=look)
             thread.start()
             thread.join()
 
-        exchange._lines.say = say
+        exchange.lines.say = say
         group.all_reduce(torch.ones(1))
         group.all_gather(torch.ones(2))
         return found

@@ -6,6 +6,7 @@ import errno
 import itertools
 import os
 import signal
+import socket
 import threading
 import time
 from contextlib import suppress
@@ -14,10 +15,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from autoddp.comm import node_memory, node_sharing
+from autoddp.comm import node_memory
+from autoddp.comm.line import Line, Lines
 from autoddp.comm.node_barrier import LOOK
-from autoddp.comm.node_memory import SLOT, SMALL
-from autoddp.comm.node_sharing import share
+from autoddp.comm.node_memory import SLOT, SMALL, share
 from autoddp.errors import Disagreement
 from tests.support.ranks import _store, run_ranks
 from tests.support.training import on_ranks
@@ -79,13 +80,6 @@ def moves(group):
         rows = [(made(torch.float64, count, r) * 2).to(torch.uint8) for r in range(group.size)]
         if not torch.equal(out, torch.stack(rows)):
             wrong.append(("gather", count))
-        parts = [made(torch.float32, count, r if r == group.rank else 99) for r in (1, 0, 1)]
-        group.memory.broadcast(list(zip((1, 0, 1), parts, strict=True)))
-        if not all(
-            torch.equal(x, made(torch.float32, count, r))
-            for r, x in zip((1, 0, 1), parts, strict=True)
-        ):
-            wrong.append(("broadcast", count))
     return wrong
 
 
@@ -111,7 +105,7 @@ def test_the_mean_of_what_is_equal_on_all_ranks_is_that_to_the_bit(nproc):
 
 
 @pytest.mark.parametrize("nproc", [2, 3])
-def test_what_is_gathered_and_sent_is_the_others(nproc):
+def test_what_is_gathered_is_the_others(nproc):
     assert run_ranks(moves, nproc) == [[]] * nproc
 
 
@@ -200,15 +194,14 @@ def test_without_room_for_it_ranks_talk_by_gloo(monkeypatch):
     def full(count):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(node_sharing, "nameless", full)
+    monkeypatch.setattr(node_memory, "nameless", full)
     assert run_ranks(without, 3) == [(True, True, 6.0)] * 3
 
 
 def unchanged(group):
     """What a script differentiates may be summed, and has not been written to for its graph."""
     x = torch.ones(3, requires_grad=True)
-    y = x.exp()
-    group.memory.broadcast([(0, y)])
+    y = x**2  # keeps x for backward
     group.memory.all_reduce(x, dist.ReduceOp.SUM)
     y.sum().backward()
     return x.tolist(), x.grad_fn
@@ -289,14 +282,18 @@ def test_pieces_of_different_sizes_are_not_added_up(how):
 def test_a_rank_that_is_killed_at_a_meeting_is_missed_by_all(meeting, count, tmp_path):
     """Each rank is a process; nothing of theirs stays in /dev/shm."""
     before = _shared()
-    children = []
+    children, pairs = [], [socket.socketpair() for _ in range(2)]
     for rank in range(3):
         child = os.fork()
         if not child:
             with suppress(BaseException):
-                (tmp_path / str(rank)).write_text(survives(rank, str(tmp_path), meeting, count))
+                (tmp_path / str(rank)).write_text(
+                    survives(rank, pairs, str(tmp_path), meeting, count)
+                )
             os._exit(0)
         children.append(child)
+    for end in itertools.chain(*pairs):
+        end.close()
     ends = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     assert ends == [0, -signal.SIGKILL, 0]
     told = [(tmp_path / str(rank)).read_text() for rank in (0, 2)]
@@ -309,7 +306,7 @@ def _shared():
     return {name for name in os.listdir("/dev/shm") if not name.startswith(("sem.mp-", "torch_"))}
 
 
-def survives(rank, folder, meeting, count):
+def survives(rank, pairs, folder, meeting, count):
     """What a rank is told; rank 1 does not come to one of its meetings."""
     store, said = _store(rank, f"{folder}/store"), itertools.count()
 
@@ -318,7 +315,9 @@ def survives(rank, folder, meeting, count):
         store.set(f"{number} {rank}", body)
         return b"[" + b",".join(store.get(f"{number} {other}") for other in range(3)) + b"]"
 
-    (memory,), _ = share(rank, 3, 1, confer)
+    ends = {0: pairs[rank - 1][1]} if rank else {1: pairs[0][0], 2: pairs[1][0]}
+    lines = Lines({other: Line(other, end, 60.0) for other, end in ends.items()})
+    (memory,), _ = share(rank, 3, 1, lines, confer)
     meet, came = memory.meet, 0
 
     def counted():

@@ -69,9 +69,10 @@ def test_ranks_at_different_places_are_told_which(whens):
 
     zero, one, *_ = run_ranks(rank, 3)
     assert one[0] == "Disagreement"
-    assert one[1].startswith("rank 1 is at «there» where rank 0 is at «here» (side effect 0)")
+    said = "rank 1 is in «there» where rank 0 is in «here»; a decision in the script differs"
+    assert one[1].startswith(said)
     if whens[0] is When.ALL_HERE:  # it waits for them, and learns that they are elsewhere
-        assert zero[1].startswith("rank 0 is at «here» where rank 1 is at «there» (side effect 0)")
+        assert zero[1].startswith(said)
 
 
 def test_another_rank_at_a_different_place_is_told_which():
@@ -79,8 +80,8 @@ def test_another_rank_at_a_different_place_is_told_which():
         return raised(lambda: group.call(f"at {group.rank}", lambda: 1, by=1))
 
     zero, _, two = run_ranks(rank, 3)
-    assert zero[1].startswith("rank 0 is at «at 0» where rank 1 is at «at 1»")
-    assert two[1].startswith("rank 2 is at «at 2» where rank 0 is at «at 0»")
+    assert zero[1].startswith("rank 1 is in «at 1» where rank 0 is in «at 0»")
+    assert two == zero
 
 
 def test_a_rank_that_is_to_act_and_is_elsewhere_is_told():
@@ -89,8 +90,8 @@ def test_a_rank_that_is_to_act_and_is_elsewhere_is_told():
         return raised(lambda: group.call(f"by {by}", lambda: 1, by=by))
 
     zero, one = run_ranks(rank, 2)
-    assert zero[1].startswith("rank 0 is at «by 1» where rank 1 is at «by 0»")
-    assert one[1].startswith("rank 1 is at «by 0» where rank 0 is at «by 1»")
+    assert zero == one
+    assert one[1].startswith("rank 1 is in «by 0» where rank 0 is in «by 1»")
 
 
 def test_what_another_rank_raises_is_raised_on_all_ranks():

@@ -159,7 +159,7 @@ def test_errors_in_a_cell_are_the_notebooks(tmp_path):
         "Disagreement: rank 1 raised an exception in In [3], rank 0 returned; the end of its log:"
     )
     assert (
-        "open at In [3], line 3» where rank 0 is at «posix.listdir at In [3], line 5" in errors[1]
+        "open at In [3], line 3» where rank 0 is in «posix.listdir at In [3], line 5" in errors[1]
     )
     assert errors[2].startswith("BadInput: In [4], line 2: a program that is started by !")
     assert errors[3].startswith("BadInput: %%autoddp --ranks 2: '--ranks' is no option;")

@@ -67,7 +67,7 @@ def test_the_login_name_is_rank_0s_and_called_so(on):
 
     zero, one = on(script, typed="a\n")
     assert one[2][0] == "Disagreement"
-    assert one[2][1].startswith("rank 1 is at «getpass.getuser at ")
+    assert one[2][1].startswith("rank 1 is in «getpass.getuser at ")
     assert zero == ("user0", "user0", ("", ""))
     assert one[:2] == ("user0", "user0")
     (row,) = [row for row in Console.patches() if "getpass:getuser" in row.targets]

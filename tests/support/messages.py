@@ -29,8 +29,9 @@ ELSEWHERE: dict[tuple[str, str], tuple[str, ...]] = {
         "…; see … --help",
     ),
     ("options/variables.py", "text"): ("… is …; it takes …",),
-    ("comm/collective_check.py", "text"): ("rank … is in «…» where rank …",),
-    ("comm/collective_check.py", "said[1:].decode()"): ("rank … is in «…» where rank …",),
+    ("comm/in_order.py", "text"): ("rank … is in «…» where rank …",),
+    ("comm/in_order.py", "message[1:].decode()"): ("rank … is in «…» where rank …",),
+    ("comm/in_order.py", "parted(self.rank, place, 0, theirs)"): ("rank … is in «…» where rank …",),
     ("process/backend.py", "said[1:]"): ("--backend is … on …, but …",),
     ("process/devices.py", "against"): (
         "--backend is …, but this machine shows …",

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from autoddp.comm import control_plane
 from autoddp.comm.outcome import Outcome
 from autoddp.errors import RankEnded
 from autoddp.training.loading.link import connect
@@ -496,17 +497,14 @@ def test_messages_for_a_pass_that_is_gone_are_dropped():
     assert run_ranks(rank, 2) == [None, "mine"]
 
 
-def test_a_rank_that_does_not_reach_the_first_leaves_all_of_them_apart():
-    class Elsewhere:
-        """A store whose name nobody listens at, as seen from another container."""
-
-        def __init__(self, store):
-            self.add, self.set, self.get = store.add, store.set, lambda key: b"\0nobody"
-
+def test_a_rank_that_does_not_reach_the_first_leaves_all_of_them_apart(monkeypatch):
     def rank(group):
-        if group.rank == 1:
-            group.store = Elsewhere(group.store)
+        if group.rank == 1:  # as in another container, where nobody listens at that name
+            monkeypatch.setattr(control_plane, "_dial", lambda *given: refuse())
         return connect(types.SimpleNamespace(group=group, world=group.world))
+
+    def refuse():
+        raise ConnectionRefusedError
 
     assert run_ranks(rank, 3, timeout=30) == [None] * 3
 

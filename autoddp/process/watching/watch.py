@@ -101,7 +101,7 @@ class Watch:
             if not kind:  # the rank waits for its device, and the device for other ranks
                 kind, words, waited = (
                     COLLECTIVE,
-                    self.group.collective_check.passed.newest(),
+                    self.group.collective_check.newest(),
                     behind,
                 )
         return RankStatus(self.rank, kind, words, waited, idle, self.pulse.line(), os.getpid())
@@ -133,7 +133,7 @@ class Watch:
         if what == "at":
             self.known[rank] = RankStatus(**content)
         elif what == "passed":
-            self.group.collective_check.hear(rank, content)
+            self.group.collective_check.hear_recent(rank, content)
         elif what == "stack":
             self.stacks[rank] = content
         elif what == "tell":

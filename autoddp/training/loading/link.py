@@ -9,25 +9,20 @@ was sent.
 from __future__ import annotations
 
 import os
-import secrets
 import socket
-import struct
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from autoddp.comm import control_plane
 from autoddp.comm.topology import nodes
-from autoddp.errors import RankEnded
+from autoddp.errors import AutoDDPError, RankEnded
 from autoddp.training.loading.message import Message, received
 
 if TYPE_CHECKING:
     from autoddp.effects.run import Run
     from autoddp.training.loading.shared_pass import SharedPass
-
-NUMBER = struct.Struct("q")
-CREDENTIALS = struct.Struct("3i")
-PATIENCE = 60.0  # seconds in which a rank that has connected says its number
 
 
 class NodeLink:
@@ -117,49 +112,18 @@ class NodeLink:
 
 
 def connect(run: Run) -> NodeLink | None:
-    """Connect the ranks of each node; None where any does not reach its first. All call this.
-
-    Only processes of the same user are admitted.
-    """
+    """Connect the ranks of each node; None where any does not reach its first. All call this."""
     group, rank = run.group, run.world.rank
     placed = nodes(group)
     ranks = [other for other, node in enumerate(placed) if node == placed[rank]]
     # there may be several sessions in a job
     key = f"loading/{ranks[0]}/{group.store.add(f'loading/of/{rank}', 1)}"
-    own = socket.socket(socket.AF_UNIX)
-    reached = True
-    if rank == ranks[0]:
-        # with its rank, as what is drawn within a job is the same on all ranks
-        name = f"\0autoddp-{secrets.token_hex(8)}-{rank}"
-        own.bind(name)
-        own.listen(len(ranks))
-        group.store.set(key, name)
-    else:
-        try:
-            own.connect(group.store.get(key).decode())
-            own.sendall(NUMBER.pack(rank))
-        except OSError:  # a container of its own: the name is not known there
-            reached = False
-    if not group.agree(reached):
-        own.close()
-        return None
-    if rank != ranks[0]:
-        return NodeLink({ranks[0]: own}, rank, ranks[0])
-    with own:
-        return NodeLink(dict(_arrivals(own, set(ranks[1:]))), rank, rank)
-
-
-def _arrivals(door: socket.socket, missing: set[int]) -> Iterator[tuple[int, socket.socket]]:
-    """Accept the ranks that are missing; all of them have connected already."""
-    while missing:
-        caller, _ = door.accept()
-        options = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-        caller.settimeout(PATIENCE)
-        mine = CREDENTIALS.unpack(options)[1] == os.getuid()
-        (rank,) = NUMBER.unpack(caller.recv(NUMBER.size, socket.MSG_WAITALL)) if mine else (-1,)
-        caller.settimeout(None)
-        if rank in missing:
-            missing.discard(rank)
-            yield rank, caller
-        else:
-            caller.close()
+    try:
+        link = NodeLink(control_plane.connect(rank, ranks, group.store, key)[0], rank, ranks[0])
+    except AutoDDPError:  # a container of its own: the name is not known there
+        link = None
+    if group.agree(link is not None):
+        return link
+    if link is not None:
+        link.close()
+    return None

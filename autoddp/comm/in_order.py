@@ -1,0 +1,169 @@
+"""Ranks at the same place: what they say to rank 0 and hear from it, in the order of the program.
+
+All ranks run one program, so the n-th word of a rank is of the same place as the n-th of rank 0:
+after as many side effects, of the same kind, and at a line of the same number. The file's name does
+not count: one of code that a library writes for itself may have another name on each rank.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic  # a script's is patched
+from typing import TYPE_CHECKING, NoReturn
+
+from autoddp.errors import Disagreement, RankEnded
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+    from autoddp.comm.line import Lines
+
+# the first byte of a message; then come the place, and what is said there
+SAID, WHERE, PARTED = b"=", b"?", b"!"  # by rank 0: its word; that it waits; that ranks differ
+HERE = b"@"  # by another rank
+LATE = 1.0  # seconds until rank 0 says where it waits, to a rank that may have gone elsewhere
+WAITS = "waits"  # in the store: a rank does nothing more but to wait for its end
+LEFT = 10.0  # seconds that a launcher has to end this rank once another one has failed
+TICK = 0.02
+
+Aside = Callable[[bytes], BaseException | None]
+
+
+class InOrder:
+    """One rank's end of a sequence of places, which has lines of its own.
+
+    Attributes:
+        asides: Takes, on a rank above 0, messages that belong to no place, by their first byte.
+    """
+
+    def __init__(self, rank: int, lines: Lines, store: Store) -> None:
+        self.rank, self.lines, self.store = rank, lines, store
+        self.asides: dict[bytes, Aside] = {}
+
+    def say(self, kind: bytes, place: bytes, data: bytes = b"") -> None:
+        """Say something at a place: to rank 0, or on rank 0 to all others."""
+        self.lines.say(kind + place + b"\0" + data)
+
+    def gather(self, place: bytes) -> dict[int, bytes]:
+        """Return, on rank 0, what each other rank says at this place, once all are there.
+
+        Raises:
+            Disagreement: A rank is at another place.
+            RankEnded: A rank has ended.
+        """
+        found = {}
+        for rank, line in self.lines.items():
+            try:
+                if not line.comes(LATE):
+                    line.send(WHERE + place)
+                theirs, found[rank] = split(line.read())
+            except RankEnded as error:
+                self.end(error, place)
+            self.compare(rank, theirs, place, found[rank])
+        return found
+
+    def hear(self, place: bytes, said: bytes | None = None) -> tuple[bytes, BaseException | None]:
+        """Return, on another rank, rank 0's word at this place, and what an aside has raised.
+
+        Args:
+            place: The place of this rank.
+            said: What this rank says there first, if rank 0 gathers that.
+
+        Raises:
+            Disagreement: Rank 0 is at another place, or a rank that it has heard.
+            RankEnded: Rank 0 has ended.
+        """
+        line, kept = self.lines[0], None
+        if said is not None:
+            self.say(HERE, place, said)
+        while True:
+            message = line.read()
+            kind = message[:1]
+            if kind in self.asides:
+                kept = self.asides[kind](message[1:]) or kept
+                continue
+            if kind == PARTED:
+                raise Disagreement(message[1:].decode())
+            theirs, data = split(message)
+            if said is None and (kind == WHERE or apart(theirs, place)):
+                said = b""
+                self.say(HERE, place)  # rank 0 may wait for this rank
+            if apart(theirs, place):
+                raise Disagreement(parted(self.rank, place, 0, theirs))
+            if kind == SAID:
+                return data, kept
+
+    def compare(self, rank: int, theirs: bytes, place: bytes, data: bytes) -> None:
+        """See, on rank 0, that another rank is at this place; `data` is what it has said there.
+
+        Raises:
+            Disagreement: It is not; all ranks are told.
+        """
+        if apart(theirs, place):
+            self.part(rank, theirs, place)
+
+    def part(self, rank: int, theirs: bytes, place: bytes) -> NoReturn:
+        """Tell all ranks that one of them is at another place than rank 0, and raise that."""
+        text = parted(rank, theirs, self.rank, place)
+        self.lines.say(PARTED + text.encode())
+        raise Disagreement(text)
+
+    def end(self, error: RankEnded, place: bytes) -> NoReturn:
+        """Raise that another rank has ended, once no launcher has ended this one for that."""
+        well = " with exit code 0" if await_end(self.store, self.rank, error.rank) else ""
+        where = place.partition(b" ")[2].decode()
+        raise RankEnded(
+            f"rank {error.rank} has ended{well}, and this rank waits for it in «{where}»",
+            error.rank,
+        ) from None
+
+
+def await_end(store: Store, rank: int, lost: int | None = None) -> bool:
+    """Wait until a launcher ends this rank, as another one is lost; that one's launcher says why.
+
+    Returns:
+        Whether the lost rank has said that it ended well, which nobody else tells of.
+    """
+    deadline = monotonic() + LEFT
+    with suppress(RuntimeError):  # the store went with its host
+        store.set(f"{WAITS}/{rank}", "")
+        while lost is not None and monotonic() < deadline:
+            if not store.check([f"ended/{lost}"]):
+                time.sleep(TICK)
+            elif store.get(f"ended/{lost}") == b"0":
+                return True
+            else:
+                lost = None
+    time.sleep(max(0.0, deadline - monotonic()))  # in one, so that the watch sees it idle
+    return False
+
+
+def split(message: bytes) -> tuple[bytes, bytes]:
+    """Split a message into its place, and what is said there."""
+    place, _, data = message[1:].partition(b"\0")
+    return place, data
+
+
+def apart(theirs: bytes, own: bytes) -> bool:
+    """Return whether two places differ."""
+    return theirs != own and without_file(theirs) != without_file(own)
+
+
+def without_file(place: bytes) -> bytes:
+    """Return a place with the number of its line alone."""
+    act, at, line = place.rpartition(b" at ")
+    return act + at + line.rpartition(b":")[2] if act else place
+
+
+def parted(rank: int, theirs: bytes, other: int, own: bytes) -> str:
+    """Say that a rank is at another place than another rank."""
+    (calls, _, there), (others, _, here) = (
+        place.decode().partition(" ") for place in (theirs, own)
+    )
+    after = f" ({calls} side effects came before, {others})" if calls != others else ""
+    return (
+        f"rank {rank} is in «{there}» where rank {other} is in «{here}»{after}; "
+        "a decision in the script differs between ranks"
+    )
