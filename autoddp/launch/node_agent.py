@@ -16,7 +16,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
 
-from autoddp.launch.failure import Failure
+from autoddp.launch.failure import BAD_INPUT, Failure
 from autoddp.launch.node_links import NodeLinks
 from autoddp.process.launcher_signals import ALONE, LauncherSignals, kill
 
@@ -80,10 +80,11 @@ class NodeAgent(LocalElasticAgent):
             )
 
     def settle(self) -> None:
-        """Let all nodes know the first failure, which counts on all of them."""
+        """Let all nodes know the first failure, which counts on all that were not refused alike."""
         if self.nodes is not None:
             self.nodes.rest()
-            self.failure = self.nodes.heard(0) or self.failure
+            if self.failure is None or self.failure.code != BAD_INPUT:
+                self.failure = self.nodes.heard(0) or self.failure
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.attempt += 1

@@ -68,7 +68,8 @@ def settle(environ: MutableMapping[str, str], options: Options) -> Options:
     if set(LAUNCHER) <= set(environ):
         _agree(task, World.read(environ), environ)
         return options
-    if task.size == task.nodes and _starts_ranks(options, environ):
+    one_each = task.size == task.nodes  # process on a node
+    if one_each and (options.nproc or len(devices.there(environ).names)) > 1:
         return _node(task, options)
     if options.nproc is not None and {options.nproc} != set(task.local_sizes):
         sizes = " and ".join(map(str, sorted(set(task.local_sizes))))
@@ -93,12 +94,6 @@ def find(environ: Mapping[str, str]) -> SchedulerTask | None:
             f"in one another; start the ranks by one of them"
         )
     return mpi or slurm or _pod(environ)
-
-
-def _starts_ranks(options: Options, environ: Mapping[str, str]) -> bool:
-    if options.nproc is not None:
-        return options.nproc > 1
-    return len(devices.there(environ).names) > 1
 
 
 def _node(task: SchedulerTask, options: Options) -> Options:
@@ -144,14 +139,8 @@ def _slurm(environ: Mapping[str, str]) -> SchedulerTask | None:
     """Read a step, which `srun` started; a batch job's script is one process, joining nobody."""
     if "SLURM_STEP_NUM_TASKS" not in environ or "SLURM_PROCID" not in environ:
         return None
-    names = (
-        "SLURM_PROCID",
-        "SLURM_STEP_NUM_TASKS",
-        "SLURM_LOCALID",
-        "SLURM_NODEID",
-        "SLURM_STEP_NUM_NODES",
-    )
-    rank, size, local_rank, node, nodes = (_number(environ, name) for name in names)
+    names = ("PROCID", "STEP_NUM_TASKS", "LOCALID", "NODEID", "STEP_NUM_NODES")
+    rank, size, local_rank, node, nodes = (_number(environ, f"SLURM_{name}") for name in names)
     text = _text(environ, "SLURM_STEP_TASKS_PER_NODE")
     local_sizes = tuple(tasks_per_node(text))
     if len(local_sizes) != nodes or sum(local_sizes) != size or not 0 <= node < nodes:
@@ -167,17 +156,10 @@ def _slurm(environ: Mapping[str, str]) -> SchedulerTask | None:
         int(re.sub(r"\D", "", environ.get(name, "")) or 0)
         for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")
     )
+    said = f"SLURM_PROCID {rank} of SLURM_STEP_NUM_TASKS {size}"
+    address, port = given or LOOPBACK, _port(environ, 16 * job + step)
     return SchedulerTask(
-        "srun",
-        f"SLURM_PROCID {rank} of SLURM_STEP_NUM_TASKS {size}",
-        rank,
-        size,
-        local_rank,
-        local_sizes,
-        node,
-        nodes,
-        given or LOOPBACK,
-        _port(environ, 16 * job + step),
+        "srun", said, rank, size, local_rank, local_sizes, node, nodes, address, port
     )
 
 
