@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
@@ -21,7 +20,7 @@ def patches(chosen: Sequence[str] = ()) -> int:
     """Print features and their patches, in the order of installing, each once: for all, or some.
 
     A feature's line says what is so without it; a patch's line names its targets and its reason.
-    Patches that several features have are one line. On a terminal they are a table.
+    Patches that several features have are one line.
 
     Raises:
         BadInput: A name is no feature's.
@@ -30,12 +29,8 @@ def patches(chosen: Sequence[str] = ()) -> int:
     for name in chosen:
         if name not in known:
             raise BadInput(f"{name} is no feature; autoddp patches takes {', '.join(known)}")
-    shown = rows(chosen or known)
-    if sys.stdout.isatty():
-        table(shown)
-    else:
-        for row in shown:
-            print(" · ".join(row))
+    for row in rows(chosen or known):
+        print(" · ".join(row))
     return 0
 
 
@@ -56,26 +51,6 @@ def rows(chosen: Sequence[str]) -> list[Row]:
             names = ", ".join(dict.fromkeys(owners[item.targets, item.why]))
             found[names, ", ".join(item.targets) + optional, item.why] = None
     return list(found)
-
-
-def table(shown: Sequence[Row]) -> None:
-    """Print the rows as wide as the terminal, a feature in bold with what is so without it."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table(box=box.SIMPLE_HEAD, expand=True, padding=(0, 1, 0, 0))
-    for title, ratio in (("feature", 1), ("replaced", 2), ("why; of a feature: without it", 3)):
-        grid.add_column(title, ratio=ratio, overflow="fold")
-    for row in shown:
-        first = row[1].startswith("--disable ")
-        if first and grid.row_count:
-            grid.add_section()
-        owners = row[0].split(", ")
-        cells = row[0] if len(owners) < 4 else f"{len(owners)} features", *row[1:]
-        grid.add_row(*(Text(cell, "bold" if first else "") for cell in cells))
-    Console(highlight=False).print(grid)
 
 
 def env() -> int:

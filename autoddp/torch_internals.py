@@ -44,8 +44,6 @@ GRADIENTS = ("grad", "_grad")  # the names by which a tensor shows its gradient
 _MADE_OF_OTHERS = torch._C.DispatchKey.CompositeImplicitAutograd
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
 dispatch_depth: Callable[[], int] = torch._C._len_torch_dispatch_stack  # modes that are on
-_KINDS = ("forward", "forward_pre", "backward", "backward_pre")  # of hooks for all modules
-GLOBAL_HOOKS = [getattr(torch.nn.modules.module, f"_global_{kind}_hooks") for kind in _KINDS]
 traced: Callable[[], object] = torch._C._get_tracing_state  # of torch.jit.trace; None if none is
 transform = torch._C._functorch.peek_interpreter_stack  # of torch.func, that runs; or None
 
@@ -252,11 +250,6 @@ def parts_of(mode: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
         known._DisableAutocast() if cast else nullcontext(),
     ):
         return operator._op_dk(_MADE_OF_OTHERS, *args, **kwargs)
-
-
-def storage_users(storage: torch.UntypedStorage) -> int:
-    """Count the tensors, of Python's and of torch's own, that hold a storage."""
-    return torch._C._storage_Use_Count(storage._cdata)
 
 
 def has_own_functions(kind: type[torch.Tensor]) -> bool:

@@ -34,7 +34,7 @@ LAYERS = [
 ]
 WITHOUT_TORCH = {
     *("__init__", "__main__", "errors", "listing", "cli.__init__", "cli.commands", "cli.help"),
-    *("cli.examples", "cli.hash_seed", "cli.hints", "cli.parameters", "cli.tested"),
+    *("cli.hash_seed", "cli.hints", "cli.parameters", "cli.tested"),
     *(
         "options.__init__",
         "options.row",

@@ -111,7 +111,6 @@ def test_install_and_undo_are_exact(fake, target):
     for _ in range(2):
         installation = Installation([feature(target)])
         with installation:
-            assert installation.is_patched(f"fake_target:{target}")
             assert "marked" in str(CALLS[target](fake))
             assert str(CALLS[target](fake)).count("marked") == str(plain).count("(") - (
                 "((" in str(plain)
@@ -131,9 +130,8 @@ def test_installing_twice_makes_one_layer(fake):
 
 
 def test_aliases_are_several_targets(fake):
-    with Installation([feature("plain", "alias")]) as installation:
+    with Installation([feature("plain", "alias")]):
         assert fake.alias(1) == fake.plain(1) == ("marked", ("plain", 1))
-        assert installation.original("fake_target:alias") is not fake.alias
     assert fake.alias is fake.plain
 
 
@@ -175,12 +173,9 @@ def test_what_is_imported_later_is_patched_then(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     installation = Installation([feature("plain")])
     with installation:
-        assert [status for _, status in installation.status()] == ["waiting for import"]
         module = importlib.import_module("fake_target")
         assert module.plain(1) == ("marked", ("plain", 1))
-        assert [status for _, status in installation.status()] == ["active"]
     assert module.plain(1) == ("plain", 1)
-    assert [status for _, status in installation.status()] == ["off"]
     monkeypatch.delitem(sys.modules, "fake_target")
     again = importlib.import_module("fake_target")
     assert again.plain(1) == ("plain", 1), "what is undone stays undone"
@@ -205,9 +200,8 @@ def test_a_missing_target_rolls_all_back(fake):
 
 
 def test_a_missing_optional_target_is_left_out(fake):
-    with Installation([feature("none", optional=True)]) as installation:
-        assert not installation.is_patched("fake_target:none")
-    assert not hasattr(fake, "none")
+    with Installation([feature("none", optional=True)]):
+        assert not hasattr(fake, "none")
 
 
 def test_somebody_elses_wrapper_on_top_survives(fake):

@@ -7,7 +7,6 @@ import socket
 import warnings
 from typing import ClassVar
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
@@ -73,23 +72,6 @@ def test_without_torch_functions_neither_a_subclass_nor_a_mode_is_asked():
     with Mode(), torch_internals.no_torch_function():
         assert x.grad is None
     assert Plain.seen == 0
-
-
-@pytest.mark.parametrize(
-    "register",
-    [
-        torch.nn.modules.module.register_module_forward_hook,
-        torch.nn.modules.module.register_module_forward_pre_hook,
-        torch.nn.modules.module.register_module_full_backward_hook,
-        torch.nn.modules.module.register_module_full_backward_pre_hook,
-    ],
-)
-def test_hooks_for_all_modules_are_found(register):
-    assert not any(torch_internals.GLOBAL_HOOKS)
-    handle = register(lambda *_: None)
-    assert any(torch_internals.GLOBAL_HOOKS)
-    handle.remove()
-    assert not any(torch_internals.GLOBAL_HOOKS)
 
 
 def test_the_modes_that_are_on_are_counted():
@@ -263,14 +245,6 @@ def test_torchscript_takes_a_function_for_an_operator():
 
 
 BUILTINS = []  # torch knows them by their ids for as long as it runs
-
-
-def test_tensors_of_one_storage_are_counted():
-    x = torch.ones(4)
-    one = torch_internals.storage_users(x.untyped_storage())
-    y = x[:2]
-    assert torch_internals.storage_users(x.untyped_storage()) == one + 1
-    assert y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
 
 
 def test_a_sparse_tensor_is_made_of_its_parts():

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from autoddp.cli import hints
-from autoddp.cli.help import PanelCommand
+from autoddp.cli.help import HelpfulCommand
 from autoddp.cli.parameters import Act, Naming, app, command_of
 from autoddp.options import ROWS, Options
 from autoddp.options.given import Given, check_no_run, split, whole
@@ -188,7 +188,7 @@ def bench(
     return lambda: benchmark.run(what, options, wanted)
 
 
-@app.command(cls=PanelCommand)
+@app.command(cls=HelpfulCommand)
 def patches(
     features: Annotated[
         list[str] | None,
@@ -201,7 +201,7 @@ def patches(
     return lambda: listing.patches(features or [])
 
 
-@app.command(cls=PanelCommand)
+@app.command(cls=HelpfulCommand)
 def env() -> Act:
     """Show versions, GPUs, backends and the job's variables, for bug reports."""
     from autoddp import listing

@@ -1,107 +1,84 @@
-"""The help of all commands: panels as wide as the terminal, up to 100 columns."""
+"""The help of all commands: what a command takes in groups, and examples."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
-from autoddp.cli.examples import EXAMPLES
 from autoddp.options.panels import PANELS, WRONG
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.panel import Panel
+OPTIONS = "Other options"
+ORDER = ("Arguments", *PANELS, WRONG, OPTIONS)
+EXAMPLES = {
+    "autoddp": (
+        ("autoddp run --nproc 4 train.py", "Run train.py on four ranks."),
+        ("autoddp verify train.py", "Compare it on two ranks with one process."),
+    ),
+    "run": (
+        ("autoddp run --nproc 4 train.py --lr 1e-3", "Four ranks; --lr is the script's."),
+        ("AUTODDP_HANG_TIMEOUT=60 autoddp run -m pkg.train", "A variable gives an option."),
+    ),
+    "verify": (
+        ("autoddp verify --steps 5 train.py", "Compare two ranks with one, for five steps."),
+        ("autoddp verify --plot losses.png train.py", "Draw both loss curves."),
+    ),
+    "bench": (
+        ("autoddp bench --nproc 1,2,4 train.py", "Time the script on 1, 2 and 4 ranks."),
+        ("autoddp bench --recordings A B", "Compare two folders of autoddp run --record."),
+    ),
+    "patches": (
+        ("autoddp patches files", "Show the patches of one feature."),
+        ("autoddp patches | grep torch:save", "Find one function; a line is a patch."),
+    ),
+    "env": (
+        ("autoddp env", "Show it."),
+        ("autoddp env > env.txt", "Write it to a file, for a bug report."),
+    ),
+}
 
-WIDEST = 100
-NAMES = 27  # columns of what is typed: longer ones are wrapped
-COMMANDS, OPTIONS = "Commands", "Other options"
-ORDER = ("Arguments", COMMANDS, *PANELS, WRONG, OPTIONS)
 
-Line = tuple[str, str]  # what is typed, and what it does
+class HelpfulCommand(TyperCommand):
+    """A command that shows its options in groups."""
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        taken = (each for each in self.params if isinstance(each, TyperArgument))
+        return ["[OPTIONS]", *(each.metavar or "" for each in taken)]
 
-class PanelCommand(TyperCommand):
-    """A command whose help is in panels; typer's own leave 22 of 80 columns to the words."""
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {title: [] for title in ORDER}
+        for taken in self.get_params(ctx):
+            title = getattr(taken, "rich_help_panel", None) or OPTIONS
+            groups["Arguments" if isinstance(taken, TyperArgument) else title].append(line(taken))
+        for title, lines in groups.items():
+            if lines:
+                with formatter.section(title):
+                    formatter.write_dl(lines)
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        formatter.write(text(self, ctx))
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        examples(ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Leave everything after `-c CODE` to the code, as python does."""
         return super().parse_args(ctx, code_apart(self, args))
 
 
-class PanelGroup(TyperGroup):
-    """The command `autoddp`, with its help in panels."""
+class HelpfulGroup(TyperGroup):
+    """The command `autoddp`, whose help ends with examples."""
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        formatter.write(text(self, ctx))
-
-
-def text(command: Any, ctx: Any) -> str:
-    """Return the help of a command, for this terminal."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    console.width = min(console.width, WIDEST)
-    with console.capture() as captured:
-        console.print(f"Usage: {ctx.command_path} [OPTIONS] {arguments(command)}", markup=False)
-        for paragraph in (command.help or "").split("\n\n"):
-            console.print()
-            console.print(" ".join(paragraph.split()), markup=False)
-        console.print()
-        for title, lines in panels(command, ctx).items():
-            console.print(panel(title, lines))
-        examples = (f"{typed}\n    {does}" for typed, does in EXAMPLES[ctx.info_name])
-        console.print(framed("Examples", "\n".join(examples)))
-    return captured.get()
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        examples(ctx, formatter)
 
 
-def arguments(command: Any) -> str:
-    """Return what stands behind the options of a command."""
-    if isinstance(command, PanelGroup):
-        return "COMMAND [ARGS...]"
-    taken = (each for each in command.params if isinstance(each, TyperArgument))
-    return " ".join(each.metavar or "" for each in taken)
+def examples(ctx: Any, formatter: Any) -> None:
+    """Write what is typed, and what it does."""
+    with formatter.section("Examples"):
+        for typed, does in EXAMPLES[ctx.info_name]:
+            formatter.write(f"  {typed}\n    {does}\n")
 
 
-def panel(title: str, lines: list[Line]) -> Panel:
-    """Draw a panel with two columns."""
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(width=NAMES, overflow="fold")
-    grid.add_column(ratio=1)
-    for typed, says in lines:
-        grid.add_row(Text(typed, "bold"), Text(says))
-    return framed(title, grid)
-
-
-def framed(title: str, inner: RenderableType) -> Panel:
-    """Draw the frame of a panel."""
-    from rich.panel import Panel
-    from rich.text import Text
-
-    shown = Text(inner) if isinstance(inner, str) else inner
-    return Panel(shown, title=title, title_align="left", border_style="dim")
-
-
-def panels(command: Any, ctx: Any) -> dict[str, list[Line]]:
-    """Return what a command takes by the panels in which it is shown."""
-    found: dict[str, list[Line]] = {title: [] for title in ORDER}
-    for name in command.list_commands(ctx) if isinstance(command, PanelGroup) else ():
-        says = command.get_command(ctx, name).help.partition("\n\n")[0]
-        found[COMMANDS].append((name, " ".join(says.split())))
-    for taken in command.get_params(ctx):
-        title = getattr(taken, "rich_help_panel", None) or OPTIONS
-        found["Arguments" if isinstance(taken, TyperArgument) else title].append(line(taken))
-    return {title: lines for title, lines in found.items() if lines}
-
-
-def line(taken: Any) -> Line:
+def line(taken: Any) -> tuple[str, str]:
     """Return an option's names and type, and its help and default."""
     if isinstance(taken, TyperArgument):
         return taken.metavar or "", taken.help or ""

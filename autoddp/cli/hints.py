@@ -36,6 +36,4 @@ def wanted(arguments: Sequence[str]) -> str:
     first = arguments[0] if arguments else ""
     if first.endswith(".py") or os.path.isfile(first):
         return f"{first} is no command of autoddp; to run it: autoddp run {first}"
-    if first in {name for field, row in table(RUN) for name in row.flags or (flag(field.name),)}:
-        return f"{first} stands before the command; it is run's: autoddp run {first} ..."
     return ""

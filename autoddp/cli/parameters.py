@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 import sys
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autoddp import __version__
-from autoddp.cli.help import PanelCommand, PanelGroup
+from autoddp.cli.help import HelpfulCommand, HelpfulGroup
 from autoddp.errors import BadInput
 from autoddp.options import table, variables
 from autoddp.options.given import Given, read
@@ -32,7 +31,7 @@ SCRIPT_HELP = "A file, or with -m a module."
 ARGS_HELP = "The script's own arguments."
 
 app = typer.Typer(
-    cls=PanelGroup,
+    cls=HelpfulGroup,
     help="Run an unmodified single-GPU PyTorch script on N processes.\n\n"
     "autoddp COMMAND --help shows what a command takes.",
     rich_markup_mode=None,
@@ -77,12 +76,10 @@ def command_of(taker: str) -> Callable[[Command], Command]:
         def called(script: str | None, args: list[str] | None, **given: Any) -> Act:
             typed = {field.name: given.pop(field.name) for field, _ in rows}
             asked = not given.get("recordings")  # else nothing runs
-            shared, meant = values(taker, typed, os.environ if asked else {}, given)
+            shared = values(taker, typed, os.environ if asked else {}, given)
             wanted = RECORDINGS if given.get("recordings") else "[OPTIONS] SCRIPT [ARGS...]"
             words = script, args or (), bool(shared["module"]), given.get("code")
-            with variables.spelled(meant):
-                act = function(lambda: named(f"{taker} {wanted}", *words), shared, **given)
-            return functools.partial(done, act, meant)
+            return function(lambda: named(f"{taker} {wanted}", *words), shared, **given)
 
         made = [
             argument("script", "SCRIPT", SCRIPT_HELP, str | None),
@@ -93,16 +90,14 @@ def command_of(taker: str) -> Callable[[Command], Command]:
         called.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]  # typer reads it
         called.__annotations__, called.__doc__ = {}, function.__doc__
         settings = {"allow_interspersed_args": False}
-        app.command(cls=PanelCommand, context_settings=settings, name=taker)(called)
+        app.command(cls=HelpfulCommand, context_settings=settings, name=taker)(called)
         return function
 
     return register
 
 
-def values(
-    taker: str, typed: Given, environ: Mapping[str, str], own: Iterable[str]
-) -> tuple[Given, Given]:
-    """Return the values of a command's options, and those of them that variables give.
+def values(taker: str, typed: Given, environ: Mapping[str, str], own: Iterable[str]) -> Given:
+    """Return the values of a command's options.
 
     Args:
         taker: The command.
@@ -117,17 +112,10 @@ def values(
             plain[field.name] = field.default
             if typed[field.name] not in (None, False, []):  # an empty text is one that was typed
                 found |= read(field, typed[field.name])
-    meant = variables.given(taker, environ, {*found, *own})
-    shared = plain | meant | found
+    shared = plain | variables.given(taker, environ, {*found, *own}) | found
     if not shared["quiet"] and (slip := variables.unknown(environ, taker)):
         print(f"{PREFIX} {slip}", file=sys.stderr)
-    return shared, meant
-
-
-def done(act: Act, meant: Given) -> int:
-    """Do what a command is to do, where these options were given by variables."""
-    with variables.spelled(meant):
-        return act()
+    return shared
 
 
 def argument(name: str, shown: str, says: str, kind: Any) -> inspect.Parameter:

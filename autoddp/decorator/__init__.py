@@ -112,8 +112,7 @@ def choose(options: dict[str, Any]) -> Options:
             f"@distributed has no option {', '.join(unknown)}; it takes {', '.join(NAMES)}"
         )
     meant = variables.given(DECORATOR, os.environ)
-    with variables.spelled(meant):
-        return Options(**{name: plain(name, value) for name, value in (options | meant).items()})
+    return Options(**{name: plain(name, value) for name, value in (options | meant).items()})
 
 
 def plain(name: str, value: Any) -> Any:

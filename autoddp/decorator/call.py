@@ -30,7 +30,7 @@ from autoddp.effects.run import Run
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.launch.rendezvous import HOST, listen
 from autoddp.options import Options
-from autoddp.process import allocator, joining, report_file, streams, worker
+from autoddp.process import allocator, joining, streams, worker
 from autoddp.process.devices import Devices, variable
 from autoddp.process.membership import member
 from autoddp.process.script import strip
@@ -224,7 +224,6 @@ def joined(
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-    report_file.write(report, options, world, mine.nodes, mine.backend)
 
 
 def leave(group: Group) -> None:

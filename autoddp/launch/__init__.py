@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from autoddp.comm.place import HERE
 from autoddp.comm.world import World, give
 from autoddp.errors import BadInput
-from autoddp.launch import cores, schedulers
+from autoddp.launch import schedulers
 from autoddp.launch.failure import say as say
 from autoddp.launch.failure import words
 from autoddp.launch.imports import import_torch, imports_for_all
@@ -72,9 +72,9 @@ def tell_nodes(options: Options, why: str) -> None:
     node, host, port = options.node_rank, options.master_addr, options.master_port or PORT
     if options.nnodes > 1 and node and host and network.has_store(host, port):
         import_torch(several=True)
-        from autoddp.launch import fixed_nodes
+        from autoddp.launch import rendezvous
 
-        fixed_nodes.tell(host, port, node, why)
+        rendezvous.tell(host, port, node, why)
 
 
 def launched(environ: Mapping[str, str]) -> bool:
@@ -96,47 +96,26 @@ def prepare(options: Options) -> Options:
         BadInput: The options cannot be met here.
     """
     found = devices.there(os.environ)
-    ready = replace(
-        options, nproc=options.nproc or max(1, len(found.names) // options.gpus_per_rank)
-    )
-    assert ready.nproc is not None
-    devices.share(found, ready.nproc, ready.backend, ready.gpus_per_rank)
-    if ready.nnodes == 1:
-        if ready.node_rank or ready.master_port is None:
-            return ready
-    elif ready.master_addr is None:
-        raise BadInput(
-            f"--nnodes is {ready.nnodes} without --master-addr; give the address of node 0, "
-            "the same on every node"
-        )
-    else:
-        network.resolve(ready.master_addr)
-        check_node_rank(ready)
-        ready = replace(ready, master_port=ready.master_port or PORT)
-    assert ready.master_port is not None
-    host, port = ready.master_addr, ready.master_port
-    if host is None:
+    nproc = options.nproc or max(1, len(found.names) // options.gpus_per_rank)
+    devices.share(found, nproc, options.backend, options.gpus_per_rank)
+    port = options.master_port
+    if options.nnodes > 1:
+        if options.master_addr is None:
+            raise BadInput(
+                f"--nnodes is {options.nnodes} without --master-addr; give the address of node 0, "
+                "the same on every node"
+            )
+        if options.node_rank is None:
+            raise BadInput(
+                f"--nnodes is {options.nnodes} without --node-rank; give --node-rank 0 to "
+                f"{options.nnodes - 1}, another number on each node (srun, mpirun and a PyTorchJob "
+                "say it: SLURM_NODEID, OMPI_COMM_WORLD_RANK, RANK are not set)"
+            )
+        network.resolve(options.master_addr)
+        port = port or PORT
+    if port is not None and not options.node_rank:
         network.check_free(port)
-    elif ready.node_rank == 0:
-        network.check_no_node_0(host, port)
-    else:
-        network.check_node_0(host, port)
-    return ready
-
-
-def check_node_rank(options: Options) -> None:
-    """Check that this node knows its number.
-
-    Raises:
-        BadInput: It does not.
-    """
-    if options.nnodes == 1 or options.node_rank is not None:
-        return
-    raise BadInput(
-        f"--nnodes is {options.nnodes} without --node-rank; give --node-rank 0 to "
-        f"{options.nnodes - 1}, another number on each node (srun, mpirun and a PyTorchJob say it: "
-        "SLURM_NODEID, OMPI_COMM_WORLD_RANK, RANK are not set)"
-    )
+    return replace(options, nproc=nproc, master_port=port)
 
 
 def features() -> Sequence[type[Feature]]:
@@ -155,34 +134,30 @@ def check_disabled(options: Options) -> None:
     known = [feature.name for feature in features()] if options.disable else []
     for name in options.disable:
         if name not in known:
-            from difflib import get_close_matches
-
-            if near := get_close_matches(name, known, 1):
-                raise BadInput(f"--disable is {name!r}; is {near[0]} meant?")
             raise BadInput(f"--disable is {name!r}; it takes {', '.join(known)}")
 
 
 def check(options: Options) -> None:
-    """Check the names and places that the options give, and make the folder for logs.
+    """Check the names and places that the options give, and make the folders.
 
     Raises:
-        BadInput: A name is no feature's; a folder is not there, or cannot be made.
+        BadInput: A name is no feature's; a folder cannot be made.
     """
     check_disabled(options)
-    folder = os.path.dirname(options.report or "")
-    if folder and not os.path.isdir(folder):
-        raise BadInput(
-            f"--report is {options.report}, but there is no folder {folder}; make it first"
-        )
-    if options.report is not None and os.path.isdir(options.report):
-        raise BadInput(f"--report is {options.report}, which is a folder; give a file in it")
-    try:
-        os.makedirs(options.log_dir or ".", exist_ok=True)
-    except OSError as error:
-        raise BadInput(
-            f"--log-dir is {options.log_dir}, which cannot be made ({error.strerror}); "
-            "give a folder that may be written to"
-        ) from None
+    report, logs = options.report or "", options.log_dir or ""
+    if os.path.isdir(report):
+        raise BadInput(f"--report is {report}, which is a folder; give a file in it")
+    for name, given, folder in (
+        ("--report", report, os.path.dirname(report)),
+        ("--log-dir", logs, logs),
+    ):
+        try:
+            os.makedirs(folder or ".", exist_ok=True)
+        except OSError as error:
+            raise BadInput(
+                f"{name} is {given}, which cannot be made ({error.strerror}); "
+                "give a place that may be written to"
+            ) from None
 
 
 def alone(script: Script, options: Options, why: str) -> int:
@@ -196,10 +171,9 @@ def alone(script: Script, options: Options, why: str) -> int:
 def start(script: Script, options: Options, own: own_ddp.LaunchForm) -> int:
     """Fork the ranks from this process, wait for them, and return the job's exit code."""
     assert options.nproc is not None
-    if crowd := cores.crowded(options.nproc, cores.here()):
-        say(options, crowd)
     if "OMP_NUM_THREADS" not in os.environ:  # before torch and numpy make their pools
-        give(HERE.given, "OMP_NUM_THREADS", cores.threads(options.nproc))
+        cores = len(os.sched_getaffinity(0))
+        give(HERE.given, "OMP_NUM_THREADS", str(max(1, cores // options.nproc)))
     with imports_for_all():
         import_torch(several=options.nnodes > 1)
         from autoddp.launch import agent
@@ -218,8 +192,9 @@ def start(script: Script, options: Options, own: own_ddp.LaunchForm) -> int:
         where = f"{options.master_addr}:{options.master_port}"
         say(options, f"waiting for {options.nnodes} nodes at {where}")
     failure, kept = agent.start(job, signals), False
-    if failure is not None and signals.ending is None and (failure.rank or failure.killed):
-        # rank 0 says itself what it has raised
+    # rank 0 of this node's says itself what it has raised
+    silent = failure is not None and (failure.rank or failure.killed or failure.where)
+    if failure is not None and silent and signals.ending is None:
         print(f"{job.flag.end()}{words(failure, logs)}", file=sys.stderr, flush=True)
         kept = not failure.where and logs.said(failure.rank)
     if not kept:

@@ -21,9 +21,8 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from autoddp import torch_internals
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.launch.failure import Failure, say, words
-from autoddp.launch.fixed_nodes import FixedNodes
 from autoddp.launch.node_agent import JobOver, NodeAgent
-from autoddp.launch.rendezvous import OneNode
+from autoddp.launch.rendezvous import FixedNodes
 from autoddp.process import streams, worker
 from autoddp.process.launcher_signals import LauncherSignals, Signalled
 from autoddp.process.script import INTERRUPTED
@@ -80,6 +79,7 @@ def start(job: Job, signals: LauncherSignals) -> Failure | None:
         agent = NodeAgent(spec(parent), ready, signals, options.hang_timeout)
         with suppress(JobOver), torch_internals.agent_hands_signals_to(signals.pass_on):
             agent.run()
+        agent.settle()
     except Signalled:
         return Failure(0, 0, 1)
     finally:
@@ -97,7 +97,7 @@ def spec(parent: ParentState) -> WorkerSpec:
     return WorkerSpec(
         role="default",
         local_world_size=parent.signals.ranks,
-        rdzv_handler=FixedNodes(options) if several else OneNode(options.master_port or 0),
+        rdzv_handler=FixedNodes(options),
         entrypoint=enter,
         args=(parent,),
         max_restarts=options.max_restarts,

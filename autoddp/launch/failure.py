@@ -48,11 +48,6 @@ class Failure:
         return f"was killed by {names.get(-self.code, 'a signal')} (signal {-self.code})"
 
 
-def lost(where: str, why: str) -> Failure:
-    """Return the failure of a node with all its ranks."""
-    return Failure(-1, -1, 1, where, why)
-
-
 def words(failure: Failure, logs: Logs) -> str:
     """Describe who failed, with the end of its log or the node where that is.
 

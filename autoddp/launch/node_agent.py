@@ -12,12 +12,11 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed import PrefixStore
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
 
-from autoddp.launch.failure import Failure
+from autoddp.launch.failure import BAD_INPUT, Failure
 from autoddp.launch.node_links import NodeLinks
 from autoddp.process.launcher_signals import ALONE, LauncherSignals, kill
 
@@ -70,16 +69,22 @@ class NodeAgent(LocalElasticAgent):
     def _rendezvous(self, worker_group: Any) -> None:
         self._ended = None
         super()._rendezvous(worker_group)
-        if self.nodes is not None:
-            self.nodes.rest()
-        elif worker_group.group_world_size > 1:
+        self.settle()
+        if self.nodes is None and worker_group.group_world_size > 1:
             self.nodes = NodeLinks(
                 worker_group.group_rank,
                 worker_group.group_world_size,
                 worker_group.master_addr,
-                PrefixStore("launchers", worker_group.store),
+                worker_group.master_port,
                 self.hang_timeout,
             )
+
+    def settle(self) -> None:
+        """Let all nodes know the first failure, which counts on all that were not refused alike."""
+        if self.nodes is not None:
+            self.nodes.rest()
+            if self.failure is None or self.failure.code != BAD_INPUT:
+                self.failure = self.nodes.heard(0) or self.failure
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.attempt += 1

@@ -1,76 +1,63 @@
-"""Lines between the launchers of a job's nodes: all learn who has failed, and that a node is lost.
+"""What the launchers of a job's nodes tell each other by node 0's store: who failed, who is lost.
 
-Node 0 has a line to each other launcher. A thread listens; it rests while ranks are forked. A
-launcher that ends without a word was lost with its node, and so is one that the kernel has no
-answer from for a while.
+A thread has a connection of its own, so that a store which does not answer keeps nobody; it rests
+while ranks are forked.
 """
 
 from __future__ import annotations
 
 import json
-import select
-import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
 
-from autoddp.comm.control_plane import Channel
-from autoddp.comm.world import World
-from autoddp.errors import RankEnded, Unreachable
-from autoddp.launch.failure import Failure, lost
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore
 
-if TYPE_CHECKING:
-    from torch.distributed import Store
+from autoddp.launch.failure import Failure
+from autoddp.launch.rendezvous import MEETING
 
-MEET = 30.0  # seconds in which all launchers that came have a line
-BEAT = 0.5  # seconds between two words at most, so that the kernel has something to be answered
-LIMIT = 30.0  # seconds without an answer, where --hang-timeout gives none
+BEAT = 0.05  # seconds between two looks at the store
+SIGN = 1.0  # seconds between two signs of life, at most
+LATER = 0.3  # seconds until an exit code is told: a rank that was killed comes first
+LIMIT = 30.0  # seconds without one, where --hang-timeout gives none
 SHARE = 0.8  # of --hang-timeout: a lost node is named before the ranks seem to hang
+LAST = 5.0  # seconds that node 0 leaves to the others to read why the job ends
 
 
 class NodeLinks:
-    """One launcher's lines to the others: node 0's to all, another node's to node 0."""
+    """One launcher's link to the others."""
 
-    def __init__(
-        self,
-        node: int,
-        count: int,
-        address: str,
-        store: Store,
-        hang_timeout: float,
-    ) -> None:
-        self.node, self.address = node, address
+    def __init__(self, node: int, count: int, host: str, port: int, hang_timeout: float) -> None:
+        self.node, self.count, self.host, self.port = node, count, host, port
         self.limit = SHARE * hang_timeout or LIMIT
-        world = World(rank=node, world_size=count, master_addr=address)
-        # it closes them in forked ranks
-        self._channel = Channel.between(world, store, MEET, who="node")
-        self._lines = dict(self._channel.orders)
-        for line in self._lines.values():
-            line.limit(self.limit)
-        self._hosts = {node: self._where(node, "") for node in self._lines}
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._rests = threading.Event()
         self._attempt = 0
-        self._told: tuple[Failure, float] | None = None
-        self._through: set[int] = set()
+        self._first = "node 0"  # in words
+        self._thread: threading.Thread | None = None
+        self._forget()
+
+    def _forget(self) -> None:
         self.over = False  # whether all nodes' ranks have ended well
+        self._rests = threading.Event()
+        self._here = time.monotonic()  # when the store last answered
+        self._mine: tuple[Failure, float] | None = None  # what is still to be told, and when
+        self._through = False  # likewise
+        self._told: tuple[Failure, float] | None = None
 
     # ---- what the launcher does
 
     def listen(self) -> None:
-        """Start the thread that listens, once the ranks are forked."""
+        """Start the thread, once the ranks are forked."""
         self._attempt += 1
-        self._told, self._through = None, set()
-        self._rests.clear()
+        self._forget()
         self._thread = threading.Thread(target=self._run, name="autoddp-nodes", daemon=True)
         self._thread.start()
 
     def rest(self) -> None:
-        """End the thread that listens, before ranks are forked."""
+        """End the thread, before ranks are forked and at the end; what is to be told it tells."""
         if self._thread is not None:
             self._rests.set()
-            self._thread.join()
+            self._thread.join(self.limit)
 
     def heard(self, patience: float) -> Failure | None:
         """Return a failure elsewhere, None if there is none.
@@ -78,6 +65,9 @@ class NodeLinks:
         One by an exit code is returned only after `patience` seconds, in which ranks here tell
         theirs.
         """
+        hears = self._thread is not None and self._thread.is_alive()
+        if self._told is None and hears and time.monotonic() - self._here > self.limit:
+            self._lose(self._first)
         if self._told is None:
             return None
         failure, since = self._told
@@ -86,81 +76,79 @@ class NodeLinks:
 
     def tell(self, failure: Failure) -> None:
         """Tell the others that a rank here failed first."""
-        if self._told is None:
-            self._send("failed", vars(failure))
+        self._mine = failure, time.monotonic() + (0 if failure.killed else LATER)
 
     def done(self) -> None:
         """Tell the others that all ranks here ended well; `over` is set once all nodes' have."""
-        self._through.add(self.node)
-        self._send("through", self.node)
-        self._conclude()
+        self._through = True
 
     # ---- the thread
 
     def _run(self) -> None:
-        poller = select.poll()
-        numbers = {line.number: node for node, line in self._lines.items()}
-        for number in numbers:
-            poller.register(number, select.POLLIN)
-        while not self._rests.is_set():
-            self._send("here", socket.gethostname())
-            for number, _ in poller.poll(BEAT * 1000):
-                if not self._hear(numbers[number]):
-                    poller.unregister(number)
-
-    def _hear(self, node: int) -> bool:
-        """Take what a node has said; return whether more may come."""
         try:
-            came = self._lines[node].arrived()
-        except Unreachable:
-            self._lose(node, f"it has not answered for {self.limit:.0f} s")
-        except RankEnded:
-            if node not in self._through and not self.over:
-                self._lose(node, "its launcher has ended without a word")
+            limit = timedelta(seconds=self.limit)
+            tcp = TCPStore(self.host, self.port, is_master=False, timeout=limit)
+            self._first = _words(tcp, 0)
+            self._listen(tcp, PrefixStore(f"attempt {self._attempt}", tcp))
+        except dist.DistError:
+            self._lose(self._first)
+
+    def _listen(self, tcp: Store, news: Store) -> None:
+        """Exchange signs of life until there is news, which ends the attempt."""
+        others = {node: (b"", time.monotonic()) for node in range(1, self.count)}
+        signed = 0.0
+        while not self._rests.is_set() or self._mine is not None:
+            self._say(tcp, news)
+            time.sleep(BEAT)
+            if news.check(["over"]):
+                self._end(news)
+                return
+            self._here = time.monotonic()
+            if self._here < signed + min(SIGN, self.limit / 8):
+                continue
+            signed = self._here
+            news.set(f"here/{self.node}", str(signed))
+            for node, (before, since) in others.items() if self.node == 0 else ():
+                sign = news.get(f"here/{node}") if news.check([f"here/{node}"]) else b""
+                if sign != before:
+                    others[node] = sign, time.monotonic()
+                elif time.monotonic() - since > self.limit:
+                    self.tell(_lost(_words(tcp, node)))
+
+    def _say(self, tcp: Store, news: Store) -> None:
+        """Tell what is to be told; the first failure counts."""
+        if self._mine is not None and time.monotonic() >= self._mine[1]:
+            (failure, _), self._mine = self._mine, None
+            told = vars(failure) | {"where": failure.where or _words(tcp, self.node)}
+            news.compare_set("failed", "", json.dumps([self.node, told]))
+            news.set("over", "")
+        elif self._through and self._mine is None:
+            self._through = False
+            if news.add("through", 1) == self.count:
+                news.set("over", "")
+
+    def _end(self, news: Store) -> None:
+        """Take the news; node 0, which has the store, waits until the others have it, too."""
+        if not news.check(["failed"]):
+            self.over = True
         else:
-            for what, attempt, content in map(json.loads, came):
-                self._understand(node, what, attempt, content)
-            return True
-        del self._lines[node]
-        return False
+            node, failure = json.loads(news.get("failed"))
+            if node != self.node or failure["lost"]:
+                self._told = Failure(**failure), time.monotonic()
+        read, deadline = news.add("read", 1), time.monotonic() + LAST
+        while self.node == 0 and read < self.count and time.monotonic() < deadline:
+            time.sleep(BEAT / 10)
+            read = news.add("read", 0)
 
-    def _understand(self, node: int, what: str, attempt: int, content: Any) -> None:
-        if what == "here":
-            self._hosts[node] = self._where(node, content)
-        elif attempt != self._attempt:
-            return  # of ranks that have been ended since
-        elif what == "failed":
-            where = content["where"] or self._hosts[node]
-            self._note(Failure(**content | {"where": where}), node)
-        elif what == "through":
-            self._through.add(node)
-            self._conclude()
-        elif what == "over":
-            self.over = True
+    def _lose(self, where: str) -> None:
+        self._told = _lost(where), time.monotonic()
 
-    def _lose(self, node: int, why: str) -> None:
-        self._note(lost(self._hosts[node], why), node)
 
-    def _note(self, failure: Failure, source: int) -> None:
-        """Keep a failure if it is the first; node 0 hands it on."""
-        if self._told is None:
-            self._told = failure, time.monotonic()
-            if self.node == 0:
-                self._send("failed", vars(failure), but=source)
+def _lost(where: str) -> Failure:
+    """Return the failure of a node with all its ranks."""
+    return Failure(-1, -1, 1, where, "it does not answer")
 
-    def _conclude(self) -> None:
-        if self.node == 0 and self._through >= {0, *self._hosts}:
-            self.over = True
-            self._send("over", None)
 
-    def _send(self, what: str, content: Any, but: int = -1) -> None:
-        message = json.dumps([what, self._attempt, content]).encode()
-        with self._lock:
-            for node, line in list(self._lines.items()):
-                if node != but:
-                    line.send(message)
-
-    def _where(self, node: int, host: str) -> str:
-        """Describe a node by its number, address and host name."""
-        found = [self.address if node == 0 else self._lines[node].address, host]
-        return f"node {node} ({', '.join(word for word in found if word)})"
+def _words(tcp: Store, node: int) -> str:
+    """Describe a node by its number and the name of its machine, which it gave when it came."""
+    return f"node {node} ({PrefixStore(MEETING, tcp).get(str(node)).decode()})"

@@ -1,14 +1,22 @@
-"""The rendezvous of a job on one node: a store on a free port, and nobody to wait for.
+"""The rendezvous of a job's launchers: each knows its number, and node 0 hosts the store.
 
-torch's own c10d rendezvous sleeps at random so that many nodes do not meet all at once, and starts
-a thread before the ranks are forked; that takes a tenth of the time of a short job.
+Each node writes there that it has come, and reads whether all have. One that cannot start writes
+why, and those that wait end with that reason. On one node there is nobody to wait for: torch's own
+rendezvous would sleep at random, and start a thread before the ranks are forked.
 """
 
 from __future__ import annotations
 
+import json
 import socket
+import time
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING
 
-from torch.distributed import PrefixStore
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -16,9 +24,21 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from autoddp import torch_internals
+from autoddp.comm.patience import Patience, missing
+from autoddp.errors import AutoDDPError, BadInput
+from autoddp.launch.failure import say
+from autoddp.process import network
+
+if TYPE_CHECKING:
+    from autoddp.options import Options
 
 NAME = "autoddp"  # of the job
 HOST = "127.0.0.1"
+JOIN = timedelta(minutes=10)  # in which all nodes are there; torchrun's
+ANSWER = timedelta(seconds=60)  # in which the store does what it is asked
+HEARD = timedelta(seconds=2)  # in which a node that cannot start reaches the store
+TICK = 0.1
+MEETING, OVER = "meeting", "over"  # keys in the store
 
 
 def listen(port: int = 0) -> socket.socket:
@@ -26,10 +46,71 @@ def listen(port: int = 0) -> socket.socket:
     return socket.create_server((HOST, port), backlog=socket.SOMAXCONN)
 
 
-class SteadyNodes(RendezvousHandler):
+class FixedNodes(RendezvousHandler):
     """The rendezvous of nodes that are there from the start to the end; ranks use its store."""
 
+    def __init__(self, options: Options) -> None:
+        self.node, self.count = options.node_rank or 0, options.nnodes
+        self.host, self.port = options.master_addr or HOST, options.master_port or 0
+        self.say = partial(say, options)
+        self._server: TCPStore | None = None
+        self._store: TCPStore | None = None
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Meet the other nodes; return at once where ranks start again, as all are there."""
+        if self._store is None and self.count == 1:
+            self._store = torch_internals.store_behind(listen(self.port))
+            self.host, self.port = HOST, self._store.port
+        elif self._store is None:
+            self._store = self._meet()
+        where = RendezvousStoreInfo(self.host, self.port)
+        return RendezvousInfo(PrefixStore(NAME, self._store), self.node, self.count, where)
+
+    def _meet(self) -> TCPStore:
+        patience, whom = Patience(JOIN.total_seconds(), self.say), "node 0 to answer"
+        if self.node == 0:
+            # not by its address, which may be none of this machine's
+            self._server = TCPStore(HOST, self.port, is_master=True, wait_for_workers=False)
+            whom = "this machine, which has node 0, to be reached"
+        network.await_store(self.host, self.port, patience, whom)
+        try:
+            store = TCPStore(self.host, self.port, is_master=False, timeout=ANSWER)
+            meeting = PrefixStore(MEETING, store)
+            self._come(meeting)
+            while numbers := [n for n in range(self.count) if not meeting.check([f"{n}"])]:
+                if meeting.check([OVER]):
+                    node, host, why = json.loads(meeting.get(OVER))
+                    raise AutoDDPError(f"node {node} ({host}) has given up: {why}")
+                patience.look(lambda: missing("node", numbers, self.count))
+                time.sleep(TICK)
+        except dist.DistError:
+            raise AutoDDPError(
+                f"node 0 at {self.host}:{self.port} has ended before all nodes were there; "
+                "see what it said, and start all nodes again"
+            ) from None
+        store.set_timeout(JOIN)
+        return store
+
+    def _come(self, meeting: Store) -> None:
+        """Take this node's number, which another start of it on the same machine may have had.
+
+        Raises:
+            BadInput: Another machine has it.
+        """
+        mine = socket.gethostname()
+        held = meeting.compare_set(f"{self.node}", "", mine).decode()
+        if held != mine:
+            raise BadInput(
+                f"--node-rank is {self.node}, but node {self.node} of the job at {self.host}:"
+                f"{self.port} is {held} already; give each node its own number"
+            )
+
+    # ---- what torch asks of a rendezvous; launchers tell each other of the end, see `NodeLinks`
+
     def get_backend(self) -> str:
+        return NAME
+
+    def get_run_id(self) -> str:
         return NAME
 
     @property
@@ -38,32 +119,20 @@ class SteadyNodes(RendezvousHandler):
         return True
 
     def is_closed(self) -> bool:
-        """Return False: the rendezvous ends with the launchers."""
         return False
 
     def set_closed(self) -> None:
-        """Do nothing: launchers tell each other of the end by their lines."""
+        pass
 
     def num_nodes_waiting(self) -> int:
-        """Return 0: no node comes later."""
         return 0
 
-    def get_run_id(self) -> str:
-        return NAME
-
     def shutdown(self) -> bool:
-        """Return True: the store's server ends with the launcher of node 0."""
         return True
 
 
-class OneNode(SteadyNodes):
-    """The only node of its job."""
-
-    def __init__(self, port: int) -> None:
-        """Host the store at `port`, or at a free one where that is 0."""
-        self.server = torch_internals.store_behind(listen(port))
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        """Return at once, as node 0 of 1."""
-        where = RendezvousStoreInfo(HOST, self.server.port)
-        return RendezvousInfo(PrefixStore(NAME, self.server), 0, 1, where)
+def tell(host: str, port: int, node: int, why: str) -> None:
+    """Tell the nodes that wait at node 0's store that this one will not come, and why."""
+    with suppress(dist.DistError):
+        store = TCPStore(host, port, is_master=False, timeout=HEARD)
+        PrefixStore(MEETING, store).set(OVER, json.dumps([node, socket.gethostname(), why]))

@@ -7,16 +7,17 @@ if each node has one process, and --nproc asks for more ranks or there are sever
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 
 from autoddp.comm.world import World
 from autoddp.errors import BadInput
-from autoddp.launch import hosts
 from autoddp.options import Options
 from autoddp.process import devices
 
 LOOPBACK = "127.0.0.1"
+HOST = re.compile(r"(?:[^\[\],\s]|\[[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*\])+(?=,|$)")
 FIRST_PORT, PORTS = 20000, 10000  # below those that Linux gives away by itself
 CLUSTER = "the cluster"
 POD = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -67,7 +68,8 @@ def settle(environ: MutableMapping[str, str], options: Options) -> Options:
     if set(LAUNCHER) <= set(environ):
         _agree(task, World.read(environ), environ)
         return options
-    if task.size == task.nodes and _starts_ranks(options, environ):
+    one_each = task.size == task.nodes  # process on a node
+    if one_each and (options.nproc or len(devices.there(environ).names)) > 1:
         return _node(task, options)
     if options.nproc is not None and {options.nproc} != set(task.local_sizes):
         sizes = " and ".join(map(str, sorted(set(task.local_sizes))))
@@ -83,26 +85,15 @@ def settle(environ: MutableMapping[str, str], options: Options) -> Options:
 def find(environ: Mapping[str, str]) -> SchedulerTask | None:
     """Return what the innermost scheduler says; None where none started this process.
 
-    If two schedulers contradict each other, or one does itself, raise BadInput.
+    If mpirun started ranks within a step of SLURM's that has several tasks, raise BadInput.
     """
     mpi, slurm = _mpi(environ), _slurm(environ)
-    if (
-        mpi is not None
-        and slurm is not None
-        and 1 < slurm.size != mpi.size
-        and slurm.size > mpi.nodes
-    ):
+    if mpi is not None and slurm is not None and mpi.nodes < slurm.size != mpi.size:
         raise BadInput(
             f"{slurm.by} says {slurm.said}, {mpi.by} says {mpi.said}: these are two jobs "
             f"in one another; start the ranks by one of them"
         )
     return mpi or slurm or _pod(environ)
-
-
-def _starts_ranks(options: Options, environ: Mapping[str, str]) -> bool:
-    if options.nproc is not None:
-        return options.nproc > 1
-    return len(devices.there(environ).names) > 1
 
 
 def _node(task: SchedulerTask, options: Options) -> Options:
@@ -148,14 +139,8 @@ def _slurm(environ: Mapping[str, str]) -> SchedulerTask | None:
     """Read a step, which `srun` started; a batch job's script is one process, joining nobody."""
     if "SLURM_STEP_NUM_TASKS" not in environ or "SLURM_PROCID" not in environ:
         return None
-    names = (
-        "SLURM_PROCID",
-        "SLURM_STEP_NUM_TASKS",
-        "SLURM_LOCALID",
-        "SLURM_NODEID",
-        "SLURM_STEP_NUM_NODES",
-    )
-    rank, size, local_rank, node, nodes = (_number(environ, name) for name in names)
+    names = ("PROCID", "STEP_NUM_TASKS", "LOCALID", "NODEID", "STEP_NUM_NODES")
+    rank, size, local_rank, node, nodes = (_number(environ, f"SLURM_{name}") for name in names)
     text = _text(environ, "SLURM_STEP_TASKS_PER_NODE")
     local_sizes = tuple(tasks_per_node(text))
     if len(local_sizes) != nodes or sum(local_sizes) != size or not 0 <= node < nodes:
@@ -166,22 +151,15 @@ def _slurm(environ: Mapping[str, str]) -> SchedulerTask | None:
     given = environ.get("MASTER_ADDR")
     if given is None and nodes > 1:
         name = "SLURM_STEP_NODELIST" if "SLURM_STEP_NODELIST" in environ else "SLURM_JOB_NODELIST"
-        given = hosts.address(hosts.first(_text(environ, name)))
+        given = resolved(first_host(_text(environ, name)))
     job, step = (
         int(re.sub(r"\D", "", environ.get(name, "")) or 0)
         for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")
     )
+    said = f"SLURM_PROCID {rank} of SLURM_STEP_NUM_TASKS {size}"
+    address, port = given or LOOPBACK, _port(environ, 16 * job + step)
     return SchedulerTask(
-        "srun",
-        f"SLURM_PROCID {rank} of SLURM_STEP_NUM_TASKS {size}",
-        rank,
-        size,
-        local_rank,
-        local_sizes,
-        node,
-        nodes,
-        given or LOOPBACK,
-        _port(environ, 16 * job + step),
+        "srun", said, rank, size, local_rank, local_sizes, node, nodes, address, port
     )
 
 
@@ -196,6 +174,26 @@ def tasks_per_node(text: str) -> list[int]:
             )
         found += [int(match[1])] * int(match[2] or 1)
     return found
+
+
+def first_host(text: str) -> str:
+    """Return the first of SLURM's list `node[01-03,7],gpu-a`; raise BadInput if it is none."""
+    match = HOST.match(text.strip())
+    if match is None:
+        raise BadInput(f"{text!r} is no list of hosts such as node[01-03,7],gpu-a")
+    return re.sub(r"\[([0-9]+)[^\]]*\]", r"\1", match[0])
+
+
+def resolved(name: str) -> str:
+    """Return the name of a node; raise BadInput if this machine does not know its address."""
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        raise BadInput(
+            f"node 0 of this SLURM step is {name}, which this machine cannot resolve; "
+            "set MASTER_ADDR to an address that every node can reach"
+        ) from None
+    return name
 
 
 # ---- Open MPI

@@ -1,4 +1,4 @@
-"""What the user asked for: one table of options, as one frozen value that travels in one variable.
+"""What the user asked for: one table of options, as one frozen value.
 
 The command line, the decorator's keywords and README's table are made from the rows below.
 """
@@ -6,16 +6,16 @@ The command line, the decorator's keywords and README's table are made from the 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import Field, asdict, dataclass, fields, replace
+from collections.abc import Iterator
+from dataclasses import Field, dataclass, fields, replace
 from typing import Any
 
 from autoddp.errors import BadInput
 from autoddp.options import conflicts
 from autoddp.options.panels import panel_of
-from autoddp.options.row import BENCH, DECORATOR, KEY, NUMBER, VERIFY, OptionRow, option
+from autoddp.options.row import BENCH, DECORATOR, KEY, VERIFY, OptionRow, option
 
-VARIABLE, LONGEST = "AUTODDP_OPTIONS", 10**9
+LONGEST = 10**9
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Options:
         "The library by which ranks talk; native is what torch has for the accelerator (NCCL "
         "for CUDA); auto is native where each rank has a device of its own, else gloo.",
         *(DECORATOR, VERIFY, BENCH),
-        words=("auto", "nccl", "gloo", "xccl", "hccl", "native"),
+        words=("auto", "nccl", "gloo", "native"),
     )
     view: str = option(
         "global",
@@ -199,47 +199,37 @@ class Options:
 
     def __post_init__(self) -> None:
         for declared in fields(self):
-            row = ROWS.get(declared.name, NUMBER)
-            row.check(declared.name, getattr(self, declared.name), str(declared.type))
+            ROWS[declared.name].check(
+                declared.name, getattr(self, declared.name), str(declared.type)
+            )
         conflicts.check(self)
-
-    def to_json(self) -> str:
-        """Write the options as text for the variable AUTODDP_OPTIONS."""
-        return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Options:
-        """Read what `to_json` wrote.
+        """Read options that were written as JSON.
 
         Raises:
-            BadInput: The text is not what `to_json` wrote.
+            BadInput: The text holds no options.
         """
         try:
             values = json.loads(text)  # which writes a tuple as a list
             unknown = sorted(set(values) - {field.name for field in fields(cls)})
             values |= {k: tuple(v) for k, v in values.items() if isinstance(v, list)}
         except (ValueError, TypeError, AttributeError, RecursionError):
-            raise BadInput(f"{VARIABLE} is {text!r}; it is written by autoddp run alone") from None
+            raise BadInput(f"{text!r} holds no options of autoddp's") from None
         if unknown:
-            raise BadInput(f"{VARIABLE} holds unknown options: {', '.join(unknown)}")
+            raise BadInput(f"there are no such options: {', '.join(unknown)}")
         return cls(**values)
-
-    @classmethod
-    def read(cls, environ: Mapping[str, str]) -> Options:
-        """Read the options that the launcher handed to this rank, or return the defaults."""
-        return cls.from_json(environ[VARIABLE]) if VARIABLE in environ else cls()
 
 
 ROWS: dict[str, OptionRow] = {
     declared.name: replace(declared.metadata[KEY], panel=panel_of(declared.name))
     for declared in fields(Options)
-    if declared.metadata
 }
 
 
 def table(taker: str) -> Iterator[tuple[Field[Any], OptionRow]]:
     """Yield what one command, or `@distributed`, takes."""
     for declared in fields(Options):
-        row = ROWS.get(declared.name)
-        if row is not None and taker in row.takers:
-            yield declared, row
+        if taker in ROWS[declared.name].takers:
+            yield declared, ROWS[declared.name]

@@ -44,7 +44,6 @@ class OptionRow:
         shown: Its values in README, where default and words do not say them.
         takes: What follows the flag, where kind and words do not say it.
         panel: The part of the help that it stands in.
-        since: The version that had it first.
     """
 
     says: str
@@ -57,7 +56,6 @@ class OptionRow:
     shown: str = ""
     takes: str = ""
     panel: str = ""
-    since: str = "0.1"
 
     def check(self, name: str, value: Any, annotation: str) -> None:
         """Refuse a value of another kind, word or size.
@@ -73,9 +71,6 @@ class OptionRow:
         if self.most and value is not None and not self.least <= value <= self.most:
             said = self.rule if value < self.least else f"{self.most} at most"
             raise BadInput(f"{flag(name)} is {value}; {said}")
-
-
-NUMBER = OptionRow("a part of another option", ())
 
 
 def option(default: Any, says: str, *takers: str, **more: Any) -> Any:

@@ -1,23 +1,21 @@
 """The environment's variables that stand for options: AUTODDP_NPROC=2 is `--nproc 2`.
 
-What is typed wins. A message about a value that a variable gave names the variable.
+What is typed wins.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import Field
 from typing import Any
 
 from autoddp.errors import BadInput
-from autoddp.options import VARIABLE, table
+from autoddp.options import table
 from autoddp.options.given import Given, read
 from autoddp.options.row import flag
 
 PREFIX = "AUTODDP_"
-INTERNAL = {VARIABLE, "AUTODDP_PYTHONHASHSEED"}
+INTERNAL = {"AUTODDP_PYTHONHASHSEED"}
 TRUTH = {"1": True, "yes": True, "true": True, "0": False, "no": False, "false": False}
 
 
@@ -42,8 +40,7 @@ def given(taker: str, environ: Mapping[str, str], typed: Iterable[str] = ()) -> 
         text = environ.get(variable(field.name))
         if not text or field.name in typed or row.flags == ("-m",):
             continue
-        with spelled([field.name]):
-            found |= read(field, _value(field, text))
+        found |= read(field, _value(field, text))
     return found
 
 
@@ -53,18 +50,6 @@ def _value(field: Field[Any], text: str) -> Any:
             raise BadInput(f"{flag(field.name)} is {text!r}; it takes 1 or 0")
         return TRUTH[text.lower()]
     return [text] if str(field.type).startswith("tuple") else text
-
-
-@contextmanager
-def spelled(names: Iterable[str]) -> Iterator[None]:
-    """Name the variable in place of the flag in what is refused, for options given by variables."""
-    try:
-        yield
-    except BadInput as error:
-        text = str(error)
-        for name in names:
-            text = re.sub(rf"(?<![\w-]){flag(name)}(?= is )", variable(name), text)
-        raise BadInput(text) from None
 
 
 def unknown(environ: Mapping[str, str], taker: str) -> str:

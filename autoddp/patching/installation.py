@@ -45,7 +45,6 @@ class Installation:
         self._undo = ExitStack()
         self._now: list[ModuleType] | None = None  # the importers, while all is installed at once
         self._aliases: Aliases | None = None  # of libraries, as long
-        self._originals: dict[str, Any] = {}
         # by method and target: two features may patch one target, the later is outside; a method
         # that several have of one base is there once
         self._done: set[tuple[Any, str]] = set()
@@ -77,7 +76,6 @@ class Installation:
         """Put every slot back as it was found, last in, first out; twice is harmless."""
         self.active = False
         self._undo.close()
-        self._originals.clear()
         self._done.clear()
 
     def __enter__(self) -> Installation:
@@ -85,24 +83,6 @@ class Installation:
 
     def __exit__(self, *_: object) -> None:
         self.undo()
-
-    def is_patched(self, target: str) -> bool:
-        """Return whether `target` ("module:Dotted.path") is replaced at present."""
-        return target in self._originals
-
-    def original(self, target: str) -> Any:
-        """Return what stood at `target` before it was replaced."""
-        return self._originals[target]
-
-    def status(self) -> Iterator[tuple[Patch, str]]:
-        """Yield each patch with its state: active, waiting for import, or off."""
-        for feature in self.features:
-            for item in feature.patches():
-                there = any(target in self._originals for target in item.targets)
-                yield (
-                    item,
-                    "off" if not self.active else "active" if there else "waiting for import",
-                )
 
     def _register(self, feature: Feature, item: Patch) -> None:
         for target in item.targets:
@@ -124,7 +104,6 @@ class Installation:
         if current is ABSENT:
             return
         self._done.add((getattr(type(feature), item.method), target))
-        self._originals.setdefault(target, current)
         method = getattr(feature, item.method)
         slot = vars(owner).get(name, ABSENT)
         layer = [True]  # its own switch: a wrapper that somebody has wrapped stays off once undone

@@ -3,8 +3,7 @@
 By default glibc gives memory back to the system whenever much of it is free at the end of the heap,
 which it is after every backward. The next step's tensors then come to pages that the system has to
 find and to fill with zeros: of an elementwise operation on the CPU that can be nine tenths of the
-time. torch's own launcher for CPUs (`torch.backends.xeon.run_cpu`) takes another allocator for this
-reason; here the settings of the C library's own are enough, see `mallopt(3)`.
+time. See `mallopt(3)`.
 """
 
 from __future__ import annotations
@@ -24,13 +23,11 @@ TUNED = "glibc.malloc."  # in GLIBC_TUNABLES
 
 
 def keep_memory(environ: Mapping[str, str]) -> bool:
-    """Keep what is freed for the next tensors of this process.
-
-    Its children do as any process: what each of many workers needed once would add up.
+    """Keep what is freed for the next tensors of this process, but not of its children.
 
     Returns:
         Whether it does: not where the user's environment says what is kept, nor where the C library
-        has no such setting. To an allocator that is preloaded it says nothing.
+        has no such setting.
     """
     asked = any(name in environ for name in ASKED) or TUNED in environ.get("GLIBC_TUNABLES", "")
     if asked or not hasattr(LIBRARY, "mallopt"):

@@ -10,15 +10,14 @@ import contextlib
 import ctypes
 import json
 import os
-import select
-import signal
+import subprocess
 import sys
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 
 from autoddp.errors import BadInput
+from autoddp.process.boot import BOOT
 
 VARIABLES = {
     "cuda": "CUDA_VISIBLE_DEVICES",  # ROCm heeds it, too, behind its own
@@ -62,14 +61,12 @@ class Devices:
         why: Reason, for the user, where there is no accelerator.
         visible: Names of each local rank's devices, as the variable that shows them takes them;
             an empty tuple: leave that variable alone.
-        wanted: `--backend`.
     """
 
     kind: str = ""
     backend: str = ""
-    why: str = ""
+    why: str = "no GPU here"
     visible: tuple[str, ...] = ()
-    wanted: str = "auto"
 
 
 def words(kind: str, count: int) -> str:
@@ -132,82 +129,35 @@ def visible(environ: Mapping[str, str], there: int) -> list[str]:
 
 
 def _asked(environ: Mapping[str, str]) -> There:
-    """Have a child count the devices: it may touch them.
-
-    The child is a fork, since torch may be imported here already.
-    """
-    reading, writing = os.pipe()
-    with warnings.catch_warnings():
-        # Python warns of a fork beside threads: the child takes no lock that a thread could hold
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if pid == 0:
-        with contextlib.suppress(BaseException):
-            os.write(writing, json.dumps(_count_in_torch()).encode())
-        os._exit(0)
-    os.close(writing)
-    ready, _, _ = select.select([reading], [], [], SLOW)
-    said = os.read(reading, 1 << 12) if ready else b""
-    os.close(reading)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    kind, number, backend = json.loads(said) if said else ("", 0, "")
-    given = environ.get(variable(kind, environ), "").split(",") if kind else []
-    named = [name.strip() for name in given if name.strip()]
-    names = named[:number] if len(named) >= number else [str(index) for index in range(number)]
-    return There(kind if number else "", tuple(names), backend)
+    """Have a child count the devices: it may touch them, after which no rank could be forked."""
+    with contextlib.suppress(subprocess.TimeoutExpired, ValueError):
+        child = [sys.executable, BOOT, __name__]
+        done = subprocess.run(child, capture_output=True, timeout=SLOW, check=False)
+        kind, number, backend = json.loads(done.stdout)
+        given = environ.get(variable(kind, environ), "").split(",") if number else []
+        named = [name.strip() for name in given if name.strip()]
+        names = named[:number] if len(named) >= number else [str(index) for index in range(number)]
+        return There(kind, tuple(names), backend)
+    return There()
 
 
-def _count_in_torch() -> tuple[str, int, str]:
+def main() -> None:
+    """Print, in a process that ends with it, which accelerators torch finds."""
     import torch
     import torch.distributed as dist
 
     from autoddp import torch_internals
 
     kind = torch_internals.accelerator()
-    if kind is None:
-        return "", 0, ""
+    number = 0 if kind is None else torch.accelerator.device_count()
+    if kind is None or not number:
+        print(json.dumps(["", 0, ""]))
+        return
     try:
         backend = dist.get_default_backend_for_device(kind.type)
     except ValueError:
         backend = ""
-    return kind.type, torch.accelerator.device_count(), "" if backend == "gloo" else str(backend)
-
-
-def lacking(found: There, wanted: str) -> str:
-    """Return why the devices of `found` cannot talk by the backend `wanted`; empty if they can.
-
-    Where no device was found, the answer depends on the number of ranks: see `share`.
-    """
-    if wanted in PLAIN or not found.names:
-        return ""
-    if not found.backend:
-        return (
-            f"--backend is {wanted}, but {found.kind} devices have none of their own; "
-            "use --backend gloo"
-        )
-    if wanted not in (OWN, found.backend):
-        return (
-            f"--backend is {wanted}, but this machine shows {found.words}, which "
-            f"{'talks' if len(found.names) == 1 else 'talk'} by {found.backend}; "
-            f"use --backend {OWN} or gloo"
-        )
-    return ""
-
-
-def without_cuda(wanted: str) -> Devices:
-    """Return the devices of a node whose torch was built without CUDA: none.
-
-    Raises:
-        BadInput: Another backend than gloo is asked for.
-    """
-    if wanted not in PLAIN:
-        raise BadInput(
-            f"--backend is {wanted}, but this torch is built without it; "
-            "install a torch with CUDA, or use --backend gloo"
-        )
-    return Devices(why="this torch is built without CUDA", wanted=wanted)
+    print(json.dumps([kind.type, number, "" if backend == "gloo" else str(backend)]))
 
 
 def share(found: There, ranks: int, wanted: str, each: int = 1, own: bool = False) -> Devices:
@@ -222,29 +172,26 @@ def share(found: There, ranks: int, wanted: str, each: int = 1, own: bool = Fals
             devices; which ones is known once all ranks have met.
 
     Raises:
-        BadInput: There are too few devices, where a backend needs one for each rank or each rank
-            shall have several; or the devices have no such backend.
+        BadInput: There are too few devices, or they do not talk by the backend that is asked for.
     """
-    names = found.names
-    if each > 1 and len(names) < ranks * each and not (own and len(names) == each):
+    names, shown = found.names, f"this machine shows {found.words}"
+    enough = len(names) >= ranks * each or (own and len(names) >= each)
+    if each > 1 and not enough:
         raise BadInput(
             f"--gpus-per-rank is {each}, which with {ranks} rank{'s' * (ranks != 1)} "
-            f"takes {ranks * each} GPUs, but this machine shows {found.words}"
+            f"takes {ranks * each} GPUs, but {shown}"
             + ("; give fewer of either" if names else "; leave it out")
         )
-    against = lacking(found, wanted)
-    if not against and wanted not in PLAIN and len(names) < ranks and not (own and names):
-        against = (
-            f"--backend is {wanted} with {ranks} rank{'s' * (ranks != 1)}, but this machine shows "
-            f"{found.words}, and {found.backend.upper() or wanted.upper()} needs one for each "
-            "rank; use --backend gloo" + (f" or --nproc {len(names)}" if names else "")
+    if wanted not in PLAIN and not (enough and wanted in (OWN, found.backend)):
+        by = f" ({found.backend})" if found.backend else ""
+        raise BadInput(
+            f"--backend is {wanted}, which needs a device of its own for each of {ranks} ranks, "
+            f"but {shown}{by}; use --backend gloo"
         )
-    if against:
-        raise BadInput(against)
     if not names:
-        return Devices(why="no GPU here", wanted=wanted)
+        return Devices()
     given = tuple(
         ",".join(names[(rank * each + k) % len(names)] for k in range(each))
         for rank in range(ranks)
     )
-    return Devices(found.kind, found.backend, "", given, wanted)
+    return Devices(found.kind, found.backend, "", given)

@@ -35,14 +35,14 @@ class Frames(Feature):
         """Make a walk up the stack that ends with the script's own frames."""
         return stands_for(original)(stacks.of_stack)
 
-    @patch("traceback:walk_tb", why=STACK, hot=True)
+    @patch(
+        *("traceback:walk_tb", "traceback:_walk_tb_with_full_positions"),
+        why=STACK,
+        hot=True,
+        optional=True,
+    )
     def walk_traceback(self, original: Function) -> Function:
         """Make a walk down a traceback that passes over frames of autoddp's."""
-        return stands_for(original)(stacks.of_traceback(original))
-
-    @patch("traceback:_walk_tb_with_full_positions", why=STACK, hot=True, optional=True)
-    def walk_positions(self, original: Function) -> Function:
-        """Make one that tells the places in lines, too."""
         return stands_for(original)(stacks.of_traceback(original))
 
     @patch("warnings:warn", why=WARNED, hot=True)

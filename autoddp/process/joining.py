@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch.distributed import Store
@@ -19,19 +22,21 @@ from autoddp.comm.world import World, give
 from autoddp.errors import BadInput
 from autoddp.options import Options
 from autoddp.process import devices, network
-from autoddp.process.backend import Choice, choose
-from autoddp.process.devices import Devices
+from autoddp.process.backend import Choice, RankDevice, decide
+from autoddp.process.devices import Devices, There
+from autoddp.process.meeting import compare, facts_of, meet
+from autoddp.process.script import Script
 
 
 def find_devices(ranks: int, options: Options) -> Devices:
     """Find the devices of this node's ranks."""
-    if torch_internals.accelerator() is None:
-        return devices.without_cuda(options.backend)
-    found = devices.there(os.environ)
+    built = torch_internals.accelerator() is not None
+    found = devices.there(os.environ) if built else There()
     own = "LOCAL_RANK" in os.environ  # another launcher's ranks, each of which may be shown its own
     if own and "SLURM_GPUS_PER_TASK" in os.environ:
         found = replace(found, names=found.names[: options.gpus_per_rank])
-    return devices.share(found, ranks, options.backend, options.gpus_per_rank, own)
+    given = devices.share(found, ranks, options.backend, options.gpus_per_rank, own)
+    return given if built else replace(given, why="this torch is built without CUDA")
 
 
 def take_device(world: World, given: Devices) -> None:
@@ -53,25 +58,41 @@ def take_device(world: World, given: Devices) -> None:
 
 def join(
     world: World,
+    options: Options,
     given: Devices,
+    script: Script | None,
+    apart: bool,
     attempt: str,
     store: Store | None = None,
     say: Callable[[str], None] = silent,
 ) -> tuple[Group, Choice]:
     """Meet the other ranks of this attempt, leaving no trace of it for the script to see.
 
+    Args:
+        world: Place of this rank.
+        options: Options of the job.
+        given: Devices of this node's ranks.
+        script: What is about to run; None where that is no file.
+        apart: Whether another launcher has started each rank.
+        attempt: How often the job has been started before.
+        store: Store of a process group of the script's, if the ranks meet over that.
+        say: Tells the user of a long wait.
+
     Raises:
-        BadInput: Something else listens on rank 0's port, or the ranks cannot talk as is asked.
+        BadInput: Something else listens on rank 0's port, nodes differ, or the ranks cannot talk as
+            is asked.
     """
     hook, known = sys.excepthook, "GLOO_SOCKET_IFNAME" in os.environ
     set_interface(world)
     chosen = Choice()
+    facts = facts_of(world, script, options, apart) if store is None else None
 
     def backend(over: Store) -> tuple[str, torch.device | None]:
         nonlocal chosen
         roll_call(over, world.rank, world.world_size, TIMEOUT, say)
-        mine = given.visible[world.local_rank] if given.visible else ""
-        chosen = choose(world, over, given, accelerator.identity(mine) if mine else "")
+        mine = asdict(rank_device(world, given)), facts
+        act = partial(decision, options.backend, "rank" if apart else "node")
+        chosen = Choice(**meet(over, world, mine, act))
         return chosen.backend, accelerator.at(torch.device(chosen.kind)) if chosen.alone else None
 
     if store is None:
@@ -84,6 +105,23 @@ def join(
         os.environ.pop("GLOO_SOCKET_IFNAME", None)  # NCCL reads its own later, at first use
     take_part_of_memory(chosen.part)
     return group, chosen
+
+
+def decision(wanted: str, kind: str, said: list[Any]) -> dict[str, Any]:
+    """Decide, on rank 0, by the device and the facts that each rank has told."""
+    compare([facts for _, facts in said], kind)
+    return asdict(decide([RankDevice(**device) for device, _ in said], wanted))
+
+
+def rank_device(world: World, given: Devices) -> RankDevice:
+    """Describe the device of this rank to rank 0."""
+    host = socket.gethostname()
+    if not given.visible:
+        return RankDevice(host, why=given.why)
+    mine = given.visible[world.local_rank]
+    name, each = accelerator.name(), mine.count(",") + 1
+    identity = accelerator.identity(mine)
+    return RankDevice(host, identity, given.kind, given.backend, each, name=name)
 
 
 def take_part_of_memory(part: float) -> None:

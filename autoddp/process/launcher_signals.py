@@ -1,9 +1,9 @@
 """Signals of a job: each one that reaches the launcher reaches each of its ranks, once.
 
-A terminal's Ctrl-C goes to the whole foreground group, `kill` to the launcher alone. So each rank
-tells of the signals it has had, through the descriptor that Python's own handler writes to
-(`signal.set_wakeup_fd`), and the launcher passes on only what is missing. A second Ctrl-C while
-the first is still being handled ends the job at once.
+A terminal's Ctrl-C goes to the whole foreground group, `kill` to the launcher alone. So the node's
+first rank tells of the signals that it has had, through the descriptor that Python's own handler
+writes to (`signal.set_wakeup_fd`), and the launcher passes on to all what that rank has not had. A
+second Ctrl-C while the first is still being handled ends the job at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import threading
 import time
 from collections import Counter
 from types import FrameType
-from typing import Any
 
 from autoddp.comm.signal_sync import RETURNED
 
@@ -39,7 +38,7 @@ class Signalled(Exception):
 
 
 class LauncherSignals:
-    """The memory and pipes between launcher and ranks, made before the fork; each uses its half."""
+    """The memory and pipe between launcher and ranks, made before the fork; each uses its half."""
 
     def __init__(self, ranks: int, grace: float) -> None:
         self.launcher = os.getpid()
@@ -47,20 +46,15 @@ class LauncherSignals:
         self.ending: int | None = None  # the signal that is to end the job
         self._interrupted = False
         self._found = {number: signal.getsignal(number) for number in FORWARDED}
-        self._heard: list[Counter[int]] = [Counter() for _ in range(ranks)]
-        # signals passed on to a rank that it has not told of yet
-        self._passed_on: list[Counter[int]] = [Counter() for _ in range(ranks)]
+        self._heard: Counter[int] = Counter()
+        self._passed_on: Counter[int] = Counter()  # which the first rank has not told of yet
         self._last = 0.0
-        self._pipes = [os.pipe() for _ in range(ranks)]
-        for ends in self._pipes:
-            for end in ends:
-                os.set_blocking(end, False)
-        shared = (ctypes.c_int * (2 * ranks)).from_buffer(
-            mmap.mmap(-1, 2 * ranks * ctypes.sizeof(ctypes.c_int))
-        )
-        self._pids = shared
-        for rank in range(ranks):
-            shared[ranks + rank] = RUNNING
+        self._reading, self._writing = os.pipe()
+        for end in (self._reading, self._writing):
+            os.set_blocking(end, False)
+        size = ranks * ctypes.sizeof(ctypes.c_int)
+        self._codes = (ctypes.c_int * ranks).from_buffer(mmap.mmap(-1, size))
+        self.restart()
 
     # ---- the launcher's half
 
@@ -89,75 +83,59 @@ class LauncherSignals:
             raise Signalled
 
     def leave(self) -> None:
-        """Put the launcher's own handlers back."""
+        """Put the launcher's own handlers back, as a rank does in its fork."""
         for number, handler in self._found.items():
             if handler is not None:
                 signal.signal(number, handler)
 
     def code_of(self, local_rank: int) -> int | None:
         """Return the exit code with which a rank's script ended by itself, None if it did not."""
-        code = self._pids[self.ranks + local_rank]
+        code = self._codes[local_rank]
         return None if code == RUNNING else code
 
     def restart(self) -> None:
         """Forget what the ranks have told, as they start once more."""
-        for rank in range(self.ranks):
-            self._pids[rank], self._pids[self.ranks + rank] = 0, RUNNING
-            self._has_had(rank, 0)  # empties the pipe of what the old ranks have told
-            self._heard[rank].clear()
-            self._passed_on[rank].clear()
+        self._codes[:] = [RUNNING] * self.ranks
+        self._has_had(0)  # empties the pipe
+        self._heard.clear()
+        self._passed_on.clear()
 
     def pass_on(self, number: int, frame: FrameType | None) -> None:
-        """Send each rank a signal that it has not had by itself, unless it is one to ignore."""
+        """Send the ranks a signal, unless the first has had it by itself, or it is ignored."""
         if self._found[number] in (signal.SIG_IGN, None):
             return
         if os.getpid() != self.launcher:
             os._exit(128 + number)  # a rank that has not called `arrive` yet: nothing was started
-        if number == signal.SIGINT and self._interrupted and not self._is_through(number):
+        if number == signal.SIGINT and self._interrupted and not self._has_had(RETURNED + number):
             self.ending = self.ending or number
             kill()
             return
         self._interrupted |= number == signal.SIGINT
         time.sleep(SETTLE)
-        self._send(number)
+        if not self._has_had(number):
+            for child in multiprocessing.active_children():
+                assert child.pid is not None
+                os.kill(child.pid, number)  # an unwaited child: the number is still its own
+            self._passed_on[number] += 1
+            self._last = time.monotonic()
         if number in ENDING and self.ending is None:
             self.ending = number
             threading.Thread(target=self._see_to_the_end, daemon=True).start()
 
-    def _send(self, number: int) -> None:
-        for child in multiprocessing.active_children():
-            rank = self._rank_of(child.pid)
-            if rank is not None and self._has_had(rank, number):
-                continue
-            assert child.pid is not None
-            os.kill(child.pid, number)  # an unwaited child: the number is still its own
-            if rank is not None:
-                self._passed_on[rank][number] += 1
-        self._last = time.monotonic()
+    def _has_had(self, number: int) -> bool:
+        """Return whether the first rank has told of a signal that it had by itself.
 
-    def _rank_of(self, pid: int | None) -> int | None:
-        pids = list(self._pids[: self.ranks])
-        return pids.index(pid) if pid in pids else None
-
-    def _has_had(self, rank: int, number: int) -> bool:
-        heard, ours = self._heard[rank], self._passed_on[rank]
-        with contextlib.suppress(BlockingIOError):  # the rank has told of nothing new
-            heard.update(os.read(self._pipes[rank][0], 4096))
-        echo = heard & ours  # a rank also tells of the signals that it had from here
-        heard -= echo
-        ours -= echo
-        if time.monotonic() - self._last > STALE:
-            ours.clear()
-        return heard.pop(number, 0) > 0
-
-    def _is_through(self, number: int) -> bool:
-        """Return whether the script's own handler has returned on some rank.
-
-        The script goes on then, and may be signalled again.
+        With `RETURNED` added: whether the script's own handler has returned, so that the script
+        goes on, and may be signalled again.
         """
-        # a list, so that all ranks are asked
-        through = [self._has_had(rank, RETURNED + number) for rank in range(self.ranks)]
-        return any(through)
+        with contextlib.suppress(BlockingIOError):  # the rank has told of nothing new
+            self._heard.update(os.read(self._reading, 4096))
+        echo = self._heard & self._passed_on  # it also tells of the signals that it had from here
+        self._heard -= echo
+        self._passed_on -= echo
+        if time.monotonic() - self._last > STALE:
+            self._passed_on.clear()
+        return self._heard.pop(number, 0) > 0
 
     def _see_to_the_end(self) -> None:
         """Kill the remaining ranks after the grace period, once one rank has ended after a signal.
@@ -178,15 +156,13 @@ class LauncherSignals:
     def arrive(self, local_rank: int) -> None:
         """Set up a rank in its fork: the handlers of one process, and the pipe to the launcher."""
         live_with(self.launcher)
-        self._pids[local_rank] = os.getpid()
-        signal.set_wakeup_fd(self._pipes[local_rank][1], warn_on_full_buffer=False)
-        for number, handler in self._found.items():
-            if handler is not None:
-                signal.signal(number, handler)
+        if local_rank == 0:
+            signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        self.leave()
 
     def ended(self, local_rank: int, code: int) -> None:
         """Tell the launcher that a rank's script has ended by itself, with this exit code."""
-        self._pids[self.ranks + local_rank] = code
+        self._codes[local_rank] = code
 
 
 def live_with(parent: int) -> None:
@@ -202,6 +178,7 @@ def kill() -> None:
         child.kill()
 
 
-def default() -> dict[int, Any]:
-    """Make this process end on every signal in `ENDING`, and return the handlers it had before."""
-    return {number: signal.signal(number, signal.SIG_DFL) for number in ENDING}
+def by_default() -> None:
+    """Have this process end on every signal in `ENDING`, whatever the script has set."""
+    for number in ENDING:
+        signal.signal(number, signal.SIG_DFL)

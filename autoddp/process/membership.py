@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,21 +14,22 @@ from autoddp.comm.place import HERE
 from autoddp.comm.world import World, hide, keep_to_libraries
 from autoddp.effects.run import Run
 from autoddp.options import Options
-from autoddp.process import joining, likeness
+from autoddp.process import report_file
 from autoddp.process.backend import Choice
 from autoddp.process.devices import Devices
+from autoddp.process.joining import join
 from autoddp.process.script import Script
 from autoddp.process.session import session
 from autoddp.report import Report
 
 
-@dataclass(frozen=True)
+@dataclass
 class Member:
-    """A rank that has joined, and what its report says of the job."""
+    """A rank that has joined; `ran` and `code` are what ran and how it ended, for --report."""
 
     run: Run
-    backend: str
-    nodes: int
+    ran: Sequence[str] = ()
+    code: int | None = None
 
 
 def greeting(ranks: int, nodes: int, view: str, chosen: Choice) -> str:
@@ -63,14 +65,17 @@ def member(
     if options.view == "local":
         os.environ.update(hidden or world.variables(nodes=1))
     attempt = hidden.get("TORCHELASTIC_RESTART_COUNT", "0")
-    group, chosen = joining.join(world, given, attempt, store, report.say)
+    group, chosen = join(world, options, given, script, apart, attempt, store, report.say)
     if options.view == "global":
         for name in ("OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME"):
             keep_to_libraries(HERE.given, name)
-    if store is None:
-        likeness.compare(group, script, options, apart)
     HERE.world = world
     nodes = world.nodes(hidden)
     report.say(greeting(world.world_size, nodes, options.view, chosen))
     with session(world, options, group, report) as run:
-        yield Member(run, chosen.backend, nodes)
+        mine = Member(run, tuple(sys.argv))
+        yield mine
+    if world.rank == 0 and options.report is not None:
+        about = {"ranks": world.world_size, "nodes": nodes, "backend": chosen.backend}
+        about |= {"view": options.view, "exit": mine.code}
+        report_file.write(options.report, report, mine.ran, about)

@@ -101,7 +101,7 @@ def _meets(target: Any) -> bool:
     module = getattr(target, "__module__", None) or type(target).__module__
     code = getattr(target, "__code__", None)
     if code is not None and is_users(code.co_filename):
-        return _joins(code.co_filename, code.co_name)
+        return joins(code.co_filename, code.co_name)
     return module.partition(".")[0] in TRAINERS
 
 
@@ -112,6 +112,3 @@ def _from_variables(named: dict[str, Any]) -> bool:
         and named.get("store") is None
         and named.get("world_size", -1) < 0
     )
-
-
-_joins = functools.cache(joins)

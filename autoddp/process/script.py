@@ -24,7 +24,7 @@ from types import FrameType, ModuleType, TracebackType
 from autoddp.comm.place import HERE
 from autoddp.errors import BadInput
 from autoddp.process import stacks
-from autoddp.process.script_file import check_source, find_module, wanted
+from autoddp.process.script_file import find_file, find_module
 from autoddp.process.source import SourceFacts, read
 
 STDIN = "<stdin>"
@@ -50,17 +50,7 @@ class Script:
             return find_module(self.name)
         if self.text is not None:
             return STDIN if self.name == "-" else "<string>"  # python's names for them
-        path = os.path.join(os.getcwd(), self.name)  # absolute but not normalised, as python does
-        if os.path.isdir(path):
-            raise BadInput(
-                f"{self.name} is a directory; give the script in it, or -m for a package"
-            )
-        if not os.path.exists(path):
-            raise BadInput(f"no script at {self.name} (in {os.getcwd()}); {wanted(self.name)}")
-        if not os.access(path, os.R_OK):
-            raise BadInput(f"{self.name} may not be read by this user; check its permissions")
-        check_source(self.name, path)
-        return path
+        return find_file(self.name)
 
     def read(self) -> SourceFacts:
         """Read what the script's source says of ranks, without running anything.

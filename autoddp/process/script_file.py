@@ -10,37 +10,29 @@ from importlib.machinery import ModuleSpec, PathFinder
 
 from autoddp.errors import BadInput
 
-GLANCE = 1 << 16  # bytes of a file
 
-
-def wanted(name: str) -> str:
-    """Return what to do about a script that is not there."""
-    first, space, _ = name.partition(" ")
-    if re.fullmatch(r"python[0-9.]*", os.path.basename(name)):
-        return f"leave {name} out: what follows it is the script"
-    if space and os.path.exists(first):
-        return f"leave the quotes out, as in autoddp run {name}"
-    return "check the path"
-
-
-def check_source(name: str, path: str) -> None:
-    """Check by its first bytes that a file may be Python source.
+def find_file(name: str) -> str:
+    """Find the file of a script: absolute but not normalised, as python does.
 
     Raises:
-        BadInput: The file is a notebook, or no text.
+        BadInput: There is no such file, or it cannot be read or run.
     """
-    with open(path, "rb") as file:
-        head = file.read(GLANCE)
-    if name.endswith(".ipynb") or (head.lstrip()[:1] == b"{" and b'"cell_type"' in head):
+    path = os.path.join(os.getcwd(), name)
+    if os.path.isdir(path):
+        raise BadInput(f"{name} is a directory; give the script in it, or -m for a package")
+    if not os.path.exists(path):
+        python = re.fullmatch(r"python[0-9.]*", os.path.basename(name))
+        way = f"leave {name} out: what follows it is the script" if python else "check the path"
+        raise BadInput(f"no script at {name} (in {os.getcwd()}); {way}")
+    if not os.access(path, os.R_OK):
+        raise BadInput(f"{name} may not be read by this user; check its permissions")
+    if name.endswith(".ipynb"):
         made = f"{name.removesuffix('.ipynb')}.py"
         raise BadInput(
             f"{name} is a notebook, which python does not run; jupyter nbconvert --to script "
             f"{name} makes {made} of it, or run its cells under %%autoddp in the notebook itself"
         )
-    if b"\0" in head:
-        raise BadInput(
-            f"{name} is no Python source: it holds null bytes; give the script, as python takes it"
-        )
+    return path
 
 
 def find_module(name: str) -> str:
@@ -56,7 +48,9 @@ def find_module(name: str) -> str:
         so_far = f"{so_far}.{part}" if so_far else part
         spec = PathFinder.find_spec(so_far, paths)
         if spec is None:
-            raise BadInput(f"no module named {so_far}; {_meant(so_far)}")
+            raise BadInput(
+                f"no module named {so_far}; check its name (without .py), and the folder you are in"
+            )
         paths = list(spec.submodule_search_locations or ())
     assert spec is not None
     if spec.submodule_search_locations is not None:
@@ -64,12 +58,3 @@ def find_module(name: str) -> str:
     if spec.origin is None:
         raise BadInput(f"module {name} has no source file; give one that python -m could run")
     return spec.origin
-
-
-def _meant(name: str) -> str:
-    of, _, last = name.rpartition(".")
-    if last == "py":
-        return f"-m takes the name of a module: -m {of}, or the file without -m"
-    if last == "__main__":
-        return f"{of} is a package that cannot be run itself; give a module in it, as -m {of}.NAME"
-    return "check its name, and the folder you are in"

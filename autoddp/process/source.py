@@ -10,6 +10,7 @@ import ast
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -21,7 +22,6 @@ TOLD = {"nprocs", "target"}  # arguments that psutil's Process and numpy's spawn
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "is_torchelastic_launched")  # of launchers
 FLAGS = ("--local_rank", "--local-rank")
 ALWAYS = ("is_available", "is_initialized")  # conditions that do not tell one process from several
-
 
 Names = frozenset[str]
 
@@ -66,6 +66,7 @@ def joins(path: str, name: str) -> bool:
     return bool(_found(scopes, [(name, True), (roots[0], True)]).joins)
 
 
+@cache  # a launcher reads a script once, for all questions and for its ranks
 def _scopes(path: str, folder: str, text: str | None) -> tuple[dict[str, list[Scope]], list[str]]:
     """Return all scopes by name, a file's own by its path, and the paths of the files, in order."""
     scopes: dict[str, list[Scope]] = {}

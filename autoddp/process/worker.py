@@ -19,13 +19,13 @@ from autoddp.comm.place import HERE
 from autoddp.comm.world import LARGEST, World
 from autoddp.errors import BadInput
 from autoddp.options import Options
-from autoddp.process import allocator, joining, launcher_signals, likeness, own_ddp, streams
+from autoddp.process import allocator, joining, launcher_signals, own_ddp, streams
 from autoddp.process.devices import Devices
-from autoddp.process.guard import InitGuard, tell_devices
+from autoddp.process.guard import check_joined, tell_devices
 from autoddp.process.job_folder import JobFolder
+from autoddp.process.meeting import compare, facts_of, meet
 from autoddp.process.membership import member
 from autoddp.process.own_ddp import Kind, LaunchForm
-from autoddp.process.report_file import write as write_report
 from autoddp.process.script import Script, finish, forget
 from autoddp.process.streams import Logs
 from autoddp.report import Report
@@ -78,9 +78,8 @@ def run(job: Job) -> int:
             leave(code)  # a child that the script forked has come to its end; the rank goes on
         group.context.ending = True
         forget()
-    ran = job.script.name, *job.script.args
-    write_report(report, job.options, world, mine.nodes, mine.backend, ran, code)
-    launcher_signals.default()  # nothing of the script's is left that a signal could call
+        mine.ran, mine.code = (job.script.name, *job.script.args), code
+    launcher_signals.by_default()  # nothing of the script's is left that a signal could call
     end(group, code)
     return code
 
@@ -97,12 +96,19 @@ def by_itself(job: Job, world: World) -> int:
         tcp = dist.TCPStore(world.master_addr, world.master_port, None, False, TIMEOUT)
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = dist.PrefixStore(f"autoddp/{attempt}/by itself", tcp)
-        likeness.compare_over(store, world, nodes, job.script, job.options)
+        facts = facts_of(world, job.script, job.options, job.apart)
+        try:
+            meet(store, world, facts, lambda said: compare(said, "node"))
+        except BadInput:
+            if world.local_rank:  # the node's first rank says it
+                leave(2)
+            raise
     HERE.world = world
     report = Report(world.rank == 0 and not job.options.quiet)
     report.say(job.own.said(job.script.name))
     script = replace(job.script, args=job.own.arguments(job.script.args, world.local_rank))
-    with InitGuard(job.own.line, world.world_size if job.options.own_ddp == "auto" else 1):
+    size = world.world_size if job.options.own_ddp == "auto" else 1  # else the user has said so
+    with check_joined(job.own.line, size):
         return finish(script.run())
 
 

@@ -100,14 +100,14 @@ x = torch.ones(2, device="simulated:1")
         (
             ("--backend", "nccl"),
             "4",
-            "--backend is nccl, but this machine shows 4 simulated devices, which talk by simccl; "
-            "use --backend native or gloo",
+            "--backend is nccl, which needs a device of its own for each of 2 ranks, but this "
+            "machine shows 4 simulated devices (simccl); use --backend gloo",
         ),
         (
             ("--backend", "native"),
             "1",
-            "--backend is native with 2 ranks, but this machine shows 1 simulated device, "
-            "and SIMCCL needs one for each rank; use --backend gloo or --nproc 1",
+            "--backend is native, which needs a device of its own for each of 2 ranks, but this "
+            "machine shows 1 simulated device (simccl); use --backend gloo",
         ),
         (
             ("--gpus-per-rank", "3"),

@@ -11,7 +11,6 @@ from autoddp import cli, launch
 from autoddp.cli import hash_seed
 from autoddp.decorator import choose
 from autoddp.errors import BadInput
-from autoddp.launch.cores import crowded
 from autoddp.options import ROWS, Options
 from autoddp.options.panels import PANELS
 from autoddp.process.script import Script
@@ -88,16 +87,16 @@ def test_variables_stand_for_options_and_what_is_typed_wins(asked, setenv):
 
 
 WRONG = {
-    "NPROC": ("many", "AUTODDP_NPROC is 'many'; it takes a whole number"),
-    "VIEW": ("all", "AUTODDP_VIEW is 'all'; it takes global, local"),
-    "QUIET": ("perhaps", "AUTODDP_QUIET is 'perhaps'; it takes 1 or 0"),
-    "RECORD_KIND": ("times", "AUTODDP_RECORD_KIND is 'times', but nothing is recorded"),
-    "REPORT": ("no/r.json", "AUTODDP_REPORT is no/r.json, but there is no folder no"),
+    "NPROC": ("many", "--nproc is 'many'; it takes a whole number"),
+    "VIEW": ("all", "--view is 'all'; it takes global, local"),
+    "QUIET": ("perhaps", "--quiet is 'perhaps'; it takes 1 or 0"),
+    "RECORD_KIND": ("times", "--record-kind is 'times', but nothing is recorded"),
+    "REPORT": ("/dev/null/r.json", "--report is /dev/null/r.json, which cannot be made"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_variable_is_named(name, setenv, tmp_path, capfd):
+def test_a_wrong_variable_is_refused_as_its_option_is(name, setenv, tmp_path, capfd):
     text, said = WRONG[name]
     setenv(f"AUTODDP_{name}", text)
     (tmp_path / "s.py").touch()
@@ -120,7 +119,7 @@ def test_the_decorator_reads_variables_too(setenv):
     setenv("AUTODDP_NPROC", "3")
     assert choose({"hang_timeout": 5, "nproc": 2}) == Options(nproc=3, hang_timeout=60)
     setenv("AUTODDP_VIEW", "all")
-    with pytest.raises(BadInput, match=r"^AUTODDP_VIEW is 'all'; it takes"):
+    with pytest.raises(BadInput, match=r"^--view is 'all'; it takes"):
         choose({})
 
 
@@ -159,7 +158,6 @@ def test_ranks_asked_for_behind_a_script_that_parses_nothing_are_hinted_at(tmp_p
 
 HINTS = {
     "train.py --lr 3": "train.py is no command of autoddp; to run it: autoddp run train.py",
-    "--nproc 2 train.py": "--nproc stands before the command; it is run's: autoddp run --nproc",
 }
 
 
@@ -167,15 +165,6 @@ HINTS = {
 def test_a_command_that_is_left_out_is_hinted_at(line, capfd):
     assert cli.command(line.split()) == 2
     assert HINTS[line] in capfd.readouterr().err
-
-
-def test_many_ranks_on_few_cores_are_warned_of():
-    assert crowded(4, 2) == ""
-    assert crowded(99, 2) == (
-        "99 ranks share the 2 cores of this node, so most of them wait at any time; "
-        "--nproc 2 is faster"
-    )
-    assert crowded(3, 1).startswith("3 ranks share the only core of this node, ")
 
 
 COMMANDS = typer.main.get_command(cli.app).commands

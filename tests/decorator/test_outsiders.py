@@ -15,7 +15,8 @@ import pytest
 from torch.distributed import TCPStore
 
 from autoddp import torch_internals
-from autoddp.errors import BadInput
+from autoddp.comm.patience import Patience
+from autoddp.errors import AutoDDPError, BadInput
 from autoddp.launch.rendezvous import listen
 from autoddp.process import network
 
@@ -127,13 +128,16 @@ def test_what_answers_at_the_masters_port_is_no_node_0():
         server.RequestHandlerClass.log_message = lambda *_: None
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with pytest.raises(BadInput, match="which is no node 0 of a job; give the port"):
-            network.check_node_0("127.0.0.1", server.server_port)
+            network.await_store("127.0.0.1", server.server_port, Patience(9, print), "node 0")
         server.shutdown()
 
 
 def test_a_store_a_port_that_is_shut_and_one_that_is_silent_may_be_node_0():
-    network.check_node_0("127.0.0.1", torch_internals.store_behind(listen()).port)
+    store, none = torch_internals.store_behind(listen()), Patience(0, print)
+    network.await_store("127.0.0.1", store.port, none, "node 0")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        network.check_node_0("127.0.0.1", port)
-    network.check_node_0("127.0.0.1", port)
+        with pytest.raises(AutoDDPError, match="in vain for node 0 at"):
+            network.await_store("127.0.0.1", port, none, "node 0")
+    with pytest.raises(AutoDDPError, match="in vain for node 0 at"):
+        network.await_store("127.0.0.1", port, none, "node 0")

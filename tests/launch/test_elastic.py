@@ -13,7 +13,7 @@ import pytest
 
 from autoddp import cli
 from autoddp.errors import BadInput
-from autoddp.process.watching.pulse import _descendants
+from autoddp.process.watching.progress import _descendants
 from tests.support.cli import ROOT, environ
 
 LATEST = 120  # seconds

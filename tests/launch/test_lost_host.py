@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.launch.test_two_nodes import ADDRESSES, Job, nodes, sh  # noqa: F401
+from tests.launch.test_two_nodes import Job, nodes, sh  # noqa: F401
 
 pytestmark = pytest.mark.cluster
 
@@ -71,14 +71,14 @@ def lose_power(names, node):
 
 
 @pytest.mark.parametrize(
-    ("lose", "node", "why"),
+    ("lose", "node"),
     [
-        (lose_network, 1, "it has not answered for 3 s"),
-        (lose_power, 0, "its launcher has ended without a word"),
+        (lose_network, 1),
+        (lose_power, 0),
     ],
     ids=["network", "power-of-node-0"],
 )
-def test_a_lost_node_is_named_by_the_one_that_is_left(nodes, train, lose, node, why):  # noqa: F811
+def test_a_lost_node_is_named_by_the_one_that_is_left(nodes, train, lose, node):  # noqa: F811
     job = Job(
         nodes, f"{train} 1000000", "--hang-timeout", "4", "--max-restarts", "2", nprocs=(1, 1)
     )
@@ -92,7 +92,7 @@ def test_a_lost_node_is_named_by_the_one_that_is_left(nodes, train, lose, node, 
         assert time.monotonic() - began < LATEST
         err = left.stderr.read()
         assert left.returncode == 1, err
-        assert f"[autoddp] node {node} ({ADDRESSES[node]}, {HOST}) is lost: {why}\n" in err
+        assert f"[autoddp] node {node} ({HOST}) is lost: it does not answer\n" in err
         assert "Traceback" not in err
         assert "run again" not in err
     finally:
@@ -108,7 +108,7 @@ def test_a_rank_killed_on_the_other_node_has_both_run_the_job_again(nodes, train
     (first, out, err), (second, _, err2) = job.end()
     assert (first.returncode, second.returncode) == (0, 0), err + err2
     assert out == "ready\nresumed at 4\n"
-    assert f"rank 2 on node 1 ({ADDRESSES[1]}, {HOST}) was killed by SIGKILL (signal 9)" in err
+    assert f"rank 2 on node 1 ({HOST}) was killed by SIGKILL (signal 9)" in err
     assert "[autoddp] rank 2 was killed by SIGKILL (signal 9)" in err2
     assert "Traceback" not in err + err2
     assert (err.count("run again (1 of 1)"), err2.count("run again (1 of 1)")) == (1, 1)

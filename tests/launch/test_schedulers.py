@@ -6,7 +6,7 @@ import pytest
 
 from autoddp.comm.world import World, hide
 from autoddp.errors import BadInput
-from autoddp.launch import hosts, schedulers
+from autoddp.launch import schedulers
 from autoddp.options import Options
 
 SLURM = {
@@ -200,7 +200,7 @@ LISTS = {
 
 @pytest.mark.parametrize("text", LISTS)
 def test_the_first_of_a_list_of_hosts(text):
-    assert hosts.first(text) == LISTS[text][0]
+    assert schedulers.first_host(text) == LISTS[text][0]
 
 
 @pytest.mark.parametrize(
@@ -208,4 +208,4 @@ def test_the_first_of_a_list_of_hosts(text):
 )
 def test_what_is_no_list_of_hosts(text):
     with pytest.raises(BadInput, match="is no list of hosts such as"):
-        hosts.first(text)
+        schedulers.first_host(text)

@@ -146,7 +146,7 @@ def test_a_rank_0_that_fails_alone_does_not_stay_for_the_other_node(nodes, tmp_p
     (first, _, err), (second, _, err2) = Job(nodes, script, "--hang-timeout 0", nprocs=(1, 1)).end()
     assert (first.returncode, second.returncode) == (1, 1)
     assert "RuntimeError: alone" in err
-    assert "rank 0 has ended, and this rank goes on" in err2
+    assert f"[autoddp] rank 0 on node 0 ({socket.gethostname()}) ended with exit code 1" in err2
 
 
 def test_a_death_on_the_other_node_ends_both(nodes, tmp_path):
@@ -159,10 +159,7 @@ def test_a_death_on_the_other_node_ends_both(nodes, tmp_path):
     )
     (first, _, err), (second, _, err2) = Job(nodes, script).end()
     assert (first.returncode, second.returncode) == (137, 137), err + err2
-    assert (
-        f"[autoddp] rank 2 on node 1 ({ADDRESSES[1]}, {socket.gethostname()}) was killed by SIGKILL"
-        in err
-    )
+    assert f"[autoddp] rank 2 on node 1 ({socket.gethostname()}) was killed by SIGKILL" in err
     assert "[autoddp] rank 2 was killed by SIGKILL (signal 9)\n" in err2
 
 

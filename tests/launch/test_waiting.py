@@ -20,7 +20,7 @@ from autoddp import launch
 from autoddp.comm import patience
 from autoddp.comm.patience import Patience, missing, roll_call
 from autoddp.errors import AutoDDPError, BadInput
-from autoddp.launch import fixed_nodes
+from autoddp.launch import rendezvous
 from autoddp.options import Options
 from tests.support.cli import environ
 from tests.support.ports import free_port
@@ -73,9 +73,7 @@ def test_rank_0_says_which_ranks_have_not_come(monkeypatch):
 def test_a_node_without_a_number_is_refused_with_the_way_to_get_one():
     way = r"give --node-rank 0 to 1, another number on each node \(srun, mpirun and a PyTorchJob"
     with pytest.raises(BadInput, match=rf"^--nnodes is 2 without --node-rank; {way}"):
-        launch.check_node_rank(Options(nnodes=2))
-    for fine in (Options(), Options(nnodes=2, node_rank=0)):
-        launch.check_node_rank(fine)
+        launch.prepare(Options(nnodes=2, master_addr="127.0.0.1"))
 
 
 class Node:
@@ -183,7 +181,7 @@ def test_a_number_that_another_machine_has_is_refused():
     meeting.set("1", "another")
     options = Options(nnodes=2, node_rank=1, master_addr="127.0.0.1", master_port=1)
     with pytest.raises(BadInput, match=r"^--node-rank is 1, but node 1 .* is another already"):
-        fixed_nodes.FixedNodes(options)._come(meeting)
+        rendezvous.FixedNodes(options)._come(meeting)
 
 
 @pytest.mark.cluster

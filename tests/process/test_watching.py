@@ -12,7 +12,7 @@ import pytest
 
 from autoddp.comm.position import ACTING, BACKWARD, COLLECTIVE, EFFECT, Position
 from autoddp.process.watching.judge import Diagnosis, RankStatus, judge
-from autoddp.process.watching.pulse import ProgressProbe
+from autoddp.process.watching.progress import ProgressProbe
 
 T = 30.0
 

@@ -25,17 +25,14 @@ LEAST = 8  # letters of an entry that may be the beginning of several texts
 ELSEWHERE: dict[tuple[str, str], tuple[str, ...]] = {
     ("cli/__init__.py", "hints.wanted(arguments) or described(error, arguments)"): (
         "… is no command of autoddp; to run it: autoddp run …",
-        "… stands before the command; it is run's: autoddp run … ...",
         "…; see … --help",
     ),
-    ("options/variables.py", "text"): ("… is …; it takes …",),
     ("comm/in_order.py", "text"): ("rank … is in «…» where rank …",),
     ("comm/in_order.py", "message[1:].decode()"): ("rank … is in «…» where rank …",),
     ("comm/in_order.py", "parted(self.rank, place, 0, theirs)"): ("rank … is in «…» where rank …",),
-    ("process/backend.py", "said[1:]"): ("--backend is … on …, but …",),
-    ("process/devices.py", "against"): (
-        "--backend is …, but this machine shows …",
-        "--backend is … with … rank…, but this machine shows",
+    ("process/meeting.py", "refused"): (
+        "… is … on … … and … on … 0; start all …",
+        "rank … on … computes …, rank 0 on …",
     ),
     ("process/worker.py", "own_ddp.twice(script.name, own.line, world.world_size)"): (
         "… starts its ranks itself (…), but another launcher",

@@ -8,7 +8,7 @@ from typing import Any
 from autoddp.options import table
 from autoddp.options.row import RUN, OptionRow, flag
 
-HEAD = "| option | values, the default first | what it does | since |\n|---|---|---|---|\n"
+HEAD = "| option | values, the default first | what it does |\n|---|---|---|\n"
 
 
 def lines() -> str:
@@ -23,4 +23,4 @@ def line(field: Field[Any], row: OptionRow) -> str:
         "" if field.default is None or type(field.default) in (bool, tuple) else str(field.default)
     )
     values = ", ".join(row.words) or row.shown or plain
-    return f"| {flags} |{f' {values} ' if values else ' '}| {row.says} | {row.since} |\n"
+    return f"| {flags} |{f' {values} ' if values else ' '}| {row.says} |\n"

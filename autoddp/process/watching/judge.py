@@ -22,7 +22,7 @@ class RankStatus:
         for_: Time since that act or wait began.
         idle: Time for which the rank has not been seen to get anywhere.
         line: Line of the script that runs.
-        pid: Number of its process.
+        stack: Where the rank is, and the frames of the user's that it is in.
         heard: Time since the rank said all this.
     """
 
@@ -32,7 +32,7 @@ class RankStatus:
     for_: float
     idle: float
     line: str
-    pid: int = 0
+    stack: tuple[str, ...] = ("somewhere",)
     heard: float = 0.0
 
     @property
@@ -46,6 +46,13 @@ class RankStatus:
     def still(self) -> float:
         """Return for how many seconds the rank has got nowhere."""
         return max(self.heard, self.waits if self.kind in WAITS else self.idle)
+
+    @property
+    def does(self) -> str:
+        """Return in words what the rank does."""
+        if self.waits:
+            return f"has waited for {self.waits:.0f} s in «{self.words}»"
+        return f"is at {self.line}" + (f", idle for {self.idle:.0f} s" if self.idle >= 1 else "")
 
 
 class Diagnosis(Enum):

@@ -1,4 +1,4 @@
-"""A probe for whether this process gets anywhere, by its processor time, disks and main thread."""
+"""A probe for whether this process gets anywhere: processor, disks, devices, and main thread."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import contextlib
 import os
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any, NamedTuple
 
+import torch
+
+from autoddp.comm import accelerator
 from autoddp.report import is_users, places
 
 BUSY = 0.01  # part of one processor's time, from which on a process is busy
@@ -18,15 +21,14 @@ TICKS = os.sysconf("SC_CLK_TCK")
 DEPTH = 32  # frames of a stack that are told
 
 
-@dataclass(frozen=True)
-class PulseReading:
+class ProgressReading(NamedTuple):
     """The findings of one look at the process."""
 
     at: float
     seconds: float  # of processor time, including that of its children
     wakes: int  # of the thread that runs the script
     moved: int  # bytes from and to disks
-    stack: tuple[tuple[int, int], ...]  # each frame's code and line
+    places: tuple[tuple[int, int], ...]  # each frame's code and line
 
 
 class ProgressProbe:
@@ -36,45 +38,48 @@ class ProgressProbe:
         self.ident, self.native = ident, native
         self.since = time.monotonic()  # when the process was last seen to get anywhere
         self._last = self._look()
+        self._stays = False  # whether Python is where it was at the look before
+        self._marks: list[Any] = []  # behind what the devices were given
+        self._marked = 0.0
 
     def idle(self) -> float:
         """Return the seconds since this process was last seen to get anywhere."""
         now, last = self._look(), self._last
         seconds = max(now.at - last.at, 1e-9)
-        busy = (now.seconds - last.seconds) / seconds >= BUSY or (
-            now.wakes - last.wakes
-        ) / seconds >= WAKES
-        if busy or now.moved != last.moved or now.stack != last.stack:
+        busy = (now.seconds - last.seconds) / seconds >= BUSY
+        woken = (now.wakes - last.wakes) / seconds >= WAKES
+        self._stays = now.places == last.places
+        if busy or woken or not self._stays or now.moved != last.moved:
             self.since = now.at
         self._last = now
         return now.at - self.since
 
-    def _look(self) -> PulseReading:
-        children = sum(_seconds(pid) for pid in _descendants(os.getpid()))
-        own = time.process_time() - time.thread_time()  # without the time of this thread
-        return PulseReading(
-            time.monotonic(), own + children, _wakes(self.native), _moved(), self.places()
-        )
+    def behind(self) -> float:
+        """Return the seconds for which Python has stayed at one place, and no device's work ended.
 
-    def places(self) -> tuple[tuple[int, int], ...]:
-        """Return the code and line of each frame of the script's thread."""
-        frame = sys._current_frames().get(self.ident)
-        found = []
-        while frame is not None:
-            found.append((id(frame.f_code), frame.f_lineno))
-            frame = frame.f_back
-        return tuple(found)
+        The processor is busy meanwhile, as drivers wait by polling. A device is only touched once
+        Python has stayed: that would spoil a CUDA graph, but Python moves on while one is recorded.
+        """
+        if not self._stays:
+            self._marks = []
+            return 0.0
+        if all(mark.query() for mark in self._marks):
+            self._marked = time.monotonic()
+            self._marks = [
+                _mark(device) for device in accelerator.devices() if device.type != "mps"
+            ]
+        return 0.0 if all(mark.query() for mark in self._marks) else time.monotonic() - self._marked
 
     def line(self) -> str:
         """Return the user's line that runs now."""
-        frame = sys._current_frames().get(self.ident)
+        frame = self._frame()
         while frame is not None and not is_users(frame.f_code.co_filename):
             frame = frame.f_back
         return places.named(frame)
 
     def stack(self) -> list[str]:
         """Return the user's frames, the outermost first, and where the last waits in a library."""
-        frame = sys._current_frames().get(self.ident)
+        frame = self._frame()
         inner = "" if frame is None or is_users(frame.f_code.co_filename) else _named(frame)
         users: list[str] = []
         while frame is not None and len(users) < DEPTH:
@@ -82,6 +87,27 @@ class ProgressProbe:
                 users.append(_named(frame))
             frame = frame.f_back
         return users[::-1] + ([f"inside {inner}"] if inner else [])
+
+    def _frame(self) -> FrameType | None:
+        return sys._current_frames().get(self.ident)
+
+    def _look(self) -> ProgressReading:
+        children = sum(_seconds(pid) for pid in _descendants(os.getpid()))
+        own = time.process_time() - time.thread_time()  # without the time of this thread
+        moved = _field("/proc/self/io", "read_bytes:") + _field("/proc/self/io", "write_bytes:")
+        wakes = _field(f"/proc/self/task/{self.native}/status", "voluntary_ctxt_switches:")
+        frame, found = self._frame(), []
+        while frame is not None:
+            found.append((id(frame.f_code), frame.f_lineno))
+            frame = frame.f_back
+        return ProgressReading(time.monotonic(), own + children, wakes, moved, tuple(found))
+
+
+def _mark(device: torch.device) -> torch.Event:
+    """Record an event behind all work that the device was given on its default stream."""
+    mark = torch.Event(device)
+    mark.record()
+    return mark
 
 
 def _named(frame: FrameType) -> str:
@@ -93,14 +119,11 @@ def _named(frame: FrameType) -> str:
 
 def _descendants(pid: int) -> list[int]:
     """Return the processes that a process has started, and all that these have."""
-    found: list[int] = []
-    todo = [pid]
-    while todo:
-        for children in Path(f"/proc/{todo.pop()}/task").glob("*/children"):
-            with contextlib.suppress(OSError):  # it has ended meanwhile
-                some = [int(child) for child in children.read_text().split()]
-                found += some
-                todo += some
+    found = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            for child in map(int, children.read_text().split()):
+                found += [child, *_descendants(child)]
     return found
 
 
@@ -111,15 +134,6 @@ def _seconds(pid: int) -> float:
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / TICKS
-
-
-def _wakes(native: int) -> int:
-    """Return how often a thread of this process has waited for something and was woken."""
-    return _field(f"/proc/self/task/{native}/status", "voluntary_ctxt_switches:")
-
-
-def _moved() -> int:
-    return _field("/proc/self/io", "read_bytes:") + _field("/proc/self/io", "write_bytes:")
 
 
 def _field(path: str, name: str) -> int:

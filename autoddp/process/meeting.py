@@ -1,4 +1,4 @@
-"""The comparison of nodes before anything runs: the same command, script and environment on all.
+"""The meeting of a job's ranks over a store: they compare what they run, and rank 0 decides.
 
 Nodes are started one by one, each by a command of its own. Where these differ, ranks would train on
 batches of two sizes, or by two texts of a script, and what ends the job later would blame the
@@ -11,14 +11,15 @@ import hashlib
 import json
 import os
 import platform
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.distributed import Store
 
 from autoddp import __version__
-from autoddp.comm.group import TIMEOUT, Group
 from autoddp.comm.world import World
 from autoddp.errors import BadInput
 from autoddp.options import Options
@@ -31,52 +32,43 @@ APART = {
     *("nproc", "node_rank", "master_addr", "master_port", "report", "record", "log_dir"),
     *("grace", "max_restarts", "hang_timeout", "verbose", "quiet"),
 }
+Facts = dict[str, str]
 
 
-def compare(group: Group, script: Script | None, options: Options, apart: bool) -> None:
-    """Compare what the nodes are about to run, or, where these started `apart`, the ranks.
-
-    Raises:
-        BadInput: Something differs; raised on all ranks.
-    """
-    world = group.world
-    if world.world_size == (1 if apart else world.local_world_size):
-        return
-    # the ranks of a launcher of ours are forks of one process that has read all this
-    mine = None
-    if apart or not world.local_rank:
-        mine = facts(script, options)
-        mine["the number of devices that a rank sees"] = str(torch.accelerator.device_count())
-    said = json.loads(group.confer("the start of the job", json.dumps(mine).encode()))
-    check([theirs for theirs in said if theirs is not None], "rank" if apart else "node")
-
-
-def compare_over(store: Store, world: World, nodes: int, script: Script, options: Options) -> None:
-    """Compare what nodes are about to run by themselves, over a store that all their ranks reach.
-
-    A node's first rank does it for its node; the others wait until it has, or until they are ended.
+def meet(store: Store, world: World, mine: Any, decide: Callable[[list[Any]], Any]) -> Any:
+    """Say to rank 0 what this rank is, and return what rank 0 decides from what all have said.
 
     Raises:
-        BadInput: Something differs.
+        BadInput: Rank 0 refuses; raised on all ranks.
     """
-    alike = f"alike/{world.node_rank}"
-    if world.local_rank:
-        store.wait([alike], TIMEOUT)
-        return
-    store.set(f"facts/{world.node_rank}", json.dumps(facts(script, options)))
-    check([json.loads(store.get(f"facts/{node}")) for node in range(nodes)], "node")
-    store.set(alike, "")
+    store.set(f"said/{world.rank}", json.dumps(mine))
+    if world.rank == 0:
+        said = [json.loads(store.get(f"said/{rank}")) for rank in range(world.world_size)]
+        try:
+            answer = [decide(said), ""]
+        except BadInput as error:
+            answer = [None, str(error)]
+        store.set("decided", json.dumps(answer))
+    decided, refused = json.loads(store.get("decided"))
+    if refused:
+        raise BadInput(refused)
+    return decided
 
 
-def check(found: list[dict[str, str]], kind: str) -> None:
+def compare(found: Sequence[Facts | None], kind: str) -> None:
     """Check that all nodes, or ranks, say the same of what they are about to run.
 
+    Args:
+        found: What each rank says; None where another one says it for its node.
+        kind: The word for who is compared, "node" or "rank".
+
     Raises:
         BadInput: Something differs.
     """
-    for number, theirs in enumerate(found):
-        for name in {**found[0], **theirs}:
-            here, there = (known.get(name, "not there") for known in (found[0], theirs))
+    facts = [theirs for theirs in found if theirs is not None]
+    for number, theirs in enumerate(facts):
+        for name in {**facts[0], **theirs}:
+            here, there = (known.get(name, "not there") for known in (facts[0], theirs))
             if here != there:
                 raise BadInput(
                     f"{name} is {there} on {kind} {number} and {here} on {kind} 0; start all "
@@ -84,7 +76,17 @@ def check(found: list[dict[str, str]], kind: str) -> None:
                 )
 
 
-def facts(script: Script | None, options: Options) -> dict[str, str]:
+def facts_of(world: World, script: Script | None, options: Options, apart: bool) -> Facts | None:
+    """Return what must be alike on all nodes; None where another rank says it, or there is one.
+
+    The ranks of a launcher of ours are forks of one process, of which the first speaks for all.
+    Those that another launcher has started `apart` are compared one by one.
+    """
+    alone = world.world_size == (1 if apart else world.local_world_size)
+    return None if alone or (world.local_rank and not apart) else facts(script, options)
+
+
+def facts(script: Script | None, options: Options) -> Facts:
     """Return what must be alike on all nodes, by the words in which a difference is told.
 
     Args:
@@ -105,24 +107,21 @@ def facts(script: Script | None, options: Options) -> dict[str, str]:
         return found
     found["the script"] = script.name
     found["the script's command line"] = " ".join(script.args) or "empty"
-    path, folder = script.find(), script.folder()
-    if script.text is None:
-        path = str(Path(path).resolve())
-    else:
-        found["the script's text"] = summary(script.text.encode(errors="surrogatepass"))
-    for file in source.files(path, folder, script.text):
-        if file != path or script.text is None:
-            found[f"the text of {os.path.relpath(file, folder)}"] = digest(file)
-    return found
+    path, folder = os.path.realpath(script.find()), script.folder()
+    if script.text is not None:
+        path, found["the script's text"] = "", summary(script.text.encode(errors="surrogatepass"))
+    files = source.files(path, folder, script.text)
+    return found | {
+        f"the text of {os.path.relpath(name, folder)}": digest(name) for name in files if name
+    }
 
 
 def digest(file: str) -> str:
     """Return a file's checksum and size; or why it cannot be read, which the run then says."""
     try:
-        data = Path(file).read_bytes()
+        return summary(Path(file).read_bytes())
     except OSError as error:
         return error.strerror or "unreadable"
-    return summary(data)
 
 
 def summary(data: bytes) -> str:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from autoddp.options import Options
-from autoddp.process import likeness
+from autoddp.process import meeting
 from autoddp.process.script import Script
 from tests.support.cli import environ
 from tests.support.ports import free_port
@@ -103,7 +103,7 @@ def test_the_facts_are_those_of_the_command_the_files_and_the_versions(tmp_path,
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.py").write_text(TEXT)
     (tmp_path / "helper.py").write_text("SIZE = 1\n")
-    found = likeness.facts(Script("s.py", ("--lr", "1")), Options(draws="own", quiet=True))
+    found = meeting.facts(Script("s.py", ("--lr", "1")), Options(draws="own", quiet=True))
     assert found["--draws"] == "own"
     assert "--quiet" not in found
     assert found["the script's command line"] == "--lr 1"
@@ -112,7 +112,7 @@ def test_the_facts_are_those_of_the_command_the_files_and_the_versions(tmp_path,
 
 
 def test_a_file_that_cannot_be_read_is_compared_by_why(tmp_path):
-    assert likeness.digest(str(tmp_path / "none.py")) == "No such file or directory"
+    assert meeting.digest(str(tmp_path / "none.py")) == "No such file or directory"
 
 
 def ranks(tmp_path, commands):
