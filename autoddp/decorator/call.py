@@ -8,14 +8,12 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store
 
 from autoddp import launch, torch_internals
 from autoddp.comm.collective_check import CollectiveCheck
@@ -23,8 +21,7 @@ from autoddp.comm.group import Group
 from autoddp.comm.place import HERE
 from autoddp.comm.world import ADDED, World
 from autoddp.decorator import forkable, forks, notebook
-from autoddp.decorator.existing_group import agreed, set_aside
-from autoddp.decorator.forks import Forks
+from autoddp.decorator.forks import RAISED, RETURNED, RUNNING, Forks
 from autoddp.decorator.wholes import whole
 from autoddp.effects.run import Run
 from autoddp.errors import AutoDDPError, BadInput
@@ -38,7 +35,7 @@ from autoddp.process.streams import Logs
 from autoddp.report import Report
 from autoddp.report.places import CELL
 
-Tell = Callable[[str], None]
+Tell = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -76,32 +73,18 @@ def lead(call: DecoratedCall, ranks: int) -> Any:
 
     They are forked for each call anew, since a fork has all that rank 0 has.
     """
-    if dist.is_initialized():
-        raise BadInput(
-            "@distributed makes its own process group, but the script has initialised one already"
-        )
     devices, logs = ready(call.options, ranks)
     forkable.check(call.site, ranks, call.options)
     logs.make()
-    with listen() as door, closing(Forks(call.site, logs)) as others:
-        rank, line = others.start(ranks)
-        if line is not None:
+    with listen() as door, closing(Forks(call.site, ranks, logs)) as others:
+        rank = others.start()
+        if rank:
             world = place(rank, ranks, door.getsockname()[1])
             door.close()
-            follow(call, world, devices, logs, line)
+            follow(call, world, devices, others)
         # only now: its thread looks up an address, with locks that a fork would find held
         server = torch_internals.store_behind(door)
         return take_part(call, place(0, ranks, server.port), devices, others.settle)
-
-
-def ready(options: Options, ranks: int) -> tuple[Devices, Logs]:
-    """Check what the options name, and find the devices of this node's ranks.
-
-    Raises:
-        BadInput: The options cannot be met.
-    """
-    launch.check(options)
-    return joining.find_devices(ranks, options), Logs(options.log_dir)
 
 
 def place(rank: int, ranks: int, port: int) -> World:
@@ -109,41 +92,46 @@ def place(rank: int, ranks: int, port: int) -> World:
     return World(rank, ranks, rank, ranks, 0, HOST, port, agent_store=True)
 
 
-def follow(
-    call: DecoratedCall, world: World, devices: Devices, logs: Logs, line: Connection
-) -> NoReturn:
-    """Be a rank above 0 for the time of the call, and end there: what comes after is rank 0's."""
-    said = []
+def ready(options: Options, ranks: int) -> tuple[Devices, Logs]:
+    """Check what the options name, and find the devices of this node's ranks.
 
-    def tell(word: str) -> None:
-        said.append(word)
-        if word == "raised":
+    Raises:
+        BadInput: The options cannot be met, or the script has a process group of its own.
+    """
+    if dist.is_initialized():
+        raise BadInput(
+            "@distributed makes its own process group, but the script has initialised one already; "
+            "leave that out, or run the whole script by autoddp run"
+        )
+    launch.check(options)
+    return joining.find_devices(ranks, options), Logs(options.log_dir)
+
+
+def follow(call: DecoratedCall, world: World, devices: Devices, others: Forks) -> NoReturn:
+    """Be a rank above 0 for the time of the call, and end there: what comes after is rank 0's."""
+
+    def tell(word: int) -> None:
+        if word == RAISED:
             traceback.print_exc()  # to the log
-        forks.say(line, word)
+        others.say(world.rank, word)
 
     try:
-        notebook.to_log(logs.of(world.rank))
+        notebook.to_log(others.logs.of(world.rank))
         take_part(call, world, devices, tell)
     except BaseException:
-        if not said:
-            tell("raised")
+        if others.words[world.rank] == RUNNING:
+            tell(RAISED)
     finally:
-        forks.end(line)
+        forks.end()
 
 
 def attach(call: DecoratedCall) -> Any:
-    """Be a rank of torchrun from here on, to the end of the process, like under `autoddp run`.
-
-    Where the script has a process group, as in a worker of Ray Train, only for the call.
-    """
+    """Be a rank of torchrun from here on, to the end of the process, like under `autoddp run`."""
     world = World.read(os.environ)
     if world.world_size == 1:
         HERE.world = world
         return call.plain()
     devices, logs = ready(call.options, world.local_world_size)
-    if dist.is_initialized():
-        with set_aside(world, logs) as (tell, store):
-            return take_part(call, replace(world, agent_store=True), devices, tell, store)
     logs.make()
     terminal = os.dup(2)
     if world.rank:
@@ -169,35 +157,22 @@ def attach(call: DecoratedCall) -> Any:
     return call.plain()
 
 
-def take_part(
-    call: DecoratedCall, world: World, devices: Devices, tell: Tell, store: Store | None = None
-) -> Any:
-    """Call the function as a rank, and tell at the end whether it has returned or raised.
-
-    Ranks that met over a `store` of the script's are no forks, and have variables of their own.
-    """
-    with joined(call.options, world, devices, store) as run:
-        forked = nullcontext() if store is None else agreed(run.group, call)
+def take_part(call: DecoratedCall, world: World, devices: Devices, tell: Tell) -> Any:
+    """Call the function as a rank, and tell at the end whether it has returned or raised."""
+    with joined(call.options, world, devices) as run:
         try:
-            with forked:
-                result = whole(call.plain())
+            result = whole(call.plain())
             run.group.conclude()
         except BaseException as error:
             strip(error)
-            tell("raised")
+            tell(RAISED)
             raise
-        tell("returned")
+        tell(RETURNED)
     return result
 
 
 @contextmanager
-def joined(
-    options: Options,
-    world: World,
-    devices: Devices,
-    store: Store | None = None,
-    apart: bool = False,
-) -> Iterator[Run]:
+def joined(options: Options, world: World, devices: Devices, apart: bool = False) -> Iterator[Run]:
     """Make this process a rank inside, and leave it as it was after.
 
     Where another launcher started the ranks `apart`, they compare what they are about to run.
@@ -209,7 +184,7 @@ def joined(
     try:
         kept = worker.set_up(world)
         joining.take_device(world, devices)
-        with member(world, options, devices, report, script, apart, store) as mine:
+        with member(world, options, devices, report, script, apart) as mine:
             run = mine.run
             yield run
             run.view.pending.settle()
