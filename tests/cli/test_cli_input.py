@@ -91,7 +91,6 @@ WRONG = {
     "NPROC": ("many", "AUTODDP_NPROC is 'many'; it takes a whole number"),
     "VIEW": ("all", "AUTODDP_VIEW is 'all'; it takes global, local"),
     "QUIET": ("perhaps", "AUTODDP_QUIET is 'perhaps'; it takes 1 or 0"),
-    "RECORD_KIND": ("times", "AUTODDP_RECORD_KIND is 'times', but nothing is recorded"),
     "REPORT": ("no/r.json", "AUTODDP_REPORT is no/r.json, but there is no folder no"),
 }
 
