@@ -1,14 +1,12 @@
-"""A call of a decorated function as a job: on rank 0, on its forks, and on torchrun's ranks."""
+"""A call of a decorated function as a job: on rank 0, and on its forks."""
 
 from __future__ import annotations
 
-import atexit
 import gc
 import os
-import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
@@ -27,7 +25,7 @@ from autoddp.effects.run import Run
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.launch.rendezvous import HOST, listen
 from autoddp.options import Options
-from autoddp.process import allocator, joining, report_file, streams, worker
+from autoddp.process import allocator, joining, report_file, worker
 from autoddp.process.devices import Devices, variable
 from autoddp.process.membership import member
 from autoddp.process.script import strip
@@ -72,8 +70,17 @@ def lead(call: DecoratedCall, ranks: int) -> Any:
     """Be rank 0 for the time of the call, with the others as forks, and return the call's result.
 
     They are forked for each call anew, since a fork has all that rank 0 has.
+
+    Raises:
+        BadInput: The options cannot be met, or this process cannot be rank 0 of a job.
     """
-    devices, logs = ready(call.options, ranks)
+    if dist.is_initialized():
+        raise BadInput(
+            "@distributed makes its own process group, but the script has initialised one already; "
+            "leave that out, or run the whole script by autoddp run"
+        )
+    launch.check(call.options)
+    devices, logs = joining.find_devices(ranks, call.options), Logs(call.options.log_dir)
     forkable.check(call.site, ranks, call.options)
     logs.make()
     with listen() as door, closing(Forks(call.site, ranks, logs)) as others:
@@ -90,21 +97,6 @@ def lead(call: DecoratedCall, ranks: int) -> Any:
 def place(rank: int, ranks: int, port: int) -> World:
     """Return the place of a rank of this node's only job."""
     return World(rank, ranks, rank, ranks, 0, HOST, port, agent_store=True)
-
-
-def ready(options: Options, ranks: int) -> tuple[Devices, Logs]:
-    """Check what the options name, and find the devices of this node's ranks.
-
-    Raises:
-        BadInput: The options cannot be met, or the script has a process group of its own.
-    """
-    if dist.is_initialized():
-        raise BadInput(
-            "@distributed makes its own process group, but the script has initialised one already; "
-            "leave that out, or run the whole script by autoddp run"
-        )
-    launch.check(options)
-    return joining.find_devices(ranks, options), Logs(options.log_dir)
 
 
 def follow(call: DecoratedCall, world: World, devices: Devices, others: Forks) -> NoReturn:
@@ -125,38 +117,6 @@ def follow(call: DecoratedCall, world: World, devices: Devices, others: Forks) -
         forks.end()
 
 
-def attach(call: DecoratedCall) -> Any:
-    """Be a rank of torchrun from here on, to the end of the process, like under `autoddp run`."""
-    world = World.read(os.environ)
-    if world.world_size == 1:
-        HERE.world = world
-        return call.plain()
-    devices, logs = ready(call.options, world.local_world_size)
-    logs.make()
-    terminal = os.dup(2)
-    if world.rank:
-        streams.redirect(logs.of(world.rank))
-    undo = ExitStack()
-    with logs.said_once(world.local_rank, terminal):
-        group = undo.enter_context(joined(call.options, world, devices, apart=True)).group
-
-    def end() -> None:
-        code = int(hasattr(sys, "last_value"))
-        if not code:
-            group.conclude()
-        # still in the group: others shall not fail because this rank left it
-        worker.end(group, code)
-        streams.flush()
-        if code and logs.of(world.rank).exists():
-            os.write(terminal, f"{logs.failure(world.rank, 'raised an exception')}\n".encode())
-        else:
-            logs.remove()
-        undo.close()
-
-    atexit.register(end)
-    return call.plain()
-
-
 def take_part(call: DecoratedCall, world: World, devices: Devices, tell: Tell) -> Any:
     """Call the function as a rank, and tell at the end whether it has returned or raised."""
     with joined(call.options, world, devices) as run:
@@ -172,19 +132,16 @@ def take_part(call: DecoratedCall, world: World, devices: Devices, tell: Tell) -
 
 
 @contextmanager
-def joined(options: Options, world: World, devices: Devices, apart: bool = False) -> Iterator[Run]:
-    """Make this process a rank inside, and leave it as it was after.
-
-    Where another launcher started the ranks `apart`, they compare what they are about to run.
-    """
+def joined(options: Options, world: World, devices: Devices) -> Iterator[Run]:
+    """Make this process a rank inside, and leave it as it was after."""
     given = (*ADDED, variable(devices.kind, os.environ), "NCCL_SOCKET_IFNAME")
     threads, environ = torch.get_num_threads(), {name: os.environ.get(name) for name in given}
     report = Report(world.rank == 0 and not options.quiet, options.strict)
-    script, kept, run = forkable.script() if apart else None, False, None
+    kept, run = False, None
     try:
         kept = worker.set_up(world)
         joining.take_device(world, devices)
-        with member(world, options, devices, report, script, apart) as mine:
+        with member(world, options, devices, report, None, False) as mine:
             run = mine.run
             yield run
             run.view.pending.settle()

@@ -489,26 +489,12 @@ def test_under_autoddp_run_it_is_a_plain_call(warm, python, tmp_path):
         assert len([line for line in ours(done) if "node" in line]) == int(nproc) - 1
 
 
-def test_under_torchrun_the_ranks_join_at_the_call(python, tmp_path):
-    plain = python(JOINS, 1, name="plain")
-    folder = tmp_path / "torchrun"
-    folder.mkdir()
-    (tmp_path / "train.py").write_text(JOINS)
-    done = run_python(
-        *(
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            2,
-            tmp_path / "train.py",
-        ),
-        cwd=folder,
-    )
-    assert done.rc == 0, done.err
-    # what comes before the call, both print
-    assert done.out.replace("before\n", "", 1) == plain.out
-    assert (folder / "after.txt").read_text() == "once"
+def test_under_torchrun_the_call_is_refused_with_the_way_out(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(CANNOT.replace("INSIDE", "print('inside')") + "main()\n")
+    done = run_python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, path)
+    assert (done.rc, done.out) == (1, "")
+    assert "BadInput: @distributed starts ranks by itself, but another launcher has" in done.err
 
 
 def test_beside_a_process_group_that_is_up_the_call_is_refused(python):
@@ -529,15 +515,6 @@ def test_a_decorated_function_is_a_plain_one():
 
     assert type(distributed(choose)) is type(choose)
     assert Some.name() == "Some"
-
-
-def test_under_torchrun_a_rank_that_raises_alone_shows_its_log(tmp_path):
-    path = tmp_path / "train.py"
-    path.write_text(FAILS.replace("WHAT", "if rank == 1: raise ValueError('only me')"))
-    done = run_python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, path)
-    assert done.rc == 1
-    assert "[autoddp] rank 1 raised an exception; the end of its log" in done.err
-    assert "ValueError: only me\n" in done.err
 
 
 # ---- options
