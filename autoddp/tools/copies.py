@@ -22,7 +22,7 @@ def copy_in_place(here: Path, root: Path) -> Path:
     So a relative path that leaves the folder means the same in the copy.
 
     Raises:
-        BadInput: There is no room for it.
+        BadInput: There is no room for it, or it changes meanwhile.
     """
     left_out = chooser(root)
     size, free = folder_size(here, left_out), shutil.disk_usage(root.parent).free
@@ -41,7 +41,11 @@ def copy_in_place(here: Path, root: Path) -> Path:
                 if name != inside:
                     os.symlink(above / name, made / name)
     copy = root / here.relative_to("/")
-    shutil.copytree(here, copy, symlinks=True, ignore=left_out)
+    try:
+        shutil.copytree(here, copy, symlinks=True, ignore=left_out)
+    except shutil.Error as error:
+        _, to, why = error.args[0][0]
+        raise BadInput(f"{os.path.basename(to)} cannot be copied ({why}); try again") from None
     return copy
 
 
@@ -69,5 +73,7 @@ def folder_size(folder: Path, left_out: Callable[[str, list[str]], set[str]]) ->
     for top, folders, files in os.walk(folder):
         gone = left_out(top, folders + files)
         folders[:] = [name for name in folders if name not in gone]
-        size += sum(os.lstat(os.path.join(top, name)).st_size for name in {*files} - gone)
+        for name in {*files} - gone:
+            with suppress(FileNotFoundError):  # it went meanwhile
+                size += os.lstat(os.path.join(top, name)).st_size
     return size

@@ -25,7 +25,7 @@ from autoddp.process.boot import BOOT
 from autoddp.process.script import Script
 from autoddp.report import INSTALLED, PREFIX
 from autoddp.tools.copies import copy_in_place
-from autoddp.tools.record.recording import Recording, RecordSettings, entries
+from autoddp.tools.record.recording import Recording, entries
 from autoddp.tools.record.script import RecordedScript, check_own
 
 RECORDED = "autoddp.tools.record.script"
@@ -98,7 +98,9 @@ class Runner:
             self._name(here, copy),
             *(self.script.args, self.script.module, self.script.text),
             options=replace(options, quiet=True),
-            settings=RecordSettings(str(records), self.numbers, steps),
+            records=str(records),
+            numbers=self.numbers,
+            steps=steps,
             changes=changes,
         )
         (results / "task").write_bytes(pickle.dumps(task))

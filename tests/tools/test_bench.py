@@ -28,7 +28,7 @@ from autoddp.tools.bench import command, replicate
 from autoddp.tools.bench.figures import Row
 from autoddp.tools.bench.ways import DATA_PARALLEL, GLOBAL, LOCAL, PLAIN, Way, ways
 from autoddp.tools.record.recorder import Enough, Recorder
-from autoddp.tools.record.recording import RecordSettings
+from autoddp.tools.record.script import RecordedScript
 from autoddp.tools.record.times import Times
 from autoddp.training.replica import Replicas
 
@@ -246,7 +246,7 @@ def test_bad_input_is_one_line(options, says, tmp_path, monkeypatch, capsys):
 
 def recorder_of(folder: Path, world: World, steps: int | None = None) -> Recorder:
     """A recorder of times alone."""
-    return Recorder(RecordSettings(str(folder), steps=steps), world, {})
+    return Recorder(RecordedScript("train.py", records=str(folder), steps=steps), world)
 
 
 @pytest.fixture
@@ -355,7 +355,7 @@ def test_what_a_step_is(recorded):
 
 def test_enough_steps_end_the_script(recorded):
     recorder, _ = recorded
-    recorder.settings = replace(recorder.settings, steps=2)
+    recorder.script = replace(recorder.script, steps=2)
     weight = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     weight.sum().backward()

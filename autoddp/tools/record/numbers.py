@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import array
 import gc
-import random
-import sys
+import pickle
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,6 +14,7 @@ from torch import Tensor, nn
 
 from autoddp.comm import accelerator
 from autoddp.report import users_line
+from autoddp.view.generators import Generators
 
 GOLDEN = 0.6180339887498949  # no multiple of it comes near a whole number often
 ROW = 2**20  # numbers that are summed at a time
@@ -132,15 +131,14 @@ def fingerprint(x: Tensor) -> Tensor:
 
 def generators() -> dict[str, int]:
     """Return a number for the state of each generator that a script knows."""
-    _, numbers, rest = random.getstate()
-    found = {"random": zlib.crc32(array.array("Q", numbers).tobytes() + repr(rest).encode())}
-    if "numpy" in sys.modules:
-        state: Any = sys.modules["numpy"].random.get_state()
-        found["numpy"] = zlib.crc32(state[1].tobytes() + repr(state[2:]).encode())
-    found["torch"] = zlib.crc32(torch.get_rng_state().numpy().tobytes())
-    for device, state in zip(accelerator.devices(), accelerator.states(), strict=True):
-        found[f"torch on {device}"] = zlib.crc32(state.cpu().numpy().tobytes())
-    return found
+    found = Generators()
+    states = {"random": found.python, "numpy": found.numpy}
+    devices = ("the CPU", *accelerator.devices())
+    states |= {
+        f"torch on {at}": x.cpu().numpy().tobytes()
+        for at, x in zip(devices, found.torch, strict=True)
+    }
+    return {name: zlib.crc32(pickle.dumps(state)) for name, state in states.items()}
 
 
 def names() -> dict[int, str]:

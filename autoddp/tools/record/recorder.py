@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,8 +20,11 @@ from torch.optim.optimizer import (
 
 from autoddp.comm.world import World
 from autoddp.tools.record.numbers import Numbers
-from autoddp.tools.record.recording import ABOUT, Entry, RecordSettings, write
+from autoddp.tools.record.recording import ABOUT, Entry, write
 from autoddp.tools.record.times import Times, around
+
+if TYPE_CHECKING:
+    from autoddp.tools.record.script import RecordedScript
 
 
 class Enough(SystemExit):
@@ -38,10 +41,10 @@ class Recorder:
     whether there is a recording already before it came to meet them.
     """
 
-    def __init__(self, settings: RecordSettings, world: World, about: Entry) -> None:
-        self.settings, self.rank, self.about = settings, world.rank, about
+    def __init__(self, script: RecordedScript, world: World) -> None:
+        self.script, self.world = script, world
         self.process, self.thread = os.getpid(), threading.get_ident()
-        self.part = Numbers() if settings.numbers else Times(world, self.here)
+        self.part = Numbers() if script.numbers else Times(world, self.here)
         self.count, self.depth, self.began = 0, 0, perf_counter()
         self.file: int | None = None
 
@@ -84,7 +87,7 @@ class Recorder:
             return
         self.count += 1
         self._write({"step": self.count} | entry)
-        if self.settings.steps is not None and self.count >= self.settings.steps:
+        if self.script.steps is not None and self.count >= self.script.steps:
             raise Enough
 
     def close(self, code: int, raised: BaseException | None = None) -> None:
@@ -99,15 +102,16 @@ class Recorder:
 
     def _tell(self, code: int | None) -> None:
         """Write what is said of the run as a whole: all of it or, if it fails, what was there."""
-        if self.rank == 0:
-            seconds, folder = round(perf_counter() - self.began, 3), self.settings.folder
+        if self.world.rank == 0:
+            seconds, folder = round(perf_counter() - self.began, 3), self.script.records
             file = write(folder, f"{ABOUT}.part")
-            os.write(file, json.dumps(self.about | {"exit": code, "seconds": seconds}).encode())
+            about = self.script.about(self.world) | {"exit": code, "seconds": seconds}
+            os.write(file, json.dumps(about).encode())
             os.close(file)
             os.replace(os.path.join(folder, f"{ABOUT}.part"), os.path.join(folder, ABOUT))
 
     def _write(self, entry: Entry) -> None:
         if self.file is None:
             self._tell(None)
-            self.file = write(self.settings.folder, f"{self.rank}.jsonl")
+            self.file = write(self.script.records, f"{self.world.rank}.jsonl")
         os.write(self.file, json.dumps(entry).encode() + b"\n")

@@ -18,15 +18,6 @@ Entry = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class RecordSettings:
-    """The settings of a recorder: its folder, and what it writes of each step."""
-
-    folder: str = ""
-    numbers: bool = False  # fingerprints of what was computed, in place of where the time went
-    steps: int | None = None  # after which the script ends, None for all
-
-
-@dataclass(frozen=True)
 class About:
     """The lines that rank 0 writes of the run as a whole."""
 

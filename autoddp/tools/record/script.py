@@ -23,7 +23,7 @@ from autoddp.process import own_ddp
 from autoddp.process.script import Script
 from autoddp.process.source import SourceFacts
 from autoddp.report import PREFIX
-from autoddp.tools.record.recording import REPORT, Entry, RecordSettings, is_part
+from autoddp.tools.record.recording import REPORT, Entry, is_part
 
 SEED = 20250131  # for every generator whose numbers are compared, before the script seeds it
 
@@ -33,7 +33,9 @@ class RecordedScript(Script):
     """A script that is recorded while it runs."""
 
     options: Options = field(default_factory=Options)
-    settings: RecordSettings = field(default_factory=RecordSettings)
+    records: str = ""  # the folder of the recording
+    numbers: bool = False  # fingerprints of what was computed, in place of where the time went
+    steps: int | None = None  # after which the script ends, None for all
     # what is done in each process before the script, as `package.module:function`
     changes: tuple[str, ...] = ()
 
@@ -42,12 +44,12 @@ class RecordedScript(Script):
         from autoddp.tools.record.recorder import Recorder
 
         world = HERE.find()
-        if self.settings.numbers:
+        if self.numbers:
             seed(SEED)
         with ExitStack() as undo:
             for name in self.changes:
                 pkgutil.resolve_name(name)(undo)
-            recorder = Recorder(self.settings, world, self.about(world))
+            recorder = Recorder(self, world)
             recorder.setup(undo)
             code = super().run(whole_traceback, ended)
             recorder.close(code, getattr(sys, "last_value", None))
@@ -126,5 +128,4 @@ def recorded(script: Script, options: Options, where: str) -> tuple[Script, Opti
     folder = os.path.abspath(where)
     given = {part.name: getattr(script, part.name) for part in fields(Script)}
     options = replace(options, report=options.report or os.path.join(folder, REPORT))
-    made = RecordedScript(**given, options=options, settings=RecordSettings(folder))
-    return made, options
+    return RecordedScript(**given, options=options, records=folder), options

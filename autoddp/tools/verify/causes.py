@@ -14,13 +14,9 @@ DECIDED = (
     "let nothing that is computed depend on autoddp.rank(), or on what is not the same on every "
     "rank (a host name, a file or a number of its own)"
 )
-# Options by which a user gives up some of one process's numbers, the value that does, and another.
-GIVEN_UP = (
-    ("view", "local", "each rank has its own share", "global"),
-    ("batchnorm", "local", "each rank normalizes by its own rows", "exact"),
-    ("loading", "rows", "a data set that draws random numbers draws others on each rank", "auto"),
-    ("draws", "own", "each rank draws for its own rows", "whole"),
-)
+# Options by which a user may give up some of one process's numbers, and values that give up none.
+LOOSER = ("batchnorm", "loading", "draws", "disable", "rowwise")
+EXACT = ("exact", "auto", "each", "whole", ())
 
 
 @dataclass(frozen=True)
@@ -44,8 +40,8 @@ TIPPED = Cause(
 )
 MARKED = Cause(
     "rowwise",
-    "the script, or --rowwise, marks something as rowwise, which is computed on each rank's rows: "
-    "that is wrong where it mixes rows",
+    "the script marks something as rowwise, which is computed on each rank's rows: that is wrong "
+    "where it mixes rows",
     "verify once more without the mark",
 )
 
@@ -61,13 +57,12 @@ def causes(findings: Findings, among: Findings, options: Options) -> Iterator[Ca
     if ended is not None:
         what = f"the ranks end with exit code {ended.got}, one process with {ended.want}"
         yield Cause("an error", what, "what the error says")
-    for name, value, what, exact in GIVEN_UP:
-        if getattr(options, name) == value:
-            yield Cause(name, f"--{name} {value}: {what}", f"--{name} {exact}")
-    if options.disable:
-        names = ",".join(options.disable)
-        what = f"--disable {names}: autoddp patches says what is so without"
-        yield Cause("a feature is left out", what, f"leave --disable {names} out")
+    for name in LOOSER:
+        value = getattr(options, name)
+        if value not in EXACT:
+            text = value if isinstance(value, str) else ",".join(value)
+            what = f"--{name} {text}, which may give up some of one process's numbers"
+            yield Cause("an option", what, "verify once more without it")
 
 
 def unrepeated(again: Findings) -> Cause | None:

@@ -9,6 +9,8 @@ from contextlib import ExitStack
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from autoddp.patching import Feature, Installation, patch, stands_for
 from autoddp.report import library_modules
@@ -19,8 +21,8 @@ LIBRARY = os.path.dirname(os.__file__) + os.sep
 FLOAT32 = torch.float32
 # Torch's tables that checkpoints are written by.
 TABLES = ("_dtype_to_storage_type_map", "_storage_type_to_dtype_map")
-# Functions whose tensors have the type of what they are given.
-MAKERS = ("from_numpy", "as_tensor", "tensor", "frombuffer")
+# Functions whose tensors have the type of what they are given, or of what a file holds.
+MAKERS = ("from_numpy", "as_tensor", "tensor", "frombuffer", "load")
 
 
 def other_pace(undo: ExitStack) -> None:
@@ -62,7 +64,7 @@ class FasterClocks(Feature):
 
 
 def float64(undo: ExitStack) -> None:
-    """Make float64 the default, and have `float32`, `.float()` and float32 arrays give float64.
+    """Make float64 the default, and have `float32`, `.float()`, arrays and files give float64.
 
     Half precision and autocast stay what they are.
     """
@@ -80,11 +82,14 @@ def float64(undo: ExitStack) -> None:
         _put(undo, torch, name, _widened(getattr(torch, name)))
 
 
+def _wide(x: Tensor) -> Tensor:
+    return x.double() if x.dtype == FLOAT32 else x
+
+
 def _widened(make: Any) -> Any:
     @functools.wraps(make)
     def made(*args: Any, **kwargs: Any) -> Any:
-        found = make(*args, **kwargs)
-        return found.double() if found.dtype == FLOAT32 else found
+        return tree_map_only(Tensor, _wide, make(*args, **kwargs))
 
     return made
 

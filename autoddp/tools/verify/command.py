@@ -23,8 +23,8 @@ AGAIN = (
     "compared"
 )
 WIDE = (
-    "float64: the default type, float32 by name, .float() and arrays of float32 were float64, and "
-    "so is what was printed and written then; half precision stayed"
+    "float64: the default type, float32 by name, .float(), arrays and files of float32 were "
+    "float64, and so is what was printed and written then; half precision stayed"
 )
 
 
@@ -111,13 +111,8 @@ class Verification:
         found.why = f"{self.ranks} do not give the numbers of one process"
         found.tail = tail(ranks.err) if ranks.code else []
         known = causes(found.findings, found.among, self.options)
-        unknown = MARKED if self._marked() else UNKNOWN
-        found.cause = found.cause or next(known, unknown)
-
-    def _marked(self) -> bool:
-        """Return whether the script, or an option, marks anything as rowwise."""
         text = Path(self.runner.script.find()).read_text(errors="replace")
-        return bool(self.options.rowwise) or "rowwise" in text
+        found.cause = found.cause or next(known, MARKED if "rowwise" in text else UNKNOWN)
 
 
 def compare(want: Left, got: Left, again: Again) -> Findings:
