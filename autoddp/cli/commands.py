@@ -47,7 +47,7 @@ def run(
         if options.record is not None:
             from autoddp.tools.record.script import recorded
 
-            ended = launch.run(*recorded(what, options, options.record))
+            ended = launch.run(recorded(what, options, options.record), options)
         else:
             ended = launch.run(what, options)
         hint = hints.behind(what.name, what.args)

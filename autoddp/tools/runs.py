@@ -41,11 +41,7 @@ class Left(Recording):
 
     out: str = ""  # what was printed
     err: str = ""
-    folder: Path = Path()
-
-    def forget(self) -> None:
-        """Delete what the run left, which may be large, once it is not needed any more."""
-        shutil.rmtree(self.folder.parent, ignore_errors=True)
+    folder: Path = Path()  # where numbers are compared; else it is gone
 
 
 @dataclass
@@ -116,7 +112,10 @@ class Runner:
         self.say(f"{name}: {seconds:.1f} s")
         # no text files: a carriage return is no end of a line
         out, err = ((results / of).read_bytes().decode(errors="replace") for of in ("out", "err"))
-        return Left(name, code, *entries(records), seconds, out, err, results / "folder")
+        left = Left(name, code, *entries(records), seconds, out, err, results / "folder")
+        if not self.numbers:
+            shutil.rmtree(results, ignore_errors=True)
+        return left
 
     def say(self, text: str) -> None:
         """Print a line of progress, unless --quiet."""

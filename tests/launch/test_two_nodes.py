@@ -297,8 +297,8 @@ def test_each_node_records_its_ranks_in_its_folder(nodes, tmp_path):
         ended = [job.end()[0] for job in jobs]
         assert [process.returncode for process, *_ in ended] == [0, 0], ended
     files = [sorted(os.listdir(folder / "record")) for folder in folders]
-    assert files == [["0.jsonl", "1.jsonl", "recording.json", "report.json"], ["2.jsonl"]]
-    assert len(os.listdir(tmp_path / "shared")) == 5
+    assert files == [["0.jsonl", "1.jsonl", "recording.json"], ["2.jsonl"]]
+    assert len(os.listdir(tmp_path / "shared")) == 4
     for other, ranks in (("record", 2), (str(tmp_path / "shared"), 3)):
         summarise = [sys.executable, "-m", "autoddp", "bench", "--recordings", other]
         done = subprocess.run(

@@ -27,7 +27,7 @@ from autoddp.process.script import Script
 from autoddp.tools.bench import command, replicate
 from autoddp.tools.bench.figures import Row
 from autoddp.tools.bench.ways import DATA_PARALLEL, GLOBAL, LOCAL, PLAIN, Way, ways
-from autoddp.tools.record.recorder import Enough, Recorder
+from autoddp.tools.record.recorder import Recorder
 from autoddp.tools.record.script import RecordedScript
 from autoddp.tools.record.times import Times
 from autoddp.training.replica import Replicas
@@ -361,7 +361,7 @@ def test_enough_steps_end_the_script(recorded):
     weight.sum().backward()
     optimizer.step()
     weight.sum().backward()
-    with pytest.raises(Enough):
+    with pytest.raises(SystemExit):
         optimizer.step()
 
 

@@ -34,7 +34,7 @@ TRAIN = """
         optimizer.step()
         print(step, loss.item())
 """
-FILES = ["0.jsonl", "1.jsonl", "recording.json", "report.json"]
+FILES = ["0.jsonl", "1.jsonl", "recording.json"]
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python", sys.executable]
 
 

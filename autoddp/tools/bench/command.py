@@ -79,7 +79,6 @@ def measure(runner: Runner, row: Row, name: str, steps: int | None) -> Left:
     left = runner.run(
         f"{name}: {way.title}", way.options, steps=steps, changes=way.changes, environ=way.environ
     )
-    left.forget()
     made = len(left.steps.get(0, []))
     if left.raised or made < LEAST or (left.code and not left.ends.get(0)):
         row.failed = tail(left.err) or [f"exit code {left.code} after {made} steps"]

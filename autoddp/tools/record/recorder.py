@@ -27,13 +27,6 @@ if TYPE_CHECKING:
     from autoddp.tools.record.script import RecordedScript
 
 
-class Enough(SystemExit):
-    """The end of a script, with exit code 0, after as many steps as were asked for."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-
-
 class Recorder:
     """The recorder of one rank, of which rank 0's says what there is of the run as a whole.
 
@@ -80,7 +73,7 @@ class Recorder:
         """Write the line of a step.
 
         Raises:
-            Enough: It is the last one that was asked for.
+            SystemExit: It is the last one that was asked for, and the script ends well.
         """
         entry = self.part.step(optimizer) if self.here() else {}
         if not entry:
@@ -88,7 +81,7 @@ class Recorder:
         self.count += 1
         self._write({"step": self.count} | entry)
         if self.script.steps is not None and self.count >= self.script.steps:
-            raise Enough
+            raise SystemExit(0)
 
     def close(self, code: int, raised: BaseException | None = None) -> None:
         """Write the line at the end, with how the script ended."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from autoddp.errors import BadInput
 
-ABOUT, REPORT, LINES = "recording.json", "report.json", ".jsonl"
+ABOUT, LINES = "recording.json", ".jsonl"
 LOADING, GATHERING, GRADIENTS = "loading", "gathering", "gradients"
 PARTS = (LOADING, GATHERING, GRADIENTS)  # of a step's time; the rest is computing
 Entry = dict[str, Any]

@@ -10,7 +10,7 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,7 +23,7 @@ from autoddp.process import own_ddp
 from autoddp.process.script import Script
 from autoddp.process.source import SourceFacts
 from autoddp.report import PREFIX
-from autoddp.tools.record.recording import REPORT, Entry, is_part
+from autoddp.tools.record.recording import Entry, is_part
 
 SEED = 20250131  # for every generator whose numbers are compared, before the script seeds it
 
@@ -103,8 +103,8 @@ def check_own(script: Script, options: Options) -> None:
         )
 
 
-def recorded(script: Script, options: Options, where: str) -> tuple[Script, Options]:
-    """Return the script so that it is recorded in a folder, and the options to run it by.
+def recorded(script: Script, options: Options, where: str) -> RecordedScript:
+    """Return the script so that it is recorded in a folder when it runs.
 
     Raises:
         BadInput: There is a recording already, none can be made there, or none of this script.
@@ -125,7 +125,5 @@ def recorded(script: Script, options: Options, where: str) -> tuple[Script, Opti
             f"--record is {where}, which holds a recording already; "
             "give another folder, or remove it"
         )
-    folder = os.path.abspath(where)
     given = {part.name: getattr(script, part.name) for part in fields(Script)}
-    options = replace(options, report=options.report or os.path.join(folder, REPORT))
-    return RecordedScript(**given, options=options, records=folder), options
+    return RecordedScript(**given, options=options, records=os.path.abspath(where))
