@@ -68,7 +68,7 @@ SWITCHES = {
 DEFAULTS = {
     "run": asdict(Options()),
     "verify": asdict(Options(nproc=2, loading="auto", draws="whole"))
-    | {"steps": None, "float64": False, "plot": None, "json": None},
+    | {"steps": None, "float64": False, "json": None},
 }
 
 
@@ -129,8 +129,6 @@ def is_right(wants):
         if wants["nnodes"] > 1:
             return False
     elif not 0 <= wants["node_rank"] < wants["nnodes"]:
-        return False
-    if wants["record_kind"] != "all" and wants["record"] is None:
         return False
     folder = os.path.dirname(wants.get("json") or "")
     if folder and not os.path.isdir(folder):

@@ -1,4 +1,4 @@
-"""Real workers of Ray Train: a script they run and a decorated function give one process's numbers.
+"""Real workers of Ray Train: a script that they run gives one process's numbers.
 
 One fit does it all, since Ray takes half a minute to start one. Ray listens on the loopback alone
 here.
@@ -60,7 +60,7 @@ def command(path: Path) -> list[str]:
 )
 def test_the_workers_of_ray_train(tmp_path):
     (tmp_path / "train.py").write_text(TRAIN)
-    for name in ("plain", "run1", "run2", "call1", "call2"):
+    for name in ("plain", "run1", "run2"):
         (tmp_path / name).mkdir()
     plain = run_python(tmp_path / "train.py", cwd=tmp_path / "plain")
     # sockets lie in there, with long names
@@ -76,10 +76,6 @@ def test_the_workers_of_ray_train(tmp_path):
         assert "gathers" not in err
     assert second["runs"] == [[0, "", ""]] * 2
     for found in (first, second):
-        for losses in found["calls"]:
-            same_text(plain.out, f"{losses}\n", RTOL, "losses")
         assert found["reduced"] == 2, "Ray's own group is there again"
-    for name in ("run1", "run2", "call1", "call2"):
+    for name in ("run1", "run2"):
         same_files(tmp_path / "plain", tmp_path / name, RTOL)
-    assert first["failed"].startswith("RankEnded: rank 1 has ended, and this rank waits for it in ")
-    assert second["failed"] == "ValueError: only me"

@@ -186,13 +186,11 @@ def test_two_machines(request, start, plain):
 
 @pytest.mark.slow
 def test_recordings(start):
-    """They are made first, and then read; two recordings do not tell rounding from errors."""
+    """They are made first, and then read."""
     made, read = RECORDED[:2], RECORDED[2:]
     for line in made:
         end(start(short(line)))
-    (compared, _), (summed, _) = [end(start(line), codes=(0, 1))[0] for line in read]
-    assert compared.startswith(("[autoddp] equal", "[autoddp] different: ranks has not the"))
-    assert re.search(r"^losses +\d+", compared, flags=re.M)
+    ((summed, _),) = [end(start(line))[0] for line in read]
     assert "samples/s" in summed
 
 

@@ -47,7 +47,7 @@ def run(
         if options.record is not None:
             from autoddp.tools.record.script import recorded
 
-            ended = launch.run(*recorded(what, options, options.record))
+            ended = launch.run(recorded(what, options, options.record), options)
         else:
             ended = launch.run(what, options)
         hint = hints.behind(what.name, what.args)
@@ -85,10 +85,6 @@ def verify(
             help="Run both in float64, too, even where float32 is equal.",
         ),
     ] = False,
-    plot: Annotated[
-        str | None,
-        typer.Option(metavar=PATH, help="An image file in which both loss curves are drawn."),
-    ] = None,
     json: Annotated[
         str | None,
         typer.Option(metavar=PATH, help="A file to which all that was found is written, as JSON."),
@@ -101,28 +97,15 @@ def verify(
             rich_help_panel=ROWS["draws"].panel,
         ),
     ] = "whole",
-    recordings: Annotated[
-        bool,
-        typer.Option(
-            "--recordings", help="Compare two folders of autoddp run --record, and run nothing."
-        ),
-    ] = False,
 ) -> Act:
     """Run SCRIPT on 1 process and on N, in copies of this folder: 0 if equal, 1 if not."""
+    from autoddp.tools.verify import command as verification
     from autoddp.tools.verify.verdict import VerifyOptions
 
-    if recordings:
-        check_no_run(shared, nproc=nproc != "2", float64=float64, draws=draws != "whole")
     options = Options(nproc=whole("--nproc", nproc), draws=draws, **shared)
     what = script()
     ends = None if steps is None else whole("--steps", steps)
-    wanted = VerifyOptions(ends, float64, plot, json)
-    if recordings:
-        from autoddp.tools.verify.recordings import run
-
-        return lambda: run((what.name, *what.args), wanted, options.quiet)
-    from autoddp.tools.verify import command as verification
-
+    wanted = VerifyOptions(steps=ends, float64=float64, json=json)
     return lambda: verification.run(what, options, wanted)
 
 
@@ -166,25 +149,22 @@ def bench(
     ] = False,
 ) -> Act:
     """Run SCRIPT on one process and on ranks, in copies of this folder: how fast it is, and why."""
-    from autoddp.tools.bench.show import BenchOptions
+    from autoddp.tools.bench import command as benchmark
 
     if recordings:
         check_no_run(shared, nproc=nproc, steps=steps, rounds=rounds != "3")
     options = Options(**shared)
     what = script()
-    wanted = BenchOptions(
-        tuple(whole("--nproc", number) for number in split(nproc)),
-        None if steps is None else whole("--steps", steps),
-        whole("--rounds", rounds),
-        json,
-        plot,
+    wanted = benchmark.BenchOptions(
+        nproc=tuple(whole("--nproc", number) for number in split(nproc)),
+        steps=None if steps is None else whole("--steps", steps),
+        rounds=whole("--rounds", rounds),
+        json=json,
+        plot=plot,
     )
     if recordings:
-        from autoddp.tools.bench.recordings import run
-
-        return lambda: run((what.name, *what.args), wanted, options.quiet)
-    from autoddp.tools.bench import command as benchmark
-
+        folders = (what.name, *what.args)
+        return lambda: benchmark.summarise(folders, wanted, options.quiet)
     return lambda: benchmark.run(what, options, wanted)
 
 

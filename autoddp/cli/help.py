@@ -22,7 +22,7 @@ EXAMPLES = {
     ),
     "verify": (
         ("autoddp verify --steps 5 train.py", "Compare two ranks with one, for five steps."),
-        ("autoddp verify --plot losses.png train.py", "Draw both loss curves."),
+        ("autoddp verify --json found.json train.py", "Tell all as data."),
     ),
     "bench": (
         ("autoddp bench --nproc 1,2,4 train.py", "Time the script on 1, 2 and 4 ranks."),

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, Unpack, overload
 
 from autoddp.comm.place import HERE
+from autoddp.comm.world import World
 from autoddp.decorator.keywords import Keywords
 from autoddp.errors import BadInput
 from autoddp.launch import launched, schedulers
@@ -37,8 +38,8 @@ def distributed(function: Any = None, /, **options: Any) -> Any:
     end with it. Where a fork is not safe, as other threads run or a GPU is in use, the call raises
     `BadInput` with the way out. With `nproc` unset there is one rank for each GPU. A variable wins
     over the option that is given here: AUTODDP_NPROC, AUTODDP_HANG_TIMEOUT and so on. With one
-    rank, in a child process and inside a job the call is a plain one. A rank that dies ends this
-    process at once, and is named. Run by torchrun, the script is in a job from the first call on.
+    rank, in a child process and inside a job of autoddp run the call is a plain one. A rank that
+    dies ends this process at once, and is named.
 
     Args:
         function: The function, when used without options.
@@ -90,14 +91,19 @@ def run(wrapped: Callable[..., Any], args: Any, kwargs: Any, options: Options) -
     """Call the decorated function in the way that is right for this process."""
     if HERE.world is not None or multiprocessing.parent_process() is not None:
         return wrapped(*args, **kwargs)
-    options, another = schedulers.settle(os.environ, options), launched(os.environ)
-    ranks = 0 if another else count(options)
+    options = schedulers.settle(os.environ, options)
+    ranks = World.read(os.environ).world_size if launched(os.environ) else count(options)
     if ranks == 1:
         return wrapped(*args, **kwargs)
+    if launched(os.environ):
+        raise BadInput(
+            f"@distributed starts ranks by itself, but another launcher has started {ranks}, and "
+            "each has run the script up to here; have it start autoddp run, as in torchrun "
+            "--nproc-per-node 2 -m autoddp run train.py"
+        )
     from autoddp.decorator import call  # with torch
 
-    made = call.DecoratedCall(wrapped, args, kwargs, options)
-    return call.attach(made) if another else call.lead(made, ranks)
+    return call.lead(call.DecoratedCall(wrapped, args, kwargs, options), ranks)
 
 
 def choose(options: dict[str, Any]) -> Options:

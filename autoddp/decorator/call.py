@@ -1,21 +1,17 @@
-"""A call of a decorated function as a job: on rank 0, on its forks, and on torchrun's ranks."""
+"""A call of a decorated function as a job: on rank 0, and on its forks."""
 
 from __future__ import annotations
 
-import atexit
 import gc
 import os
-import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store
 
 from autoddp import launch, torch_internals
 from autoddp.comm.collective_check import CollectiveCheck
@@ -23,14 +19,13 @@ from autoddp.comm.group import Group
 from autoddp.comm.place import HERE
 from autoddp.comm.world import ADDED, World
 from autoddp.decorator import forkable, forks, notebook
-from autoddp.decorator.existing_group import agreed, set_aside
-from autoddp.decorator.forks import Forks
+from autoddp.decorator.forks import RAISED, RETURNED, RUNNING, Forks
 from autoddp.decorator.wholes import whole
 from autoddp.effects.run import Run
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.launch.rendezvous import HOST, listen
 from autoddp.options import Options
-from autoddp.process import allocator, joining, streams, worker
+from autoddp.process import allocator, joining, worker
 from autoddp.process.devices import Devices, variable
 from autoddp.process.membership import member
 from autoddp.process.script import strip
@@ -38,7 +33,7 @@ from autoddp.process.streams import Logs
 from autoddp.report import Report
 from autoddp.report.places import CELL
 
-Tell = Callable[[str], None]
+Tell = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -75,33 +70,28 @@ def lead(call: DecoratedCall, ranks: int) -> Any:
     """Be rank 0 for the time of the call, with the others as forks, and return the call's result.
 
     They are forked for each call anew, since a fork has all that rank 0 has.
+
+    Raises:
+        BadInput: The options cannot be met, or this process cannot be rank 0 of a job.
     """
     if dist.is_initialized():
         raise BadInput(
-            "@distributed makes its own process group, but the script has initialised one already"
+            "@distributed makes its own process group, but the script has initialised one already; "
+            "leave that out, or run the whole script by autoddp run"
         )
-    devices, logs = ready(call.options, ranks)
+    launch.check(call.options)
+    devices, logs = joining.find_devices(ranks, call.options), Logs(call.options.log_dir)
     forkable.check(call.site, ranks, call.options)
     logs.make()
-    with listen() as door, closing(Forks(call.site, logs)) as others:
-        rank, line = others.start(ranks)
-        if line is not None:
+    with listen() as door, closing(Forks(call.site, ranks, logs)) as others:
+        rank = others.start()
+        if rank:
             world = place(rank, ranks, door.getsockname()[1])
             door.close()
-            follow(call, world, devices, logs, line)
+            follow(call, world, devices, others)
         # only now: its thread looks up an address, with locks that a fork would find held
         server = torch_internals.store_behind(door)
         return take_part(call, place(0, ranks, server.port), devices, others.settle)
-
-
-def ready(options: Options, ranks: int) -> tuple[Devices, Logs]:
-    """Check what the options name, and find the devices of this node's ranks.
-
-    Raises:
-        BadInput: The options cannot be met.
-    """
-    launch.check(options)
-    return joining.find_devices(ranks, options), Logs(options.log_dir)
 
 
 def place(rank: int, ranks: int, port: int) -> World:
@@ -109,107 +99,49 @@ def place(rank: int, ranks: int, port: int) -> World:
     return World(rank, ranks, rank, ranks, 0, HOST, port, agent_store=True)
 
 
-def follow(
-    call: DecoratedCall, world: World, devices: Devices, logs: Logs, line: Connection
-) -> NoReturn:
+def follow(call: DecoratedCall, world: World, devices: Devices, others: Forks) -> NoReturn:
     """Be a rank above 0 for the time of the call, and end there: what comes after is rank 0's."""
-    said = []
 
-    def tell(word: str) -> None:
-        said.append(word)
-        if word == "raised":
+    def tell(word: int) -> None:
+        if word == RAISED:
             traceback.print_exc()  # to the log
-        forks.say(line, word)
+        others.say(world.rank, word)
 
     try:
-        notebook.to_log(logs.of(world.rank))
+        notebook.to_log(others.logs.of(world.rank))
         take_part(call, world, devices, tell)
     except BaseException:
-        if not said:
-            tell("raised")
+        if others.words[world.rank] == RUNNING:
+            tell(RAISED)
     finally:
-        forks.end(line)
+        forks.end()
 
 
-def attach(call: DecoratedCall) -> Any:
-    """Be a rank of torchrun from here on, to the end of the process, like under `autoddp run`.
-
-    Where the script has a process group, as in a worker of Ray Train, only for the call.
-    """
-    world = World.read(os.environ)
-    if world.world_size == 1:
-        HERE.world = world
-        return call.plain()
-    devices, logs = ready(call.options, world.local_world_size)
-    if dist.is_initialized():
-        with set_aside(world, logs) as (tell, store):
-            return take_part(call, replace(world, agent_store=True), devices, tell, store)
-    logs.make()
-    terminal = os.dup(2)
-    if world.rank:
-        streams.redirect(logs.of(world.rank))
-    undo = ExitStack()
-    with logs.said_once(world.local_rank, terminal):
-        group = undo.enter_context(joined(call.options, world, devices, apart=True)).group
-
-    def end() -> None:
-        code = int(hasattr(sys, "last_value"))
-        if not code:
-            group.conclude()
-        # still in the group: others shall not fail because this rank left it
-        worker.end(group, code)
-        streams.flush()
-        if code and logs.of(world.rank).exists():
-            os.write(terminal, f"{logs.failure(world.rank, 'raised an exception')}\n".encode())
-        else:
-            logs.remove()
-        undo.close()
-
-    atexit.register(end)
-    return call.plain()
-
-
-def take_part(
-    call: DecoratedCall, world: World, devices: Devices, tell: Tell, store: Store | None = None
-) -> Any:
-    """Call the function as a rank, and tell at the end whether it has returned or raised.
-
-    Ranks that met over a `store` of the script's are no forks, and have variables of their own.
-    """
-    with joined(call.options, world, devices, store) as run:
-        forked = nullcontext() if store is None else agreed(run.group, call)
+def take_part(call: DecoratedCall, world: World, devices: Devices, tell: Tell) -> Any:
+    """Call the function as a rank, and tell at the end whether it has returned or raised."""
+    with joined(call.options, world, devices) as run:
         try:
-            with forked:
-                result = whole(call.plain())
+            result = whole(call.plain())
             run.group.conclude()
         except BaseException as error:
             strip(error)
-            tell("raised")
+            tell(RAISED)
             raise
-        tell("returned")
+        tell(RETURNED)
     return result
 
 
 @contextmanager
-def joined(
-    options: Options,
-    world: World,
-    devices: Devices,
-    store: Store | None = None,
-    apart: bool = False,
-) -> Iterator[Run]:
-    """Make this process a rank inside, and leave it as it was after.
-
-    Where another launcher started the ranks `apart`, they compare what they are about to run.
-    """
+def joined(options: Options, world: World, devices: Devices) -> Iterator[Run]:
+    """Make this process a rank inside, and leave it as it was after."""
     given = (*ADDED, variable(devices.kind, os.environ), "NCCL_SOCKET_IFNAME")
     threads, environ = torch.get_num_threads(), {name: os.environ.get(name) for name in given}
     report = Report(world.rank == 0 and not options.quiet, options.strict)
-    script, kept, run = forkable.script() if apart else None, False, None
+    kept, run = False, None
     try:
         kept = worker.set_up(world)
         joining.take_device(world, devices)
-        with member(world, options, devices, report, script, apart, store) as mine:
+        with member(world, options, devices, report, None, False) as mine:
             run = mine.run
             yield run
             run.view.pending.settle()

@@ -22,7 +22,6 @@ from autoddp.errors import BadInput
 from autoddp.options import Options
 from autoddp.options.given import as_typed
 from autoddp.options.row import DECORATOR
-from autoddp.process.script import Script
 
 HARD = 2  # omp_pause_hard
 
@@ -111,18 +110,11 @@ def _kept_pools() -> str:
 
 def command(ranks: int, options: Options) -> str:
     """Return the command that runs this script as a job from its first line on."""
-    found = script()
-    named = sys.argv[:1] if found is None else ["-m"] * found.module + [found.name]
-    given = as_typed(replace(options, nproc=ranks), DECORATOR)
-    return shlex.join(["autoddp", "run", *given, *named, *sys.argv[1:]])
-
-
-def script() -> Script | None:
-    """Return the file or module that `python` was called with; None where it was a text."""
-    main, args = sys.modules["__main__"], tuple(sys.argv[1:])
+    main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None and spec.name != "__main__":
-        return Script(spec.name.removesuffix(".__main__"), args, module=True)
-    file = getattr(main, "__file__", None)
-    typed = sys.argv[0]  # which is the same on each node
-    return None if file is None else Script(typed if os.path.isfile(typed) else file, args)
+        named = ["-m", spec.name.removesuffix(".__main__")]
+    else:
+        named = sys.argv[:1] if os.path.isfile(sys.argv[0]) else [getattr(main, "__file__", "-")]
+    given = as_typed(replace(options, nproc=ranks), DECORATOR)
+    return shlex.join(["autoddp", "run", *given, *named, *sys.argv[1:]])

@@ -149,16 +149,9 @@ class Options:
     )
     record: str | None = option(
         None,
-        "A folder for a recording of what each rank computed at every step and where its "
-        "time went, for `autoddp verify --recordings` and `autoddp bench --recordings`; "
-        "the generators of a script that does not seed them start alike.",
+        "A folder for a recording of where the time of each step went on each rank, for "
+        "`autoddp bench --recordings`.",
         takes="PATH",
-    )
-    record_kind: str = option(
-        "all",
-        "What `--record` keeps: numbers are fingerprints of what was computed, which take"
-        " time; times are where the time went.",
-        words=("all", "numbers", "times"),
     )
     log_dir: str | None = option(
         None, "A folder in which what ranks above 0 print is kept.", DECORATOR, takes="PATH"

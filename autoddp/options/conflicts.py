@@ -17,10 +17,6 @@ def check(o: Options) -> None:
     Raises:
         BadInput: There are such; it names both, and what to do.
     """
-    if o.record_kind != "all" and o.record is None:
-        raise BadInput(
-            f"--record-kind is {o.record_kind!r}, but nothing is recorded; add --record DIR"
-        )
     _averaging(o)
     _nodes(o)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,9 +22,10 @@ def copy_in_place(here: Path, root: Path) -> Path:
     So a relative path that leaves the folder means the same in the copy.
 
     Raises:
-        BadInput: There is no room for it.
+        BadInput: There is no room for it, or it changes meanwhile.
     """
-    size, free = folder_size(here, root), shutil.disk_usage(root.parent).free
+    left_out = chooser(root)
+    size, free = folder_size(here, left_out), shutil.disk_usage(root.parent).free
     if size + SPARE > free:
         raise BadInput(
             f"{root.parent} has {free / 1e9:.1f} GB left, and each run has a copy of this folder "
@@ -39,39 +41,39 @@ def copy_in_place(here: Path, root: Path) -> Path:
                 if name != inside:
                     os.symlink(above / name, made / name)
     copy = root / here.relative_to("/")
-    copy_folder(here, copy, root)
+    try:
+        shutil.copytree(here, copy, symlinks=True, ignore=left_out)
+    except shutil.Error as error:
+        _, to, why = error.args[0][0]
+        raise BadInput(f"{os.path.basename(to)} cannot be copied ({why}); try again") from None
     return copy
 
 
-def left_out(folder: Path, root: Path) -> bool:
-    """Return whether a folder is not copied: environments, caches, version control, our own."""
-    if folder.name in SKIPPED or root.is_relative_to(folder):
-        return True
-    return not os.access(folder, os.R_OK | os.X_OK) or (folder / "pyvenv.cfg").exists()
+def chooser(root: Path) -> Callable[[str, list[str]], set[str]]:
+    """Return what tells which names in a folder are not copied.
+
+    These are environments, caches, version control, what lies above the copies themselves, and what
+    is no file or cannot be read.
+    """
+
+    def left_out(path: Path) -> bool:
+        if path.is_symlink() or (path.is_file() and os.access(path, os.R_OK)):
+            return False
+        if not path.is_dir() or not os.access(path, os.R_OK | os.X_OK):
+            return True
+        ours = path.name in SKIPPED or root.is_relative_to(path)
+        return ours or (path / "pyvenv.cfg").exists()
+
+    return lambda folder, names: {name for name in names if left_out(Path(folder, name))}
 
 
-def folder_size(folder: Path, root: Path) -> int:
+def folder_size(folder: Path, left_out: Callable[[str, list[str]], set[str]]) -> int:
     """Add up the bytes of the files that a copy of the folder takes."""
     size = 0
     for top, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not left_out(Path(top, name), root)]
-        for name in files:
+        gone = left_out(top, folders + files)
+        folders[:] = [name for name in folders if name not in gone]
+        for name in {*files} - gone:
             with suppress(FileNotFoundError):  # it went meanwhile
                 size += os.lstat(os.path.join(top, name)).st_size
     return size
-
-
-def copy_folder(source: Path, target: Path, root: Path) -> None:
-    """Copy all that a folder holds and that can be read; links stay links."""
-    target.mkdir()
-    with os.scandir(source) as entries:
-        for entry in entries:
-            path, to = Path(entry.path), target / entry.name
-            if entry.is_symlink():
-                os.symlink(os.readlink(path), to)
-            elif entry.is_dir():
-                if not left_out(path, root):
-                    copy_folder(path, to, root)
-            elif entry.is_file() and os.access(path, os.R_OK):
-                with suppress(FileNotFoundError):  # as above
-                    shutil.copy2(path, to)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
+import pickle
 import shutil
 import signal
 import subprocess
@@ -21,21 +21,17 @@ from autoddp import launch
 from autoddp.comm.world import ADDED
 from autoddp.errors import BadInput
 from autoddp.options import Options
-from autoddp.process import own_ddp
 from autoddp.process.boot import BOOT
 from autoddp.process.script import Script
-from autoddp.process.source import SourceFacts
 from autoddp.report import INSTALLED, PREFIX
-from autoddp.tools import plots
 from autoddp.tools.copies import copy_in_place
-from autoddp.tools.record.recording import Recording, RecordSettings, entries
-from autoddp.tools.record.script import RecordedScript
+from autoddp.tools.record.recording import Recording, entries
+from autoddp.tools.record.script import RecordedScript, check_own
 
 RECORDED = "autoddp.tools.record.script"
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE = 40  # seconds that a run has to end in after it was told to
 TAIL = 12  # lines of a failure that are shown
-TORCHS = re.compile(r"\[W\S+ \S+ socket\.cpp")  # on nodes without DNS names
 REAL = "each run has a copy of this folder; what the script writes elsewhere, it writes for real"
 
 
@@ -43,11 +39,9 @@ REAL = "each run has a copy of this folder; what the script writes elsewhere, it
 class Left(Recording):
     """The remains of a run: its recording, what it printed, and its copy of the folder."""
 
-    folder: Path = Path()
-
-    def forget(self) -> None:
-        """Delete what the run left, which may be large, once it is not needed any more."""
-        shutil.rmtree(self.folder.parent, ignore_errors=True)
+    out: str = ""  # what was printed
+    err: str = ""
+    folder: Path = Path()  # where numbers are compared; else it is gone
 
 
 @dataclass
@@ -58,18 +52,18 @@ class Runner:
     """
 
     script: Script
-    kind: str  # of what is recorded: numbers or times
+    numbers: bool  # whether fingerprints of what was computed are taken
     quiet: bool
     root: Path  # of all that the runs write
 
     @classmethod
     @contextmanager
-    def of(cls, script: Script, kind: str, quiet: bool) -> Iterator[Runner]:
+    def of(cls, script: Script, numbers: bool, quiet: bool) -> Iterator[Runner]:
         """Make a runner; a signal ends the run that goes on, and the copies are removed."""
         before = {number: signal.signal(number, stop) for number in STOPS}
         root = Path(os.path.realpath(tempfile.mkdtemp(prefix="autoddp-")))
         try:
-            runner = cls(script, kind, quiet, root)
+            runner = cls(script, numbers, quiet, root)
             runner.say(REAL)
             yield runner
         finally:
@@ -91,20 +85,21 @@ class Runner:
         `changes` are of `RecordedScript`; `environ` are variables beside those of this process.
         """
         results = Path(tempfile.mkdtemp(dir=self.root))
-        records, temporary = results / "records", self.root / "tmp"
+        records, temporary, top = results / "records", self.root / "tmp", self.root / "run"
         records.mkdir()
         temporary.mkdir()
         here = Path(os.path.realpath(os.getcwd()))
-        copy = copy_in_place(here, self.root / "run")
-        kinds = self.kind == "numbers", self.kind == "times"
+        copy = copy_in_place(here, top)
         task = RecordedScript(
             self._name(here, copy),
             *(self.script.args, self.script.module, self.script.text),
             options=replace(options, quiet=True),
-            settings=RecordSettings(str(records), *kinds, steps),
+            records=str(records),
+            numbers=self.numbers,
+            steps=steps,
             changes=changes,
         )
-        (results / "task.json").write_text(task.to_json())
+        (results / "task").write_bytes(pickle.dumps(task))
         found = dict(os.environ) | {"TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1"}
         if found.get("PYTHONHASHSEED", "random") in ("", "random"):
             found["PYTHONHASHSEED"] = "0"  # one order of sets in all runs
@@ -112,12 +107,15 @@ class Runner:
         code = self._start(results, copy, found | dict(environ or {}))
         seconds = time.monotonic() - started
         copy.rename(results / "folder")
-        for folder in (self.root / "run", temporary):
+        for folder in (top, temporary):
             shutil.rmtree(folder, ignore_errors=True)
         self.say(f"{name}: {seconds:.1f} s")
         # no text files: a carriage return is no end of a line
         out, err = ((results / of).read_bytes().decode(errors="replace") for of in ("out", "err"))
-        return Left(name, code, *entries(records), seconds, {}, out, err, results / "folder")
+        left = Left(name, code, *entries(records), seconds, out, err, results / "folder")
+        if not self.numbers:
+            shutil.rmtree(results, ignore_errors=True)
+        return left
 
     def say(self, text: str) -> None:
         """Print a line of progress, unless --quiet."""
@@ -133,7 +131,7 @@ class Runner:
     def _start(self, results: Path, copy: Path, environ: Mapping[str, str]) -> int:
         """Start the run, wait for its end, and return its exit code, negative for a signal."""
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        command = [sys.executable, *flags, BOOT, RECORDED, str(results / "task.json")]
+        command = [sys.executable, *flags, BOOT, RECORDED, str(results / "task")]
         with open(results / "out", "wb") as out, open(results / "err", "wb") as err:
             process = subprocess.Popen(
                 command, cwd=copy, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=err
@@ -168,38 +166,22 @@ def check(script: Script, options: Options, command: str) -> None:
         raise BadInput(
             f"{names} are set: autoddp {command} starts ranks by itself; run it without a launcher"
         )
-    own = own_ddp.of(SourceFacts() if options.own_ddp == "no" else script.read(), options.own_ddp)
-    if own.kind is not own_ddp.Kind.VIEW:
-        raise BadInput(
-            f"{script.name} is distributed by itself ({own.line or '--own-ddp yes'}): autoddp run "
-            f"is its launcher, and there is nothing of ours to {command} "
-            "(--own-ddp no changes that)"
-        )
-
-
-def check_files(json: str | None, plot: str | None) -> None:
-    """Check that the files of --json and --plot can be made.
-
-    Raises:
-        BadInput: One cannot.
-    """
-    folder = os.path.dirname(json or "")
-    if folder and not os.path.isdir(folder):
-        raise BadInput(f"--json is {json}, but there is no folder {folder}; make it first")
-    if plot is not None:
-        plots.check(plot)
+    check_own(script, options)
 
 
 def tail(text: str) -> list[str]:
-    """Cut a text to the last lines of what went wrong, without the frames of libraries."""
+    """Cut a text to the last lines of what went wrong, without the frames of libraries.
+
+    What autoddp says is not cut: stacks of ranks that hang are long.
+    """
     kept: list[str] = []
     library = False
     for line in text.rstrip().splitlines():
         if line.startswith("  File "):
             library = any(part in line for part in INSTALLED)
-        if not (library and line.startswith("  ")) and not TORCHS.match(line):
+        if not (library and line.startswith("  ")):
             kept.append(line)
-    return kept[-TAIL:]
+    return [line for line in kept[:-TAIL] if line.startswith(PREFIX)] + kept[-TAIL:]
 
 
 def stop(number: int, frame: FrameType | None) -> NoReturn:

@@ -90,7 +90,6 @@ WRONG = {
     "NPROC": ("many", "--nproc is 'many'; it takes a whole number"),
     "VIEW": ("all", "--view is 'all'; it takes global, local"),
     "QUIET": ("perhaps", "--quiet is 'perhaps'; it takes 1 or 0"),
-    "RECORD_KIND": ("times", "--record-kind is 'times', but nothing is recorded"),
     "REPORT": ("/dev/null/r.json", "--report is /dev/null/r.json, which cannot be made"),
 }
 

@@ -12,8 +12,6 @@ from autoddp.options import ROWS, Options
 
 CHOICES = {name: row.words for name, row in ROWS.items() if row.words}
 
-WITH = {"record_kind": {"record": "folder"}}  # there is something to record
-
 
 def test_round_trip():
     options = Options(nproc=2, disable=("loaders", "files"), report="r.json", strict=True)
@@ -23,8 +21,7 @@ def test_round_trip():
 @pytest.mark.parametrize("name", CHOICES)
 def test_words_are_checked(name):
     for word in CHOICES[name]:
-        with_it = WITH.get(name, {})
-        assert getattr(Options(**{name: word, **with_it}), name) == word
+        assert getattr(Options(**{name: word}), name) == word
     flag = name.replace("_", "-")
     with pytest.raises(BadInput, match=rf"^--{flag} is 'odd'; it takes {', '.join(CHOICES[name])}"):
         Options(**{name: "odd"})
@@ -36,10 +33,6 @@ def test_words_are_checked(name):
         ({"nproc": 0}, "^--nproc is 0; a job has at least 1 rank on each node$"),
         ({"nnodes": 0}, "^--nnodes is 0; a job has at least 1 node$"),
         ({"nnodes": 2, "node_rank": 5}, "^--node-rank is 5 with --nnodes 2; it goes from 0 to 1$"),
-        (
-            {"record_kind": "times"},
-            "^--record-kind is 'times', but nothing is recorded; add --record",
-        ),
         ({"node_rank": 1}, "^--node-rank is 1 with --nnodes 1; give the number of nodes there$"),
     ],
 )

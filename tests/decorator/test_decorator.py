@@ -16,7 +16,6 @@ import torch
 
 from autoddp import distributed
 from autoddp.decorator import NAMES, cell_magic, choose, count
-from autoddp.decorator.existing_group import digest
 from autoddp.decorator.keywords import Keywords
 from autoddp.errors import BadInput
 from autoddp.options import ROWS, Options
@@ -474,37 +473,9 @@ JOINS = (
 
 
 GROUP = """
-import os, sys
 import torch.distributed as dist
-child = os.fork()
-rank = "1" if child == 0 else "0"
-os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
-os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
-store = dist.FileStore(os.path.join(tempfile.gettempdir(), "store"), 2)
-dist.init_process_group("gloo", store=store, rank=int(rank), world_size=2)
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 """
-LEAVES = """
-dist.destroy_process_group()
-if not child:
-    sys.stdout.flush()
-    os._exit(0)
-assert os.waitpid(child, 0)[1] == 0
-"""
-BESIDE = (
-    GROUP
-    + """
-TRAINS
-for call in range(2):
-    got = main(1)
-    if dist.get_rank() == 0:
-        show(got)
-    x = torch.ones(1)
-    dist.all_reduce(x)
-    assert rank == str(dist.get_rank()), "its own again"
-    assert x.item() == 2 and os.environ["RANK"] == str(dist.get_rank())
-"""
-    + LEAVES
-)
 
 
 def test_under_autoddp_run_it_is_a_plain_call(warm, python, tmp_path):
@@ -518,81 +489,19 @@ def test_under_autoddp_run_it_is_a_plain_call(warm, python, tmp_path):
         assert len([line for line in ours(done) if "node" in line]) == int(nproc) - 1
 
 
-def test_under_torchrun_the_ranks_join_at_the_call(python, tmp_path):
-    plain = python(JOINS, 1, name="plain")
-    folder = tmp_path / "torchrun"
-    folder.mkdir()
-    (tmp_path / "train.py").write_text(JOINS)
-    done = run_python(
-        *(
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            2,
-            tmp_path / "train.py",
-        ),
-        cwd=folder,
-    )
-    assert done.rc == 0, done.err
-    # what comes before the call, both print
-    assert done.out.replace("before\n", "", 1) == plain.out
-    assert (folder / "after.txt").read_text() == "once"
+def test_under_torchrun_the_call_is_refused_with_the_way_out(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(CANNOT.replace("INSIDE", "print('inside')") + "main()\n")
+    done = run_python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, path)
+    assert (done.rc, done.out) == (1, "")
+    assert "BadInput: @distributed starts ranks by itself, but another launcher has" in done.err
 
 
-def test_beside_a_process_group_that_is_up_ranks_join_for_the_time_of_the_call(python, tmp_path):
-    plain = python(JOINS, 1, name="plain")
-    inside = "assert not dist.is_initialized() and 'RANK' not in os.environ and rank == '0'"
-    done = python(BESIDE.replace("TRAINS", TRAINS.replace("INSIDE", inside)))
-    assert done.code == 0, done.err
-    assert sorted(done.out.replace("before\n", "", 1).splitlines()) == sorted(
-        plain.out.splitlines()
-    )
-    assert [path.name for path in leftovers(tmp_path)] in ([], ["store"])
-
-
-TELLS = (
-    GROUP
-    + """
-import posix, random, time, numpy, torch
-from autoddp import distributed
-began = __own__ = time.time()  # such a name is no variable of the script's
-WHAT
-@distributed
-def main(*args):
-    from autoddp.comm.place import HERE
-    number = posix.open(f"rank{HERE.world.rank}", os.O_WRONLY | os.O_CREAT)  \
-# by itself, on each rank
-    drawn = os.urandom(8), random.random(), numpy.random.default_rng().random()
-    posix.write(number, f"{began} {drawn} {time.time() > began}".encode())
-main(ARGS)
-assert began == __own__, "its own again"
-"""
-    + LEAVES
-)
-
-
-def test_ranks_of_a_group_have_rank_0s_times_and_draws_in_the_call(python):
-    done = python(TELLS.replace("WHAT", "words = {'a', 'b'}").replace("ARGS", "1, [2]"))
-    assert done.code == 0, done.err
-    told = (done.folder / "rank0").read_text()
-    assert told == (done.folder / "rank1").read_text()
-    assert told.endswith(" True")
-
-
-@pytest.mark.parametrize(
-    ("what", "args", "name"),
-    [
-        ("torch.seed(); data = [1, {'x': torch.randn(3)}]", "", "data"),
-        ("data = numpy.frombuffer(os.urandom(8), 'u1')", "", "data"),
-        ("", "[os.urandom(2).hex()]", "an argument of the call"),
-    ],
-    ids=["tensor", "array", "argument"],
-)
-def test_what_differs_on_a_rank_of_a_group_is_named(python, what, args, name):
-    done = python(TELLS.replace("WHAT", what).replace("ARGS", args))
-    assert done.code == 1
-    assert f"Disagreement: {name} at main() is not on rank 1 what it is on rank 0" in done.err
+def test_beside_a_process_group_that_is_up_the_call_is_refused(python):
+    done = python(GROUP + CANNOT.replace("INSIDE", "print('inside')") + "main()\n")
+    assert (done.code, done.out) == (1, "")
+    said = done.err.splitlines()[-1]
+    assert "@distributed makes its own process group, but the script has initialised one" in said
 
 
 def test_a_decorated_function_is_a_plain_one():
@@ -606,21 +515,6 @@ def test_a_decorated_function_is_a_plain_one():
 
     assert type(distributed(choose)) is type(choose)
     assert Some.name() == "Some"
-
-
-def test_under_torchrun_a_rank_that_raises_alone_shows_its_log(tmp_path):
-    path = tmp_path / "train.py"
-    path.write_text(FAILS.replace("WHAT", "if rank == 1: raise ValueError('only me')"))
-    done = run_python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, path)
-    assert done.rc == 1
-    assert "[autoddp] rank 1 raised an exception; the end of its log" in done.err
-    assert "ValueError: only me\n" in done.err
-
-
-def test_values_that_differ_have_digests_that_differ():
-    values = [[1, 23], [12, 3], [[1], 23], {"a": 1}, {"a": [1]}, ["a", 1], "a1", {"a1"}, {"a", "1"}]
-    assert len({digest(value) for value in values}) == len(values)
-    assert digest({"b": 1, "a": [2.0, None]}) == digest({"b": 1, "a": [2.0, None]})
 
 
 # ---- options

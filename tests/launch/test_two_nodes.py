@@ -294,18 +294,16 @@ def test_each_node_records_its_ranks_in_its_folder(nodes, tmp_path):
         ended = [job.end()[0] for job in jobs]
         assert [process.returncode for process, *_ in ended] == [0, 0], ended
     files = [sorted(os.listdir(folder / "record")) for folder in folders]
-    assert files == [["0.jsonl", "1.jsonl", "recording.json", "report.json"], ["2.jsonl"]]
-    assert len(os.listdir(tmp_path / "shared")) == 5
-    alone = [sys.executable, "-m", "autoddp", "run", "-n", "1", "--record", "alone", "train.py"]
-    subprocess.run(alone, cwd=folders[0], env=environ(), check=True, timeout=240)
+    assert files == [["0.jsonl", "1.jsonl", "recording.json"], ["2.jsonl"]]
+    assert len(os.listdir(tmp_path / "shared")) == 4
     for other, ranks in (("record", 2), (str(tmp_path / "shared"), 3)):
-        compare = [sys.executable, "-m", "autoddp", "verify", "--recordings", "alone", other]
+        summarise = [sys.executable, "-m", "autoddp", "bench", "--recordings", other]
         done = subprocess.run(
-            compare, cwd=folders[0], env=environ(), capture_output=True, text=True, timeout=240
+            summarise, cwd=folders[0], env=environ(), capture_output=True, text=True, timeout=240
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert (f"{other} has 2 of 3 ranks: 2 wrote on other nodes" in done.stdout) == (ranks == 2)
-        assert f"steps of ranks {3 * (ranks - 1)}" in " ".join(done.stdout.split())
+        assert "of 3 steps are" in done.stdout
 
 
 AUGMENTED = """

@@ -118,7 +118,6 @@ def test_a_file_that_cannot_be_read_is_compared_by_why(tmp_path):
 def ranks(tmp_path, commands):
     """Ranks that another launcher starts on one node, each by a command of its own."""
     (tmp_path / "s.py").write_text("print('it ran')\n")
-    (tmp_path / "decorated.py").write_text(DECORATED)
     (tmp_path / "tmp").mkdir()
     port, size = free_port(), len(commands)
     given = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1"}
@@ -149,16 +148,6 @@ def ranks(tmp_path, commands):
             rank.kill()
 
 
-DECORATED = """import os
-from autoddp import distributed
-
-@distributed
-def main():
-    print('it ran')
-
-os.chdir('tmp')
-main()
-"""
 OTHERS = {
     "an option": ("--draws own s.py", "--draws is own on rank 1 and auto on rank 0"),
     "an argument": ("s.py --lr 2", "the script's command line is --lr 2 on rank 1 and empty on"),
@@ -175,17 +164,4 @@ def test_ranks_of_another_launcher_are_compared_on_one_node_too(case, tmp_path):
     assert said in err
     assert "start all ranks with the same" in err
     assert other == ("", "", 2), "one rank of a node says it"
-    assert not list((tmp_path / "tmp").iterdir()), "the logs are gone"
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("argument", ["", "--lr 2"])
-def test_ranks_that_come_to_a_decorated_function_are_compared(argument, tmp_path):
-    commands = [["decorated.py"], ["decorated.py", *argument.split()]]
-    (out, err, code), (out2, err2, code2) = ranks(tmp_path, commands)
-    if not argument:
-        assert (out, code, out2, code2) == ("it ran\n", 0, "", 0), err + err2
-        return
-    assert (out, code, out2, err2, code2) == ("", 1, "", "", 1), err
-    assert "line is --lr 2 on rank 1 and empty on rank 0; start all ranks" in err.splitlines()[-1]
     assert not list((tmp_path / "tmp").iterdir()), "the logs are gone"

@@ -17,7 +17,7 @@ def forked_runs() -> Iterator[None]:
     """Commands that are started as a user does it start their runs as a user's, too."""
 
     def start(runner: runs.Runner, results: Path, copy: Path, environ: dict[str, str]) -> int:
-        argv = ("python", BOOT, runs.RECORDED, str(results / "task.json"))
+        argv = ("python", BOOT, runs.RECORDED, str(results / "task"))
         logs = [results / "out", results / "err"]
         return warm.shared().start(*argv, folder=copy, logs=logs, env=environ).wait(240)
 

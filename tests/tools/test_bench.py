@@ -25,11 +25,11 @@ from autoddp.options import Options
 from autoddp.process.devices import There
 from autoddp.process.script import Script
 from autoddp.tools.bench import command, replicate
-from autoddp.tools.bench.figures import Figures, Row
+from autoddp.tools.bench.figures import Row
 from autoddp.tools.bench.ways import DATA_PARALLEL, GLOBAL, LOCAL, PLAIN, Way, ways
-from autoddp.tools.record.phases import RECORDING, Parts
-from autoddp.tools.record.recorder import Enough, Recorder
-from autoddp.tools.record.recording import RecordSettings
+from autoddp.tools.record.recorder import Recorder
+from autoddp.tools.record.script import RecordedScript
+from autoddp.tools.record.times import Times
 from autoddp.training.replica import Replicas
 
 pytestmark = pytest.mark.slow
@@ -169,8 +169,12 @@ def test_what_is_told(seen):
         assert min(row["rounds"][0]["memory"]) > 2**26
     shown = [line for line in seen.out.splitlines() if not line.startswith("[autoddp]")]
     assert max(map(len, shown)) <= 100
-    assert "…" not in seen.out
-    assert "[autoddp] DataParallel is left out: it takes several GPUs" in seen.out
+    titles = [" ".join(line.split()) for line in shown if "ranks" in line]
+    assert titles == [
+        "how fast ranks batch seconds samples/s ± step ms speed-up",
+        "where the time of a step goes ranks loading computing gathering gradients MiB",
+    ]
+    assert "[autoddp] DataParallel is left out: it takes several CUDA GPUs" in seen.out
     assert "[autoddp] round 1 of 1: global view, 2 ranks: " in seen.err
 
 
@@ -242,7 +246,7 @@ def test_bad_input_is_one_line(options, says, tmp_path, monkeypatch, capsys):
 
 def recorder_of(folder: Path, world: World, steps: int | None = None) -> Recorder:
     """A recorder of times alone."""
-    return Recorder(RecordSettings(str(folder), numbers=False, steps=steps), world, {})
+    return Recorder(RecordedScript("train.py", records=str(folder), steps=steps), world)
 
 
 @pytest.fixture
@@ -256,7 +260,7 @@ def recorded(tmp_path):
         def steps() -> list[dict]:
             recorder.close(0)
             lines = (tmp_path / "0.jsonl").read_text().splitlines()
-            return [entry.get("times", entry) for entry in map(json.loads, lines)]
+            return [*map(json.loads, lines)]
 
         yield recorder, steps
     assert torch.autograd.backward is before[0]
@@ -319,26 +323,15 @@ def test_what_is_looked_at_on_ranks_is_put_back(tmp_path):
 
 
 def test_nested_parts_count_as_the_outermost():
-    parts = Parts()
-    with parts.spend("gradients"):
+    times = Times(World(), lambda: True)
+    times.begin(None)
+    with times.spend("gradients"):
         time.sleep(0.01)
-        with parts.spend("gathering"):
+        with times.spend("gathering"):
             time.sleep(0.01)
-    found = parts.record()
+    found = times.step(None)
     assert found["gathering"] == 0
     assert 0.02 <= found["gradients"] <= found["seconds"]
-
-
-def test_what_recording_takes_is_no_part_of_a_step():
-    parts = Parts()
-    with parts.spend(RECORDING):
-        time.sleep(0.2)
-        with parts.spend("gathering"):
-            time.sleep(0.1)
-    found = parts.record()
-    assert set(found) == {"seconds", "loading", "gathering", "gradients"}
-    assert found["seconds"] < 0.2
-    assert found["gathering"] == 0
 
 
 def test_what_a_step_is(recorded):
@@ -362,25 +355,25 @@ def test_what_a_step_is(recorded):
 
 def test_enough_steps_end_the_script(recorded):
     recorder, _ = recorded
-    recorder.settings = replace(recorder.settings, steps=2)
+    recorder.script = replace(recorder.script, steps=2)
     weight = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     weight.sum().backward()
     optimizer.step()
     weight.sum().backward()
-    with pytest.raises(Enough):
+    with pytest.raises(SystemExit):
         optimizer.step()
 
 
 # ---- figures, ways
 
-WAY = Way(GLOBAL, Options(nproc=2), 2)
+WAY = Way(GLOBAL, Options(nproc=2), 2, 2)
 PARTS = {"loading": 0.1, "gathering": 0.2, "gradients": 0.1, "computing": 0.6}
-RUN = Figures(9, 2, 72, 8.0, 100.0, 0.01, PARTS, [5, 7], False, 1.0)
+RUN = {"rate": 100.0, "shares": PARTS, "memory": [5, 7]}
 
 
 def row_of(way: Way, *rates: float) -> Row:
-    return Row(way, [replace(RUN, rate=rate) for rate in rates])
+    return Row(way, [RUN | {"rate": rate} for rate in rates])
 
 
 def test_rounds_are_compared_with_one_process_in_the_same_round():
@@ -396,7 +389,7 @@ def test_rounds_are_compared_with_one_process_in_the_same_round():
 def test_ways():
     found, left_out = ways(Options(), [1, 2], There())
     assert [(way.label, way.ranks) for way in found] == [(PLAIN, 1), (GLOBAL, 2), (LOCAL, 2)]
-    assert left_out == ["DataParallel is left out: it takes several GPUs, and there is none"]
+    assert left_out == ["DataParallel is left out: it takes several CUDA GPUs, and here is none"]
     found, left_out = ways(Options(), [2], There("cuda", ("4", "5", "6"), "nccl"))
     assert [(way.label, way.devices) for way in found[:2]] == [(PLAIN, 1), (DATA_PARALLEL, 3)]
     assert found[0].environ == {"CUDA_VISIBLE_DEVICES": "4"}, "one process has one GPU"
@@ -404,7 +397,7 @@ def test_ways():
     found, left_out = ways(Options(), [2], There("npu", ("4", "5", "6"), "hccl"))
     assert [way.label for way in found[:2]] == [PLAIN, GLOBAL]
     assert found[0].environ == {"ASCEND_RT_VISIBLE_DEVICES": "4"}
-    assert left_out == ["DataParallel is left out: torch scatters to CUDA alone, and here is npu"]
+    assert left_out == ["DataParallel is left out: it takes several CUDA GPUs, and here is 3 npu"]
     assert command.counts((), 0) == [2]
     assert command.counts((), 8) == [2, 4, 8]
     assert command.counts((4, 1, 4), 8) == [1, 4]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 
@@ -42,6 +43,20 @@ def test_a_temporary_folder_within_the_folder_is_not_copied(tmp_path):
     (tmp_path / "root").mkdir()
     copy = copy_in_place(tmp_path, tmp_path / "root" / "run")
     assert os.listdir(copy) == ["train.py"]
+
+
+def test_a_file_that_goes_meanwhile_is_named(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "log.txt").touch()
+
+    def copy(source, target):
+        os.unlink(source)
+        return shutil.copy2(source, target)
+
+    busy = functools.partial(shutil.copytree, copy_function=copy)
+    monkeypatch.setattr(copies.shutil, "copytree", busy)
+    with pytest.raises(BadInput, match=r"^log.txt cannot be copied \(.*No such file"):
+        copy_in_place(tmp_path / "here", tmp_path / "root")
 
 
 def test_a_folder_for_which_there_is_no_room_is_refused(tmp_path, monkeypatch):

@@ -9,13 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import data_parallel
 
-from autoddp import torch_internals
-
 
 def setup(undo: ExitStack) -> None:
     """Replicate at each call the outermost module that is given tensors on a GPU."""
-    there = torch_internals.accelerator()
-    kind = there.type if there is not None else ""
     gpus = list(range(torch.accelerator.device_count()))
     plain, inside = nn.Module.__call__, False
 
@@ -23,7 +19,7 @@ def setup(undo: ExitStack) -> None:
         nonlocal inside
         first = next(module.parameters(), None)
         known = inside or isinstance(module, nn.DataParallel) or torch.compiler.is_compiling()
-        there = first is not None and first.device.type == kind
+        there = first is not None and first.device.type == "cuda"
         if known or not there or not any(isinstance(x, Tensor) for x in args):
             return plain(module, *args, **kwargs)
         inside = True

@@ -12,8 +12,7 @@ from autoddp.process.devices import There
 
 PLAIN, DATA_PARALLEL, GLOBAL, LOCAL = "plain", "DataParallel", "global view", "local view"
 REPLICATE = "autoddp.tools.bench.replicate:setup"
-NO_GPUS = "DataParallel is left out: it takes several GPUs, and there {gpus}"
-CUDAS = "DataParallel is left out: torch scatters to CUDA alone, and here is {kind}"
+LEFT_OUT = "DataParallel is left out: it takes several CUDA GPUs, and here is {}"
 
 
 @dataclass(frozen=True)
@@ -22,14 +21,10 @@ class Way:
 
     label: str  # what it is called in a table: its kind, or the folder of a recording
     options: Options
+    ranks: int
     devices: int  # GPUs or ranks
     changes: tuple[str, ...] = ()  # see `RecordedScript`
     environ: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def ranks(self) -> int:
-        """Return the number of ranks on all nodes together."""
-        return (self.options.nproc or 1) * self.options.nnodes
 
     @property
     def title(self) -> str:
@@ -43,14 +38,12 @@ def ways(options: Options, counts: Sequence[int], found: There) -> tuple[list[Wa
     # one process sees the first of several
     first = {devices.variable(found.kind, os.environ): gpus[0]} if len(gpus) > 1 else {}
     alone = replace(options, nproc=1)
-    rows, left_out = [Way(PLAIN, alone, 1, environ=first)], []
-    if len(gpus) > 1 and found.kind != "cuda":
-        left_out.append(CUDAS.format(kind=found.kind))
-    elif len(gpus) > 1:
-        rows.append(Way(DATA_PARALLEL, alone, len(gpus), (REPLICATE,)))
+    rows, left_out = [Way(PLAIN, alone, 1, 1, environ=first)], []
+    if len(gpus) > 1 and found.kind == "cuda":
+        rows.append(Way(DATA_PARALLEL, alone, 1, len(gpus), (REPLICATE,)))
     else:
-        left_out.append(NO_GPUS.format(gpus="is one" if gpus else "is none"))
-    for ranks in (replace(options, nproc=count) for count in counts if count != 1):
-        rows.append(Way(GLOBAL, ranks, ranks.nproc or 1))
-        rows.append(Way(LOCAL, replace(ranks, view="local"), ranks.nproc or 1))
+        left_out.append(LEFT_OUT.format(f"{len(gpus)} {found.kind}" if gpus else "none"))
+    for ranks in (count for count in counts if count != 1):
+        for label, view in ((GLOBAL, "global"), (LOCAL, "local")):
+            rows.append(Way(label, replace(options, nproc=ranks, view=view), ranks, ranks))
     return rows, left_out

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import array
-import random
-import sys
+import gc
+import pickle
 import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -13,14 +14,15 @@ from torch import Tensor, nn
 
 from autoddp.comm import accelerator
 from autoddp.report import users_line
-from autoddp.tools.record.module_names import named_modules
+from autoddp.training.loading.generators import Generators
 
 GOLDEN = 0.6180339887498949  # no multiple of it comes near a whole number often
 ROW = 2**20  # numbers that are summed at a time
+OURS = ("autoddp.", "torch.nn.parallel")  # modules that a user has not made
 
 
 class Numbers:
-    """The numbers of one process, as an entry for every step of any optimizer.
+    """The numbers of one process: the entry of a step of any optimizer.
 
     All ranks read every loss: reading may sum it over the ranks, and then all must take part.
     """
@@ -31,13 +33,17 @@ class Numbers:
         self.before: dict[int, list[list[float] | None]] = {}
         # by the id of an optimizer: its number, and how many parameters it had
         self.optimizers: dict[int, tuple[int, int]] = {}
-        self.names: dict[int, str] = {}
 
-    def note(self, roots: list[Tensor]) -> None:
-        """Remember the roots of a backward as losses."""
-        where = users_line(2)
+    def setup(self, undo: ExitStack) -> None:
+        """Do nothing: optimizers and backward passes are all that is looked at."""
+
+    @contextmanager
+    def backward(self, roots: list[Tensor]) -> Iterator[None]:
+        """Remember the roots of the backward inside as losses."""
+        where = users_line()
         with torch.no_grad():
             self.losses += [(where, root.detach()) for root in roots]
+        yield
 
     def begin(self, optimizer: Any) -> None:
         """Read the gradients before the step, which may use them up."""
@@ -51,7 +57,7 @@ class Numbers:
             gradients = prints_of(p.grad for p in mine)
         return {
             "line": users_line(),
-            "losses": self._losses(),
+            "losses": self._read(),
             "lr": [float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
             "gradients": gradients,
             "parameters": prints_of(mine),
@@ -59,11 +65,11 @@ class Numbers:
             "generators": generators(),
         } | self._who(optimizer, mine)
 
-    def rest(self, raised: BaseException | None) -> dict[str, Any]:
+    def rest(self, raised: object) -> dict[str, Any]:
         """Return the losses that no step followed; none after an error, when ranks have parted."""
-        return {"losses": [] if raised else self._losses()}
+        return {"losses": [] if raised else self._read()}
 
-    def _losses(self) -> list[tuple[str, float]]:
+    def _read(self) -> list[tuple[str, float]]:
         found, self.losses = self.losses, []
         with torch.no_grad():
             return [(where, value(root)) for where, root in found]
@@ -72,17 +78,11 @@ class Numbers:
         """Return the optimizer's number, and, where they are new, the names of what it changes."""
         number, known = self.optimizers.get(id(optimizer), (len(self.optimizers), -1))
         self.optimizers[id(optimizer)] = number, len(mine)
-        who: dict[str, Any] = {"optimizer": number}
-        if known != len(mine):
-            named = named_modules()
-            self.names |= names_of_parameters(named)
-            groups = optimizer.param_groups
-            places = [(g, p) for g, group in enumerate(groups) for p in range(len(group["params"]))]
-            who["names"] = [
-                self.names.get(id(parameter), f"parameter {p} of group {g}")
-                for parameter, (g, p) in zip(mine, places, strict=True)
-            ]
-        return who
+        if known == len(mine):
+            return {"optimizer": number}
+        named = names()
+        found = [named.get(id(x), f"parameter {at}") for at, x in enumerate(mine)]
+        return {"optimizer": number, "names": found}
 
 
 def value(root: Tensor) -> float:
@@ -118,8 +118,6 @@ def fingerprint(x: Tensor) -> Tensor:
     The last two change by about the norm of what changes.
     """
     x = x.detach()
-    if hasattr(x, "to_local"):  # a DTensor, of a script with its own FSDP: this rank's part of it
-        x = x.to_local()
     if x.layout is not torch.strided:
         x = x.coalesce().values() if x.layout is torch.sparse_coo else x.to_dense()
     if x.is_complex():
@@ -133,21 +131,27 @@ def fingerprint(x: Tensor) -> Tensor:
 
 def generators() -> dict[str, int]:
     """Return a number for the state of each generator that a script knows."""
-    _, numbers, rest = random.getstate()
-    found = {"random": zlib.crc32(array.array("Q", numbers).tobytes() + repr(rest).encode())}
-    if "numpy" in sys.modules:
-        state: Any = sys.modules["numpy"].random.get_state()
-        found["numpy"] = zlib.crc32(state[1].tobytes() + repr(state[2:]).encode())
-    found["torch"] = zlib.crc32(torch.get_rng_state().numpy().tobytes())
-    for device, state in zip(accelerator.devices(), accelerator.states(), strict=True):
-        found[f"torch on {device}"] = zlib.crc32(state.cpu().numpy().tobytes())
-    return found
+    found = Generators()
+    states = {"random": found.python, "numpy": found.numpy}
+    devices = ("the CPU", *accelerator.devices())
+    states |= {
+        f"torch on {at}": x.cpu().numpy().tobytes()
+        for at, x in zip(devices, found.torch, strict=True)
+    }
+    return {name: zlib.crc32(pickle.dumps(state)) for name, state in states.items()}
 
 
-def names_of_parameters(modules: dict[int, tuple[str, nn.Module]]) -> dict[int, str]:
-    """Name every parameter of these modules by its id, as in `Net.fc.weight`."""
-    found: dict[int, str] = {}
-    for path, module in modules.values():
-        for name, parameter in module.named_parameters(recurse=False):
-            found.setdefault(id(parameter), f"{path}.{name}")
-    return found
+def names() -> dict[int, str]:
+    """Name the parameters of all modules by their id, as in `Net.encoder.0.weight`.
+
+    A name begins with the type of the outermost module.
+    """
+    found = [x for x in gc.get_objects() if issubclass(type(x), nn.Module)]
+    users = [module for module in found if not type(module).__module__.startswith(OURS)]
+    inner = {id(child) for module in users for child in module.modules() if child is not module}
+    return {
+        id(parameter): f"{type(module).__name__}.{name}"
+        for module in users
+        if id(module) not in inner
+        for name, parameter in module.named_parameters()
+    }

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import traceback
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,15 +20,11 @@ from torch.optim.optimizer import (
 
 from autoddp.comm.world import World
 from autoddp.tools.record.numbers import Numbers
-from autoddp.tools.record.recording import Entry, RecordSettings, write, write_about
+from autoddp.tools.record.recording import ABOUT, Entry, write
 from autoddp.tools.record.times import Times, around
 
-
-class Enough(SystemExit):
-    """The end of a script, with exit code 0, after as many steps as were asked for."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
+if TYPE_CHECKING:
+    from autoddp.tools.record.script import RecordedScript
 
 
 class Recorder:
@@ -37,23 +34,22 @@ class Recorder:
     whether there is a recording already before it came to meet them.
     """
 
-    def __init__(self, settings: RecordSettings, world: World, about: Entry) -> None:
-        self.settings, self.rank, self.about = settings, world.rank, about
-        self.process = os.getpid()
-        self.numbers = Numbers() if settings.numbers else None
-        self.times = Times(world, self.here) if settings.times else None
+    def __init__(self, script: RecordedScript, world: World) -> None:
+        self.script, self.world = script, world
+        self.process, self.thread = os.getpid(), threading.get_ident()
+        self.part = Numbers() if script.numbers else Times(world, self.here)
         self.count, self.depth, self.began = 0, 0, perf_counter()
         self.file: int | None = None
 
     def here(self) -> bool:
-        """Return whether this is the rank's own process, and no graph is being compiled."""
-        return os.getpid() == self.process and not torch.compiler.is_compiling()
+        """Return whether this is the rank's own thread, and no graph is being compiled."""
+        own = (os.getpid(), threading.get_ident()) == (self.process, self.thread)
+        return own and not torch.compiler.is_compiling()
 
     def setup(self, undo: ExitStack) -> None:
         """Look at every step, and all that leads to it, from here on."""
         around(undo, torch.autograd, "backward", self.backward)
-        if self.times is not None:
-            self.times.setup(undo)
+        self.part.setup(undo)
         undo.callback(register_optimizer_step_pre_hook(self.begin).remove)
         undo.callback(register_optimizer_step_post_hook(self.end).remove)
 
@@ -61,73 +57,54 @@ class Recorder:
         """Run a backward, and note the losses at its root."""
         if self.depth or not self.here():
             return plain(tensors, *args, **kwargs)
-        if self.numbers is not None:
-            self.numbers.note([tensors] if isinstance(tensors, Tensor) else list(tensors))
-        if self.times is not None:
-            self.times.note()
         self.depth += 1
         try:
-            return plain(tensors, *args, **kwargs)
+            with self.part.backward([tensors] if isinstance(tensors, Tensor) else list(tensors)):
+                return plain(tensors, *args, **kwargs)
         finally:
             self.depth -= 1
-            if self.times is not None:
-                self.times.backward_ended()
 
     def begin(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Look at what a step is made of."""
-        if not self.here():
-            return
-        if self.numbers is not None:
-            with self._apart():
-                self.numbers.begin(optimizer)
-        if self.times is not None:
-            self.times.begin()
+        if self.here():
+            self.part.begin(optimizer)
 
     def end(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Write the line of a step.
 
         Raises:
-            Enough: It is the last one that was asked for.
+            SystemExit: It is the last one that was asked for, and the script ends well.
         """
-        if not self.here():
+        entry = self.part.step(optimizer) if self.here() else {}
+        if not entry:
             return
-        entry: Entry = {}
-        if self.times is not None and (spent := self.times.step()):
-            entry["times"] = spent
-        with self._apart():
-            if self.numbers is not None:
-                entry |= self.numbers.step(optimizer)
-            if not entry:
-                return
-            self.count += 1
-            self._write({"step": self.count} | entry)
-        if self.settings.steps is not None and self.count >= self.settings.steps:
-            raise Enough
-
-    def _apart(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self.times is None else self.times.apart()
+        self.count += 1
+        self._write({"step": self.count} | entry)
+        if self.script.steps is not None and self.count >= self.script.steps:
+            raise SystemExit(0)
 
     def close(self, code: int, raised: BaseException | None = None) -> None:
-        """Write the line at the end, with what no step followed, and how the script ended."""
+        """Write the line at the end, with how the script ended."""
         if os.getpid() != self.process:
             return
         said = raised and traceback.format_exception_only(raised)[-1].strip()
-        entry: Entry = {"ended": True, "raised": said}
-        for part in (self.numbers, self.times):
-            if part is not None:
-                entry |= part.rest(raised)
-        self._write(entry)
+        self._write({"ended": True, "raised": said} | self.part.rest(raised))
         assert self.file is not None
         os.close(self.file)
         self._tell(code)
 
     def _tell(self, code: int | None) -> None:
-        if self.rank == 0:
-            seconds = round(perf_counter() - self.began, 3)
-            write_about(self.settings.folder, self.about | {"exit": code, "seconds": seconds})
+        """Write what is said of the run as a whole: all of it or, if it fails, what was there."""
+        if self.world.rank == 0:
+            seconds, folder = round(perf_counter() - self.began, 3), self.script.records
+            file = write(folder, f"{ABOUT}.part")
+            about = self.script.about(self.world) | {"exit": code, "seconds": seconds}
+            os.write(file, json.dumps(about).encode())
+            os.close(file)
+            os.replace(os.path.join(folder, f"{ABOUT}.part"), os.path.join(folder, ABOUT))
 
     def _write(self, entry: Entry) -> None:
         if self.file is None:
             self._tell(None)
-            self.file = write(self.settings.folder, f"{self.rank}.jsonl")
+            self.file = write(self.script.records, f"{self.world.rank}.jsonl")
         os.write(self.file, json.dumps(entry).encode() + b"\n")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import errno
-import json
-import math
 import os
+import pickle
 import pkgutil
 import random
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,9 +23,9 @@ from autoddp.process import own_ddp
 from autoddp.process.script import Script
 from autoddp.process.source import SourceFacts
 from autoddp.report import PREFIX
-from autoddp.tools.record.recording import REPORT, Entry, RecordSettings, is_there
+from autoddp.tools.record.recording import Entry, is_part
 
-SEED = 20250131  # for every generator, before the script seeds its own
+SEED = 20250131  # for every generator whose numbers are compared, before the script seeds it
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,9 @@ class RecordedScript(Script):
     """A script that is recorded while it runs."""
 
     options: Options = field(default_factory=Options)
-    settings: RecordSettings = field(default_factory=RecordSettings)
-    apart: bool = False  # each rank draws for itself, as the script has its own DDP
+    records: str = ""  # the folder of the recording
+    numbers: bool = False  # fingerprints of what was computed, in place of where the time went
+    steps: int | None = None  # after which the script ends, None for all
     # what is done in each process before the script, as `package.module:function`
     changes: tuple[str, ...] = ()
 
@@ -44,44 +44,31 @@ class RecordedScript(Script):
         from autoddp.tools.record.recorder import Recorder
 
         world = HERE.find()
-        seed(SEED + world.rank * self.apart)
+        if self.numbers:
+            seed(SEED)
         with ExitStack() as undo:
             for name in self.changes:
                 pkgutil.resolve_name(name)(undo)
-            recorder = Recorder(self.settings, world, self.about(world))
+            recorder = Recorder(self, world)
             recorder.setup(undo)
             code = super().run(whole_traceback, ended)
             recorder.close(code, getattr(sys, "last_value", None))
         return code
 
     def about(self, world: World) -> Entry:
-        """Describe the run as a whole: what ran, how, and where."""
+        """Return what is known of the run as a whole before it ends."""
         return {
             "script": self.name,
             "arguments": list(self.args),
             "module": self.module,
-            "options": vars(self.options),
-            "apart": self.apart or self.options.view == "local",
+            "view": self.options.view,
             "ranks": world.world_size,
-            "nodes": math.ceil(world.world_size / world.local_world_size),
         }
-
-    def to_json(self) -> str:
-        """Write the script, and how it is run, as JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> RecordedScript:
-        """Read what `to_json` wrote."""
-        values = json.loads(text)
-        values |= {name: tuple(values[name]) for name in ("args", "changes")}
-        values["options"] = Options.from_json(json.dumps(values["options"]))
-        return cls(**values | {"settings": RecordSettings(**values["settings"])})
 
 
 def main(path: str) -> NoReturn:
-    """Run the script that a file describes, in a process of its own, as `autoddp run` does."""
-    script = RecordedScript.from_json(Path(path).read_text())
+    """Run the script that a file holds, in a process of its own, as `autoddp run` does."""
+    script = pickle.loads(Path(path).read_bytes())
     try:
         code = launch.run(script, script.options)
     except AutoDDPError as error:
@@ -101,24 +88,33 @@ def seed(number: int) -> None:
         numpy.random.seed(number)
 
 
-def recorded(script: Script, options: Options, where: str) -> tuple[Script, Options]:
-    """Return the script so that it is recorded in a folder, and the options to run it by.
+def check_own(script: Script, options: Options) -> None:
+    """Check that it is autoddp that makes the script distributed.
+
+    Raises:
+        BadInput: The script does so itself.
+    """
+    own = own_ddp.of(SourceFacts() if options.own_ddp == "no" else script.read(), options.own_ddp)
+    if own.kind is not own_ddp.Kind.VIEW:
+        raise BadInput(
+            f"{script.name} is distributed by itself ({own.line or '--own-ddp yes'}): autoddp run "
+            "is its launcher, and there is nothing of ours to verify, bench or record "
+            "(--own-ddp no changes that)"
+        )
+
+
+def recorded(script: Script, options: Options, where: str) -> RecordedScript:
+    """Return the script so that it is recorded in a folder when it runs.
 
     Raises:
         BadInput: There is a recording already, none can be made there, or none of this script.
     """
-    own = own_ddp.of(SourceFacts() if options.own_ddp == "no" else script.read(), options.own_ddp)
-    if own.kind is own_ddp.Kind.ONCE:
-        raise BadInput(
-            f"--record is {where}, but {script.name} starts its ranks itself "
-            f"({own.line}), out of sight; leave --record out"
-        )
-    folder = os.path.abspath(where)
+    check_own(script, options)
     try:
-        os.makedirs(folder if where else where, exist_ok=True)
-        if not os.access(folder, os.W_OK | os.X_OK):
+        os.makedirs(where, exist_ok=True)
+        if not os.access(where, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        there = is_there(folder)
+        there = any(map(is_part, Path(where).iterdir()))
     except OSError as error:
         raise BadInput(
             f"--record is {where or 'empty'}, which cannot be written to ({error.strerror}); "
@@ -129,9 +125,5 @@ def recorded(script: Script, options: Options, where: str) -> tuple[Script, Opti
             f"--record is {where}, which holds a recording already; "
             "give another folder, or remove it"
         )
-    kind = options.record_kind
-    settings = RecordSettings(folder, numbers=kind != "times", times=kind != "numbers")
     given = {part.name: getattr(script, part.name) for part in fields(Script)}
-    apart = own.kind is own_ddp.Kind.RANKS
-    options = replace(options, report=options.report or os.path.join(folder, REPORT))
-    return RecordedScript(**given, options=options, settings=settings, apart=apart), options
+    return RecordedScript(**given, options=options, records=os.path.abspath(where))

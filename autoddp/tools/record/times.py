@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import functools
 import resource
-import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from time import perf_counter  # the clock itself: a script's own is answered by rank 0
 from typing import Any
 
 import torch
@@ -32,26 +32,25 @@ from autoddp.comm import accelerator
 from autoddp.comm.group import Group
 from autoddp.comm.node_memory import NodeMemory
 from autoddp.comm.world import World
-from autoddp.tools.record.phases import GATHERING, GRADIENTS, LOADING, RECORDING, Parts
+from autoddp.tools.record.recording import GATHERING, GRADIENTS, LOADING, PARTS
 from autoddp.torch_internals import after_backward
 from autoddp.training.iterator import LoaderIterator
 from autoddp.training.replica import Replicas
 
 
 class Times:
-    """The times of one rank.
+    """The times of one rank; `here` tells whether a call is of the rank's own thread."""
 
-    `own` tells whether a call is of the rank itself; of its threads the time of one is counted.
-    """
-
-    def __init__(self, world: World, own: Callable[[], bool]) -> None:
-        self.world, self.own, self.thread = world, own, threading.get_ident()
-        self.parts = Parts()
+    def __init__(self, world: World, here: Callable[[], bool]) -> None:
+        self.world, self.here = world, here
+        self.inside: str | None = None  # the part that is spent now; those within it count as it
+        self.entered = 0.0
         self.stepping = 0  # how deep in an optimizer's step
         self.backwards = self.ever = 0  # in this step, in all
         self.fetched: set[int] = set()  # iterators, since the last backward
         self.over = False  # one of them came to its end
         self.rows = self.trained = 0  # of the batch that is computed; of those trained on
+        self.restart()
 
     def setup(self, undo: ExitStack) -> None:
         """Look at every fetch, module and collective from here on."""
@@ -67,9 +66,47 @@ class Times:
         around(undo, NodeMemory, "all_reduce", self.timed(GRADIENTS))  # of a bucket
         around(undo, Replicas, "arm", self.arm)
 
-    def here(self) -> bool:
-        """Return whether this is the rank's own thread, whose time is counted."""
-        return self.own() and threading.get_ident() == self.thread
+    # ---- the parts of a step
+
+    def restart(self) -> None:
+        """Begin a step, in which nothing is spent yet."""
+        self.began, self.spent = now(), dict.fromkeys(PARTS, 0.0)
+        self.fetched.clear()
+        self.over = False
+
+    def enter(self, part: str) -> bool:
+        """Begin a part here, and return whether it is the outermost."""
+        outermost = self.inside is None
+        if outermost:
+            self.inside, self.entered = part, now()
+        return outermost
+
+    def leave(self) -> None:
+        """End the part that was begun, if any."""
+        if self.inside is not None:
+            self.spent[self.inside] += now() - self.entered
+            self.inside = None
+
+    @contextmanager
+    def spend(self, part: str) -> Iterator[None]:
+        """Spend the time of what is done in here on a part."""
+        outermost = self.enter(part)
+        try:
+            yield
+        finally:
+            if outermost:
+                self.leave()
+
+    def timed(self, part: str) -> Callable[..., Any]:
+        """Make a wrapper that counts the time of a method as a part of the step."""
+
+        def call(plain: Any, *args: Any, **kwargs: Any) -> Any:
+            with self.spend(part):
+                return plain(*args, **kwargs)
+
+        return call
+
+    # ---- batches
 
     def iterate(self, plain: Any, loader: Any) -> Any:
         """Make an iterator of a loader, every fetch of which is looked at."""
@@ -77,9 +114,9 @@ class Times:
         if not self.here():
             return made()
         if self.over:
-            self._restart()
+            self._evaluated()
         self.hook.remove()  # it costs time, and is needed where no loader is
-        with self.parts.spend(LOADING):
+        with self.spend(LOADING):
             return Timed(self, made())
 
     def fetch(self, inner: Any) -> Any:
@@ -87,10 +124,10 @@ class Times:
         if not self.here():
             return next(inner)
         if self.over or id(inner) in self.fetched:
-            self._restart()
+            self._evaluated()
         self.fetched.add(id(inner))
         try:
-            with self.parts.spend(LOADING):
+            with self.spend(LOADING):
                 batch = next(inner)
         except StopIteration:
             self.over = True
@@ -98,31 +135,29 @@ class Times:
         self.rows = rows_of(batch)
         return batch
 
-    def _restart(self) -> None:
+    def _evaluated(self) -> None:
         """Begin the step anew: what came before was no training, unless a backward was in it."""
         if not self.backwards:
-            self.parts.restart()
-            self.fetched.clear()
-            self.over = False
+            self.restart()
 
     def call(self, module: nn.Module, args: Any) -> None:
         """Count the rows that the outermost module is given, where no loader makes the batch."""
         if not self.rows and torch.is_grad_enabled() and self.here():
             self.rows = rows_of(args)
 
-    def note(self) -> None:
-        """Count a backward, of the batch that was computed last."""
-        if not self.here():
-            return
+    # ---- backward passes and steps
+
+    @contextmanager
+    def backward(self, roots: list[Tensor]) -> Iterator[None]:
+        """Count the backward inside, of the batch that was computed last."""
         self.backwards, self.ever = self.backwards + 1, self.ever + 1
         self.trained, self.rows = self.trained + self.rows, 0
         self.fetched.clear()
         self.over = False
-
-    def backward_ended(self) -> None:
-        """Count no more time as waiting for gradients."""
-        if self.here():
-            self.parts.end()
+        try:
+            yield
+        finally:
+            self.leave()  # of waiting for gradients
 
     def arm(self, plain: Any, replicas: Any, leaves: Any, roots: list[Tensor]) -> Any:
         """Arm the replicas, and count as waiting what follows this rank's own backward.
@@ -138,44 +173,30 @@ class Times:
             after_backward(wait)
 
         def wait() -> None:
-            self.parts.begin(GRADIENTS)
+            self.enter(GRADIENTS)
 
         handle = root.register_hook(first)
         return made
 
-    def timed(self, part: str) -> Callable[..., Any]:
-        """Make a wrapper that counts the time of a method as a part of the step."""
-
-        def call(plain: Any, *args: Any, **kwargs: Any) -> Any:
-            with self.parts.spend(part):
-                return plain(*args, **kwargs)
-
-        return call
-
-    def begin(self) -> None:
+    def begin(self, optimizer: Any) -> None:
         """Count how deep steps are nested: a subclass calling its parent's step is one step."""
-        self.stepping += self.here()
+        self.stepping += 1
 
-    def step(self) -> dict[str, Any]:
+    def step(self, optimizer: Any) -> dict[str, Any]:
         """Return the entry of a step; of a second optimizer after one backward there is none."""
-        if not self.here():
-            return {}
         self.stepping -= 1
         if self.stepping or (self.ever and not self.backwards):
             return {}
-        entry = {"rows": self.trained, "backwards": self.backwards} | self.parts.record()
+        entry: dict[str, Any] = {"rows": self.trained, "backwards": self.backwards}
+        entry |= {"seconds": now() - self.began} | self.spent
         self.trained = self.backwards = 0
-        self._restart()
+        self.restart()
         return entry
 
-    def apart(self) -> AbstractContextManager[Any]:
-        """Leave the time that recording itself takes in here out of the step."""
-        return self.parts.spend(RECORDING) if self.here() else nullcontext()
-
-    def rest(self, raised: BaseException | None) -> dict[str, Any]:
+    def rest(self, raised: object) -> dict[str, Any]:
         """Return the most memory that the process took."""
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return {"memory": memory, "GPU memory": accelerator.most_memory()}
+        taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return {"memory": taken, "GPU memory": accelerator.most_memory()}
 
 
 class Timed(LoaderIterator):
@@ -187,6 +208,13 @@ class Timed(LoaderIterator):
 
     def __next__(self) -> Any:
         return self.times.fetch(self.inner)
+
+
+def now() -> float:
+    """Read the clock once the GPU has come as far as Python has, unless a graph is captured."""
+    if not accelerator.capturing():
+        accelerator.synchronize()
+    return perf_counter()
 
 
 def rows_of(batch: Any) -> int:

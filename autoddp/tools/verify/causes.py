@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autoddp.options import Options
-from autoddp.tools.record.recording import Recording
 from autoddp.tools.verify.findings import ENDING, GENERATOR, LOSS, STEPS, Findings
 
 LARGE = 1e-3  # two runs of one process whose first losses differ by more do not repeat themselves
@@ -16,16 +14,9 @@ DECIDED = (
     "let nothing that is computed depend on autoddp.rank(), or on what is not the same on every "
     "rank (a host name, a file or a number of its own)"
 )
-ERROR = re.compile(r"^[\w.]*(Error|Disagreement|Exception|RankEnded|LostGradient|Interrupt)\b.*:")
-PARTED = re.compile("Disagreement|RankEnded|parted")
-HANGS = re.compile(r"\[autoddp\] the job hangs: |\[autoddp\] (?=rank \d+ .* is at )")
-# Options by which a user gives up some of one process's numbers, the value that does, and another.
-GIVEN_UP = (
-    ("view", "local", "each rank has its own share", "global"),
-    ("batchnorm", "local", "each rank normalizes by its own rows", "exact"),
-    ("loading", "rows", "a data set that draws random numbers draws others on each rank", "auto"),
-    ("draws", "own", "each rank draws for its own rows", "whole"),
-)
+# Options by which a user may give up some of one process's numbers, and values that give up none.
+LOOSER = ("batchnorm", "loading", "draws", "disable", "rowwise")
+EXACT = ("exact", "auto", "each", "whole", ())
 
 
 @dataclass(frozen=True)
@@ -47,48 +38,42 @@ TIPPED = Cause(
     "in float64 all is equal: the last digits of a float32 number tip a decision of the script",
     "nothing of autoddp: compare numbers with a margin, or decide by fewer digits",
 )
+MARKED = Cause(
+    "rowwise",
+    "the script marks something as rowwise, which is computed on each rank's rows: that is wrong "
+    "where it mixes rows",
+    "verify once more without the mark",
+)
 
 
-def causes(
-    findings: Findings, among: Findings, ranks: Recording, options: Options
-) -> Iterator[Cause]:
+def causes(findings: Findings, among: Findings, options: Options) -> Iterator[Cause]:
     """Yield the causes that apply, the first one first; `among` is the ranks against rank 0."""
-    # where ranks end in an error, it is chance how far each of them comes
-    counts = STEPS if ranks.code else ""
-    for parted in (found for found in among.differences if found.aspect != counts):
-        what = f"the ranks do not agree with each other: first at {parted.described()}"
-        yield Cause("a decision of each rank", what, DECIDED)
-    if ranks.code and any(found.aspect == ENDING for found in findings.differences):
-        yield ended(ranks.err.rstrip().splitlines() or ["?"])
-    for name, value, what, exact in GIVEN_UP:
-        if getattr(options, name) == value:
-            yield Cause(name, f"--{name} {value}: {what}", f"--{name} {exact}")
-    if options.disable:
-        names = ",".join(options.disable)
-        what = f"--disable {names}: autoddp patches says what is so without"
-        yield Cause("a feature is left out", what, f"leave --disable {names} out")
+    ended = next((found for found in findings.differences if found.aspect == ENDING), None)
+    for parted in among.differences:
+        # where ranks end in an error, it is chance how far each of them comes
+        if ended is None or parted.aspect != STEPS:
+            what = f"the ranks do not agree with each other: first at {parted.described()}"
+            yield Cause("a decision of each rank", what, DECIDED)
+    if ended is not None:
+        what = f"the ranks end with exit code {ended.got}, one process with {ended.want}"
+        yield Cause("an error", what, "what the error says")
+    for name in LOOSER:
+        value = getattr(options, name)
+        if value not in EXACT:
+            text = value if isinstance(value, str) else ",".join(value)
+            what = f"--{name} {text}, which may give up some of one process's numbers"
+            yield Cause("an option", what, "verify once more without it")
 
 
-def ended(lines: list[str]) -> Cause:
-    """Name the error in which ranks ended, by what they said of it."""
-    said = [line.partition(";")[0] for line in lines if HANGS.match(line)]
-    if hangs := [HANGS.sub("", line) for line in said]:
-        return Cause("a hang", f"the ranks hang: {'; '.join(hangs)}", DECIDED)
-    error = next((line for line in reversed(lines) if ERROR.match(line)), lines[-1])
-    what = f"the ranks end in an error: {error}"
-    if PARTED.search(error):
-        return Cause("a decision of each rank", what, DECIDED)
-    return Cause("an error", what, "what the error says; --view local shards no batch")
-
-
-def unrepeated(again: Findings) -> Iterator[Cause]:
-    """Yield a cause if two runs of one process differ in generators, or much in first losses."""
+def unrepeated(again: Findings) -> Cause | None:
+    """Return a cause if two runs of one process differ in generators, or much in first losses."""
     for found in again.differences:
         early = found.aspect == LOSS and (found.step or EARLY) < EARLY and found.size > LARGE
         if found.aspect == GENERATOR or early:
-            yield Cause(
+            return Cause(
                 "not repeatable",
                 f"two runs of one process differ, too: {found.described()}",
                 "seed all generators with fixed numbers: what is drawn from the clock or the "
                 "system is another number each time",
             )
+    return None

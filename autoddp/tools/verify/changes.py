@@ -5,24 +5,24 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import time
 from contextlib import ExitStack
-from datetime import UTC, datetime, tzinfo
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
-from autoddp.patching import Call, Feature, Installation, patch, stands_for
+from autoddp.patching import Feature, Installation, patch, stands_for
 from autoddp.report import library_modules
 
-PACE = 100_000  # at which no duration, rate or time of day looks like that of another run
+PACE = 100_000  # at which no duration or rate looks like that of another run
 WHY = "what is printed of a clock is another text at another pace"
 LIBRARY = os.path.dirname(os.__file__) + os.sep
 FLOAT32 = torch.float32
 # Torch's tables that checkpoints are written by.
 TABLES = ("_dtype_to_storage_type_map", "_storage_type_to_dtype_map")
-# Functions whose tensors have the type of what they are given.
-MAKERS = ("from_numpy", "as_tensor", "tensor", "frombuffer")
+# Functions whose tensors have the type of what they are given, or of what a file holds.
+MAKERS = ("from_numpy", "as_tensor", "tensor", "frombuffer", "load")
 
 
 def other_pace(undo: ExitStack) -> None:
@@ -34,18 +34,14 @@ def other_pace(undo: ExitStack) -> None:
 
 
 class FasterClocks(Feature):
-    """Clocks that run at another pace since the run began, for all but what waits by them."""
+    """Clocks that run faster since the run began, for all but what waits by them.
+
+    The time of day needs no such thing: this run comes after the ranks', so that it has another one
+    where they had.
+    """
 
     name: ClassVar[str] = "faster clocks"
     libraries: ClassVar[bool] = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.time, self.began = time.time, time.time()
-
-    def now(self) -> float:
-        """Return the time of day at the other pace."""
-        return self.began + PACE * (self.time() - self.began)
 
     @patch(
         *("time:time", "time:time_ns", "time:monotonic", "time:monotonic_ns"),
@@ -66,29 +62,9 @@ class FasterClocks(Feature):
 
         return read
 
-    @patch("time:localtime", "time:gmtime", "time:ctime", "time:strftime", why=WHY)
-    def convert(self, call: Call) -> Any:
-        """Convert the time of day at the other pace, unless another time is given."""
-        first = call.args[: call.target == "time:strftime"]  # its format
-        if call.args[len(first) :]:
-            return call.plain()
-        return call.wrapped(*first, time.localtime(self.now()) if first else self.now())
-
-    @patch("datetime:datetime.now", "datetime:datetime.utcnow", why=WHY, hot=True)
-    def date(self, original: Any) -> Any:
-        """Make a `now` that reads the time of day at the other pace."""
-        own = UTC if original.__name__ == "utcnow" else None
-
-        @stands_for(original)
-        def now(cls: type[datetime], tz: tzinfo | None = None) -> datetime:
-            found = cls.fromtimestamp(self.now(), tz or own)
-            return found.replace(tzinfo=tz)
-
-        return classmethod(now)
-
 
 def float64(undo: ExitStack) -> None:
-    """Make float64 the default, and have `float32`, `.float()` and float32 arrays give float64.
+    """Make float64 the default, and have `float32`, `.float()`, arrays and files give float64.
 
     Half precision and autocast stay what they are.
     """
@@ -106,11 +82,14 @@ def float64(undo: ExitStack) -> None:
         _put(undo, torch, name, _widened(getattr(torch, name)))
 
 
+def _wide(x: Tensor) -> Tensor:
+    return x.double() if x.dtype == FLOAT32 else x
+
+
 def _widened(make: Any) -> Any:
     @functools.wraps(make)
     def made(*args: Any, **kwargs: Any) -> Any:
-        found = make(*args, **kwargs)
-        return found.double() if found.dtype == FLOAT32 else found
+        return tree_map_only(Tensor, _wide, make(*args, **kwargs))
 
     return made
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 # The aspects, in the order in which a step's first divergence is told.
 LOSS, RATE, GRADIENT, PARAMETER = "loss", "learning rate", "gradient", "parameter"
 GENERATOR, STEPS, PRINT, FILE, ENDING = "generator", "steps", "print", "file", "exit code"
-ASPECTS = (STEPS, LOSS, RATE, GRADIENT, PARAMETER, GENERATOR, ENDING, PRINT, FILE)
 
 OTHER = math.inf  # the size of a difference that is not between numbers
 SMALL = 1e-3  # of the values that a size is relative to, the least
@@ -19,7 +18,7 @@ SMALL = 1e-3  # of the values that a size is relative to, the least
 class Difference:
     """A place where two runs were compared, in words, and how far what they have is off."""
 
-    aspect: str  # one of `ASPECTS`
+    aspect: str
     place: str
     want: str  # of one process
     got: str
@@ -58,11 +57,10 @@ class Count:
 
 @dataclass
 class Findings:
-    """The results of a comparison: counts, what differs by more than is allowed, and notes."""
+    """The results of a comparison: counts, and what differs by more than is allowed."""
 
     counts: dict[str, Count] = field(default_factory=dict)
     differences: list[Difference] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
     @property
     def equal(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import filecmp
 import os
 import re
-import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,25 +14,25 @@ from typing import Any
 from autoddp.report import PREFIX
 from autoddp.tools.runs import Left
 from autoddp.tools.verify.findings import ENDING, FILE, OTHER, PRINT, Difference, Findings
-from autoddp.tools.verify.terminal import shown
-from autoddp.tools.verify.text import compare_lines
+from autoddp.tools.verify.load import load, start_of
+from autoddp.tools.verify.text import compare_lines, shown
 
 PICTURES = {".png", ".jpg", ".jpeg", ".gif", ".pdf", ".svg"}
 WORD = re.compile(r"\w*\d\w*")  # of a name: what a clock or a counter may have made
-STREAMS = ("stdout", "stderr")
 Files = dict[str, Path]
 
 
-class Twice:
-    """Two runs of one process, which tell what it does not repeat: that is not compared.
+class Again:
+    """One process once more, which tells what it does not repeat: that is not compared.
 
     Args:
-        runs: The first run, and the one whose clocks run at another pace; none to compare all.
+        first: The run that ranks are compared with.
+        second: The same again, with clocks at another pace; None to compare all.
     """
 
-    def __init__(self, *runs: Left) -> None:
-        self.runs = runs
-        self.kept = [files(run.folder) for run in runs]
+    def __init__(self, first: Left | None = None, second: Left | None = None) -> None:
+        self.second = second
+        self.kept = [files(run.folder) for run in (first, second) if run is not None]
         self.files = [self.named(found) for found in self.kept]
 
     def named(self, found: Files) -> Files:
@@ -50,34 +49,22 @@ class Twice:
         """Return a name that is the same in all runs."""
         return name if all(name in found for found in self.kept) else WORD.sub("#", name)
 
-    def lines(self, name: str) -> tuple[list[str], list[str]]:
-        """Return the lines of a stream or a text file in both runs; none if they are not known."""
-        streams = [stream(run, name) for run in self.runs if name in STREAMS]
-        found = streams or [str(value).splitlines() for value in self.values(name)]
-        return (found[0], found[1]) if len(found) == 2 else ([], [])
-
-    def values(self, name: str) -> list[Any]:
-        """Return what a file holds in both runs, if both have it, and it can be loaded."""
-        with suppress(Exception):  # as in `compare_file`
-            return [load(path) for path in self.paths(name)]
-        return []
-
-    def paths(self, name: str) -> list[Path]:
+    def pair(self, name: str) -> list[Path]:
         """Return a file of both runs, if both have it."""
         found = [some[name] for some in self.files if name in some]
         return found if len(found) == 2 else []
 
 
-def compare_outputs(want: Left, got: Left, rtol: float, twice: Twice) -> Findings:
+def compare_outputs(want: Left, got: Left, rtol: float, again: Again) -> Findings:
     """Compare exit codes, prints and files of two runs."""
     findings = Findings()
     codes = str(want.code), str(got.code)
     findings.take(Difference(ENDING, "", *codes, 0.0 if want.code == got.code else OTHER), rtol)
-    for name in STREAMS:
+    for name in ("stdout", "stderr"):
         texts = stream(want, name), stream(got, name)
-        lines = compare_lines(PRINT, name, texts, rtol, twice=twice.lines(name))
-        findings.take_all(lines, rtol)
-    compare_files(findings, (want.folder, got.folder), rtol, twice=twice)
+        model = None if again.second is None else stream(again.second, name)
+        findings.take_all(compare_lines(PRINT, name, texts, rtol, again=model), rtol)
+    compare_files(findings, (want.folder, got.folder), rtol, again=again)
     return findings
 
 
@@ -92,25 +79,24 @@ def compare_files(
     folders: tuple[Path, Path],
     rtol: float,
     last_digit: bool = True,
-    twice: Twice | None = None,
+    again: Again | None = None,
 ) -> None:
-    """Compare the names of all files, and the content of those that both runs have."""
-    twice = twice or Twice()
-    theirs, ours = (twice.named(files(folder)) for folder in folders)
+    """Compare the names of all files, and the content of those that a run has written."""
+    again = again or Again()
+    theirs, ours = (again.named(files(folder)) for folder in folders)
     for name in sorted({*theirs, *ours}):
         kinds = [_kind(some.get(name)) for some in (theirs, ours)]
         if kinds[0] != kinds[1]:
             findings.take(Difference(FILE, name, kinds[0], kinds[1], OTHER), rtol)
         elif kinds[0] == "a file":
             pair = theirs[name], ours[name]
-            if not filecmp.cmp(*pair, shallow=False):  # piece by piece: they may be large
-                here = Findings()
-                here.take_all(compare_file(name, pair, rtol, last_digit, twice), rtol)
-                findings.take(Difference(FILE, name, "", "", here.largest), OTHER)
-                findings.counts[FILE].differ += not here.equal
-                findings.differences += here.differences
-            elif not all(untouched(*one) for one in zip(pair, folders, strict=True)):
-                findings.take(Difference(FILE, name, "", "", 0.0), rtol)
+            if all(untouched(*one) for one in zip(pair, folders, strict=True)):
+                continue
+            here = Findings()
+            here.take_all(compare_file(name, pair, rtol, last_digit, again), rtol)
+            findings.take(Difference(FILE, name, "", "", here.largest), OTHER)
+            findings.counts[FILE].differ += not here.equal
+            findings.differences += here.differences
 
 
 def files(top: Path) -> Files:
@@ -142,54 +128,27 @@ def _kind(path: Path | None) -> str:
 
 
 def compare_file(
-    name: str, pair: tuple[Path, Path], rtol: float, last_digit: bool, twice: Twice
+    name: str, pair: tuple[Path, Path], rtol: float, last_digit: bool, again: Again
 ) -> Iterator[Difference]:
     """Yield what two files hold, by their kind: numbers where they hold numbers, else bytes."""
     from autoddp.tools.verify.same import unlike
 
-    if pair[0].suffix.lower() in PICTURES and _start(pair[0]) == _start(pair[1]):
+    if filecmp.cmp(*pair, shallow=False):  # piece by piece: they may be large
+        return
+    if pair[0].suffix.lower() in PICTURES and start_of(pair[0]) == start_of(pair[1]):
         return  # drawn by a library, in which rounding may move a point
+    known = again.pair(name)
     try:
         want, got = load(pair[0]), load(pair[1])
+        models = [load(path) for path in known]
     except Exception:  # a file that is cut off, or an object that is loaded, may raise anything
-        known = twice.paths(name)
         if not known or filecmp.cmp(known[0], known[1], shallow=False):
             yield Difference(FILE, name, "one process's", "other bytes", OTHER)
         return
     if isinstance(want, str) and isinstance(got, str):
+        model = models[1].splitlines() if models and isinstance(models[1], str) else None
         texts = want.splitlines(), got.splitlines()
-        yield from compare_lines(FILE, name, texts, rtol, last_digit, twice.lines(name))
+        yield from compare_lines(FILE, name, texts, rtol, last_digit, model)
         return
-    both = twice.values(name)
-    places = {found.place for found in unlike(both[0], both[1], name)} if both else set()
+    places = {found.place for found in unlike(models[0], models[1], name)} if models else set[Any]()
     yield from (found for found in unlike(want, got, name) if found.place not in places)
-
-
-def _start(path: Path) -> bytes:
-    """Return the bytes by which a file's kind is told."""
-    with open(path, "rb") as file:
-        return file.read(4)
-
-
-def load(path: Path) -> Any:
-    """Load a file: a checkpoint, arrays, the files of an archive, or text.
-
-    Raises:
-        Exception: The file is none of these, or broken; an object in it may raise anything.
-    """
-    import numpy as np
-
-    from autoddp.tools.verify.placeholder_unpickler import load_checkpoint
-
-    if _start(path) == b"\x93NUM":
-        return np.load(path, allow_pickle=False)
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            inside = archive.namelist()
-            if any(name.endswith("/data.pkl") for name in inside):
-                return load_checkpoint(path)
-            if inside and all(name.endswith(".npy") for name in inside):
-                with np.load(path, allow_pickle=False) as arrays:
-                    return dict(arrays)
-            return {name: archive.read(name) for name in inside}
-    return path.read_text(encoding="utf-8")

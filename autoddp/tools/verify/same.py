@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import zip_longest
 from typing import Any
 
@@ -63,10 +64,6 @@ def _held(value: Any) -> Parts | None:
         return [*others, *zip(names, value.values(), strict=True)]
     if isinstance(value, list | tuple):
         return [(f"[{i}]", item) for i, item in enumerate(value)]
-    if isinstance(value, torch.nn.Module):
-        # one by one: a module of the script's own class within is a placeholder, not a module
-        kinds = (value._parameters, value._buffers, value._modules)
-        return [(f".{name}", part) for kind in kinds for name, part in kind.items()]
     return _pickled(value)
 
 
@@ -105,14 +102,11 @@ def _array(x: torch.Tensor) -> np.ndarray:
     """Return the values of a tensor, of a type that numpy lacks as a wider one, or as bytes."""
     x = x.detach().resolve_conj().resolve_neg()
     x = x.dequantize() if x.is_quantized else x
-    try:
-        return x.numpy()
-    except TypeError:
-        kind = torch.complex64 if x.is_complex() else torch.float32
-    try:
-        return x.to(kind).numpy()
-    except RuntimeError:  # torch computes nothing of it, either
-        return x.view(torch.uint8).numpy()
+    wider = torch.complex64 if x.is_complex() else torch.float32
+    for values in (x.numpy, lambda: x.to(wider).numpy()):
+        with suppress(TypeError, RuntimeError):  # numpy, or torch itself, computes nothing of it
+            return values()
+    return x.view(torch.uint8).numpy()
 
 
 def _arrays(want: np.ndarray, got: np.ndarray, where: str) -> Found:

@@ -41,13 +41,12 @@ def allowed(dtypes: list[str], step: int) -> float:
     return min(most, least * 2.0 ** min(step / DOUBLES, 99))
 
 
-def compare_runs(want: Recording, got: Recording, last: int | None = None) -> Findings:
-    """Compare rank 0's steps in two runs, up to `last`; without it, also the losses after them."""
-    findings = compare_steps(want.steps.get(0, [])[:last], got.steps.get(0, [])[:last])
-    if last is None:
-        ends = (run.ends.get(0, {}) for run in (want, got))
-        a, b = ({"losses": [], "step": None, "line": None, **end} for end in ends)
-        findings.take_all(_losses(a, b), allowed(["float32"], 0))
+def compare_runs(want: Recording, got: Recording) -> Findings:
+    """Compare rank 0's steps in two runs, and the losses after them."""
+    findings = compare_steps(want.steps.get(0, []), got.steps.get(0, []))
+    ends = (run.ends.get(0, {}) for run in (want, got))
+    a, b = ({"losses": [], "step": None, "line": None, **end} for end in ends)
+    findings.take_all(_losses(a, b), allowed(["float32"], 0))
     return findings
 
 
@@ -85,11 +84,11 @@ def compare_steps(want: list[Entry], got: list[Entry]) -> Findings:
         for name, state in a["generators"].items():
             size = 0.0 if state == b["generators"].get(name) else OTHER
             findings.take(_at(a, GENERATOR, name, "one state", "another", size), rtol)
-    findings.counts[STEPS] = Count(min(len(want), len(got)))
+    both = min(len(want), len(got))
+    findings.counts[STEPS] = Count(both)
     if len(want) != len(got):
-        following = max(want, got, key=len)[min(len(want), len(got))]
-        counts = str(len(want)), str(len(got))
-        findings.take(_at(following, STEPS, "", *counts, OTHER), 0)
+        following = max(want, got, key=len)[both]
+        findings.take(_at(following, STEPS, "", str(len(want)), str(len(got)), OTHER), 0)
         findings.counts[STEPS].compared -= 1
     return findings
 

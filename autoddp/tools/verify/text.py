@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from difflib import SequenceMatcher
 from itertools import chain, repeat
 
 from autoddp.tools.verify.findings import OTHER, SMALL, Difference
 
 NUMBER = re.compile(r"(?<![\w.])-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)(?![\w])")
-WORD = re.compile(r"[^\s,;=|<>()\[\]{}\"']+|\s+|.")  # a time or a rate is one word: 00:03, 1.2s/it
+WORD = re.compile(r"[^\s,;=|<>()\[\]{}\"']+|\S")  # a time or a rate is one word: 00:03, 1.2s/it
+MOVES = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|([\r\n\b])")  # of a cursor; colours move nothing
 SHOWN = 200  # characters of a line that are shown
 COARSE = 1e-2  # part of a number that a unit of its last digit may be, if it is to pass as rounding
 Lines = Sequence[str]
@@ -22,56 +22,52 @@ def compare_lines(
     texts: tuple[Lines, Lines],
     rtol: float,
     last_digit: bool = True,
-    twice: tuple[Lines, Lines] = ((), ()),
+    again: Lines | None = None,
 ) -> Iterator[Difference]:
     """Yield the lines of two texts; a line more or less is one difference, and the last.
 
-    With `last_digit` the last digit may be rounded the other way. `twice` are the lines of two runs
-    of one process: what they do not share is not compared.
+    With `last_digit` the last digit may be rounded the other way. `again` are the lines that the
+    first run had when it was made once more: what it does not repeat is not compared.
     """
     want, got = texts
-    models = chain(zip(*twice, strict=False), repeat(("", "")))
+    models = want if again is None else chain(again, repeat(""))
     for at, (a, b, model) in enumerate(zip(want, got, models, strict=False), start=1):
         size = 0.0 if a == b else line_off(a, b, rtol, last_digit, model)
         yield Difference(aspect, f"{name} line {at}", repr(a[:SHOWN]), repr(b[:SHOWN]), size)
-    if len(want) != len(got) and len(twice[0]) == len(twice[1]):
+    if len(want) != len(got) and (again is None or len(again) == len(want)):
         at = min(len(want), len(got))
         a, b = (repr(lines[at][:SHOWN]) if len(lines) > at else "the end" for lines in texts)
         yield Difference(aspect, f"{name} line {at + 1}", a, b, OTHER)
 
 
 def line_off(
-    want: str, got: str, rtol: float, last_digit: bool = True, twice: tuple[str, str] = ("", "")
+    want: str, got: str, rtol: float, last_digit: bool = True, again: str | None = None
 ) -> float:
-    """Return how far the numbers of a line are off, `OTHER` if it is another line."""
-    numbers = [NUMBER.findall(line) for line in (want, got)]
-    if twice[0] != twice[1] and line_off(*twice, rtol) > rtol:
-        form = repeated(*twice)
-        found = [form.fullmatch(line) for line in (want, got)]
-        if not all(found):
-            return OTHER
-        numbers = [list(match.groups()) for match in found if match]
-    elif NUMBER.sub("#", want) != NUMBER.sub("#", got):
+    """Return how far the numbers of a line are off, `OTHER` if it is another line.
+
+    A clock's readings, rates and process numbers are other words each time: those that the line
+    `again`, of the same process, does not repeat are left out.
+    """
+    if again is None or word_off(want, again, rtol) <= rtol:
+        return word_off(want, got, rtol, last_digit)
+    words, ours, models = (WORD.findall(line) for line in (want, got, again))
+    if len(words) != len(models):  # nothing tells which word is which
+        return 0.0
+    if len(words) != len(ours):
         return OTHER
-    pairs = zip(*numbers, strict=True)
+    kept = (pair[:2] for pair in zip(words, ours, models, strict=True) if pair[0] == pair[2])
+    return max((word_off(a, b, rtol, last_digit) for a, b in kept), default=0.0)
+
+
+def word_off(want: str, got: str, rtol: float, last_digit: bool = True) -> float:
+    """Return how far the numbers in two texts are off, `OTHER` if there is anything else."""
+    if NUMBER.sub("#", want) != NUMBER.sub("#", got):
+        return OTHER
+    pairs = zip(NUMBER.findall(want), NUMBER.findall(got), strict=True)
     return max((number_off(a, b, rtol, last_digit) for a, b in pairs), default=0.0)
 
 
-def repeated(one: str, again: str) -> re.Pattern[str]:
-    """Return the form of a line that one process wrote twice: where it differs, all is right.
-
-    A clock's readings, rates and process numbers are other ones each time. The numbers that both
-    lines have are the groups of the form.
-    """
-    words, form = WORD.findall(one), ""
-    matcher = SequenceMatcher(None, words, WORD.findall(again), autojunk=False)
-    for what, start, end, *_ in matcher.get_opcodes():
-        between = map(re.escape, NUMBER.split("".join(words[start:end])))
-        form += f"({NUMBER.pattern})".join(between) if what == "equal" else ".*?"
-    return re.compile(form, re.DOTALL)
-
-
-def number_off(want: str, got: str, rtol: float, last_digit: bool = True) -> float:
+def number_off(want: str, got: str, rtol: float, last_digit: bool) -> float:
     """Return how far two numbers are off, relative to the larger one.
 
     A whole number that differs is never within `rtol`; a last digit may be rounded the other way.
@@ -88,3 +84,33 @@ def number_off(want: str, got: str, rtol: float, last_digit: bool = True) -> flo
     unit = 10.0**-digits if digits and len(got.partition(".")[2]) == digits else 0.0
     rounded = abs(a - b) <= 1.001 * unit and unit <= COARSE * max(abs(a), abs(b))
     return min(off, rtol) if rounded and last_digit else off
+
+
+def shown(text: str) -> list[str]:
+    """Return the lines that a terminal shows in the end, once the cursor's moves are followed.
+
+    A progress bar that was drawn again and again is one line, as it was drawn last.
+    """
+    lines, row, column, at = [""], 0, 0, 0
+    for move in chain(MOVES.finditer(text), [None]):
+        piece = text[at : move.start() if move else None]
+        line, end = lines[row].ljust(column), column + len(piece)
+        lines[row], column = line[:column] + piece + line[end:], end
+        if move is None:
+            break
+        at, what = move.end(), move[3] or move[2]
+        count = int(move[1]) if move[1] and move[1].isdigit() else 1
+        if what in "\nBA":
+            row = max(0, row - count) if what == "A" else row + count
+            lines += [""] * (row + 1 - len(lines))
+        if what in "\n\r":
+            column = 0
+        elif what == "\b":
+            column = max(0, column - 1)
+        elif what == "K":
+            lines[row] = "" if move[1] == "2" else lines[row][:column]
+        elif what == "J":
+            lines[row:] = [lines[row][:column]]
+    while lines and not lines[-1].strip():
+        lines.pop()
+    return [line.rstrip() for line in lines]

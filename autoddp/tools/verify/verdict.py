@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from autoddp.errors import BadInput
 from autoddp.report import PREFIX
-from autoddp.tools import runs
+from autoddp.tools.told import ToolOptions, aligned
 from autoddp.tools.verify.causes import Cause
 from autoddp.tools.verify.findings import (
-    ASPECTS,
     ENDING,
+    FILE,
     GENERATOR,
+    GRADIENT,
+    LOSS,
     OTHER,
+    PARAMETER,
+    PRINT,
+    RATE,
     STEPS,
     Difference,
     Findings,
@@ -23,27 +25,22 @@ from autoddp.tools.verify.findings import (
 
 EQUAL, DIFFERENT, NOT_RUN = 0, 1, 2
 WORDS = {EQUAL: "equal", DIFFERENT: "different", NOT_RUN: "could not run"}
-PLURALS = (
-    *("steps", "losses", "learning rates", "gradients", "parameters", "generators' states"),
-    *("exit code", "printed lines", "files"),
-)
+# the rows of the table, as each is called there
+ROWS = {STEPS: "steps", LOSS: "losses", RATE: "learning rates", GRADIENT: "gradients"}
+ROWS |= {PARAMETER: "parameters", GENERATOR: "generators' states", ENDING: "exit code"}
+ROWS |= {PRINT: "printed lines", FILE: "files"}
 NO_NUMBERS = (STEPS, GENERATOR, ENDING)
 TOGETHER = 4  # at most so many differences of the first step that differs are shown
 
 
-@dataclass(frozen=True)
-class VerifyOptions:
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions(ToolOptions):
     """The options of `autoddp verify` that `autoddp run` has not."""
 
-    steps: int | None = None
     float64: bool = False
-    plot: str | None = None
-    json: str | None = None
 
     def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 1:
-            raise BadInput(f"--steps is {self.steps}; at least 1 step is compared")
-        runs.check_files(self.json, self.plot)
+        self.check(1, "at least 1 step is compared")
 
 
 @dataclass
@@ -52,7 +49,6 @@ class Conclusion:
 
     script: str
     nproc: int
-    names: tuple[str, str]  # of the two that are compared
     code: int = EQUAL
     why: str = ""  # in one sentence
     findings: Findings = field(default_factory=Findings)
@@ -63,12 +59,11 @@ class Conclusion:
     notes: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def finish(self, wanted: VerifyOptions, quiet: bool) -> int:
+    def finish(self, wanted: ToolOptions, quiet: bool) -> int:
         """Tell the conclusion in the ways that are wanted, and return its exit code."""
         if not quiet:
             print("\n".join(self.lines()))
-        if wanted.json is not None:
-            Path(wanted.json).write_text(json.dumps(self.data(), indent=2))
+        wanted.write(self.data())
         return self.code
 
     def lines(self) -> list[str]:
@@ -79,11 +74,11 @@ class Conclusion:
             found += [f"{PREFIX} what helps: {self.cause.mend}"]
         found += self.tail
         if self.code == DIFFERENT:
-            others = self.among.differences
+            others, names = self.among.differences, ("one process", f"{self.nproc} ranks")
             apart = "rank 0", f"rank {others[0].rank}" if others else ""
             wide = self.wide is not None and self.wide.differences
             found += first("ranks part", apart, others)
-            found += first("first divergence", self.names, wide or self.findings.differences)
+            found += first("first divergence", names, wide or self.findings.differences)
         if self.code != NOT_RUN:
             found += ["", *aligned(self.table())]
         return found + [""] * bool(self.notes) + [f"{PREFIX} {note}" for note in self.notes]
@@ -93,7 +88,7 @@ class Conclusion:
         made = [["compared", "number", "differ", "off by at most"]]
         kinds = ("", self.findings), (", in float64", self.wide), (" of ranks", self.among)
         for name, found in kinds:
-            for aspect, plural in zip(ASPECTS, PLURALS, strict=True):
+            for aspect, plural in ROWS.items():
                 if found is not None and (count := found.counts.get(aspect)):
                     worst = f"{count.worst:.1e}" if count.worst else "0"
                     worst = "" if aspect in NO_NUMBERS else worst
@@ -137,14 +132,3 @@ def first(title: str, names: tuple[str, str], differences: list[Difference]) -> 
     rows = [[title + (f", step {start.step}" if start.step else ""), *names, "off by"]]
     rows += [[f"{d.line + ' ' if d.line else ''}{d.what}", d.want, d.got, d.off] for d in together]
     return ["", *aligned(rows)]
-
-
-def aligned(rows: list[list[str]]) -> list[str]:
-    """Align columns, the first to the left and numbers to the right."""
-    width = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-    return [
-        "  ".join(
-            cell.ljust(width[k]) if k == 0 else cell.rjust(width[k]) for k, cell in enumerate(row)
-        ).rstrip()
-        for row in rows
-    ]
