@@ -50,8 +50,6 @@ class Children(Outward):
     )
     def prepare(self, call: Call) -> Any:
         """Make this rank's overlay before the worker starts, so that the rank removes it."""
-        if self.rank and self.context.in_job():
-            self.effects.overlay.ready()
         # the kernel ends a child when the thread that forks it ends: so from the main thread alone
         main = threading.current_thread() is threading.main_thread()
         self._ends_with_rank = call.instance.daemon and main
@@ -77,7 +75,7 @@ class Children(Outward):
         data = call.plain()
         if not self.rank or self.effects.mode() is Mode.PASS_THROUGH:
             return data
-        world, folder = self.run.world, self.effects.overlay.ready()
+        world, folder = self.run.world, self.effects.overlay.place()
         return {"autoddp": First(MUTED.format(ROOT, world.rank, world.world_size, folder)), **data}
 
     @patch(

@@ -172,12 +172,7 @@ class Files(Outward):
         at = self.effects.where(file) if file else file
         if at is file:
             return call.plain()
-        try:
-            opened = named(lambda: call.changed(file=at), file)
-        except FileNotFoundError:
-            if self.effects.where(file) == at:
-                raise
-            return self._read(call)  # another process of this rank's has just let it go
+        opened = named(lambda: call.changed(file=at), file)
         raw = getattr(opened, "buffer", opened)
         getattr(raw, "raw", raw).name = os.fspath(file)
         return opened

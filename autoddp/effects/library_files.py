@@ -126,7 +126,7 @@ class Holders(Outward):
 
         def at(where: str) -> Any:
             for more in BESIDE:
-                there = paths.real(path or "", True) + more
+                there = os.path.abspath(path or "") + more
                 if where != path and paths.is_file(there) and not paths.is_file(where + more):
                     paths.copy(there, where + more)
             name = f"file:{quote(where)}{query}" if query is not None else where
@@ -152,10 +152,9 @@ class Holders(Outward):
         """Have this rank find what rank 0's closed connections have written to a database."""
         self.effects.ask_rank0("sqlite3.connect", lambda: None)
         with self.context.internal():
-            name = paths.real(path, True)
             if self.effects.found(path) not in paths.still_open():
                 for more in ("", *BESIDE):
-                    self.effects.overlay.drop(name + more)
+                    self.effects.overlay.drop(path + more)
 
     def _open(
         self,

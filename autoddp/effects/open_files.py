@@ -7,6 +7,7 @@ ranks together: after them the file is complete for every rank and whatever read
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -64,16 +65,13 @@ class OpenFiles:
         """
         effects, keep = self._effects, letters.isdisjoint("wx")
         if not held.agreed:
-            with effects.overlay.locked():
-                return overlay.named(
-                    lambda: self._internal(private, self._alone(path, letters)), path
-                )
+            return overlay.named(lambda: self._internal(private, self._alone(path, letters)), path)
         # before rank 0 acts: a copy is of what was there
         place = Outcome.of(lambda: effects.overlay.to_write(path, keep, checked=True))
         try:
             effects.do_on_rank0(what, act, None, held.writers)
         except BaseException:
-            self._forget(held.path)
+            self._internal(effects.overlay.drop, held.path)
             raise
         return self._internal(private, place.unwrap())
 
@@ -144,32 +142,31 @@ class OpenFiles:
     def meet(self, what: str, held: Held, act: Callable[[], Any]) -> None:
         """Do `act` on every rank, to its own file; all ranks raise what failed on rank 0.
 
-        After a close, this rank reads the real file, if that is the one that rank 0 has closed.
+        After a close, this rank reads the real file, if there is one of that name.
         """
         effects = self._effects
         if effects.rank not in held.writers.ranks:
             self._internal(act)
 
-        def real() -> list[int] | None:
+        def real() -> None:
             act()
             _raise(held)
-            return paths.facts(held.path)
 
-        facts = effects.ask_rank0(what, real)
+        effects.ask_rank0(what, real)
         effects.repeat(what, real, held.writers)
-        if what.endswith("close") and effects.rank and facts is not None:
-            with effects.context.internal():
-                if held.writers.apart or facts == paths.facts(held.path):
-                    self._forget(held.path)
+        if what.endswith("close") and effects.rank and paths.seen(held.path):
+            self._internal(effects.overlay.drop, held.path)
 
     # ----
 
     def _alone(self, path: Any, letters: set[str]) -> str:
         """Return where a rank above 0 writes what no other rank waits for."""
-        if "r" in letters and not self._effects.overlay.find(path).there:
-            raise FileNotFoundError(2, os.strerror(2), path)
-        keep = letters.isdisjoint("wx")
-        return self._effects.overlay.to_write(path, keep=keep, new="x" in letters)
+        found = self._effects.overlay.find(path)
+        if "r" in letters and not found.seen:
+            raise overlay.error(errno.ENOENT, path)
+        if "x" in letters and found.seen and found.own:  # else rank 0 may be its maker
+            raise overlay.error(errno.EEXIST, path)
+        return self._effects.overlay.to_write(path, keep=letters.isdisjoint("wx"))
 
     def _drop(self, held: Held, act: Callable[[], None]) -> None:
         """Do `act`; Python would drop what it raises, which on rank 0 is owed to the script."""
@@ -179,9 +176,6 @@ class OpenFiles:
             held.lost = held.lost or error
         if held.lost is not None and self._effects.rank in held.writers.ranks:
             self._incomplete[held.path] = held.lost
-
-    def _forget(self, path: str) -> None:
-        self._effects.overlay.drop(paths.real(path, True))
 
     def _internal(self, act: Callable[..., Any], *given: Any) -> Any:
         with self._effects.context.internal():

@@ -125,10 +125,9 @@ class WriteCalls:
         path = os.path.abspath(writing.path)
         with effects.context.internal():
             for name in (path, *made):
-                effects.overlay.drop(paths.real(name, True))
+                effects.overlay.drop(name)
             for name in made if path != theirs else ():  # a name that differs between ranks
-                alias = paths.real(path + name.removeprefix(theirs), True)
-                effects.overlay.alias(alias, name)
+                effects.overlay.alias(path + name.removeprefix(theirs), name)
         result = outcome.unwrap()
         return value[0] if value else result
 
@@ -156,7 +155,7 @@ class WriteCalls:
             held = effects.overlay
             return writing.to(held.room(path) if folder else held.to_write(path, writing.keeps))
 
-        with effects.overlay.locked(), effects.context.internal():
+        with effects.context.internal():
             return overlay.named(write, path)
 
 
