@@ -42,13 +42,12 @@ class OpenFiles:
             act = call.plain
             plain = effects.do_on_rank0("open", act, None, held.writers) if agreed else act()
             return self._layered(plain, call, held)
-        how = call.named.get("mode", "w")
 
         def private(at: str) -> Any:
-            plain = call.changed(file=at, mode=how.replace("x", "w"))
-            return self._layered(plain, call, held)
+            return self._layered(call.changed(file=at), call, held)
 
-        return self.apart("open", held, path, set(how), call.plain, private)
+        letters = set(call.named.get("mode", "w"))
+        return self.apart("open", held, path, letters, call.plain, private)
 
     def apart(
         self,
@@ -64,8 +63,14 @@ class OpenFiles:
         What fails on rank 0, which does `act`, is raised here first: one process would meet that.
         """
         effects, keep = self._effects, letters.isdisjoint("wx")
+
+        def made(at: str) -> Any:
+            if "x" in letters:  # a copy may be there where rank 0's file must not
+                paths.remove(at)
+            return private(at)
+
         if not held.agreed:
-            return overlay.named(lambda: self._internal(private, self._alone(path, letters)), path)
+            return overlay.named(lambda: self._internal(made, self._alone(path, letters)), path)
         # before rank 0 acts: a copy is of what was there
         place = Outcome.of(lambda: effects.overlay.to_write(path, keep, checked=True))
         try:
@@ -73,7 +78,7 @@ class OpenFiles:
         except BaseException:
             self._internal(effects.overlay.drop, held.path)
             raise
-        return self._internal(private, place.unwrap())
+        return self._internal(made, place.unwrap())
 
     def end(self) -> None:
         """Flush what is open at the script's end; Python would close it.

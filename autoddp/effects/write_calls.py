@@ -21,7 +21,7 @@ class WriteCall:
 
     def __init__(self, call: Call, row: Writer) -> None:
         self._call, self.row = call, row
-        self.site = row.target.replace(":", ".")
+        self.site = row.target.replace(":", ".").replace(".__init__", "").replace(".__new__", "")
         self._named = {**call.kwargs, **call.named}
         named = row.argument in call.named
         if row.position is not None and not named and len(call.args) > row.position:
@@ -31,11 +31,15 @@ class WriteCall:
         self.path = path_of(given) or ""
 
     @property
+    def mode(self) -> str:
+        """Return the mode in which the call writes, "a" if it adds to what the file holds."""
+        more = {**self._named.get("kwargs", {}), **self._named.get("params", {}), **self._named}
+        return "a" if more.get("append") else str(more.get("mode", self.row.mode))
+
+    @property
     def keeps(self) -> bool:
         """Return whether the call adds to what the file holds."""
-        more = {**self._named.get("kwargs", {}), **self._named.get("params", {}), **self._named}
-        mode = str(more.get("mode", self.row.mode))
-        return not {"a", "+"}.isdisjoint(mode) or bool(more.get("append"))
+        return not {"a", "+"}.isdisjoint(self.mode)
 
     def to(self, path: str) -> Any:
         """Make the call with another path; what it returns names the user's own."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Writer:
-    """A function that writes a file, or fills a folder.
+    """A function that writes a file, or fills a folder, or a class whose objects hold one open.
 
     Attributes:
         target: The place where it is found, as "module:Dotted.path".
@@ -138,6 +138,18 @@ DATA = (
     *rows("datasets.dataset_dict:DatasetDict", "save_to_disk", "dataset_dict_path", folder=True),
 )
 WRITERS = {row.target: row for row in (*ARRAYS, *PICTURES, *SOUNDS, *MODELS, *DATA, *TABLES)}
+
+# The makers of objects that hold their file open; they may read it, and write on.
+HELD = (
+    Writer("h5py:File.__init__", "name", mode="r"),
+    Writer("pandas:HDFStore.__init__", "path", mode="a"),
+    Writer("pyarrow.parquet:ParquetWriter.__init__", "where"),
+    Writer("soundfile:SoundFile.__init__", "file", mode="r"),
+    Writer("torch.package:PackageExporter.__init__", "f"),
+    Writer("numpy:memmap.__new__", "filename", mode="r+"),
+    Writer("numpy.lib.format:open_memmap", "filename", mode="r+"),
+)
+HOLDERS = {row.target: row for row in HELD}
 
 # Functions that read the file which an argument names without asking Python's open for it, or look
 # first whether it is there.
