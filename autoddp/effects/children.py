@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import threading
 from concurrent.futures import wait
 from contextlib import suppress
 from typing import Any, ClassVar
@@ -45,23 +44,15 @@ class Children(Outward):
     )
 
     @patch(
-        "multiprocessing.process:BaseProcess.start",
-        why="what worker processes of ranks above 0 write goes to their rank's overlay",
-    )
-    def prepare(self, call: Call) -> Any:
-        """Make this rank's overlay before the worker starts, so that the rank removes it."""
-        # the kernel ends a child when the thread that forks it ends: so from the main thread alone
-        main = threading.current_thread() is threading.main_thread()
-        self._ends_with_rank = call.instance.daemon and main
-        return call.plain()
-
-    @patch(
         "multiprocessing.process:BaseProcess._bootstrap",
         why="workers that are daemons end with their rank, if that is killed, too",
     )
     def follow(self, call: Call) -> Any:
-        """Have the kernel end this process, a fork, when the rank ends."""
-        if self._ends_with_rank:
+        """Have the kernel end this process, a fork, when the rank ends.
+
+        It would end with the thread that has forked it: so only where that is the script's.
+        """
+        if call.instance.daemon and self.context.on_script_thread():
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)
         return call.plain()
 
