@@ -38,7 +38,7 @@ class Children(Outward):
     without: ClassVar[str] = "worker processes of every rank write, and results come in any order"
     rows: ClassVar[tuple[EffectRow, ...]] = (
         ask(
-            "multiprocessing.process:BaseProcess.is_alive",
+            ("multiprocessing.process:BaseProcess.is_alive",),
             why="whether a worker still works, rank 0 tells",
         ),
     )
@@ -70,7 +70,7 @@ class Children(Outward):
         return {"autoddp": First(MUTED.format(ROOT, world.rank, world.world_size, folder)), **data}
 
     @patch(
-        "multiprocessing.process:BaseProcess.join",
+        *("os:wait", "os:waitpid", "multiprocessing.process:BaseProcess.join"),
         *(f"multiprocessing.pool:{of}" for of in ("Pool.join", "Pool.terminate")),
         *(f"multiprocessing.pool:ApplyResult.{of}" for of in ("get", "wait")),
         *(f"multiprocessing.pool:IMapIterator.{of}" for of in ("next", "__next__")),
@@ -81,7 +81,8 @@ class Children(Outward):
     )
     def wait_for_all(self, call: Call) -> Any:
         """Wait for this rank's workers and for rank 0's; then the disk has what they all wrote."""
-        if not self._asks(() if call.name.endswith("Process.join") else THROUGH):
+        itself = call.name.startswith("posix.") or call.name.endswith("Process.join")
+        if not self._asks(() if itself else THROUGH):
             return call.plain()
         outcome = Outcome.of(call.plain)
         self.effects.ask_rank0(call.name, lambda: None)

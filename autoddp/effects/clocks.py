@@ -33,8 +33,8 @@ class Clocks(Outward):
     name: ClassVar[str] = "clocks"
     without: ClassVar[str] = "each rank reads its own clock, and may decide otherwise by it"
     rows: ClassVar[tuple[EffectRow, ...]] = (
-        ask("time:clock_gettime", "time:clock_gettime_ns", why=WHY),
-        ask("os:times", why=WHY, pack=list, unpack=os.times_result),
+        ask(("time:clock_gettime", "time:clock_gettime_ns"), why=WHY),
+        ask(("os:times",), why=WHY, pack=list, unpack=os.times_result),
     )
 
     @patch(*CLOCKS, why=WHY, hot=True)

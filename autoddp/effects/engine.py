@@ -174,13 +174,6 @@ class Effects:
             self.repeat(what, keep, writers)
         return kept if self.rank in writers.ranks else answer
 
-    def found(self, path: str) -> str:
-        """Return the path where this rank reads `path`; an empty one if that was removed."""
-        try:
-            return str(self.overlay.where(path) if self.rank and not self.overlay.idle() else path)
-        except FileNotFoundError:
-            return ""
-
     def end(self) -> None:
         """End all agreement, and remove the overlay."""
         self.context.over = True

@@ -9,7 +9,6 @@ from urllib.parse import quote, unquote
 
 from autoddp.effects import paths
 from autoddp.effects.engine import Mode
-from autoddp.effects.file_layers import Held
 from autoddp.effects.open_files import OpenFiles
 from autoddp.effects.outward import Outward
 from autoddp.effects.rows import EffectRow, each
@@ -36,7 +35,7 @@ class Holders(Outward):
     without: ClassVar[str] = "every rank writes what it holds open as HDF5, SQLite or a memory map"
     rows: ClassVar[tuple[EffectRow, ...]] = (
         each(
-            "lmdb:open",
+            ("lmdb:open",),
             why=EACH_WRITES,
             when=lambda call: not call.kwargs.get("readonly"),
             optional=True,
@@ -83,7 +82,7 @@ class Holders(Outward):
         """Have this rank find what rank 0's closed connections have written to a database."""
         self.effects.ask_rank0("sqlite3.connect", lambda: None)
         with self.context.internal():
-            if self.effects.found(path) not in paths.still_open():
+            if self.effects.overlay.find(path).at not in paths.still_open():
                 for more in ("", *BESIDE):
                     self.effects.overlay.drop(path + more)
 
@@ -96,20 +95,14 @@ class Holders(Outward):
             return act()
         letters = set(mode.replace("w-", "x")) - {"r"}  # which is h5py's
         if letters.isdisjoint("wax+"):
+            where = effects.where(path)
             with self.context.internal():
-                return at(effects.found(path)) if self.rank else act()
-        agreed = what is Mode.SYNCED
-        held = Held(os.path.abspath(path), agreed, effects.writers(path, agreed))
-        if self.rank not in held.writers.ranks:
-            made = OpenFiles(effects).apart(site, held, path, letters, act, at)
-            with self.context.internal():
-                if agreed:  # what rank 0 has closed by now is on the disk
-                    effects.overlay.settle()
-            return made
-        if agreed:
-            return effects.do_on_rank0(site, act, lambda _: None, held.writers)
-        with self.context.internal():
-            return act()
+                return at(where) if self.rank else act()
+        made, _ = OpenFiles(effects).once(site, what, path, letters, act, at)
+        if self.rank and what is Mode.SYNCED:
+            with self.context.internal():  # what rank 0 has closed by now is on the disk
+                effects.overlay.settle()
+        return made
 
 
 def _database(given: Any, uri: Any) -> tuple[str, str | None]:

@@ -124,7 +124,7 @@ class Overlay(Upper):
 
     def room(self, path: Path) -> str:
         """Return a folder of this rank's own for new files of the folder `path`."""
-        return os.path.dirname(self._above(f"{self.find(path).name}/_", path))
+        return os.path.dirname(self._above(f"{self.find(path).name}/_"))
 
     def make(self, path: Path, mode: int) -> None:
         """Make the folder `path`: nothing that rank 0 comes to write there is seen in it."""

@@ -92,32 +92,27 @@ class WriteCalls:
 
     def _put(self, writing: WriteCall, writers: Writers, agreed: bool) -> Any:
         """Write on rank 0, and put the file in place once all have written."""
-        effects = self._effects
-        with effects.context.internal():
-            draft = Draft(writing.path, keep=writing.keeps)
-
-        def finish() -> list[Any]:
-            outcome.unwrap()
-            if not writing.row.folder:
-                draft.put()
-            made = [os.path.abspath(target) for target in draft.targets]
-            return [os.path.abspath(writing.path), made, _plain(outcome.value)]
+        effects, draft = self._effects, Draft(writing.path, keep=writing.keeps)
 
         def save() -> Any:
             return writing.to(writing.path) if writing.row.folder else draft.write(writing.to)
 
-        try:
-            with effects.context.internal():
-                outcome = Outcome.of(save)
-            if agreed:
-                if outcome.error is not None:
+        def finish() -> list[Any]:
+            outcome.unwrap()
+            draft.put()
+            made = [os.path.abspath(target) for target in draft.targets]
+            return [os.path.abspath(writing.path), made, _plain(outcome.value)]
+
+        with effects.context.internal():
+            outcome = Outcome.of(save)
+            try:
+                if agreed and outcome.error is not None:
                     self._throw_away(writing)  # others still gather, which needs this rank
-                effects.do_on_rank0(writing.site, finish, list, writers)
-            else:
-                with effects.context.internal():
+                if agreed:
+                    effects.do_on_rank0(writing.site, finish, list, writers)
+                else:
                     finish()
-        finally:
-            with effects.context.internal():
+            finally:
                 draft.discard()
         return outcome.value
 
@@ -138,7 +133,7 @@ class WriteCalls:
     def _throw_away(self, writing: WriteCall) -> Outcome:
         """Make the call, and delete what it has written."""
         effects = self._effects
-        there = effects.found(writing.path) if writing.keeps else ""
+        there = effects.overlay.find(writing.path).at if writing.keeps else ""
         with effects.context.internal():
             if writing.row.blind:
                 return Outcome.of(lambda: writing.to(os.devnull))
@@ -151,15 +146,14 @@ class WriteCalls:
 
     def _own(self, writing: WriteCall) -> Any:
         """Write what no other rank waits for to the overlay."""
-        effects, path, folder = self._effects, writing.path, writing.row.folder
-        if folder:
-            os.makedirs(path, exist_ok=True)
+        held, path = self._effects.overlay, writing.path
 
         def write() -> Any:
-            held = effects.overlay
-            return writing.to(held.room(path) if folder else held.to_write(path, writing.keeps))
+            return writing.to(
+                held.room(path) if writing.row.folder else held.to_write(path, writing.keeps)
+            )
 
-        with effects.context.internal():
+        with self._effects.context.internal():
             return overlay.named(write, path)
 
 

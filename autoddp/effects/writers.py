@@ -93,29 +93,14 @@ HOLDERS = {row.target: row for row in HELD}
 # Functions that read the file which an argument names without asking Python's open for it, or look
 # first whether it is there.
 READERS = (
-    "torch:load",
-    "torch.serialization:load",
-    "torch.jit:load",
-    "torch.jit._serialization:load",
-    "numpy:loadtxt",
-    "numpy:genfromtxt",
-    "h5py:File.__init__",
-    "safetensors:safe_open",
-    "safetensors.torch:load_file",
-    "safetensors.numpy:load_file",
-    "pandas:read_parquet",
-    "pandas.io.parquet:read_parquet",
-    "pyarrow.parquet:read_table",
-    "pyarrow.parquet:ParquetFile.__init__",
-    "pyarrow:memory_map",
-    "pyarrow.feather:read_table",
-    "pandas:read_feather",
-    "pandas.io.feather_format:read_feather",
-    "cv2:imread",
-    "torchvision.io:read_file",
-    "torchvision.io.image:read_file",
-    "torchvision.io:read_image",
-    "torchvision.io.image:read_image",
+    *("torch:load", "torch.serialization:load", "torch.jit:load", "torch.jit._serialization:load"),
+    *("numpy:loadtxt", "numpy:genfromtxt", "cv2:imread"),
+    *("safetensors:safe_open", "safetensors.torch:load_file", "safetensors.numpy:load_file"),
+    *("pandas:read_parquet", "pandas.io.parquet:read_parquet", "pandas:read_feather"),
+    *("pandas.io.feather_format:read_feather", "pyarrow.feather:read_table"),
+    *("pyarrow.parquet:read_table", "pyarrow.parquet:ParquetFile.__init__", "pyarrow:memory_map"),
+    *("torchvision.io:read_file", "torchvision.io.image:read_file"),
+    *("torchvision.io:read_image", "torchvision.io.image:read_image"),
 )
 # The names that these functions give that argument.
 PATHS = ("f", "fname", "filename", "path", "source", "name")
