@@ -35,16 +35,10 @@ class Mode(Enum):
 
 @dataclass(frozen=True)
 class Writers:
-    """The ranks that change a path for real.
-
-    Attributes:
-        ranks: Rank 0, and the first rank of each node that does not share the path's folder.
-        apart: Whether this rank's node does not.
-    """
+    """The ranks that change a path for real."""
 
     path: str = ""
-    ranks: tuple[int, ...] = (0,)
-    apart: bool = False
+    ranks: tuple[int, ...] = (0,)  # and the first of each node that does not share its folder
 
 
 class Effects:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 
@@ -46,20 +47,14 @@ class Entry:
         return f"<DirEntry {self.name!r}>"
 
 
-class Listing:
+class Listing(AbstractContextManager["Listing"], Iterator[Entry]):
     """An iterator over entries that can be closed, like the one of `os.scandir`."""
 
     def __init__(self, folder: Any, found: Iterable[list[Any]]) -> None:
         self._entries = iter([Entry(folder, *each) for each in found])
 
-    def __iter__(self) -> Listing:
-        return self
-
     def __next__(self) -> Entry:
         return next(self._entries)
-
-    def __enter__(self) -> Listing:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

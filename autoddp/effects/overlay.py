@@ -208,6 +208,7 @@ class Overlay(Upper):
         for name in paths.below(self._upper("")):
             if (at := self._upper(name)) not in held and paths.seen(name, follow=False):
                 paths.remove(at)
+                paths.remove(self._hidden(name))
         for name in paths.below(self._hidden("")):
             made = paths.is_folder(name) and paths.is_folder(self._upper(name))  # by both
             if made or not paths.seen(name, follow=False):

@@ -86,9 +86,9 @@ def still_open() -> set[str]:
     return found
 
 
-def is_folder(path: str, follow: bool = False) -> bool:
-    """Return whether `path` is a folder, or with `follow` a link to one."""
-    there = seen(path, follow)
+def is_folder(path: str) -> bool:
+    """Return whether `path` is a folder, and no link to one."""
+    there = seen(path, follow=False)
     return there is not None and stat.S_ISDIR(there.st_mode)
 
 

@@ -61,6 +61,14 @@ def test_a_folder_made_where_one_was_removed_has_nothing_of_it(overlay):
     assert (names(overlay, "old"), Path("old/a").read_text()) == (["a"], "a")
 
 
+def test_what_was_removed_and_written_anew_is_found_when_rank_0_has_it(overlay):
+    overlay.remove("old/a")
+    write(overlay, "old/a", "of its own")
+    Path("old/a").write_text("rank 0's")
+    overlay.settle()
+    assert Path(overlay.where("old/a")).read_text() == "rank 0's"
+
+
 def test_what_rank_0_has_done_is_the_disks_from_then_on(overlay, tmp_path):
     overlay.remove("old/a")
     write(overlay, "old/b", "of its own")
