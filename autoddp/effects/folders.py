@@ -73,10 +73,8 @@ class Folders(Outward):
             return self._agreed(call, source, target, changed)
         if mode is Mode.UNSYNCED and changed is not None:
             return self.alone.change(call)
-        if call.name.endswith("makedirs"):
-            with self.effects.context.internal():  # a cache's folder, and those that it lies in
-                return call.plain()
-        return call.plain()
+        with self.effects.context.internal():  # a cache's folder, with those that it lies in
+            return call.plain()
 
     @patch(
         *("os:stat", "os:lstat", "os:access", "os:readlink", "os:listdir", "os:scandir"),

@@ -231,7 +231,7 @@ class Overlay(Upper):
     def _there(self, path: Path) -> Found:
         """Find what is to be removed or renamed; nothing may be there, if rank 0 was quicker."""
         found = self.find(path, follow=False)
-        if not found.at:
+        if not found.at or not (found.seen or self.find(os.path.dirname(found.name)).seen):
             raise error(errno.ENOENT, path)
         if not found.seen:
             self._hide(found.name)
