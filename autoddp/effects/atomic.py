@@ -13,6 +13,8 @@ from typing import Any
 
 from autoddp.comm.place import HERE
 
+REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
+
 
 class Draft:
     """A file that was written beside its place, under the same name, and waits to be put there.
@@ -24,36 +26,32 @@ class Draft:
 
     def __init__(self, path: str, keep: bool = False) -> None:
         self.path, self._keep = path, keep
-        self.folder, self.name = os.path.dirname(os.path.realpath(path)), os.path.basename(path)
+        self.folder, self.name = os.path.dirname(path), os.path.basename(path)
         self.targets = [path]  # what is put in place: numpy adds a suffix
         self._beside: str | None = None
         self._link: str | None = None  # tells the launcher of the draft, should we be killed
 
     def write(self, save: Callable[[str], Any]) -> Any:
         """Call `save` with the path to write to; errors that it raises name the user's path."""
-        if not self._has_a_place():
-            return save(self.path)  # a device, or an error that `save` itself words best
         try:
-            self._make()
+            beside = self._make() if self._is_plain() else None
         except OSError as error:
             self.discard()
-            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-                return save(self.path)  # a file that may be written in a folder that may not
-            raise OSError(error.errno, error.strerror, self.path) from None  # the old file stays
-        assert self._beside is not None
+            if error.errno not in REFUSED:
+                raise OSError(error.errno, error.strerror, self.path) from None  # the old one stays
+            beside = None
+        if beside is None:
+            return save(self.path)  # a device, a file in a folder that may not be written, an error
         try:
             if self._keep and os.path.exists(self.path):  # it will be added to
-                shutil.copyfile(self.path, os.path.join(self._beside, self.name))
-            result = save(os.path.join(self._beside, self.name))
-            self.targets = [
-                os.path.join(os.path.dirname(self.path), n) for n in os.listdir(self._beside)
-            ]
-            for name in os.listdir(self._beside):
-                _settle(os.path.join(self._beside, name), self._target(name))
+                shutil.copyfile(self.path, os.path.join(beside, self.name))
+            result = save(os.path.join(beside, self.name))
+            self.targets = [os.path.join(self.folder, name) for name in os.listdir(beside)]
+            for target in self.targets:
+                _settle(os.path.join(beside, os.path.basename(target)), target)
         except BaseException as error:
-            beside = self._beside
             self.discard()
-            raise renamed(error, beside, os.path.dirname(self.path)) from None
+            raise renamed(error, beside, self.folder) from None
         return result
 
     def put(self) -> None:
@@ -61,8 +59,9 @@ class Draft:
         if self._beside is None:
             return
         try:
-            for name in os.listdir(self._beside):
-                os.replace(os.path.join(self._beside, name), self._target(name))
+            for target in self.targets:
+                made = os.path.join(self._beside, os.path.basename(target))
+                os.replace(made, os.path.realpath(target))
         except OSError as error:
             raise OSError(error.errno, error.strerror, self.path) from None
         finally:
@@ -72,54 +71,32 @@ class Draft:
         """Remove the draft and the launcher's link to it; leave the file that is in place."""
         if self._beside is not None:
             shutil.rmtree(self._beside, ignore_errors=True)
-            self._beside = None
-        self._unlink()
-
-    def _make(self) -> None:
-        """Make the folder beside the target; the launcher is told of it before it is there."""
-        while True:
-            name = f".{_short(self.name)}.{time.monotonic_ns():x}"
-            self._beside = os.path.join(self.folder, name)
-            try:
-                self._tell(name)
-                os.mkdir(self._beside, 0o700)
-            except FileExistsError:  # another process's: it is left alone
-                self._beside = None
-                self._unlink()
-            else:
-                return
-
-    def _tell(self, name: str) -> None:
-        if HERE.private is None:
-            return
-        link = os.path.join(HERE.private, name)
-        with suppress(OSError):  # the launcher's disk may be full where the user's is not
-            os.symlink(self._beside or "", link)
-            self._link = link
-
-    def _unlink(self) -> None:
         if self._link is not None:
             with suppress(FileNotFoundError):
                 os.unlink(self._link)
-            self._link = None
+        self._beside = self._link = None
 
-    def _target(self, name: str) -> str:
-        return os.path.realpath(os.path.join(os.path.dirname(self.path), name))
+    def _make(self) -> str:
+        """Make the folder beside the target; the launcher is told of it before it is there."""
+        short = os.fsdecode(os.fsencode(self.name)[:200])  # a name may not be much longer
+        name = f".{short}.{time.monotonic_ns():x}"
+        beside = os.path.join(os.path.dirname(os.path.realpath(self.path)), name)
+        if HERE.private is not None:
+            link = os.path.join(HERE.private, name)
+            with suppress(OSError):  # the launcher's disk may be full where the user's is not
+                os.symlink(beside, link)
+                self._link = link
+        os.mkdir(beside, 0o700)
+        self._beside = beside
+        return beside
 
-    def _has_a_place(self) -> bool:
-        """Return whether a plain write would make or replace a regular file here."""
+    def _is_plain(self) -> bool:
+        """Return whether a plain write would make or replace a regular file."""
         try:
             there = os.stat(self.path)
-        except FileNotFoundError:
-            return os.path.isdir(self.folder) and bool(self.name)
         except OSError:
-            return False
+            return bool(self.name)
         return stat.S_ISREG(there.st_mode) and os.access(self.path, os.W_OK)
-
-
-def _short(name: str) -> str:
-    """Cut `name` to leave room for more within the length that a file name may have."""
-    return os.fsdecode(os.fsencode(name)[:200])
 
 
 def _settle(path: str, target: str) -> None:

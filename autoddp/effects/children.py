@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import threading
 from concurrent.futures import wait
 from contextlib import suppress
 from typing import Any, ClassVar
@@ -39,31 +38,21 @@ class Children(Outward):
     without: ClassVar[str] = "worker processes of every rank write, and results come in any order"
     rows: ClassVar[tuple[EffectRow, ...]] = (
         ask(
-            "multiprocessing.process:BaseProcess.is_alive",
+            ("multiprocessing.process:BaseProcess.is_alive",),
             why="whether a worker still works, rank 0 tells",
         ),
     )
-
-    @patch(
-        "multiprocessing.process:BaseProcess.start",
-        why="what worker processes of ranks above 0 write goes to their rank's overlay",
-    )
-    def prepare(self, call: Call) -> Any:
-        """Make this rank's overlay before the worker starts, so that the rank removes it."""
-        if self.rank and self.context.in_job():
-            self.effects.overlay.ready()
-        # the kernel ends a child when the thread that forks it ends: so from the main thread alone
-        main = threading.current_thread() is threading.main_thread()
-        self._ends_with_rank = call.instance.daemon and main
-        return call.plain()
 
     @patch(
         "multiprocessing.process:BaseProcess._bootstrap",
         why="workers that are daemons end with their rank, if that is killed, too",
     )
     def follow(self, call: Call) -> Any:
-        """Have the kernel end this process, a fork, when the rank ends."""
-        if self._ends_with_rank:
+        """Have the kernel end this process, a fork, when the rank ends.
+
+        It would end with the thread that has forked it: so only where that is the script's.
+        """
+        if call.instance.daemon and self.context.on_script_thread():
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)
         return call.plain()
 
@@ -77,11 +66,11 @@ class Children(Outward):
         data = call.plain()
         if not self.rank or self.effects.mode() is Mode.PASS_THROUGH:
             return data
-        world, folder = self.run.world, self.effects.overlay.ready()
+        world, folder = self.run.world, self.effects.overlay.place()
         return {"autoddp": First(MUTED.format(ROOT, world.rank, world.world_size, folder)), **data}
 
     @patch(
-        "multiprocessing.process:BaseProcess.join",
+        *("os:wait", "os:waitpid", "multiprocessing.process:BaseProcess.join"),
         *(f"multiprocessing.pool:{of}" for of in ("Pool.join", "Pool.terminate")),
         *(f"multiprocessing.pool:ApplyResult.{of}" for of in ("get", "wait")),
         *(f"multiprocessing.pool:IMapIterator.{of}" for of in ("next", "__next__")),
@@ -91,12 +80,17 @@ class Children(Outward):
         why="what rank 0's worker processes wrote is there before any rank reads it",
     )
     def wait_for_all(self, call: Call) -> Any:
-        """Wait for this rank's workers and for rank 0's; then the disk has what they all wrote."""
-        if not self._asks(() if call.name.endswith("Process.join") else THROUGH):
+        """Wait for the workers of all ranks: none is ahead of another's, and the disk has it all.
+
+        While others still work, what this rank's have written stays theirs.
+        """
+        itself = call.name.startswith("posix.") or call.name.endswith("Process.join")
+        if not self._asks(() if itself else THROUGH):
             return call.plain()
         outcome = Outcome.of(call.plain)
-        self.effects.ask_rank0(call.name, lambda: None)
-        self.effects.overlay.settle()
+        self.effects.do_on_rank0(call.name, lambda: None)
+        if not (call.name.endswith("Future.result") or getattr(call.instance, "_cache", None)):
+            self.effects.overlay.settle()
         return outcome.unwrap()
 
     @patch(
@@ -119,7 +113,6 @@ class Children(Outward):
         # OSError: a tensor of a worker that has ended, which nobody wants
         with self.context.internal(), suppress(OSError):
             call.wrapped()
-        self.effects.overlay.settle()
         return pickle.loads(data)
 
     @patch(

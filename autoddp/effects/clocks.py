@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime, tzinfo
+from time import localtime as _localtime
+from time import time as _time  # this rank's
 from typing import Any, ClassVar
 
 from autoddp.effects.engine import Mode
@@ -32,8 +33,8 @@ class Clocks(Outward):
     name: ClassVar[str] = "clocks"
     without: ClassVar[str] = "each rank reads its own clock, and may decide otherwise by it"
     rows: ClassVar[tuple[EffectRow, ...]] = (
-        ask("time:clock_gettime", "time:clock_gettime_ns", why=WHY),
-        ask("os:times", why=WHY, pack=list, unpack=os.times_result),
+        ask(("time:clock_gettime", "time:clock_gettime_ns"), why=WHY),
+        ask(("os:times",), why=WHY, pack=list, unpack=os.times_result),
     )
 
     @patch(*CLOCKS, why=WHY, hot=True)
@@ -59,13 +60,15 @@ class Clocks(Outward):
     @patch(*CONVERTERS, why=WHY, hot=True)
     def convert(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Make a function that converts rank 0's present time, unless another time is given."""
-        format = original.__name__ == "strftime"  # comes before the time
+        name = original.__name__
+        format, broken_down = name == "strftime", name in ("strftime", "asctime")  # comes first
 
         @stands_for(original)
         def convert(*given: Any) -> Any:
             if given[format:] not in ((), (None,)) or not self._decides():
                 return original(*given)
-            return self._alike(original.__name__, lambda: original(*given))
+            present = self.effects.ask_rank0(name, _time)
+            return original(*given[:format], _localtime(present) if broken_down else present)
 
         return convert
 
@@ -78,9 +81,7 @@ class Clocks(Outward):
         def now(cls: type[datetime], tz: tzinfo | None = None) -> datetime:
             if not self._decides():
                 return slot.__get__(None, cls)(tz)
-            read = slot.__get__(None, datetime)
-            at = self._alike("now", lambda: read(tz).replace(tzinfo=None))
-            return cls.combine(at.date(), at.time(), tz)
+            return cls.fromtimestamp(self.effects.ask_rank0("now", _time), tz)
 
         return classmethod(now)
 
@@ -92,16 +93,10 @@ class Clocks(Outward):
         def utcnow(cls: type[datetime]) -> datetime:
             if sys.version_info >= (3, 12):
                 warnings.warn(DEPRECATED, DeprecationWarning, stacklevel=2)
-            at = cls.now(UTC)
-            if self._decides():
-                at = self._alike("utcnow", lambda: datetime.now(UTC))
-            return cls.combine(at.date(), at.time())
+            now = self.effects.ask_rank0("utcnow", _time) if self._decides() else _time()
+            return cls.fromtimestamp(now, UTC).replace(tzinfo=None)
 
         return classmethod(utcnow)
-
-    def _alike(self, what: str, read: Callable[[], Any]) -> Any:
-        """Return on all ranks what `read` returns on rank 0."""
-        return pickle.loads(self.effects.ask_rank0(what, lambda: pickle.dumps(read())))
 
     def _decides(self) -> bool:
         """Return whether the caller of the clock decides by it, on all ranks alike."""

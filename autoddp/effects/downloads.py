@@ -31,6 +31,10 @@ MAKERS = (  # of the files of a data set
     "torchvision.datasets.utils:download_and_extract_archive",
     "torchvision.datasets.utils:download_file_from_google_drive",
 )
+ASKERS = (
+    *("http.client:HTTPConnection.connect", "urllib3.connection:HTTPConnection.connect"),
+    *("httpx:Client.send", "httpx:AsyncClient.send", "aiohttp:ClientSession._request"),
+)
 ASKED = "every rank asks the network; urllib.request, requests and torch.hub ask once for all"
 LIMIT = 64 << 20  # bytes of a body that are handed to the other ranks
 TOO_LARGE = (
@@ -47,8 +51,7 @@ class Downloads(Outward):
     without: ClassVar[str] = "every rank asks for what it downloads"
     rows: ClassVar[tuple[EffectRow, ...]] = (
         each(
-            *("http.client:HTTPConnection.connect", "urllib3.connection:HTTPConnection.connect"),
-            *("httpx:Client.send", "httpx:AsyncClient.send", "aiohttp:ClientSession._request"),
+            ASKERS,
             why=ASKED,
             harmless=True,
             optional=True,

@@ -35,16 +35,10 @@ class Mode(Enum):
 
 @dataclass(frozen=True)
 class Writers:
-    """The ranks that change a path for real.
-
-    Attributes:
-        ranks: Rank 0, and the first rank of each node that does not share the path's folder.
-        apart: Whether this rank's node does not.
-    """
+    """The ranks that change a path for real."""
 
     path: str = ""
-    ranks: tuple[int, ...] = (0,)
-    apart: bool = False
+    ranks: tuple[int, ...] = (0,)  # and the first of each node that does not share its folder
 
 
 class Effects:
@@ -173,13 +167,6 @@ class Effects:
             answer = self.group.call(f"{what} at {users_line(2)}", keep, when=When.ALL_HERE)
             self.repeat(what, keep, writers)
         return kept if self.rank in writers.ranks else answer
-
-    def found(self, path: str) -> str:
-        """Return the path where this rank reads `path`; an empty one if that was removed."""
-        try:
-            return str(self.overlay.where(path) if self.rank and not self.overlay.idle() else path)
-        except FileNotFoundError:
-            return ""
 
     def end(self) -> None:
         """End all agreement, and remove the overlay."""

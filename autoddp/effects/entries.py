@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 
 class Entry:
-    """An entry like those of `os.scandir`, made of facts from rank 0 or from another folder."""
+    """An entry like those of `os.scandir`, made of what `facts` returned of one."""
 
     def __init__(self, folder: Any, name: str, kinds: list[bool], inode: int) -> None:
         self.name: Any = os.fsencode(name) if isinstance(folder, bytes) else name
         self.path = os.path.join(folder, self.name)
-        self._folder, self._file, self._folder_itself, self._file_itself, self._link = kinds
-        self._inode = inode
+        self._kinds, self._inode = kinds, inode
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
         """Return whether the entry is a folder."""
-        return self._folder if follow_symlinks else self._folder_itself
+        return self._kinds[0 if follow_symlinks else 2]
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
         """Return whether the entry is a plain file."""
-        return self._file if follow_symlinks else self._file_itself
+        return self._kinds[1 if follow_symlinks else 3]
 
     def is_symlink(self) -> bool:
         """Return whether the entry is a symbolic link."""
-        return self._link
+        return self._kinds[4]
 
     def is_junction(self) -> bool:
         """Return False: only Windows has junctions."""
@@ -47,20 +47,14 @@ class Entry:
         return f"<DirEntry {self.name!r}>"
 
 
-class Listing:
+class Listing(AbstractContextManager["Listing"], Iterator[Entry]):
     """An iterator over entries that can be closed, like the one of `os.scandir`."""
 
-    def __init__(self, entries: Iterator[Entry]) -> None:
-        self._entries = entries
-
-    def __iter__(self) -> Listing:
-        return self
+    def __init__(self, folder: Any, found: Iterable[list[Any]]) -> None:
+        self._entries = iter([Entry(folder, *each) for each in found])
 
     def __next__(self) -> Entry:
         return next(self._entries)
-
-    def __enter__(self) -> Listing:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -70,13 +64,11 @@ class Listing:
         self._entries = iter(())
 
 
-def facts(entry: os.DirEntry[str]) -> list[Any]:
-    """Return the name, kinds and inode of an entry, as JSON can carry them."""
-    kinds = [
-        entry.is_dir(),
-        entry.is_file(),
-        entry.is_dir(follow_symlinks=False),
-        entry.is_file(follow_symlinks=False),
-        entry.is_symlink(),
-    ]
-    return [entry.name, kinds, entry.inode()]
+def facts(entries: Iterable[os.DirEntry[str]]) -> list[list[Any]]:
+    """Return the names, kinds and inodes of entries, as JSON can carry them."""
+    found: list[list[Any]] = []
+    for entry in entries:
+        follows = [entry.is_dir(), entry.is_file()]
+        itself = [entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)]
+        found.append([entry.name, [*follows, *itself, entry.is_symlink()], entry.inode()])
+    return found

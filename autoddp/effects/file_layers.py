@@ -58,18 +58,12 @@ class Top:
     def flush(self) -> None:
         """Flush the file, for all ranks together if the script does."""
         top: Any = super()
-        if self.closed:  # type: ignore[attr-defined]
-            top.flush()  # words the error
-        else:
-            self.bottom.files.flush(self, top.flush)
+        self.bottom.files.complete("flush", self, top.flush)
 
     def close(self) -> None:
-        """Close the file, for all ranks together, unless it is closed already."""
+        """Close the file, for all ranks together."""
         top: Any = super()
-        if self.closed:  # type: ignore[attr-defined]
-            top.close()
-        else:
-            self.bottom.files.close(self, top.close)
+        self.bottom.files.complete("close", self, top.close)
 
     def __repr__(self) -> str:
         return super().__repr__().replace(f"<{type(self).__name__} ", f"<{self._name} ")

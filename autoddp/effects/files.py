@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 from autoddp.effects import paths
 from autoddp.effects.engine import Mode
-from autoddp.effects.file_layers import Held
 from autoddp.effects.open_files import OpenFiles
 from autoddp.effects.outward import Outward
 from autoddp.effects.overlay import named
@@ -35,8 +34,7 @@ class Files(Outward):
     libraries: ClassVar[bool] = True
     rows: ClassVar[tuple[EffectRow, ...]] = (
         do(
-            "fcntl:flock",
-            "fcntl:lockf",
+            ("fcntl:flock", "fcntl:lockf"),
             why="a lock is held once, on rank 0's file: others have files of their own",
         ),
     )
@@ -110,7 +108,10 @@ class Files(Outward):
                 if at is given:
                     return plain()
                 return int(named(lambda: original(at, flags, mode), path))
-            return self._open_descriptor(given, flags, plain, private)
+            what, letters = self.effects.touch(given), _letters(flags)
+            if what is Mode.PASS_THROUGH:
+                return plain()
+            return int(self.open_files.once("os.open", what, given, letters, plain, private)[0])
 
         return open
 
@@ -147,25 +148,6 @@ class Files(Outward):
             now = call.plain()
         return self.effects.ask_rank0("shouldRollover", lambda: now)
 
-    def _open_descriptor(
-        self, path: Any, flags: int, plain: Callable[[], int], private: Callable[[str], int]
-    ) -> int:
-        what = self.effects.touch(path)
-        if what is Mode.PASS_THROUGH:
-            return plain()
-        agreed = what is Mode.SYNCED
-        writers = self.effects.writers(path, agreed)
-        if self.rank not in writers.ranks:
-            held = Held(os.path.abspath(os.fsdecode(path)), agreed, writers)
-            return int(
-                self.open_files.apart("os.open", held, path, _letters(flags), plain, private)
-            )
-        return int(
-            self.effects.do_on_rank0("os.open", plain, lambda _: None, writers)
-            if agreed
-            else plain()
-        )
-
     def _read(self, call: Call) -> Any:
         """Open a file for reading where this rank finds it, under the name that was given."""
         file = call.named.get("file", "")
@@ -177,7 +159,7 @@ class Files(Outward):
         except FileNotFoundError:
             if self.effects.where(file) == at:
                 raise
-            return self._read(call)  # another process of this rank's has just let it go
+            return self._read(call)  # this rank has just let it go, as rank 0 has it
         raw = getattr(opened, "buffer", opened)
         getattr(raw, "raw", raw).name = os.fspath(file)
         return opened

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, ClassVar
 
-from autoddp.effects import paths
 from autoddp.effects.engine import Mode
-from autoddp.effects.entries import Entry, Listing, facts
+from autoddp.effects.entries import Listing, facts
 from autoddp.effects.outward import Outward
-from autoddp.effects.unsynced import UnsyncedChange
+from autoddp.effects.unsynced import SOURCE, TARGET, UnsyncedChange, at, given
 from autoddp.patching import Call, patch
 
-REMOVES = {"remove", "unlink", "rmdir", "removedirs", "rmtree"}
 RENAMES = {"rename", "renames", "replace", "move"}
-MAKES = {"mkdir", "makedirs"}
-CHANGES = {"truncate", "touch"}
 # The names of the arguments for the path that is acted on, and for the one that is made.
 FROM = ("path", "src", "self", "name", "base_name", "filename")
 TO = ("dst", "extract_dir")
@@ -29,12 +25,7 @@ def _same(answer: Any) -> Any:
 
 def _facts(listing: Any) -> list[Any]:
     with listing as entries:
-        return [facts(entry) for entry in entries]
-
-
-def _entries(call: Call, answer: list[Any]) -> Listing:
-    folder = os.fspath(call.named.get("path") or ".")
-    return Listing(Entry(folder, *each) for each in answer)
+        return facts(entries)
 
 
 # What answers become for other ranks, and how they are made again, if they are not plain values.
@@ -63,56 +54,27 @@ class Folders(Outward):
         self.alone = UnsyncedChange(self.effects)
 
     @patch(
-        "os:mkdir",
-        "os:makedirs",
-        "os:remove",
-        "os:unlink",
-        "os:rmdir",
-        "os:removedirs",
-        "os:rename",
-        "os:renames",
-        "os:replace",
-        "os:symlink",
-        "os:link",
-        "os:chmod",
-        "os:truncate",
-        "os:utime",
-        "os:chown",
-        "os:lchown",
-        "os:mkfifo",
-        "os:mknod",
-        "os:setxattr",
-        "os:removexattr",
-        "pathlib:Path.touch",
-        "shutil:rmtree",
-        "shutil:copyfile",
-        "shutil:copy",
-        "shutil:copy2",
-        "shutil:copytree",
-        "shutil:move",
-        "shutil:make_archive",
-        "shutil:unpack_archive",
+        *("os:mkdir", "os:makedirs", "os:remove", "os:unlink", "os:rmdir", "os:removedirs"),
+        *("os:rename", "os:renames", "os:replace", "os:symlink", "os:link", "os:truncate"),
+        *("os:chmod", "os:utime", "os:chown", "os:lchown", "os:mkfifo", "os:mknod"),
+        *("os:setxattr", "os:removexattr", "pathlib:Path.touch", "shutil:rmtree"),
+        *("shutil:copyfile", "shutil:copy", "shutil:copy2", "shutil:copytree", "shutil:move"),
+        *("shutil:make_archive", "shutil:unpack_archive"),
         why="what the script makes, moves and removes, it does once: rank 0 does it",
     )
     def change_once(self, call: Call) -> Any:
         """Make the change on rank 0; all wait for it and raise its error, and overlays follow."""
         if self.effects.mode() is Mode.PASS_THROUGH:
             return call.plain()
-        given = call.named
-        source, target = _first(FROM, given), _first(TO, given)
-        if source is None:
-            return call.plain()
-        mode = self.effects.touch(
-            paths.whole(source if target is None else target, _folder(given, target))
-        )
-        if mode is Mode.UNSYNCED:
+        source, target = given(call, *FROM), given(call, *TO)
+        changed = at(call, source, SOURCE) if target is None else at(call, target, TARGET)
+        mode = self.effects.touch(changed)
+        if mode is Mode.SYNCED and changed is not None:
+            return self._agreed(call, source, target, changed)
+        if mode is Mode.UNSYNCED and changed is not None:
             return self.alone.change(call)
-        if mode is Mode.PASS_THROUGH and call.name.endswith("makedirs"):
-            with self.effects.context.internal():  # a cache's folder, and those that it lies in
-                return call.plain()
-        if mode is Mode.PASS_THROUGH:
+        with self.effects.context.internal():  # a cache's folder, with those that it lies in
             return call.plain()
-        return self._agreed(call, source, target)
 
     @patch(
         *("os:stat", "os:lstat", "os:access", "os:readlink", "os:listdir", "os:scandir"),
@@ -131,7 +93,9 @@ class Folders(Outward):
             return self.alone.ask(call) if self.effects.reads() else call.plain()
         pack, unpack = TRAVEL.get(name, (_same, _same))
         answer = self.effects.ask_rank0(call.name, lambda: pack(call.plain()))
-        return _entries(call, answer) if name == "scandir" else unpack(answer)
+        if name == "scandir":
+            return Listing(os.fspath(call.named.get("path") or "."), answer)
+        return unpack(answer)
 
     @patch(
         "os:chdir", why="a folder that a library made is rank 0's: others enter it when it is there"
@@ -148,48 +112,22 @@ class Folders(Outward):
         by_handle = call.kwargs.get("dir_fd") is not None
         return textual and not by_handle and self.effects.touch(path) is Mode.SYNCED
 
-    def _agreed(self, call: Call, source: Any, target: Any) -> Any:
-        effects = self.effects
-        changed = paths.whole(source if target is None else target, _folder(call.named, target))
+    def _agreed(self, call: Call, source: Any, target: Any, changed: Any) -> Any:
+        effects, overlay = self.effects, self.effects.overlay
         writers = effects.writers(changed)
         if self.rank in writers.ranks:
             return effects.do_on_rank0(call.name, call.plain, _as_text, writers)
-        before = None
-        if not effects.overlay.idle():
-            with effects.context.internal():
-                # by names as they are before the change
-                before = paths.real(paths.whole(source, _folder(call.named, None)), False)
+        kind, was = call.name.rpartition(".")[2], None
+        if not overlay.idle() and kind in RENAMES:
+            with suppress(OSError):  # rank 0 raises it
+                was = overlay.find(at(call, source, SOURCE), follow=False).name
         answer = effects.do_on_rank0(call.name, call.plain, None, writers)
-        if before is not None:
-            made = answer or paths.whole(target, _folder(call.named, target))
-            self._follow(call, before, made)
+        with effects.context.internal():
+            if was is not None:
+                overlay.move(was, answer or changed)
+            else:
+                overlay.drop(changed, follow=False)
         return target if target is not None and answer == os.fspath(target) else answer
-
-    def _follow(self, call: Call, was: str, target: Any) -> None:
-        """Change the overlay as rank 0 has changed the disk."""
-        overlay, kind = self.effects.overlay, call.name.rpartition(".")[2]
-        with self.effects.context.internal():
-            becomes = None if target is None else paths.real(target, False)
-            if kind in RENAMES and becomes is not None:
-                overlay.move(was, becomes)
-            elif kind in REMOVES or kind in CHANGES or kind in MAKES:
-                overlay.drop(was)
-            elif becomes is not None:
-                overlay.drop(becomes)
-
-
-def _first(names: tuple[str, ...], values: dict[str, Any]) -> Any:
-    """Return the first of the arguments `names` that is a path, None if none is."""
-    for name in names:
-        if name in values and isinstance(values[name], (str, bytes, os.PathLike)):
-            return values[name]
-    return None
-
-
-def _folder(given: dict[str, Any], target: Any) -> int | None:
-    """Return the open folder that the path to change is relative to, None if none is given."""
-    names = ("dir_fd", "src_dir_fd") if target is None else ("dst_dir_fd", "dir_fd")
-    return next((given[name] for name in names if given.get(name) is not None), None)
 
 
 def _as_text(result: Any) -> Any:

@@ -39,7 +39,6 @@ class Nodes(Outward):
             placed = nodes(self.effects.group)
         # by their first ranks: the nodes that may lack a folder
         self._nodes = {placed.index(node): node for node in range(1, max(placed) + 1)}
-        self._first = placed.index(placed[self.rank])
         self._lacking: dict[str, tuple[int, ...]] = {NOWHERE: ()}
         if not self._nodes:
             return
@@ -58,7 +57,7 @@ class Nodes(Outward):
     def writers(self, path: Any, agreed: bool) -> Writers:
         """Return who changes `path` for real; all ranks call this if they are `agreed`."""
         lacking = self._agreed(path) if agreed else self._lacking[self._known(path)]
-        return Writers(os.fsdecode(path), (0, *lacking), self._first in lacking)
+        return Writers(os.fsdecode(path), (0, *lacking))
 
     def repeat(self, what: str, act: Callable[[], Any], writers: Writers) -> None:
         """Do on the nodes without rank 0's folder what rank 0 has done.

@@ -7,6 +7,7 @@ ranks together: after them the file is complete for every rank and whatever read
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -32,50 +33,55 @@ class OpenFiles:
 
     def open(self, mode: Mode, call: Call) -> Any:
         """Make a call of `open` that writes, and return this rank's file."""
-        effects, agreed = self._effects, mode is Mode.SYNCED
-        if not (agreed or call.named):
+        if not (mode is Mode.SYNCED or call.named):
             return call.plain()  # words what is wrong with its arguments
-        path = call.named.get("file", "")
-        held = Held(os.path.abspath(os.fsdecode(path)), agreed, effects.writers(path, agreed))
-        if effects.rank in held.writers.ranks:
-            act = call.plain
-            plain = effects.do_on_rank0("open", act, None, held.writers) if agreed else act()
-            return self._layered(plain, call, held)
-        how = call.named.get("mode", "w")
+        path, letters = call.named.get("file", ""), set(call.named.get("mode", "w"))
 
         def private(at: str) -> Any:
-            plain = call.changed(file=at, mode=how.replace("x", "w"))
-            return self._layered(plain, call, held)
+            return call.changed(file=at)
 
-        return self.apart("open", held, path, set(how), call.plain, private)
+        plain, held = self.once("open", mode, path, letters, call.plain, private)
+        with self._effects.context.internal():
+            file = layered(plain, call.named, self, held)
+        self._files.add(file)
+        return file
 
-    def apart(
+    def once(
         self,
         what: str,
-        held: Held,
+        mode: Mode,
         path: Any,
         letters: set[str],
         act: Callable[[], Any],
         private: Callable[[str], Any],
-    ) -> Any:
-        """Open a file on a rank that does not write it for real, by `private` in the overlay.
+    ) -> tuple[Any, Held]:
+        """Open a file by `act` on rank 0, on the others by `private`, with a place in the overlay.
 
-        What fails on rank 0, which does `act`, is raised here first: one process would meet that.
+        What fails on rank 0 is raised first of all: one process would meet that.
         """
-        effects, keep = self._effects, letters.isdisjoint("wx")
-        if not held.agreed:
-            with effects.overlay.locked():
-                return overlay.named(
-                    lambda: self._internal(private, self._alone(path, letters)), path
-                )
+        effects, agreed, keep = self._effects, mode is Mode.SYNCED, letters.isdisjoint("wx")
+        held = Held(os.path.abspath(os.fsdecode(path)), agreed, effects.writers(path, agreed))
+        if effects.rank in held.writers.ranks:
+            if agreed:
+                return effects.do_on_rank0(what, act, lambda _: None, held.writers), held
+            return self._internal(act), held
+
+        def made(at: str) -> Any:
+            if "x" in letters:  # a copy may be there where rank 0's file must not
+                paths.remove(at)
+            return private(at)
+
+        if not agreed:
+            place = overlay.named(lambda: self._alone(path, letters), path)
+            return overlay.named(lambda: self._internal(made, place), path), held
         # before rank 0 acts: a copy is of what was there
-        place = Outcome.of(lambda: effects.overlay.to_write(path, keep, checked=True))
+        copied = Outcome.of(lambda: effects.overlay.to_write(path, keep, checked=True))
         try:
             effects.do_on_rank0(what, act, None, held.writers)
         except BaseException:
-            self._forget(held.path)
+            self._internal(effects.overlay.drop, held.path)
             raise
-        return self._internal(private, place.unwrap())
+        return self._internal(made, copied.unwrap()), held
 
     def end(self) -> None:
         """Flush what is open at the script's end; Python would close it.
@@ -116,60 +122,58 @@ class OpenFiles:
             raise error
         held.lost = held.lost or error
 
-    def flush(self, file: Any, flush: Callable[[], None]) -> None:
-        """Flush the file; the script's own flush tells all ranks how rank 0's went."""
-        held, mode = file.bottom.held, self._effects.users()
-        if mode is Mode.SYNCED and held.agreed and not _by_logging():
-            self.meet("flush", held, flush)
-            return
-        with self._effects.context.internal():
-            flush()
-        if mode is not Mode.PASS_THROUGH:
-            _raise(held)  # logging prints the error and goes on; a thread ends alone
+    def complete(self, what: str, file: Any, act: Callable[[], None]) -> None:
+        """Flush or close the file by `act`; all ranks learn how rank 0's close went.
 
-    def close(self, file: Any, close: Callable[[], None]) -> None:
-        """Close the file; all ranks wait until rank 0 has, unless Python closes a dropped file."""
-        held, mode = file.bottom.held, self._effects.mode()
-        if mode is Mode.SYNCED and held.agreed and not file._finalizing:
-            self.meet("close", held, close)
+        So they do of the script's own flush, not of logging's, which prints errors and goes on. A
+        file that Python closes, since nobody holds it any more, is each rank's own affair.
+        """
+        effects, held = self._effects, file.bottom.held
+        if file.closed:
+            act()  # words the error
             return
-        with self._effects.context.internal():
+        flush = what == "flush"
+        mode = effects.users() if flush else effects.mode()
+        together = mode is Mode.SYNCED and held.agreed and not file._finalizing
+        if together and not (flush and _by_logging()):
+            self._meet(what, held, act)
+            return
+        with effects.context.internal():
             if file._finalizing:
-                self._drop(held, close)
+                self._drop(held, act)
             else:
-                close()
-        if mode is Mode.UNSYNCED and not file._finalizing:
+                act()
+        if mode is not Mode.PASS_THROUGH and not file._finalizing:
             _raise(held)
 
-    def meet(self, what: str, held: Held, act: Callable[[], Any]) -> None:
+    def _meet(self, what: str, held: Held, act: Callable[[], Any]) -> None:
         """Do `act` on every rank, to its own file; all ranks raise what failed on rank 0.
 
-        After a close, this rank reads the real file, if that is the one that rank 0 has closed.
+        After a close, this rank reads the real file, if there is one of that name.
         """
         effects = self._effects
         if effects.rank not in held.writers.ranks:
             self._internal(act)
 
-        def real() -> list[int] | None:
+        def real() -> None:
             act()
             _raise(held)
-            return paths.facts(held.path)
 
-        facts = effects.ask_rank0(what, real)
+        effects.ask_rank0(what, real)
         effects.repeat(what, real, held.writers)
-        if what.endswith("close") and effects.rank and facts is not None:
-            with effects.context.internal():
-                if held.writers.apart or facts == paths.facts(held.path):
-                    self._forget(held.path)
+        if what == "close" and effects.rank and paths.seen(held.path):
+            self._internal(effects.overlay.drop, held.path)
 
     # ----
 
     def _alone(self, path: Any, letters: set[str]) -> str:
         """Return where a rank above 0 writes what no other rank waits for."""
-        if "r" in letters and not self._effects.overlay.find(path).there:
-            raise FileNotFoundError(2, os.strerror(2), path)
-        keep = letters.isdisjoint("wx")
-        return self._effects.overlay.to_write(path, keep=keep, new="x" in letters)
+        found = self._effects.overlay.find(path)
+        if "r" in letters and not found.seen:
+            raise overlay.error(errno.ENOENT, path)
+        if "x" in letters and found.seen and found.own:  # else rank 0 may be its maker
+            raise overlay.error(errno.EEXIST, path)
+        return self._effects.overlay.to_write(path, keep=letters.isdisjoint("wx"))
 
     def _drop(self, held: Held, act: Callable[[], None]) -> None:
         """Do `act`; Python would drop what it raises, which on rank 0 is owed to the script."""
@@ -180,18 +184,9 @@ class OpenFiles:
         if held.lost is not None and self._effects.rank in held.writers.ranks:
             self._incomplete[held.path] = held.lost
 
-    def _forget(self, path: str) -> None:
-        self._effects.overlay.drop(paths.real(path, True))
-
     def _internal(self, act: Callable[..., Any], *given: Any) -> Any:
         with self._effects.context.internal():
             return act(*given)
-
-    def _layered(self, plain: Any, call: Call, held: Held) -> Any:
-        with self._effects.context.internal():
-            file = layered(plain, call.named, self, held)
-        self._files.add(file)
-        return file
 
 
 def _raise(held: Held) -> None:

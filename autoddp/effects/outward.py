@@ -33,6 +33,7 @@ class Outward(Feature):
         """Watch the collector: it runs at different moments on each rank."""
         with self.effects.context.internal():
             temporary.look()
+            self.effects.overlay.place()
         undo.callback(self.effects.end)
         self.context.watch_collector(undo)
 

@@ -1,9 +1,7 @@
 """A private copy-on-write folder for each rank above 0, which it reads first: as overlayfs has it.
 
-What such a rank writes, makes, renames or removes lies in an upper folder of its own, under the
-full name that it has on the disk. A name that it has removed, or under which it has made a folder
-of its own, is marked: what the disk has there, and below, is hidden. All else is the disk's. The
-upper folder is on the disk, too, so the rank's threads and child processes see the same.
+Only what a rank does without the others is changed here; where all do it, rank 0's disk has it.
+Rank 0 may do the same earlier or later: what it has made or removed already is no failure here.
 """
 
 from __future__ import annotations
@@ -18,9 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoddp.effects import paths
-from autoddp.effects.upper import Upper
-
-Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+from autoddp.effects.upper import Path, Upper
 
 
 @dataclass(frozen=True)
@@ -40,11 +36,6 @@ class Found:
     own: bool
     seen: os.stat_result | None
     plain: bool
-
-    @property
-    def there(self) -> bool:
-        """Return whether anything is there."""
-        return self.seen is not None
 
     @property
     def folder(self) -> bool:
@@ -98,178 +89,171 @@ class Overlay(Upper):
             raise error(errno.ENOENT, path)
         return os.fsencode(found.at) if isinstance(path, bytes) else found.at
 
-    def names(self, path: Path) -> list[str] | None:
-        """Return the names in a folder, None if the disk alone knows."""
+    def entries(self, path: Path) -> list[os.DirEntry[str]] | None:
+        """Return what is in a folder, None if the disk alone knows."""
         found = self.find(path)
         if not found.at:
             raise error(errno.ENOENT, path)
-        upper, hidden = self._upper(found.name), self._hidden(found.name)
-        own = [] if found.own else paths.names(upper)
-        gone = [] if found.own else paths.names(hidden)
+        own, gone = [], set()
+        if not found.own:
+            own = paths.entries(self._upper(found.name))
+            gone = {one.name for one in paths.entries(self._hidden(found.name)) if one.is_file()}
         if found.plain and not own and not gone:
             return None
-        there = named(lambda: posix.listdir(found.at), path)
-        gone = [name for name in gone if not paths.is_folder(f"{hidden}/{name}")]
-        return [*dict.fromkeys([*(n for n in there if n not in gone), *own])]
+        there = named(lambda: list(posix.scandir(found.at)), path)
+        lower = {one.name: one for one in there if one.name not in gone}
+        return [*(lower | {one.name: one for one in own}).values()]
 
     # ---- changing
 
-    def to_write(self, path: Path, keep: bool, new: bool = False, checked: bool = False) -> str:
+    def to_write(self, path: Path, keep: bool, checked: bool = False) -> str:
         """Return where to write what is at `path`: a file of this rank's own, a copy if `keep`.
 
         Args:
             path: The script's name of the file.
             keep: Whether the file begins with what is there.
-            new: Whether it must not be there.
-            checked: Whether rank 0 finds out if its folder is there and may be written to.
-
-        Raises:
-            OSError: The operating system would raise it for a write to `path`, too.
+            checked: Whether rank 0 finds out if its folder is there.
         """
         found = self.find(path)
-        if new and self.find(path, follow=False).own:
-            raise error(errno.EEXIST, path)
-        if found.folder or (found.there and found.own):
+        if found.folder or (found.seen and found.own):
             return found.at
-        at = self._above(found.name) if checked else self._place(found, path)
+        at = self._above(found.name, None if checked else path)
         if keep and paths.is_file(found.at):
             paths.copy(found.at, at)
         return at
 
     def room(self, path: Path) -> str:
-        """Return a folder of this rank's own for new files of the folder `path`.
-
-        Raises:
-            OSError: There is no such folder.
-        """
-        found = self.find(os.path.join(self.find(path).name, "_"), follow=False)
-        return os.path.dirname(self._place(found, path))
+        """Return a folder of this rank's own for new files of the folder `path`."""
+        return os.path.dirname(self._above(f"{self.find(path).name}/_"))
 
     def make(self, path: Path, mode: int) -> None:
         """Make the folder `path`: nothing that rank 0 comes to write there is seen in it."""
-        found, at = self._new(path)
-        if found.there and not found.folder:
-            raise error(errno.EEXIST, path)
-        if not found.there:
+        found = self.find(path, follow=False)
+        if found.own or not found.seen:  # else rank 0 may be its maker
+            posix.mkdir(self._above(found.name, path), mode)
             self._hide(found.name)
-            posix.mkdir(at, mode)
 
     def link_to(self, said: Path, path: Path) -> None:
         """Make `path` a symbolic link that says `said`."""
-        posix.symlink(said, self._new(path)[1])
-
-    def special(self, path: Path, make: Callable[[str], Any]) -> None:
-        """Make `path` a pipe or a device, by calling `make` with a place for it."""
-        make(self._new(path)[1])
+        posix.symlink(said, self._above(self.find(path, follow=False).name, path))
 
     def link(self, source: Path, target: Path) -> None:
         """Give the file `source` the other name `target`."""
         found = self._there(source)
-        if found is None:
-            return
-        at = self._new(target)[1]
-        if found.own:
-            posix.link(found.at, at)
-        else:
-            paths.copy(found.at, at)
+        at = self._above(self.find(target, follow=False).name, target)
+        if found.seen:  # else rank 0 has removed it
+            (posix.link if found.own else paths.copy)(found.at, at)
 
     def remove(self, path: Path, tree: bool = False) -> None:
         """Remove a file; with `tree`, a folder with all that is in it."""
         found = self._there(path)
-        if found is None:
-            return
-        if found.folder != tree:
+        if found.seen and found.folder != tree:
             raise error(errno.ENOTDIR if tree else errno.EISDIR, path)
         self._clear(found.name)
 
     def remove_folder(self, path: Path) -> None:
         """Remove a folder, which must be empty."""
         found = self._there(path)
-        if found is None:
-            return
-        if not found.folder:
-            raise error(errno.ENOTDIR, path)
-        if self._listing(found):
+        if found.folder and self._listing(found):
             raise error(errno.ENOTEMPTY, path)
         self._clear(found.name)
 
     def rename(self, source: Path, target: Path) -> None:
         """Rename `source`, with all below it, to `target`."""
         found, other = self._there(source), self.find(target, follow=False)
-        if found is None:
-            if paths.is_file(other.name):
-                paths.copy(other.name, self._above(other.name))
+        if not found.seen or found.name == other.name:  # rank 0 has renamed it already
             return
-        if found.name == other.name:
-            return
-        if f"{other.name}/".startswith(found.name + "/"):
-            raise error(errno.EINVAL, source)
-        if other.there and found.folder != other.folder:
-            raise error(errno.ENOTDIR if found.folder else errno.EISDIR, target)
-        if other.there and found.folder:
-            self.remove_folder(target)
-        at = self._place(self.find(target, follow=False), target)
-        if found.own:
-            paths.remove(at)
-            posix.rename(found.at, at)
-        else:
-            self._bring(found.name, at)
-            if found.name in self.private:
-                paths.remove(found.name)
-        if other.there and found.folder:
+        at, now = self._above(other.name, target), found.at
+        if not found.own:
+            self._bring(found.name, now := self.new(source))
+        posix.rename(now, at)
+        if found.folder:
             self._hide(other.name)
+        if found.name in self.private:
+            paths.remove(found.name)
         self._clear(found.name)
 
-    def _new(self, path: Path) -> tuple[Found, str]:
-        found = self.find(path, follow=False)
-        if found.there and found.own:  # else rank 0 may be its maker
-            raise error(errno.EEXIST, path)
-        return found, self._place(found, path, new=True)
+    # ---- what rank 0 has done for all
 
-    def _place(self, found: Found, path: Path, new: bool = False) -> str:
-        """Return where to put something; its folder must be there, and rank 0 may write to it."""
-        folder = self.find(os.path.dirname(found.name))
-        if not folder.there:
-            raise error(errno.ENOENT, path)
-        if not folder.folder:
-            raise error(errno.ENOTDIR, path)
-        ask = folder.at if new or found.folder or not found.there else found.at
-        if not posix.access(ask, os.W_OK) and paths.seen(ask) is not None:  # not gone meanwhile
-            raise error(errno.EACCES, path)
-        return self._above(found.name)
+    def drop(self, path: Path, follow: bool = True) -> None:
+        """Delete what this rank has there: rank 0 has changed it, the disk has the truth."""
+        if self.idle():
+            return
+        name = self.find(path, follow).name
+        paths.remove(self._upper(name))
+        paths.remove(self._hidden(name))
+        for top in paths.above(name):
+            if self._hides(top) and paths.is_folder(top):
+                paths.remove(self._hidden(top))
 
-    def _there(self, path: Path) -> Found | None:
-        """Find what is to be removed or renamed; None where rank 0 may have done so already."""
+    def move(self, source: str, target: Path) -> None:
+        """Follow a rename by rank 0, which may have another name for it, as of its process."""
+        self.drop(target, follow=False)
+        if paths.seen(own := self._upper(source), follow=False) and not paths.seen(target, False):
+            posix.rename(own, self._above(self.find(target, follow=False).name))
+        self.drop(source, follow=False)
+
+    def alias(self, path: Path, at: str) -> None:
+        """Have this rank find at `path` what lies at `at`, if nothing has that name."""
+        name = self.find(path).name
+        if paths.seen(name, follow=False) is None:
+            paths.remove(self._upper(name))
+            posix.symlink(at, self._above(name))
+
+    def settle(self) -> None:
+        """Delete what rank 0 has done as well, but for what is still open here."""
+        if self.idle():
+            return
+        held = paths.still_open()
+        for name in paths.below(self._upper("")):
+            if (at := self._upper(name)) not in held and paths.seen(name, follow=False):
+                paths.remove(at)
+                paths.remove(self._hidden(name))
+        for name in paths.below(self._hidden("")):
+            made = paths.is_folder(name) and paths.is_folder(self._upper(name))  # by both
+            if made or not paths.seen(name, follow=False):
+                paths.remove(self._hidden(name))
+
+    # ----
+
+    def _above(self, name: str, path: Path | None = None) -> str:
+        """Return the place of `name` in the upper folder, the folders above it made.
+
+        Raises:
+            OSError: This rank finds no folder there, where to put `path`.
+        """
+        if path is not None and not (found := self.find(os.path.dirname(name))).folder:
+            raise error(errno.ENOTDIR if found.seen else errno.ENOENT, path)
+        at = self._upper(name)
+        paths.make_folders(os.path.dirname(at))
+        return at
+
+    def _there(self, path: Path) -> Found:
+        """Find what is to be removed or renamed; nothing may be there, if rank 0 was quicker."""
         found = self.find(path, follow=False)
-        if not found.there and (not found.at or not self.find(os.path.dirname(found.name)).there):
+        if not found.at or not (found.seen or self.find(os.path.dirname(found.name)).seen):
             raise error(errno.ENOENT, path)
-        if not found.there:
+        if not found.seen:
             self._hide(found.name)
-        return found if found.there else None
+        return found
 
     def _listing(self, folder: Found) -> list[str]:
         """Return the names in a folder, wherever they come from."""
-        names = self.names(folder.name)
-        return posix.listdir(folder.at) if names is None else names
+        entries = self.entries(folder.name)
+        return posix.listdir(folder.at) if entries is None else [one.name for one in entries]
 
     def _bring(self, name: str, at: str) -> None:
         """Copy the entry `name`, as this rank sees it, with all below it, to `at`."""
         found = self.find(name, follow=False)
         if found.folder:
             with suppress(FileExistsError):
-                posix.mkdir(at, stat.S_IMODE(found.seen.st_mode) if found.seen else 0o777)
+                posix.mkdir(at, 0o777)
             for part in self._listing(found):
                 self._bring(f"{name}/{part}", f"{at}/{part}")
         elif (said := paths.link(found.at)) is not None:
             posix.symlink(said, at)
         else:
             paths.copy(found.at, at)
-
-    def _clear(self, name: str) -> None:
-        """Make the entry disappear for this rank."""
-        paths.remove(self._upper(name))
-        if not self._hides(name) and paths.seen(name, follow=False) is not None:
-            self._hide(name)
 
 
 def error(number: int, path: Any) -> OSError:

@@ -18,8 +18,11 @@ _OWN_BUSINESS = (
     *("importlib", "linecache", "tokenize", "inspect", "warnings", "traceback", "zipimport"),
     *("multiprocessing", "concurrent", "subprocess", "platform", "ctypes"),
 )
-# The folders of a trainer's callbacks.
-_CALLBACKS = ("/lightning/pytorch/callbacks/", "/pytorch_lightning/callbacks/")
+# What decides by the clock as a script does: a trainer's callbacks, and what names runs by it.
+_BY_TIME = (
+    *("/lightning/pytorch/callbacks/", "/pytorch_lightning/callbacks/"),
+    *("/torch/utils/tensorboard/", "/tensorboardX/"),
+)
 # Packages that run processes of their own, which each rank, or one for its node, has for itself.
 _POOLS = ("/torch/utils/data/", "/torch/multiprocessing/", "/joblib/externals/loky/")
 # Packages that are switched off on ranks above 0: what they do, rank 0 does by itself.
@@ -105,8 +108,8 @@ def by_tracker(depth: int = 1) -> bool:
 
 @cache
 def decides(filename: str) -> bool:
-    """Return whether a clock read by this file steers the script: the user's, or a callback's."""
-    return is_users(filename) or _of(_CALLBACKS, filename)
+    """Return whether a clock read by this file steers the script: the user's, or one like it."""
+    return is_users(filename) or _of(_BY_TIME, filename)
 
 
 def loads_data() -> bool:

@@ -35,29 +35,28 @@ def here() -> str:
         return "/"
 
 
-def real(path: str | bytes | os.PathLike[str] | os.PathLike[bytes], follow: bool) -> str:
-    """Return the one name of an entry: links to folders are followed, one at the end if asked."""
-    parts, done, links = os.path.join(here(), os.fsdecode(path)).split("/")[::-1], "", 0
-    while parts:
-        part = parts.pop()
-        if part == "..":
-            done = os.path.dirname(done)
-        elif part not in ("", "."):
-            said = link(f"{done}/{part}") if follow or any(parts) else None
-            links += said is not None
-            if said is None or links > LINKS:
-                done = f"{done}/{part}"
-            else:
-                parts += said.split("/")[::-1]
-                done = "" if said.startswith("/") else done
-    return done or "/"
-
-
 def above(path: str) -> Iterator[str]:
     """Yield the folders that `path` lies in, from the nearest."""
     while (folder := os.path.dirname(path)) != path:
         yield folder
         path = folder
+
+
+def below(folder: str, name: str = "") -> Iterator[str]:
+    """Yield the names of all that is in `folder` and its folders, each with a slash before it."""
+    for entry in entries(folder + name):
+        if entry.is_dir(follow_symlinks=False):
+            yield from below(folder, f"{name}/{entry.name}")
+        else:
+            yield f"{name}/{entry.name}"
+
+
+def entries(folder: str) -> list[os.DirEntry[str]]:
+    """Return what is in a folder, nothing if there is no such folder."""
+    try:
+        return list(posix.scandir(folder))
+    except OSError:
+        return []
 
 
 def link(path: str) -> str | None:
@@ -70,21 +69,12 @@ def link(path: str) -> str | None:
         return None
 
 
-def seen(path: str, follow: bool = True) -> os.stat_result | None:
+def seen(path: Any, follow: bool = True) -> os.stat_result | None:
     """Return the status of what is at `path`, None if nothing is there."""
     try:
-        return posix.stat(path) if follow or path.startswith("/proc/") else posix.lstat(path)
+        return posix.stat(path, follow_symlinks=follow)
     except OSError:
         return None
-
-
-def facts(path: str) -> list[int] | None:
-    """Return the size and time by which ranks see that a file is one; None if it is gone.
-
-    It may have been removed or renamed while it was open.
-    """
-    there = seen(path)
-    return None if there is None else [there.st_size, there.st_mtime_ns]
 
 
 def still_open() -> set[str]:
@@ -96,17 +86,9 @@ def still_open() -> set[str]:
     return found
 
 
-def names(folder: str) -> list[str]:
-    """Return the names in a folder, none if there is no such folder."""
-    try:
-        return posix.listdir(folder)
-    except OSError:
-        return []
-
-
-def is_folder(path: str, follow: bool = False) -> bool:
-    """Return whether `path` is a folder, or with `follow` a link to one."""
-    there = seen(path, follow)
+def is_folder(path: str) -> bool:
+    """Return whether `path` is a folder, and no link to one."""
+    there = seen(path, follow=False)
     return there is not None and stat.S_ISDIR(there.st_mode)
 
 
@@ -116,33 +98,32 @@ def is_file(path: str) -> bool:
     return there is not None and stat.S_ISREG(there.st_mode)
 
 
-def copy(source: str, target: str, limit: int | None = None) -> None:
-    """Copy a file, or its first `limit` bytes, with its permissions and times."""
+def make_folders(path: str) -> None:
+    """Make a folder of this rank's own, with those that it lies in, as far as it is not there."""
+    try:
+        posix.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        make_folders(os.path.dirname(path))
+        make_folders(path)
+
+
+def copy(source: str, target: str) -> None:
+    """Copy a file, with its permissions and times."""
     reader = posix.open(source, os.O_RDONLY | os.O_CLOEXEC)
     try:
         there = posix.fstat(reader)
-        left = there.st_size if limit is None else limit
         writer = posix.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            while left > 0 and (done := posix.sendfile(writer, reader, None, min(left, PART))):
-                left -= done
+            while posix.sendfile(writer, reader, None, PART):
+                pass
             posix.fchmod(writer, stat.S_IMODE(there.st_mode) | 0o600)
             posix.utime(writer, ns=(there.st_atime_ns, there.st_mtime_ns))
         finally:
             posix.close(writer)
     finally:
         posix.close(reader)
-
-
-def fresh(folder: str) -> str:
-    """Make a new folder in `folder` that nobody else reads, and return its path."""
-    while True:
-        path = os.path.join(folder, f"autoddp-{int.from_bytes(posix.urandom(6)):012x}")
-        try:
-            posix.mkdir(path, 0o700)
-        except FileExistsError:
-            continue
-        return path
 
 
 def remove(path: str) -> None:

@@ -37,9 +37,9 @@ class Processes(Outward):
     views: ClassVar[tuple[str, ...]] = ("global",)
     rows: ClassVar[tuple[EffectRow, ...]] = (
         # `os.spawn*` and `pty.spawn` are made of these
-        each("os:fork", "os:forkpty", "os:posix_spawn", "os:posix_spawnp", why=FORKED),
-        each("os:execv", "os:execve", why=BECOMES),
-        each("socket:socket.bind", why=LISTENS, when=_listens),
+        each(("os:fork", "os:forkpty", "os:posix_spawn", "os:posix_spawnp"), why=FORKED),
+        each(("os:execv", "os:execve"), why=BECOMES),
+        each(("socket:socket.bind",), why=LISTENS, when=_listens),
     )
 
     def setup(self, undo: ExitStack) -> None:

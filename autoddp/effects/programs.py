@@ -33,12 +33,8 @@ from autoddp.report import users_line
 OWN = ("/torch/_inductor/", "/torch/utils/cpp_extension", "/triton/")
 ENDS = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 ALONE = "every rank starts what a thread or a worker process starts; the main thread starts it once"
-BY_ASYNCIO = (
-    "every rank starts the program, whose pipes asyncio reads by their descriptors "
-    "(subprocess.run on the main thread starts it once)"
-)
+BY_ASYNCIO = "every rank starts the program; subprocess.run on the main thread starts it once"
 BY_DESCRIPTOR = "a program's pipe has its descriptor on rank 0 alone; read it by its methods"
-APART = "rank 0 alone asks its program in a thread: the threads of other ranks get an error there"
 
 
 class Programs(Outward):
@@ -48,7 +44,7 @@ class Programs(Outward):
     without: ClassVar[str] = "every rank starts the programs that the script starts"
     views: ClassVar[tuple[str, ...]] = ("global",)
     rows: ClassVar[tuple[EffectRow, ...]] = (
-        each("asyncio.unix_events:_UnixSubprocessTransport._start", why=BY_ASYNCIO),
+        each(("asyncio.unix_events:_UnixSubprocessTransport._start",), why=BY_ASYNCIO),
     )
 
     def setup(self, undo: ExitStack) -> None:
@@ -136,16 +132,13 @@ class Programs(Outward):
 
     def ask(self, what: str, act: Callable[[], Any]) -> Any:
         """Return what `act` answers on rank 0: bytes, or what JSON can carry."""
-        mode = self.effects.mode()
-        if mode is Mode.SYNCED:
+        if self.effects.mode() is Mode.SYNCED:
             return self.effects.ask_rank0(what, act)
         if self.rank:
             raise OutOfReach(
                 f"{what}: the program is rank 0's, which cannot be asked here (in a thread, a data "
                 "set's fetch, a process of this rank's own, or at the end); do it outside of it"
             )
-        if mode is Mode.UNSYNCED and not self._ends():
-            self.run.report.doubt("programs", users_line(), APART)
         return act()
 
     def _starts_for_all(self) -> bool:

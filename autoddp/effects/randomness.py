@@ -70,38 +70,6 @@ def _names(filename: str) -> bool:
     return filename.startswith(_NAMING) or any(part in filename for part in _NAMERS)
 
 
-class Entropy:
-    """The draws of one rank; all ranks have one secret."""
-
-    def __init__(self, secret: bytes) -> None:
-        self.secret = secret
-        self.counts: Counter[bytes] = Counter()  # by a hash of the place: places may be many
-
-    def draw(self, size: int) -> bytes | None:
-        """Return `size` bytes, the same on all ranks; None where each rank draws its own."""
-        place = self._place(sys._getframe(1))
-        if place is None:
-            return None
-        self.counts[place] += 1
-        return shake_256(place + b" %d" % self.counts[place]).digest(size)
-
-    def _place(self, frame: FrameType | None) -> bytes | None:
-        """Return a hash of the functions, and the places in them, that led to a draw.
-
-        No path is among them: a file may be generated, with another name on each rank.
-        """
-        place, found = blake2b(key=self.secret), False
-        # above where the script starts ranks may differ
-        while frame is not None and not (file := frame.f_code.co_filename).startswith(_STARTS):
-            if not _passes(file):
-                if not found and _names(file):
-                    return None
-                found = True
-                place.update(f"{frame.f_code.co_qualname} {frame.f_lasti}\n".encode())
-            frame = frame.f_back
-        return place.digest()
-
-
 class Randomness(Outward):
     """The feature that gives all ranks one seed, and rank 0's answers where the system is asked."""
 
@@ -111,7 +79,7 @@ class Randomness(Outward):
     )
     rows: ClassVar[tuple[EffectRow, ...]] = (
         # `uuid4` draws from the system, see `draw_alike`
-        ask("uuid:uuid1", why="the machine and the time are rank 0's", pack=str, unpack=UUID),
+        ask(("uuid:uuid1",), why="the machine and the time are rank 0's", pack=str, unpack=UUID),
     )
 
     def setup(self, undo: ExitStack) -> None:
@@ -122,7 +90,8 @@ class Randomness(Outward):
         if not self.run.group.agree(hash(PROBE) == theirs):
             self.run.report.doubt("randomness", "", HASHES)
         take(call("the states of the random generators", states))
-        self.entropy = Entropy(call("the secret of the job", lambda: os.urandom(32)))
+        self._secret = call("the secret of the job", lambda: os.urandom(32))
+        self._counts: Counter[bytes] = Counter()  # by a hash of the place: places may be many
         self.run.draws_alike = True
 
     @patch(*SEEDS, why="whatever seeds, seeds all ranks alike: the seed is rank 0's", optional=True)
@@ -177,7 +146,28 @@ class Randomness(Outward):
 
     def drawn(self, size: int) -> bytes | None:
         """Return `size` bytes that all ranks draw here, None where each draws its own."""
-        return self.entropy.draw(size) if self.effects.mode() is Mode.SYNCED else None
+        place = self._place() if self.effects.mode() is Mode.SYNCED else None
+        if place is None:
+            return None
+        self._counts[place] += 1
+        return shake_256(place + b" %d" % self._counts[place]).digest(size)
+
+    def _place(self) -> bytes | None:
+        """Return a hash of the functions, and the places in them, that led to a draw.
+
+        No path is among them: a file may be generated, with another name on each rank.
+        """
+        place, found = blake2b(key=self._secret), False
+        frame: FrameType | None = sys._getframe(2)
+        # above where the script starts ranks may differ
+        while frame is not None and not (file := frame.f_code.co_filename).startswith(_STARTS):
+            if not _passes(file):
+                if not found and _names(file):
+                    return None
+                found = True
+                place.update(f"{frame.f_code.co_qualname} {frame.f_lasti}\n".encode())
+            frame = frame.f_back
+        return place.digest()
 
 
 def states() -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from autoddp.patching import Call, Patch
@@ -46,16 +47,6 @@ class EffectRow:
         return Patch(feature, self.targets, self.why, "serve", self.optional)
 
 
-def ask(*targets: str, why: str, **more: Any) -> EffectRow:
-    """Make a row of functions that ask the outside world."""
-    return EffectRow(Fate.ASK, targets, why, **more)
-
-
-def do(*targets: str, why: str, **more: Any) -> EffectRow:
-    """Make a row of functions that change the outside world."""
-    return EffectRow(Fate.DO, targets, why, **more)
-
-
-def each(*targets: str, why: str, **more: Any) -> EffectRow:
-    """Make a row of functions that every rank calls for itself, which is said."""
-    return EffectRow(Fate.EACH, targets, why, **more)
+ask = partial(EffectRow, Fate.ASK)
+do = partial(EffectRow, Fate.DO)
+each = partial(EffectRow, Fate.EACH)

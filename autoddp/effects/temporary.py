@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from autoddp.effects import paths
@@ -22,11 +21,6 @@ class Temporary(Outward):
 
     name: ClassVar[str] = "temporary"
     without: ClassVar[str] = "temporary files and folders are each rank's own"
-
-    def setup(self, undo: ExitStack) -> None:
-        """Set up with no file of rank 0's that this rank is not to delete."""
-        super().setup(undo)
-        self._lent: set[str] = set()
 
     @patch(
         "tempfile:_RandomNameSequence.__next__",
@@ -53,25 +47,9 @@ class Temporary(Outward):
         if own or call.name == "tempfile.TemporaryFile":
             return self._own(call)
         made = call.plain()
-        # one that stays is complete for other ranks where its name is changed, or a program runs
-        if hasattr(made, "_closer") and made.delete and not self._deletes(made.name):
-            made.delete = made._closer.delete = False
-            self._lent.add(made.name)
+        if hasattr(made, "_closer"):  # each rank deletes what it has made
+            made._closer.name = self.effects.overlay.find(made.name).at
         return made
-
-    @patch(
-        "tempfile:_TemporaryFileWrapper.close",
-        "tempfile:_TemporaryFileWrapper.__exit__",
-        why="rank 0 deletes the temporary file, and the others forget it",
-    )
-    def forget(self, call: Call) -> Any:
-        """Close the file; a rank above 0 deletes what it has under that name."""
-        done, name = call.plain(), call.instance.name
-        if name in self._lent:
-            self._lent.discard(name)
-            with self.context.internal():
-                self.effects.overlay.drop(paths.real(name, True))
-        return done
 
     @patch(
         "tempfile:TemporaryDirectory._cleanup",
@@ -79,30 +57,22 @@ class Temporary(Outward):
         hot=True,
     )
     def leave_alone(self, original: Callable[..., Any]) -> Any:
-        """Remove a folder that nobody cleaned up at its end, but not one that rank 0 made.
+        """Remove a folder that nobody cleaned up at its end, which ranks come to by themselves.
 
         The method is a plain class method: a wrapper would hold the object whose end it waits for.
         """
         slot = vars(tempfile.TemporaryDirectory)["_cleanup"]
 
-        def cleanup(kind: type[Any], name: str, *args: Any, **kwargs: Any) -> Any:
-            with self.context.internal():
-                if self._deletes(name):
-                    return slot.__get__(None, kind)(name, *args, **kwargs)
-                return self.effects.overlay.drop(paths.real(name, True))
+        def cleanup(kind: type[Any], *args: Any, **kwargs: Any) -> Any:
+            with self.effects.unsynced():
+                return slot.__get__(None, kind)(*args, **kwargs)
 
         return classmethod(cleanup)
-
-    def _deletes(self, name: str) -> bool:
-        """Return whether this rank has made what is there: rank 0, or the first of its node."""
-        effects = self.effects
-        own = paths.real(name, True) in effects.overlay.private
-        return own or self.rank in effects.writers(name, agreed=False).ranks
 
     def _own(self, call: Call) -> Any:
         with self.context.internal():
             made = call.plain()
             path = made[1] if isinstance(made, tuple) else getattr(made, "name", made)
             if isinstance(path, (str, bytes)):
-                self.effects.overlay.private.add(paths.real(path, True))
+                self.effects.overlay.private.add(paths.text(path))
         return made

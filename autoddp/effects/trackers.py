@@ -1,6 +1,6 @@
 """Experiment trackers: the run is rank 0's, and those of the others are disabled or offline.
 
-TensorBoard writes by Python's `open`, which the overlay keeps apart: only its folder needs a name.
+TensorBoard writes by Python's `open`, which the overlay keeps apart, and reads rank 0's clock.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from autoddp.effects.outward import Outward
 from autoddp.effects.write_calls import whole
 from autoddp.patching import Call, patch
 
-# The modules that define a SummaryWriter, and the arguments that name its folder.
-TENSORBOARD = {"torch.utils.tensorboard.writer": "log_dir", "tensorboardX.writer": "logdir"}
 NOOP = "wandb.sdk.lib.noop_run"
 # The makers of a run, and the arguments by which those of ranks above 0 are kept to themselves.
 OFF: dict[str, dict[str, Any]] = {
@@ -36,22 +34,6 @@ class Trackers(Outward):
 
     name: ClassVar[str] = "trackers"
     without: ClassVar[str] = "every rank logs to wandb, comet and aim, to runs of its own"
-
-    @patch(
-        *(f"{module}:SummaryWriter.__init__" for module in TENSORBOARD),
-        why="ranks log to one folder: rank 0 names it, by the time for instance",
-        optional=True,
-    )
-    def name_once(self, call: Call) -> Any:
-        """Name the folder as rank 0 does, whoever calls: `add_hparams` makes its own writer."""
-        argument = TENSORBOARD[call.target.partition(":")[0]]
-        if self.effects.mode() is not Mode.SYNCED or not call.named:
-            return call.plain()
-        made = self.effects.do_on_rank0(
-            "SummaryWriter", call.plain, tell=lambda _: str(getattr(call.instance, argument))
-        )
-        with self.effects.unsynced():
-            return call.changed(**{argument: made}) if self.rank else None
 
     @patch(
         *("wandb:init", "wandb.sdk:init", "wandb.sdk.wandb_init:init"),

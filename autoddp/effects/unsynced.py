@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 from autoddp.effects import paths
 from autoddp.effects.engine import Effects
-from autoddp.effects.entries import Entry, Listing
+from autoddp.effects.entries import Listing, facts
 from autoddp.effects.overlay import named
 from autoddp.patching import Call
 
-# Functions that Python makes of the others: they call them.
-MADE = frozenset(
-    [
-        "makedirs",
-        "removedirs",
-        "renames",
-        "touch",
-        "copyfile",
-        "copy",
-        "copy2",
-        "copytree",
-        "move",
-        "make_archive",
-        "unpack_archive",
-    ]
-)
-SMALL = 1 << 20  # bytes of a file of rank 0's that is copied for another mode, owner or time
+SOURCE, TARGET = ("dir_fd", "src_dir_fd"), ("dst_dir_fd", "dir_fd")
 
 
 class UnsyncedChange:
@@ -38,61 +21,54 @@ class UnsyncedChange:
 
     def __init__(self, effects: Effects) -> None:
         self._effects, self._overlay = effects, effects.overlay
+        overlay = effects.overlay
         self._changes: dict[str, Callable[[Call, Any, Any], Any]] = {
-            "mkdir": lambda call, path, _: self._overlay.make(path, call.named.get("mode", 0o777)),
-            "remove": lambda call, path, _: self._overlay.remove(path),
-            "unlink": lambda call, path, _: self._overlay.remove(path),
-            "rmdir": lambda call, path, _: self._overlay.remove_folder(path),
-            "rename": lambda call, path, to: self._overlay.rename(path, to),
-            "replace": lambda call, path, to: self._overlay.rename(path, to),
-            "symlink": lambda call, path, to: self._overlay.link_to(call.named["src"], to),
-            "link": lambda call, path, to: self._overlay.link(path, to),
-            "mkfifo": self._special,
-            "mknod": self._special,
+            "mkdir": lambda call, path, _: overlay.make(path, call.named.get("mode", 0o777)),
+            "remove": lambda call, path, _: overlay.remove(path),
+            "unlink": lambda call, path, _: overlay.remove(path),
+            "rmdir": lambda call, path, _: overlay.remove_folder(path),
+            "rename": lambda call, path, to: overlay.rename(path, to),
+            "replace": lambda call, path, to: overlay.rename(path, to),
+            "symlink": lambda call, _, to: overlay.link_to(call.named["src"], to),
+            "link": lambda call, path, to: overlay.link(path, to),
             "rmtree": self._remove_tree,
         }
 
     def change(self, call: Call) -> Any:
         """Make a call that changes something, without the other ranks."""
         name = call.name.rpartition(".")[2]
-        if name in MADE:
-            return call.plain()
-        path = paths.whole(_given(call, "path", "src"), _folder(call, "dir_fd", "src_dir_fd"))
-        to = _given(call, "dst")
-        if to is not None:
-            to = paths.whole(to, _folder(call, "dst_dir_fd", "dir_fd"))
+        if name not in self._changes and isinstance(call.wrapped, FunctionType):
+            return call.plain()  # Python makes it of the others
+        source, target = given(call, "path", "src"), given(call, "dst")
+        path, to = at(call, source, SOURCE), at(call, target, TARGET)
         real = path if to is None else to
         if self._effects.rank in self._effects.writers(real, agreed=False).ranks:
             with self._effects.context.internal():
                 return call.plain()
-        return named(
-            lambda: self._changes.get(name, self._mark)(call, path, to),
-            _given(call, "path", "src"),
-            _given(call, "dst"),
-        )
+        change = self._changes.get(name, self._mark)
+        return named(lambda: change(call, path, to), source, target)
 
     def ask(self, call: Call) -> Any:
         """Return what `os.stat` and the like say of what this rank finds there."""
         if call.name.endswith(("listdir", "scandir")):
             return self._list(call)
-        path = _given(call, "path")
+        path = given(call, "path")
         if path is None:
             return call.plain()
-        follow = call.named.get("follow_symlinks", True) and not call.name.endswith(
-            ("lstat", "readlink")
-        )
-        whole = paths.whole(path, _folder(call, "dir_fd"))
-        if call.name.endswith("access"):
-            found = self._overlay.find(whole, follow) if os.fspath(path) else None
-            return bool(found and found.there and _elsewhere(call, found.at))
-        at = self._overlay.where(whole, follow)
-        if at is whole:
-            return call.plain()
-        return named(lambda: _elsewhere(call, at), path)
+        itself = call.name.endswith(("lstat", "readlink"))
+        follow = call.named.get("follow_symlinks", True) and not itself
+        whole = at(call, path, SOURCE)
+        try:
+            found = self._overlay.where(whole, follow)
+        except FileNotFoundError:
+            if call.name.endswith("access"):
+                return False
+            raise
+        return call.plain() if found is whole else named(lambda: _elsewhere(call, found), path)
 
     def enter(self, call: Call) -> Any:
         """Call `os.chdir`, to this rank's own folder if rank 0 has none of that name."""
-        path = _given(call, "path")
+        path = given(call, "path")
         if path is None:
             return call.plain()
         return named(lambda: call.changed(path=self._overlay.where(path)), path)
@@ -100,29 +76,14 @@ class UnsyncedChange:
     def _list(self, call: Call) -> Any:
         """Return what `os.listdir` and `os.scandir` find on this rank."""
         path = call.named.get("path")
-        names = None if isinstance(path, int) else self._overlay.names(path or ".")
-        if names is None:
+        found = None if isinstance(path, int) else self._overlay.entries(path or ".")
+        if found is None:
             return call.plain()
         if call.name.endswith("scandir"):
-            folder = os.fspath(path or ".")
-            return Listing(iter([self._entry(folder, name) for name in names]))
-        return [os.fsencode(name) for name in names] if isinstance(path, bytes) else list(names)
+            return Listing(os.fspath(path or "."), facts(found))
+        return [os.fsencode(one.name) if isinstance(path, bytes) else one.name for one in found]
 
-    def _entry(self, folder: Any, name: str) -> Entry:
-        path = os.path.join(os.fsdecode(folder), name)
-        kinds = []
-        for follow in (True, False):
-            at = self._overlay.find(path, follow).at
-            there = paths.seen(at, follow) if at else None
-            mode = 0 if there is None else there.st_mode
-            kinds += [stat.S_ISDIR(mode), stat.S_ISREG(mode)]
-        inode = 0 if there is None else there.st_ino
-        return Entry(folder, name, [*kinds, stat.S_ISLNK(mode)], inode)
-
-    def _special(self, call: Call, path: Any, to: Any) -> None:
-        self._overlay.special(path, lambda at: call.changed(path=at, dir_fd=None))
-
-    def _remove_tree(self, call: Call, path: Any, to: Any) -> None:
+    def _remove_tree(self, call: Call, path: Any, _: Any) -> None:
         try:
             self._overlay.remove(path, tree=True)
         except OSError as error:
@@ -132,33 +93,26 @@ class UnsyncedChange:
             elif not call.named.get("ignore_errors"):
                 raise
 
-    def _mark(self, call: Call, path: Any, to: Any) -> Any:
-        """Set a mode, owner, time or length; of a large file, rank 0 sets all but the length."""
-        follow = call.named.get("follow_symlinks", True) and not call.name.endswith("lchown")
-        found = self._overlay.find(path, follow)
-        if not found.there:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        at = found.at
-        if not found.own:
-            there = paths.seen(at)
-            small = there is not None and there.st_size <= SMALL and stat.S_ISREG(there.st_mode)
-            if not small and not call.name.endswith("truncate"):
-                return None
-            at = self._overlay.to_write(path, keep=True)
-        return call.changed(path=at)
+    def _mark(self, call: Call, path: Any, _: Any) -> Any:
+        """Change the mode, time, owner or length of a file of this rank's own; see to the last."""
+        longer = call.name.endswith("truncate")
+        place = self._overlay.to_write(path, keep=True) if longer else self._overlay.where(path)
+        return call.changed(path=place) if self._overlay.holds(str(place)) else None
 
 
-def _elsewhere(call: Call, at: Any) -> Any:
-    """Make the call with another path, which is a full one."""
-    more = {name: value for name, value in call.kwargs.items() if name not in ("path", "dir_fd")}
-    return call.wrapped(at, *call.args[1:], **more)
-
-
-def _given(call: Call, *names: str) -> Any:
+def given(call: Call, *names: str) -> Any:
     """Return the path among these arguments, None without one."""
     found = (call.named.get(name) for name in names)
     return next((path for path in found if isinstance(path, (str, bytes, os.PathLike))), None)
 
 
-def _folder(call: Call, *names: str) -> int | None:
-    return next((call.named[name] for name in names if call.named.get(name) is not None), None)
+def at(call: Call, path: Any, folders: tuple[str, ...]) -> Any:
+    """Return `path`, joined to the open folder that an argument gives, if one does."""
+    open_folder = next((call.named[n] for n in folders if call.named.get(n) is not None), None)
+    return paths.whole(path, open_folder)
+
+
+def _elsewhere(call: Call, place: Any) -> Any:
+    """Make the call with another path, which is a full one."""
+    more = {name: value for name, value in call.kwargs.items() if name not in ("path", "dir_fd")}
+    return call.wrapped(place, *call.args[1:], **more)

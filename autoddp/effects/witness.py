@@ -19,7 +19,6 @@ from autoddp.report import INSTALLED, is_users, users_line
 KIND = "witness"
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 EVENTS = ("open", "sqlite3.connect")  # Python's own audit events
-WAIT = timedelta(seconds=10)  # for rank 1 to end, if rank 0 has something to say
 
 
 class Witness(Outward):
@@ -30,17 +29,16 @@ class Witness(Outward):
 
     name: ClassVar[str] = "witness"
     without: ClassVar[str] = "what every rank writes is not said"
-    views: ClassVar[tuple[str, ...]] = ("global",)
+    views = ("global",)
 
     def setup(self, undo: ExitStack) -> None:
         """Add an audit hook; it stays for good, and so must cost nothing once we are gone."""
         super().setup(undo)
         self._seen: dict[str, str] = {}  # what was seen, by the user's line
         if self.rank < 2 and self.effects.synced:
-            self._ends, active = 0, [self._look]
+            active = self._active = [self._look]
             self.run.ended.append(self._end)  # before a traceback is shown
             undo.callback(self._end)
-            undo.callback(active.clear)
 
             def hook(event: str, args: tuple[Any, ...]) -> None:
                 if event in EVENTS and active:
@@ -50,17 +48,16 @@ class Witness(Outward):
 
     def _look(self, event: str, args: tuple[Any, ...]) -> None:
         """Note what the script's own thread writes outside of effects and fetches."""
-        if event == "open" and not (isinstance(args[2], int) and args[2] & WRITES):
-            return
-        if not isinstance(args[0], (str, bytes)) or self.effects.mode() is not Mode.SYNCED:
+        reads = event == "open" and not (isinstance(args[2], int) and args[2] & WRITES)
+        named = isinstance(args[0], (str, bytes)) and args[0] not in ("", ":memory:")
+        if reads or not named or self.effects.mode() is not Mode.SYNCED:
             return
         with self.context.internal():
             file, where = caller(), users_line()
             known = is_users(file) or any(part in file for part in INSTALLED)
-            path = os.path.normpath(os.path.join(paths.here(), os.fsdecode(args[0])))
+            path = paths.text(args[0]).removeprefix(paths.here() + "/")
             if not known or not where or where in self._seen or self.effects.keeps(path):
                 return
-            path = path.removeprefix(paths.here() + "/")
             what = self._seen[where] = f"{path} is written past Python's open: every rank does"
             if self.rank:
                 self.run.group.store.set(f"{KIND}/{where}", "")
@@ -69,13 +66,15 @@ class Witness(Outward):
 
     def _end(self) -> None:
         """Say on rank 0 what another rank has seen itself do as well."""
+        if not self._active:
+            return
+        self._active.clear()
         store = self.run.group.store
-        self._ends += 1
         with suppress(dist.DistError):  # one of both ranks has failed, which is said
             if self.rank:
-                store.set(f"{KIND}/end {self._ends}", "")
+                store.set(f"{KIND}/end", "")
             elif self._seen:
-                store.wait([f"{KIND}/end {self._ends}"], WAIT)
+                store.wait([f"{KIND}/end"], timedelta(seconds=10))
         for where, what in self._seen.items():
             if not self.rank and store.check([f"{KIND}/{where}"]):
                 self.run.report.say_once(KIND, where, what)

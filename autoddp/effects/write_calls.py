@@ -21,7 +21,7 @@ class WriteCall:
 
     def __init__(self, call: Call, row: Writer) -> None:
         self._call, self.row = call, row
-        self.site = row.target.replace(":", ".")
+        self.site = row.target.replace(":", ".").replace(".__init__", "").replace(".__new__", "")
         self._named = {**call.kwargs, **call.named}
         named = row.argument in call.named
         if row.position is not None and not named and len(call.args) > row.position:
@@ -31,11 +31,15 @@ class WriteCall:
         self.path = path_of(given) or ""
 
     @property
+    def mode(self) -> str:
+        """Return the mode in which the call writes, "a" if it adds to what the file holds."""
+        more = {**self._named.get("kwargs", {}), **self._named.get("params", {}), **self._named}
+        return "a" if more.get("append") else str(more.get("mode", self.row.mode))
+
+    @property
     def keeps(self) -> bool:
         """Return whether the call adds to what the file holds."""
-        more = {**self._named.get("kwargs", {}), **self._named.get("params", {}), **self._named}
-        mode = str(more.get("mode", self.row.mode))
-        return not {"a", "+"}.isdisjoint(mode) or bool(more.get("append"))
+        return not {"a", "+"}.isdisjoint(self.mode)
 
     def to(self, path: str) -> Any:
         """Make the call with another path; what it returns names the user's own."""
@@ -88,32 +92,27 @@ class WriteCalls:
 
     def _put(self, writing: WriteCall, writers: Writers, agreed: bool) -> Any:
         """Write on rank 0, and put the file in place once all have written."""
-        effects = self._effects
-        with effects.context.internal():
-            draft = Draft(writing.path, keep=writing.keeps)
-
-        def finish() -> list[Any]:
-            outcome.unwrap()
-            if not writing.row.folder:
-                draft.put()
-            made = [os.path.abspath(target) for target in draft.targets]
-            return [os.path.abspath(writing.path), made, _plain(outcome.value)]
+        effects, draft = self._effects, Draft(writing.path, keep=writing.keeps)
 
         def save() -> Any:
             return writing.to(writing.path) if writing.row.folder else draft.write(writing.to)
 
-        try:
-            with effects.context.internal():
-                outcome = Outcome.of(save)
-            if agreed:
-                if outcome.error is not None:
+        def finish() -> list[Any]:
+            outcome.unwrap()
+            draft.put()
+            made = [os.path.abspath(target) for target in draft.targets]
+            return [os.path.abspath(writing.path), made, _plain(outcome.value)]
+
+        with effects.context.internal():
+            outcome = Outcome.of(save)
+            try:
+                if agreed and outcome.error is not None:
                     self._throw_away(writing)  # others still gather, which needs this rank
-                effects.do_on_rank0(writing.site, finish, list, writers)
-            else:
-                with effects.context.internal():
+                if agreed:
+                    effects.do_on_rank0(writing.site, finish, list, writers)
+                else:
                     finish()
-        finally:
-            with effects.context.internal():
+            finally:
                 draft.discard()
         return outcome.value
 
@@ -125,17 +124,16 @@ class WriteCalls:
         path = os.path.abspath(writing.path)
         with effects.context.internal():
             for name in (path, *made):
-                effects.overlay.drop(paths.real(name, True))
+                effects.overlay.drop(name)
             for name in made if path != theirs else ():  # a name that differs between ranks
-                alias = paths.real(path + name.removeprefix(theirs), True)
-                effects.overlay.alias(alias, name)
+                effects.overlay.alias(path + name.removeprefix(theirs), name)
         result = outcome.unwrap()
         return value[0] if value else result
 
     def _throw_away(self, writing: WriteCall) -> Outcome:
         """Make the call, and delete what it has written."""
         effects = self._effects
-        there = effects.found(writing.path) if writing.keeps else ""
+        there = effects.overlay.find(writing.path).at if writing.keeps else ""
         with effects.context.internal():
             if writing.row.blind:
                 return Outcome.of(lambda: writing.to(os.devnull))
@@ -148,15 +146,14 @@ class WriteCalls:
 
     def _own(self, writing: WriteCall) -> Any:
         """Write what no other rank waits for to the overlay."""
-        effects, path, folder = self._effects, writing.path, writing.row.folder
-        if folder:
-            os.makedirs(path, exist_ok=True)
+        held, path = self._effects.overlay, writing.path
 
         def write() -> Any:
-            held = effects.overlay
-            return writing.to(held.room(path) if folder else held.to_write(path, writing.keeps))
+            return writing.to(
+                held.room(path) if writing.row.folder else held.to_write(path, writing.keeps)
+            )
 
-        with effects.overlay.locked(), effects.context.internal():
+        with self._effects.context.internal():
             return overlay.named(write, path)
 
 

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -231,6 +232,31 @@ def test_threads_use_pools_as_they_like(tmp_path):
         return found
 
     assert alike(script, 2, tmp_path) == [1, 2]
+
+
+def several(number):
+    """Make, rename, add to, replace and copy files of one's own, and read them."""
+    os.makedirs(f"of{number}", exist_ok=True)
+    Path(f"of{number}/a").write_text(f"{number}")
+    os.replace(f"of{number}/a", f"of{number}/b")
+    with open(f"of{number}/b", "a") as file:
+        file.write("+")
+    if os.path.exists(f"of{number}/c"):
+        os.remove(f"of{number}/c")
+    shutil.copy(f"of{number}/b", f"of{number}/c")
+    return Path(f"of{number}/b").read_text() + Path(f"of{number}/c").read_text()
+
+
+def test_threads_find_what_they_have_written_however_far_other_ranks_are(tmp_path):
+    def script(run):
+        found = []
+        for _ in range(3):
+            with ThreadPoolExecutor(3) as pool:
+                found.append(list(pool.map(several, range(8))))
+        return found, Path("of7/c").read_text(), sorted(os.listdir("of7"))
+
+    rows = [f"{number}+{number}+" for number in range(8)]
+    assert alike(script, 3, tmp_path) == ([rows] * 3, "7+", ["b", "c"])
 
 
 SPAWNED = """

@@ -103,15 +103,15 @@ def test_names_in_bytes_and_names_that_tell_ranks_apart(on, tmp_path):
         rank = run.world.rank
         Image.new("L", (1, 1), rank).save(b"bytes.png")
         np.save(f"name-{rank}", np.array(rank))  # without its suffix
-        Image.new("L", (1, 1), rank).save(Path(f"{rank}.png"))
+        torch.save(rank, Path(f"{rank}.pt"))
         return (
             Image.open("bytes.png").getpixel((0, 0)),
             int(np.load(open(f"name-{rank}.npy", "rb"))),
-            Image.open(open(f"{rank}.png", "rb")).getpixel((0, 0)),
+            torch.load(open(f"{rank}.pt", "rb")),
         )
 
     assert on(script) == [(0, 0, 0)] * 2
-    assert sorted(os.listdir(tmp_path)) == ["0.png", "bytes.png", "name-0.npy"]
+    assert sorted(os.listdir(tmp_path)) == ["0.pt", "bytes.png", "name-0.npy"]
 
 
 def test_a_failure_in_the_midst_leaves_the_old_file_and_is_told_to_all(on, tmp_path):

@@ -486,7 +486,7 @@ def test_copies_of_what_is_on_the_disk_for_all_are_deleted(on, tmp_path):
         kept = Path("renamed").read_text()
         os.remove("renamed")
         with run.effects.context.internal():
-            walk = os.walk(run.effects.overlay.ready())
+            walk = os.walk(run.effects.overlay.place())
             left = [name for _, _, names in walk for name in names]
         return kept, left, [os.path.getsize(name) for name in ("state", "state-0", "state-2")]
 

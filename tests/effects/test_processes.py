@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from autoddp.effects.children import Children
 from autoddp.effects.files import Files
 from autoddp.effects.processes import BECOMES, LISTENS, Processes
 from autoddp.effects.programs import Programs
@@ -15,9 +16,12 @@ from tests.support.cli import fork_cli
 pytestmark = pytest.mark.slow
 
 
+FEATURES = (Files, Processes, Programs, Children)
+
+
 def alike(script, nproc, folder):
     """What all ranks return, which is the same."""
-    first, *others = on_ranks(script, nproc, Files, Processes, Programs, folder=folder)
+    first, *others = on_ranks(script, nproc, *FEATURES, folder=folder)
     assert others == [first] * (nproc - 1)
     return first
 

@@ -13,7 +13,7 @@ import pytest
 from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
 from autoddp.effects.processes import Processes
-from autoddp.effects.programs import ALONE, APART, BY_ASYNCIO, Programs
+from autoddp.effects.programs import ALONE, BY_ASYNCIO, Programs
 from autoddp.effects.temporary import Temporary
 from tests.effects.outward import on_ranks, raised
 from tests.launch import test_two_nodes
@@ -134,18 +134,18 @@ def test_pipes_are_read_by_all_and_written_once(tmp_path):
     assert "on rank 0 alone; read it by its methods" in descriptor[1]
 
 
-def test_a_thread_that_asks_a_program_is_rank_0s_alone_and_that_is_said(tmp_path):
+def test_a_thread_asks_a_program_on_rank_0_and_is_told_on_the_others_that_it_cannot(tmp_path):
     def script(run):
         process = subprocess.Popen(["seq", "3"], stdout=subprocess.PIPE, text=True)
         found = []
         thread = threading.Thread(target=lambda: found.append(raised(lambda: [*process.stdout])))
         thread.start()
         thread.join()
-        return found[0][0], process.wait(), [d.what for d in run.report.of("programs")]
+        return found[0][0], process.wait()
 
     first, *others = on_ranks(script, 3, Programs, folder=tmp_path)
-    assert first == ("", 0, [APART])
-    assert others == [("OutOfReach", 0, [])] * 2
+    assert first == ("", 0)
+    assert others == [("OutOfReach", 0)] * 2
 
 
 def test_a_running_program_is_watched_and_ended(tmp_path):

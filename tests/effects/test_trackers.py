@@ -43,7 +43,7 @@ def logged(module):
 
     def script(run):
         SummaryWriter = import_module(module).SummaryWriter
-        writer = SummaryWriter(comment=f"-{run.world.rank}")
+        writer = SummaryWriter(comment="-named")
         for step in range(3):
             writer.add_scalar("loss", step / 2 + run.world.rank, step)
         writer.add_image("it", torch.zeros(3, 4, 4))
@@ -71,7 +71,7 @@ def test_tensorboard_has_one_file_of_events(tmp_path, module, nproc):
     assert all(other[:4] == first[:4] for other in others)
     assert [other[4] for other in others] == [[]] * (nproc - 1)
     folder, early, late, named, _ = first
-    assert folder.endswith("-0")
+    assert folder.endswith("-named")
     assert early == {"loss": [(0, 0.0), (1, 0.5), (2, 1.0)]}
     assert late == early | {"best": [(0, 1.0)]}
     assert named == {"x": [(0, 1.0)]}

@@ -28,8 +28,8 @@ def write(overlay, name, text):
 
 def names(overlay, folder):
     """What this rank finds there."""
-    found = overlay.names(folder)
-    return sorted(os.listdir(folder) if found is None else found)
+    found = overlay.entries(folder)
+    return sorted(os.listdir(folder) if found is None else [one.name for one in found])
 
 
 def test_a_folder_whose_files_were_removed_is_renamed_without_them(overlay):
@@ -37,7 +37,7 @@ def test_a_folder_whose_files_were_removed_is_renamed_without_them(overlay):
         overlay.remove(name)
     overlay.rename("old", "new")
     assert names(overlay, "new") == []
-    assert not overlay.find("old").there
+    assert not overlay.find("old").seen
     assert sorted(os.listdir("old")) == ["a", "b"]  # rank 0's
 
 
@@ -61,17 +61,25 @@ def test_a_folder_made_where_one_was_removed_has_nothing_of_it(overlay):
     assert (names(overlay, "old"), Path("old/a").read_text()) == (["a"], "a")
 
 
+def test_what_was_removed_and_written_anew_is_found_when_rank_0_has_it(overlay):
+    overlay.remove("old/a")
+    write(overlay, "old/a", "of its own")
+    Path("old/a").write_text("rank 0's")
+    overlay.settle()
+    assert Path(overlay.where("old/a")).read_text() == "rank 0's"
+
+
 def test_what_rank_0_has_done_is_the_disks_from_then_on(overlay, tmp_path):
     overlay.remove("old/a")
     write(overlay, "old/b", "of its own")
     write(overlay, "alone", "rank 0 has none")
     overlay.settle()
     assert Path(overlay.where("old/b")).read_text() == "b"
-    assert not overlay.find("old/a").there  # rank 0 has not removed it
+    assert not overlay.find("old/a").seen  # rank 0 has not removed it
     os.remove("old/a")
     overlay.settle()
     Path("old/a").write_text("again")
     assert Path(overlay.where("old/a")).read_text() == "again"
     assert Path(overlay.where("alone")).read_text() == "rank 0 has none"
     overlay.drop(str(tmp_path / "alone"))
-    assert not overlay.find("alone").there
+    assert not overlay.find("alone").seen

@@ -112,7 +112,6 @@ def test_every_row_that_can_be_called_here_has_a_case(told):
     _, _, rows = told
     called = {case.target for case in CASES}
     assert set(rows) - called == set()
-    assert called - set(WRITERS) == set()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.target)
@@ -137,7 +136,8 @@ def test_a_writer(case, told):
                 assert what == expected or told
             put = [change for change in changes if change.startswith("os.rename ")]
             raises = isinstance(plain, list) and len(plain) == 2
-            assert rank or len(put) == (not raises) or WRITERS[case.target].folder
+            row = WRITERS.get(case.target)  # what goes through `open` needs none
+            assert rank or row is None or row.folder or len(put) == (not raises)
             assert not rank or not changes + [c for _, more in wrong for c in more]
         if case.exact:
             assert contents(folder / str(nproc) / case.name) == contents(folder / "1" / case.name)
