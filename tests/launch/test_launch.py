@@ -368,6 +368,20 @@ def test_a_script_may_outlive_a_signal(script):
     assert job.end()[:2] == (0, "no\nend\n")
 
 
+@pytest.mark.parametrize("everyone", [True, False], ids=["group", "launcher"])
+def test_a_signal_is_acted_on_once(script, everyone):
+    path = script(
+        "had = []\nsignal.signal(signal.SIGUSR1, lambda *_: had.append(1))\n"
+        + ARRIVED
+        + "end = time.time() + 3\n"
+        "while time.time() < end: os.path.exists('x'), time.sleep(0.01)\n"
+        "print(len(had))"
+    )
+    job = Started(path)
+    (os.killpg if everyone else os.kill)(job.process.pid, signal.SIGUSR1)
+    assert job.end()[:2] == (0, "1\n")
+
+
 def test_a_rank_that_hangs_after_a_signal_does_not_keep_the_others(script, monkeypatch):
     path = script(
         "signal.signal(signal.SIGTERM, lambda *_: rank or sys.exit(0))\n" + ARRIVED + FOREVER
