@@ -83,7 +83,7 @@ class Watch:
         standing, passed = self._standing(), self.group.collective_check.recent()
         for line in self.lines.values():
             line.send(json.dumps(["at", vars(standing)]).encode())
-            if self.rank and passed[1]:
+            if self.rank and passed:
                 line.send(json.dumps(["passed", passed]).encode())
         self._hear()
         self.group.collective_check.look()
