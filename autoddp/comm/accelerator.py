@@ -5,6 +5,8 @@ Where there is none, the functions say so: empty, None or False.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -77,39 +79,36 @@ def set_state(device: torch.device, known: Tensor) -> None:
 
 def capturing() -> bool:
     """Return whether a CUDA graph records what runs now, to run it again without Python."""
-    name = kind()
-    asked = (
-        getattr(torch.get_device_module(name), "is_current_stream_capturing", None)
-        if name
-        else None
-    )
+    asked = _asked("is_current_stream_capturing")
     return asked is not None and bool(asked())
 
 
 def identity(given: str) -> str:
     """Return the current device's name on its machine: its driver's, else one of `given`."""
-    name = kind()
-    if not name:
+    if not kind():
         return ""
     number = torch.accelerator.current_device_index()
-    module = torch.get_device_module(name)
-    properties = getattr(module, "get_device_properties", None)
-    uuid = getattr(properties(number), "uuid", None) if properties is not None else None
-    return str(uuid) if uuid else f"{name} {given or number}"
+    asked = _asked("get_device_properties")
+    uuid = getattr(asked(number), "uuid", None) if asked is not None else None
+    return str(uuid) if uuid else f"{kind()} {given or number}"
 
 
 def name() -> str:
     """Return its maker's name for the current device; empty where torch does not say."""
-    asked = getattr(torch.get_device_module(kind()), "get_device_name", None) if kind() else None
+    asked = _asked("get_device_name")
     return str(asked()) if asked is not None else ""
 
 
 def most_memory() -> int | None:
     """Return the most bytes of the current device in use at once; None where nobody counts."""
-    asked = (
-        getattr(torch.get_device_module(kind()), "max_memory_allocated", None) if kind() else None
-    )
+    asked = _asked("max_memory_allocated")
     return int(asked()) if asked is not None else None
+
+
+def _asked(function: str) -> Any:
+    """Return a function that torch has for the accelerator's kind; None where there is none."""
+    found = kind()
+    return getattr(torch.get_device_module(found), function, None) if found else None
 
 
 def synchronize() -> None:

@@ -37,9 +37,8 @@ if TYPE_CHECKING:
     from autoddp.comm.line import Lines
     from autoddp.comm.node_memory import NodeMemory
 
-Recent = tuple[int, list[tuple[int, str]]]  # the number of meetings, and stamps by their number
-KEPT = 256  # stamps that were passed by, and are known by their words
-TOLD = 64  # of these, at a look of the thread that watches
+Recent = list[tuple[int, str]]  # stamps, with their numbers
+KEPT = 128  # stamps that are known by their words
 MOST = 4096  # kinds of collective whose words are kept
 TELL = b"~"  # the first byte of a question for the newest stamps
 
@@ -52,10 +51,10 @@ class CollectiveCheck(InOrder):
         self.asides[TELL] = self._tell
         self._words: dict[Any, str] = {}
         self.memory: NodeMemory | None = None  # of all ranks, if they are on one node
-        self._count = self._total = 0  # of what was passed by since the last meeting
-        # the number of meetings, the stamps since, that of a meeting in progress: one value, so
-        # that a thread that looks finds it whole
-        self._now: tuple[int, deque[tuple[int, str]], str | None] = (0, deque(maxlen=KEPT), None)
+        self._count = self._total = 0  # of all stamps, and a sum over them
+        self._stamps: deque[tuple[int, str]] = deque(maxlen=KEPT)
+        self._past = b""  # count and sum, before the latest meeting
+        self._newest = ""  # of those that were passed by since the last meeting
         self._heard: dict[int, Recent] = {}  # on rank 0: what the others' threads have told
         self._lock = threading.Lock()  # two threads of the script's may read a batch at once
 
@@ -76,9 +75,8 @@ class CollectiveCheck(InOrder):
     def pass_by(self, stamp: str) -> None:
         """Note the stamp of what this rank enters; nobody waits, and nothing is sent."""
         if self.lines:
-            self._now[1].append((self._count, stamp))
-            self._total = zlib.crc32(without_file(stamp.encode()), self._total)
-            self._count += 1
+            self._newest = stamp
+            self._note(stamp)
 
     def meet(self, stamp: str, body: bytes, merge: Callable[[list[bytes]], bytes]) -> bytes:
         """Return what `merge` makes of all ranks' bodies on rank 0, once all are at this stamp.
@@ -87,13 +85,18 @@ class CollectiveCheck(InOrder):
             Disagreement: Two ranks are at different places; raised on all that wait here.
             RankEnded: A rank has ended.
         """
-        place, said = stamp.encode(), self._past() + b"\0" + body
-        self._now = (*self._now[:2], stamp)
         with self._lock:
+            place, said = stamp.encode(), b"%d %d\0%b" % (self._count, self._total, body)
+            self._past = said.partition(b"\0")[0]
+            self._newest = ""
+            self._note(stamp)
             bodies = self._by_memory(place, said)
-            made = merge(bodies) if bodies is not None else self._by_lines(place, said, merge)
-            self._met()
-        return made
+            return merge(bodies) if bodies is not None else self._by_lines(place, said, merge)
+
+    def _note(self, stamp: str) -> None:
+        self._stamps.append((self._count, stamp))
+        self._total = zlib.crc32(without_file(stamp.encode()), self._total)
+        self._count += 1
 
     def _by_lines(self, place: bytes, said: bytes, merge: Callable[[list[bytes]], bytes]) -> bytes:
         if self.rank:
@@ -125,36 +128,16 @@ class CollectiveCheck(InOrder):
 
     # ---- what was passed by
 
-    def _past(self) -> bytes:
-        """Return how many collectives were passed by, and a sum over their stamps."""
-        return b"%d %d" % (self._count, self._total)
-
-    def _met(self) -> None:
-        """Begin anew: all ranks were at one place, and had passed by the same.
-
-        Inside a backward the count goes on, since other threads do.
-        """
-        meetings, stamps, _ = self._now
-        if not torch_internals.in_backward():
-            self._count = self._total = 0
-            stamps = deque(maxlen=KEPT)
-        self._now = (meetings + 1, stamps, None)
-
     def newest(self) -> str:
         """Return the newest stamp in words; if there is none, words for a device that computes."""
-        stamps = self._now[1]
-        return stamps[-1][1].partition(" ")[2] if stamps else "what its device computes"
+        return self._newest.partition(" ")[2] or "what its device computes"
 
-    def recent(self, most: int = TOLD) -> Recent:
-        """Return the number of meetings, and the newest stamps; a meeting in progress is last."""
-        meetings, stamps, meeting = self._now
-        found = [*stamps]
-        if meeting is not None:
-            found.append((found[-1][0] + 1 if found else 0, meeting))
-        return meetings, found[-most:]
+    def recent(self) -> Recent:
+        """Return the newest stamps; of a meeting in progress it is the last."""
+        return [*self._stamps]
 
     def _tell(self, _: bytes) -> None:
-        self.lines.say(json.dumps(self.recent(KEPT + 1)).encode())
+        self.lines.say(json.dumps(self.recent()).encode())
 
     # ---- rank 0
 
@@ -163,7 +146,7 @@ class CollectiveCheck(InOrder):
         self._heard[rank] = recent
 
     def look(self) -> None:
-        """Compare, from another thread, what ranks have passed by so far.
+        """Compare, from another thread, what ranks have entered so far.
 
         Raises:
             Disagreement: A rank is somewhere else than this one.
@@ -177,23 +160,17 @@ class CollectiveCheck(InOrder):
         Raises:
             Disagreement: It is not, or has not; all ranks are told.
         """
-        past = data.partition(b"\0")[0]
-        if past == self._past():
-            super().compare(rank, theirs, place, data)
-            return
-        self.lines[rank].send(TELL)
-        recent = json.loads(self.lines[rank].read())
-        self._compare_recent(rank, recent)
-        if not torch_internals.in_backward():  # where other threads go on
-            calls, _, where = theirs.partition(b" ")
-            self.part(rank, calls + b" another collective, some time before " + where, place)
+        if data.partition(b"\0")[0] != self._past:
+            self.lines[rank].send(TELL)
+            self._compare_recent(rank, json.loads(self.lines[rank].read()))
+            if not torch_internals.in_backward():  # where other threads go on
+                calls, _, where = theirs.partition(b" ")
+                self.part(rank, calls + b" another collective, some time before " + where, place)
+        super().compare(rank, theirs, place, data)
 
     def _compare_recent(self, rank: int, theirs: Recent) -> None:
-        meetings, own = self.recent(KEPT + 1)
-        if theirs[0] != meetings:
-            return  # since another meeting
-        mine = dict(own)
-        for number, stamp in theirs[1]:
+        mine = dict(self.recent())
+        for number, stamp in theirs:
             if number in mine and apart(stamp.encode(), mine[number].encode()):
                 self.part(rank, stamp.encode(), mine[number].encode())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -24,12 +25,8 @@ class Patience:
     def __init__(self, seconds: float, say: Callable[[str], None]) -> None:
         self.seconds, self.say = seconds, say
         self._began = self._told = time.monotonic()
-        self._clock = time.time()
-
-    @property
-    def left(self) -> float:
-        """Return the seconds until the wait is given up."""
-        return self._began + self.seconds - time.monotonic()
+        hours = (time.localtime(time.time() + more) for more in (0, seconds))
+        self._since, self._until = (time.strftime("%H:%M:%S", hour) for hour in hours)
 
     def look(self, missing: Callable[[], str]) -> None:
         """Say who is missing, if it is time to say it again.
@@ -38,16 +35,16 @@ class Patience:
             AutoDDPError: The wait is over.
         """
         now = time.monotonic()
-        if self.left <= 0:
+        waited = now - self._began
+        if waited >= self.seconds:
             raise AutoDDPError(
-                f"waited {self.seconds / 60:.0f} minutes, since {_hour(self._clock)}, in vain for "
+                f"waited {self.seconds / 60:.0f} minutes, since {self._since}, in vain for "
                 f"{missing()}; see what is said there, and start all of them again"
             )
         if now - self._told >= EVERY:
             self._told = now
             self.say(
-                f"waiting for {missing()} since {_hour(self._clock)} ({now - self._began:.0f} s), "
-                f"until {_hour(self._clock + self.seconds)}"
+                f"waiting for {missing()} since {self._since} ({waited:.0f} s), until {self._until}"
             )
 
 
@@ -73,20 +70,8 @@ def roll_call(
     store.set(f"here/{rank}", "")
     if rank:
         return
-    patience = Patience(limit.total_seconds(), say)
-    keys = [f"here/{other}" for other in range(size)]
-    while True:
-        try:
-            store.wait(keys, timedelta(seconds=min(EVERY, max(patience.left, 0.001))))
-        except dist.DistStoreError:
-            patience.look(
-                lambda: missing(
-                    "rank", [k for k in range(size) if not store.check([keys[k]])], size
-                )
-            )
-        else:
-            return
-
-
-def _hour(when: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(when))
+    patience, keys = Patience(limit.total_seconds(), say), [f"here/{k}" for k in range(size)]
+    while left := [k for k in range(size) if not store.check([keys[k]])]:
+        patience.look(lambda: missing("rank", left, size))
+        with suppress(dist.DistStoreError):
+            store.wait(keys, timedelta(seconds=min(EVERY, limit.total_seconds())))

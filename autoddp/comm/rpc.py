@@ -26,7 +26,7 @@ from autoddp.comm.control_plane import Channel
 from autoddp.comm.in_order import SAID, InOrder
 from autoddp.comm.outcome import Outcome
 from autoddp.comm.position import ACTING, EFFECT, MEETING, Position
-from autoddp.comm.signal_sync import ORDER, SignalSync
+from autoddp.comm.signal_sync import AT_ONCE, ORDER, SignalSync
 
 
 class When(Enum):
@@ -56,7 +56,8 @@ class Rpc:
         self.signal_sync = SignalSync(
             self.rank, self.channel.orders, self.channel.calls, self.context
         )
-        self._calls.asides[ORDER] = self.signal_sync.obey
+        for kind in (ORDER, AT_ONCE):
+            self._calls.asides[kind] = self.signal_sync.obey
 
     def call(self, site: str, act: Callable[[], Any], *, by: int = 0, when: When = When.NOW) -> Any:
         """Have rank `by` do `act` once; return its result, or raise what it raised, on every rank.

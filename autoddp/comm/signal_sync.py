@@ -34,7 +34,7 @@ TIMERS = {  # each rank's own go off as rank 0's do
     signal.SIGVTALRM: signal.ITIMER_VIRTUAL,
     signal.SIGPROF: signal.ITIMER_PROF,
 }
-ORDER = b"s"  # the first byte of a message to all
+ORDER, AT_ONCE = b"s", b"n"  # the first byte of a message to all: at a point, or in this call
 # seconds until rank 0 asks: twice what points are apart, within these
 PATIENCE, LONGEST = 1.0, 10.0
 ANSWER = 2.0  # seconds in which all ranks must have answered
@@ -69,7 +69,7 @@ class SignalSync:
         self._passed = 0
         self._inside = 0  # above 0 where questions must wait
         self._acting = False  # rank 0 does what the others wait for
-        self._missed = False
+        self._missed = True  # what came before the kernel tells of it
         self._pending: list[int] = []  # rank 0 has not given the order yet
         self._due: list[tuple[int, int]] = []  # the point at whose end a signal is acted on
         self._question: int | None = None  # the number of rank 0's, and that of its last one
@@ -136,7 +136,8 @@ class SignalSync:
         """Order all ranks, with the calls, to act on what is pending at a point's end, or now."""
         signals, self._pending = self._pending, []
         with self.quiet():
-            self._calls.say(ORDER + json.dumps([point, signals]).encode())
+            kind = AT_ONCE if point == NOW else ORDER  # which a rank heeds that is here, too
+            self._calls.say(kind + json.dumps([point, signals]).encode())
             for line in self._calls.values():
                 line.settle(ANSWER)
         self._note(point, signals)

@@ -148,6 +148,27 @@ def test_without_a_point_all_run_it_where_they_wait(inside):
     assert on_ranks(script, 2, Signals) == [([5, "caught"], True, 2)] * 2
 
 
+def test_an_order_in_an_effect_waits_for_a_rank_that_is_behind():
+    """It has other points before it, which rank 0 has passed."""
+
+    def script(run):
+        seen, where = [], "before"
+        run.group._waits = lambda _: False
+        signal.signal(signal.SIGUSR1, lambda *_: seen.append(where))
+        for _ in range(40):
+            time.sleep(0.05 * run.world.rank)
+            with run.group.together("a collective", torch.empty(0)):
+                pass
+        if run.world.rank == 0:
+            threading.Timer(0.2, lambda: KILL(PID(), signal.SIGUSR1)).start()
+        where = "inside"
+        run.group.call("long", lambda: time.sleep(0.5))
+        where = "after"
+        return seen
+
+    assert on_ranks(script, 2, Signals) == [["inside"]] * 2
+
+
 def test_the_script_finds_its_own_handlers_and_they_are_the_processes_after_it():
     def script(run):
         def mine(*_):

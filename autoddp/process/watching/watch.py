@@ -75,7 +75,7 @@ class Watch:
         mine, passed = self._status(), self.group.collective_check.recent()
         for line in self.lines.values():
             line.send(json.dumps(["at", vars(mine)]).encode())
-            if self.rank and passed[1]:
+            if self.rank and passed:
                 line.send(json.dumps(["passed", passed]).encode())
         self._hear()
         self.group.collective_check.look()
