@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from autoddp import cli, launch
 from autoddp.decorator import NAMES, choose, count
-from autoddp.options import ROWS, VARIABLE, Options
+from autoddp.options import ROWS, Options
 from autoddp.process import features
 from autoddp.process.own_ddp import Kind, LaunchForm
 from autoddp.process.script import Script
@@ -220,7 +220,7 @@ RIGHT = st.builds(
 @examples(60)
 @given(RIGHT)
 def test_options_arrive_as_they_were_sent(options):
-    assert Options.read({VARIABLE: options.to_json()}) == options
+    assert Options.from_json(json.dumps(asdict(options))) == options
     shared = {name: getattr(options, name) for name in NAMES}
     assert {name: getattr(choose(shared), name) for name in NAMES} == shared
 
@@ -230,9 +230,9 @@ def test_options_arrive_as_they_were_sent(options):
 @example("[" * 100_000)
 @example('{"nproc": true}')
 def test_what_is_no_options_is_refused(text):
-    options, said = refusal(lambda: Options.read({VARIABLE: text}))
-    assert said is None or VARIABLE in said or "--" in said
-    assert said is not None or Options.from_json(options.to_json()) == options
+    options, said = refusal(lambda: Options.from_json(text))
+    assert said is None or "options" in said or "--" in said
+    assert said is not None or Options.from_json(json.dumps(asdict(options))) == options
 
 
 @examples(80)
@@ -243,7 +243,7 @@ def test_the_decorators_options_are_understood_or_refused(given, override):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AUTODDP_NPROC", override)
         ranks, said = refusal(lambda: count(choose({})))
-    assert 1 <= ranks <= 4096 if said is None else "AUTODDP_NPROC" in said
+    assert 1 <= ranks <= 4096 if said is None else "--nproc" in said
 
 
 # ---- what is kept and told
