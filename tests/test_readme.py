@@ -325,7 +325,7 @@ def test_every_module_is_in_the_list():
     package = Path(ROOT) / "autoddp"
     modules = [feature.__module__.split(".") for feature in FEATURES]
     files = {path.stem for path in package.glob("*.py")}
-    files |= {name for _, folder, name in modules if folder in ("training", "effects")}
+    files |= {parts[-1] for parts in modules if parts[1] in ("training", "effects")}
     folders = {path.parent.name for path in package.glob("*/__init__.py")}
     missing = {name for name in files | folders if not name.startswith("_")} - named
     assert not missing, f"the list of modules lacks {missing}"

@@ -8,7 +8,7 @@ raise one error.
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, ClassVar
@@ -104,11 +104,12 @@ class Nodes(Outward):
         known = self._known(full)
         if known and (root := paths.seen(known)) and root.st_dev == os.stat(folder).st_dev:
             return [known, ""]
+        # not by `tempfile`, which asks here with its lock held when it looks for a folder of its own
+        name = os.path.join(folder, f".autoddp-{secrets.token_hex(8)}")
         try:
-            handle, name = tempfile.mkstemp(prefix=".autoddp-", dir=folder)
+            os.close(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         except OSError:
             return [NOWHERE, ""]
-        os.close(handle)
         return [folder, name]
 
     def _known(self, path: Any) -> str:
