@@ -104,7 +104,7 @@ class Nodes(Outward):
         known = self._known(full)
         if known and (root := paths.seen(known)) and root.st_dev == os.stat(folder).st_dev:
             return [known, ""]
-        # not by `tempfile`, which asks here with its lock held when it looks for a folder of its own
+        # not by `tempfile`, which may have its lock held: it asks here when it looks for its folder
         name = os.path.join(folder, f".autoddp-{secrets.token_hex(8)}")
         try:
             os.close(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
