@@ -74,7 +74,9 @@ class World:
         """
         missing = [name for name in REQUIRED if name not in environ]
         if missing:
-            raise BadInput(f"{', '.join(missing)} not set, though RANK and WORLD_SIZE are; {ANEW}")
+            raise BadInput(
+                f"{', '.join(missing)} not set, though other variables of a rank are; {ANEW}"
+            )
         numbers = {field: _number(environ, name) for field, name in NAMES.items()}
         world = cls(
             **{field: n for field, n in numbers.items() if n is not None},

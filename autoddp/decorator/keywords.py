@@ -16,7 +16,7 @@ class Keywords(TypedDict, total=False):
     master_addr: str | None
     master_port: int | None
     gpus_per_rank: int
-    backend: Literal["auto", "nccl", "gloo", "xccl", "hccl", "native"]
+    backend: Literal["auto", "nccl", "gloo", "native"]
     view: Literal["global", "local"]
     batchnorm: Literal["exact", "local"]
     loading: Literal["auto", "rows", "each"]

@@ -77,7 +77,7 @@ def test_a_rank_that_waits_on_its_device_is_seen_to_wait(tmp_path):
     assert run.code == 1
     assert "the job hangs" in run.err, run.err
     assert re.search(r"missing: rank 1", run.err), run.err
-    assert re.search(r"rank 0 .* has waited for \d+ s in «backward of", run.err), run.err
+    assert re.search(r"rank 0 .* has waited for \d+ s in «all-reduce of", run.err), run.err
 
 
 SKIPPED = """
@@ -157,7 +157,7 @@ def test_nodes_of_which_one_has_no_device_are_refused(without, tmp_path):
     """A script that asks what there is would get two answers."""
     path = jobs.script(HEAD + ANY, tmp_path)
     ends = two_nodes(path, tmp_path, *(HIDDEN if node == without else {} for node in range(2)))
-    on = ["on simulated", "on CPUs (no GPU here)"]
+    on = ["on 1 simulated device (simccl)", "on CPUs (no GPU here)"]
     here, there = reversed(on) if without else on
     for out, err, code in ends:
         assert (out, code) == ("", 2), err

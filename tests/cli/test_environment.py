@@ -38,7 +38,10 @@ def test_inside_a_job(environ, answer):
     ("change", "message"),
     [
         ({"MASTER_ADDR": None, "LOCAL_RANK": None}, r"^LOCAL_RANK, MASTER_ADDR not set, though "),
-        ({"LOCAL_WORLD_SIZE": None}, r"^LOCAL_WORLD_SIZE not set, though RANK and WORLD_SIZE are"),
+        (
+            {"LOCAL_WORLD_SIZE": None},
+            r"^LOCAL_WORLD_SIZE not set, though other variables of a rank are",
+        ),
         ({"RANK": "x"}, r"^RANK is 'x', which is no whole number up to \d+; start the job with"),
         ({"WORLD_SIZE": "9" * 20}, r"^WORLD_SIZE is '9{20}', which is no whole number up to "),
         ({"RANK": "4"}, r"^RANK 4, WORLD_SIZE 4, LOCAL_RANK 1, .* contradict each other; start"),

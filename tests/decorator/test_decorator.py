@@ -590,7 +590,7 @@ def test_a_variable_wins_over_the_option():
 def test_a_bad_variable_is_refused(text):
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("AUTODDP_NPROC", text)
-        with pytest.raises(BadInput, match=f"AUTODDP_NPROC is '?{text}'?; "):
+        with pytest.raises(BadInput, match=f"--nproc is '?{text}'?; "):
             choose({})
 
 

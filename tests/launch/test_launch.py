@@ -140,7 +140,7 @@ def test_a_rank_that_fails_alone_is_named_with_the_end_of_its_log(script):
 def test_who_waits_for_a_rank_that_has_ended_learns_it(script):
     done = fork_cli("run", "-n", 2, script("if rank: sys.exit(0)\nos.mkdir('never')"))
     assert done.rc == 1
-    assert "RankEnded: rank 1 has ended, and this rank goes on" in done.theirs
+    assert "RankEnded: rank 1 has ended with exit code 0, and this rank waits for it" in done.theirs
 
 
 @pytest.mark.parametrize(("rank", "name"), [(0, "SIGKILL"), (1, "SIGSEGV"), (1, "SIGKILL")])

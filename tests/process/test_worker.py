@@ -120,8 +120,14 @@ def test_a_joined_rank_that_fails_alone_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("job", "message"),
     [
-        ({"RANK": "0"}, "WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT not set"),
-        ({"WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "RANK, MASTER_ADDR, MASTER_PORT not set"),
+        (
+            {"RANK": "0"},
+            "WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_PORT, MASTER_ADDR not set",
+        ),
+        (
+            {"WORLD_SIZE": "2", "LOCAL_RANK": "0"},
+            "RANK, LOCAL_WORLD_SIZE, MASTER_PORT, MASTER_ADDR not set",
+        ),
     ],
 )
 def test_an_incomplete_job_is_said(script, job, message):

@@ -102,10 +102,11 @@ def test_data_that_differs_is_named_at_the_first_batch(way, tmp_path):
     args, said = WAYS[way]
     other = X.clone()
     other[:, 1] += 1
-    for out, err, code in nodes(tmp_path, X, other, *args, options=options(args)):
-        assert (out, code) == ("", 1), err
-        assert f"Disagreement: DataLoader at s.py:{LINE}: {said}is not the same on all" in err
-        assert err.rstrip().endswith("the nodes read other data; give all of them the same files")
+    ended = nodes(tmp_path, X, other, *args, options=options(args))
+    assert [(out, code) for out, _, code in ended] == [("", 1)] * 2, ended
+    told = "".join(err for _, err, _ in ended)  # on the node whose rank has failed first
+    assert f"Disagreement: DataLoader at s.py:{LINE}: {said}is not the same on all" in told
+    assert "the nodes read other data; give all of them the same files" in told
 
 
 @pytest.mark.cluster
@@ -119,6 +120,7 @@ def test_data_that_is_the_same_is_read_as_ever(way, tmp_path):
 
 @pytest.mark.cluster
 def test_data_of_another_length_is_named(tmp_path):
-    for out, err, code in nodes(tmp_path, X, X[:-1], "memory", "0"):
-        assert (out, code) == ("", 1), err
-        assert "the length of its data set is not the same on all ranks (rank 0 has 8, " in err
+    ended = nodes(tmp_path, X, X[:-1], "memory", "0")
+    assert [(out, code) for out, _, code in ended] == [("", 1)] * 2, ended
+    told = "".join(err for _, err, _ in ended)
+    assert "the length of its data set is not the same on all ranks (rank 0 has 8, " in told
