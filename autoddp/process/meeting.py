@@ -14,6 +14,7 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ APART = {
     *("nproc", "node_rank", "master_addr", "master_port", "report", "record", "log_dir"),
     *("grace", "max_restarts", "hang_timeout", "verbose", "quiet"),
 }
+LAST = 5.0  # seconds that rank 0 leaves to the others to read why it refuses
 Facts = dict[str, str]
 
 
@@ -51,6 +53,13 @@ def meet(store: Store, world: World, mine: Any, decide: Callable[[list[Any]], An
         store.set("decided", json.dumps(answer))
     decided, refused = json.loads(store.get("decided"))
     if refused:
+        store.add("heard", 1)
+        deadline = monotonic() + LAST
+        # the store may end with rank 0
+        while world.rank == 0 and store.add("heard", 0) < world.world_size:
+            if monotonic() > deadline:
+                break
+            sleep(0.02)
         raise BadInput(refused)
     return decided
 
