@@ -22,7 +22,6 @@ from torch._C._distributed_c10d import _create_work_from_future
 from torch._compile import _disable_dynamo
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.distributed import PrefixStore, ProcessGroup, Store, TCPStore
-from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
@@ -36,7 +35,7 @@ plain_tensors = torch._C.DisableTorchFunctionSubclass  # inside, subclasses are 
 no_torch_function = torch._C.DisableTorchFunction  # inside, modes are not asked either
 as_builtin = torch.jit._builtins._register_builtin  # names TorchScript's operator for a function
 no_dispatch, disable_dynamo = torch.utils._mode_utils.no_dispatch, _disable_dynamo
-default_store, work_of = _get_default_store, _create_work_from_future
+work_of = _create_work_from_future
 outside_transforms = temporarily_clear_interpreter_stack
 sparse_of_parts = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors
 is_mutable: Callable[[Any], bool] = attrgetter("_schema.is_mutable")  # writes into arguments

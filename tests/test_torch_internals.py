@@ -269,15 +269,6 @@ def test_a_work_is_made_of_a_future():
     assert work.wait()
 
 
-def test_the_store_of_a_process_group_is_found(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        torch_internals.default_store().set("a", "b")
-        assert torch_internals.default_store().get("a") == b"b"
-    finally:
-        dist.destroy_process_group()
-
-
 def armed(group):
     """A replica whose forward is called once, and which is armed without it from then on."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))

@@ -41,7 +41,6 @@ ELSEWHERE: dict[tuple[str, str], tuple[str, ...]] = {
         "a batch of the DataLoader holds a …",
         "a batch of the DataLoader holds numbers of another type",
     ),
-    ("view/calls.py", "_changed(module)"): ("… at … returned other outputs than when",),
     ("view/dispatch.py", "refused(args[0].shape, func._schema.name.rpartition(':')[2])"): (
         "… gives a batch of shape … … in place",
     ),

@@ -484,17 +484,35 @@ def test_threads_that_read_two_passes_find_their_own_messages():
     assert run_ranks(rank, 2, timeout=30)[1] == (True, True)
 
 
+def test_a_message_for_a_pass_that_is_to_begin_waits_for_it():
+    """A thread of the script's reads one pass, while the first rank has begun another."""
+
+    def rank(group):
+        link, one, first = linked(group)
+        if group.rank == 0:
+            other = Pass()
+            send(link, link.begin(other), "early")
+            send(link, first, "now")
+            return None
+        heard, other = link.hear(one), Pass()
+        link.begin(other)
+        return heard, link.hear(other)
+
+    assert run_ranks(rank, 2, timeout=30)[1] == ("now", "early")
+
+
 def test_messages_for_a_pass_that_is_gone_are_dropped():
     def rank(group):
         link, one, first = linked(group)
-        second = link.begin(one)
+        link.begin(Pass())  # nobody holds it
+        gone = first + 1
         if group.rank == 0:
-            send(link, first + 7, "nobody's")
-            send(link, second, "mine")
+            send(link, gone, "nobody's")
+            send(link, first, "mine")
             return None
-        return link.hear(one)
+        return link.hear(one), gone in link._passes, link._early
 
-    assert run_ranks(rank, 2) == [None, "mine"]
+    assert run_ranks(rank, 2) == [None, ("mine", False, {})]
 
 
 def test_a_rank_that_does_not_reach_the_first_leaves_all_of_them_apart(monkeypatch):

@@ -37,6 +37,7 @@ class NodeLink:
         self._sending, self._heard = threading.Lock(), threading.Condition()
         self._reading = False
         self._passes: weakref.WeakValueDictionary[int, SharedPass] = weakref.WeakValueDictionary()
+        self._early: dict[int, list[Any]] = {}  # messages of passes that this rank will begin
         self._begun = 0
         this = weakref.ref(self)  # the interpreter keeps what it calls after a fork for ever
 
@@ -54,9 +55,11 @@ class NodeLink:
 
     def begin(self, one: SharedPass) -> int:
         """Return the number of a pass that all ranks begin here."""
-        self._begun += 1
-        self._passes[self._begun] = one
-        return self._begun
+        with self._heard:
+            self._begun += 1
+            self._passes[self._begun] = one
+            one.messages.extend(self._early.pop(self._begun, ()))
+            return self._begun
 
     def send(self, said: Callable[[int], Any], apart: bool, mapped: bool = False) -> None:
         """Send each other rank what is said for it; one that has ended is left out from then on.
@@ -97,7 +100,9 @@ class NodeLink:
                     self._heard.acquire()
                     self._reading = False
                     self._heard.notify_all()
-                if (owner := self._passes.get(number)) is not None:
+                if number > self._begun:  # the first rank is ahead, and a thread reads here
+                    self._early.setdefault(number, []).append(message)
+                elif (owner := self._passes.get(number)) is not None:
                     owner.messages.append(message)
             return one.messages.popleft()
 
