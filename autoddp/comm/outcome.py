@@ -37,16 +37,16 @@ class Outcome:
 
     def to_bytes(self) -> bytes:
         """Return this outcome as a message."""
-        if self.error is None:
-            return pickle.dumps((self.value, None))
-        return pickle.dumps((None, list(_forms(self.error))))
+        if self.error is None or _is_plain(self.error):
+            return pickle.dumps((self.value, self.error, None))
+        return pickle.dumps((None, None, list(_forms(self.error))))
 
     @classmethod
     def from_bytes(cls, message: bytes) -> Outcome:
         """Read what `to_bytes` made; of an exception the first form that can be made here."""
-        value, forms = pickle.loads(message)
+        value, error, forms = pickle.loads(message)
         if forms is None:
-            return cls(value=value)
+            return cls(value, error)
         for form in forms:
             with suppress(Exception):  # a class that rank 0 alone has imported
                 return cls(error=pickle.loads(form).made())
@@ -106,6 +106,16 @@ def _arguments(error: BaseException) -> tuple[Any, ...]:
         return error.url, error.code, error.msg, error.headers, BytesIO(body)
     reduced = error.__reduce__()
     return reduced[1] if isinstance(reduced, tuple) and _is_data(reduced[1]) else ()
+
+
+def _is_plain(error: BaseException) -> bool:
+    """Return whether an exception is a builtin one that holds data alone: pickle makes it again.
+
+    Most are: whoever asks whether a file exists has one where there is none.
+    """
+    if type(error).__module__ != "builtins" or not _is_data(error.args):
+        return False
+    return _is_data(error.__reduce__()[1]) and all(map(_is_data, vars(error).values()))
 
 
 def _is_data(x: Any) -> bool:
