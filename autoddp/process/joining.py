@@ -63,7 +63,6 @@ def join(
     script: Script | None,
     apart: bool,
     attempt: str,
-    store: Store | None = None,
     say: Callable[[str], None] = silent,
 ) -> tuple[Group, Choice]:
     """Meet the other ranks of this attempt, leaving no trace of it for the script to see.
@@ -75,7 +74,6 @@ def join(
         script: What is about to run; None where that is no file.
         apart: Whether another launcher has started each rank.
         attempt: How often the job has been started before.
-        store: Store of a process group of the script's, if the ranks meet over that.
         say: Tells the user of a long wait.
 
     Raises:
@@ -85,7 +83,7 @@ def join(
     hook, known = sys.excepthook, "GLOO_SOCKET_IFNAME" in os.environ
     set_interface(world)
     chosen = Choice()
-    facts = facts_of(world, script, options, apart) if store is None else None
+    facts = facts_of(world, script, options, apart)
 
     def backend(over: Store) -> tuple[str, torch.device | None]:
         nonlocal chosen
@@ -95,10 +93,7 @@ def join(
         chosen = Choice(**meet(over, world, mine, act))
         return chosen.backend, accelerator.at(torch.device(chosen.kind)) if chosen.alone else None
 
-    if store is None:
-        group = Group.join(hosted(world), attempt, backend)
-    else:
-        group = Group.over(world, store, *backend(store))
+    group = Group.join(hosted(world), attempt, backend)
     group.kind = chosen.kind
     sys.excepthook = hook  # torch's would put the rank before every line of a traceback
     if not known:

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from torch.distributed import Store
-
 from autoddp.comm.place import HERE
 from autoddp.comm.world import World, hide, keep_to_libraries
 from autoddp.effects.run import Run
@@ -48,7 +46,6 @@ def member(
     report: Report,
     script: Script | None,
     apart: bool,
-    store: Store | None = None,
 ) -> Iterator[Member]:
     """Be a rank inside, which sees one process, or in the local view a launcher's variables.
 
@@ -59,13 +56,12 @@ def member(
         report: Report of this rank.
         script: What is about to run; None where that is no file.
         apart: Whether another launcher has started each rank.
-        store: Store of a process group of the script's, by whose ranks the job is joined.
     """
     hidden = hide(os.environ)
     if options.view == "local":
         os.environ.update(hidden or world.variables(nodes=1))
     attempt = hidden.get("TORCHELASTIC_RESTART_COUNT", "0")
-    group, chosen = join(world, options, given, script, apart, attempt, store, report.say)
+    group, chosen = join(world, options, given, script, apart, attempt, report.say)
     if options.view == "global":
         for name in ("OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME"):
             keep_to_libraries(HERE.given, name)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import pytest
+import torch
 
+from autoddp.comm.world import World
+from autoddp.errors import BadInput
 from autoddp.options import Options
 from autoddp.process import meeting
 from autoddp.process.script import Script
@@ -113,6 +117,27 @@ def test_the_facts_are_those_of_the_command_the_files_and_the_versions(tmp_path,
 
 def test_a_file_that_cannot_be_read_is_compared_by_why(tmp_path):
     assert meeting.digest(str(tmp_path / "none.py")) == "No such file or directory"
+
+
+def test_rank_0_refuses_once_all_have_read_why():
+    """The store may be rank 0's, and end with it."""
+    store = torch.distributed.HashStore()
+
+    def refuse(said):
+        raise BadInput("no")
+
+    def rank(number):
+        with pytest.raises(BadInput, match="no"):
+            meeting.meet(store, World(number, 2, number, 2), "mine", refuse)
+
+    store.set("said/1", '"mine"')
+    first = threading.Thread(target=rank, args=(0,))
+    first.start()
+    first.join(0.5)
+    assert first.is_alive()
+    rank(1)
+    first.join(2)
+    assert not first.is_alive()
 
 
 def ranks(tmp_path, commands):
