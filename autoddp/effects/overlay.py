@@ -161,11 +161,17 @@ class Overlay(Upper):
     def rename(self, source: Path, target: Path) -> None:
         """Rename `source`, with all below it, to `target`."""
         found, other = self._there(source), self.find(target, follow=False)
-        if not found.seen or found.name == other.name:  # rank 0 has renamed it already
+        if found.name == other.name:
             return
         at, now = self._above(other.name, target), found.at
         if not found.own:
-            self._bring(found.name, now := self.new(source))
+            now = self.new(source)
+            try:
+                self._bring(found.name, now)
+            except FileNotFoundError:  # rank 0 has renamed it already: it is there on the disk
+                if not self._hides(other.name) or not paths.is_file(other.name):
+                    return
+                paths.copy(other.name, now)
         posix.rename(now, at)
         if found.folder:
             self._hide(other.name)

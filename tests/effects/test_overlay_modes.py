@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import posix
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -50,3 +52,39 @@ def test_a_thread_of_each_rank_finds_what_it_has_made_itself(installed, tmp_path
         "old",
         "renamed",
     ]
+
+
+def test_what_rank_0s_thread_was_quicker_to_rename_is_found_in_a_folder_of_ones_own(
+    installed, tmp_path
+):
+    """Rank 1 has made `new` before rank 0, and sees nothing that rank 0 puts into it."""
+
+    def script(run):
+        Path("old").write_text("content")
+        found = []
+
+        def work():
+            mine = run.group.rank
+            if mine:
+                os.mkdir("new")
+                posix.mkdir("made")
+            wait_until(lambda: os.access("gone" if mine else "made", os.F_OK))
+            if not mine:
+                os.mkdir("new")
+            os.rename("old", "new/renamed")
+            if not mine:
+                posix.mkdir("gone")
+            found.append(Path("new/renamed").read_text())
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        worker.join()
+        return found
+
+    assert on_ranks(script, 2, *FEATURES, folder=tmp_path) == [["content"]] * 2
+
+
+def wait_until(there):
+    """Wait for what another rank's thread does."""
+    while not there():
+        time.sleep(0.01)
