@@ -192,7 +192,7 @@ def test_each_waits_for_the_other(job):
 def test_a_rank_that_is_stopped_does_not_answer(job):
     done, _ = job("if step == 4 and this == 1: signal.raise_signal(19)")
     assert done.code == 1
-    assert ", it does not answer) is at" in done.err
+    assert ", it does not answer) " in done.err  # what it did when it said so last is chance
 
 
 def test_zero_waits_for_ever(job):
