@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
-
 import pytest
 import torch
 
@@ -123,31 +120,20 @@ def test_ranks_in_different_collectives_are_told_which(numel):
     assert f"where rank 0 is in «all-reduce of float32[{numel}] at test_collective_check.py" in zero
 
 
-def test_a_rank_that_is_told_first_may_be_at_its_next_meeting():
-    """The thread that watches looks at rank 0 just then: the two meetings are no disagreement."""
-
+def test_the_thread_that_watches_compares_what_nobody_waits_for():
     def rank(group):
-        exchange, found = group.collective_check, []
+        check = group.collective_check
+        for number in range(3):
+            check.note(f"0 step {number}")
+        ahead = [*check.recent(), (3, "0 step 3")]  # of a rank that is one further
+        check.compare(1, ahead)
+        other = [(2, "0 evaluation"), *ahead[3:]]
+        with pytest.raises(Disagreement) as error:
+            check.compare(1, other)
+        return str(error.value)
 
-        def look():
-            try:
-                exchange.look()
-            except Disagreement as error:
-                found.append(str(error))
-
-        def say(message, plain=exchange.lines.say):
-            plain(message)
-            time.sleep(0.2)  # the others go on
-            thread = threading.Thread(target=look)
-            thread.start()
-            thread.join()
-
-        exchange.lines.say = say
-        group.all_reduce(torch.ones(1))
-        group.all_gather(torch.ones(2))
-        return found
-
-    assert run_ranks(rank, 3) == [[]] * 3
+    said = "rank 1 is in «evaluation» where rank 0 is in «step 2»; a decision"
+    assert run_ranks(rank, 1)[0].startswith(said)
 
 
 def test_an_effect_that_one_rank_alone_had_is_told_at_the_next_meeting():
@@ -163,7 +149,7 @@ def test_an_effect_that_one_rank_alone_had_is_told_at_the_next_meeting():
 
 def test_a_backward_is_compared_at_the_next_meeting():
     def rank(group):
-        group.collective_check.pass_by(f"0 backward {group.rank}")
+        group.collective_check.note(f"0 backward {group.rank}")
         with pytest.raises(Disagreement) as error:
             group.all_reduce(torch.ones(1))
         return str(error.value)
