@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autoddp import torch_internals
-from autoddp.comm.in_order import SAID, InOrder, apart, without_file
+from autoddp.comm.in_order import InOrder, apart, without_file
 from autoddp.errors import RankEnded
 from autoddp.report import places, users_frame
 
@@ -99,10 +99,9 @@ class CollectiveCheck(InOrder):
             if self.rank == 0:
                 return self._lead(place, past, order, body, merge), order
             try:
-                order, _, merged = self.hear(place, past + b"\0" + body).partition(b"\0")
+                return self.hear(place, past + b"\0" + body)
             except RankEnded as error:
                 self.end(error, place)
-            return merged, order
 
     def _by_memory(self, *mine: bytes) -> list[list[bytes]] | None:
         """Return all ranks' place, past, order and body; None, on all, if the first two differ."""
@@ -125,7 +124,7 @@ class CollectiveCheck(InOrder):
                 self._find_difference(rank, place)
             bodies.append(other)
         merged = merge(bodies)
-        self.say(SAID, place, order + b"\0" + merged)
+        self.tell(place, order, merged)
         return merged
 
     # ---- what was only noted

@@ -40,9 +40,9 @@ class InOrder:
         self.rank, self.lines, self.store = rank, lines, store
         self.asides: dict[bytes, Callable[[bytes], None]] = {}
 
-    def say(self, kind: bytes, place: bytes, data: bytes = b"") -> None:
-        """Send rank 0, or on rank 0 all others, a message that belongs to a place."""
-        self.lines.say(kind + place + b"\0" + data)
+    def tell(self, place: bytes, order: bytes, data: bytes) -> None:
+        """Send, on rank 0, its order and its data at a place to all others."""
+        self.lines.say(b"%b%b\0%b\0%b" % (SAID, place, order, data))
 
     def gather(self, place: bytes) -> dict[int, bytes]:
         """Return, on rank 0, what each other rank sends at this place, once all are there.
@@ -63,8 +63,8 @@ class InOrder:
                 self.part(rank, theirs, place)
         return found
 
-    def hear(self, place: bytes, said: bytes | None = None) -> bytes:
-        """Return, on another rank, what rank 0 sends at this place.
+    def hear(self, place: bytes, said: bytes | None = None) -> tuple[bytes, bytes]:
+        """Return, on another rank, rank 0's data and its order at this place.
 
         Args:
             place: The place of this rank.
@@ -76,7 +76,7 @@ class InOrder:
         """
         line = self.lines[0]
         if said is not None:
-            self.say(HERE, place, said)
+            line.send(HERE + place + b"\0" + said)
         while True:
             message = line.read()
             kind = message[:1]
@@ -88,11 +88,12 @@ class InOrder:
             theirs, data = split(message)
             if said is None and (kind == WHERE or apart(theirs, place)):
                 said = b""
-                self.say(HERE, place)  # rank 0 may wait for this rank
+                line.send(HERE + place)  # rank 0 may wait for this rank
             if apart(theirs, place):
                 raise Disagreement(parted(self.rank, place, 0, theirs))
             if kind == SAID:
-                return data
+                order, _, data = data.partition(b"\0")
+                return data, order
 
     def part(self, rank: int, theirs: bytes, place: bytes) -> NoReturn:
         """Tell all ranks that one of them is at another place than rank 0, and raise that."""

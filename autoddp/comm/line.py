@@ -7,22 +7,18 @@ arrived without blocking.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import select
 import socket
 import struct
+from contextlib import suppress
 
 from autoddp.errors import RankEnded
 
 LENGTH = struct.Struct(">Q")
 CHUNK = 1 << 14
 F_SETOWN_EX, F_OWNER_TID = 15, 0  # Python lacks them; a main thread has its process's number
-UNREACHABLE = (
-    *(errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH),
-    *(errno.EHOSTDOWN, errno.ENETDOWN),
-)
 # small messages leave at once, and the loss of a node is noticed
 TCP_OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -42,29 +38,24 @@ class Line:
     def __init__(self, peer: int, connected: socket.socket) -> None:
         self.peer, self.socket = peer, connected
         self.number = connected.fileno()
-        self.address = ""  # of the peer, if it is on another node
         connected.setblocking(True)
         if connected.family != socket.AF_UNIX:
-            self.address = str(connected.getpeername()[0]).removeprefix("::ffff:")
             for option in TCP_OPTIONS:
                 connected.setsockopt(*option)
-        self._failed: int | None = None  # the error number of a failed write
         self._held = bytearray()
         self._poll = select.poll()
         self._poll.register(self.number, select.POLLIN)
 
     def send(self, data: bytes) -> None:
         """Send a message whole; if the peer has ended, the next read raises RankEnded."""
-        try:
+        with suppress(OSError):
             self.socket.sendall(LENGTH.pack(len(data)) + data, socket.MSG_NOSIGNAL)
-        except OSError as error:
-            self._failed = error.errno
 
     def comes(self, seconds: float | None = None) -> bool:
         """Wait for a message, at most so many seconds, and return whether it is here.
 
         Raises:
-            RankEnded: The peer has ended without it, or its node cannot be reached.
+            RankEnded: The peer has ended without it, or its node is out of reach.
         """
         while not self._whole():
             if not self._poll.poll(None if seconds is None else seconds * 1000):
@@ -115,17 +106,11 @@ class Line:
             data = self.socket.recv(max(CHUNK, missing), socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
-        except OSError as error:
-            self._failed, data = error.errno, b""
-        if not data and self._failed in UNREACHABLE:
-            raise RankEnded(
-                f"rank {self.peer} at {self.address} is out of reach: its node, "
-                "or the network to it, is lost",
-                self.peer,
-            )
+        except OSError:
+            data = b""
         if not data:
             raise RankEnded(
-                f"rank {self.peer} has ended, and this rank goes on: "
+                f"rank {self.peer} has ended, or its node is out of reach: "
                 "nothing is done for all any more",
                 self.peer,
             )

@@ -56,7 +56,7 @@ class NodeMemory:
         self._map = mmap.mmap(descriptor, size(count))
         self.barrier = NodeBarrier(rank, count, descriptor, self._map)
         # where slots begin: a rank may read what the last call left, until the next but one
-        starts = [*range(_head(count), size(count), HEAD + SLOT)]
+        starts = [*range(room(count), size(count), HEAD + SLOT)]
         self._halves = starts[:count], starts[count:]
         self._half = 0
         self._alone = SLOT if count == PAIR else SMALL
@@ -195,14 +195,9 @@ def _cuts(count: int, many: int) -> list[slice]:
     return [slice(min(count, n * step), min(count, (n + 1) * step)) for n in range(many)]
 
 
-def _head(many: int) -> int:
-    """Return the bytes before the slots: the barrier, to a whole page."""
-    return -(-room(many) // mmap.PAGESIZE) * mmap.PAGESIZE
-
-
 def size(many: int) -> int:
     """Return the bytes of the memory of so many ranks; what is not used costs none."""
-    return _head(many) + 2 * many * (HEAD + SLOT)
+    return room(many) + 2 * many * (HEAD + SLOT)
 
 
 def nameless(count: int) -> int:
@@ -229,7 +224,11 @@ def share(
     """
     made, failed = [], ""
     try:
-        descriptors = _received(lines, many) if rank else _sent(lines, many, size(count))
+        if rank:
+            cloexec = socket.MSG_CMSG_CLOEXEC
+            descriptors = socket.recv_fds(lines[0].socket, 1, many, cloexec)[1]
+        else:
+            descriptors = _sent(lines, many, size(count))
         made = [NodeMemory(rank, count, descriptor) for descriptor in descriptors]
     except (OSError, ValueError, AttributeError) as error:  # a system may lack a function
         failed = getattr(error, "strerror", None) or str(error)
@@ -248,7 +247,3 @@ def _sent(lines: Lines, many: int, count: int) -> list[int]:
         for line in lines.values():
             socket.send_fds(line.socket, [b"."], made)
     return made
-
-
-def _received(lines: Lines, many: int) -> list[int]:
-    return socket.recv_fds(lines[0].socket, 1, many, socket.MSG_CMSG_CLOEXEC)[1]

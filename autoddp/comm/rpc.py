@@ -23,7 +23,7 @@ from torch.distributed import Store
 
 from autoddp.comm.context import Context
 from autoddp.comm.control_plane import Channel
-from autoddp.comm.in_order import SAID, InOrder
+from autoddp.comm.in_order import InOrder
 from autoddp.comm.outcome import Outcome
 from autoddp.comm.position import ACTING, EFFECT, MEETING, Position
 from autoddp.comm.signal_sync import AT_ONCE, SignalSync
@@ -53,11 +53,10 @@ class Rpc:
         self.position = Position()
         self.passed = 0
         self._calls = InOrder(self.rank, self.channel.calls, self.store)
-        self._calls.asides[AT_ONCE] = self._obey
-        self._raised: BaseException | None = None  # by a handler, in a call that goes on
         self.signal_sync = SignalSync(
             self.rank, self.channel.orders, self.channel.calls, self.context
         )
+        self._calls.asides[AT_ONCE] = self.signal_sync.obey
 
     def call(self, site: str, act: Callable[[], Any], *, by: int = 0, when: When = When.NOW) -> Any:
         """Have rank `by` do `act` once; return its result, or raise what it raised, on every rank.
@@ -82,14 +81,14 @@ class Rpc:
     ) -> tuple[Outcome, bytes]:
         calls, here, said = self._calls, place.encode(), {}
         if all_come:
-            with self.position.at(EFFECT if by else MEETING, place), self.signal_sync.quiet():
+            with self.position.at(EFFECT if by else MEETING, place), self.signal_sync.quiet:
                 said = calls.gather(here)
         outcome = Outcome.from_bytes(said[by]) if by else self._outcome(place, act)
         data = said[by] if by else outcome.to_bytes()
-        with self.signal_sync.quiet():
+        with self.signal_sync.quiet:
             # as late as possible: the script may have sent itself a signal
             order = self.signal_sync.enter()
-            calls.say(SAID, here, order + b"\0" + data)
+            calls.tell(here, order, data)
         return outcome, order
 
     def _follow(
@@ -97,21 +96,9 @@ class Rpc:
     ) -> tuple[Outcome, bytes]:
         own = self._outcome(place, act) if self.rank == by else None
         said = own.to_bytes() if own is not None else b"" if all_come else None
-        self._raised = None
-        with self.position.at(EFFECT, place), self.signal_sync.quiet():
-            order, _, data = self._calls.hear(place.encode(), said).partition(b"\0")
-        outcome = Outcome.from_bytes(data) if own is None else own
-        # what a handler raised here is what ended the act on rank 0, if anything has
-        if self._raised is not None and outcome.error is not None:
-            outcome = Outcome(error=self._raised)
-        return outcome, order
-
-    def _obey(self, signals: bytes) -> None:
-        """Run the handlers of signals; what one raises is kept, as the call goes on."""
-        try:
-            self.signal_sync.obey(signals)
-        except BaseException as error:
-            self._raised = error
+        with self.position.at(EFFECT, place), self.signal_sync.quiet:
+            data, order = self._calls.hear(place.encode(), said)
+        return Outcome.from_bytes(data) if own is None else own, order
 
     def _outcome(self, place: str, act: Callable[[], Any]) -> Outcome:
         with self.position.at(ACTING, place):

@@ -18,6 +18,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import wait
 from time import monotonic  # a script's is patched
 from typing import Any
@@ -41,14 +42,14 @@ class Quiet:
     __slots__ = ("_sync",)
 
     def __init__(self, sync: SignalSync) -> None:
-        self._sync = sync if sync._context.on_script_thread() else None
+        self._sync = sync
 
     def __enter__(self) -> None:
-        if self._sync is not None:
+        if self._sync._context.on_script_thread():
             self._sync._inside += 1
 
     def __exit__(self, *_: object) -> None:
-        if self._sync is not None:
+        if self._sync._context.on_script_thread():
             self._sync._inside -= 1
 
 
@@ -57,11 +58,13 @@ class SignalSync:
 
     Attributes:
         act: Runs the script's handler of a signal; None where each rank handles its own.
+        quiet: Holds questions back while this rank sends or receives.
     """
 
     def __init__(self, rank: int, lines: Lines, calls: Lines, context: Context) -> None:
         self.rank, self._lines, self._calls, self._context = rank, lines, calls, context
         self.act: Callable[[int], None] | None = None
+        self.quiet = Quiet(self)
         self._passed = 0
         self._inside = 0  # above 0 where questions must wait
         self._acting = False  # rank 0 does what the others wait for
@@ -100,10 +103,6 @@ class SignalSync:
         if self._missed:
             self.news()
 
-    def quiet(self) -> Quiet:
-        """Hold questions back while this rank sends or receives."""
-        return Quiet(self)
-
     def acting(self, act: Callable[[], Any]) -> Any:
         """Return what `act` does, while others wait for it."""
         before, self._acting = self._acting, True
@@ -113,14 +112,18 @@ class SignalSync:
             self._acting = before
 
     def obey(self, signals: bytes) -> None:
-        """Act at once, on another rank, on signals that rank 0 got in a call."""
+        """Act at once, on another rank, on signals that rank 0 got in a call, which goes on.
+
+        If a handler raises, it ends the act on rank 0, and the outcome is that exception.
+        """
         self._note(NOW, json.loads(signals))
-        self._run_due()
+        with suppress(BaseException):
+            self._run_due()
 
     def _act_at_once(self) -> None:
         """Order the others, who wait for what rank 0 does, to act at once, and do so."""
         signals, self._pending = self._pending, []
-        with self.quiet():
+        with self.quiet:
             self._calls.say(AT_ONCE + json.dumps(signals).encode())
         self._note(NOW, signals)
         self._run_due()
@@ -151,6 +154,7 @@ class SignalSync:
             self._tell("had", number)
         else:
             self._decide(number, self.rank)
+            self.news()
 
     def _decide(self, number: int, told_by: int) -> None:
         """Decide about a signal, on rank 0 or where the others have ended; `told_by` got it."""
@@ -158,14 +162,8 @@ class SignalSync:
         if first != told_by and monotonic() - when < STALE:
             return  # one signal, which several ranks got
         self._first[number] = told_by, monotonic()
-        if not self._lines:
-            self._due.insert(0, (NOW, number))
-            self._run_due()
-            return
         self._pending.append(number)
         self._await_point()
-        if self._acting and not self._inside:
-            self._act_at_once()
         if not self._reminding:
             self._reminding = True
             threading.Thread(target=self._remind, name="autoddp", daemon=True).start()
@@ -194,9 +192,9 @@ class SignalSync:
             return
         self._missed = False
         self._take()
-        if self.rank:
+        if self.rank and self._lines:
             self._answer()
-        elif self._acting and self._open():
+        elif self._open() and self._acting:
             self._act_at_once()
         elif self._open() and (not self._lines or monotonic() >= self._deadline):
             self._ask()
@@ -205,7 +203,7 @@ class SignalSync:
         """Ask, on rank 0, how far all ranks are, and order at which point they act."""
         self._questions += 1
         passed, deadline = {0: self._passed}, monotonic() + ANSWER
-        with self.quiet():
+        with self.quiet:
             self._tell("ask", self._questions)
             while len(passed) <= len(self._lines) and monotonic() < deadline:
                 wait([line.socket for line in self._lines.values()], 0.05)
@@ -227,7 +225,7 @@ class SignalSync:
         if self._question is None:
             return
         self._tell("here", self._question, self._passed)
-        with self.quiet():
+        with self.quiet:
             while self._question is not None and self._lines:
                 wait([line.socket for line in self._lines.values()], ANSWER)
                 self._take()

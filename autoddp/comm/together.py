@@ -40,7 +40,7 @@ class Together:
     def exchange(self, body: bytes, merge: Callable[[list[bytes]], bytes]) -> bytes:
         """Return what `merge` makes of all ranks' bodies, once all are here."""
         group = self._group
-        with group.signal_sync.quiet():
+        with group.signal_sync.quiet:
             order = group.signal_sync.enter() if self._is_point else b""
             check = group.collective_check
             merged, self._order = check.exchange(self.stamp, body, merge, order)
