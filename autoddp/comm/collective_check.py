@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 Recent = list[tuple[int, str]]  # stamps, with their numbers
 KEPT = 128  # stamps that are known by their words
 MOST = 4096  # kinds of collective whose words are kept
-TELL = b"~"  # the first byte of a question for the newest stamps
+RECENT = b"~"  # the first byte of a question for the newest stamps
 Merge = Callable[[list[bytes]], bytes]
 
 
@@ -48,7 +48,7 @@ class CollectiveCheck(InOrder):
 
     def __init__(self, rank: int, lines: Lines, store: Store) -> None:
         super().__init__(rank, lines, store)
-        self.asides[TELL] = lambda _: lines.say(json.dumps(self.recent()).encode())
+        self.asides[RECENT] = lambda _: lines.send(json.dumps(self.recent()).encode())
         self._words: dict[Any, str] = {}
         self.memory: NodeMemory | None = None  # of all ranks, if they are on one node
         self._count = self._checksum = 0  # of all stamps
@@ -99,7 +99,7 @@ class CollectiveCheck(InOrder):
             if self.rank == 0:
                 return self._lead(place, past, order, body, merge), order
             try:
-                return self.hear(place, past + b"\0" + body)
+                return self.receive(place, past + b"\0" + body)
             except RankEnded as error:
                 self.end(error, place)
 
@@ -124,7 +124,7 @@ class CollectiveCheck(InOrder):
                 self._find_difference(rank, place)
             bodies.append(other)
         merged = merge(bodies)
-        self.tell(place, order, merged)
+        self.send(place, order, merged)
         return merged
 
     # ---- what was only noted
@@ -150,7 +150,7 @@ class CollectiveCheck(InOrder):
 
     def _find_difference(self, rank: int, place: bytes) -> None:
         """Raise that a rank noted other stamps before this place than rank 0."""
-        self.lines[rank].send(TELL)
+        self.lines[rank].send(RECENT)
         self.compare(rank, json.loads(self.lines[rank].read()))
         if not torch_internals.in_backward():  # where other threads go on
             calls, _, where = place.partition(b" ")

@@ -1,6 +1,6 @@
 """The control plane: connections between rank 0 and each other rank.
 
-Rank 0 publishes in the store where it listens, and a key that whoever connects must send. Ranks of
+Rank 0 publishes in the store where it listens, and a key that who connects must send. Ranks of
 its node connect by a unix socket, ranks of other nodes by TCP. A rank has four connections: for
 calls, for collectives, for signals, and for the threads that watch. Forked children have none: a
 data loader's worker neither speaks for its rank nor makes it seem alive once it has ended.
@@ -44,7 +44,7 @@ class Channel:
     def __init__(self) -> None:
         self.orders, self.beats, self.calls, self.meetings = kinds = [Lines() for _ in range(4)]
         self.kinds = kinds
-        this = weakref.ref(self)  # the interpreter keeps what it calls after a fork for ever
+        this = weakref.ref(self)  # the interpreter never drops what it calls after a fork
 
         def leave() -> None:
             channel = this()

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from autoddp.comm.line import Lines
 
 # the first byte of a message; the place and the data follow
-SAID, WHERE, PARTED = b"=", b"?", b"!"  # of rank 0: its data; where it waits; that ranks differ
+SENT, WHERE, PARTED = b"=", b"?", b"!"  # of rank 0: its data; where it waits; that ranks differ
 HERE = b"@"  # of another rank
-LATE = 1.0  # seconds until rank 0 tells a rank, which may have gone elsewhere, where it waits
+LATE = 1.0  # seconds until rank 0 sends a rank, which may have gone elsewhere, where it waits
 WAITS = "waits"  # in the store: a rank only waits for its end
 LEFT = 10.0  # seconds that a launcher has to end this rank once another one has failed
 TICK = 0.02
@@ -40,9 +40,9 @@ class InOrder:
         self.rank, self.lines, self.store = rank, lines, store
         self.asides: dict[bytes, Callable[[bytes], None]] = {}
 
-    def tell(self, place: bytes, order: bytes, data: bytes) -> None:
+    def send(self, place: bytes, order: bytes, data: bytes) -> None:
         """Send, on rank 0, its order and its data at a place to all others."""
-        self.lines.say(b"%b%b\0%b\0%b" % (SAID, place, order, data))
+        self.lines.send(b"\0".join((SENT + place, order, data)))
 
     def gather(self, place: bytes) -> dict[int, bytes]:
         """Return, on rank 0, what each other rank sends at this place, once all are there.
@@ -63,20 +63,20 @@ class InOrder:
                 self.part(rank, theirs, place)
         return found
 
-    def hear(self, place: bytes, said: bytes | None = None) -> tuple[bytes, bytes]:
+    def receive(self, place: bytes, own: bytes | None = None) -> tuple[bytes, bytes]:
         """Return, on another rank, rank 0's data and its order at this place.
 
         Args:
             place: The place of this rank.
-            said: What this rank sends first, if rank 0 gathers that.
+            own: What this rank sends first, if rank 0 gathers that.
 
         Raises:
             Disagreement: Rank 0 is at another place, or a rank that it has gathered from.
             RankEnded: Rank 0 has ended.
         """
         line = self.lines[0]
-        if said is not None:
-            line.send(HERE + place + b"\0" + said)
+        if own is not None:
+            line.send(HERE + place + b"\0" + own)
         while True:
             message = line.read()
             kind = message[:1]
@@ -86,19 +86,19 @@ class InOrder:
             if kind == PARTED:
                 raise Disagreement(message[1:].decode())
             theirs, data = split(message)
-            if said is None and (kind == WHERE or apart(theirs, place)):
-                said = b""
+            if own is None and (kind == WHERE or apart(theirs, place)):
+                own = b""
                 line.send(HERE + place)  # rank 0 may wait for this rank
             if apart(theirs, place):
                 raise Disagreement(parted(self.rank, place, 0, theirs))
-            if kind == SAID:
+            if kind == SENT:
                 order, _, data = data.partition(b"\0")
                 return data, order
 
     def part(self, rank: int, theirs: bytes, place: bytes) -> NoReturn:
-        """Tell all ranks that one of them is at another place than rank 0, and raise that."""
+        """Raise on all ranks that one of them is at another place than rank 0."""
         text = parted(rank, theirs, self.rank, place)
-        self.lines.say(PARTED + text.encode())
+        self.lines.send(PARTED + text.encode())
         raise Disagreement(text)
 
     def end(self, error: RankEnded, place: bytes) -> NoReturn:
@@ -112,7 +112,7 @@ class InOrder:
 
 
 def await_end(store: Store, rank: int, lost: int | None = None) -> bool:
-    """Wait until a launcher ends this rank, as another one is lost: it says why that one ended.
+    """Wait until a launcher, which reports why another rank ended, ends this one.
 
     Returns:
         Whether the lost rank has ended with exit code 0, which its launcher does not mention.

@@ -120,7 +120,7 @@ class Line:
 class Lines(dict[int, Line]):
     """The connections of one kind: from rank 0 to each other rank, from another rank to rank 0."""
 
-    def say(self, message: bytes) -> None:
+    def send(self, message: bytes) -> None:
         """Send a message by all of them."""
         for line in self.values():
             line.send(message)

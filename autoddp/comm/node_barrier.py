@@ -71,7 +71,7 @@ class NodeBarrier:
             for other in self._others:
                 self._await(other)
         except BaseException:
-            self.leave()  # wherever it goes from here, nobody may wait for it
+            self.leave()  # others must not wait for a rank that may not come again
             raise
 
     def leave(self) -> None:

@@ -233,9 +233,9 @@ def share(
     except (OSError, ValueError, AttributeError) as error:  # a system may lack a function
         failed = getattr(error, "strerror", None) or str(error)
     # once all hold their locks
-    said: list[str] = json.loads(confer("shared memory", json.dumps(failed).encode()))
-    if any(said):
-        return [], next(f"rank {other}: {why}" for other, why in enumerate(said) if why)
+    found: list[str] = json.loads(confer("shared memory", json.dumps(failed).encode()))
+    if any(found):
+        return [], next(f"rank {other}: {why}" for other, why in enumerate(found) if why)
     return made, ""
 
 

@@ -1,8 +1,8 @@
 """Calls between ranks, in their order: one rank acts, and every rank gets the outcome.
 
 The n-th call of a rank is the n-th of every rank, checked by its site (see `InOrder`), and rank 0
-sends every outcome. Where all ranks are to come first, or another rank acts, each of them tells
-rank 0 that it is here, the one that acts with the outcome. So no rank is past a call that rank 0
+sends every outcome. Where all ranks are to come first, or another rank acts, each of them reports
+to rank 0 that it is here, the one that acts with the outcome. So no rank is past a call that rank 0
 has not begun.
 
 Rank 0 may be many calls ahead of another rank; a full buffer then blocks it. That cannot deadlock:
@@ -79,25 +79,25 @@ class Rpc:
     def _lead(
         self, place: str, act: Callable[[], Any], by: int, all_come: bool
     ) -> tuple[Outcome, bytes]:
-        calls, here, said = self._calls, place.encode(), {}
+        calls, here, theirs = self._calls, place.encode(), {}
         if all_come:
             with self.position.at(EFFECT if by else MEETING, place), self.signal_sync.quiet:
-                said = calls.gather(here)
-        outcome = Outcome.from_bytes(said[by]) if by else self._outcome(place, act)
-        data = said[by] if by else outcome.to_bytes()
+                theirs = calls.gather(here)
+        outcome = Outcome.from_bytes(theirs[by]) if by else self._outcome(place, act)
+        data = theirs[by] if by else outcome.to_bytes()
         with self.signal_sync.quiet:
             # as late as possible: the script may have sent itself a signal
             order = self.signal_sync.enter()
-            calls.tell(here, order, data)
+            calls.send(here, order, data)
         return outcome, order
 
     def _follow(
         self, place: str, act: Callable[[], Any], by: int, all_come: bool
     ) -> tuple[Outcome, bytes]:
         own = self._outcome(place, act) if self.rank == by else None
-        said = own.to_bytes() if own is not None else b"" if all_come else None
+        sent = own.to_bytes() if own is not None else b"" if all_come else None
         with self.position.at(EFFECT, place), self.signal_sync.quiet:
-            data, order = self._calls.hear(place.encode(), said)
+            data, order = self._calls.receive(place.encode(), sent)
         return Outcome.from_bytes(data) if own is None else own, order
 
     def _outcome(self, place: str, act: Callable[[], Any]) -> Outcome:

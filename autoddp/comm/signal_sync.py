@@ -27,13 +27,13 @@ from autoddp.comm.context import Context
 from autoddp.comm.line import Lines
 from autoddp.errors import RankEnded
 
-NEWS = signal.SIGURG  # tells the main thread of a question; ignored by default, so never deadly
+NEWS = signal.SIGURG  # a question has come; ignored by default, so it never ends a process
 AT_ONCE = b"n"  # the first byte of an order to act in the midst of a call
 NOW = 0  # the point of an order to act here
 PATIENCE = 1.0  # seconds without a point until rank 0 asks
 ANSWER = 2.0  # seconds in which all ranks must have replied
 STALE = 1.0  # seconds in which one signal reaches all ranks that get it by themselves
-RETURNED = 128  # plus a signal's number: a rank tells that the script's handler has returned
+RETURNED = 128  # plus a signal's number: reports that the script's handler has returned
 
 
 class Quiet:
@@ -68,7 +68,7 @@ class SignalSync:
         self._passed = 0
         self._inside = 0  # above 0 where questions must wait
         self._acting = False  # rank 0 does what the others wait for
-        self._missed = True  # what came before the kernel tells of it
+        self._missed = True  # what came before the kernel sends a signal for it
         self._pending: list[int] = []  # signals without an order yet
         self._due: list[tuple[int, int]] = []  # the point at whose end a signal's handler runs
         self._question: int | None = None  # the number of rank 0's, and that of its last one
@@ -124,7 +124,7 @@ class SignalSync:
         """Order the others, who wait for what rank 0 does, to act at once, and do so."""
         signals, self._pending = self._pending, []
         with self.quiet:
-            self._calls.say(AT_ONCE + json.dumps(signals).encode())
+            self._calls.send(AT_ONCE + json.dumps(signals).encode())
         self._note(NOW, signals)
         self._run_due()
 
@@ -159,7 +159,8 @@ class SignalSync:
     def _decide(self, number: int, told_by: int) -> None:
         """Decide about a signal, on rank 0 or where the others have ended; `told_by` got it."""
         first, when = self._first.get(number, (told_by, 0.0))
-        if first != told_by and monotonic() - when < STALE:
+        waits = number in self._pending or number in (due for _, due in self._due)
+        if first != told_by and (waits or monotonic() - when < STALE):
             return  # one signal, which several ranks got
         self._first[number] = told_by, monotonic()
         self._pending.append(number)
@@ -251,4 +252,4 @@ class SignalSync:
         return came
 
     def _tell(self, *what: Any) -> None:
-        self._lines.say(json.dumps(what).encode())
+        self._lines.send(json.dumps(what).encode())
