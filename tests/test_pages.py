@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import shutil
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autoddp.process.features import FEATURES
-from tests import pages
+from tests import pages, recording
 from tests.support import messages
 from tests.support.cli import ROOT, environ
 from tests.test_examples import TASKS
@@ -31,7 +30,7 @@ from tests.test_readme import (
 __all__ = ["console", "start"]  # fixtures
 
 PACKAGE = Path(ROOT) / "autoddp"
-WIDEST, LONGEST = 100, 120
+WIDEST, LONGEST, WORDS = 100, 100, 12_000
 
 
 @pytest.mark.parametrize("name", pages.made())
@@ -44,27 +43,9 @@ def test_every_feature_says_what_is_so_without_it():
     assert all(feature.without for feature in FEATURES)
 
 
-def test_every_message_has_an_entry():
-    assert messages.missing(PACKAGE) == []
+def test_messages_of_the_pages_are_in_the_code():
+    assert len(messages.entries()) == 15
     assert messages.stale(PACKAGE) == []
-    entries = messages.entries()
-    assert len(entries) > 100
-    for entry, said in entries.items():
-        assert len(re.findall(r"\.(?: |$)", said)) == 2, f"two sentences of {entry!r}: {said}"
-
-
-def test_a_message_without_an_entry_is_found(tmp_path):
-    """Whole ones, those that are put together, and entries that nobody needs."""
-    (tmp_path / "a.py").write_text(
-        'raise BadInput(f"the moon is {moon}; " "wait")\n'
-        'raise errors.Disagreement("rank 0: " + said)\n'
-        'raise ValueError("not ours")\n'
-        "raise errors.BadInput(words)\n"
-    )
-    odd = "a.py: words is put together elsewhere; add it to tests/support/messages.py"
-    assert messages.texts(tmp_path) == [odd, "rank 0: …", "the moon is …; wait"]
-    assert messages.missing(tmp_path) == messages.texts(tmp_path)
-    assert len(messages.stale(tmp_path)) == len(messages.entries())
 
 
 def test_readme_is_short():
@@ -72,6 +53,11 @@ def test_readme_is_short():
     assert len(lines) <= LONGEST
     prose = BLOCK.sub("", README).splitlines()
     assert [line for line in prose if len(line) > WIDEST] == []
+
+
+def test_the_pages_are_short():
+    assert sum(len(page.split()) for page in (README, *PAGES.values())) <= WORDS
+    assert len((Path(ROOT) / "CHANGELOG.md").read_text().splitlines()) <= 80
 
 
 def links(text: str) -> set[tuple[str, str]]:
@@ -133,16 +119,14 @@ def test_a_notebook_shows_what_the_page_shows(tmp_path):
 
 def test_what_is_only_quoted_is_said_in_the_code():
     """A text that tests of its own bring about, as nodes that wait: each line is in the code."""
-    trees = (ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py"))
-    texts = {said for tree in trees for node in ast.walk(tree) if (said := messages.template(node))}
     written = [
-        re.compile(re.escape(said).replace("…", ".*"))
-        for said in texts
-        if len(re.findall("[a-z]", said)) >= messages.LEAST
+        re.compile(re.escape(text).replace("…", ".*"))
+        for text in messages.texts(PACKAGE)
+        if len(re.findall("[a-z]", text)) >= messages.LEAST
     ]
     quoted = [
         text
-        for page in ("machines.md",)
+        for page in ("machines.md", "guarantees.md")
         for kind, text in BLOCK.findall(PAGES[page])
         if kind == "text"
     ]
@@ -150,6 +134,26 @@ def test_what_is_only_quoted_is_said_in_the_code():
     assert len(lines) >= 4
     for line in lines:
         assert any(text.match(line) for text in written), line
+
+
+def test_the_recording_is_made_and_shows_the_same_digits_twice():
+    text = recording.FILE.read_text()
+    lines = recording.shown(text)
+    assert recording.drawn(lines) == text
+    plain, ranks = (lines.index(f"$ {command}") for command in recording.COMMANDS)
+    theirs = [line for line in lines[ranks + 1 :] if not line.startswith("[autoddp]")]
+    assert lines[plain + 1 : ranks] == theirs
+    assert len(theirs) == 6
+
+
+@pytest.mark.slow
+def test_the_recording_is_what_a_terminal_shows(tmp_path):
+    """Apart from the last line, which a run of a few seconds lacks, and the advice in it."""
+    want = [shape(line) for line in recording.shown(recording.FILE.read_text())]
+    seen = [shape(line) for line in recording.record(tmp_path)]
+    assert seen[: len(want) - 1] == want[:-1]
+    (account,) = seen[len(want) - 1 :] or [want[-1]]
+    assert account.partition(":")[0] == want[-1].partition(":")[0]
 
 
 @pytest.mark.slow
