@@ -66,7 +66,7 @@ def picture() -> str:
     )
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {whole} {HIGH}" width="{whole}" '
-        'font-family="sans-serif" font-size="14">'
+        'font-family="sans-serif" font-size="13">'
     )
     return "\n".join([head, tip, *parts, "</svg>"]) + "\n"
 
