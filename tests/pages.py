@@ -1,7 +1,7 @@
-"""What in docs/ is made from the code: `python -m tests.pages` writes it.
+"""Generate the parts of docs/ that come from the code: `python -m tests.pages`.
 
-The table of options (options.md) and the picture of the quickstart; then it names the messages of
-troubleshooting.md that are gone from the code.
+These are the table of options (options.md) and the picture of the quickstart. The command also
+lists messages in troubleshooting.md that the code no longer contains.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def picture() -> str:
 
 
 def options(page: str) -> str:
-    """The page of options with its table as it is to be."""
+    """The page of options with a table that is up to date."""
     return OPTION_TABLE.sub(lambda _: option_table.lines(), page)
 
 
 def made() -> dict[str, str]:
-    """The files of docs/ that are made, and their text."""
+    """The generated files of docs/ with their text."""
     return {
         "options.md": options((DOCS / "options.md").read_text()),
         "picture.svg": picture(),

@@ -1,6 +1,6 @@
-"""docs/terminal.svg: an example by `python`, then by `autoddp run`, as a terminal shows them.
+"""Record docs/terminal.svg: the same example with `python` and with `autoddp run`.
 
-`python -m tests.recording` runs both commands and draws what they print.
+`python -m tests.recording` runs both commands in a terminal and draws their output.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/: what is made from the code is as the code has it, and the pages can be built."""
+"""Generated parts of docs/ are up to date, and the pages can be built."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ WIDEST, LONGEST, WORDS = 100, 100, 12_000
 
 
 @pytest.mark.parametrize("name", pages.made())
-def test_what_is_made_is_up_to_date(name):
-    """`python -m tests.pages` writes it."""
+def test_generated_files_are_up_to_date(name):
+    """`python -m tests.pages` writes them."""
     assert (pages.DOCS / name).read_text() == pages.made()[name]
 
 
-def test_every_feature_says_what_is_so_without_it():
+def test_every_feature_describes_the_effect_of_leaving_it_out():
     assert all(feature.without for feature in FEATURES)
 
 
@@ -61,13 +61,13 @@ def test_the_pages_are_short():
 
 
 def links(text: str) -> set[tuple[str, str]]:
-    """Files that a page leads to, and the places in them."""
+    """The files that a page links to, and the headings in them."""
     found = re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", text)
     return {(name, place) for name, place in found}
 
 
-def test_what_readme_leads_to_is_there():
-    """Links within docs/ mkdocs checks."""
+def test_links_of_readme_exist():
+    """`mkdocs` checks the links within docs/."""
     for name, place in links(README):
         path = Path(ROOT) / name
         assert path.exists(), name
@@ -76,8 +76,8 @@ def test_what_readme_leads_to_is_there():
     assert {f"docs/{name}" for name in PAGES} <= {name for name, _ in links(README)}
 
 
-def test_what_srun_is_given_is_a_recipe():
-    """Of the examples' README: test_clusters.py runs it under SLURM."""
+def test_the_srun_command_is_in_the_readme_of_the_examples():
+    """`test_clusters.py` runs that one under SLURM."""
     lines = [line.split() for line in commands() if line.startswith("srun ")]
     assert len(lines) == 1
     assert all(line in TASKS for line in lines)
@@ -86,7 +86,7 @@ def test_what_srun_is_given_is_a_recipe():
 @pytest.mark.cluster
 def test_mpirun(start):
     if shutil.which("mpirun") is None:
-        pytest.skip("Open MPI is not here: apt-get install openmpi-bin")
+        pytest.skip("needs Open MPI: apt-get install openmpi-bin")
     (line,) = [line for line in commands() if line.startswith("mpirun ")]
     as_root = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
     line = f"{as_root} OMPI_MCA_rmaps_base_oversubscribe=1 {line} --epochs 1"
@@ -95,8 +95,8 @@ def test_mpirun(start):
 
 
 @pytest.mark.slow
-def test_a_notebook_shows_what_the_page_shows(tmp_path):
-    """The cells of the page are executed, on real ranks."""
+def test_the_notebook_prints_what_the_page_shows(tmp_path):
+    """Execute the cells of the page on real ranks."""
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")
     blocks = BLOCK.findall(PAGES["notebooks.md"])
@@ -117,8 +117,8 @@ def test_a_notebook_shows_what_the_page_shows(tmp_path):
     in_order([s for s in map(shape, shown.splitlines()) if s not in ours], printed["stdout"])
 
 
-def test_what_is_only_quoted_is_said_in_the_code():
-    """A text that tests of its own bring about, as nodes that wait: each line is in the code."""
+def test_quoted_messages_are_in_the_code():
+    """Messages that no command of a page prints, such as those of nodes that wait."""
     written = [
         re.compile(re.escape(text).replace("…", ".*"))
         for text in messages.texts(PACKAGE)
@@ -136,7 +136,7 @@ def test_what_is_only_quoted_is_said_in_the_code():
         assert any(text.match(line) for text in written), line
 
 
-def test_the_recording_is_made_and_shows_the_same_digits_twice():
+def test_the_recording_shows_the_same_digits_twice():
     text = recording.FILE.read_text()
     lines = recording.shown(text)
     assert recording.drawn(lines) == text
@@ -148,7 +148,7 @@ def test_the_recording_is_made_and_shows_the_same_digits_twice():
 
 @pytest.mark.slow
 def test_the_recording_is_what_a_terminal_shows(tmp_path):
-    """Apart from the last line, which a run of a few seconds lacks, and the advice in it."""
+    """Except for the last line: a fast run does not print it, and its advice varies."""
     want = [shape(line) for line in recording.shown(recording.FILE.read_text())]
     seen = [shape(line) for line in recording.record(tmp_path)]
     assert seen[: len(want) - 1] == want[:-1]
@@ -158,7 +158,7 @@ def test_the_recording_is_what_a_terminal_shows(tmp_path):
 
 @pytest.mark.slow
 def test_the_pages_are_built(tmp_path):
-    """As the page for developers says; a built page asks nobody else for anything."""
+    """With the command of developing.md; the built pages load nothing from other servers."""
     pytest.importorskip("mkdocs")
     pytest.importorskip("material")
     (line,) = [line for line in commands() if line.startswith("mkdocs ")]

@@ -1,7 +1,7 @@
-"""Messages that pages quote, and the texts in the code that they come from.
+"""Messages that pages quote, compared with the texts in the code.
 
-What is filled in is "…" in both. An entry of docs/troubleshooting.md may be the beginning of a
-text.
+"…" stands for a value that is filled in. An entry of docs/troubleshooting.md may be the beginning
+of a text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LEAST = 8  # letters of an entry that may be the beginning of several texts
 
 
 def template(node: ast.AST) -> str | None:
-    """A string with "…" for what is filled in; None if its beginning is not written there."""
+    """A string with "…" for each value; None if its beginning is not a literal."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
@@ -29,7 +29,7 @@ def template(node: ast.AST) -> str | None:
 
 
 def texts(package: Path) -> set[str]:
-    """Every text that is written in a package."""
+    """All string literals of a package."""
     trees = (ast.parse(path.read_text()) for path in package.rglob("*.py"))
     return {text for tree in trees for node in ast.walk(tree) if (text := template(node))}
 
@@ -40,7 +40,7 @@ def entries() -> list[str]:
 
 
 def stale(package: Path) -> list[str]:
-    """The messages of the page with which no text of the package begins."""
+    """The messages of the page that no text of the package begins with."""
     written = texts(package)
     quoted = [entry[1:] for entry in entries() if entry.startswith("`")]
     return [entry for entry in quoted if not any(text.startswith(entry) for text in written)]
