@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from autoddp.decorator import distributed
     from autoddp.training.rowwise import rowwise
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["__version__", "distributed", "rank", "rowwise", "world_size"]
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-WIDE, HIGH, RANKS, ROWS = 860, 336, 4, 64
+HIGH, RANKS, ROWS = 324, 4, 64
 COLOURS = ("#4c72b0", "#55a868", "#c44e52", "#8172b3")
-LEFT, COLUMN, GAP = 150, 160, 12  # of the columns, one for each rank
+LEFT, COLUMN, GAP = 12, 132, 10  # of the columns, one for each rank
 INK, PALE = "#24292f", "#eef1f4"
 
 
@@ -31,44 +31,42 @@ def column(rank: int) -> list[str]:
     x, wide = LEFT + rank * (COLUMN + GAP), COLUMN
     middle, rows = x + wide // 2, f"rows {rank * part}-{(rank + 1) * part - 1}"
     return [
-        box(x, 62, wide, 28, COLOURS[rank]),
-        text(middle, 81, rows, ink="white"),
-        arrow(middle, 92, 116),
-        box(x, 118, wide, 46, PALE),
-        text(middle, 138, f"rank {rank}: your script"),
-        text(middle, 155, f"model on {part} rows"),
-        arrow(middle, 166, 190),
-        arrow(middle, 222, 246),
+        box(x, 50, wide, 28, COLOURS[rank]),
+        text(middle, 69, f"rank {rank}: {rows}", ink="white"),
+        arrow(middle, 80, 104),
+        box(x, 106, wide, 46, PALE),
+        text(middle, 126, "forward, loss,"),
+        text(middle, 143, f"backward: {part} rows"),
+        arrow(middle, 154, 178),
+        arrow(middle, 210, 234),
     ]
 
 
 def picture() -> str:
     """Return the whole picture as SVG."""
     across = RANKS * COLUMN + (RANKS - 1) * GAP
-    middle = LEFT + across // 2
-    named = (("the batch", 42), ("fetched", 81), ("computed", 146), ("gradients", 211))
+    middle, whole = LEFT + across // 2, across + 2 * LEFT
     parts = [
-        box(0, 0, WIDE, HIGH, "white"),
-        *(text(20, y, words, "start") for words, y in (*named, ("step", 267), ("outside", 311))),
-        box(LEFT, 24, across, 28, INK),
-        text(middle, 43, f"one batch of {ROWS} rows, as the script sees it", ink="white"),
+        box(0, 0, whole, HIGH, "white"),
+        box(LEFT, 12, across, 28, INK),
+        text(middle, 31, f"a batch of {ROWS} rows, as the script sees it", ink="white"),
         *(part for rank in range(RANKS) for part in column(rank)),
-        box(LEFT, 192, across, 28, "#dd8452"),
+        box(LEFT, 180, across, 28, "#dd8452"),
         text(
-            middle, 211, "all-reduce: the gradient of the whole batch, on every rank", ink="white"
+            middle, 199, "all-reduce: every rank gets the gradient of the whole batch", ink="white"
         ),
-        box(LEFT, 248, across, 28, PALE),
-        text(middle, 267, "optimizer.step(): the same on every rank, so weights stay the same"),
-        box(LEFT, 290, across, 30, PALE),
-        text(middle, 310, "print, torch.save, download: once, by rank 0, and all see its result"),
+        box(LEFT, 236, across, 28, PALE),
+        text(middle, 255, "optimizer.step(): the same update and weights on every rank"),
+        box(LEFT, 280, across, 30, PALE),
+        text(middle, 300, "print, torch.save, download: once, by rank 0, for all ranks"),
     ]
     tip = (
         '<defs><marker id="tip" markerWidth="8" markerHeight="8" refX="6" refY="4" orient="auto">'
         f'<path d="M0 0L8 4L0 8z" fill="{INK}"/></marker></defs>'
     )
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDE} {HIGH}" width="{WIDE}" '
-        'font-family="sans-serif" font-size="14">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {whole} {HIGH}" width="{whole}" '
+        'font-family="sans-serif" font-size="13">'
     )
     return "\n".join([head, tip, *parts, "</svg>"]) + "\n"
 

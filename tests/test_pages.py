@@ -1,8 +1,7 @@
-"""docs/: what is made from the code is as the code has it, and the pages can be built."""
+"""Generated parts of docs/ are up to date, and the pages can be built."""
 
 from __future__ import annotations
 
-import ast
 import re
 import shutil
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autoddp.process.features import FEATURES
-from tests import pages
+from tests import pages, recording
 from tests.support import messages
 from tests.support.cli import ROOT, environ
 from tests.test_examples import TASKS
@@ -31,40 +30,22 @@ from tests.test_readme import (
 __all__ = ["console", "start"]  # fixtures
 
 PACKAGE = Path(ROOT) / "autoddp"
-WIDEST, LONGEST = 100, 120
+WIDEST, LONGEST, WORDS = 100, 100, 12_000
 
 
 @pytest.mark.parametrize("name", pages.made())
-def test_what_is_made_is_up_to_date(name):
-    """`python -m tests.pages` writes it."""
+def test_generated_files_are_up_to_date(name):
+    """`python -m tests.pages` writes them."""
     assert (pages.DOCS / name).read_text() == pages.made()[name]
 
 
-def test_every_feature_says_what_is_so_without_it():
+def test_every_feature_describes_the_effect_of_leaving_it_out():
     assert all(feature.without for feature in FEATURES)
 
 
-def test_every_message_has_an_entry():
-    assert messages.missing(PACKAGE) == []
+def test_messages_of_the_pages_are_in_the_code():
+    assert len(messages.entries()) == 15
     assert messages.stale(PACKAGE) == []
-    entries = messages.entries()
-    assert len(entries) > 100
-    for entry, said in entries.items():
-        assert len(re.findall(r"\.(?: |$)", said)) == 2, f"two sentences of {entry!r}: {said}"
-
-
-def test_a_message_without_an_entry_is_found(tmp_path):
-    """Whole ones, those that are put together, and entries that nobody needs."""
-    (tmp_path / "a.py").write_text(
-        'raise BadInput(f"the moon is {moon}; " "wait")\n'
-        'raise errors.Disagreement("rank 0: " + said)\n'
-        'raise ValueError("not ours")\n'
-        "raise errors.BadInput(words)\n"
-    )
-    odd = "a.py: words is put together elsewhere; add it to tests/support/messages.py"
-    assert messages.texts(tmp_path) == [odd, "rank 0: …", "the moon is …; wait"]
-    assert messages.missing(tmp_path) == messages.texts(tmp_path)
-    assert len(messages.stale(tmp_path)) == len(messages.entries())
 
 
 def test_readme_is_short():
@@ -74,14 +55,19 @@ def test_readme_is_short():
     assert [line for line in prose if len(line) > WIDEST] == []
 
 
+def test_the_pages_are_short():
+    assert sum(len(page.split()) for page in (README, *PAGES.values())) <= WORDS
+    assert len((Path(ROOT) / "CHANGELOG.md").read_text().splitlines()) <= 80
+
+
 def links(text: str) -> set[tuple[str, str]]:
-    """Files that a page leads to, and the places in them."""
+    """The files that a page links to, and the headings in them."""
     found = re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", text)
     return {(name, place) for name, place in found}
 
 
-def test_what_readme_leads_to_is_there():
-    """Links within docs/ mkdocs checks."""
+def test_links_of_readme_exist():
+    """`mkdocs` checks the links within docs/."""
     for name, place in links(README):
         path = Path(ROOT) / name
         assert path.exists(), name
@@ -90,8 +76,8 @@ def test_what_readme_leads_to_is_there():
     assert {f"docs/{name}" for name in PAGES} <= {name for name, _ in links(README)}
 
 
-def test_what_srun_is_given_is_a_recipe():
-    """Of the examples' README: test_clusters.py runs it under SLURM."""
+def test_the_srun_command_is_in_the_readme_of_the_examples():
+    """`test_clusters.py` runs that one under SLURM."""
     lines = [line.split() for line in commands() if line.startswith("srun ")]
     assert len(lines) == 1
     assert all(line in TASKS for line in lines)
@@ -100,7 +86,7 @@ def test_what_srun_is_given_is_a_recipe():
 @pytest.mark.cluster
 def test_mpirun(start):
     if shutil.which("mpirun") is None:
-        pytest.skip("Open MPI is not here: apt-get install openmpi-bin")
+        pytest.skip("needs Open MPI: apt-get install openmpi-bin")
     (line,) = [line for line in commands() if line.startswith("mpirun ")]
     as_root = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
     line = f"{as_root} OMPI_MCA_rmaps_base_oversubscribe=1 {line} --epochs 1"
@@ -109,8 +95,8 @@ def test_mpirun(start):
 
 
 @pytest.mark.slow
-def test_a_notebook_shows_what_the_page_shows(tmp_path):
-    """The cells of the page are executed, on real ranks."""
+def test_the_notebook_prints_what_the_page_shows(tmp_path):
+    """Execute the cells of the page on real ranks."""
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")
     blocks = BLOCK.findall(PAGES["notebooks.md"])
@@ -131,18 +117,16 @@ def test_a_notebook_shows_what_the_page_shows(tmp_path):
     in_order([s for s in map(shape, shown.splitlines()) if s not in ours], printed["stdout"])
 
 
-def test_what_is_only_quoted_is_said_in_the_code():
-    """A text that tests of its own bring about, as nodes that wait: each line is in the code."""
-    trees = (ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py"))
-    texts = {said for tree in trees for node in ast.walk(tree) if (said := messages.template(node))}
+def test_quoted_messages_are_in_the_code():
+    """Messages that no command of a page prints, such as those of nodes that wait."""
     written = [
-        re.compile(re.escape(said).replace("…", ".*"))
-        for said in texts
-        if len(re.findall("[a-z]", said)) >= messages.LEAST
+        re.compile(re.escape(text).replace("…", ".*"))
+        for text in messages.texts(PACKAGE)
+        if len(re.findall("[a-z]", text)) >= messages.LEAST
     ]
     quoted = [
         text
-        for page in ("machines.md",)
+        for page in ("machines.md", "guarantees.md")
         for kind, text in BLOCK.findall(PAGES[page])
         if kind == "text"
     ]
@@ -152,9 +136,29 @@ def test_what_is_only_quoted_is_said_in_the_code():
         assert any(text.match(line) for text in written), line
 
 
+def test_the_recording_shows_the_same_digits_twice():
+    text = recording.FILE.read_text()
+    lines = recording.shown(text)
+    assert recording.drawn(lines) == text
+    plain, ranks = (lines.index(f"$ {command}") for command in recording.COMMANDS)
+    theirs = [line for line in lines[ranks + 1 :] if not line.startswith("[autoddp]")]
+    assert lines[plain + 1 : ranks] == theirs
+    assert len(theirs) == 6
+
+
+@pytest.mark.slow
+def test_the_recording_is_what_a_terminal_shows(tmp_path):
+    """Except for the last line: a fast run does not print it, and its advice varies."""
+    want = [shape(line) for line in recording.shown(recording.FILE.read_text())]
+    seen = [shape(line) for line in recording.record(tmp_path)]
+    assert seen[: len(want) - 1] == want[:-1]
+    (account,) = seen[len(want) - 1 :] or [want[-1]]
+    assert account.partition(":")[0] == want[-1].partition(":")[0]
+
+
 @pytest.mark.slow
 def test_the_pages_are_built(tmp_path):
-    """As the page for developers says; a built page asks nobody else for anything."""
+    """With the command of developing.md; the built pages load nothing from other servers."""
     pytest.importorskip("mkdocs")
     pytest.importorskip("material")
     (line,) = [line for line in commands() if line.startswith("mkdocs ")]
