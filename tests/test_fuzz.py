@@ -67,8 +67,7 @@ SWITCHES = {
 }
 DEFAULTS = {
     "run": asdict(Options()),
-    "verify": asdict(Options(nproc=2, loading="auto", draws="whole"))
-    | {"steps": None, "float64": False, "json": None},
+    "verify": asdict(Options(nproc=2)) | {"steps": None, "float64": False, "json": None},
 }
 
 

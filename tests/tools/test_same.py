@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
-import logging
 import pickle
 from dataclasses import dataclass
 
@@ -104,16 +102,11 @@ def circle(value):
 OBJECTS = {
     "scheduler": stepped,
     "optimizer": lambda lr=0.1: stepped(lr).optimizer,
-    "formatter": lambda value=0.5: logging.Formatter(f"%(message)s {value}"),
     "dataclass": lambda value=0.5: Kept(torch.full((3,), value)),
     "circle": lambda value=0.5: circle(value),
-    "partial": lambda value=0.5: functools.partial(print, value),
     "complex": lambda value=0.5: complex(1, value),
-    "numpy": lambda value=0.5: np.float32(value),
     "generator": lambda value=0.5: np.random.default_rng(int(10 * value)),
     "set": lambda value=0.5: {value},
-    "function": lambda value=0.5: (len, max)[value > 0.5],
-    "class": lambda value=0.5: (int, str)[value > 0.5],
 }
 
 
@@ -139,14 +132,6 @@ def test_what_is_held_many_times_is_compared_once():
     assert same_value(shared, copy.deepcopy(shared), 0, "ckpt.pt") == 0
 
 
-def bits(dtype):
-    return lambda value=0.5: torch.full((4,), int(10 * value), dtype=torch.uint8).view(dtype)
-
-
-def cast(dtype):
-    return lambda value=0.5: torch.full((2,), value).to(dtype)
-
-
 TENSORS = {
     "sparse": lambda value=0.5: torch.diag(torch.full((3,), value)).to_sparse(),
     "uncoalesced": lambda value=0.5: torch.sparse_coo_tensor(
@@ -161,18 +146,10 @@ TENSORS = {
         torch.full((3,), value), 0.1, 0, torch.qint8
     ),
     "parameter": lambda value=0.5: torch.nn.Parameter(torch.tensor([value])),
-    "half": cast(torch.half),
-    "bfloat16": cast(torch.bfloat16),
-    "float8_e4m3fn": cast(torch.float8_e4m3fn),
-    "float8_e5m2": cast(torch.float8_e5m2),
-    "complex32": cast(torch.complex32),
-    "bits": bits(torch.bits8),
-    "uint16": bits(torch.uint16),
+    "bfloat16": lambda value=0.5: torch.full((2,), value).bfloat16(),
+    "float8": lambda value=0.5: torch.full((2,), value).to(torch.float8_e5m2),
+    "whole": lambda value=0.5: torch.full((4,), int(10 * value), dtype=torch.uint8),
 }
-if hasattr(torch, "float8_e8m0fnu"):  # since torch 2.7
-    TENSORS["float8_e8m0fnu"] = cast(torch.float8_e8m0fnu)
-if hasattr(torch, "float4_e2m1fn_x2"):  # since torch 2.8
-    TENSORS["float4"] = bits(torch.float4_e2m1fn_x2)
 NEW = pytest.mark.filterwarnings(
     "ignore::UserWarning"
 )  # torch says that some kinds are new, or old
@@ -185,27 +162,6 @@ def test_tensors_of_every_kind_are_compared(name):
     assert same_value(make(), make(), 0, "ckpt.pt") == 0
     with pytest.raises(AssertionError, match=r"ckpt\.pt"):
         same_value(make(), make(2.0), 1e-3, "ckpt.pt")
-
-
-@pytest.mark.parametrize("layout", ["csr", "csc", "bsr", "bsc"])
-@NEW
-def test_compressed_tensors_are_compared(layout):
-    def make(value=0.5):
-        size = {"blocksize": (1, 1)} if layout.startswith("b") else {}
-        dense = torch.diag(torch.full((3,), value))
-        return dense.to_sparse(layout=getattr(torch, f"sparse_{layout}"), **size)
-
-    assert same_value(make(), make(), 0, "ckpt.pt") == 0
-    assert 0 < same_value(make(), make(0.5 + 1e-6), 1e-5, "ckpt.pt") < 1e-5
-    with pytest.raises(AssertionError, match=r"ckpt\.pt"):
-        same_value(make(), make(2.0), 1e-3, "ckpt.pt")
-
-
-def test_tensors_on_no_device_are_compared_by_their_shapes():
-    one = torch.empty(3, device="meta")
-    assert same_value(one, one.clone(), 0, "ckpt.pt") == 0
-    with pytest.raises(AssertionError, match=r"ckpt\.pt"):
-        same_value(one, torch.empty(4, device="meta"), 0, "ckpt.pt")
 
 
 @pytest.mark.parametrize("name", ["sparse", "uncoalesced", "nested", "conjugate", "negative"])

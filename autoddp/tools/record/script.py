@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import pickle
-import pkgutil
 import random
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from autoddp import launch
 from autoddp.comm.place import HERE
-from autoddp.comm.world import World
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.options import Options
 from autoddp.process import own_ddp
 from autoddp.process.script import Script
 from autoddp.process.source import SourceFacts
 from autoddp.report import PREFIX
-from autoddp.tools.record.recording import Entry, is_part
+from autoddp.tools.record.recording import is_part
 
-SEED = 20250131  # for every generator whose numbers are compared, before the script seeds it
+Change = Callable[[ExitStack], None]
+SEED = 20250131  # of all generators, for scripts that do not seed
 
 
 @dataclass(frozen=True)
@@ -34,10 +33,9 @@ class RecordedScript(Script):
 
     options: Options = field(default_factory=Options)
     records: str = ""  # the folder of the recording
-    numbers: bool = False  # fingerprints of what was computed, in place of where the time went
-    steps: int | None = None  # after which the script ends, None for all
-    # what is done in each process before the script, as `package.module:function`
-    changes: tuple[str, ...] = ()
+    numbers: bool = False  # record what was computed in place of where the time went
+    steps: int | None = None  # after which the script ends
+    changes: tuple[Change, ...] = ()  # called in each process before the script
 
     def run(self, whole_traceback: bool = False, ended: Sequence[Callable[[], None]] = ()) -> int:
         """Run the script as `Script.run` does, and record it."""
@@ -47,27 +45,17 @@ class RecordedScript(Script):
         if self.numbers:
             seed(SEED)
         with ExitStack() as undo:
-            for name in self.changes:
-                pkgutil.resolve_name(name)(undo)
+            for change in self.changes:
+                change(undo)
             recorder = Recorder(self, world)
             recorder.setup(undo)
             code = super().run(whole_traceback, ended)
             recorder.close(code, getattr(sys, "last_value", None))
         return code
 
-    def about(self, world: World) -> Entry:
-        """Return what is known of the run as a whole before it ends."""
-        return {
-            "script": self.name,
-            "arguments": list(self.args),
-            "module": self.module,
-            "view": self.options.view,
-            "ranks": world.world_size,
-        }
-
 
 def main(path: str) -> NoReturn:
-    """Run the script that a file holds, in a process of its own, as `autoddp run` does."""
+    """Run the script that is pickled in a file as `autoddp run` does."""
     script = pickle.loads(Path(path).read_bytes())
     try:
         code = launch.run(script, script.options)
@@ -78,7 +66,7 @@ def main(path: str) -> NoReturn:
 
 
 def seed(number: int) -> None:
-    """Seed random, torch and an imported numpy alike in all runs, for scripts that do not seed."""
+    """Seed random, torch and an imported numpy."""
     import torch
 
     random.seed(number)
@@ -89,10 +77,10 @@ def seed(number: int) -> None:
 
 
 def check_own(script: Script, options: Options) -> None:
-    """Check that it is autoddp that makes the script distributed.
+    """Check that the script is not distributed by itself.
 
     Raises:
-        BadInput: The script does so itself.
+        BadInput: It is.
     """
     own = own_ddp.of(SourceFacts() if options.own_ddp == "no" else script.read(), options.own_ddp)
     if own.kind is not own_ddp.Kind.VIEW:
@@ -104,16 +92,16 @@ def check_own(script: Script, options: Options) -> None:
 
 
 def recorded(script: Script, options: Options, where: str) -> RecordedScript:
-    """Return the script so that it is recorded in a folder when it runs.
+    """Return the script such that running it records it in a folder.
 
     Raises:
-        BadInput: There is a recording already, none can be made there, or none of this script.
+        BadInput: The folder holds a recording or cannot be written to, or the script is
+            distributed by itself.
     """
     check_own(script, options)
     try:
         os.makedirs(where, exist_ok=True)
-        if not os.access(where, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        tempfile.TemporaryFile(dir=where).close()
         there = any(map(is_part, Path(where).iterdir()))
     except OSError as error:
         raise BadInput(
@@ -125,5 +113,5 @@ def recorded(script: Script, options: Options, where: str) -> RecordedScript:
             f"--record is {where}, which holds a recording already; "
             "give another folder, or remove it"
         )
-    given = {part.name: getattr(script, part.name) for part in fields(Script)}
-    return RecordedScript(**given, options=options, records=os.path.abspath(where))
+    given = script.name, script.args, script.module, script.text
+    return RecordedScript(*given, options, os.path.abspath(where))
