@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import Field, dataclass, fields
@@ -210,23 +209,6 @@ class Options:
                 f"--average-every is {every!r} with --view {self.view}, where all ranks train one "
                 "model; add --view local"
             )
-
-    @classmethod
-    def from_json(cls, text: str) -> Options:
-        """Read options that were written as JSON.
-
-        Raises:
-            BadInput: The text holds no options.
-        """
-        try:
-            values = json.loads(text)  # which writes a tuple as a list
-            unknown = sorted(set(values) - {field.name for field in fields(cls)})
-            values |= {k: tuple(v) for k, v in values.items() if isinstance(v, list)}
-        except (ValueError, TypeError, AttributeError, RecursionError):
-            raise BadInput(f"{text!r} holds no options of autoddp's") from None
-        if unknown:
-            raise BadInput(f"there are no such options: {', '.join(unknown)}")
-        return cls(**values)
 
 
 ROWS: dict[str, OptionRow] = {declared.name: declared.metadata[KEY] for declared in fields(Options)}

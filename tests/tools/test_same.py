@@ -110,21 +110,6 @@ OBJECTS = {
 }
 
 
-@pytest.mark.parametrize("name", OBJECTS)
-def test_objects_are_compared_by_what_they_hold(name):
-    make = OBJECTS[name]
-    want, got = pickle.loads(pickle.dumps(make())), pickle.loads(pickle.dumps(make()))
-    assert same_value({"it": want}, {"it": got}, 0, "ckpt.pt") == 0
-    with pytest.raises(AssertionError, match=r"ckpt\.pt\['it'\]"):
-        same_value({"it": want}, {"it": make(0.6)}, 1e-9, "ckpt.pt")
-
-
-@pytest.mark.parametrize("name", ["scheduler", "optimizer", "dataclass", "circle", "complex"])
-def test_objects_that_agree_within_rounding(name):
-    make = OBJECTS[name]
-    assert 0 < same_value(make(0.5), make(0.5 + 1e-7), 1e-6, "ckpt.pt") <= 1e-6
-
-
 def test_what_is_held_many_times_is_compared_once():
     shared = [0.5]
     for _ in range(60):
@@ -150,35 +135,29 @@ TENSORS = {
     "float8": lambda value=0.5: torch.full((2,), value).to(torch.float8_e5m2),
     "whole": lambda value=0.5: torch.full((4,), int(10 * value), dtype=torch.uint8),
 }
-NEW = pytest.mark.filterwarnings(
-    "ignore::UserWarning"
-)  # torch says that some kinds are new, or old
+KINDS = OBJECTS | TENSORS
+# what changes as a whole, or is too coarse
+WHOLE = {"generator", "set", "quantized", "bfloat16", "float8", "whole"}
 
 
-@pytest.mark.parametrize("name", TENSORS)
-@NEW
-def test_tensors_of_every_kind_are_compared(name):
-    make = TENSORS[name]
-    assert same_value(make(), make(), 0, "ckpt.pt") == 0
-    with pytest.raises(AssertionError, match=r"ckpt\.pt"):
-        same_value(make(), make(2.0), 1e-3, "ckpt.pt")
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch says that some kinds are new, or old
+def test_values_of_every_kind_are_compared_by_what_they_hold(name):
+    make = KINDS[name]
+    want, got = ({"it": pickle.loads(pickle.dumps(make()))} for _ in range(2))
+    assert same_value(want, got, 0, "ckpt.pt") == 0
+    with pytest.raises(AssertionError, match=r"ckpt\.pt\['it'\]"):
+        same_value(want, {"it": make(2.0)}, 1e-3, "ckpt.pt")
+    if name not in WHOLE:
+        assert 0 < same_value(make(0.5), make(0.5 + 1e-6), 1e-5, "ckpt.pt") < 1e-5
 
 
-@pytest.mark.parametrize("name", ["sparse", "uncoalesced", "nested", "conjugate", "negative"])
-@NEW
-def test_tensors_that_agree_within_rounding(name):
-    make = TENSORS[name]
-    assert 0 < same_value(make(0.5), make(0.5 + 1e-6), 1e-5, "ckpt.pt") < 1e-5
-
-
-def write(folder, loss=0.5, extra=False):
+def write(folder, loss=0.5):
     (folder / "runs").mkdir(parents=True)
     torch.save({"loss": loss}, folder / "runs" / "net.pt")
     np.save(folder / "scores.npy", np.array([loss, 1.0]))
     np.savez(folder / "kept.npz", a=np.array([loss]))
     (folder / "log.csv").write_text(f"epoch,loss\n0,{loss}\n")
-    if extra:
-        (folder / "runs" / "net.pt.1").touch()
     return folder
 
 
@@ -190,7 +169,7 @@ def test_what_is_another_thing_differs_however_much_is_allowed(tmp_path):
         same_files(a, b, 1e9)
 
 
-def test_links_and_ends_of_lines_are_compared(tmp_path):
+def test_names_links_and_ends_of_lines_are_compared(tmp_path):
     a, b = write(tmp_path / "a"), write(tmp_path / "b")
     for folder in (a, b):
         (folder / "latest").symlink_to("runs")
@@ -201,8 +180,9 @@ def test_links_and_ends_of_lines_are_compared(tmp_path):
     with pytest.raises(AssertionError, match=r"log\.csv"):
         same_files(a, b, 0)
     (b / "gone").unlink()
-    with pytest.raises(AssertionError, match="gone"):
-        same_files(a, b, 1e-9)
+    for want, got in ((a, b), (b, a)):
+        with pytest.raises(AssertionError, match="gone"):
+            same_files(want, got, 1e-9)
 
 
 @pytest.mark.parametrize("name", ["runs/net.pt", "scores.npy", "kept.npz", "log.csv"])
@@ -212,14 +192,6 @@ def test_files_that_differ(name, tmp_path):
     (c / name).rename(b / name)
     with pytest.raises(AssertionError, match=name.rpartition("/")[2]):
         same_files(a, b, 1e-9)
-
-
-def test_a_file_or_folder_more(tmp_path):
-    a, b = write(tmp_path / "a"), write(tmp_path / "b", extra=True)
-    with pytest.raises(AssertionError, match=r"net\.pt\.1"):
-        same_files(a, b, 1e-9)
-    with pytest.raises(AssertionError, match=r"net\.pt\.1"):
-        same_files(b, a, 1e-9)
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ class Numbers:
         return {
             "line": users_line(),
             "dtypes": sorted({str(p.dtype).removeprefix("torch.") for p in parameters(optimizer)}),
-            LOSS: self._read(),
+            **self._read(),
             RATE: {f"of group {at}": [float(rate)] for at, rate in enumerate(rates)},
             GENERATOR: generators(),
             GRADIENT: gradients,
@@ -66,12 +66,17 @@ class Numbers:
 
     def rest(self, raised: object) -> dict[str, Any]:
         """Return the losses after the last step; none after an error, when ranks have parted."""
-        return {} if raised else {LOSS: self._read()}
+        return {} if raised else self._read()
 
-    def _read(self) -> Prints:
+    def _read(self) -> dict[str, Any]:
+        """Return the losses since the last step, and their lines, by their numbers."""
         found, self.losses = self.losses, []
+        lines = {str(n): line for n, (line, _) in enumerate(found, start=1)}
         with torch.no_grad():
-            return {f"{n} at {line}": [value(x)] for n, (line, x) in enumerate(found, start=1)}
+            return {
+                "lines": lines,
+                LOSS: {n: [value(x)] for n, (_, x) in zip(lines, found, strict=True)},
+            }
 
     def _prints(self, optimizer: Any, name: str) -> Prints:
         """Return the fingerprints of all parameters, or of their gradients, by their names."""

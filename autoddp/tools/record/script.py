@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from autoddp import launch
 from autoddp.comm.place import HERE
@@ -24,7 +24,7 @@ from autoddp.report import PREFIX
 from autoddp.tools.record.recording import is_part
 
 Change = Callable[[ExitStack], None]
-SEED = 20250131  # of all generators, for scripts that do not seed
+SEED = 20250131  # of all generators
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,13 @@ class RecordedScript(Script):
         from autoddp.tools.record.recorder import Recorder
 
         world = HERE.find()
-        if self.numbers:
-            seed(SEED)
+        if self.numbers:  # for scripts that do not seed
+            import torch
+
+            random.seed(SEED)
+            torch.manual_seed(SEED)
+            if "numpy" in sys.modules:
+                sys.modules["numpy"].random.seed(SEED)
         with ExitStack() as undo:
             for change in self.changes:
                 change(undo)
@@ -63,17 +68,6 @@ def main(path: str) -> NoReturn:
         print(f"{PREFIX} {error}", file=sys.stderr)
         code = 2
     sys.exit(code)
-
-
-def seed(number: int) -> None:
-    """Seed random, torch and an imported numpy."""
-    import torch
-
-    random.seed(number)
-    torch.manual_seed(number)
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(number)
 
 
 def check_own(script: Script, options: Options) -> None:

@@ -74,8 +74,9 @@ def _numbers(aspect: str, want: Entry, got: Entry, rank: int) -> Iterator[Differ
     """Yield the difference of each number, or of a fingerprint that number which differs most."""
     theirs, ours = want[aspect], got[aspect]
     total = math.hypot(*(x[0] for x in theirs.values() if len(x) > 1 and math.isfinite(x[0])))
-    at = want.get("step"), want.get("line"), rank
+    lines = want["lines"] if aspect == LOSS else {}
     for name in theirs | ours:
+        at = want.get("step"), lines.get(name, want.get("line")), rank
         a, b = theirs.get(name), ours.get(name)
         if a is None or b is None:
             x, y = ("nothing" if x is None else _shown(x[0], 0) for x in (a, b))
@@ -86,7 +87,9 @@ def _numbers(aspect: str, want: Entry, got: Entry, rank: int) -> Iterator[Differ
         part = sizes.index(size := max(sizes))
         size = OTHER if size and aspect == GENERATOR else size
         name += PARTS[part] if len(a) > 1 else ""
-        yield Difference(aspect, name, _shown(a[part], size), _shown(b[part], size), size, *at)
+        shown = _shown(a[part], size), _shown(b[part], size)
+        x, y = ("one state", "another") if aspect == GENERATOR else shown
+        yield Difference(aspect, name, x, y, size, *at)
 
 
 def _off(a: float, b: float, scale: float) -> float:
