@@ -16,23 +16,21 @@ _FUNCTIONS = (BuiltinFunctionType, FunctionType)
 class Aliases:
     """The names in `modules` for functions of other modules, as `from os import replace` makes.
 
-    With `classes`, also those in classes that the modules define: `_open = staticmethod(open)`.
-    Modules are searched once, which takes some hundredths of a second.
+    In `libraries`, which are many, only for functions, but also in classes that they define, as
+    `_open = staticmethod(open)`. Modules are searched once, which takes about a tenth of a second.
     """
 
-    def __init__(self, modules: Iterable[ModuleType], classes: bool = False) -> None:
+    def __init__(self, modules: Iterable[ModuleType], libraries: bool = False) -> None:
         self._slots: dict[int, list[tuple[Any, str]]] = {}
         for module in modules:
             for name, value in list(vars(module).items()):
                 kind, of_class = type(value), issubclass(type(value), type)
-                if kind is wrapt.FunctionWrapper:
-                    if is_ours(value):  # of a former installation
-                        self._add(module, name, value.__wrapped__)
-                elif (kind in _FUNCTIONS or of_class) and value.__module__ == module.__name__:
-                    if classes and of_class:
+                if (kind in _FUNCTIONS or of_class) and value.__module__ == module.__name__:
+                    if libraries and of_class:
                         self._add_class(value)
-                elif callable(value):
-                    self._add(module, name, value)
+                elif kind in _FUNCTIONS or (callable(value) and not libraries):
+                    former = kind is wrapt.FunctionWrapper and is_ours(value)
+                    self._add(module, name, value.__wrapped__ if former else value)
 
     def _add(self, owner: Any, name: str, value: Any) -> None:
         self._slots.setdefault(id(value), []).append((owner, name))

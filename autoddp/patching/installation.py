@@ -60,7 +60,7 @@ class Installation:
             return self
         self.active = True
         self._users = Aliases(self.importers())
-        self._libraries = Aliases(self.libraries(), classes=True)
+        self._libraries = Aliases(self.libraries(), libraries=True)
         try:
             for feature in self.features:
                 feature.setup(self._undo)
