@@ -13,44 +13,25 @@ from autoddp.comm.world import ADDED
 from autoddp.errors import BadInput
 from autoddp.process import devices
 
-Row = tuple[str, str, str]  # features, what is replaced, and why
-
 
 def patches(chosen: Sequence[str] = ()) -> int:
-    """Print features and their patches, in the order of installing, each once: for all, or some.
+    """Print features and their patches, in the order of installing: all, or those that are chosen.
 
-    A feature's line says what is so without it; a patch's line names its targets and its reason.
-    Patches that several features have are one line.
+    A feature's line says what happens without it; a patch's line names its targets and its reason.
 
     Raises:
         BadInput: A name is no feature's.
     """
-    known = [feature.name for feature in launch.features()]
+    features = {feature.name: feature for feature in launch.features()}
     for name in chosen:
-        if name not in known:
-            raise BadInput(f"{name} is no feature; autoddp patches takes {', '.join(known)}")
-    for row in rows(chosen or known):
-        print(" · ".join(row))
-    return 0
-
-
-def rows(chosen: Sequence[str]) -> list[Row]:
-    """Return a row for each feature, and behind it for each of its patches that is new."""
-    features = launch.features()
-    owners: dict[tuple[tuple[str, ...], str], list[str]] = {}
-    for feature in features:
-        for item in feature.patches():
-            owners.setdefault((item.targets, item.why), []).append(feature.name)
-    found: dict[Row, None] = {}
-    for feature in features:
-        if feature.name not in chosen:
-            continue
-        found[feature.name, f"--disable {feature.name}", feature.without] = None
+        if name not in features:
+            raise BadInput(f"{name} is no feature; autoddp patches takes {', '.join(features)}")
+    for feature in (features[name] for name in features if name in (chosen or features)):
+        print(f"{feature.name} · --disable {feature.name} · {feature.without}")
         for item in feature.patches():
             optional = " (if installed)" if item.optional else ""
-            names = ", ".join(dict.fromkeys(owners[item.targets, item.why]))
-            found[names, ", ".join(item.targets) + optional, item.why] = None
-    return list(found)
+            print(f"{feature.name} · {', '.join(item.targets)}{optional} · {item.why}")
+    return 0
 
 
 def env() -> int:
@@ -83,7 +64,7 @@ def env() -> int:
 
 
 def installed(name: str) -> str:
-    """Return the version of a package, or the words "not installed"."""
+    """Return the version of a package, or "not installed"."""
     try:
         return version(name)
     except PackageNotFoundError:

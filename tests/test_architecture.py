@@ -38,9 +38,7 @@ WITHOUT_TORCH = {
     *(
         "options.__init__",
         "options.row",
-        "options.conflicts",
         "options.given",
-        "options.panels",
         "options.variables",
         "decorator.keywords",
     ),

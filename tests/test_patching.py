@@ -309,7 +309,11 @@ def test_a_name_imported_before_is_replaced_and_put_back(monkeypatch):
 
     with Installation([Act(None)], lambda: [script]):
         assert (library.act(), script.own_name()) == ("patched", "patched")
+        script.kept = library.act
     assert script.own_name is plain
+    assert script.kept() == "plain"
+    with Installation([Act(None)], lambda: [script]):
+        assert script.kept() == "patched", "a wrapper that was kept is replaced in the next session"
     assert library.act is plain
     with Installation([Act(None)]):
         assert script.own_name() == "plain"

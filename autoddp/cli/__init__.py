@@ -19,7 +19,7 @@ __all__ = ["app", "command", "commands", "main", "parse"]
 
 def main() -> NoReturn:
     """Run the console script `autoddp`."""
-    hash_seed.settle(sys.argv[1:], os.environ)
+    hash_seed.restart(sys.argv[1:], os.environ)
     try:
         code = command(sys.argv[1:])
         sys.stdout.flush()
@@ -28,14 +28,14 @@ def main() -> NoReturn:
             raise
         os._exit(128 + signal.SIGPIPE)
     if "autoddp.launch.agent" in sys.modules:
-        # ranks ran, in forks: nothing here is a user's, and to tear torch down takes half a second
+        # ranks ran in forks: nothing is left to end here, and torch's own end takes half a second
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
 
 
 def command(arguments: list[str]) -> int:
-    """Do what the arguments say and return the exit code: 2 and one line if it cannot be done."""
+    """Run the command that the arguments name, and return its exit code."""
     try:
         act = parse(arguments)
         return act() if callable(act) else act or 0
@@ -60,7 +60,7 @@ def parse(arguments: list[str]) -> Act | int | None:
 
 
 def described(error: Any, arguments: list[str]) -> str:
-    """Return what typer says of a wrong command or option, and where help is."""
+    """Return typer's error for a wrong command or option, and the command that shows help."""
     known = arguments[:1] if arguments[0] in typer.main.get_command(app).commands else []  # type: ignore[attr-defined]
     of = error.ctx.command_path if error.ctx is not None else " ".join(["autoddp", *known])
     return f"{error.format_message().rstrip('.')}; see {of} --help"

@@ -7,13 +7,19 @@ from typing import Annotated
 import typer
 
 from autoddp.cli import hints
-from autoddp.cli.help import HelpfulCommand
+from autoddp.cli.help import examples
 from autoddp.cli.parameters import Act, Naming, app, command_of
-from autoddp.options import ROWS, Options
+from autoddp.options import Options
 from autoddp.options.given import Given, check_no_run, split, whole
 from autoddp.options.row import BENCH, RUN, VERIFY
 
 INTEGER, NUMBERS, PATH = "INTEGER", "INTEGER,INTEGER", "PATH"
+Steps = Annotated[
+    str | None, typer.Option(metavar=INTEGER, help="End each run after so many optimizer steps.")
+]
+Json = Annotated[
+    str | None, typer.Option(metavar=PATH, help="A file to which the results are written, as JSON.")
+]
 
 
 @command_of(RUN)
@@ -74,10 +80,7 @@ def verify(
             help="The number of ranks that are compared with one process.",
         ),
     ] = "2",
-    steps: Annotated[
-        str | None,
-        typer.Option(metavar=INTEGER, help="End both runs after so many optimizer steps."),
-    ] = None,
+    steps: Steps = None,
     float64: Annotated[
         bool,
         typer.Option(
@@ -85,24 +88,13 @@ def verify(
             help="Run both in float64, too, even where float32 is equal.",
         ),
     ] = False,
-    json: Annotated[
-        str | None,
-        typer.Option(metavar=PATH, help="A file to which all that was found is written, as JSON."),
-    ] = None,
-    draws: Annotated[
-        str,
-        typer.Option(
-            metavar=" | ".join(ROWS["draws"].words),
-            help=ROWS["draws"].says.replace("`", ""),
-            rich_help_panel=ROWS["draws"].panel,
-        ),
-    ] = "whole",
+    json: Json = None,
 ) -> Act:
     """Run SCRIPT on 1 process and on N, in copies of this folder: 0 if equal, 1 if not."""
     from autoddp.tools.verify import command as verification
     from autoddp.tools.verify.verdict import VerifyOptions
 
-    options = Options(nproc=whole("--nproc", nproc), draws=draws, **shared)
+    options = Options(nproc=whole("--nproc", nproc), **shared)
     what = script()
     ends = None if steps is None else whole("--steps", steps)
     wanted = VerifyOptions(steps=ends, float64=float64, json=json)
@@ -124,17 +116,11 @@ def bench(
             show_default="2, 4... up to the number of GPUs",
         ),
     ] = None,
-    steps: Annotated[
-        str | None,
-        typer.Option(metavar=INTEGER, help="End each run after so many optimizer steps."),
-    ] = None,
+    steps: Steps = None,
     rounds: Annotated[
         str, typer.Option(metavar=INTEGER, help="How often each number of ranks is run.")
     ] = "3",
-    json: Annotated[
-        str | None,
-        typer.Option(metavar=PATH, help="A file to which all figures are written, as JSON."),
-    ] = None,
+    json: Json = None,
     plot: Annotated[
         str | None,
         typer.Option(
@@ -168,7 +154,7 @@ def bench(
     return lambda: benchmark.run(what, options, wanted)
 
 
-@app.command(cls=HelpfulCommand)
+@app.command(epilog=examples("patches"))
 def patches(
     features: Annotated[
         list[str] | None,
@@ -181,7 +167,7 @@ def patches(
     return lambda: listing.patches(features or [])
 
 
-@app.command(cls=HelpfulCommand)
+@app.command(epilog=examples("env"))
 def env() -> Act:
     """Show versions, GPUs, backends and the job's variables, for bug reports."""
     from autoddp import listing

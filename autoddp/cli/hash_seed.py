@@ -17,11 +17,11 @@ RANK = {"RANK", "SLURM_STEP_ID", "OMPI_COMM_WORLD_RANK"}
 BEFORE = "AUTODDP_PYTHONHASHSEED"  # what it was before this process started anew
 
 
-def settle(arguments: Sequence[str], environ: MutableMapping[str, str]) -> None:
-    """Start this process anew with the seed that other nodes, or a launcher's other ranks, have.
+def restart(arguments: Sequence[str], environ: MutableMapping[str, str]) -> None:
+    """Start this process anew with the seed of the other nodes, or of a launcher's other ranks.
 
-    Python takes the seed when it starts. With ranks on one node alone there is nothing to do: they
-    are forks. What the user has set stays, and the script sees the variable as it was.
+    Python reads the seed when it starts. Ranks on one node are forks and need no seed. A seed that
+    the user has set stays, and the script sees the variable as it was.
     """
     before = environ.pop(BEFORE, None)
     if before is not None:

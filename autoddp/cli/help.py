@@ -1,16 +1,18 @@
-"""The help of all commands: what a command takes in groups, and examples."""
+"""The help of all commands: the panels of their options, and examples."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from typer.core import TyperArgument, TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
-from autoddp.options.panels import PANELS, WRONG
-
-OPTIONS = "Other options"
-ORDER = ("Arguments", *PANELS, WRONG, OPTIONS)
+SAME, WRONG = "What one process means", "When something is wrong"
+PANELS = {
+    "Launch": ("nproc", "module", "gpus_per_rank", "backend", "own_ddp"),
+    "Several nodes": ("nnodes", "node_rank", "master_addr", "master_port"),
+    SAME: ("view", "batchnorm", "draws", "strict"),
+    "Speed": ("loading", "average_every", "rowwise"),
+}
 EXAMPLES = {
     "autoddp": (
         ("autoddp run --nproc 4 train.py", "Run train.py on four ranks."),
@@ -39,59 +41,23 @@ EXAMPLES = {
 }
 
 
-class HelpfulCommand(TyperCommand):
-    """A command that shows its options in groups."""
+def panel_of(name: str) -> str:
+    """Return the panel of the help in which an option of the table stands."""
+    return next((panel for panel, names in PANELS.items() if name in names), WRONG)
 
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        taken = (each for each in self.params if isinstance(each, TyperArgument))
-        return ["[OPTIONS]", *(each.metavar or "" for each in taken)]
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {title: [] for title in ORDER}
-        for taken in self.get_params(ctx):
-            title = getattr(taken, "rich_help_panel", None) or OPTIONS
-            groups["Arguments" if isinstance(taken, TyperArgument) else title].append(line(taken))
-        for title, lines in groups.items():
-            if lines:
-                with formatter.section(title):
-                    formatter.write_dl(lines)
+def examples(name: str) -> str:
+    """Return the end of a command's help: what to type, and what it does."""
+    lines = (f"{typed}\n\n    {does}" for typed, does in EXAMPLES[name])
+    return "\n\n".join(("Examples:", *lines))
 
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        examples(ctx, formatter)
+
+class CodeCommand(TyperCommand):
+    """A command with `-c CODE`, which takes everything behind it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Leave everything after `-c CODE` to the code, as python does."""
         return super().parse_args(ctx, code_apart(self, args))
-
-
-class HelpfulGroup(TyperGroup):
-    """The command `autoddp`, whose help ends with examples."""
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        examples(ctx, formatter)
-
-
-def examples(ctx: Any, formatter: Any) -> None:
-    """Write what is typed, and what it does."""
-    with formatter.section("Examples"):
-        for typed, does in EXAMPLES[ctx.info_name]:
-            formatter.write(f"  {typed}\n    {does}\n")
-
-
-def line(taken: Any) -> tuple[str, str]:
-    """Return an option's names and type, and its help and default."""
-    if isinstance(taken, TyperArgument):
-        return taken.metavar or "", taken.help or ""
-    names = " ".join(filter(None, (", ".join(taken.opts), taken.metavar)))
-    return names, " ".join((taken.help, *default(taken)))
-
-
-def default(taken: Any) -> Iterator[str]:
-    """Yield the default of an option, in brackets; of one that ends the program there is none."""
-    if taken.expose_value:
-        shown = taken.show_default
-        value = shown if isinstance(shown, str) else taken.default
-        yield f"[default: {value or ('off' if taken.is_flag else 'none')}]"
 
 
 def code_apart(command: Any, args: list[str]) -> list[str]:

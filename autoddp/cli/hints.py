@@ -1,4 +1,4 @@
-"""The hints for slips: options behind the script, a script without a command."""
+"""Hints for mistakes: options behind the script, a script without a command."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def behind(name: str, args: Sequence[str]) -> str:
 
 
 def wanted(arguments: Sequence[str]) -> str:
-    """Return what may have been meant where there is no such command; else nothing."""
+    """Return a hint where a script stands in place of a command; else nothing."""
     first = arguments[0] if arguments else ""
     if first.endswith(".py") or os.path.isfile(first):
         return f"{first} is no command of autoddp; to run it: autoddp run {first}"

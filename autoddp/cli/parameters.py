@@ -1,4 +1,4 @@
-"""A command made of a function and the table of options: what typer is told of both."""
+"""Make a command of typer from a function and the table of options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autoddp import __version__
-from autoddp.cli.help import HelpfulCommand, HelpfulGroup
+from autoddp.cli.help import CodeCommand, examples, panel_of
 from autoddp.errors import BadInput
 from autoddp.options import table, variables
 from autoddp.options.given import Given, read
@@ -22,19 +22,19 @@ from autoddp.report import PREFIX
 if TYPE_CHECKING:
     from autoddp.process.script import Script
 
-Act = Callable[[], int]  # what a command returns: it is called outside of typer's own frames
+Act = Callable[[], int]  # returned by a command, and called outside of typer's frames
 Command = Callable[..., Act]
-Naming = Callable[[], Any]  # gives the `Script`, or says that none was given
+Naming = Callable[[], Any]  # returns the `Script`, or raises that none was given
 
 RECORDINGS = "[OPTIONS] --recordings A B"
 SCRIPT_HELP = "A file, or with -m a module."
 ARGS_HELP = "The script's own arguments."
 
 app = typer.Typer(
-    cls=HelpfulGroup,
     help="Run an unmodified single-GPU PyTorch script on N processes.\n\n"
     "autoddp COMMAND --help shows what a command takes.",
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
+    epilog=examples("autoddp"),
 )
 
 
@@ -64,8 +64,8 @@ def autoddp(
 def command_of(taker: str) -> Callable[[Command], Command]:
     """Make a command of a function, which takes the table's options, too.
 
-    The function is given how to name its script, the values of those options of the table that
-    it does not declare itself, and its own options as they were typed.
+    The function is called with a function that names its script, the values of the table's options
+    that it does not declare itself, and its own options as text.
     """
 
     def register(function: Command) -> Command:
@@ -83,14 +83,16 @@ def command_of(taker: str) -> Callable[[Command], Command]:
 
         made = [
             argument("script", "SCRIPT", SCRIPT_HELP, str | None),
-            argument("args", "[ARGS...]", ARGS_HELP, list[str] | None),
+            argument("args", "ARGS", ARGS_HELP, list[str] | None),
             *own,
             *(parameter(field, row) for field, row in rows),
         ]
         called.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]  # typer reads it
         called.__annotations__, called.__doc__ = {}, function.__doc__
         settings = {"allow_interspersed_args": False}
-        app.command(cls=HelpfulCommand, context_settings=settings, name=taker)(called)
+        app.command(taker, cls=CodeCommand, context_settings=settings, epilog=examples(taker))(
+            called
+        )
         return function
 
     return register
@@ -139,7 +141,7 @@ def parameter(field: Field[Any], row: OptionRow) -> inspect.Parameter:
         show_default=row.shown.replace("`", "")
         if field.default is None and row.shown
         else shown(field.default),
-        rich_help_panel=row.panel,
+        rich_help_panel=panel_of(field.name),
         autocompletion=(lambda: list(row.words)) if row.words else None,
     )
     return inspect.Parameter(

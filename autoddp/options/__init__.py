@@ -1,18 +1,13 @@
-"""What the user asked for: one table of options, as one frozen value.
-
-The command line, the decorator's keywords and README's table are made from the rows below.
-"""
+"""The options as one frozen value, whose rows make the command line, the decorator and a page."""
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Iterator
-from dataclasses import Field, dataclass, fields, replace
+from dataclasses import Field, dataclass, fields
 from typing import Any
 
 from autoddp.errors import BadInput
-from autoddp.options import conflicts
-from autoddp.options.panels import panel_of
 from autoddp.options.row import BENCH, DECORATOR, KEY, VERIFY, OptionRow, option
 
 LONGEST = 10**9
@@ -104,7 +99,7 @@ class Options:
         "auto",
         "Random numbers inside a model: whole draws those of the whole batch, as one process "
         "does; own draws for each rank by itself; auto is whole up to 64 MB.",
-        *(DECORATOR, BENCH),
+        *(DECORATOR, VERIFY, BENCH),
         words=("auto", "whole", "own"),
     )
     own_ddp: str = option(
@@ -195,30 +190,28 @@ class Options:
             ROWS[declared.name].check(
                 declared.name, getattr(self, declared.name), str(declared.type)
             )
-        conflicts.check(self)
+        if self.average_every is not None:
+            self._check_averaging(self.average_every)
+        if self.master_port is not None and not 0 < self.master_port < 65536:
+            raise BadInput(f"--master-port is {self.master_port}; a port is from 1 to 65535")
+        if self.node_rank is not None and not 0 <= self.node_rank < self.nnodes:
+            way = f"it goes from 0 to {self.nnodes - 1}"
+            way = way if self.nnodes > 1 else "give the number of nodes there"
+            raise BadInput(f"--node-rank is {self.node_rank} with --nnodes {self.nnodes}; {way}")
 
-    @classmethod
-    def from_json(cls, text: str) -> Options:
-        """Read options that were written as JSON.
-
-        Raises:
-            BadInput: The text holds no options.
-        """
-        try:
-            values = json.loads(text)  # which writes a tuple as a list
-            unknown = sorted(set(values) - {field.name for field in fields(cls)})
-            values |= {k: tuple(v) for k, v in values.items() if isinstance(v, list)}
-        except (ValueError, TypeError, AttributeError, RecursionError):
-            raise BadInput(f"{text!r} holds no options of autoddp's") from None
-        if unknown:
-            raise BadInput(f"there are no such options: {', '.join(unknown)}")
-        return cls(**values)
+    def _check_averaging(self, every: str) -> None:
+        if every != "epoch" and not re.fullmatch("[1-9][0-9]{0,8}", every):
+            raise BadInput(
+                f"--average-every is {every!r}; it takes a number of steps, from 1, or epoch"
+            )
+        if self.view != "local":
+            raise BadInput(
+                f"--average-every is {every!r} with --view {self.view}, where all ranks train one "
+                "model; add --view local"
+            )
 
 
-ROWS: dict[str, OptionRow] = {
-    declared.name: replace(declared.metadata[KEY], panel=panel_of(declared.name))
-    for declared in fields(Options)
-}
+ROWS: dict[str, OptionRow] = {declared.name: declared.metadata[KEY] for declared in fields(Options)}
 
 
 def table(taker: str) -> Iterator[tuple[Field[Any], OptionRow]]:

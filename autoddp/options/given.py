@@ -1,4 +1,4 @@
-"""Options as they were typed: text that becomes names and numbers, or is refused in our words."""
+"""Read options that were typed: text that becomes names and numbers, or an error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autoddp.options import Options, table
 from autoddp.options.row import flag
 
 Given = dict[str, Any]  # options of the table, by their names
-# torch 2.11 to 2.15 share a store between rounds, and tell no node of it that comes later
+# torch 2.11 to 2.15 share a store between rounds, of which a later node does not learn
 APART = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 
@@ -18,7 +18,7 @@ def read(field: Field[Any], given: Any) -> Given:
     """Read what was typed for an option: the value by its name.
 
     Raises:
-        BadInput: It is no whole number where one is to be, or a range of nodes.
+        BadInput: It is no whole number where one is required, or a range of nodes.
     """
     kind = str(field.type)
     if field.name == "nnodes" and ":" in given:
@@ -33,7 +33,7 @@ def read(field: Field[Any], given: Any) -> Given:
 
 
 def as_typed(options: Options, taker: str) -> list[str]:
-    """Spell the options of one taker as the command line has them, all that are not the default."""
+    """Return the options of one taker that are not the default, as the command line has them."""
     words = []
     for declared, _ in table(taker):
         value = getattr(options, declared.name)
@@ -44,7 +44,7 @@ def as_typed(options: Options, taker: str) -> list[str]:
 
 
 def split(given: list[str] | None) -> tuple[str, ...]:
-    """Split what was typed for an option that takes names, apart or with commas."""
+    """Split the texts of an option that takes names, with commas or several times."""
     return tuple(name for some in given or () for name in some.split(",") if name)
 
 
@@ -61,7 +61,7 @@ def whole(name: str, text: str) -> int:
 
 
 def check_no_run(shared: Given, **own: object) -> None:
-    """Check that with --recordings no option is given that is of a run: `own` are a command's own.
+    """Check that no option of a run is given with --recordings: `own` are the command's own.
 
     Raises:
         BadInput: One is.

@@ -1,4 +1,4 @@
-"""One option's row: what every place that takes or shows it is made from."""
+"""The row of an option, from which all that takes or shows it is made."""
 
 from __future__ import annotations
 
@@ -21,12 +21,7 @@ KINDS: dict[str, Callable[[Any], bool]] = {
         type(value) is tuple and all(isinstance(name, str) for name in value)
     ),
 }
-WORDS = {
-    "int": "a whole number",
-    "bool": "yes or no",
-    "str": "text",
-    "tuple[str, ...]": "names",
-}
+WORDS = {"int": "a whole number", "bool": "yes or no", "str": "text", "tuple[str, ...]": "names"}
 
 
 @dataclass(frozen=True)
@@ -34,16 +29,15 @@ class OptionRow:
     """The row of an option: what it does, who takes it, and what values it has.
 
     Attributes:
-        says: The help of the command line and of README, in sentences that can be read alone.
+        says: The help, in sentences that can be read alone.
         takers: The commands that take it, and `@distributed`.
-        flags: On the command line, where that is not its name.
-        words: The words among which its value is, the default first; empty: any.
+        flags: Its flags, where they are not its name.
+        words: The words that it takes, the default first; empty: any.
         least: The smallest number that it takes.
-        most: The largest: what is larger is a slip, and fails in clocks and sockets later.
-        rule: What is said of a number below `least`.
-        shown: Its values in README, where default and words do not say them.
-        takes: What follows the flag, where kind and words do not say it.
-        panel: The part of the help that it stands in.
+        most: The largest, above which clocks and sockets would fail later; 0: any.
+        rule: The error for a number below `least`.
+        shown: Its values on the page of options, if not the default and the words.
+        takes: The placeholder behind the flag, if not its kind or its words.
     """
 
     says: str
@@ -55,13 +49,12 @@ class OptionRow:
     rule: str = ""
     shown: str = ""
     takes: str = ""
-    panel: str = ""
 
     def check(self, name: str, value: Any, annotation: str) -> None:
-        """Refuse a value of another kind, word or size.
+        """Check the kind, word or size of a value.
 
         Raises:
-            BadInput: It is one.
+            BadInput: It has another.
         """
         kinds = annotation.split(" | ")
         if not any(KINDS[kind](value) for kind in kinds):

@@ -1,7 +1,4 @@
-"""The environment's variables that stand for options: AUTODDP_NPROC=2 is `--nproc 2`.
-
-What is typed wins.
-"""
+"""The environment variables that stand for options: AUTODDP_NPROC=2 is `--nproc 2`."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ def given(taker: str, environ: Mapping[str, str], typed: Iterable[str] = ()) -> 
     Args:
         taker: The command.
         environ: The variables; an empty one counts as not set.
-        typed: Names of the options that are not to be read, as they were typed.
+        typed: Names of the options that were typed, which win.
 
     Raises:
         BadInput: A variable holds what its option does not take.
@@ -53,7 +50,7 @@ def _value(field: Field[Any], text: str) -> Any:
 
 
 def unknown(environ: Mapping[str, str], taker: str) -> str:
-    """Return a line on a variable that is nearly an option's, a slip of the pen; else nothing."""
+    """Return a line on a variable whose name is nearly an option's; else nothing."""
     known = {variable(field.name) for field, row in table(taker) if row.flags != ("-m",)}
     for name in sorted(set(environ) - known - INTERNAL):
         if name.startswith(PREFIX):

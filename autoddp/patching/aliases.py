@@ -1,4 +1,4 @@
-"""The names by which libraries that were imported before us hold functions of others."""
+"""The names by which modules that were imported before hold functions of other modules."""
 
 from __future__ import annotations
 
@@ -6,32 +6,42 @@ from collections.abc import Iterable, Iterator
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
+import wrapt
+
+from autoddp.patching.call import is_ours
+
 _FUNCTIONS = (BuiltinFunctionType, FunctionType)
 
 
 class Aliases:
-    """The names of `modules`, and of the classes that they define, for functions of other modules.
+    """The names in `modules` for functions of other modules, as `from os import replace` makes.
 
-    Such are `from os import replace` in a module, `_open = staticmethod(open)` in a class. Modules
-    are looked through once, since that takes some hundredths of a second.
+    In `libraries`, which are many, only for functions, but also in classes that they define, as
+    `_open = staticmethod(open)`. Modules are searched once, which takes about a tenth of a second.
     """
 
-    def __init__(self, modules: Iterable[ModuleType]) -> None:
+    def __init__(self, modules: Iterable[ModuleType], libraries: bool = False) -> None:
         self._slots: dict[int, list[tuple[Any, str]]] = {}
         for module in modules:
             for name, value in list(vars(module).items()):
-                if type(value) in _FUNCTIONS and value.__module__ != module.__name__:
-                    self._slots.setdefault(id(value), []).append((module, name))
-                elif issubclass(type(value), type) and value.__module__ == module.__name__:
-                    self._add_class(value)
+                kind, of_class = type(value), issubclass(type(value), type)
+                if (kind in _FUNCTIONS or of_class) and value.__module__ == module.__name__:
+                    if libraries and of_class:
+                        self._add_class(value)
+                elif kind in _FUNCTIONS or (callable(value) and not libraries):
+                    former = kind is wrapt.FunctionWrapper and is_ours(value)
+                    self._add(module, name, value.__wrapped__ if former else value)
+
+    def _add(self, owner: Any, name: str, value: Any) -> None:
+        self._slots.setdefault(id(value), []).append((owner, name))
 
     def _add_class(self, owner: type) -> None:
         for name, value in list(vars(owner).items()):
             if type(value) is staticmethod:
-                self._slots.setdefault(id(value.__func__), []).append((owner, name))
+                self._add(owner, name, value.__func__)
             # a built-in function binds no instance; a Python function would
             elif type(value) is BuiltinFunctionType:
-                self._slots.setdefault(id(value), []).append((owner, name))
+                self._add(owner, name, value)
 
     def replace(self, current: Any, replacement: Any) -> Iterator[tuple[Any, str, Any]]:
         """Yield owner, name and new value of each slot of `current`, now `replacement`'s."""

@@ -1,11 +1,11 @@
-"""A call of a patched function: its arguments by name, and the call again with other arguments."""
+"""A call of a patched function, with its arguments by name."""
 
 from __future__ import annotations
 
 import inspect
 import posix
 from collections.abc import Callable
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from types import BuiltinMethodType, ModuleType
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def stands_for(original: Any) -> Callable[[Function], Function]:
-    """Dress the decorated function as `original`; torch.compile looks into neither."""
+    """Give the decorated function the name of `original`; torch.compile traces neither."""
 
     def dress(function: Function) -> Function:
         wraps(original)(function)
@@ -64,7 +64,7 @@ class Call:
 
     @KeptProperty
     def _fit(self) -> inspect.BoundArguments | None:
-        # of a method the function alone: `_signature` would keep the method's object for ever
+        # of a method the function alone: the cache would keep the method's object alive
         function, bound = getattr(self.wrapped, "__func__", self.wrapped), self._bound
         kept = not isinstance(self.wrapped, BuiltinMethodType) or isinstance(
             self.wrapped.__self__, ModuleType
@@ -73,7 +73,7 @@ class Call:
             signature = _signature(function) if kept else inspect.signature(self.wrapped)
             return signature.bind(*bound, *self.args, **self.kwargs)
         except (TypeError, ValueError):  # ValueError: a C function without a signature
-            return None  # the function itself words the error best
+            return None  # the function itself raises the best error
 
     @property
     def _bound(self) -> tuple[Any, ...]:
@@ -100,3 +100,21 @@ class Call:
         for at, name in enumerate(known[skip : skip + len(args)]):
             args[at] = values.pop(name, args[at])
         return self.wrapped(*args, **{**self.kwargs, **values})
+
+
+def serve(
+    method: Callable[[Call], Any],
+    target: str,
+    wrapped: Callable[..., Any],
+    instance: Any,
+    args: Any,
+    kwargs: Any,
+) -> Any:
+    """Let a feature's method serve a call, as wrapt hands it over."""
+    return method(Call(wrapped, args, kwargs, instance, target))
+
+
+def is_ours(wrapper: Any) -> bool:
+    """Return whether a wrapper of wrapt's calls `serve`."""
+    serves = wrapper._self_wrapper
+    return isinstance(serves, partial) and serves.func is serve

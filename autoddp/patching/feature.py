@@ -29,10 +29,10 @@ class Patch:
 def patch(
     *targets: str, why: str, optional: bool = False, hot: bool = False
 ) -> Callable[[Method], Method]:
-    """Record that the decorated method of a `Feature` stands in for `targets`.
+    """Declare that the decorated method of a `Feature` replaces `targets`.
 
-    The method is given each `Call`; or, if `hot`, once the original, and returns the function to
-    put in place.
+    The method is called with each `Call`; if `hot`, once with the original, and returns the
+    replacement.
     """
 
     def record(method: Method) -> Method:
@@ -46,22 +46,22 @@ class Feature:
     """A promise and the patches that keep it; what it knows lives on its instance."""
 
     name: ClassVar[str]
-    without: ClassVar[str] = ""  # what is so when it is left out, in one sentence
+    without: ClassVar[str] = ""  # what happens without it, in one sentence
     views: ClassVar[tuple[str, ...]] = ("global", "local")  # where it applies
     apart: ClassVar[bool] = False  # whether only a job on several nodes needs it
-    # whether it serves libraries, too, by whatever name they call it
+    # whether names in libraries are replaced, too
     libraries: ClassVar[bool] = False
 
     def __init__(self, run: Any = None) -> None:
-        self.run = run  # what the features of a job share; nothing here looks at it
+        self.run = run  # what the features of a job share
 
     @classmethod
     def wanted(cls, options: Any) -> bool:
-        """Return whether these options have any use for the feature."""
+        """Return whether these options need the feature."""
         return True
 
     def setup(self, undo: ExitStack) -> None:
-        """Set up whatever is no patch: torch's own hooks, state. Push every reversal on `undo`."""
+        """Set up what is no patch: torch's own hooks, state. Push every reversal on `undo`."""
 
     @classmethod
     def patches(cls) -> list[Patch]:

@@ -1,23 +1,24 @@
 """Install patches, and undo them exactly.
 
-Whoever changes a slot pushes its restoration on one `ExitStack` in the same breath, so undo runs
-last in, first out, and a half-done install rolls back by itself.
+Each change of a slot pushes its restoration on one `ExitStack`, so that undo runs last in, first
+out, and a half-done installation rolls back.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
+from itertools import chain
 from types import FunctionType, ModuleType
 from typing import Any
 
 import wrapt
 
 from autoddp.patching.aliases import Aliases
-from autoddp.patching.call import Call
+from autoddp.patching.call import serve
 from autoddp.patching.feature import Feature, Patch
 from autoddp.patching.slots import ABSENT, assign, find, restore
 
@@ -25,9 +26,9 @@ from autoddp.patching.slots import ABSENT, assign, find, restore
 class Installation:
     """The patches of some features, installed together and undone exactly.
 
-    `importers` tells whose modules may hold a patched function by a name of their own, from an
-    import before the installation: that name is replaced, too. `libraries` tells further ones, for
-    features that serve libraries.
+    `importers` returns modules that may hold a patched function by a name of their own, from an
+    import before the installation: that name is replaced, too. `libraries` returns further ones,
+    for features that serve libraries.
 
     Example:
         with Installation([feature]):
@@ -43,10 +44,10 @@ class Installation:
         self.features, self.importers, self.libraries = list(features), importers, libraries
         self.active = False
         self._undo = ExitStack()
-        self._now: list[ModuleType] | None = None  # the importers, while all is installed at once
-        self._aliases: Aliases | None = None  # of libraries, as long
-        # by method and target: two features may patch one target, the later is outside; a method
-        # that several have of one base is there once
+        # names in the importers and in libraries, while all is installed at once
+        self._users: Aliases | None = None
+        self._libraries: Aliases | None = None
+        # by method and target: a method that several features inherit is installed once
         self._done: set[tuple[Any, str]] = set()
 
     def install(self) -> Installation:
@@ -58,8 +59,8 @@ class Installation:
         if self.active:
             return self
         self.active = True
-        self._now = list(self.importers())  # asked at each patch, they took most of the time
-        self._aliases = Aliases(self.libraries())
+        self._users = Aliases(self.importers())
+        self._libraries = Aliases(self.libraries(), libraries=True)
         try:
             for feature in self.features:
                 feature.setup(self._undo)
@@ -69,7 +70,7 @@ class Installation:
             self.undo()
             raise
         finally:
-            self._now = self._aliases = None
+            self._users = self._libraries = None
         return self
 
     def undo(self) -> None:
@@ -106,42 +107,26 @@ class Installation:
         self._done.add((getattr(type(feature), item.method), target))
         method = getattr(feature, item.method)
         slot = vars(owner).get(name, ABSENT)
-        layer = [True]  # its own switch: a wrapper that somebody has wrapped stays off once undone
+        layer = [True]  # a switch: a wrapper that somebody has wrapped stays off once undone
         replacement = (
             _scripted_as(current, method(current))
             if item.hot
             else wrapt.FunctionWrapper(
                 current if slot is ABSENT else slot,
-                partial(_serve, method, target),
+                partial(serve, method, target),
                 enabled=lambda: bool(layer),
             )
         )
         assign(owner, name, replacement)
         self._undo.callback(restore, owner, name, slot, replacement)
         if isinstance(owner, ModuleType):
-            self._replace_imported(current, replacement)
-            if feature.libraries and self._aliases is not None:
-                for holder, alias, value in self._aliases.replace(current, replacement):
-                    before = vars(holder)[alias]
-                    assign(holder, alias, value)
-                    self._undo.callback(restore, holder, alias, before, value)
+            found = [self._users or Aliases(self.importers())]
+            found += [self._libraries] if feature.libraries and self._libraries else []
+            for holder, alias, value in chain(*(x.replace(current, replacement) for x in found)):
+                before = vars(holder)[alias]
+                assign(holder, alias, value)
+                self._undo.callback(restore, holder, alias, before, value)
         self._undo.callback(layer.clear)
-
-    def _replace_imported(self, current: Any, replacement: Any) -> None:
-        """Replace names of earlier imports, as `from torch.utils.checkpoint import checkpoint`."""
-        for module in self.importers() if self._now is None else self._now:
-            for name in _holds(vars(module), current):
-                before = vars(module)[name]
-                assign(module, name, replacement)
-                self._undo.callback(restore, module, name, before, replacement)
-
-
-def _holds(space: dict[str, Any], value: Any) -> Iterator[str]:
-    """Yield the names in `space` for `value`, or for a former wrapper of ours around it."""
-    for name, found in list(space.items()):
-        wrapped = type(found) is wrapt.FunctionWrapper and found.__wrapped__ is value
-        if found is value or (wrapped and _is_ours(found)):
-            yield name
 
 
 def _scripted_as(original: Any, replacement: Any) -> Any:
@@ -149,20 +134,3 @@ def _scripted_as(original: Any, replacement: Any) -> Any:
     if isinstance(replacement, FunctionType):
         vars(replacement)["__prepare_scriptable__"] = lambda: original
     return replacement
-
-
-def _serve(
-    method: Callable[[Call], Any],
-    target: str,
-    wrapped: Callable[..., Any],
-    instance: Any,
-    args: Any,
-    kwargs: Any,
-) -> Any:
-    """Let a feature's method serve a call, as wrapt hands it over."""
-    return method(Call(wrapped, args, kwargs, instance, target))
-
-
-def _is_ours(found: Any) -> bool:
-    serves = found._self_wrapper
-    return isinstance(serves, partial) and serves.func is _serve

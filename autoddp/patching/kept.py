@@ -11,8 +11,8 @@ Value = TypeVar("Value")
 class KeptProperty(Generic[Value]):
     """A property that is computed once, like `functools.cached_property` from Python 3.12 on.
 
-    In 3.11 that one computes under a lock, which all objects of the class share: where one thread
-    forks while another computes, nobody releases the lock in the child, which waits for ever.
+    That of 3.11 computes under a lock of the whole class: if one thread forks while another
+    computes, the child waits for the lock forever.
     """
 
     def __init__(self, compute: Callable[[Any], Value]) -> None:

@@ -1,4 +1,4 @@
-"""Slots: the attributes at which patched functions stand, of modules and of classes, C's too."""
+"""Slots: the attributes of modules and classes, also of C, that hold patched functions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def assign(owner: Any, name: str, value: Any) -> None:
     except TypeError:
         slots: Sequence[Any] = gc.get_referents(vars(owner))  # the dict behind the mappingproxy
         slots[0][name] = value
-        # call sites remember what they found
+        # call sites cache attributes
         ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))
 
 

@@ -1,4 +1,4 @@
-"""Decisions with their reasons: how loaders fetch, what gathers, and all else that is said."""
+"""Decisions with their reasons, and the lines that are printed of them."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ class Decision:
 
 @dataclass
 class Report:
-    """The decisions of a run; rank 0 says each once, on stderr, in a line with [autoddp] first."""
+    """The decisions of a run, which rank 0 prints once, in lines that begin with [autoddp]."""
 
     speaks: bool = False
     strict: bool = False
     stream: TextIO = field(default_factory=lambda: sys.stderr)
     decisions: dict[tuple[str, str, str], Decision] = field(default_factory=dict)
     begun: Begun = field(default_factory=Begun)  # whether the script has begun a line
-    flag: SharedFlag | None = None  # the launcher's, which also says lines
-    delayed: list[str] = field(default_factory=list)  # said once the script has ended the line
-    # what --report tells besides, once the script has ended: where the seconds of this rank went,
-    # what share of the computing was shared, and how many bytes were gathered
+    flag: SharedFlag | None = None  # the launcher's, which also prints lines
+    delayed: list[str] = field(default_factory=list)  # printed once the script has ended the line
+    # for --report, once the script has ended: where the seconds of this rank went, what share of
+    # the computing was sharded, and how many bytes were gathered
     times: dict[str, float] = field(default_factory=dict)
     shared: float | None = None
     gathered: float = 0
@@ -66,7 +66,7 @@ class Report:
         return False
 
     def say(self, text: str) -> None:
-        """Print one line to the user, from rank 0 alone: above a terminal's bars, in no prompt."""
+        """Print one line, on rank 0: above the bars of a terminal, and not in a prompt."""
         if not self.speaks:
             return
         if self.prompts:
@@ -76,7 +76,7 @@ class Report:
         if write is None or bars.is_log(self.stream):
             stream, text = self.stream, f"{self.begun.end()}{line}\n"
             if "write" in getattr(stream, "__dict__", {}) and hasattr(type(stream), "write"):
-                # past a `write` that was set on it, by what keeps what the script prints
+                # past a `write` that was set on it to capture what the script prints
                 type(stream).write(stream, text)
             else:
                 stream.write(text)
@@ -85,41 +85,41 @@ class Report:
             write(line)
 
     def say_between(self, text: str) -> None:
-        """Say one line above a bar; else once the script has ended a line that it has begun."""
+        """Print one line above a bar; else once the script has ended a line that it has begun."""
         if self.begun() and bars.above(self.stream) is None:
             self.delayed.append(text)
         else:
             self.say(text)
 
     def release(self) -> None:
-        """Say the lines that were held."""
+        """Print the lines that were held."""
         delayed, self.delayed = self.delayed, []
         for text in delayed:
             self.say(text)
 
     def release_between(self) -> None:
-        """Say them at the end of a line, unless that is a step from one bar to the next."""
+        """Print them at the end of a line, unless a bar is up."""
         if self.delayed and bars.above(self.stream) is None:
             self.release()
 
     @contextmanager
     def prompting(self) -> Iterator[None]:
-        """Hold all lines inside, where the script waits for what is typed on the terminal."""
+        """Hold all lines while the script waits for input from the terminal."""
         before, self.prompts = self.prompts, True
         try:
             yield
         finally:
             self.prompts = before
-            self.begun.end()  # by the key that ended what was typed
+            self.begun.end()  # the input ended the line
             self.release_between()
 
     def say_once(self, kind: str, where: str, what: str) -> None:
-        """Note a decision and, the first time, say it."""
+        """Note a decision and, the first time, print it."""
         if self.add(kind, where, what):
             self.say(f"{where}: {what}" if where else what)
 
     def doubt(self, kind: str, where: str, what: str) -> None:
-        """Say once, or refuse with --strict, what one process would not have done exactly so.
+        """Print once, or refuse with --strict, what one process would not have done.
 
         Raises:
             BadInput: The job is strict.
@@ -134,7 +134,7 @@ class Report:
         return sorted(found, key=lambda d: -d.count)
 
     def to_json(self, **about: Any) -> str:
-        """Return all that is known of the run as JSON, for --report PATH."""
+        """Return the report as JSON, for --report PATH."""
         decisions = [
             vars(made) | {"line": line[0] if (line := LINE.search(made.where)) else None}
             for made in self.decisions.values()
@@ -144,7 +144,7 @@ class Report:
 
 
 class _Users(dict[str, bool]):
-    """A dictionary of known answers: wrappers ask twenty times a step, and a function is slow."""
+    """A cache of `is_users`: wrappers ask twenty times a step, and a function is slow."""
 
     def __missing__(self, filename: str) -> bool:
         temporary = filename.startswith(_TEMPORARY)
@@ -171,17 +171,17 @@ def is_own(filename: str) -> bool:
 
 
 def _is_imported(filename: str) -> bool:
-    """Return whether a file in the temporary folder lies on `sys.path`, as the user's own may.
+    """Return whether a file in the temporary folder is on `sys.path`: then it is the user's.
 
-    A library that writes its code there loads it by its path. A file that was once the user's stays
-    so: a script may change its folder, and its path.
+    A library that writes its code there loads it by its path. The answer is kept: a script may
+    change its folder, and `sys.path`.
     """
     if filename in _imported:
         return True
     try:
         here = os.getcwd()
     except FileNotFoundError:
-        here = "/nowhere"  # the current folder was deleted: relative entries lead nowhere
+        here = "/nowhere"  # the current folder was deleted
     folders = [os.path.normpath(os.path.join(here, folder)) for folder in ("", *sys.path)]
     found = any(filename.startswith(folder + "/") for folder in folders)
     if found:
@@ -192,7 +192,7 @@ def _is_imported(filename: str) -> bool:
 _imported: set[str] = set()
 # the user's code that is in no file; the last two are `%%time`'s and `%%timeit`'s of a notebook
 _TYPED = ("<stdin", "<string", "<ipython", "<timed ", "<magic-timeit")
-_CUSTOMIZE = ("/sitecustomize.py", "/usercustomize.py")  # the interpreter's own, wherever they lie
+_CUSTOMIZE = ("/sitecustomize.py", "/usercustomize.py")  # the interpreter's own
 INSTALLED = ("/site-packages/", "/dist-packages/")  # also a user's own, and a distribution's
 _TEMPORARY = temporary_folder() + "/"
 _PATHS = sysconfig.get_paths()
@@ -209,10 +209,10 @@ def users_modules() -> list[ModuleType]:
 
 
 def file_of(module: ModuleType) -> str:
-    """Return a module's file, or nothing; whoever asks a lazy one for it would have it imported."""
+    """Return a module's file, or nothing; without importing what a lazy module stands for."""
     try:
         found = object.__getattribute__(module, "__dict__").get("__file__")
-    except AttributeError:  # whatever was put among the modules
+    except AttributeError:  # no module
         return ""
     return found if isinstance(found, str) else ""
 
@@ -240,7 +240,7 @@ def users_frame(depth: int = 1) -> FrameType | None:
 
 
 def users_line(depth: int = 1) -> str:
-    """Return the line of the user's code that led here, as `train.py:41`; `?` if none did."""
+    """Return the line of the user's code that led here, as `train.py:41`; `?` if there is none."""
     return places.named(users_frame(depth + 1))
 
 

@@ -1,4 +1,4 @@
-"""Bars of tqdm and rich that are up: a line of ours goes above them, by what they have for that."""
+"""Bars of tqdm and rich that are shown: print lines of autoddp above them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 def above(stream: Any) -> Callable[[str], object] | None:
     """Return what writes a line above the bars that are up on the stream; None if none is."""
     shown: Any = sys.stderr
-    # while its display is up, rich has a stream of its own there; its display is a terminal's
+    # while its display is shown, rich has a stream of its own there
     if getattr(shown, "rich_proxied_file", None) is stream and shown.isatty():
         return partial(print, file=shown)
     bars: Any = getattr(sys.modules.get("tqdm.std"), "tqdm", None)

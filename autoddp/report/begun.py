@@ -1,4 +1,4 @@
-"""A watch for a line that the script has begun, a bar say, which ours would cut in two."""
+"""A watch for a line that the script has begun, which a line of autoddp would cut in two."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SharedFlag:
         self._byte = mmap(-1, 1)
 
     def set(self, begun: bool) -> None:
-        """Say whether a line is begun."""
+        """Set whether a line is begun."""
         self._byte[0] = begun
 
     def end(self) -> str:
@@ -50,7 +50,7 @@ class Begun:
         return self._flag.end()
 
     def watch(self, stream: Any, undo: ExitStack) -> None:
-        """Watch a stream by a `write` of its own, which `print` and others look up each time."""
+        """Watch a stream by an own `write`, which `print` and others look up each time."""
         if not hasattr(stream, "__dict__"):
             return
         before, plain, key = vars(stream).get("write"), stream.write, id(stream)

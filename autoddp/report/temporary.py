@@ -1,7 +1,7 @@
-"""The folder of temporary files, looked for without an answer that the script would find.
+"""The folder of temporary files, found without changing what the script finds.
 
-`tempfile` keeps the first answer. A variable that the script sets before it asks itself must count,
-so autoddp asks past that memory.
+`tempfile` caches its first answer. A variable that the script sets before it asks must count, so
+autoddp asks without that cache.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _found: dict[tuple[str, ...], str] = {}  # by what variables named, the latest l
 
 
 def look() -> None:
-    """Find out where temporary files go now; that writes there, as no effect of a script's."""
+    """Find out where temporary files go now, which writes a file there."""
     if tuple(named()) in _found:
         return
     known = tempfile.tempdir
@@ -33,7 +33,7 @@ look()
 
 
 def temporary_folder() -> str:
-    """Return what the script has been told, if it has asked, else what was found here."""
+    """Return what `tempfile` has answered to the script, else what was found here."""
     if tempfile.tempdir is not None:
         return os.fsdecode(tempfile.tempdir)
     return _found.get(tuple(named())) or next(reversed(_found.values()))

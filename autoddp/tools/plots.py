@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Sequence
 
 from autoddp.errors import BadInput
-
-KINDS = ("png", "pdf", "svg", "jpg", "jpeg", "webp", "tif", "eps")
+from autoddp.tools.told import check_folder
 
 
 def check(path: str) -> None:
@@ -17,16 +15,18 @@ def check(path: str) -> None:
     Raises:
         BadInput: There is no matplotlib, no such folder, or no such kind of picture.
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise BadInput(f"--plot is {path}, but matplotlib is missing; pip install 'autoddp[plot]'")
-    folder = os.path.dirname(path)
-    if folder and not os.path.isdir(folder):
-        raise BadInput(f"--plot is {path}, but there is no folder {folder}; make it first")
-    kind = os.path.splitext(path)[1][1:].lower()
-    if kind not in KINDS:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+    except ImportError:
+        raise BadInput(
+            f"--plot is {path}, but matplotlib is missing; pip install 'autoddp[plot]'"
+        ) from None
+    check_folder("--plot", path)
+    kinds = FigureCanvasAgg.get_supported_filetypes()
+    if os.path.splitext(path)[1][1:].lower() not in kinds:
         raise BadInput(
             f"--plot is {path}, whose ending names no kind of picture; give one of "
-            f"{', '.join(KINDS)}, as in speed.png"
+            f"{', '.join(sorted(kinds))}, as in speed.png"
         )
 
 
@@ -36,7 +36,7 @@ def speed_up(path: str, rows: Sequence[tuple[str, int, float]]) -> None:
     from matplotlib.figure import Figure
 
     made = Figure(figsize=(8, 6), layout="constrained")
-    FigureCanvasAgg(made)  # which no window shows
+    FigureCanvasAgg(made)  # without a window
     axes = made.subplots()
     most = max(devices for _, devices, _ in rows)
     axes.plot([1, most], [1, most], color="gray", linestyle="--", label="ideal")

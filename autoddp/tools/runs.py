@@ -23,43 +23,34 @@ from autoddp.errors import BadInput
 from autoddp.options import Options
 from autoddp.process.boot import BOOT
 from autoddp.process.script import Script
-from autoddp.report import INSTALLED, PREFIX
+from autoddp.report import PREFIX
 from autoddp.tools.copies import copy_in_place
-from autoddp.tools.record.recording import Recording, entries
-from autoddp.tools.record.script import RecordedScript, check_own
+from autoddp.tools.record.recording import Recording, read
+from autoddp.tools.record.script import Change, RecordedScript, check_own
 
 RECORDED = "autoddp.tools.record.script"
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-GRACE = 40  # seconds that a run has to end in after it was told to
-TAIL = 12  # lines of a failure that are shown
+GRACE = 40  # seconds that a run has to end in once it is terminated
+TAIL = 30  # lines of an error that are shown
 REAL = "each run has a copy of this folder; what the script writes elsewhere, it writes for real"
-
-
-@dataclass(frozen=True)
-class Left(Recording):
-    """The remains of a run: its recording, what it printed, and its copy of the folder."""
-
-    out: str = ""  # what was printed
-    err: str = ""
-    folder: Path = Path()  # where numbers are compared; else it is gone
 
 
 @dataclass
 class Runner:
-    """Runs of one script, one after the other, each where the one before was.
+    """Runs of one script, one after the other, all in the same place.
 
-    The paths are the same in all runs, so that what is printed of them is, too.
+    So the paths that it prints are the same in all runs.
     """
 
     script: Script
-    numbers: bool  # whether fingerprints of what was computed are taken
+    numbers: bool  # whether what is computed is recorded, and not the time that it takes
     quiet: bool
     root: Path  # of all that the runs write
 
     @classmethod
     @contextmanager
     def of(cls, script: Script, numbers: bool, quiet: bool) -> Iterator[Runner]:
-        """Make a runner; a signal ends the run that goes on, and the copies are removed."""
+        """Make a runner; at the end, or at a signal, the copies are removed."""
         before = {number: signal.signal(number, stop) for number in STOPS}
         root = Path(os.path.realpath(tempfile.mkdtemp(prefix="autoddp-")))
         try:
@@ -77,28 +68,26 @@ class Runner:
         options: Options,
         *,
         steps: int | None = None,
-        changes: tuple[str, ...] = (),
+        changes: tuple[Change, ...] = (),
         environ: Mapping[str, str] | None = None,
-    ) -> Left:
-        """Run the script once, in a copy of the current folder, up to so many optimizer steps.
+    ) -> Recording:
+        """Run the script once, in a copy of the current folder.
 
-        `changes` are of `RecordedScript`; `environ` are variables beside those of this process.
+        Args:
+            name: What the run is called.
+            options: The options of `autoddp run`.
+            steps: The number of optimizer steps after which it ends.
+            changes: See `RecordedScript`.
+            environ: Variables that are added to those of this process.
         """
         results = Path(tempfile.mkdtemp(dir=self.root))
         records, temporary, top = results / "records", self.root / "tmp", self.root / "run"
         records.mkdir()
         temporary.mkdir()
-        here = Path(os.path.realpath(os.getcwd()))
-        copy = copy_in_place(here, top)
-        task = RecordedScript(
-            self._name(here, copy),
-            *(self.script.args, self.script.module, self.script.text),
-            options=replace(options, quiet=True),
-            records=str(records),
-            numbers=self.numbers,
-            steps=steps,
-            changes=changes,
-        )
+        copy = copy_in_place(Path(os.path.realpath(os.getcwd())), top)
+        options, script = replace(options, quiet=True), self.script
+        given = self._name(copy), script.args, script.module, script.text
+        task = RecordedScript(*given, options, str(records), self.numbers, steps, changes)
         (results / "task").write_bytes(pickle.dumps(task))
         found = dict(os.environ) | {"TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1"}
         if found.get("PYTHONHASHSEED", "random") in ("", "random"):
@@ -110,23 +99,24 @@ class Runner:
         for folder in (top, temporary):
             shutil.rmtree(folder, ignore_errors=True)
         self.say(f"{name}: {seconds:.1f} s")
-        # no text files: a carriage return is no end of a line
+        # read as bytes: in a text file a carriage return would end a line
         out, err = ((results / of).read_bytes().decode(errors="replace") for of in ("out", "err"))
-        left = Left(name, code, *entries(records), seconds, out, err, results / "folder")
+        known = {"out": out, "err": err, "folder": results / "folder"}
+        ran = read(records, name, code=code, seconds=seconds, **known)
         if not self.numbers:
             shutil.rmtree(results, ignore_errors=True)
-        return left
+        return ran
 
     def say(self, text: str) -> None:
         """Print a line of progress, unless --quiet."""
         if not self.quiet:
             print(f"{PREFIX} {text}", file=sys.stderr, flush=True)
 
-    def _name(self, here: Path, copy: Path) -> str:
-        """Return the script's name in the copy: a whole path into the folder is one into it."""
-        name, path = self.script.name, Path(self.script.name)
+    def _name(self, copy: Path) -> str:
+        """Return the script's name in the copy: an absolute path into the folder is changed."""
+        path, here = Path(self.script.name), Path(os.path.realpath(os.getcwd()))
         inside = not self.script.module and path.is_absolute() and path.is_relative_to(here)
-        return str(copy / path.relative_to(here)) if inside else name
+        return str(copy / path.relative_to(here)) if inside else self.script.name
 
     def _start(self, results: Path, copy: Path, environ: Mapping[str, str]) -> int:
         """Start the run, wait for its end, and return its exit code, negative for a signal."""
@@ -139,7 +129,7 @@ class Runner:
         try:
             return process.wait()
         finally:
-            if process.poll() is None:  # this command is stopped
+            if process.poll() is None:  # this command was stopped
                 process.terminate()
                 try:
                     process.wait(GRACE)
@@ -170,22 +160,13 @@ def check(script: Script, options: Options, command: str) -> None:
 
 
 def tail(text: str) -> list[str]:
-    """Cut a text to the last lines of what went wrong, without the frames of libraries.
-
-    What autoddp says is not cut: stacks of ranks that hang are long.
-    """
-    kept: list[str] = []
-    library = False
-    for line in text.rstrip().splitlines():
-        if line.startswith("  File "):
-            library = any(part in line for part in INSTALLED)
-        if not (library and line.startswith("  ")):
-            kept.append(line)
-    return [line for line in kept[:-TAIL] if line.startswith(PREFIX)] + kept[-TAIL:]
+    """Return the last lines of what went wrong, and all lines of autoddp before them."""
+    lines = text.rstrip().splitlines()
+    return [line for line in lines[:-TAIL] if line.startswith(PREFIX)] + lines[-TAIL:]
 
 
 def stop(number: int, frame: FrameType | None) -> NoReturn:
-    """Exit at a signal, so that what was begun is put in order; a second one disturbs nothing."""
+    """Exit at a signal, and ignore further ones while the copies are removed."""
     for each in STOPS:
         signal.signal(each, signal.SIG_IGN)
     raise SystemExit(128 + number)

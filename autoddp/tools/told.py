@@ -20,29 +20,35 @@ class ToolOptions:
     json: str | None = None
 
     def check(self, least: int, why: str) -> None:
-        """Check that so many steps say anything, and that the file can be made.
+        """Check that there are enough steps, and that the file can be made.
 
         Raises:
-            BadInput: They do not, or it cannot.
+            BadInput: There are not, or it cannot.
         """
         if self.steps is not None and self.steps < least:
             raise BadInput(f"--steps is {self.steps}; {why}")
-        folder = os.path.dirname(self.json or "")
-        if folder and not os.path.isdir(folder):
-            raise BadInput(f"--json is {self.json}, but there is no folder {folder}; make it first")
+        check_folder("--json", self.json)
 
     def write(self, data: dict[str, Any]) -> None:
-        """Write all that was found, if that is wanted."""
+        """Write the results, if a file was given."""
         if self.json is not None:
             Path(self.json).write_text(json.dumps(data, indent=2))
 
 
+def check_folder(name: str, path: str | None) -> None:
+    """Check that the folder of a file exists that an option gives.
+
+    Raises:
+        BadInput: It does not.
+    """
+    folder = os.path.dirname(path or "")
+    if folder and not os.path.isdir(folder):
+        raise BadInput(f"{name} is {path}, but there is no folder {folder}; make it first")
+
+
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Align columns, the first to the left and numbers to the right."""
-    width = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
     return [
-        "  ".join(
-            cell.rjust(width[k]) if k else cell.ljust(width[k]) for k, cell in enumerate(row)
-        ).rstrip()
-        for row in rows
+        "  ".join([row[0].ljust(first), *map(str.rjust, row[1:], others)]).rstrip() for row in rows
     ]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import typer
 
 from autoddp import cli, launch
 from autoddp.cli import hash_seed
+from autoddp.cli.help import PANELS
 from autoddp.decorator import choose
 from autoddp.errors import BadInput
 from autoddp.options import ROWS, Options
-from autoddp.options.panels import PANELS
 from autoddp.process.script import Script
 from tests.support.cli import fork_cli, run_cli, run_python
 
@@ -125,9 +123,9 @@ def test_the_decorator_reads_variables_too(setenv):
 def test_nodes_that_a_variable_gives_have_one_seed_of_hashes(monkeypatch):
     started = []
     monkeypatch.setattr("os.execve", lambda *given: started.append(given))
-    hash_seed.settle(["run", "s.py"], {"AUTODDP_NPROC": "2"})
+    hash_seed.restart(["run", "s.py"], {"AUTODDP_NPROC": "2"})
     assert not started
-    hash_seed.settle(["run", "s.py"], {"AUTODDP_NNODES": "2"})
+    hash_seed.restart(["run", "s.py"], {"AUTODDP_NNODES": "2"})
     assert len(started) == 1
 
 
@@ -155,32 +153,26 @@ def test_ranks_asked_for_behind_a_script_that_parses_nothing_are_hinted_at(tmp_p
     assert (done.rc, "behind" in done.err) == (0, False)
 
 
-HINTS = {
-    "train.py --lr 3": "train.py is no command of autoddp; to run it: autoddp run train.py",
-}
-
-
-@pytest.mark.parametrize("line", HINTS)
-def test_a_command_that_is_left_out_is_hinted_at(line, capfd):
-    assert cli.command(line.split()) == 2
-    assert HINTS[line] in capfd.readouterr().err
+def test_a_command_that_is_left_out_is_hinted_at(capfd):
+    assert cli.command(["train.py", "--lr", "3"]) == 2
+    said = "train.py is no command of autoddp; to run it: autoddp run train.py"
+    assert said in capfd.readouterr().err
 
 
 COMMANDS = typer.main.get_command(cli.app).commands
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_shows_types_defaults_and_two_examples_in_80_columns(name, setenv, capsys):
+def test_help_shows_every_option_and_two_examples_in_80_columns(name, setenv, capsys):
     setenv("COLUMNS", "80")
     assert cli.command([name, "--help"]) == 0
     text = capsys.readouterr().out
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 80
     assert text.partition("Examples")[2].count("autoddp") >= 2
-    flat = " ".join(re.sub("[│╭╮╰╯─]", " ", text).split())
     options = [option for option in COMMANDS[name].params if option.param_type_name == "option"]
-    assert flat.count("[default: ") == len(options)
     for option in options:
+        assert option.opts[0] in text
         assert option.is_flag or option.metavar, option.name
         assert option.help.endswith("."), option.name
         assert option.help[0].isupper() or option.help.startswith("SCRIPT"), option.name

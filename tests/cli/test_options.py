@@ -1,9 +1,6 @@
-"""Options: what they take, and their way through JSON."""
+"""Options: what they take."""
 
 from __future__ import annotations
-
-import json
-from dataclasses import asdict
 
 import pytest
 
@@ -11,11 +8,6 @@ from autoddp.errors import BadInput
 from autoddp.options import ROWS, Options
 
 CHOICES = {name: row.words for name, row in ROWS.items() if row.words}
-
-
-def test_round_trip():
-    options = Options(nproc=2, disable=("loaders", "files"), report="r.json", strict=True)
-    assert Options.from_json(json.dumps(asdict(options))) == options
 
 
 @pytest.mark.parametrize("name", CHOICES)
@@ -39,9 +31,3 @@ def test_words_are_checked(name):
 def test_numbers_are_checked(given, message):
     with pytest.raises(BadInput, match=message):
         Options(**given)
-
-
-@pytest.mark.parametrize("text", ["", "no json", "3", '{"nonsense": 1}', '{"view": "odd"}'])
-def test_what_holds_no_options_is_said(text):
-    with pytest.raises(BadInput):
-        Options.from_json(text)

@@ -114,7 +114,7 @@ def test_ranks_of_srun_are_recorded(slurm, script):
     job = slurm.submit(folder, f"srun {AUTODDP} --record of-srun train.py", "-N2", "-n2")
     assert slurm.ended(job) == "COMPLETED", (folder / "out").read_text()
     files = sorted(path.name for path in (folder / "of-srun").iterdir())
-    assert files == ["0.jsonl", "1.jsonl", "recording.json"]
+    assert files == ["0.jsonl", "1.jsonl"]
     done = run_cli("bench", "--recordings", "of-srun", cwd=folder)
     assert done.rc == 0, done.out
     assert "of 6 steps are" in done.out

@@ -26,14 +26,6 @@ for step in tqdm(range(4), desc="steps", mininterval=0):
         report.say_between("first")
         report.say("second")
 """
-NESTED = """
-from tqdm import tqdm
-for epoch in tqdm(range(2), desc="epochs", mininterval=0):
-    for step in tqdm(range(4), desc="steps", mininterval=0, leave=False):
-        if step == 2 and not epoch:
-            report.say_between("first")
-            report.say("second")
-"""
 BETWEEN = """
 print("loss", end=" ", flush=True)
 report.say_between("first")
@@ -80,13 +72,6 @@ def test_a_bar_in_a_file_is_not_drawn_again(tmp_path):
     assert drawn[2].split("\n")[1:] == [*SAID, ""]
 
 
-def test_a_line_goes_above_bars_within_bars(tmp_path):
-    _, screen = shown(tmp_path, NESTED)
-    assert screen[:2] == SAID
-    assert screen[2].startswith("epochs: 100%")
-    assert not any(screen[3:])
-
-
 def test_what_is_held_is_not_said_in_the_midst_of_bars(tmp_path):
     _, screen = shown(tmp_path, BETWEEN)
     assert [line for line in screen if line.startswith("[autoddp]")] == SAID
@@ -100,13 +85,6 @@ def test_a_line_goes_above_a_display_of_rich(tmp_path):
     assert "100%" in screen[2]
     assert screen[3:] == [""]
     assert text.index("steps") < text.index("first") < text.index("100%")
-
-
-def test_a_display_that_has_ended_leaves_no_line_begun(tmp_path):
-    """Rich shows the cursor again after its last line."""
-    _, screen = shown(tmp_path, RICH.replace("if step == 2", "if False") + "report.say('first')\n")
-    assert screen[0].startswith("steps ")
-    assert screen[1:] == [SAID[0], ""]
 
 
 TRAINS = """

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
-import logging
 import pickle
 from dataclasses import dataclass
 
@@ -104,32 +102,12 @@ def circle(value):
 OBJECTS = {
     "scheduler": stepped,
     "optimizer": lambda lr=0.1: stepped(lr).optimizer,
-    "formatter": lambda value=0.5: logging.Formatter(f"%(message)s {value}"),
     "dataclass": lambda value=0.5: Kept(torch.full((3,), value)),
     "circle": lambda value=0.5: circle(value),
-    "partial": lambda value=0.5: functools.partial(print, value),
     "complex": lambda value=0.5: complex(1, value),
-    "numpy": lambda value=0.5: np.float32(value),
     "generator": lambda value=0.5: np.random.default_rng(int(10 * value)),
     "set": lambda value=0.5: {value},
-    "function": lambda value=0.5: (len, max)[value > 0.5],
-    "class": lambda value=0.5: (int, str)[value > 0.5],
 }
-
-
-@pytest.mark.parametrize("name", OBJECTS)
-def test_objects_are_compared_by_what_they_hold(name):
-    make = OBJECTS[name]
-    want, got = pickle.loads(pickle.dumps(make())), pickle.loads(pickle.dumps(make()))
-    assert same_value({"it": want}, {"it": got}, 0, "ckpt.pt") == 0
-    with pytest.raises(AssertionError, match=r"ckpt\.pt\['it'\]"):
-        same_value({"it": want}, {"it": make(0.6)}, 1e-9, "ckpt.pt")
-
-
-@pytest.mark.parametrize("name", ["scheduler", "optimizer", "dataclass", "circle", "complex"])
-def test_objects_that_agree_within_rounding(name):
-    make = OBJECTS[name]
-    assert 0 < same_value(make(0.5), make(0.5 + 1e-7), 1e-6, "ckpt.pt") <= 1e-6
 
 
 def test_what_is_held_many_times_is_compared_once():
@@ -137,14 +115,6 @@ def test_what_is_held_many_times_is_compared_once():
     for _ in range(60):
         shared = [shared, shared]
     assert same_value(shared, copy.deepcopy(shared), 0, "ckpt.pt") == 0
-
-
-def bits(dtype):
-    return lambda value=0.5: torch.full((4,), int(10 * value), dtype=torch.uint8).view(dtype)
-
-
-def cast(dtype):
-    return lambda value=0.5: torch.full((2,), value).to(dtype)
 
 
 TENSORS = {
@@ -161,68 +131,34 @@ TENSORS = {
         torch.full((3,), value), 0.1, 0, torch.qint8
     ),
     "parameter": lambda value=0.5: torch.nn.Parameter(torch.tensor([value])),
-    "half": cast(torch.half),
-    "bfloat16": cast(torch.bfloat16),
-    "float8_e4m3fn": cast(torch.float8_e4m3fn),
-    "float8_e5m2": cast(torch.float8_e5m2),
-    "complex32": cast(torch.complex32),
-    "bits": bits(torch.bits8),
-    "uint16": bits(torch.uint16),
+    "bfloat16": lambda value=0.5: torch.full((2,), value).bfloat16(),
+    "float8": lambda value=0.5: torch.full((2,), value).to(torch.float8_e5m2),
+    "whole": lambda value=0.5: torch.full((4,), int(10 * value), dtype=torch.uint8),
 }
-if hasattr(torch, "float8_e8m0fnu"):  # since torch 2.7
-    TENSORS["float8_e8m0fnu"] = cast(torch.float8_e8m0fnu)
-if hasattr(torch, "float4_e2m1fn_x2"):  # since torch 2.8
-    TENSORS["float4"] = bits(torch.float4_e2m1fn_x2)
-NEW = pytest.mark.filterwarnings(
-    "ignore::UserWarning"
-)  # torch says that some kinds are new, or old
+KINDS = OBJECTS | TENSORS
+# what changes as a whole, or is too coarse
+WHOLE = {"generator", "set", "quantized", "bfloat16", "float8", "whole"}
 
 
-@pytest.mark.parametrize("name", TENSORS)
-@NEW
-def test_tensors_of_every_kind_are_compared(name):
-    make = TENSORS[name]
-    assert same_value(make(), make(), 0, "ckpt.pt") == 0
-    with pytest.raises(AssertionError, match=r"ckpt\.pt"):
-        same_value(make(), make(2.0), 1e-3, "ckpt.pt")
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch says that some kinds are new, or old
+def test_values_of_every_kind_are_compared_by_what_they_hold(name):
+    make = KINDS[name]
+    made = [make(), make()] if name in TENSORS else pickle.loads(pickle.dumps([make(), make()]))
+    want, got = ({"it": value} for value in made)
+    assert same_value(want, got, 0, "ckpt.pt") == 0
+    with pytest.raises(AssertionError, match=r"ckpt\.pt\['it'\]"):
+        same_value(want, {"it": make(2.0)}, 1e-3, "ckpt.pt")
+    if name not in WHOLE:
+        assert 0 < same_value(make(0.5), make(0.5 + 1e-6), 1e-5, "ckpt.pt") < 1e-5
 
 
-@pytest.mark.parametrize("layout", ["csr", "csc", "bsr", "bsc"])
-@NEW
-def test_compressed_tensors_are_compared(layout):
-    def make(value=0.5):
-        size = {"blocksize": (1, 1)} if layout.startswith("b") else {}
-        dense = torch.diag(torch.full((3,), value))
-        return dense.to_sparse(layout=getattr(torch, f"sparse_{layout}"), **size)
-
-    assert same_value(make(), make(), 0, "ckpt.pt") == 0
-    assert 0 < same_value(make(), make(0.5 + 1e-6), 1e-5, "ckpt.pt") < 1e-5
-    with pytest.raises(AssertionError, match=r"ckpt\.pt"):
-        same_value(make(), make(2.0), 1e-3, "ckpt.pt")
-
-
-def test_tensors_on_no_device_are_compared_by_their_shapes():
-    one = torch.empty(3, device="meta")
-    assert same_value(one, one.clone(), 0, "ckpt.pt") == 0
-    with pytest.raises(AssertionError, match=r"ckpt\.pt"):
-        same_value(one, torch.empty(4, device="meta"), 0, "ckpt.pt")
-
-
-@pytest.mark.parametrize("name", ["sparse", "uncoalesced", "nested", "conjugate", "negative"])
-@NEW
-def test_tensors_that_agree_within_rounding(name):
-    make = TENSORS[name]
-    assert 0 < same_value(make(0.5), make(0.5 + 1e-6), 1e-5, "ckpt.pt") < 1e-5
-
-
-def write(folder, loss=0.5, extra=False):
+def write(folder, loss=0.5):
     (folder / "runs").mkdir(parents=True)
     torch.save({"loss": loss}, folder / "runs" / "net.pt")
     np.save(folder / "scores.npy", np.array([loss, 1.0]))
     np.savez(folder / "kept.npz", a=np.array([loss]))
     (folder / "log.csv").write_text(f"epoch,loss\n0,{loss}\n")
-    if extra:
-        (folder / "runs" / "net.pt.1").touch()
     return folder
 
 
@@ -234,7 +170,7 @@ def test_what_is_another_thing_differs_however_much_is_allowed(tmp_path):
         same_files(a, b, 1e9)
 
 
-def test_links_and_ends_of_lines_are_compared(tmp_path):
+def test_names_links_and_ends_of_lines_are_compared(tmp_path):
     a, b = write(tmp_path / "a"), write(tmp_path / "b")
     for folder in (a, b):
         (folder / "latest").symlink_to("runs")
@@ -245,8 +181,9 @@ def test_links_and_ends_of_lines_are_compared(tmp_path):
     with pytest.raises(AssertionError, match=r"log\.csv"):
         same_files(a, b, 0)
     (b / "gone").unlink()
-    with pytest.raises(AssertionError, match="gone"):
-        same_files(a, b, 1e-9)
+    for want, got in ((a, b), (b, a)):
+        with pytest.raises(AssertionError, match="gone"):
+            same_files(want, got, 1e-9)
 
 
 @pytest.mark.parametrize("name", ["runs/net.pt", "scores.npy", "kept.npz", "log.csv"])
@@ -256,14 +193,6 @@ def test_files_that_differ(name, tmp_path):
     (c / name).rename(b / name)
     with pytest.raises(AssertionError, match=name.rpartition("/")[2]):
         same_files(a, b, 1e-9)
-
-
-def test_a_file_or_folder_more(tmp_path):
-    a, b = write(tmp_path / "a"), write(tmp_path / "b", extra=True)
-    with pytest.raises(AssertionError, match=r"net\.pt\.1"):
-        same_files(a, b, 1e-9)
-    with pytest.raises(AssertionError, match=r"net\.pt\.1"):
-        same_files(b, a, 1e-9)
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,14 @@ from autoddp.process import devices
 from autoddp.process.script import Script
 from autoddp.report import PREFIX
 from autoddp.tools import plots, runs
-from autoddp.tools.bench.figures import COMPUTING, LEAST, Row, figures
-from autoddp.tools.bench.ways import LOCAL, Way, ways
-from autoddp.tools.record.recording import GATHERING, GRADIENTS, LOADING, ReadRecording, read
-from autoddp.tools.runs import Left, Runner, tail
+from autoddp.tools.bench.rows import COMPUTING, LEAST, LOCAL, Row, Way, figures, ways
+from autoddp.tools.record.recording import GATHERING, GRADIENTS, LOADING, Recording, read_whole
+from autoddp.tools.runs import Runner, tail
 from autoddp.tools.told import ToolOptions, aligned
 
 NOT_RUN = 2  # the exit code
 NO_LOADER = "the local view is left out: no DataLoader makes this script's batches, to be shared"
-SPEED = ["batch", "seconds", "samples/s", "±", "step ms", "speed-up"]
+SPEED = ["how fast", "ranks", "batch", "seconds", "samples/s", "±", "step ms", "speed-up"]
 PARTS = [LOADING, COMPUTING, GATHERING, GRADIENTS]
 
 
@@ -44,9 +43,8 @@ class BenchOptions(ToolOptions):
 def run(script: Script, options: Options, wanted: BenchOptions) -> int:
     """Measure the script in all ways; 0, 1 if a row failed, 2 if one process cannot run it.
 
-    Rows alternate: each round runs all of them once, so that what else the machine does falls on
-    all. Threads are as `autoddp run` and `python` have them: one process has all cores, ranks share
-    them.
+    Each round runs all rows once, so that other load on the machine affects all. Threads are as
+    `autoddp run` and `python` have them: one process has all cores, ranks share them.
 
     Raises:
         BadInput: The options do not allow it, and nothing was started; or there is no room.
@@ -54,43 +52,41 @@ def run(script: Script, options: Options, wanted: BenchOptions) -> int:
     runs.check(script, options, "bench")
     there = devices.there(os.environ)
     found, notes = ways(options, counts(wanted.nproc, len(there.names)), there)
-    rows = [Row(way) for way in found]
+    plain, *others = rows = [Row(way) for way in found]
     with Runner.of(script, False, options.quiet) as runner:
         for number in range(1, wanted.rounds + 1):
-            for row in [row for row in rows if not row.failed]:
-                if row not in rows:  # left out meanwhile
-                    continue
-                left = measure(runner, row, f"round {number} of {wanted.rounds}", wanted.steps)
-                if row is not rows[0]:
-                    continue
-                if row.failed:
-                    said = [f"{PREFIX} {script.name} {why(left)}", *row.failed]
-                    print(*said, sep="\n", file=sys.stderr)
-                    return NOT_RUN
-                if not any(step["loading"] for step in left.steps[0]):
-                    rows = [each for each in rows if each.way.label != LOCAL]
-                    notes = [*dict.fromkeys([*notes, NO_LOADER])]
+            name = f"round {number} of {wanted.rounds}"
+            ran = measure(runner, plain, name, wanted.steps)
+            if plain.failed:
+                error = [f"{PREFIX} {script.name} {why(ran)}", *plain.failed]
+                print(*error, sep="\n", file=sys.stderr)
+                return NOT_RUN
+            if not any(step["loading"] for step in ran.steps[0]):
+                others = [row for row in others if row.way.label != LOCAL]
+                rows, notes = [plain, *others], [*dict.fromkeys([*notes, NO_LOADER])]
+            for row in (row for row in others if not row.failed):
+                measure(runner, row, name, wanted.steps)
     return finish(script.name, rows, notes, wanted, options.quiet)
 
 
-def measure(runner: Runner, row: Row, name: str, steps: int | None) -> Left:
-    """Run a row once, and take its figures, or how it failed."""
+def measure(runner: Runner, row: Row, name: str, steps: int | None) -> Recording:
+    """Run a row once, and keep its figures, or how it failed."""
     way = row.way
-    left = runner.run(
+    ran = runner.run(
         f"{name}: {way.title}", way.options, steps=steps, changes=way.changes, environ=way.environ
     )
-    made = len(left.steps.get(0, []))
-    if left.raised or made < LEAST or (left.code and not left.ends.get(0)):
-        row.failed = tail(left.err) or [f"exit code {left.code} after {made} steps"]
+    made = len(ran.steps.get(0, []))
+    if ran.raised or made < LEAST or (ran.code and not ran.ends.get(0)):
+        row.failed = tail(ran.err) or [f"exit code {ran.code} after {made} steps"]
     else:
-        row.rounds.append(figures(left, way))
-    return left
+        row.rounds.append(figures(ran, way))
+    return ran
 
 
-def why(left: Left) -> str:
+def why(ran: Recording) -> str:
     """Say why nothing can be measured of one process."""
-    if left.code:
-        return f"ends with exit code {left.code} on one process, without autoddp"
+    if ran.code:
+        return f"ends with exit code {ran.code} on one process"
     return (
         f"makes fewer than {LEAST} optimizer steps on one process: there is nothing to measure "
         "(bench looks at steps of torch.optim's optimizers, from the second on)"
@@ -103,21 +99,27 @@ def counts(given: Sequence[int], gpus: int) -> list[int]:
 
 
 def summarise(folders: Sequence[str], wanted: BenchOptions, quiet: bool) -> int:
-    """Tell how fast the runs were that were recorded, the first of them as the measure.
+    """Tell how fast the recorded runs were; the first is the measure of the others.
 
     Raises:
         BadInput: One of them is no recording, or has too few steps.
     """
-    found = [read(folder) for folder in folders]
-    rows = [row_of(each) for each in found]
-    notes = [note for each in found for note in each.lacks()]
-    notes += [f"{each.name} ended with exit code {each.code}" for each in found if each.code]
-    if rows[0].way.ranks > 1:
+    found = [read_whole(folder) for folder in folders]
+    notes = []
+    for each in found:
+        name, ranks = each.name, each.about["ranks"]
+        if lost := [str(rank) for rank in range(ranks) if rank not in each.steps]:
+            notes.append(f"{name} lacks ranks {', '.join(lost)}: copy their files to it")
+        if each.code != 0:
+            how = "has not ended" if each.code is None else f"ended with exit code {each.code}"
+            notes.append(f"{name} {how}")
+    if found[0].about["ranks"] > 1:
         notes.append(f"speed-up is against {found[0].name}, which is not of one process")
-    return finish(found[0].about.script, rows, notes, replace(wanted, rounds=1), quiet)
+    rows, wanted = [row_of(each) for each in found], replace(wanted, rounds=1)
+    return finish(found[0].about["script"], rows, notes, wanted, quiet)
 
 
-def row_of(found: ReadRecording) -> Row:
+def row_of(found: Recording) -> Row:
     """Make the row of a recording.
 
     Raises:
@@ -127,27 +129,28 @@ def row_of(found: ReadRecording) -> Row:
         raise BadInput(
             f"{found.name} holds {made} steps; it takes {LEAST} or more: the first is not measured"
         )
-    way = Way(found.name, Options(view=found.about.view), found.about.ranks, found.about.ranks)
+    ranks = found.about["ranks"]
+    way = Way(found.name, Options(view=found.about["view"]), ranks, ranks)
     return Row(way, [figures(found, way)])
 
 
 def finish(
     script: str, rows: Sequence[Row], notes: Sequence[str], wanted: BenchOptions, quiet: bool
 ) -> int:
-    """Tell all of it: tables, failed rows, notes, picture and JSON; return 1 if a row failed."""
+    """Print tables, failed rows and notes, write picture and JSON; return 1 if a row failed."""
     plain, measured = rows[0], [row for row in rows if row.rounds]
     first = plain.rounds[0]
     notes = [
         *notes,
         f"medians over {wanted.rounds} round{'s' * (wanted.rounds > 1)} (± is half their range); "
         f"seconds are of the whole run; the first {first['warm-up']} of {first['steps']} steps are "
-        f"in no other figure; MiB is the most that a rank had{' on its GPU' * first['on GPU']}",
+        "in no other figure; MiB is the most that a rank had, on its GPU if it has one",
         *["in the local view each rank trains on its share, as with DDP by hand"]
         * any(row.way.options.view == "local" for row in rows),
     ]
     if not quiet:
-        speeds = [["how fast", "ranks", *SPEED], *(speed(row, plain) for row in measured)]
         shares = [["where the time of a step goes", "ranks", *PARTS, "MiB"], *map(parts, measured)]
+        speeds = [SPEED, *(speed(row, plain) for row in measured)]
         print("", *aligned(speeds), "", *aligned(shares), "", sep="\n")
         for row in (row for row in rows if row.failed):
             print(f"{PREFIX} {row.way.title} failed:", *row.failed, sep="\n")

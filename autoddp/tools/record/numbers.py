@@ -14,82 +14,91 @@ from torch import Tensor, nn
 
 from autoddp.comm import accelerator
 from autoddp.report import users_line
+from autoddp.tools.record.recording import GENERATOR, GRADIENT, LOSS, PARAMETER, RATE
 from autoddp.training.loading.generators import Generators
 
-GOLDEN = 0.6180339887498949  # no multiple of it comes near a whole number often
+GOLDEN = 0.6180339887498949  # its multiples give signs without a pattern
 ROW = 2**20  # numbers that are summed at a time
 OURS = ("autoddp.", "torch.nn.parallel")  # modules that a user has not made
+Prints = dict[str, list[float]]  # by name: one number, or a fingerprint
 
 
 class Numbers:
-    """The numbers of one process: the entry of a step of any optimizer.
+    """The numbers that one rank computes, an entry for each step of any optimizer.
 
-    All ranks read every loss: reading may sum it over the ranks, and then all must take part.
+    All ranks read every loss: reading may be an all-reduce.
     """
 
     def __init__(self) -> None:
         self.losses: list[tuple[str, Tensor]] = []
-        # by the id of an optimizer: the gradients, while it steps
-        self.before: dict[int, list[list[float] | None]] = {}
-        # by the id of an optimizer: its number, and how many parameters it had
-        self.optimizers: dict[int, tuple[int, int]] = {}
+        self.before: dict[int, Prints] = {}  # by the id of an optimizer that steps: gradients
+        self.names: dict[int, list[str]] = {}  # by the id of an optimizer: of its parameters
 
     def setup(self, undo: ExitStack) -> None:
-        """Do nothing: optimizers and backward passes are all that is looked at."""
+        """Do nothing: only optimizers and backward passes are recorded."""
 
     @contextmanager
     def backward(self, roots: list[Tensor]) -> Iterator[None]:
-        """Remember the roots of the backward inside as losses."""
+        """Keep the roots of the backward pass inside as losses."""
         where = users_line()
         with torch.no_grad():
             self.losses += [(where, root.detach()) for root in roots]
         yield
 
     def begin(self, optimizer: Any) -> None:
-        """Read the gradients before the step, which may use them up."""
-        self.before[id(optimizer)] = prints_of(p.grad for p in parameters(optimizer))
+        """Read the gradients before the step, which may change them."""
+        self.before[id(optimizer)] = self._prints(optimizer, "grad")
 
     def step(self, optimizer: Any) -> dict[str, Any]:
-        """Return what the step had, and what it made of the parameters."""
-        mine = parameters(optimizer)
-        gradients = self.before.pop(id(optimizer), [])
-        if not any(gradients):  # a closure makes them within the step
-            gradients = prints_of(p.grad for p in mine)
+        """Return the entry of a step."""
+        rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
+        # where there are none before, a closure makes them within the step
+        gradients = self.before.pop(id(optimizer), {}) or self._prints(optimizer, "grad")
         return {
             "line": users_line(),
-            "losses": self._read(),
-            "lr": [float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
-            "gradients": gradients,
-            "parameters": prints_of(mine),
-            "dtypes": sorted({str(p.dtype).removeprefix("torch.") for p in mine}),
-            "generators": generators(),
-        } | self._who(optimizer, mine)
+            "dtypes": sorted({str(p.dtype).removeprefix("torch.") for p in parameters(optimizer)}),
+            **self._read(),
+            RATE: {f"of group {at}": [float(rate)] for at, rate in enumerate(rates)},
+            GENERATOR: generators(),
+            GRADIENT: gradients,
+            PARAMETER: self._prints(optimizer, "data"),
+        }
 
     def rest(self, raised: object) -> dict[str, Any]:
-        """Return the losses that no step followed; none after an error, when ranks have parted."""
-        return {"losses": [] if raised else self._read()}
+        """Return the losses after the last step; none after an error, when ranks have parted."""
+        return {} if raised else self._read()
 
-    def _read(self) -> list[tuple[str, float]]:
+    def _read(self) -> dict[str, Any]:
+        """Return the losses since the last step, and their lines, by their numbers."""
         found, self.losses = self.losses, []
+        lines = {str(n): line for n, (line, _) in enumerate(found, start=1)}
         with torch.no_grad():
-            return [(where, value(root)) for where, root in found]
+            return {
+                "lines": lines,
+                LOSS: {n: [value(x)] for n, (_, x) in zip(lines, found, strict=True)},
+            }
 
-    def _who(self, optimizer: Any, mine: list[Tensor]) -> dict[str, Any]:
-        """Return the optimizer's number, and, where they are new, the names of what it changes."""
-        number, known = self.optimizers.get(id(optimizer), (len(self.optimizers), -1))
-        self.optimizers[id(optimizer)] = number, len(mine)
-        if known == len(mine):
-            return {"optimizer": number}
-        named = names()
-        found = [named.get(id(x), f"parameter {at}") for at, x in enumerate(mine)]
-        return {"optimizer": number, "names": found}
+    def _prints(self, optimizer: Any, name: str) -> Prints:
+        """Return the fingerprints of all parameters, or of their gradients, by their names."""
+        mine = parameters(optimizer)
+        named = self.names.get(id(optimizer), [])
+        if len(named) != len(mine):
+            known = names()
+            named = [known.get(id(x), f"parameter {at}") for at, x in enumerate(mine)]
+            self.names[id(optimizer)] = named
+        found = zip(named, (getattr(x, name) for x in mine), strict=True)
+        return {key: fingerprint(x) for key, x in found if x is not None}
 
 
 def value(root: Tensor) -> float:
     """Read a loss as a number; a tensor of several numbers by its norm."""
-    if root.is_complex():
-        root = torch.view_as_real(root.resolve_conj())
+    root = real(root)
     return float(root if root.dim() == 0 else root.double().norm())
+
+
+def real(x: Tensor) -> Tensor:
+    """Return a tensor with complex numbers as pairs of real ones."""
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
 def parameters(optimizer: Any) -> list[Tensor]:
@@ -97,40 +106,24 @@ def parameters(optimizer: Any) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def prints_of(tensors: Any) -> list[list[float] | None]:
-    """Compute a fingerprint of each tensor in float64; None stays None.
+@torch.no_grad()
+def fingerprint(x: Tensor) -> list[float]:
+    """Reduce a tensor to its norm, its sum and its sum under fixed signs.
 
-    A fingerprint is the norm, the sum, and the sum under fixed signs.
-    """
-    with torch.no_grad():
-        found = [None if x is None else fingerprint(x) for x in tensors]
-        by_device: dict[torch.device, list[Tensor]] = {}
-        for x in found:
-            if x is not None:
-                by_device.setdefault(x.device, []).append(x)
-        read = {device: iter(torch.stack(some).tolist()) for device, some in by_device.items()}
-        return [None if x is None else next(read[x.device]) for x in found]
-
-
-def fingerprint(x: Tensor) -> Tensor:
-    """Reduce a tensor to its norm, its sum and its signed sum.
-
-    The last two change by about the norm of what changes.
+    The sums change by about the norm of what changes.
     """
     x = x.detach()
     if x.layout is not torch.strided:
         x = x.coalesce().values() if x.layout is torch.sparse_coo else x.to_dense()
-    if x.is_complex():
-        x = torch.view_as_real(x.resolve_conj())
-    flat = x.reshape(-1).double()
+    flat = real(x).reshape(-1).double()
     at = torch.arange(min(len(flat), ROW), dtype=torch.float64, device=flat.device)
-    signs = at.mul_(GOLDEN).frac_().sub_(0.5).sign_()  # the same in every run, and no pattern
-    some = (torch.dot(part, signs[: len(part)]) for part in flat.split(ROW))
-    return torch.stack([torch.linalg.vector_norm(flat), flat.sum(), sum(some, flat.new_zeros(()))])
+    signs = at.mul_(GOLDEN).frac_().sub_(0.5).sign_()
+    signed = sum(float(torch.dot(part, signs[: len(part)])) for part in flat.split(ROW))
+    return [float(torch.linalg.vector_norm(flat)), float(flat.sum()), signed]
 
 
-def generators() -> dict[str, int]:
-    """Return a number for the state of each generator that a script knows."""
+def generators() -> dict[str, list[float]]:
+    """Return a checksum of the state of each generator of Python, numpy and torch."""
     found = Generators()
     states = {"random": found.python, "numpy": found.numpy}
     devices = ("the CPU", *accelerator.devices())
@@ -138,7 +131,7 @@ def generators() -> dict[str, int]:
         f"torch on {at}": x.cpu().numpy().tobytes()
         for at, x in zip(devices, found.torch, strict=True)
     }
-    return {name: zlib.crc32(pickle.dumps(state)) for name, state in states.items()}
+    return {name: [zlib.crc32(pickle.dumps(state))] for name, state in states.items()}
 
 
 def names() -> dict[int, str]:

@@ -20,7 +20,7 @@ from torch.optim.optimizer import (
 
 from autoddp.comm.world import World
 from autoddp.tools.record.numbers import Numbers
-from autoddp.tools.record.recording import ABOUT, Entry, write
+from autoddp.tools.record.recording import LINES, Entry
 from autoddp.tools.record.times import Times, around
 
 if TYPE_CHECKING:
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 
 
 class Recorder:
-    """The recorder of one rank, of which rank 0's says what there is of the run as a whole.
+    """The recorder of one rank.
 
-    Its file is made at the first step, not before: then all ranks have met, and each has looked
-    whether there is a recording already before it came to meet them.
+    Its file is made at the first step, when every rank has checked that there is no recording yet.
     """
 
     def __init__(self, script: RecordedScript, world: World) -> None:
@@ -47,14 +46,14 @@ class Recorder:
         return own and not torch.compiler.is_compiling()
 
     def setup(self, undo: ExitStack) -> None:
-        """Look at every step, and all that leads to it, from here on."""
+        """Record all steps and backward passes from here on."""
         around(undo, torch.autograd, "backward", self.backward)
         self.part.setup(undo)
         undo.callback(register_optimizer_step_pre_hook(self.begin).remove)
         undo.callback(register_optimizer_step_post_hook(self.end).remove)
 
     def backward(self, plain: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run a backward, and note the losses at its root."""
+        """Run a backward pass, and record the losses at its root."""
         if self.depth or not self.here():
             return plain(tensors, *args, **kwargs)
         self.depth += 1
@@ -65,7 +64,7 @@ class Recorder:
             self.depth -= 1
 
     def begin(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Look at what a step is made of."""
+        """Record what a step needs to know before it runs."""
         if self.here():
             self.part.begin(optimizer)
 
@@ -73,7 +72,7 @@ class Recorder:
         """Write the line of a step.
 
         Raises:
-            SystemExit: It is the last one that was asked for, and the script ends well.
+            SystemExit: It is the last step that is recorded.
         """
         entry = self.part.step(optimizer) if self.here() else {}
         if not entry:
@@ -87,24 +86,18 @@ class Recorder:
         """Write the line at the end, with how the script ended."""
         if os.getpid() != self.process:
             return
-        said = raised and traceback.format_exception_only(raised)[-1].strip()
-        self._write({"ended": True, "raised": said} | self.part.rest(raised))
+        error = raised and traceback.format_exception_only(raised)[-1].strip()
+        end = {"raised": error, "exit": code, "seconds": round(perf_counter() - self.began, 3)}
+        self._write({"ended": True} | end | self.part.rest(raised))
         assert self.file is not None
         os.close(self.file)
-        self._tell(code)
-
-    def _tell(self, code: int | None) -> None:
-        """Write what is said of the run as a whole: all of it or, if it fails, what was there."""
-        if self.world.rank == 0:
-            seconds, folder = round(perf_counter() - self.began, 3), self.script.records
-            file = write(folder, f"{ABOUT}.part")
-            about = self.script.about(self.world) | {"exit": code, "seconds": seconds}
-            os.write(file, json.dumps(about).encode())
-            os.close(file)
-            os.replace(os.path.join(folder, f"{ABOUT}.part"), os.path.join(folder, ABOUT))
 
     def _write(self, entry: Entry) -> None:
         if self.file is None:
-            self._tell(None)
-            self.file = write(self.script.records, f"{self.world.rank}.jsonl")
+            folder, rank = self.script.records, self.world.rank
+            os.makedirs(folder, exist_ok=True)  # the script may have removed it
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+            self.file = os.open(os.path.join(folder, f"{rank}{LINES}"), flags, 0o644)
+            about = {"script": self.script.name, "arguments": self.script.args}
+            self._write(about | {"view": self.script.options.view, "ranks": self.world.world_size})
         os.write(self.file, json.dumps(entry).encode() + b"\n")

@@ -1,116 +1,84 @@
-"""A folder that holds a recording: its names, how it is written, and how it is read."""
+"""The files of a recording: each rank's has a line of JSON on the run, one a step, and an end."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from autoddp.errors import BadInput
 
-ABOUT, LINES = "recording.json", ".jsonl"
+LINES = ".jsonl"
 LOADING, GATHERING, GRADIENTS = "loading", "gathering", "gradients"
 PARTS = (LOADING, GATHERING, GRADIENTS)  # of a step's time; the rest is computing
+# the aspects of a step that are compared
+LOSS, RATE, GRADIENT, PARAMETER = "loss", "learning rate", "gradient", "parameter"
+GENERATOR = "generator"
 Entry = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class About:
-    """The lines that rank 0 writes of the run as a whole."""
-
-    script: str
-    arguments: list[str]
-    module: bool
-    view: str
-    ranks: int
-    exit: int | None  # the exit code, None if the script has not come to its end
-    seconds: float
 
 
 @dataclass(frozen=True)
 class Recording:
     """The entries of each rank of a run, and how the run ended."""
 
-    name: str  # what it is called where it is shown
-    code: int | None  # the exit code of the script, None if it has not come to its end
-    steps: dict[int, list[Entry]]  # by rank, an entry for each step
-    ends: dict[int, Entry]  # by rank, the entry at the end, empty if the rank did not come to it
+    name: str
+    code: int | None  # the exit code of the script, None if it did not end
     seconds: float
+    about: Entry  # of rank 0
+    steps: dict[int, list[Entry]] = field(default_factory=dict)  # by rank
+    ends: dict[int, Entry] = field(default_factory=dict)  # by rank, empty if it did not end
+    out: str = ""  # what was printed
+    err: str = ""
+    folder: Path = Path()  # the run's copy of the current folder
 
     @property
     def raised(self) -> str:
-        """Return the exception in which the script ended, in words; empty if in none."""
+        """Return the exception that ended the script, in words; empty if none did."""
         found = (end["raised"] for end in self.ends.values() if end.get("raised"))
         return next(found, "") if self.code != 0 else ""
 
 
-@dataclass(frozen=True)
-class ReadRecording(Recording):
-    """A recording that `autoddp run --record` made."""
-
-    about: About
-
-    def lacks(self) -> Iterator[str]:
-        """Yield in words what a recording that is not whole lacks."""
-        ranks = self.about.ranks
-        if gone := [str(rank) for rank in range(ranks) if rank not in self.steps]:
-            yield (
-                f"{self.name} has {len(self.steps)} of {ranks} ranks: {', '.join(gone)} wrote on "
-                "other nodes; copy their files to it"
-            )
-        if self.code is None:
-            yield f"{self.name} has not ended: it is taken as far as it came"
-
-
-def write(folder: str, name: str) -> int:
-    """Open a file of a recording for writing, and return its descriptor.
-
-    The script may have removed the folder meanwhile.
-    """
-    os.makedirs(folder, exist_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-    return os.open(os.path.join(folder, name), flags, 0o644)
-
-
 def is_part(path: Path) -> bool:
     """Return whether a file is one of a recording, and not a user's own lines of JSON."""
-    return path.name == ABOUT or (path.suffix == LINES and path.stem.isdecimal())
+    return path.suffix == LINES and path.stem.isdecimal()
 
 
-def entries(folder: Path) -> tuple[dict[int, list[Entry]], dict[int, Entry]]:
-    """Read the steps and the ends of all ranks whose files are in the folder."""
+def read(where: Path, name: str, **known: Any) -> Recording:
+    """Read a recording, also an empty one; `known` are further members."""
     steps: dict[int, list[Entry]] = {}
     ends: dict[int, Entry] = {}
-    for path in sorted(filter(is_part, folder.glob(f"*{LINES}"))):
+    about: Entry = {}
+    for path in sorted(filter(is_part, where.iterdir()), key=lambda path: int(path.stem)):
         # a run that was killed may have left half a line
-        lines = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+        first, *lines = [json.loads(x) for x in path.read_text().split("\n")[:-1]] or [{}]
+        about = first if path.stem == "0" else about
         steps[int(path.stem)] = [line for line in lines if "step" in line]
         ends[int(path.stem)] = next((line for line in lines if "ended" in line), {})
-    return steps, ends
+    end = ends.get(0, {})
+    found = {"code": end.get("exit"), "seconds": end.get("seconds", 0.0)} | known
+    return Recording(name, about=about, steps=steps, ends=ends, **found)
 
 
-def read(folder: str) -> ReadRecording:
+def read_whole(folder: str) -> Recording:
     """Read a recording that `autoddp run --record` made.
 
     Raises:
-        BadInput: There is none, or not the one of rank 0, or one of its files is broken.
+        BadInput: There is none, or one of its files is broken.
     """
-    where = Path(folder)
-    missing = [name for name in (ABOUT, f"0{LINES}") if not (where / name).is_file()]
-    if missing:
+    first = f"0{LINES}"
+    if not Path(folder, first).is_file():
         raise BadInput(
-            f"{folder} holds no recording (no {' and no '.join(missing)}); "
-            f"autoddp run --record {folder} makes one"
+            f"{folder} holds no recording (no {first}); autoddp run --record {folder} makes one"
         )
     try:
-        about = About(**json.loads((where / ABOUT).read_text()))
-        steps, ends = entries(where)
-    except (OSError, ValueError, TypeError) as error:
-        raise BadInput(
-            f"{folder} is no whole recording ({error}); copy it again from where it was written, "
-            "or record another"
-        ) from None
-    return ReadRecording(folder, about.exit, steps, ends, about.seconds, about)
+        found = read(Path(folder), folder)
+        if {"script", "view", "ranks"} <= found.about.keys():
+            return found
+        error: Exception = ValueError(f"{first} does not begin with the script")
+    except (OSError, ValueError, TypeError, AttributeError) as broken:
+        error = broken
+    raise BadInput(
+        f"{folder} is no whole recording ({error}); copy it again from where it was written, or "
+        "record another"
+    )

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import pickle
-import pkgutil
 import random
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from autoddp import launch
 from autoddp.comm.place import HERE
-from autoddp.comm.world import World
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.options import Options
 from autoddp.process import own_ddp
 from autoddp.process.script import Script
 from autoddp.process.source import SourceFacts
 from autoddp.report import PREFIX
-from autoddp.tools.record.recording import Entry, is_part
+from autoddp.tools.record.recording import is_part
 
-SEED = 20250131  # for every generator whose numbers are compared, before the script seeds it
+Change = Callable[[ExitStack], None]
+SEED = 20250131  # of all generators
 
 
 @dataclass(frozen=True)
@@ -34,40 +33,34 @@ class RecordedScript(Script):
 
     options: Options = field(default_factory=Options)
     records: str = ""  # the folder of the recording
-    numbers: bool = False  # fingerprints of what was computed, in place of where the time went
-    steps: int | None = None  # after which the script ends, None for all
-    # what is done in each process before the script, as `package.module:function`
-    changes: tuple[str, ...] = ()
+    numbers: bool = False  # record what was computed in place of where the time went
+    steps: int | None = None  # after which the script ends
+    changes: tuple[Change, ...] = ()  # called in each process before the script
 
     def run(self, whole_traceback: bool = False, ended: Sequence[Callable[[], None]] = ()) -> int:
         """Run the script as `Script.run` does, and record it."""
         from autoddp.tools.record.recorder import Recorder
 
         world = HERE.find()
-        if self.numbers:
-            seed(SEED)
+        if self.numbers:  # for scripts that do not seed
+            import torch
+
+            random.seed(SEED)
+            torch.manual_seed(SEED)
+            if "numpy" in sys.modules:
+                sys.modules["numpy"].random.seed(SEED)
         with ExitStack() as undo:
-            for name in self.changes:
-                pkgutil.resolve_name(name)(undo)
+            for change in self.changes:
+                change(undo)
             recorder = Recorder(self, world)
             recorder.setup(undo)
             code = super().run(whole_traceback, ended)
             recorder.close(code, getattr(sys, "last_value", None))
         return code
 
-    def about(self, world: World) -> Entry:
-        """Return what is known of the run as a whole before it ends."""
-        return {
-            "script": self.name,
-            "arguments": list(self.args),
-            "module": self.module,
-            "view": self.options.view,
-            "ranks": world.world_size,
-        }
-
 
 def main(path: str) -> NoReturn:
-    """Run the script that a file holds, in a process of its own, as `autoddp run` does."""
+    """Run the script that is pickled in a file as `autoddp run` does."""
     script = pickle.loads(Path(path).read_bytes())
     try:
         code = launch.run(script, script.options)
@@ -77,22 +70,11 @@ def main(path: str) -> NoReturn:
     sys.exit(code)
 
 
-def seed(number: int) -> None:
-    """Seed random, torch and an imported numpy alike in all runs, for scripts that do not seed."""
-    import torch
-
-    random.seed(number)
-    torch.manual_seed(number)
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(number)
-
-
 def check_own(script: Script, options: Options) -> None:
-    """Check that it is autoddp that makes the script distributed.
+    """Check that the script is not distributed by itself.
 
     Raises:
-        BadInput: The script does so itself.
+        BadInput: It is.
     """
     own = own_ddp.of(SourceFacts() if options.own_ddp == "no" else script.read(), options.own_ddp)
     if own.kind is not own_ddp.Kind.VIEW:
@@ -104,16 +86,16 @@ def check_own(script: Script, options: Options) -> None:
 
 
 def recorded(script: Script, options: Options, where: str) -> RecordedScript:
-    """Return the script so that it is recorded in a folder when it runs.
+    """Return the script such that running it records it in a folder.
 
     Raises:
-        BadInput: There is a recording already, none can be made there, or none of this script.
+        BadInput: The folder holds a recording or cannot be written to, or the script is
+            distributed by itself.
     """
     check_own(script, options)
     try:
         os.makedirs(where, exist_ok=True)
-        if not os.access(where, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        tempfile.TemporaryFile(dir=where).close()
         there = any(map(is_part, Path(where).iterdir()))
     except OSError as error:
         raise BadInput(
@@ -125,5 +107,5 @@ def recorded(script: Script, options: Options, where: str) -> RecordedScript:
             f"--record is {where}, which holds a recording already; "
             "give another folder, or remove it"
         )
-    given = {part.name: getattr(script, part.name) for part in fields(Script)}
-    return RecordedScript(**given, options=options, records=os.path.abspath(where))
+    given = script.name, script.args, script.module, script.text
+    return RecordedScript(*given, options, os.path.abspath(where))

@@ -1,17 +1,16 @@
 """Where the time of steps goes, on every rank: an entry for each step, and one at the end.
 
 A step reaches from the end of the optimizer step before to the end of its own, so that all that a
-script does in between is in it, but an evaluation: when batches were fetched of which none was
+script does in between is in it, except an evaluation: when batches were fetched of which none was
 trained on, or an epoch has ended, the step begins with the next fetch. The parts of a step are wall
 times:
 
-* loading: inside the `next` of a DataLoader's iterator, and where the iterator is made (workers
-  start);
+* loading: inside the `next` of a DataLoader's iterator, and where the iterator is made;
 * gathering: inside the collectives of the view (losses, gathered batches, BatchNorm), and the
   checks that ranks are equal;
-* gradients: from where a backward has all gradients of this rank to where they are averaged: what
-  of the communication of DDP's buckets computing does not hide. Waiting for a slower rank is in it;
-* computing: the rest, Python and the view's own work included.
+* gradients: from where a backward has all gradients of this rank to where they are averaged: the
+  communication that computing does not hide, and waiting for a slower rank;
+* computing: the rest.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ from autoddp.training.replica import Replicas
 
 
 class Times:
-    """The times of one rank; `here` tells whether a call is of the rank's own thread."""
+    """The times of one rank; `here` returns whether a call is on the rank's own thread."""
 
     def __init__(self, world: World, here: Callable[[], bool]) -> None:
         self.world, self.here = world, here
-        self.inside: str | None = None  # the part that is spent now; those within it count as it
+        self.inside: str | None = None  # the part that is being spent; nested parts count as it
         self.entered = 0.0
         self.stepping = 0  # how deep in an optimizer's step
         self.backwards = self.ever = 0  # in this step, in all
@@ -53,7 +52,7 @@ class Times:
         self.restart()
 
     def setup(self, undo: ExitStack) -> None:
-        """Look at every fetch, module and collective from here on."""
+        """Measure every fetch, module and collective from here on."""
         around(undo, DataLoader, "__iter__", self.iterate)
         self.hook = nn.modules.module.register_module_forward_pre_hook(self.call)
         undo.callback(self.hook.remove)
@@ -74,28 +73,23 @@ class Times:
         self.fetched.clear()
         self.over = False
 
-    def enter(self, part: str) -> bool:
-        """Begin a part here, and return whether it is the outermost."""
-        outermost = self.inside is None
-        if outermost:
-            self.inside, self.entered = part, now()
-        return outermost
-
     def leave(self) -> None:
-        """End the part that was begun, if any."""
+        """End the part that is being spent, if any."""
         if self.inside is not None:
             self.spent[self.inside] += now() - self.entered
             self.inside = None
 
     @contextmanager
     def spend(self, part: str) -> Iterator[None]:
-        """Spend the time of what is done in here on a part."""
-        outermost = self.enter(part)
+        """Count the time inside as a part, unless it is inside of another."""
+        if self.inside is not None:
+            yield
+            return
+        self.inside, self.entered = part, now()
         try:
             yield
         finally:
-            if outermost:
-                self.leave()
+            self.leave()
 
     def timed(self, part: str) -> Callable[..., Any]:
         """Make a wrapper that counts the time of a method as a part of the step."""
@@ -109,13 +103,13 @@ class Times:
     # ---- batches
 
     def iterate(self, plain: Any, loader: Any) -> Any:
-        """Make an iterator of a loader, every fetch of which is looked at."""
+        """Make an iterator of a loader that measures each fetch."""
         made = plain.__get__(loader, type(loader))  # it may be a wrapper of a method
         if not self.here():
             return made()
         if self.over:
             self._evaluated()
-        self.hook.remove()  # it costs time, and is needed where no loader is
+        self.hook.remove()  # it costs time, and only a script without a loader needs it
         with self.spend(LOADING):
             return Timed(self, made())
 
@@ -141,7 +135,7 @@ class Times:
             self.restart()
 
     def call(self, module: nn.Module, args: Any) -> None:
-        """Count the rows that the outermost module is given, where no loader makes the batch."""
+        """Count the rows that the outermost module takes, where no loader makes the batch."""
         if not self.rows and torch.is_grad_enabled() and self.here():
             self.rows = rows_of(args)
 
@@ -157,12 +151,12 @@ class Times:
         try:
             yield
         finally:
-            self.leave()  # of waiting for gradients
+            self.leave()  # the wait for gradients
 
     def arm(self, plain: Any, replicas: Any, leaves: Any, roots: list[Tensor]) -> Any:
-        """Arm the replicas, and count as waiting what follows this rank's own backward.
+        """Arm the replicas, and count what follows this rank's own backward as gradients.
 
-        Torch calls back in the order in which it was asked: first here, then DDP,
+        Torch runs callbacks in the order in which they were queued: this one first, then DDP's,
         which waits for its buckets.
         """
         made = plain(replicas, leaves, roots)
@@ -173,7 +167,8 @@ class Times:
             after_backward(wait)
 
         def wait() -> None:
-            self.enter(GRADIENTS)
+            if self.inside is None:
+                self.inside, self.entered = GRADIENTS, now()
 
         handle = root.register_hook(first)
         return made
@@ -183,7 +178,7 @@ class Times:
         self.stepping += 1
 
     def step(self, optimizer: Any) -> dict[str, Any]:
-        """Return the entry of a step; of a second optimizer after one backward there is none."""
+        """Return the entry of a step; a second optimizer after one backward has none."""
         self.stepping -= 1
         if self.stepping or (self.ever and not self.backwards):
             return {}
@@ -200,7 +195,7 @@ class Times:
 
 
 class Timed(LoaderIterator):
-    """A loader's iterator, of which every `next` is timed."""
+    """A loader's iterator that measures every `next`."""
 
     def __init__(self, times: Times, inner: Any) -> None:
         super().__init__(inner)
@@ -211,7 +206,7 @@ class Timed(LoaderIterator):
 
 
 def now() -> float:
-    """Read the clock once the GPU has come as far as Python has, unless a graph is captured."""
+    """Read the clock after all work on the GPU, unless a graph is captured."""
     if not accelerator.capturing():
         accelerator.synchronize()
     return perf_counter()
@@ -223,7 +218,7 @@ def rows_of(batch: Any) -> int:
 
 
 def around(undo: ExitStack, owner: Any, name: str, call: Callable[..., Any]) -> None:
-    """Have `owner.name` call `call`, whose first argument is what was there before."""
+    """Have `owner.name` call `call`, with the original as its first argument."""
     plain = vars(owner)[name]
 
     @functools.wraps(plain)

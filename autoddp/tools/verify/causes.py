@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autoddp.options import Options
-from autoddp.tools.verify.findings import ENDING, GENERATOR, LOSS, STEPS, Findings
+from autoddp.tools.record.recording import GENERATOR, LOSS
+from autoddp.tools.verify.findings import ENDING, Findings
 
 LARGE = 1e-3  # two runs of one process whose first losses differ by more do not repeat themselves
-EARLY = 3  # steps by which a script that does not repeat itself shows it
-DECIDED = (
-    "let nothing that is computed depend on autoddp.rank(), or on what is not the same on every "
-    "rank (a host name, a file or a number of its own)"
-)
-# Options by which a user may give up some of one process's numbers, and values that give up none.
+EARLY = 3  # steps within which such a script shows it
+# Options that may give up some of one process's numbers, and values that give up none.
 LOOSER = ("batchnorm", "loading", "draws", "disable", "rowwise")
 EXACT = ("exact", "auto", "each", "whole", ())
 
@@ -46,23 +42,27 @@ MARKED = Cause(
 )
 
 
-def causes(findings: Findings, among: Findings, options: Options) -> Iterator[Cause]:
-    """Yield the causes that apply, the first one first; `among` is the ranks against rank 0."""
-    ended = next((found for found in findings.differences if found.aspect == ENDING), None)
-    for parted in among.differences:
-        # where ranks end in an error, it is chance how far each of them comes
-        if ended is None or parted.aspect != STEPS:
-            what = f"the ranks do not agree with each other: first at {parted.described()}"
-            yield Cause("a decision of each rank", what, DECIDED)
-    if ended is not None:
+def cause_of(findings: Findings, options: Options, source: str) -> Cause:
+    """Return the first cause that applies to the differences of ranks from one process."""
+    first, all_ranks = findings.differences[0], set(range(options.nproc or 1))
+    for ended in (found for found in findings.differences if found.aspect == ENDING):
         what = f"the ranks end with exit code {ended.got}, one process with {ended.want}"
-        yield Cause("an error", what, "what the error says")
+        return Cause("an error", what, "see the error")
+    ranks = {found.rank for found in findings.differences if found.step == first.step}
+    if first.step is not None and ranks != all_ranks:
+        return Cause(
+            "a decision of each rank",
+            f"the ranks do not agree with each other: first at {first.described()}",
+            "let nothing that is computed depend on autoddp.rank(), or on what is not the same on "
+            "every rank (a host name, a file or a number of its own)",
+        )
     for name in LOOSER:
         value = getattr(options, name)
         if value not in EXACT:
             text = value if isinstance(value, str) else ",".join(value)
             what = f"--{name} {text}, which may give up some of one process's numbers"
-            yield Cause("an option", what, "verify once more without it")
+            return Cause("an option", what, "verify once more without it")
+    return MARKED if "rowwise" in source else UNKNOWN
 
 
 def unrepeated(again: Findings) -> Cause | None:
@@ -73,7 +73,6 @@ def unrepeated(again: Findings) -> Cause | None:
             return Cause(
                 "not repeatable",
                 f"two runs of one process differ, too: {found.described()}",
-                "seed all generators with fixed numbers: what is drawn from the clock or the "
-                "system is another number each time",
+                "seed all generators with fixed numbers",
             )
     return None

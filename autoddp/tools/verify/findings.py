@@ -6,17 +6,16 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-# The aspects, in the order in which a step's first divergence is told.
-LOSS, RATE, GRADIENT, PARAMETER = "loss", "learning rate", "gradient", "parameter"
-GENERATOR, STEPS, PRINT, FILE, ENDING = "generator", "steps", "print", "file", "exit code"
+# the aspects that are compared, besides those of a step
+STEPS, PRINT, FILE, ENDING = "steps", "print", "file", "exit code"
 
 OTHER = math.inf  # the size of a difference that is not between numbers
-SMALL = 1e-3  # of the values that a size is relative to, the least
+SMALL = 1e-3  # the least value that a size is relative to
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A place where two runs were compared, in words, and how far what they have is off."""
+    """A place where two runs were compared, in words, and how far apart the values are."""
 
     aspect: str
     place: str
@@ -25,16 +24,16 @@ class Difference:
     size: float  # relative to the larger value; `OTHER` where it is no number
     step: int | None = None
     line: str | None = None  # of the script
-    rank: int | None = None  # where ranks are compared with rank 0
+    rank: int = 0
 
     @property
     def what(self) -> str:
-        """Return the aspect and the place in words."""
-        return f"{self.aspect} {self.place}".strip()
+        """Return the aspect, the place and a rank above 0 in words."""
+        return f"{self.aspect} {self.place}".strip() + (f" on rank {self.rank}" * (self.rank > 0))
 
     @property
     def off(self) -> str:
-        """Return how far the value is off, an empty text if that is no number."""
+        """Return the size, an empty text if that is no number."""
         return "" if self.size in (OTHER, 0.0) else f"{self.size:.1e}"
 
     def described(self) -> str:
@@ -42,8 +41,7 @@ class Difference:
         at = [f"step {self.step}"] * bool(self.step) + [self.line or ""] * bool(self.line)
         where = ", ".join(at) + ": " * bool(at)
         off = f" (off by {self.off})" if self.off else ""
-        whose = "" if self.rank is None else f" on rank {self.rank}, against rank 0"
-        return f"{where}{self.what}{whose}: {self.got} instead of {self.want}{off}"
+        return f"{where}{self.what}: {self.got} instead of {self.want}{off}"
 
 
 @dataclass
@@ -69,11 +67,11 @@ class Findings:
 
     @property
     def largest(self) -> float:
-        """Return the largest difference of all that was compared."""
+        """Return the largest difference of all numbers that were compared."""
         return max((count.worst for count in self.counts.values()), default=0.0)
 
     def take(self, found: Difference, rtol: float, named: bool = True) -> None:
-        """Count a comparison, and keep it if it is off by more than `rtol`, and to be named."""
+        """Count a comparison, and keep it if its size is above `rtol` and it is to be named."""
         count = self.counts.setdefault(found.aspect, Count())
         count.compared += 1
         if found.size != OTHER:

@@ -12,25 +12,24 @@ from pathlib import Path
 from typing import Any
 
 from autoddp.report import PREFIX
-from autoddp.tools.runs import Left
+from autoddp.tools.record.recording import Recording
 from autoddp.tools.verify.findings import ENDING, FILE, OTHER, PRINT, Difference, Findings
-from autoddp.tools.verify.load import load, start_of
 from autoddp.tools.verify.text import compare_lines, shown
 
-PICTURES = {".png", ".jpg", ".jpeg", ".gif", ".pdf", ".svg"}
+PICTURES = {".png", ".jpg", ".jpeg", ".gif", ".pdf", ".svg"}  # rounding may move a point in them
 WORD = re.compile(r"\w*\d\w*")  # of a name: what a clock or a counter may have made
 Files = dict[str, Path]
 
 
 class Again:
-    """One process once more, which tells what it does not repeat: that is not compared.
+    """A second run of one process: what it does not repeat is not compared.
 
     Args:
         first: The run that ranks are compared with.
         second: The same again, with clocks at another pace; None to compare all.
     """
 
-    def __init__(self, first: Left | None = None, second: Left | None = None) -> None:
+    def __init__(self, first: Recording | None = None, second: Recording | None = None) -> None:
         self.second = second
         self.kept = [files(run.folder) for run in (first, second) if run is not None]
         self.files = [self.named(found) for found in self.kept]
@@ -55,9 +54,10 @@ class Again:
         return found if len(found) == 2 else []
 
 
-def compare_outputs(want: Left, got: Left, rtol: float, again: Again) -> Findings:
+def compare_outputs(
+    findings: Findings, want: Recording, got: Recording, rtol: float, again: Again
+) -> None:
     """Compare exit codes, prints and files of two runs."""
-    findings = Findings()
     codes = str(want.code), str(got.code)
     findings.take(Difference(ENDING, "", *codes, 0.0 if want.code == got.code else OTHER), rtol)
     for name in ("stdout", "stderr"):
@@ -65,11 +65,10 @@ def compare_outputs(want: Left, got: Left, rtol: float, again: Again) -> Finding
         model = None if again.second is None else stream(again.second, name)
         findings.take_all(compare_lines(PRINT, name, texts, rtol, again=model), rtol)
     compare_files(findings, (want.folder, got.folder), rtol, again=again)
-    return findings
 
 
-def stream(run: Left, name: str) -> list[str]:
-    """Return the lines that a terminal would show of a stream in the end, without autoddp's."""
+def stream(run: Recording, name: str) -> list[str]:
+    """Return the lines that a terminal shows of a stream in the end, without autoddp's."""
     text = run.out if name == "stdout" else run.err
     return [line for line in shown(text) if not line.startswith(PREFIX)]
 
@@ -93,7 +92,7 @@ def compare_files(
             if all(untouched(*one) for one in zip(pair, folders, strict=True)):
                 continue
             here = Findings()
-            here.take_all(compare_file(name, pair, rtol, last_digit, again), rtol)
+            here.take_all(compare_file(name, pair, rtol, last_digit, again.pair(name)), rtol)
             findings.take(Difference(FILE, name, "", "", here.largest), OTHER)
             findings.counts[FILE].differ += not here.equal
             findings.differences += here.differences
@@ -112,7 +111,7 @@ def files(top: Path) -> Files:
 
 
 def untouched(path: Path, folder: Path) -> bool:
-    """Return whether a file is as it came into the run's folder: its time is the original's."""
+    """Return whether a file is as it was copied into the run's folder, by its time."""
     with suppress(FileNotFoundError, NotADirectoryError):
         original = path.relative_to(folder)  # in the current folder
         return path.stat().st_mtime_ns == original.stat().st_mtime_ns
@@ -128,19 +127,19 @@ def _kind(path: Path | None) -> str:
 
 
 def compare_file(
-    name: str, pair: tuple[Path, Path], rtol: float, last_digit: bool, again: Again
+    name: str, pair: tuple[Path, Path], rtol: float, last_digit: bool, known: list[Path]
 ) -> Iterator[Difference]:
-    """Yield what two files hold, by their kind: numbers where they hold numbers, else bytes."""
+    """Yield the differences of two files: by numbers where they hold numbers, else by bytes.
+
+    `known` are the file of both runs of one process, what they do not repeat is left out.
+    """
+    from autoddp.tools.verify.load import load
     from autoddp.tools.verify.same import unlike
 
-    if filecmp.cmp(*pair, shallow=False):  # piece by piece: they may be large
+    if filecmp.cmp(*pair, shallow=False) or pair[0].suffix.lower() in PICTURES:
         return
-    if pair[0].suffix.lower() in PICTURES and start_of(pair[0]) == start_of(pair[1]):
-        return  # drawn by a library, in which rounding may move a point
-    known = again.pair(name)
     try:
-        want, got = load(pair[0]), load(pair[1])
-        models = [load(path) for path in known]
+        want, got, *models = (load(path) for path in (*pair, *known))
     except Exception:  # a file that is cut off, or an object that is loaded, may raise anything
         if not known or filecmp.cmp(known[0], known[1], shallow=False):
             yield Difference(FILE, name, "one process's", "other bytes", OTHER)

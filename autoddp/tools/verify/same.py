@@ -12,8 +12,8 @@ import torch
 
 from autoddp.tools.verify.findings import FILE, OTHER, SMALL, Difference
 
-# What is compared as a whole. An object without an `==` is compared by what it holds, since its own
-# would ask whether it is the same one; and so is any other, as its own would ask for the same bits.
+# Types that are compared by `==`. All others are compared by what they hold: their own `==` may
+# compare identities or bits.
 LEAVES = (int, str, bytes, type, set, frozenset)
 Parts = list[tuple[str, Any]]
 Found = Iterator[Difference]
@@ -22,7 +22,7 @@ Found = Iterator[Difference]
 def unlike(want: Any, got: Any, where: str, seen: dict[Any, Any] | None = None) -> Found:
     """Yield where two values differ: types, order, keys, dtypes, and values to their leaves.
 
-    Objects may hold each other, so that `seen` has the pairs that are compared already.
+    Objects may hold each other: `seen` has the pairs that were compared already.
     """
     if type(got) is not type(want):
         yield _other(where, type(want), type(got))
@@ -36,7 +36,7 @@ def unlike(want: Any, got: Any, where: str, seen: dict[Any, Any] | None = None) 
     else:
         seen, pair = {} if seen is None else seen, (id(want), id(got))
         if pair not in seen:
-            seen[pair] = want, got  # as long as they are here, no others have their ids
+            seen[pair] = want, got  # alive, so that ids stay theirs
             yield from _parts(found, _held(got) or [], where, seen)
 
 
@@ -45,7 +45,7 @@ def _other(where: str, want: object, got: object) -> Difference:
 
 
 def _parts(want: Parts, got: Parts, where: str, seen: dict[Any, Any]) -> Found:
-    """Yield where what two values hold differs, part by part."""
+    """Yield where the parts of two values differ."""
     nothing = ("nothing", None)
     pairs = list(zip_longest(want, got, fillvalue=nothing))
     wrong = next(((a, b) for (a, _), (b, _) in pairs if a != b), None)
@@ -68,12 +68,12 @@ def _held(value: Any) -> Parts | None:
 
 
 def _pickled(value: Any) -> Parts | None:
-    """Return what pickle would write of an object, None if it would write no parts."""
+    """Return the parts that pickle would write of an object, None if there are none."""
     try:
         made = value.__reduce_ex__(2)
-    except Exception:  # whatever a class of anybody's raises that cannot be pickled
+    except Exception:  # a class may raise anything
         return None
-    if isinstance(made, str):  # the name of what there is only one of
+    if isinstance(made, str):  # the name of a global
         return None
     function, arguments, state, items, pairs = (*made, None, None, None)[:5]
     return [
@@ -82,8 +82,8 @@ def _pickled(value: Any) -> Parts | None:
 
 
 def _tensors(want: torch.Tensor, got: torch.Tensor, where: str) -> Found:
-    """Yield where two tensors differ in what a script can ask of them, and in their values."""
-    # of others than plain ones the values are in no one block of memory, one stride for each size
+    """Yield where two tensors differ in their attributes and values."""
+    # others have no strides
     plain = want.layout == torch.strided and not want.is_nested and not want.is_meta
     a, b = (
         (x.dtype, x.device, x.requires_grad, x.layout, x.is_nested)
@@ -99,13 +99,11 @@ def _tensors(want: torch.Tensor, got: torch.Tensor, where: str) -> Found:
 
 
 def _array(x: torch.Tensor) -> np.ndarray:
-    """Return the values of a tensor, of a type that numpy lacks as a wider one, or as bytes."""
+    """Return the values of a tensor; of a type that numpy lacks, as a wider one or as bytes."""
     x = x.detach().resolve_conj().resolve_neg()
     x = x.dequantize() if x.is_quantized else x
-    wider = torch.complex64 if x.is_complex() else torch.float32
-    for values in (x.numpy, lambda: x.to(wider).numpy()):
-        with suppress(TypeError, RuntimeError):  # numpy, or torch itself, computes nothing of it
-            return values()
+    with suppress(TypeError, RuntimeError):  # numpy or torch lacks the type
+        return (x.float() if x.is_floating_point() and x.itemsize < 4 else x).numpy()
     return x.view(torch.uint8).numpy()
 
 
@@ -121,9 +119,8 @@ def _arrays(want: np.ndarray, got: np.ndarray, where: str) -> Found:
         yield _other(where, "other numbers that are finite", "these")
     else:
         a, b = np.nan_to_num(want).ravel(), np.nan_to_num(got).ravel()
-        scale = np.maximum(np.maximum(abs(a), abs(b)), SMALL)
-        off = abs(a.astype(complex) - b) / scale
-        if off.size and (size := float(off.max())) > 0:
+        off = abs(a.astype(complex) - b) / np.maximum(np.maximum(abs(a), abs(b)), SMALL)
+        if off.any():
             at = int(off.argmax())
             place = f"{where}, element {at}" if want.shape else where
-            yield Difference(FILE, place, repr(a[at]), repr(b[at]), size)
+            yield Difference(FILE, place, repr(a[at]), repr(b[at]), float(off[at]))

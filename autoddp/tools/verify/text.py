@@ -12,7 +12,7 @@ NUMBER = re.compile(r"(?<![\w.])-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)(?![\w])")
 WORD = re.compile(r"[^\s,;=|<>()\[\]{}\"']+|\S")  # a time or a rate is one word: 00:03, 1.2s/it
 MOVES = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|([\r\n\b])")  # of a cursor; colours move nothing
 SHOWN = 200  # characters of a line that are shown
-COARSE = 1e-2  # part of a number that a unit of its last digit may be, if it is to pass as rounding
+COARSE = 1e-2  # part of a number that a unit of its last digit is at most, to pass as rounding
 Lines = Sequence[str]
 
 
@@ -24,10 +24,10 @@ def compare_lines(
     last_digit: bool = True,
     again: Lines | None = None,
 ) -> Iterator[Difference]:
-    """Yield the lines of two texts; a line more or less is one difference, and the last.
+    """Yield a difference for each line of two texts, and one where a text ends before the other.
 
-    With `last_digit` the last digit may be rounded the other way. `again` are the lines that the
-    first run had when it was made once more: what it does not repeat is not compared.
+    With `last_digit` the last digit may be rounded the other way. `again` are the lines of a second
+    run of the first text's process: what it does not repeat is left out.
     """
     want, got = texts
     models = want if again is None else chain(again, repeat(""))
@@ -45,13 +45,13 @@ def line_off(
 ) -> float:
     """Return how far the numbers of a line are off, `OTHER` if it is another line.
 
-    A clock's readings, rates and process numbers are other words each time: those that the line
-    `again`, of the same process, does not repeat are left out.
+    Words that the line `again`, of a second run, does not repeat are left out: readings of clocks,
+    rates and process numbers.
     """
     if again is None or word_off(want, again, rtol) <= rtol:
         return word_off(want, got, rtol, last_digit)
     words, ours, models = (WORD.findall(line) for line in (want, got, again))
-    if len(words) != len(models):  # nothing tells which word is which
+    if len(words) != len(models):  # no word can be told from another
         return 0.0
     if len(words) != len(ours):
         return OTHER
@@ -70,7 +70,7 @@ def word_off(want: str, got: str, rtol: float, last_digit: bool = True) -> float
 def number_off(want: str, got: str, rtol: float, last_digit: bool) -> float:
     """Return how far two numbers are off, relative to the larger one.
 
-    A whole number that differs is never within `rtol`; a last digit may be rounded the other way.
+    A whole number that differs is never within `rtol`.
     """
     a, b = float(want), float(got)
     if want == got or (a != a and b != b):
@@ -87,10 +87,7 @@ def number_off(want: str, got: str, rtol: float, last_digit: bool) -> float:
 
 
 def shown(text: str) -> list[str]:
-    """Return the lines that a terminal shows in the end, once the cursor's moves are followed.
-
-    A progress bar that was drawn again and again is one line, as it was drawn last.
-    """
+    """Return the lines that a terminal shows in the end: of a progress bar, its last state."""
     lines, row, column, at = [""], 0, 0, 0
     for move in chain(MOVES.finditer(text), [None]):
         piece = text[at : move.start() if move else None]

@@ -6,31 +6,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autoddp.report import PREFIX
+from autoddp.tools.record.recording import GENERATOR, LOSS
 from autoddp.tools.told import ToolOptions, aligned
 from autoddp.tools.verify.causes import Cause
-from autoddp.tools.verify.findings import (
-    ENDING,
-    FILE,
-    GENERATOR,
-    GRADIENT,
-    LOSS,
-    OTHER,
-    PARAMETER,
-    PRINT,
-    RATE,
-    STEPS,
-    Difference,
-    Findings,
-)
+from autoddp.tools.verify.findings import ENDING, OTHER, PRINT, STEPS, Difference, Findings
 
 EQUAL, DIFFERENT, NOT_RUN = 0, 1, 2
 WORDS = {EQUAL: "equal", DIFFERENT: "different", NOT_RUN: "could not run"}
-# the rows of the table, as each is called there
-ROWS = {STEPS: "steps", LOSS: "losses", RATE: "learning rates", GRADIENT: "gradients"}
-ROWS |= {PARAMETER: "parameters", GENERATOR: "generators' states", ENDING: "exit code"}
-ROWS |= {PRINT: "printed lines", FILE: "files"}
+# the rows of the table, where it is not the aspect with an s
+ROWS = {STEPS: STEPS, LOSS: "losses", GENERATOR: "generators' states"}
+ROWS |= {ENDING: ENDING, PRINT: "printed lines"}
 NO_NUMBERS = (STEPS, GENERATOR, ENDING)
-TOGETHER = 4  # at most so many differences of the first step that differs are shown
+TOGETHER = 4  # differences of the first step that differs that are shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,15 +39,14 @@ class Conclusion:
     code: int = EQUAL
     why: str = ""  # in one sentence
     findings: Findings = field(default_factory=Findings)
-    among: Findings = field(default_factory=Findings)
-    wide: Findings | None = None  # one process against the ranks in float64
+    wide: Findings | None = None  # in float64
     cause: Cause | None = None
     tail: list[str] = field(default_factory=list)  # the end of an error
     notes: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
     def finish(self, wanted: ToolOptions, quiet: bool) -> int:
-        """Tell the conclusion in the ways that are wanted, and return its exit code."""
+        """Print and write the conclusion as wanted, and return its exit code."""
         if not quiet:
             print("\n".join(self.lines()))
         wanted.write(self.data())
@@ -73,39 +59,42 @@ class Conclusion:
             found += [f"{PREFIX} cause: {self.cause.what}"]
             found += [f"{PREFIX} what helps: {self.cause.mend}"]
         found += self.tail
-        if self.code == DIFFERENT:
-            others, names = self.among.differences, ("one process", f"{self.nproc} ranks")
-            apart = "rank 0", f"rank {others[0].rank}" if others else ""
-            wide = self.wide is not None and self.wide.differences
-            found += first("ranks part", apart, others)
-            found += first("first divergence", names, wide or self.findings.differences)
+        wide = self.wide.differences if self.wide is not None else []
+        if self.code == DIFFERENT and (differences := wide or self.findings.differences):
+            found += self.first(differences)
         if self.code != NOT_RUN:
             found += ["", *aligned(self.table())]
         return found + [""] * bool(self.notes) + [f"{PREFIX} {note}" for note in self.notes]
 
+    def first(self, differences: list[Difference]) -> list[str]:
+        """Show the first divergence: what differs at its step, with both values."""
+        step, rank = differences[0].step, differences[0].rank
+        title = f"first divergence, step {step}" if step else "first divergence"
+        rows = [[title, "one process", f"{self.nproc} ranks", "off by"]]
+        for d in [d for d in differences if (d.step, d.rank) == (step, rank)][:TOGETHER]:
+            rows.append([f"{d.line + ' ' if d.line else ''}{d.what}", d.want, d.got, d.off])
+        return ["", *aligned(rows)]
+
     def table(self) -> list[list[str]]:
-        """Make one row for each thing that was compared, below a row of titles."""
+        """Make one row for each aspect that was compared, below a row of titles."""
         made = [["compared", "number", "differ", "off by at most"]]
-        kinds = ("", self.findings), (", in float64", self.wide), (" of ranks", self.among)
-        for name, found in kinds:
-            for aspect, plural in ROWS.items():
-                if found is not None and (count := found.counts.get(aspect)):
-                    worst = f"{count.worst:.1e}" if count.worst else "0"
-                    worst = "" if aspect in NO_NUMBERS else worst
-                    made.append([plural + name, str(count.compared), str(count.differ), worst])
+        for name, found in ("", self.findings), (", in float64", self.wide):
+            for aspect, count in found.counts.items() if found is not None else ():
+                worst = f"{count.worst:.1e}" if count.worst else "0"
+                worst = "" if aspect in NO_NUMBERS else worst
+                plural = ROWS.get(aspect, f"{aspect}s")
+                made.append([plural + name, str(count.compared), str(count.differ), worst])
         return made
 
     def data(self) -> dict[str, Any]:
         """Return the conclusion as --json writes it."""
         known = ("script", "nproc", "code", "why", "notes", "seconds")
-        first = (self.findings.differences or self.among.differences)[:1]
         return {name: getattr(self, name) for name in known} | {
             "verdict": WORDS[self.code],
             "cause": None if self.cause is None else vars(self.cause),
-            "first": [_data(found) for found in first],
+            "first": [_data(found) for found in self.findings.differences[:1]],
             "error": self.tail,
             **_found(self.findings),
-            "among ranks": _found(self.among),
             "float64": None if self.wide is None else _found(self.wide),
         }
 
@@ -118,17 +107,6 @@ def _found(findings: Findings) -> dict[str, Any]:
 
 
 def _data(found: Difference) -> dict[str, Any]:
-    """Return a difference for JSON, which has no infinity: a size that is no number's is null."""
+    """Return a difference for JSON, which has no infinity: a size that is no number is null."""
     size = None if found.size == OTHER else found.size
     return vars(found) | {"size": size, "told": found.described()}
-
-
-def first(title: str, names: tuple[str, str], differences: list[Difference]) -> list[str]:
-    """Show the first divergence: what differs at its step, with both values."""
-    if not differences:
-        return []
-    start = differences[0]
-    together = [d for d in differences if (d.step, d.rank) == (start.step, start.rank)][:TOGETHER]
-    rows = [[title + (f", step {start.step}" if start.step else ""), *names, "off by"]]
-    rows += [[f"{d.line + ' ' if d.line else ''}{d.what}", d.want, d.got, d.off] for d in together]
-    return ["", *aligned(rows)]
