@@ -17,50 +17,47 @@ REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
 
 
 class Draft:
-    """A file that was written beside its place, under the same name, and waits to be put there.
+    """A file that is written to a folder next to its target, under the same name, and then renamed.
 
     The name stays because writers look at it: for the format, for a suffix to add, for the name
-    of the folder inside a checkpoint's archive. With `keep`, the draft begins with a copy of the
-    file that is there.
+    of the folder inside a checkpoint's archive.
     """
 
-    def __init__(self, path: str, keep: bool = False) -> None:
-        self.path, self._keep = path, keep
+    def __init__(self, path: str) -> None:
+        self.path = path
         self.folder, self.name = os.path.dirname(path), os.path.basename(path)
         self.targets = [path]  # what is put in place: numpy adds a suffix
-        self._beside: str | None = None
-        self._link: str | None = None  # tells the launcher of the draft, should we be killed
+        self._scratch: str | None = None
+        self._link: str | None = None  # by which the launcher removes the draft of a killed rank
 
     def write(self, save: Callable[[str], Any]) -> Any:
         """Call `save` with the path to write to; errors that it raises name the user's path."""
         try:
-            beside = self._make() if self._is_plain() else None
+            scratch = self._make() if self._is_plain() else None
         except OSError as error:
             self.discard()
             if error.errno not in REFUSED:
                 raise OSError(error.errno, error.strerror, self.path) from None  # the old one stays
-            beside = None
-        if beside is None:
+            scratch = None
+        if scratch is None:
             return save(self.path)  # a device, a file in a folder that may not be written, an error
         try:
-            if self._keep and os.path.exists(self.path):  # it will be added to
-                shutil.copyfile(self.path, os.path.join(beside, self.name))
-            result = save(os.path.join(beside, self.name))
-            self.targets = [os.path.join(self.folder, name) for name in os.listdir(beside)]
+            result = save(os.path.join(scratch, self.name))
+            self.targets = [os.path.join(self.folder, name) for name in os.listdir(scratch)]
             for target in self.targets:
-                _settle(os.path.join(beside, os.path.basename(target)), target)
+                _finish(os.path.join(scratch, os.path.basename(target)), target)
         except BaseException as error:
             self.discard()
-            raise renamed(error, beside, self.folder) from None
+            raise renamed(error, scratch, self.folder) from None
         return result
 
     def put(self) -> None:
         """Move the draft into place, at once for everybody who looks."""
-        if self._beside is None:
+        if self._scratch is None:
             return
         try:
             for target in self.targets:
-                made = os.path.join(self._beside, os.path.basename(target))
+                made = os.path.join(self._scratch, os.path.basename(target))
                 os.replace(made, os.path.realpath(target))
         except OSError as error:
             raise OSError(error.errno, error.strerror, self.path) from None
@@ -69,26 +66,26 @@ class Draft:
 
     def discard(self) -> None:
         """Remove the draft and the launcher's link to it; leave the file that is in place."""
-        if self._beside is not None:
-            shutil.rmtree(self._beside, ignore_errors=True)
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
         if self._link is not None:
             with suppress(FileNotFoundError):
                 os.unlink(self._link)
-        self._beside = self._link = None
+        self._scratch = self._link = None
 
     def _make(self) -> str:
-        """Make the folder beside the target; the launcher is told of it before it is there."""
+        """Make the folder next to the target, after the link by which the launcher finds it."""
         short = os.fsdecode(os.fsencode(self.name)[:200])  # a name may not be much longer
         name = f".{short}.{time.monotonic_ns():x}"
-        beside = os.path.join(os.path.dirname(os.path.realpath(self.path)), name)
+        scratch = os.path.join(os.path.dirname(os.path.realpath(self.path)), name)
         if HERE.private is not None:
             link = os.path.join(HERE.private, name)
             with suppress(OSError):  # the launcher's disk may be full where the user's is not
-                os.symlink(beside, link)
+                os.symlink(scratch, link)
                 self._link = link
-        os.mkdir(beside, 0o700)
-        self._beside = beside
-        return beside
+        os.mkdir(scratch, 0o700)
+        self._scratch = scratch
+        return scratch
 
     def _is_plain(self) -> bool:
         """Return whether a plain write would make or replace a regular file."""
@@ -99,7 +96,7 @@ class Draft:
         return stat.S_ISREG(there.st_mode) and os.access(self.path, os.W_OK)
 
 
-def _settle(path: str, target: str) -> None:
+def _finish(path: str, target: str) -> None:
     """Give `path` the permissions that a plain write would leave at `target`, and flush it."""
     if os.path.exists(target):
         os.chmod(path, stat.S_IMODE(os.stat(target).st_mode))
@@ -110,14 +107,14 @@ def _settle(path: str, target: str) -> None:
         os.close(handle)
 
 
-def renamed(error: BaseException, beside: str, folder: str) -> BaseException:
+def renamed(error: BaseException, scratch: str, folder: str) -> BaseException:
     """Return the error with the user's path in place of the draft's."""
 
     def users(value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        value = value.replace(beside + "/", folder + "/" if folder else "")
-        return value.replace(beside, folder or ".")
+        value = value.replace(scratch + "/", folder + "/" if folder else "")
+        return value.replace(scratch, folder or ".")
 
     if isinstance(error, OSError) and error.errno is not None:
         if error.filename is not None:  # where it is None, setting it would change the message

@@ -1,7 +1,7 @@
 """Paths where libraries write on every rank as if without autoddp: nothing there is the job's.
 
 One list serves all libraries: it goes by the place, never by the caller. A place that is not in the
-list is the job's: a cache of the script's own results tells the script whether it computes them.
+list is the job's: by a cache of its own results the script decides whether to compute them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from autoddp.effects import paths
 from autoddp.report import INSTALLED
 from autoddp.report.temporary import named, temporary_folder
 
-# Devices, shared memory and what the kernel tells: nobody's files.
+# Devices, shared memory and the kernel's own files.
 NOBODYS = ("/dev/", "/proc/", "/sys/")
-# Folders of files that the interpreter and packages keep beside their own code.
+# Folders of files that the interpreter and packages keep next to their own code.
 PARTS = re.compile("|".join((*INSTALLED, "/__pycache__/")))
 # Environment variables that name folders in which libraries keep what they may make again.
 NAMED = (
@@ -59,8 +59,8 @@ def keeps(path: str, private: set[str]) -> bool:
     if path.startswith(NOBODYS) or PARTS.search(path) or path in private:
         return True
     job = paths.here().rstrip("/") + "/"
-    said = os.environ._data  # type: ignore[attr-defined]
-    folders, computed = _known((*map(said.get, ASKED), tempfile.tempdir, job))
+    variables = os.environ._data  # type: ignore[attr-defined]
+    folders, computed = _known((*map(variables.get, ASKED), tempfile.tempdir, job))
     within = f"{path}/"
     if not within.startswith(folders) and not any(within.startswith(f"{one}/") for one in private):
         return False  # as nearly all are

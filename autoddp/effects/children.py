@@ -6,17 +6,14 @@ import concurrent
 import ctypes
 import multiprocessing
 import os
-import pickle
 import signal
 from concurrent.futures import wait
-from contextlib import suppress
 from typing import Any, ClassVar
 
 from autoddp.comm.outcome import Outcome
 from autoddp.effects.engine import Mode
-from autoddp.effects.outward import Outward
+from autoddp.effects.outward import EffectRow, Outward, ask, each
 from autoddp.effects.ownership import users_call
-from autoddp.effects.rows import EffectRow, ask
 from autoddp.patching import Call, patch
 
 THROUGH = tuple(
@@ -24,6 +21,10 @@ THROUGH = tuple(
 )
 SPAWNS = ("multiprocessing.", "loky.backend.", "joblib.externals.loky.backend.")
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+QUEUE = (
+    "items come from each rank's own workers, in an order that may differ between ranks: "
+    "Pool.map and executors return results in one order"
+)
 # The first code that a fresh interpreter runs, which multiprocessing starts for a rank above 0.
 MUTED = (
     "import sys; sys.path.append({!r}); from autoddp.process.muted import mute; "
@@ -39,7 +40,11 @@ class Children(Outward):
     rows: ClassVar[tuple[EffectRow, ...]] = (
         ask(
             ("multiprocessing.process:BaseProcess.is_alive",),
-            why="whether a worker still works, rank 0 tells",
+            why="whether a worker still runs is rank 0's answer",
+        ),
+        each(
+            ("multiprocessing.queues:Queue.get", "multiprocessing.queues:SimpleQueue.get"),
+            why=QUEUE,
         ),
     )
 
@@ -90,30 +95,8 @@ class Children(Outward):
         outcome = Outcome.of(call.plain)
         self.effects.do_on_rank0(call.name, lambda: None)
         if not (call.name.endswith("Future.result") or getattr(call.instance, "_cache", None)):
-            self.effects.overlay.settle()
+            self.effects.overlay.refresh()
         return outcome.unwrap()
-
-    @patch(
-        *("multiprocessing.queues:Queue.get", "multiprocessing.queues:SimpleQueue.get"),
-        why="what worker processes send comes in the order in which it came to rank 0",
-    )
-    def take_alike(self, call: Call) -> Any:
-        """Return rank 0's item; take one here, too, so that this rank's workers need not wait."""
-        if not self._asks():
-            return call.plain()
-        mine: list[Any] = []
-
-        def first() -> bytes:
-            mine.append(call.plain())
-            return pickle.dumps(mine[0])
-
-        data = self.effects.ask_rank0("Queue.get", first)  # which may raise `queue.Empty`
-        if self.rank == 0:
-            return mine[0]
-        # OSError: a tensor of a worker that has ended, which nobody wants
-        with self.context.internal(), suppress(OSError):
-            call.wrapped()
-        return pickle.loads(data)
 
     @patch(
         "multiprocessing.pool:Pool.imap_unordered",

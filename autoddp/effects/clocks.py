@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -12,9 +11,8 @@ from time import time as _time  # this rank's
 from typing import Any, ClassVar
 
 from autoddp.effects.engine import Mode
-from autoddp.effects.outward import Outward
+from autoddp.effects.outward import EffectRow, Outward, ask
 from autoddp.effects.ownership import decides
-from autoddp.effects.rows import EffectRow, ask
 from autoddp.patching import Call, patch, stands_for
 
 WHY = "the script decides by the time: it is rank 0's on all ranks"
@@ -34,7 +32,7 @@ class Clocks(Outward):
     without: ClassVar[str] = "each rank reads its own clock, and may decide otherwise by it"
     rows: ClassVar[tuple[EffectRow, ...]] = (
         ask(("time:clock_gettime", "time:clock_gettime_ns"), why=WHY),
-        ask(("os:times",), why=WHY, pack=list, unpack=os.times_result),
+        ask(("os:times",), why=WHY),
     )
 
     @patch(*CLOCKS, why=WHY, hot=True)

@@ -11,9 +11,8 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, ClassVar
 
 from autoddp.effects.engine import Mode
-from autoddp.effects.outward import Outward
+from autoddp.effects.outward import EffectRow, Outward, ask, each
 from autoddp.effects.pipes import shared
-from autoddp.effects.rows import EffectRow, ask, each
 from autoddp.patching import Call, patch
 from autoddp.report.begun import Begun
 
@@ -70,8 +69,8 @@ class Console(Outward):
         self.terminal, self.size = self.run.group.call("the terminal", terminal)
         if isinstance(sys.stdin, io.TextIOWrapper):
             undo.callback(setattr, sys, "stdin", sys.stdin)
-            own, told = sys.stdin, functools.partial(bool, self.terminal[0])
-            facts = {"name": "<stdin>", "isatty": told, "fileno": own.fileno}
+            own, isatty = sys.stdin, functools.partial(bool, self.terminal[0])
+            facts = {"name": "<stdin>", "isatty": isatty, "fileno": own.fileno}
             sys.stdin = shared(own, self._ask, **facts)
         for number, stream in ((1, sys.stdout), (2, sys.stderr)) if self.rank else ():
             # a log says that it is a terminal if rank 0's is: so colours and bars agree
@@ -80,7 +79,7 @@ class Console(Outward):
                 undo.callback(delattr, stream, "isatty")
 
     def serve(self, call: Call) -> Any:
-        """Serve a row as any other; nothing of ours is said into a prompt.
+        """Serve a row as any other; no line of ours is printed into a prompt.
 
         What is no terminal, `input` reads by `sys.stdin`, as all ranks do.
         """
@@ -105,20 +104,20 @@ class Console(Outward):
     def is_terminal(self, call: Call) -> Any:
         """Return rank 0's answer for the standard streams, this rank's for other descriptors."""
         number: Any = call.named.get("fd")
-        return self.terminal[number] if self._told(number) else call.plain()
+        return self.terminal[number] if self._is_standard(number) else call.plain()
 
     @patch("os:get_terminal_size", why="how wide the terminal is, is asked of rank 0's")
     def terminal_size(self, call: Call) -> Any:
         """Return rank 0's size as it was at the start; `shutil.get_terminal_size` asks this."""
         number = call.args[0] if call.args else 1  # a C function that takes no names
-        if not self._told(number):
+        if not self._is_standard(number):
             return call.plain()
         size = self.size[number]
         if size is None:
             raise OSError(25, "Inappropriate ioctl for device")
         return os.terminal_size(size)
 
-    def _told(self, number: Any) -> bool:
+    def _is_standard(self, number: Any) -> bool:
         return bool(self.rank and self.terminal and number in STANDARD and self.context.in_job())
 
     @patch("pdb:Pdb.__init__", why="the debugger steps over what is ours")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import email
 import io
 import os
-import pickle
 import sys
 from collections.abc import Callable
-from http.client import HTTPMessage, HTTPResponse, IncompleteRead
+from http.client import HTTPResponse, IncompleteRead
 from types import SimpleNamespace
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -16,8 +14,7 @@ from urllib.parse import urlsplit
 from autoddp.comm.rpc import When
 from autoddp.comm.topology import leaders
 from autoddp.effects.engine import Mode
-from autoddp.effects.outward import Outward
-from autoddp.effects.rows import EffectRow, each
+from autoddp.effects.outward import EffectRow, Outward, each
 from autoddp.patching import Call, patch
 from autoddp.report import users_line
 
@@ -89,18 +86,12 @@ class Downloads(Outward):
         """Load a file on rank 0, and on nodes that lack its folder: these never look for it."""
         if self.effects.users() is not Mode.SYNCED:
             return call.plain()
-
-        def load() -> list[str]:
-            made = call.plain() or (call.named.get("dst") or call.named["filename"], "")
-            return [os.fspath(made[0]), str(made[1])]
-
-        path, headers = self.effects.ask_rank0(call.name, load)
+        made = self.effects.ask_rank0(call.name, call.plain)  # None, or a path and headers
+        path = made[0] if made else call.named.get("dst") or call.named["filename"]
         writers = self.effects.writers(os.path.expanduser(path))
         named = {} if "dst" in call.named else {"filename": path}  # else a temporary file's
         self.effects.repeat(call.name, lambda: call.changed(**named), writers)
-        if call.name.endswith("urlretrieve"):
-            return path, email.message_from_string(headers, _class=HTTPMessage)
-        return None
+        return made
 
     @patch(
         *("urllib.request:urlopen", "torch.hub:urlopen", "pandas.io.common:urlopen"),
@@ -125,46 +116,46 @@ class Downloads(Outward):
         through = os.path.dirname(sys.modules["requests"].__file__ or "") + "/"
         if self.effects.users(through=(through,)) is not Mode.SYNCED:
             return call.plain()
-        made = self._hand_on(call, str(call.named.get("url")), read_requests, answer_requests)
+        url = str(call.named.get("url"))
+        made = self._hand_on(call, url, read_requests, answer_requests)
         for response in (*made.history, made):
             call.instance.cookies.update(response.cookies)
         return made
 
     def _hand_on(
-        self, call: Call, url: str, read: Callable[[Any], bytes], answer: Callable[[bytes], Any]
+        self, call: Call, url: str, read: Callable[[Any], Any], answer: Callable[[Any], Any]
     ) -> Any:
         """Return what rank 0 was answered; ask on every rank for what is not handed on."""
-        packed = self.effects.ask_rank0(call.name, lambda: read(call.plain()))
-        if packed:
-            return answer(packed)
+        found = self.effects.ask_rank0(call.name, lambda: read(call.plain()))
+        if found is not None:
+            return answer(found)
         if urlsplit(url).scheme not in ("file", "data"):  # there nobody is asked
             self.run.report.say_once("downloads", users_line(), TOO_LARGE.format(url))
-        with self.effects.context.internal():
+        with self.context.internal():
             return call.plain()
 
 
-def read(response: Any) -> bytes:
-    """Read and pack a response of `urlopen`; return no bytes if it is not to be handed on.
+def read(response: Any) -> tuple[Any, ...] | None:
+    """Read a response of `urlopen`; return None if it is not to be handed on.
 
     That is a body of more than `LIMIT`, and what has come from no web server.
     """
     with response:
         if not isinstance(response, HTTPResponse) or (response.length or 0) > LIMIT:
-            return b""
-        said = [response.version, response.status, response.reason, response.length]
+            return None
+        head = [response.version, response.status, response.reason, response.length]
         try:  # with a size, `read` would take an early end for that of the body
             body = response.read() if response.length is not None else response.read(LIMIT + 1)
         except IncompleteRead as error:
-            if said[-1] is None:
-                return b""  # every rank meets it by itself
-            body = error.partial  # the length tells all ranks that more was to come
-    packed = pickle.dumps([said, response.headers, response.url, body])
-    return packed if len(body) <= LIMIT else b""
+            if head[-1] is None:
+                return None  # every rank gets the error by itself
+            body = error.partial  # from the length all ranks know that more was to come
+    return None if len(body) > LIMIT else (*head, response.headers, response.url, body)
 
 
-def answer(packed: bytes) -> HTTPResponse:
-    """Return a response that reads what `read` packed."""
-    (version, status, reason, length), headers, url, body = pickle.loads(packed)
+def answer(found: tuple[Any, ...]) -> HTTPResponse:
+    """Return a response made of what `read` returned."""
+    version, status, reason, length, headers, url, body = found
     head = f"HTTP/1.{version - 10} {status} {reason}\r\n"
     head += "\r\n" if length is None else f"Content-Length: {length}\r\n\r\n"
     came = io.BytesIO(head.encode("latin-1") + body)
@@ -175,20 +166,16 @@ def answer(packed: bytes) -> HTTPResponse:
     return made
 
 
-def read_requests(response: Any) -> bytes:
-    """Pack a `requests.Response`; return no bytes if its body is more than `LIMIT`."""
-    body = b""
+def read_requests(response: Any) -> Any:
+    """Return a response of requests with its body read, None if that is more than `LIMIT`."""
     with response:
-        for part in response.iter_content(1 << 20):
-            body += part
-            if len(body) > LIMIT:
-                return b""
-    response._content = body
-    return pickle.dumps(response)
+        if int(response.headers.get("Content-Length", 0)) > LIMIT:
+            return None
+        response.content  # noqa: B018 - read here
+    return response
 
 
-def answer_requests(packed: bytes) -> Any:
-    """Return the response that `read_requests` packed."""
-    made = pickle.loads(packed)
-    made.raw = io.BytesIO(made.content)
-    return made
+def answer_requests(response: Any) -> Any:
+    """Return the response of requests with a body that can be read as a stream, too."""
+    response.raw = io.BytesIO(response.content)
+    return response

@@ -1,4 +1,4 @@
-"""The rules that all side effects share: whose call one is, and what shall become of it.
+"""The rules that all side effects share: who makes a call, and what becomes of it.
 
 A call is agreed on over all ranks only where all ranks make it, in the same order: in the rank
 itself (not in a worker process), on the thread that runs the script, outside a data set's fetch.
@@ -7,8 +7,7 @@ itself (not in a worker process), on the thread that runs the script, outside a 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -51,7 +50,6 @@ class Effects:
         self.synced = synced and group.size > 1  # else nobody waits for anybody
         self.overlay = Overlay()  # what this rank has changed, if it is not rank 0
         self.nodes: Nodes | None = None  # where there are several
-        self.apart = False  # whether what the script's thread does here is in no order with others'
         self.before_save: list[Callable[[], None]] = []  # before a checkpoint, where all ranks are
 
     def accepts_effects(self) -> bool:
@@ -69,20 +67,11 @@ class Effects:
             return Mode.PASS_THROUGH if context.passes_through() else Mode.UNSYNCED
         if context.is_internal_elsewhere():
             return Mode.PASS_THROUGH
-        if context.ending or context.collecting or self.apart or not context.on_script_thread():
+        if context.ending or context.collecting or not context.on_script_thread():
             return Mode.UNSYNCED if context.in_job() else Mode.PASS_THROUGH
         if not self.accepts_effects():
             return Mode.PASS_THROUGH
         return Mode.SYNCED if self.synced else Mode.UNSYNCED
-
-    @contextmanager
-    def unsynced(self) -> Iterator[None]:
-        """Have nobody wait inside: rank 0 has done there already what the others do now."""
-        before, self.apart = self.apart, True
-        try:
-            yield
-        finally:
-            self.apart = before
 
     def users(self, through: tuple[str, ...] = ()) -> Mode:
         """Decide like `mode`, but PASS_THROUGH for a library; look past files in `through`."""
@@ -148,20 +137,20 @@ class Effects:
         self,
         what: str,
         act: Callable[[], Any],
-        tell: Callable[[Any], Any] | None = None,
+        tell: Callable[[Any], Any] = lambda made: made,
         writers: Writers = Writers(),
     ) -> Any:
         """Change the outside world on rank 0 once all ranks are here; all raise its error.
 
         Returns:
-            On the `writers` what `act` returned, on the others what `told` makes of rank 0's.
+            On the `writers` what `act` returned, on the others what `tell` makes of rank 0's.
         """
         kept: Any = None
 
         def keep() -> Any:
             nonlocal kept
             kept = act()
-            return tell(kept) if tell is not None else None
+            return tell(kept)
 
         with self.context.internal():
             answer = self.group.call(f"{what} at {users_line(2)}", keep, when=When.ALL_HERE)

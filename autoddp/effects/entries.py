@@ -1,4 +1,4 @@
-"""Stand-ins for what `os.scandir` yields, where another rank or another folder was asked."""
+"""Stand-ins for what `os.scandir` yields, where another rank or another folder was listed."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from typing import Any
 
 
 class Entry:
-    """An entry like those of `os.scandir`, made of what `facts` returned of one."""
+    """A copy of an entry of `os.scandir`, which can be pickled."""
 
-    def __init__(self, folder: Any, name: str, kinds: list[bool], inode: int) -> None:
-        self.name: Any = os.fsencode(name) if isinstance(folder, bytes) else name
+    def __init__(self, folder: Any, entry: os.DirEntry[str]) -> None:
+        self.name: Any = os.fsencode(entry.name) if isinstance(folder, bytes) else entry.name
         self.path = os.path.join(folder, self.name)
-        self._kinds, self._inode = kinds, inode
+        self._is_dir = {follow: entry.is_dir(follow_symlinks=follow) for follow in (True, False)}
+        self._is_file = {follow: entry.is_file(follow_symlinks=follow) for follow in (True, False)}
+        self._is_link, self._inode = entry.is_symlink(), entry.inode()
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
         """Return whether the entry is a folder."""
-        return self._kinds[0 if follow_symlinks else 2]
+        return self._is_dir[follow_symlinks]
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
         """Return whether the entry is a plain file."""
-        return self._kinds[1 if follow_symlinks else 3]
+        return self._is_file[follow_symlinks]
 
     def is_symlink(self) -> bool:
         """Return whether the entry is a symbolic link."""
-        return self._kinds[4]
+        return self._is_link
 
     def is_junction(self) -> bool:
         """Return False: only Windows has junctions."""
@@ -37,7 +39,7 @@ class Entry:
         return self._inode
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """Return what `os.stat` says of the entry's path."""
+        """Return what `os.stat` returns for the entry's path."""
         return os.stat(self.path, follow_symlinks=follow_symlinks)
 
     def __fspath__(self) -> Any:
@@ -50,8 +52,8 @@ class Entry:
 class Listing(AbstractContextManager["Listing"], Iterator[Entry]):
     """An iterator over entries that can be closed, like the one of `os.scandir`."""
 
-    def __init__(self, folder: Any, found: Iterable[list[Any]]) -> None:
-        self._entries = iter([Entry(folder, *each) for each in found])
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self._entries = iter(entries)
 
     def __next__(self) -> Entry:
         return next(self._entries)
@@ -62,13 +64,3 @@ class Listing(AbstractContextManager["Listing"], Iterator[Entry]):
     def close(self) -> None:
         """Drop the entries that are left to iterate over."""
         self._entries = iter(())
-
-
-def facts(entries: Iterable[os.DirEntry[str]]) -> list[list[Any]]:
-    """Return the names, kinds and inodes of entries, as JSON can carry them."""
-    found: list[list[Any]] = []
-    for entry in entries:
-        follows = [entry.is_dir(), entry.is_file()]
-        itself = [entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)]
-        found.append([entry.name, [*follows, *itself, entry.is_symlink()], entry.inode()])
-    return found

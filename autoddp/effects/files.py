@@ -9,10 +9,9 @@ from typing import Any, ClassVar
 
 from autoddp.effects import paths
 from autoddp.effects.engine import Mode
-from autoddp.effects.open_files import OpenFiles
-from autoddp.effects.outward import Outward
+from autoddp.effects.open_files import open_file, open_once
+from autoddp.effects.outward import EffectRow, Outward, do
 from autoddp.effects.overlay import named
-from autoddp.effects.rows import EffectRow, do
 from autoddp.effects.write_calls import WriteCalls
 from autoddp.effects.writers import CHECKPOINT, PATHS, READERS, WRITERS
 from autoddp.patching import Call, patch, stands_for
@@ -40,10 +39,9 @@ class Files(Outward):
     )
 
     def setup(self, undo: ExitStack) -> None:
-        """Have what is left open flushed at the end."""
+        """Prepare for calls that write."""
         super().setup(undo)
-        self.open_files, self.written = OpenFiles(self.effects), WriteCalls(self.effects)
-        undo.callback(self.open_files.end)
+        self.written = WriteCalls(self.effects)
 
     @patch(
         "torch:save",
@@ -83,7 +81,7 @@ class Files(Outward):
             what = effects.touch(file)
             if what is Mode.PASS_THROUGH or call.named.get("opener") is not None:
                 return original(file, mode, *args, **kwargs)  # the opener's `os.open` is agreed on
-            return self.open_files.open(what, call)
+            return open_file(effects, what, call)
 
         return open
 
@@ -111,13 +109,14 @@ class Files(Outward):
             what, letters = self.effects.touch(given), _letters(flags)
             if what is Mode.PASS_THROUGH:
                 return plain()
-            return int(self.open_files.once("os.open", what, given, letters, plain, private)[0])
+            made = open_once(self.effects, "os.open", what, given, letters, plain, private)
+            return int(made[0])
 
         return open
 
     @patch(*READERS, why="what a library has written is read where this rank has it", optional=True)
     def read_own(self, call: Call) -> Any:
-        """Have a library, which opens by itself, read a file where this rank has it."""
+        """Have a library that opens without `open` read a file where this rank has it."""
         if not self.effects.reads():
             return call.plain()
         if not call.named and call.args and isinstance(call.args[0], NAMES):  # written in C

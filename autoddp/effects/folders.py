@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any, ClassVar
 
 from autoddp.effects.engine import Mode
-from autoddp.effects.entries import Listing, facts
+from autoddp.effects.entries import Entry, Listing
 from autoddp.effects.outward import Outward
 from autoddp.effects.unsynced import SOURCE, TARGET, UnsyncedChange, at, given
 from autoddp.patching import Call, patch
@@ -17,28 +16,6 @@ RENAMES = {"rename", "renames", "replace", "move"}
 # The names of the arguments for the path that is acted on, and for the one that is made.
 FROM = ("path", "src", "self", "name", "base_name", "filename")
 TO = ("dst", "extract_dir")
-
-
-def _same(answer: Any) -> Any:
-    return answer
-
-
-def _facts(listing: Any) -> list[Any]:
-    with listing as entries:
-        return facts(entries)
-
-
-# What answers become for other ranks, and how they are made again, if they are not plain values.
-_STATUS = (
-    lambda found: found.__reduce__()[1],
-    lambda answer: os.stat_result(tuple(answer[0]), answer[1]),
-)
-TRAVEL: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "stat": _STATUS,
-    "lstat": _STATUS,
-    "statvfs": (list, os.statvfs_result),
-    "scandir": (_facts, _same),
-}
 
 
 class Folders(Outward):
@@ -70,7 +47,7 @@ class Folders(Outward):
         changed = at(call, source, SOURCE) if target is None else at(call, target, TARGET)
         mode = self.effects.touch(changed)
         if mode is Mode.SYNCED and changed is not None:
-            return self._agreed(call, source, target, changed)
+            return self._agreed(call, source, changed)
         if mode is Mode.UNSYNCED and changed is not None:
             return self.alone.change(call)
         with self.effects.context.internal():  # a cache's folder, with those that it lies in
@@ -91,11 +68,12 @@ class Folders(Outward):
             return call.plain()  # Python 3.14: a function that asks os.scandir
         if name.endswith("xattr") or not self._asked(call):  # attributes: of each rank's own disk
             return self.alone.ask(call) if self.effects.reads() else call.plain()
-        pack, unpack = TRAVEL.get(name, (_same, _same))
-        answer = self.effects.ask_rank0(call.name, lambda: pack(call.plain()))
         if name == "scandir":
-            return Listing(os.fspath(call.named.get("path") or "."), answer)
-        return unpack(answer)
+            folder = os.fspath(call.named.get("path") or ".")
+            return Listing(
+                self.effects.ask_rank0(call.name, lambda: [Entry(folder, e) for e in call.plain()])
+            )
+        return self.effects.ask_rank0(call.name, call.plain)
 
     @patch(
         "os:chdir", why="a folder that a library made is rank 0's: others enter it when it is there"
@@ -112,23 +90,19 @@ class Folders(Outward):
         by_handle = call.kwargs.get("dir_fd") is not None
         return textual and not by_handle and self.effects.touch(path) is Mode.SYNCED
 
-    def _agreed(self, call: Call, source: Any, target: Any, changed: Any) -> Any:
+    def _agreed(self, call: Call, source: Any, changed: Any) -> Any:
         effects, overlay = self.effects, self.effects.overlay
-        writers = effects.writers(changed)
-        if self.rank in writers.ranks:
-            return effects.do_on_rank0(call.name, call.plain, _as_text, writers)
-        kind, was = call.name.rpartition(".")[2], None
-        if not overlay.idle() and kind in RENAMES:
+        writers, was = effects.writers(changed), None
+        renames = call.name.rpartition(".")[2] in RENAMES
+        if self.rank not in writers.ranks and renames and not overlay.idle():
             with suppress(OSError):  # rank 0 raises it
                 was = overlay.find(at(call, source, SOURCE), follow=False).name
-        answer = effects.do_on_rank0(call.name, call.plain, None, writers)
+        answer = effects.do_on_rank0(call.name, call.plain, writers=writers)
+        if self.rank in writers.ranks:
+            return answer
         with effects.context.internal():
             if was is not None:
                 overlay.move(was, answer or changed)
             else:
                 overlay.drop(changed, follow=False)
-        return target if target is not None and answer == os.fspath(target) else answer
-
-
-def _as_text(result: Any) -> Any:
-    return os.fspath(result) if isinstance(result, os.PathLike) else result
+        return answer

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ClassVar
 from urllib.parse import quote, unquote
 
 from autoddp.effects import paths
 from autoddp.effects.engine import Mode
-from autoddp.effects.open_files import OpenFiles
-from autoddp.effects.outward import Outward
-from autoddp.effects.rows import EffectRow, each
+from autoddp.effects.open_files import open_once
+from autoddp.effects.outward import EffectRow, Outward, each
 from autoddp.effects.write_calls import WriteCall
 from autoddp.effects.writers import HOLDERS
 from autoddp.patching import Call, patch
@@ -69,7 +69,8 @@ class Holders(Outward):
             for more in BESIDE:
                 there = os.path.abspath(path) + more
                 if where != path and paths.is_file(there) and not paths.is_file(where + more):
-                    paths.copy(there, where + more)
+                    with suppress(FileNotFoundError):  # rank 0 has just ended its transaction
+                        paths.copy(there, where + more)
             name = f"file:{quote(where)}{query}" if query is not None else where
             return call.wrapped(**{**named, "database": name})
 
@@ -98,15 +99,15 @@ class Holders(Outward):
             where = effects.where(path)
             with self.context.internal():
                 return at(where) if self.rank else act()
-        made, _ = OpenFiles(effects).once(site, what, path, letters, act, at)
+        made, _ = open_once(effects, site, what, path, letters, act, at)
         if self.rank and what is Mode.SYNCED:
             with self.context.internal():  # what rank 0 has closed by now is on the disk
-                effects.overlay.settle()
+                effects.overlay.refresh()
         return made
 
 
 def _database(given: Any, uri: Any) -> tuple[str, str | None]:
-    """Return the path of a database, "" if not on the disk, and what a URI asks for beside it."""
+    """Return the path of a database, "" if not on the disk, and the query of its URI."""
     if not isinstance(given, (str, bytes, os.PathLike)):
         return "", None
     path, query = os.fsdecode(given), None

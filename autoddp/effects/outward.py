@@ -1,13 +1,19 @@
-"""The base of features that touch the outside world, and the service of their rows."""
+"""The base of features that touch the outside world, and the table of patches without a method.
+
+`Outward.serve` decides what becomes of a call of a function in the table.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autoddp.comm.context import Code
 from autoddp.effects.engine import Mode
-from autoddp.effects.rows import EffectRow, Fate
 from autoddp.patching import Call, Feature, Patch, patch
 from autoddp.report import temporary, users_line
 
@@ -15,11 +21,47 @@ if TYPE_CHECKING:
     from autoddp.effects.run import Run
 
 
+class Fate(Enum):
+    """The fate of a call that the script makes on all ranks."""
+
+    ASK = "rank 0 makes it, and all ranks get what it returns or raises"
+    DO = "likewise, but after all ranks have arrived: it changes what slower ranks may still read"
+    EACH = "every rank makes it for itself, and a line reports that"
+
+
+@dataclass(frozen=True)
+class EffectRow:
+    """A row of the table: functions, their fate, and why.
+
+    Attributes:
+        targets: Names as "module:Dotted.path"; several are aliases, or share all else.
+        why: The reason, which `autoddp patches` prints; with EACH it is part of the reported line.
+        when: Selects the calls to which the row applies; others are plain.
+        harmless: Whether `--strict` accepts EACH.
+    """
+
+    fate: Fate
+    targets: tuple[str, ...]
+    why: str
+    when: Callable[[Call], bool] = lambda _: True
+    harmless: bool = False
+    optional: bool = False
+
+    def patch(self, feature: str) -> Patch:
+        """Return the patch of this row, served by the method `serve` of its feature."""
+        return Patch(feature, self.targets, self.why, "serve", self.optional)
+
+
+ask = partial(EffectRow, Fate.ASK)
+do = partial(EffectRow, Fate.DO)
+each = partial(EffectRow, Fate.EACH)
+
+
 class Outward(Feature):
     """The base of features that touch the outside world.
 
     Attributes:
-        rows: The patches that are no more than a row; a method with `@patch` is for all others.
+        rows: The patches that need no method of their own.
     """
 
     rows: ClassVar[tuple[EffectRow, ...]] = ()
@@ -43,7 +85,7 @@ class Outward(Feature):
         return [*super().patches(), *(row.patch(cls.name) for row in cls.rows)]
 
     def serve(self, call: Call) -> Any:
-        """Do with a call of a row's function what its fate says."""
+        """Handle a call of a function of `rows` by its fate."""
         row = next(row for row in self.rows if call.target in row.targets)
         mode = self.effects.touch() if row.when(call) else Mode.PASS_THROUGH
         name = call.target.removeprefix("builtins:").replace(":", ".")
@@ -52,11 +94,11 @@ class Outward(Feature):
         if row.fate is Fate.EACH:
             say = self.run.report.say_once if row.harmless else self.run.report.doubt
             say(self.name, users_line(), f"{name}: {row.why}")
-            with self.context.internal():  # what it is made of is said by this line, too
+            with self.context.internal():  # its parts need no line of their own
                 return call.plain()
         if row.fate is Fate.DO:
             return self.effects.do_on_rank0(name, call.plain)
-        return row.unpack(self.effects.ask_rank0(name, lambda: row.pack(call.plain())))
+        return self.effects.ask_rank0(name, call.plain)
 
     @patch(
         "torch.utils.data._utils.fetch:_MapDatasetFetcher.fetch",

@@ -62,15 +62,15 @@ class Overlay(Upper):
                 name = os.path.dirname(name).rstrip("/")
             elif part not in ("", "."):
                 at, own = self._at(f"{name}/{part}")
-                said = paths.link(at) if at and (follow or any(parts)) else None
-                links, plain = links + (said is not None), plain and (said is None or not own)
+                link = paths.link(at) if at and (follow or any(parts)) else None
+                links, plain = links + (link is not None), plain and (link is None or not own)
                 if links > paths.LINKS:
                     raise error(errno.ELOOP, path)
-                if said is None:
+                if link is None:
                     name = f"{name}/{part}"
                 else:
-                    parts += said.split("/")[::-1]
-                    name = "" if said.startswith("/") else name
+                    parts += link.split("/")[::-1]
+                    name = "" if link.startswith("/") else name
         name = name or "/"
         at, own = self._at(name)
         seen = paths.seen(at, follow=False) if at else None
@@ -127,15 +127,15 @@ class Overlay(Upper):
         return os.path.dirname(self._above(f"{self.find(path).name}/_"))
 
     def make(self, path: Path, mode: int) -> None:
-        """Make the folder `path`: nothing that rank 0 comes to write there is seen in it."""
+        """Make the folder `path`: what rank 0 writes there later is hidden."""
         found = self.find(path, follow=False)
         if found.own or not found.seen:  # else rank 0 may be its maker
             posix.mkdir(self._above(found.name, path), mode)
             self._hide(found.name)
 
-    def link_to(self, said: Path, path: Path) -> None:
-        """Make `path` a symbolic link that says `said`."""
-        posix.symlink(said, self._above(self.find(path, follow=False).name, path))
+    def link_to(self, target: Path, path: Path) -> None:
+        """Make `path` a symbolic link to `target`."""
+        posix.symlink(target, self._above(self.find(path, follow=False).name, path))
 
     def link(self, source: Path, target: Path) -> None:
         """Give the file `source` the other name `target`."""
@@ -206,8 +206,8 @@ class Overlay(Upper):
             paths.remove(self._upper(name))
             posix.symlink(at, self._above(name))
 
-    def settle(self) -> None:
-        """Delete what rank 0 has done as well, but for what is still open here."""
+    def refresh(self) -> None:
+        """Delete the changes that rank 0 has made as well, except files that are open here."""
         if self.idle():
             return
         held = paths.still_open()
@@ -256,8 +256,8 @@ class Overlay(Upper):
                 posix.mkdir(at, 0o777)
             for part in self._listing(found):
                 self._bring(f"{name}/{part}", f"{at}/{part}")
-        elif (said := paths.link(found.at)) is not None:
-            posix.symlink(said, at)
+        elif (link := paths.link(found.at)) is not None:
+            posix.symlink(link, at)
         else:
             paths.copy(found.at, at)
 

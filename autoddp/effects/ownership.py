@@ -25,7 +25,7 @@ _BY_TIME = (
 )
 # Packages that run processes of their own, which each rank, or one for its node, has for itself.
 _POOLS = ("/torch/utils/data/", "/torch/multiprocessing/", "/joblib/externals/loky/")
-# Packages that are switched off on ranks above 0: what they do, rank 0 does by itself.
+# Packages that are switched off on ranks above 0: what they do, rank 0 does alone.
 _TRACKERS = ("wandb", "comet_ml", "aim", "neptune", "clearml")
 _OF_TRACKERS = tuple(f"{part}{name}/" for part in INSTALLED for name in _TRACKERS)
 NOBODY = "<nobody>"  # calls: a thread's first function may be the standard library's

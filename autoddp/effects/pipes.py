@@ -1,4 +1,4 @@
-"""What all ranks read as rank 0 reads it: its standard input, and the pipes of its programs.
+"""Streams that all ranks read as rank 0 reads them: standard input, and the pipes of programs.
 
 Only the lowest layer is shared. The layers above it are Python's own, and hold the same on all
 ranks, since all get the same bytes.

@@ -1,14 +1,16 @@
 """The programs that the script starts run once, on rank 0; all ranks see their status and output.
 
-On a rank above 0 a `Popen` has no process. It is asked as the script asks it, and answers as rank
-0's does, where all ranks ask: on the script's thread.
+On a rank above 0 a `Popen` has no process: its methods and pipes return what rank 0's return. What
+the script's process forks, becomes or listens at is each rank's own, and a line reports that.
 """
 
 from __future__ import annotations
 
+import fcntl
 import io
-import marshal
 import os
+import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -16,18 +18,17 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 from autoddp.comm.place import HERE
 from autoddp.comm.world import as_found, without
 from autoddp.effects.engine import Mode
-from autoddp.effects.outward import Outward
+from autoddp.effects.outward import EffectRow, Outward, each
 from autoddp.effects.ownership import by_tracker, users_call, within
 from autoddp.effects.pipes import shared
-from autoddp.effects.rows import EffectRow, each
 from autoddp.errors import OutOfReach
-from autoddp.patching import Call, patch
-from autoddp.report import users_line
+from autoddp.patching import Call, patch, stands_for
+from autoddp.report import is_users, users_line
 
 # Libraries whose programs fill a cache that each rank may have.
 OWN = ("/torch/_inductor/", "/torch/utils/cpp_extension", "/triton/")
@@ -35,6 +36,22 @@ ENDS = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 ALONE = "every rank starts what a thread or a worker process starts; the main thread starts it once"
 BY_ASYNCIO = "every rank starts the program; subprocess.run on the main thread starts it once"
 BY_DESCRIPTOR = "a program's pipe has its descriptor on rank 0 alone; read it by its methods"
+INTO_A_FILE = (
+    "rank 0's file alone holds what a program writes into an open file: read it by its name after "
+    "the file is closed, or use capture_output=True"
+)
+FORKED = "every rank starts a child of its own; subprocess starts a program once"
+BECOMES = "every rank becomes that program; subprocess.run runs it once"
+LISTENS = (
+    "every rank listens by itself, and on one machine the first alone gets the port: "
+    "guard it by autoddp.rank() == 0"
+)
+
+
+def _listens(call: Call) -> bool:
+    """Return whether a socket is bound to a port of the script's choice."""
+    internet = call.instance.family in (socket.AF_INET, socket.AF_INET6)
+    return internet and bool(call.args and call.args[0][1])
 
 
 class Programs(Outward):
@@ -45,13 +62,36 @@ class Programs(Outward):
     views: ClassVar[tuple[str, ...]] = ("global",)
     rows: ClassVar[tuple[EffectRow, ...]] = (
         each(("asyncio.unix_events:_UnixSubprocessTransport._start",), why=BY_ASYNCIO),
+        # `os.spawn*` and `pty.spawn` are made of these
+        each(("os:fork", "os:forkpty", "os:posix_spawn", "os:posix_spawnp"), why=FORKED),
+        each(("os:execv", "os:execve"), why=BECOMES),
+        each(("socket:socket.bind",), why=LISTENS, when=_listens),
     )
 
     def setup(self, undo: ExitStack) -> None:
-        """Set up with no program started yet."""
+        """Ask rank 0 once for its process number, and its parent's."""
         super().setup(undo)
-        # by program: the regular files that it writes to, and where it began
-        self._files: WeakKeyDictionary[Any, list[tuple[io.FileIO, int]]] = WeakKeyDictionary()
+        self._started: WeakSet[Any] = WeakSet()  # the programs that rank 0 runs for all
+        self.numbers = self.run.group.call("the process", lambda: [os.getpid(), os.getppid()])
+
+    def serve(self, call: Call) -> Any:
+        """Serve a row as any other; signals to a forked child do not reach the launcher."""
+        made = super().serve(call)
+        if "fork" in call.target and os.getpid() != self.context.process:
+            signal.set_wakeup_fd(-1)  # by which rank 0 reports its own signals to the launcher
+        return made
+
+    @patch("os:getpid", "os:getppid", why="the script's process has one number: rank 0's", hot=True)
+    def number(self, original: Callable[[], int]) -> Callable[[], int]:
+        """Return rank 0's number without asking it; in a forked child, the child's own."""
+        here, users, frame = self.context.in_job, is_users, sys._getframe
+        answer = self.numbers[original.__name__ == "getppid"]
+
+        @stands_for(original)
+        def number() -> int:
+            return answer if users(frame(1).f_code.co_filename) and here() else original()
+
+        return number
 
     @patch(
         "subprocess:Popen._execute_child",
@@ -69,9 +109,10 @@ class Programs(Outward):
                 call.plain() if env is None else call.changed(env=without(env, HERE.given))
             return int(process.pid)
 
-        files = _regular({named["c2pwrite"], named["errwrite"]})
+        if any(_reads_back(named[end]) for end in ("c2pwrite", "errwrite")):
+            self.run.report.doubt("programs", users_line(), INTO_A_FILE)
         process.pid = self._run("subprocess.Popen", start)
-        self._files[process] = files
+        self._started.add(process)
         if self.rank:
             process._close_pipe_fds(*(named[end] for end in ENDS))
             process.returncode = None if process.pid else 0
@@ -86,26 +127,26 @@ class Programs(Outward):
 
     @patch(
         *(f"subprocess:Popen.{what}" for what in ("poll", "wait", "communicate", "send_signal")),
-        why="whether a program has ended, and what it printed, rank 0 tells",
+        why="whether a program has ended, and what it printed, is rank 0's answer",
     )
     def ask_once(self, call: Call) -> Any:
         """Ask rank 0's process; `terminate`, `kill` and leaving a `with` call these, too."""
         process, what = call.instance, call.wrapped.__name__
-        if process not in self._files:
+        if process not in self._started:
             return call.plain()
         if self.rank and self._ends():
-            return process.returncode  # each rank ends by itself
+            return process.returncode  # each rank ends alone
 
-        def asked() -> bytes:
+        def asked() -> tuple[Any, ...]:
             try:
                 value, late = call.plain(), None
             except subprocess.TimeoutExpired as error:
                 value, late = None, (error.timeout, error.output, error.stderr)
-            return marshal.dumps((process.returncode, value, late))
+            return process.returncode, value, late
 
-        process.returncode, value, late = marshal.loads(self.ask(f"Popen.{what}", asked))
+        process.returncode, value, late = self.ask(f"Popen.{what}", asked)
         if process.returncode is not None:
-            self._bring(self._files[process])
+            self._refresh()
         if late is not None:
             raise subprocess.TimeoutExpired(process.args, *late)
         for pipe in (process.stdin, process.stdout, process.stderr):
@@ -120,7 +161,7 @@ class Programs(Outward):
             return call.plain()
         with as_found(HERE.given):
             status = self._run("os.system", call.plain)
-        self._bring([])
+        self._refresh()
         return status
 
     def _descriptor(self, number: int) -> int:
@@ -131,7 +172,7 @@ class Programs(Outward):
         return number
 
     def ask(self, what: str, act: Callable[[], Any]) -> Any:
-        """Return what `act` answers on rank 0: bytes, or what JSON can carry."""
+        """Return what `act` returns on rank 0."""
         if self.effects.mode() is Mode.SYNCED:
             return self.effects.ask_rank0(what, act)
         if self.rank:
@@ -142,7 +183,7 @@ class Programs(Outward):
         return act()
 
     def _starts_for_all(self) -> bool:
-        """Return whether rank 0 starts a program for all; say so if every rank does by itself."""
+        """Return whether rank 0 starts a program for all; report if every rank starts its own."""
         mode = self.effects.mode()
         if mode is Mode.SYNCED:
             return not (within(OWN) or by_tracker())
@@ -154,41 +195,24 @@ class Programs(Outward):
         return False
 
     def _ends(self) -> bool:
-        """Return whether ranks come here by themselves: at the end, or when objects are freed."""
+        """Return whether ranks get here in no common order: at the end, or in finalizers."""
         return self.context.ending or self.context.collecting or self.context.over
 
     def _run(self, what: str, act: Callable[[], int]) -> int:
-        """Start a program on rank 0, once all ranks are here, or at the end by itself."""
+        """Start a program on rank 0, once all ranks have arrived, or at the end alone."""
         if self._ends():
             return act() if self.rank == 0 else 0
-        return int(self.effects.do_on_rank0(what, act, tell=lambda answer: answer))
+        return int(self.effects.do_on_rank0(what, act))
 
-    def _bring(self, files: list[tuple[io.FileIO, int]]) -> None:
-        """Have this rank find what a program has written: on the disk, and in its open `files`."""
-        if self.effects.mode() is Mode.SYNCED:
-            for file, start in files:
-                written = partial(_read, file.fileno(), start)
-                body = self.effects.ask_rank0("what a program wrote", written)
-                with self.context.internal(), file:
-                    if self.rank:
-                        file.write(body)
-            files.clear()
+    def _refresh(self) -> None:
+        """Have this rank find on the disk what a program has written."""
         if self.rank and self.context.in_job():
             with self.context.internal():
-                self.effects.overlay.settle()
+                self.effects.overlay.refresh()
 
 
-def _regular(numbers: set[int]) -> list[tuple[io.FileIO, int]]:
-    """Open regular files among descriptors once more, and tell the places where they are."""
-    return [
-        (io.FileIO(os.dup(number), "w"), os.lseek(number, 0, os.SEEK_CUR))
-        for number in sorted(numbers)
-        if number > 2 and stat.S_ISREG(os.fstat(number).st_mode)
-    ]
-
-
-def _read(number: int, start: int) -> bytes:
-    """Return what is in an open file, which may be open for writing alone, from `start` on."""
-    with open(f"/proc/self/fd/{number}", "rb") as file:
-        file.seek(start)
-        return file.read()
+def _reads_back(number: int) -> bool:
+    """Return whether a descriptor is that of a file which the script can read back by it."""
+    if number <= 2 or not stat.S_ISREG(os.fstat(number).st_mode):
+        return False
+    return fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR

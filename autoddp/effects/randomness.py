@@ -8,7 +8,6 @@ try, disturbs nobody, and nobody waits.
 from __future__ import annotations
 
 import os
-import pickle
 import random
 import sys
 import sysconfig
@@ -20,16 +19,14 @@ from hashlib import blake2b, shake_256
 from numbers import Integral
 from types import FrameType
 from typing import Any, ClassVar
-from uuid import UUID
 
 import torch
 import wrapt
 
 from autoddp.comm import accelerator
 from autoddp.effects.engine import Mode
-from autoddp.effects.outward import Outward
+from autoddp.effects.outward import EffectRow, Outward, ask
 from autoddp.effects.ownership import caller
-from autoddp.effects.rows import EffectRow, ask
 from autoddp.patching import Call, patch, stands_for
 from autoddp.report import INSTALLED
 
@@ -79,7 +76,7 @@ class Randomness(Outward):
     )
     rows: ClassVar[tuple[EffectRow, ...]] = (
         # `uuid4` draws from the system, see `draw_alike`
-        ask(("uuid:uuid1",), why="the machine and the time are rank 0's", pack=str, unpack=UUID),
+        ask(("uuid:uuid1",), why="the machine and the time are rank 0's"),
     )
 
     def setup(self, undo: ExitStack) -> None:
@@ -170,17 +167,16 @@ class Randomness(Outward):
         return place.digest()
 
 
-def states() -> str:
-    """Return the states of Python's, numpy's and torch's generators, as text."""
+def states() -> list[Any]:
+    """Return the states of Python's, numpy's and torch's generators."""
     numpy = sys.modules.get("numpy")
     theirs = numpy.random.get_state() if numpy is not None else None
-    found = [random.getstate(), theirs, torch.get_rng_state(), accelerator.states()]
-    return pickle.dumps(found).hex()
+    return [random.getstate(), theirs, torch.get_rng_state(), accelerator.states()]
 
 
-def take(found: str) -> None:
+def take(found: list[Any]) -> None:
     """Set the generators to the states that `states` returned."""
-    ours, theirs, cpu, devices = pickle.loads(bytes.fromhex(found))
+    ours, theirs, cpu, devices = found
     random.setstate(ours)
     if theirs and "numpy" in sys.modules:
         sys.modules["numpy"].random.set_state(theirs)

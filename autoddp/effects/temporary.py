@@ -7,7 +7,6 @@ a thread, or what keeps a cache, makes in the temporary folder is this rank's ow
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 from autoddp.effects import paths
@@ -50,24 +49,6 @@ class Temporary(Outward):
         if hasattr(made, "_closer"):  # each rank deletes what it has made
             made._closer.name = self.effects.overlay.find(made.name).at
         return made
-
-    @patch(
-        "tempfile:TemporaryDirectory._cleanup",
-        why="rank 0 removes the temporary folder, for all",
-        hot=True,
-    )
-    def leave_alone(self, original: Callable[..., Any]) -> Any:
-        """Remove a folder that nobody cleaned up at its end, which ranks come to by themselves.
-
-        The method is a plain class method: a wrapper would hold the object whose end it waits for.
-        """
-        slot = vars(tempfile.TemporaryDirectory)["_cleanup"]
-
-        def cleanup(kind: type[Any], *args: Any, **kwargs: Any) -> Any:
-            with self.effects.unsynced():
-                return slot.__get__(None, kind)(*args, **kwargs)
-
-        return classmethod(cleanup)
 
     def _own(self, call: Call) -> Any:
         with self.context.internal():

@@ -5,7 +5,6 @@ TensorBoard writes by Python's `open`, which the overlay keeps apart, and reads 
 
 from __future__ import annotations
 
-import pickle
 import sys
 from functools import partial
 from typing import Any, ClassVar
@@ -46,20 +45,20 @@ class Trackers(Outward):
         if noop is None or not call.named or mode is not Mode.SYNCED:  # None: another `wandb`
             return call.plain()
 
-        def told(run: Any) -> bytes:
-            return pickle.dumps([run.settings, run.config.as_dict()])
+        def parts(run: Any) -> list[Any]:
+            return [run.settings, run.config.as_dict()]
 
-        begun = self.effects.do_on_rank0("wandb.init", call.plain, told)
+        begun = self.effects.do_on_rank0("wandb.init", call.plain, parts)
         if self.rank == 0:
             return begun
-        settings, config = pickle.loads(begun)
+        settings, config = begun
         known = sys.modules["wandb"].run
         again = known is not None and known.id == settings.run_id  # so has rank 0
         return known if again else noop.init_noop_run(settings, config)
 
     @patch(*OFF, why="one run: rank 0's; the others' are disabled or offline", optional=True)
     def keep_apart(self, call: Call) -> Any:
-        """Begin a run on rank 0; those of the others come to nothing."""
+        """Begin a run on rank 0; the others' are disabled or offline."""
         if self.rank == 0 or self.effects.mode() is not Mode.SYNCED or not call.named:
             return call.plain()
         given = {**OFF[call.target]}

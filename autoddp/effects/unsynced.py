@@ -9,7 +9,7 @@ from typing import Any
 
 from autoddp.effects import paths
 from autoddp.effects.engine import Effects
-from autoddp.effects.entries import Listing, facts
+from autoddp.effects.entries import Entry, Listing
 from autoddp.effects.overlay import named
 from autoddp.patching import Call
 
@@ -80,7 +80,7 @@ class UnsyncedChange:
         if found is None:
             return call.plain()
         if call.name.endswith("scandir"):
-            return Listing(os.fspath(path or "."), facts(found))
+            return Listing(Entry(os.fspath(path or "."), one) for one in found)
         return [os.fsencode(one.name) if isinstance(path, bytes) else one.name for one in found]
 
     def _remove_tree(self, call: Call, path: Any, _: Any) -> None:
@@ -94,7 +94,7 @@ class UnsyncedChange:
                 raise
 
     def _mark(self, call: Call, path: Any, _: Any) -> Any:
-        """Change the mode, time, owner or length of a file of this rank's own; see to the last."""
+        """Change the mode, time, owner or length of a file of this rank's own."""
         longer = call.name.endswith("truncate")
         place = self._overlay.to_write(path, keep=True) if longer else self._overlay.where(path)
         return call.changed(path=place) if self._overlay.holds(str(place)) else None

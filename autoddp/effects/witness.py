@@ -28,7 +28,7 @@ class Witness(Outward):
     """
 
     name: ClassVar[str] = "witness"
-    without: ClassVar[str] = "what every rank writes is not said"
+    without: ClassVar[str] = "what every rank writes is not reported"
     views = ("global",)
 
     def setup(self, undo: ExitStack) -> None:
@@ -70,7 +70,7 @@ class Witness(Outward):
             return
         self._active.clear()
         store = self.run.group.store
-        with suppress(dist.DistError):  # one of both ranks has failed, which is said
+        with suppress(dist.DistError):  # one of both ranks has failed, which is reported
             if self.rank:
                 store.set(f"{KIND}/end", "")
             elif self._seen:

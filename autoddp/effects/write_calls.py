@@ -36,11 +36,6 @@ class WriteCall:
         more = {**self._named.get("kwargs", {}), **self._named.get("params", {}), **self._named}
         return "a" if more.get("append") else str(more.get("mode", self.row.mode))
 
-    @property
-    def keeps(self) -> bool:
-        """Return whether the call adds to what the file holds."""
-        return not {"a", "+"}.isdisjoint(self.mode)
-
     def to(self, path: str) -> Any:
         """Make the call with another path; what it returns names the user's own."""
         at: Any = os.fsencode(path) if self._bytes else path
@@ -75,13 +70,13 @@ class WriteCalls:
         """Make the call, once for all ranks; what it raises on rank 0, it raises on all."""
         effects, writing = self._effects, WriteCall(call, row)
         mode = effects.touch(writing.path)
-        if mode is Mode.PASS_THROUGH or not writing.path:
-            return call.plain()
+        if mode is Mode.PASS_THROUGH or not writing.path or writing.mode == "a":
+            return call.plain()  # what adds to a file opens it by `open`
         agreed = mode is Mode.SYNCED
         if agreed:
             for check in effects.before_save if row is CHECKPOINT else ():
                 check()
-            if not row.blind:  # pickling gathers by itself
+            if not row.blind:  # pickling gathers
                 writing = WriteCall(Call(call.wrapped, *whole((call.args, call.kwargs))), row)
             if row.folder:  # from here on nobody reads the old folder any more
                 effects.do_on_rank0(writing.site, lambda: None)
@@ -92,7 +87,7 @@ class WriteCalls:
 
     def _put(self, writing: WriteCall, writers: Writers, agreed: bool) -> Any:
         """Write on rank 0, and put the file in place once all have written."""
-        effects, draft = self._effects, Draft(writing.path, keep=writing.keeps)
+        effects, draft = self._effects, Draft(writing.path)
 
         def save() -> Any:
             return writing.to(writing.path) if writing.row.folder else draft.write(writing.to)
@@ -120,12 +115,12 @@ class WriteCalls:
         """Write to nothing on a rank above 0, and learn what became of rank 0's file."""
         effects = self._effects
         outcome = self._throw_away(writing)
-        theirs, made, value = effects.do_on_rank0(writing.site, lambda: None, None, writers)
+        theirs, made, value = effects.do_on_rank0(writing.site, lambda: None, writers=writers)
         path = os.path.abspath(writing.path)
         with effects.context.internal():
             for name in (path, *made):
                 effects.overlay.drop(name)
-            for name in made if path != theirs else ():  # a name that differs between ranks
+            for name in made if path != theirs else ():  # as by a host's name, on two nodes
                 effects.overlay.alias(path + name.removeprefix(theirs), name)
         result = outcome.unwrap()
         return value[0] if value else result
@@ -133,13 +128,10 @@ class WriteCalls:
     def _throw_away(self, writing: WriteCall) -> Outcome:
         """Make the call, and delete what it has written."""
         effects = self._effects
-        there = effects.overlay.find(writing.path).at if writing.keeps else ""
         with effects.context.internal():
             if writing.row.blind:
                 return Outcome.of(lambda: writing.to(os.devnull))
             at = effects.overlay.new(writing.path)  # its name decides the format
-            if paths.is_file(there):
-                paths.copy(there, at)
             outcome = Outcome.of(lambda: writing.to(at))
         paths.remove(os.path.dirname(at))
         return outcome
@@ -149,9 +141,7 @@ class WriteCalls:
         held, path = self._effects.overlay, writing.path
 
         def write() -> Any:
-            return writing.to(
-                held.room(path) if writing.row.folder else held.to_write(path, writing.keeps)
-            )
+            return writing.to(held.room(path) if writing.row.folder else held.to_write(path, False))
 
         with self._effects.context.internal():
             return overlay.named(write, path)

@@ -1,4 +1,4 @@
-"""The tables of functions that write or read a file by themselves, which an argument names.
+"""The tables of functions that write or read a file named by an argument without Python's `open`.
 
 A row of a package that is never imported costs nothing; a row of a name that a version lacks, too.
 """
@@ -16,7 +16,7 @@ class Writer:
         target: The place where it is found, as "module:Dotted.path".
         argument: The argument that names the file. What is no path (None, an open file) is left
             alone.
-        position: The place of that argument if the function, written in C, tells no names.
+        position: The place of that argument if the function, written in C, has no signature.
         folder: Whether the argument names a folder that is filled.
         mode: The mode that it writes in unless its argument `mode` says; "a" keeps what was there.
         blind: Whether it looks neither at the file's name nor reads it, so that /dev/null will do.

@@ -8,7 +8,6 @@ from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
 from autoddp.effects.library_files import Holders
 from autoddp.effects.nodes import Nodes
-from autoddp.effects.processes import Processes
 from autoddp.effects.programs import Programs
 from autoddp.effects.randomness import Randomness
 from autoddp.effects.signals import Signals
@@ -42,7 +41,6 @@ FEATURES: tuple[type[Feature], ...] = (
     Temporary,
     Downloads,
     Programs,
-    Processes,
     Children,
     Groups,
     LocalView,

@@ -15,16 +15,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from autoddp.effects.children import Children
+from autoddp.effects.children import QUEUE, Children
 from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
-from autoddp.effects.processes import Processes
 from autoddp.effects.programs import Programs
 from tests.effects.outward import on_ranks, raised
 
 pytestmark = pytest.mark.slow
 
-ALL = (Files, Folders, Programs, Processes, Children)
+ALL = (Files, Folders, Programs, Children)
 FORK = multiprocessing.get_context("fork")
 
 
@@ -116,8 +115,8 @@ def test_results_come_in_one_order(tmp_path):
         processes = [FORK.Process(target=later, args=(number, results)) for number in range(3)]
         for process in processes:
             process.start()
-        found = [results.get()["row"] for _ in processes]
-        late = raised(lambda: results.get(timeout=0.01))[0], raised(results.get_nowait)[0]
+        found = sorted(results.get()["row"] for _ in processes)
+        said = run.group.call("said", lambda: [one.what for one in run.report.of("children")])
         with ProcessPoolExecutor(3, FORK) as one, ThreadPoolExecutor(3) as other:
             futures = {
                 one.submit(later, 2): "two",
@@ -127,11 +126,11 @@ def test_results_come_in_one_order(tmp_path):
             done = [
                 (futures[future], future.result()) for future in futures_of.as_completed(futures)
             ]
-        return found, late, done
+        return found, said, done
 
-    found, late, done = alike(script, 2, tmp_path)
-    assert sorted(found) == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
-    assert late == ("Empty", "Empty")
+    found, said, done = alike(script, 2, tmp_path)
+    assert found == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
+    assert said == [f"multiprocessing.queues.Queue.get: {QUEUE}"]
     assert done == [("two", 2), ("none", 0), ("one", 1)]
 
 

@@ -111,13 +111,6 @@ def test_a_table_that_pandas_reads_from_an_address_is_asked_for_once(on, server)
     assert asked == {"table.csv": 1, "table.json": 1}
 
 
-def test_a_body_of_several_parts(on, server):
-    body = os.urandom(3_000_001)
-    (server.folder / "big").write_bytes(body)
-    seen, asked = on(lambda run: urllib.request.urlopen(f"{server.url}/big").read() == body)
-    assert (seen, asked) == ([True, True], {"big": 1})
-
-
 def test_a_body_too_large_to_hand_on_is_asked_for_by_each_rank_and_that_is_said(
     on, server, monkeypatch
 ):
@@ -132,33 +125,6 @@ def test_a_body_too_large_to_hand_on_is_asked_for_by_each_rank_and_that_is_said(
     assert [length for length, _ in seen] == [5000, 5000]
     assert "every rank asks for it" in seen[0][1][0]
     assert asked == {"big": 3}
-
-
-def test_requests_get_is_handed_to_all(on, server):
-    pytest.importorskip("requests")
-
-    def script(run):
-        import requests
-
-        got = requests.get(f"{server.url}/hello", timeout=5)
-        with requests.Session() as session:
-            again = session.get(f"{server.url}/hello", stream=True)
-        missing = requests.get(f"{server.url}/none", timeout=5)
-        kind, _ = raised(missing.raise_for_status)
-        refused = raised(lambda: requests.get("http://127.0.0.1:1/", timeout=5))[0]
-        chunks = b"".join(again.iter_content(4))
-        return (
-            got.text,
-            got.ok,
-            chunks,
-            missing.status_code,
-            kind,
-            refused,
-            got.headers["content-length"],
-        )
-
-    expected = ("hello\n", True, b"hello\n", 404, "HTTPError", "ConnectionError", "6")
-    assert on(script) == ([expected] * 2, {"hello": 2, "none": 1})
 
 
 def test_a_failure_is_raised_on_all_ranks_as_it_is_on_one(on, server, tmp_path):

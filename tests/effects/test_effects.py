@@ -137,7 +137,6 @@ def test_every_feature_of_the_outside_world_undoes_exactly():
     from autoddp.effects.downloads import Downloads
     from autoddp.effects.files import Files
     from autoddp.effects.folders import Folders
-    from autoddp.effects.processes import Processes
     from autoddp.effects.programs import Programs
     from autoddp.effects.randomness import Randomness
     from autoddp.effects.temporary import Temporary
@@ -152,7 +151,6 @@ def test_every_feature_of_the_outside_world_undoes_exactly():
         Temporary,
         Downloads,
         Programs,
-        Processes,
         Children,
         Console,
     ]

@@ -206,6 +206,10 @@ def test_what_goes_wrong_on_a_node_alone_is_one_error_that_names_it_on_all_ranks
         if run.world.node_rank:
             sh("mount", "-t", "tmpfs", "-o", "size=64k", "none", str(on.folder / "at/made"))
 
+    def log():
+        with open("made/log", "w") as file:
+            file.write("x" * (1 << 17))
+
     def script(run):
         torch.save(torch.ones(2), "x.pt")
         seen = [
@@ -219,9 +223,7 @@ def test_what_goes_wrong_on_a_node_alone_is_one_error_that_names_it_on_all_ranks
             if run.world.local_rank == 0:
                 full(run)
         seen.append(raised(lambda: torch.save(torch.ones(1 << 16), "made/x.pt")))
-        file = open("made/log", "w")  # noqa: SIM115 - what its close raises is looked at
-        file.write("x" * (1 << 17))
-        seen += [raised(file.close), raised(lambda: open("none/x", "w").close())]
+        seen += [raised(log), raised(lambda: open("none/x", "w").close())]
         return seen
 
     zero, one, two = on(script, 3)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import posix
 import re
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -102,3 +104,84 @@ def compared(act, tmp_path, late, nproc):
 
     assert on_ranks(script, nproc, *FEATURES, folder=tmp_path / "ranks") == [want] * nproc
     assert files(tmp_path / "ranks") == files(tmp_path / "one")
+
+
+def by_a_thread(top, old=True):
+    """What a thread finds of files it makes, renames and removes; no pattern: ranks are apart."""
+    os.makedirs(top)
+    for name in ("a", "b"):
+        with open(f"{top}/{name}", "x") as file:
+            file.write(name)
+    if not old:
+        return []
+    found = [sorted(os.listdir(top))]
+    os.remove("old/removed")
+    os.rename("old/renamed", f"{top}/renamed")
+    found += [sorted(os.listdir("old")), Path(f"{top}/renamed").read_text()]
+    try:
+        os.remove("old/removed")
+    except OSError as error:
+        found.append(type(error).__name__)
+    return found
+
+
+def test_a_thread_of_each_rank_finds_what_it_has_made_itself(installed, tmp_path):
+    """No rank waits for another's thread; rank 0's alone is on the disk."""
+
+    def script(run):
+        os.mkdir("old")
+        for name in ("removed", "renamed", "kept"):
+            Path("old", name).write_text(name)
+        found = []
+        worker = threading.Thread(target=lambda: found.append(by_a_thread("new")))
+        worker.start()
+        worker.join()
+        return found
+
+    for ((first, *rest),) in on_ranks(script, 2, *FEATURES, folder=tmp_path):
+        assert set(first) - {"renamed"} == {"a", "b"}  # rank 0's thread may be further
+        assert rest == [["kept"], "renamed", "FileNotFoundError"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [
+        "a",
+        "b",
+        "kept",
+        "new",
+        "old",
+        "renamed",
+    ]
+
+
+def test_what_rank_0s_thread_was_quicker_to_rename_is_found_in_a_folder_of_ones_own(
+    installed, tmp_path
+):
+    """Rank 1 has made `new` before rank 0, and sees nothing that rank 0 puts into it."""
+
+    def script(run):
+        Path("old").write_text("content")
+        found = []
+
+        def work():
+            mine = run.group.rank
+            if mine:
+                os.mkdir("new")
+                posix.mkdir("made")
+            wait_until(lambda: os.access("gone" if mine else "made", os.F_OK))
+            if not mine:
+                os.mkdir("new")
+            os.rename("old", "new/renamed")
+            if not mine:
+                posix.mkdir("gone")
+            found.append(Path("new/renamed").read_text())
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        worker.join()
+        return found
+
+    assert on_ranks(script, 2, *FEATURES, folder=tmp_path) == [["content"]] * 2
+
+
+def wait_until(there):
+    """Wait for what another rank's thread does."""
+    while not there():
+        time.sleep(0.01)

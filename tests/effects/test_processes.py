@@ -8,15 +8,14 @@ import pytest
 
 from autoddp.effects.children import Children
 from autoddp.effects.files import Files
-from autoddp.effects.processes import BECOMES, LISTENS, Processes
-from autoddp.effects.programs import Programs
+from autoddp.effects.programs import BECOMES, LISTENS, Programs
 from tests.effects.outward import on_ranks, raised
 from tests.support.cli import fork_cli
 
 pytestmark = pytest.mark.slow
 
 
-FEATURES = (Files, Processes, Programs, Children)
+FEATURES = (Files, Programs, Children)
 
 
 def alike(script, nproc, folder):
@@ -47,7 +46,7 @@ def test_a_fork_is_every_ranks_and_writes_once(nproc, tmp_path):
         spawned = os.spawnlp(os.P_WAIT, "sh", "sh", "-c", "exit 4")
         started = os.posix_spawn("/bin/sh", ["sh", "-c", "exit 3"], os.environ)
         codes = os.waitstatus_to_exitcode(status), spawned, os.waitpid(started, 0)[1] >> 8
-        said = {decision.what.partition(":")[0] for decision in run.report.of("processes")}
+        said = {decision.what.partition(":")[0] for decision in run.report.of("programs")}
         return me, os.getppid(), pid == child, codes, sorted(said), calls_here()
 
     *_, same, codes, said, found = alike(script, nproc, tmp_path)
@@ -69,7 +68,7 @@ def test_a_fork_is_refused_where_all_must_be_one_processs(tmp_path):
 
 
 def said(run):
-    return [decision.what for decision in run.report.of("processes")]
+    return [decision.what for decision in run.report.of("programs")]
 
 
 def test_a_port_is_every_ranks_and_that_is_said(tmp_path):
@@ -90,7 +89,7 @@ def test_a_port_is_every_ranks_and_that_is_said(tmp_path):
         server.bind(("127.0.0.1", port))
         return server
 
-    before, *found = zip(*on_ranks(script, 2, Processes, folder=tmp_path), strict=True)
+    before, *found = zip(*on_ranks(script, 2, Programs, folder=tmp_path), strict=True)
     assert before == ([], [])
     assert found == [("", "OSError"), ([f"socket.socket.bind: {LISTENS}"],) * 2] or found == [
         ("OSError", ""),
@@ -105,7 +104,7 @@ def test_the_number_of_the_process_costs_next_to_nothing(tmp_path):
             os.getpid()
         return (time.perf_counter() - start) / 10_000
 
-    assert max(on_ranks(script, 2, Processes, folder=tmp_path)) < 20e-6
+    assert max(on_ranks(script, 2, Programs, folder=tmp_path)) < 20e-6
 
 
 def test_a_library_sees_its_own_process(tmp_path):
@@ -116,7 +115,7 @@ def test_a_library_sees_its_own_process(tmp_path):
         exec(compile(source, "/usr/lib/python3/site-packages/library.py", "exec"), library)
         return library["number"]()
 
-    first, second = on_ranks(script, 2, Processes, folder=tmp_path)
+    first, second = on_ranks(script, 2, Programs, folder=tmp_path)
     assert first != second
 
 

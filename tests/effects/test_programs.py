@@ -7,13 +7,13 @@ import sys
 import tempfile
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from autoddp.effects.files import Files
 from autoddp.effects.folders import Folders
-from autoddp.effects.processes import Processes
-from autoddp.effects.programs import ALONE, BY_ASYNCIO, Programs
+from autoddp.effects.programs import ALONE, BY_ASYNCIO, INTO_A_FILE, Programs
 from autoddp.effects.temporary import Temporary
 from tests.effects.outward import on_ranks, raised
 from tests.launch import test_two_nodes
@@ -158,7 +158,7 @@ def test_a_running_program_is_watched_and_ended(tmp_path):
         process.kill()  # it has ended: nothing happens
         return running, ended, raised(lambda: os.kill(process.pid, 0))[0]
 
-    assert alike(script, 2, tmp_path, Processes) == (
+    assert alike(script, 2, tmp_path) == (
         (None, "TimeoutExpired"),
         (-15, -15, -15),
         "ProcessLookupError",
@@ -175,13 +175,14 @@ def test_every_rank_finds_what_a_program_wrote(tmp_path):
             print("head", file=log, flush=True)
             subprocess.run(["echo", "body"], stdout=log, check=True)
         os.system("echo tail >> log")
-        with tempfile.TemporaryFile() as file, open(path) as one, open("log") as other:
-            subprocess.call("echo out; echo err >&2", shell=True, stdout=file, stderr=file)
-            file.seek(0)
-            return one.read(), other.read(), file.read()
+        with open(path) as one, open("log") as other:
+            found = one.read(), other.read(), said(run)
+        with open("back", "w+") as file:
+            subprocess.run(["echo", "out"], stdout=file, check=True)
+        return found, said(run), Path("back").read_text()
 
     found = alike(script, 3, tmp_path, Files, Folders, Temporary)
-    assert found == ("a\nb\n", "head\nbody\ntail\n", b"out\nerr\n")
+    assert found == (("a\nb\n", "head\nbody\ntail\n", []), [INTO_A_FILE], "out\n")
 
 
 def test_it_starts_when_all_ranks_are_here(tmp_path):
@@ -219,7 +220,7 @@ def test_what_asyncio_starts_every_rank_starts_and_it_is_said(tmp_path):
     def script(run):
         return asyncio.run(main()), said(run)
 
-    assert alike(script, 2, tmp_path, Processes) == (
+    assert alike(script, 2, tmp_path) == (
         b"hi\n",
         [f"asyncio.unix_events._UnixSubprocessTransport._start: {BY_ASYNCIO}"],
     )

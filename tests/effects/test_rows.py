@@ -10,8 +10,7 @@ import uuid
 
 import pytest
 
-from autoddp.effects.outward import Outward
-from autoddp.effects.rows import Fate
+from autoddp.effects.outward import Fate, Outward
 from autoddp.process.features import FEATURES
 from tests.effects.outward import on_ranks, raised
 

@@ -65,7 +65,7 @@ def test_what_was_removed_and_written_anew_is_found_when_rank_0_has_it(overlay):
     overlay.remove("old/a")
     write(overlay, "old/a", "of its own")
     Path("old/a").write_text("rank 0's")
-    overlay.settle()
+    overlay.refresh()
     assert Path(overlay.where("old/a")).read_text() == "rank 0's"
 
 
@@ -73,11 +73,11 @@ def test_what_rank_0_has_done_is_the_disks_from_then_on(overlay, tmp_path):
     overlay.remove("old/a")
     write(overlay, "old/b", "of its own")
     write(overlay, "alone", "rank 0 has none")
-    overlay.settle()
+    overlay.refresh()
     assert Path(overlay.where("old/b")).read_text() == "b"
     assert not overlay.find("old/a").seen  # rank 0 has not removed it
     os.remove("old/a")
-    overlay.settle()
+    overlay.refresh()
     Path("old/a").write_text("again")
     assert Path(overlay.where("old/a")).read_text() == "again"
     assert Path(overlay.where("alone")).read_text() == "rank 0 has none"
