@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from typing import Any, ClassVar
 
 from autoddp.errors import BadInput
@@ -39,16 +38,7 @@ class Groups(Feature):
         why="ranks that each see one process would meet at one address as the same rank",
     )
     def refuse(self, call: Call) -> Any:
-        """Refuse the script's process group, by BadInput.
-
-        A call that one process would see fail for lack of a launcher's variables fails by torch's
-        own error on each rank.
-        """
-        named = call.named
-        if _from_variables(named) and "WORLD_SIZE" not in os.environ:
-            what = f"init_process_group, where ranks see one process; {WAY_OUT}"
-            self.run.report.say_once("groups", users_line(), what)
-            return call.plain()
+        """Refuse the script's process group, by BadInput."""
         raise BadInput(
             f"{users_line()} makes a process group itself, where ranks see one process; {WAY_OUT}"
         )
@@ -103,12 +93,3 @@ def _meets(target: Any) -> bool:
     if code is not None and is_users(code.co_filename):
         return joins(code.co_filename, code.co_name)
     return module.partition(".")[0] in TRAINERS
-
-
-def _from_variables(named: dict[str, Any]) -> bool:
-    """Return whether a call of init_process_group leaves it to the environment which ranks meet."""
-    return (
-        named.get("init_method") in (None, "env://")
-        and named.get("store") is None
-        and named.get("world_size", -1) < 0
-    )

@@ -1,7 +1,7 @@
 """A reader of the user's source: does it join a process group, and does it start its ranks itself?
 
-Of the script and the files that it imports from its own folder, it sees what the first line leads
-to: a name stands for every function, method or class so called. Nothing is run to find out.
+Of the script and the files that it imports from its own folder, the reader follows what the first
+line leads to: a name stands for every function, method or class of that name. Nothing is run.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from autoddp.report import is_own
 
 JOIN = "init_process_group"
 STARTERS = ("spawn", "start_processes", "Process", "elastic_launch")
-TOLD = {"nprocs", "target"}  # arguments that psutil's Process and numpy's spawn do not take
-VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "is_torchelastic_launched")  # of launchers
+TARGETS = ("target", "fn")  # arguments of theirs
+COUNTED = {"nprocs", "target"}  # arguments that psutil's Process and numpy's spawn do not take
+VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")  # of launchers
 FLAGS = ("--local_rank", "--local-rank")
 ALWAYS = ("is_available", "is_initialized")  # conditions that do not tell one process from several
-
-Names = frozenset[str]
 
 
 @dataclass
@@ -32,8 +31,8 @@ class Scope:
 
     names: list[tuple[str, bool]] = field(default_factory=list)  # of scopes that it leads to
     joins: list[tuple[str, bool]] = field(default_factory=list)  # lines: train.py:41
-    # lines, the names in the target of the process, those in what the process is given
-    starts: list[tuple[str, Names, Names, bool]] = field(default_factory=list)
+    # lines, and the names in the target of the process
+    starts: list[tuple[str, set[str], bool]] = field(default_factory=list)
     asks: bool = False
     flag: str = ""
 
@@ -49,10 +48,29 @@ class SourceFacts:
     flag: str = ""  # --local_rank or --local-rank, where its parser takes that
 
 
+Scopes = dict[str, list[Scope]]
+
+
 def read(path: str, folder: str, text: str | None = None) -> SourceFacts:
     """Read a script, or its text, and what it imports from `folder`, the first on its path."""
     scopes, roots = _scopes(path, folder, text)
-    return _found(scopes, [(root, False) for root in roots])
+    seen = _reached(scopes, [(root, False) for root in roots])
+    inside = [(scope, maybe) for name, maybe in seen.items() for scope in scopes[name]]
+    joins = [(line, maybe or some) for scope, maybe in inside for line, some in scope.joins]
+    starts = [
+        (line, maybe or some)
+        for scope, maybe in inside
+        for line, target, some in scope.starts
+        if joins and (_joins(scopes, target) or not target & set(scopes))
+    ]
+    surest = [min(some, key=lambda one: one[1], default=("", True)) for some in (joins, starts)]
+    return SourceFacts(
+        joins=surest[0][0],
+        starts=surest[1][0],
+        always=not surest[bool(starts)][1],
+        asks=any(scope.asks for scope, _ in inside),
+        flag=next(filter(None, (scope.flag for scope, _ in inside)), ""),
+    )
 
 
 def files(path: str, folder: str, text: str | None = None) -> list[str]:
@@ -62,14 +80,13 @@ def files(path: str, folder: str, text: str | None = None) -> list[str]:
 
 def joins(path: str, name: str) -> bool:
     """Return whether the function `name` of a file may join a process group, on any condition."""
-    scopes, roots = _scopes(path, os.path.dirname(path), None)
-    return bool(_found(scopes, [(name, True), (roots[0], True)]).joins)
+    return _joins(_scopes(path, os.path.dirname(path), None)[0], {name, path})
 
 
 @cache  # a launcher reads a script once, for all questions and for its ranks
-def _scopes(path: str, folder: str, text: str | None) -> tuple[dict[str, list[Scope]], list[str]]:
+def _scopes(path: str, folder: str, text: str | None) -> tuple[Scopes, list[str]]:
     """Return all scopes by name, a file's own by its path, and the paths of the files, in order."""
-    scopes: dict[str, list[Scope]] = {}
+    scopes: Scopes = {}
     roots: list[str] = []
     pending = [path]
     while pending:
@@ -77,6 +94,7 @@ def _scopes(path: str, folder: str, text: str | None) -> tuple[dict[str, list[Sc
         if file in roots or (roots and not (file.endswith(".py") and is_own(file))):
             continue  # the script itself may have any name
         roots.append(file)
+        scopes[file] = []
         try:
             tree = ast.parse(text if file == path and text else Path(file).read_bytes())
             _Reader(file, scopes).visit(tree)
@@ -112,32 +130,13 @@ def _find(parts: list[str], folder: str) -> Iterator[str]:
         places = list(spec.submodule_search_locations or ())
 
 
-def _found(scopes: dict[str, list[Scope]], roots: list[tuple[str, bool]]) -> SourceFacts:
-    seen = _reached(scopes, roots)
-    inside = [(scope, maybe) for name, maybe in seen.items() for scope in scopes.get(name, ())]
-    joins = [(line, maybe or some) for scope, maybe in inside for line, some in scope.joins]
-    starts = [
-        (line, maybe or some)
-        for scope, maybe in inside
-        for line, target, given, some in scope.starts
-        if (joins and not target & set(scopes))
-        or any(
-            scope.joins
-            for name in _reached(scopes, [(n, True) for n in given])
-            for scope in scopes[name]
-        )
-    ]
-    surest = [min(some, key=lambda one: one[1], default=("", True)) for some in (joins, starts)]
-    return SourceFacts(
-        joins=surest[0][0],
-        starts=surest[1][0],
-        always=not surest[bool(starts)][1],
-        asks=any(scope.asks for scope, _ in inside),
-        flag=next(filter(None, (scope.flag for scope, _ in inside)), ""),
-    )
+def _joins(scopes: Scopes, names: set[str]) -> bool:
+    """Return whether any of these names leads to a process group."""
+    seen = _reached(scopes, [(name, True) for name in names])
+    return any(scope.joins for name in seen for scope in scopes[name])
 
 
-def _reached(scopes: dict[str, list[Scope]], roots: list[tuple[str, bool]]) -> dict[str, bool]:
+def _reached(scopes: Scopes, roots: list[tuple[str, bool]]) -> dict[str, bool]:
     """Return the names that `roots` lead to, each with whether only a condition leads there."""
     seen: dict[str, bool] = {}
     pending = list(roots)
@@ -153,73 +152,49 @@ def _reached(scopes: dict[str, list[Scope]], roots: list[tuple[str, bool]]) -> d
 class _Reader(ast.NodeVisitor):
     """The visitor that sorts the code of a file into its scopes."""
 
-    def __init__(self, file: str, scopes: dict[str, list[Scope]]) -> None:
+    def __init__(self, file: str, scopes: Scopes) -> None:
         self.file, self.scopes = os.path.basename(file), scopes
-        self.here = Scope()
-        scopes.setdefault(file, []).append(self.here)
-        self.known = {JOIN}  # names by which the file calls that function
-        self.maybe, self.owner = False, ""
+        self.here, self.maybe = Scope(), False
         self.even: set[str] = set()  # names of values that do not tell one process from several
+        scopes[file].append(self.here)
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        special = self.owner and node.name.startswith("__")
-        self._under(False, [*node.decorator_list, node.args], [])
-        name = f"{self.owner}.{node.name}" if special else node.name
-        if special or node.decorator_list:
-            self.here.names.append((name, False))  # a decorator may call the function
-        self._within(name, node.body, "")
+        for outside in (*node.decorator_list, node.args):
+            self.visit(outside)
+        special = node.name.startswith("__")  # a method that its class, when it is called, may call
+        if node.decorator_list:
+            self.here.names.append((node.name, False))  # a decorator may call the function
+        self._within(self.here if special else self._scope(node.name), node.body)
 
     visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        self._within(node.name, [*map(ast.Expr, node.bases), *node.body], node.name)
+        self._within(self._scope(node.name), [*node.bases, *node.body])
 
-    def visit_Assign(self, node: ast.Assign | ast.AnnAssign) -> None:
+    def visit_Assign(self, node: ast.Assign) -> None:
         """Note what is made of `is_initialized()` alone: `ours = not dist.is_initialized()`."""
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        if node.value is not None:
-            decides = self._decides(node.value)
-            for name in filter(None, map(_name, targets)):
-                self.even = self.even - {name} if decides else self.even | {name}
+        names = set(map(_name, node.targets))
+        self.even = self.even - names if self._decides(node.value) else self.even | names
         self.generic_visit(node)
-
-    visit_AnnAssign = visit_Assign
 
     def visit_If(self, node: ast.If) -> None:
         """Take code after an `if` that may return to be under its condition, like its branches."""
-        ways = (ast.walk(ast.Module(way, [])) for way in (node.body, node.orelse))
-        both = all(any(_name(inner) in self.known for inner in way) for way in ways)
+        self.visit(node.test)
+        both = all(any(_name(n) == JOIN for n in _nodes(way)) for way in (node.body, node.orelse))
         depends = self._decides(node.test) and not both
-        self._under(depends, [node.test], [*node.body, *node.orelse])
-        self.maybe |= depends and _leaves(node)
-
-    def visit_Try(self, node: ast.Try) -> None:
-        """Take all code as conditional where a handler returns: `except KeyError: return`."""
-        self.maybe |= any(map(_leaves, node.handlers))
-        self._under(True, [*node.body, *node.orelse, *node.finalbody], node.handlers)
-
-    def visit_IfExp(self, node: ast.IfExp) -> None:
-        self._under(self._decides(node.test), [node.test], [node.body, node.orelse])
-
-    def visit_BoolOp(self, node: ast.BoolOp) -> None:
-        self._under(any(map(self._decides, node.values[:-1])), node.values[:1], node.values[1:])
-
-    def visit_match_case(self, node: ast.match_case) -> None:
-        self._under(True, [], node.body)
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        self.known |= {alias.asname for alias in node.names if alias.name == JOIN and alias.asname}
+        before, self.maybe = self.maybe, self.maybe or depends
+        for statement in (*node.body, *node.orelse):
+            self.visit(statement)
+        leaves = any(isinstance(n, ast.Return) for n in _nodes([*node.body, *node.orelse]))
+        self.maybe = (before or leaves) if depends else self.maybe
 
     def visit_Call(self, node: ast.Call) -> None:
-        called = _name(node.func)
-        if called == "add_argument":
-            given = [a.value for a in node.args if isinstance(a, ast.Constant)]
-            self.here.flag = next((flag for flag in FLAGS if flag in given), self.here.flag)
-        if called in STARTERS and _starts(node, called):
-            self.here.starts.append((f"{self.file}:{node.lineno}", *_started(node), self.maybe))
-            self.visit(node.func)
-        else:
-            self.generic_visit(node)
+        called, named = _name(node.func), {keyword.arg for keyword in node.keywords}
+        if called in STARTERS and (named & COUNTED or (called != "Process" and len(node.args) > 1)):
+            target = [keyword.value for keyword in node.keywords if keyword.arg in TARGETS]
+            names = set(map(_name, _nodes(target or node.args[:1])))
+            self.here.starts.append((f"{self.file}:{node.lineno}", names, self.maybe))
+        self.generic_visit(node)
 
     def visit_Name(self, node: ast.Name) -> None:
         self._lead(node, node.id)
@@ -228,14 +203,10 @@ class _Reader(ast.NodeVisitor):
         self._lead(node, node.attr)
         self.visit(node.value)
 
-    def visit_Subscript(self, node: ast.Subscript) -> None:
-        """Leave out `os.environ["RANK"] = ...`, which asks for nothing."""
-        if isinstance(node.ctx, ast.Load):
-            self.generic_visit(node)
-
     def visit_Constant(self, node: ast.Constant) -> None:
-        """Take the mere name of a launcher's variable as a question for it."""
+        """Take the mere name of a launcher's variable, or of an option, as a question for it."""
         self.here.asks |= node.value in VARIABLES
+        self.here.flag = self.here.flag or (str(node.value) if node.value in FLAGS else "")
 
     def _decides(self, test: ast.expr) -> bool:
         """Return whether a condition, or any part of it, may tell one process from several."""
@@ -249,51 +220,32 @@ class _Reader(ast.NodeVisitor):
             return _name(test.func) not in ALWAYS
         return _name(test) not in self.even
 
-    def _lead(self, node: ast.expr, name: str) -> None:
-        if name in self.known:
+    def _lead(self, node: ast.Name | ast.Attribute, name: str) -> None:
+        if name == JOIN:
             self.here.joins.append((f"{self.file}:{node.lineno}", self.maybe))
-        elif not isinstance(getattr(node, "ctx", None), ast.Store):
-            self.here.asks |= name in VARIABLES
+        elif isinstance(node.ctx, ast.Load):
             self.here.names.append((name, self.maybe))
 
-    def _within(self, name: str, body: list[ast.stmt], owner: str) -> None:
-        before = self.here, self.maybe, self.owner
-        self.here, self.maybe, self.owner = Scope(), False, owner
-        self.scopes.setdefault(name, []).append(self.here)
-        for statement in body:
-            self.visit(statement)
-        self.here, self.maybe, self.owner = before
+    def _scope(self, name: str) -> Scope:
+        self.scopes.setdefault(name, []).append(made := Scope())
+        return made
 
-    def _under(self, depends: bool, always: Sequence[ast.AST], nodes: Sequence[ast.AST]) -> None:
-        """Visit the nodes that always run, and those that run under a condition, if `told` so."""
-        for node in always:
+    def _within(self, scope: Scope, body: Sequence[ast.AST]) -> None:
+        before = self.here, self.maybe
+        self.here, self.maybe = scope, False
+        for node in body:
             self.visit(node)
-        before, self.maybe = self.maybe, self.maybe or depends
-        for node in nodes:
-            self.visit(node)
-        self.maybe = before if depends else self.maybe
+        self.here, self.maybe = before
 
 
-def _leaves(node: ast.AST) -> bool:
-    """Return whether a node holds a `return` of the function that it stands in."""
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-        return False
-    return isinstance(node, ast.Return) or any(map(_leaves, ast.iter_child_nodes(node)))
+def _nodes(roots: Sequence[ast.AST]) -> Iterator[ast.AST]:
+    """Yield these nodes and all inside, but for the bodies of functions that stand there."""
+    for root in roots:
+        yield root
+        if not isinstance(root, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            yield from _nodes(list(ast.iter_child_nodes(root)))
 
 
 def _name(node: ast.AST) -> str:
     """Return `spawn` for both `mp.spawn` and `spawn`, empty for other nodes."""
     return str(getattr(node, "attr", getattr(node, "id", "")))
-
-
-def _started(node: ast.Call) -> tuple[Names, Names]:
-    """Return the names in the target of a process, and in what the process is given."""
-    named = {keyword.arg: keyword.value for keyword in node.keywords}
-    target = named.get("target") or named.get("fn") or (node.args[0] if node.args else node)
-    given = [name for part in (*node.args, *named.values()) for name in map(_name, ast.walk(part))]
-    return frozenset(map(_name, ast.walk(target))) - {""}, frozenset(given) - {""}
-
-
-def _starts(node: ast.Call, called: str) -> bool:
-    depends = TOLD & {keyword.arg or "" for keyword in node.keywords}
-    return bool(depends) or (called != "Process" and len(node.args) > 1)

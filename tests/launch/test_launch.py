@@ -258,22 +258,6 @@ def test_garbage_is_searched_for_in_what_the_script_makes_alone(script):
     assert (done.rc, done.out) == (0, "True True None\n"), done.err
 
 
-def test_a_script_with_its_own_ddp_is_launched_as_by_torchrun(script, tmp_path):
-    path = script(
-        "import torch, torch.distributed as dist\n"
-        "dist.init_process_group('gloo')\n"
-        "x = torch.ones(1) * (dist.get_rank() + 1)\n"
-        "dist.all_reduce(x)\n"
-        "os.write(1, f\"{x.item()} {os.environ['LOCAL_RANK']}\\n\".encode())\n"
-        "dist.destroy_process_group()\n"
-    )
-    done = fork_cli("run", "-n", 2, path)
-    assert done.rc == 0, done.err
-    assert sorted(done.out.split("\n")) == ["", "3.0 0", "3.0 1"]
-    assert len(done.ours) == 1
-    assert "calls init_process_group itself" in done.ours[0]
-
-
 # ---- signals
 
 

@@ -259,12 +259,6 @@ def test_another_launcher_may_not_start_such_a_script_twice(script):
     assert "but another launcher has started 2 processes of it already" in done.err
 
 
-def test_an_argument_of_the_users_own_stays(script, warm, tmp_path):
-    path = script(RANKS["--local_rank"])
-    done = warm.run("autoddp", "run", "-n", "2", path, "--local_rank", "7", folder=tmp_path / "run")
-    assert [line.split()[1] for line in lines(done.out)] == ["7", "7"], done.err
-
-
 def test_one_rank_is_a_process_group_of_one(script, warm, tmp_path):
     done = warm.run("autoddp", "run", "-n", "1", script(RANKS["env"]), folder=tmp_path / "run")
     assert done.code == 0, done.err
@@ -315,23 +309,9 @@ def test_what_python_runs_as_one_process_is_one(how, script, warm, tmp_path):
     same_text(want.out, got.out, RTOL, "stdout")
 
 
-def test_its_other_way_is_not_spoken_of_where_the_user_chose(script, warm, tmp_path):
-    command = ["autoddp", "run", "-n", "2", "--own-ddp", "no", script(EITHER)]
-    done = warm.run(*command, folder=tmp_path / "run")
-    assert done.code == 0, done.err
-    assert "--own-ddp" not in done.err
-
-
 def test_by_its_arguments_it_is_distributed_after_all(script, warm, tmp_path):
     path = script(BY_ARGUMENT)
     command = ["autoddp", "run", "-n", "2"]
-    done = warm.run(*command, path, "--distributed", folder=tmp_path / "env")
-    assert done.code == 1
-    assert (
-        "job.py:39: init_process_group, where ranks see one process; autoddp run --own-ddp yes"
-        in done.err
-    )
-    assert "environment variable RANK expected, but not set" in done.err  # python's own
     address = f"file://{tmp_path}/met?rank=0&world_size=1"
     done = warm.run(*command, path, "--distributed", "--address", address, folder=tmp_path / "file")
     assert done.code == 1
@@ -363,15 +343,6 @@ def test_ranks_that_would_each_train_by_themselves_do_not(script, warm, tmp_path
     )
 
 
-@pytest.mark.parametrize("source", ["DistributedSampler(range(3))", "DDP(torch.nn.Linear(1, 1))"])
-def test_what_lacks_a_process_group_fails_as_under_python(source, script, warm, tmp_path):
-    path = script(source)
-    want = warm.run("python", path, folder=tmp_path / "python")
-    got = warm.run("autoddp", "run", "-n", "2", path, folder=tmp_path / "run")
-    assert got.code == want.code == 1
-    assert got.err.splitlines()[-1] == want.err.splitlines()[-1]
-
-
 # ---- what the source says
 
 JOINS = "init_process_group()\nmain()"
@@ -383,8 +354,6 @@ FLAG = "parser.add_argument('--local_rank')"
     [
         ("import torch.distributed as dist\ndist.init_process_group('gloo')", Kind.RANKS),
         ("from torch.distributed import init_process_group\ninit_process_group()", Kind.RANKS),
-        ("from torch.distributed import init_process_group as join\njoin('gloo')", Kind.RANKS),
-        ("import torch.distributed as d\nset_up = d.init_process_group\nset_up()", Kind.RANKS),
         ("# init_process_group() is not for us", Kind.VIEW),
         ("'init_process_group()'", Kind.VIEW),
         ("from torch.distributed import init_process_group", Kind.VIEW),
@@ -398,13 +367,7 @@ FLAG = "parser.add_argument('--local_rank')"
         ),
         ("@app.command()\ndef main():\n    init_process_group()\napp()", Kind.RANKS),
         ("if 'LOCAL_RANK' in os.environ:\n    init_process_group()", Kind.VIEW),
-        ("'LOCAL_RANK' in os.environ and init_process_group()", Kind.VIEW),
         ("if dist.is_available() and 'RANK' in os.environ:\n    init_process_group()", Kind.VIEW),
-        ("if dist.is_torchelastic_launched():\n    init_process_group()", Kind.VIEW),
-        (
-            "def main():\n    try: os.environ['RANK']\n    except KeyError: return\n    " + JOINS,
-            Kind.VIEW,
-        ),
         (
             "def main():\n    with x:\n        if 'RANK' not in os.environ: return\n    " + JOINS,
             Kind.VIEW,
@@ -423,7 +386,6 @@ FLAG = "parser.add_argument('--local_rank')"
             Kind.VIEW,
         ),
         ("if win:\n    init_process_group(1)\nelse:\n    init_process_group()", Kind.RANKS),
-        ("dist.is_initialized() or init_process_group()", Kind.RANKS),
         ("if args.local_rank >= 0:\n    init_process_group()\n" + FLAG, Kind.RANKS),
         ("if int(os.environ['RANK']) >= 0:\n    init_process_group()\n" + FLAG, Kind.VIEW),
         ("os.environ['RANK'] = '0'\nif args.ranks:\n    init_process_group()", Kind.VIEW),
