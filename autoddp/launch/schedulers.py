@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 import socket
+import subprocess
 from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from autoddp.comm.world import World
@@ -185,18 +187,26 @@ def first_host(text: str) -> str:
 
 
 def resolved(name: str) -> str:
-    """Return the name of a SLURM node that this machine can resolve.
+    """Return an address of SLURM's node `name`: some clusters call a node as no resolver does.
 
     Raises:
-        BadInput: The resolver does not know the node.
+        BadInput: Neither a resolver nor SLURM knows the node.
     """
     try:
         socket.getaddrinfo(name, None)
     except OSError:
-        raise BadInput(
-            f"node 0 of this SLURM step is {name}, which this machine cannot resolve; "
-            "set MASTER_ADDR to an address that every node can reach"
-        ) from None
+        asked, told = ("scontrol", "-o", "show", "node", name), ""
+        with suppress(OSError, subprocess.TimeoutExpired):  # it may not be there
+            told = subprocess.run(
+                asked, capture_output=True, text=True, timeout=20, check=False
+            ).stdout
+        found = re.search(r"\bNodeAddr=(\S+)", told)
+        if found is None:
+            raise BadInput(
+                f"node 0 of this SLURM step is {name}, which this machine cannot resolve; "
+                "set MASTER_ADDR to an address that every node can reach"
+            ) from None
+        return found[1]
     return name
 
 

@@ -1,4 +1,4 @@
-"""The script's tracebacks and warnings, without the frames of autoddp between the script and torch.
+"""Tracebacks and warnings of the script, without the frames of autoddp between it and torch.
 
 A torch function that is given a sharded tensor hands the call on through `torch/overrides.py`, and
 runs once more below autoddp's frames; one process has the inner frame alone.
@@ -10,9 +10,12 @@ import os
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType, TracebackType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from autoddp.patching import Feature, patch, stands_for
+
+if TYPE_CHECKING:
+    from autoddp.options import Options
 
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 SCRIPT = os.path.join(OURS, "process", "script.py")  # runs the script: one process has none of it
@@ -24,10 +27,30 @@ Function = Callable[..., Any]
 
 
 class Frames(Feature):
-    """The lines that warnings name: the script's in place of autoddp's."""
+    """Tracebacks that the script prints, and the lines that warnings name, as in one process."""
 
     name: ClassVar[str] = "frames"
-    without: ClassVar[str] = "a warning may name a line of autoddp's"
+    without: ClassVar[str] = "tracebacks of errors that are caught, and warnings, show our frames"
+
+    @classmethod
+    def wanted(cls, options: Options) -> bool:
+        """Return whether the user has not asked for whole tracebacks."""
+        return not options.verbose
+
+    @patch(
+        "traceback:TracebackException.__init__",
+        why="a traceback that the script prints or logs has no frames of autoddp",
+        hot=True,
+    )
+    def shorten(self, original: Function) -> Function:
+        """Make the constructor, which all of `traceback` and `logging` use, strip the error."""
+
+        def __init__(shown: Any, kind: Any, error: Any, *given: Any, **named: Any) -> None:
+            if error is not None:
+                strip(error)
+            original(shown, kind, error, *given, **named)
+
+        return stands_for(original)(__init__)
 
     @patch(
         "warnings:_showwarnmsg",

@@ -188,6 +188,20 @@ class _Reader(ast.NodeVisitor):
         leaves = any(isinstance(n, ast.Return) for n in _nodes([*node.body, *node.orelse]))
         self.maybe = (before or leaves) if depends else self.maybe
 
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        """Take what follows the first value as conditional: `"RANK" in os.environ and join()`."""
+        first, *others = node.values
+        self.visit(first)
+        before, self.maybe = self.maybe, self.maybe or any(map(self._decides, node.values[:-1]))
+        for value in others:
+            self.visit(value)
+        self.maybe = before
+
+    def visit_Try(self, node: ast.Try) -> None:
+        """Take all code from here on as conditional where a handler returns: `except KeyError`."""
+        self.maybe |= any(isinstance(n, ast.Return) for n in _nodes(node.handlers))
+        self.generic_visit(node)
+
     def visit_Call(self, node: ast.Call) -> None:
         called, named = _name(node.func), {keyword.arg for keyword in node.keywords}
         if called in STARTERS and (named & COUNTED or (called != "Process" and len(node.args) > 1)):

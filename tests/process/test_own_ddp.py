@@ -354,6 +354,12 @@ FLAG = "parser.add_argument('--local_rank')"
     [
         ("import torch.distributed as dist\ndist.init_process_group('gloo')", Kind.RANKS),
         ("from torch.distributed import init_process_group\ninit_process_group()", Kind.RANKS),
+        ("'LOCAL_RANK' in os.environ and init_process_group()", Kind.VIEW),
+        (
+            "def main():\n    try: os.environ['RANK']\n    except KeyError: return\n    " + JOINS,
+            Kind.VIEW,
+        ),
+        ("dist.is_initialized() or init_process_group()", Kind.RANKS),
         ("# init_process_group() is not for us", Kind.VIEW),
         ("'init_process_group()'", Kind.VIEW),
         ("from torch.distributed import init_process_group", Kind.VIEW),

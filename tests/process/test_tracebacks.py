@@ -1,0 +1,71 @@
+"""Tracebacks that a script prints or logs have none of our frames, and all of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.cli import fork_cli, run_python
+
+SCRIPT = """
+import logging
+import sys
+import traceback
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.set_default_dtype(torch.float64)
+torch.manual_seed(0)
+logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s")
+
+
+class Shown(nn.Module):
+    def forward(self, x):
+        raise RuntimeError("in forward")
+
+
+def told():
+    try:
+        raise KeyError("a key")
+    except KeyError as error:
+        raise ValueError("a value") from error
+
+
+net = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for (x,) in DataLoader(TensorDataset(torch.randn(12, 4)), 6):
+    loss = net(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(round(loss.item(), 9))
+    for act in (
+        lambda: net(x[:, :2]),
+        lambda: F.softmax(net(x), dim=7),
+        lambda: net(x) @ torch.ones(2, 2),
+        lambda: torch.save(net, "nowhere/net.pt"),
+        lambda: open("nowhere"),
+        told,
+        lambda: Shown()(x),
+    ):
+        try:
+            act()
+        except Exception as error:
+            logging.exception("caught")
+            names = [f.name for f in traceback.extract_tb(error.__traceback__)]
+            print(traceback.format_exc().count("File"), names)
+"""
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_tracebacks_are_those_of_one_process(nproc, tmp_path):
+    path = tmp_path / "traced.py"
+    path.write_text(SCRIPT)
+    alone = run_python(path, cwd=tmp_path)
+    ranks = fork_cli("run", "--nproc", str(nproc), path, cwd=tmp_path)
+    assert alone.out.count("traced.py") > 20, alone.err
+    want, got = ([line.strip(" ^~") for line in done.out.splitlines()] for done in (alone, ranks))
+    assert got == want
+    assert (ranks.rc, ranks.theirs) == (0, "")
