@@ -5,7 +5,6 @@ AutoDDPError
 ├── PatchTargetMissing  this torch lacks something that a feature patches
 ├── Disagreement        ranks hold different values, or are at different places
 ├── RankEnded           another rank has ended, and this one waits for what it would do
-│   └── Unreachable     its node, or the network to it, is lost
 ├── LostGradient        a batch held by rows reached code that would drop its gradient
 ├── NodeFailed          what rank 0 wrote cannot be written on a node with a folder of its own
 ├── ScratchFailed       a rank above 0 has no room for its private copies of files
@@ -43,10 +42,6 @@ class RankEnded(AutoDDPError):
     def __init__(self, text: str, rank: int = 0) -> None:
         super().__init__(text)
         self.rank = rank
-
-
-class Unreachable(RankEnded):
-    """The loss of another rank's node: the kernel has given it up, and no message gets there."""
 
 
 class LostGradient(AutoDDPError):

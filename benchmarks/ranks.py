@@ -28,6 +28,7 @@ import torch.distributed as dist
 
 from autoddp.comm.collective_check import CollectiveCheck
 from autoddp.comm.control_plane import Channel
+from autoddp.comm.patience import Patience
 from autoddp.comm.rpc import Rpc, When
 from autoddp.comm.tensor_bytes import reducing
 from autoddp.comm.world import World
@@ -43,7 +44,7 @@ class LightRank(Rpc):
     def __init__(self, world: World, store: str) -> None:
         self.world, self.rank, self.size = world, world.rank, world.world_size
         self.store = dist.FileStore(store)
-        self.channel = Channel.between(world, self.store, SECONDS)
+        self.channel = Channel.between(world, self.store, Patience(SECONDS))
         self.collective_check = CollectiveCheck(self.rank, self.channel.meetings, self.store)
         self.merge = reducing(torch.float64, dist.ReduceOp.SUM)
         super().__init__()
@@ -58,7 +59,7 @@ class LightRank(Rpc):
         self.call("last", lambda: 1, by=self.size - 1)
 
     def reduce(self) -> None:
-        self.collective_check.meet("0 sum", SMALL, self.merge)
+        self.collective_check.exchange("0 sum", SMALL, self.merge)
 
 
 ACTS: dict[str, Callable[[LightRank], None]] = {

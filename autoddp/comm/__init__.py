@@ -1,1 +1,1 @@
-"""The ranks of a job and what they say to each other; nothing in this folder knows a file."""
+"""The ranks of a job and their communication; nothing in this folder knows the script's files."""

@@ -1,17 +1,16 @@
-"""The check of collectives: rank 0 compares what ranks enter, and does small collectives itself.
+"""The check of collectives: ranks compare what they enter, and reduce small tensors meanwhile.
 
 A collective that two ranks enter at different places hangs, crashes in the backend, or, where
 shapes happen to agree, returns a sum of what does not belong together. So each rank stamps what it
-enters, see `InOrder`. Rank 0 compares the stamps, and nobody goes on before it has. Where an
-accelerator waits, not the script, and in a backward, nobody is waited for, and nothing is said
-either: how many such stamps there were, and a sum over them, ride on the next meeting, and the
-threads that watch tell the newest ones.
+enters, rank 0 compares the stamps, see `InOrder`, and nobody goes on before it has. Where an
+accelerator waits, not the script, and in a backward, ranks only note the stamp: how many there
+were, and a checksum of them, come with the next exchange, and the threads that watch send the
+newest ones.
 
 A small tensor travels with its stamp, is reduced or gathered on rank 0 and comes back: one message
-each way, which is faster than a ring of TCP connections. A large tensor goes by the backend once
-the stamps agree. Ranks that share memory compare the stamps there, each for itself, and reduce the
-small tensors, too; where these are not all of one place, they all go on as if there were no such
-memory.
+each way, which is faster than a ring of TCP connections. Ranks that share memory exchange stamps
+and small tensors there, and each compares them itself; if they differ, all go on by messages, so
+that rank 0 finds out which rank is where.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autoddp import torch_internals
-from autoddp.comm.in_order import SAID, InOrder, apart, split, without_file
+from autoddp.comm.in_order import InOrder, apart, without_file
 from autoddp.errors import RankEnded
 from autoddp.report import places, users_frame
 
@@ -40,22 +39,21 @@ if TYPE_CHECKING:
 Recent = list[tuple[int, str]]  # stamps, with their numbers
 KEPT = 128  # stamps that are known by their words
 MOST = 4096  # kinds of collective whose words are kept
-TELL = b"~"  # the first byte of a question for the newest stamps
+RECENT = b"~"  # the first byte of a question for the newest stamps
+Merge = Callable[[list[bytes]], bytes]
 
 
 class CollectiveCheck(InOrder):
-    """One rank's end of the check: rank 0 compares stamps, the others send theirs."""
+    """One rank's end of the check."""
 
     def __init__(self, rank: int, lines: Lines, store: Store) -> None:
         super().__init__(rank, lines, store)
-        self.asides[TELL] = self._tell
+        self.asides[RECENT] = lambda _: lines.send(json.dumps(self.recent()).encode())
         self._words: dict[Any, str] = {}
         self.memory: NodeMemory | None = None  # of all ranks, if they are on one node
-        self._count = self._total = 0  # of all stamps, and a sum over them
+        self._count = self._checksum = 0  # of all stamps
         self._stamps: deque[tuple[int, str]] = deque(maxlen=KEPT)
-        self._past = b""  # count and sum, before the latest meeting
-        self._newest = ""  # of those that were passed by since the last meeting
-        self._heard: dict[int, Recent] = {}  # on rank 0: what the others' threads have told
+        self._newest = ""  # of those that were only noted since the last exchange
         self._lock = threading.Lock()  # two threads of the script's may read a batch at once
 
     def words(self, what: str, x: Tensor) -> str:
@@ -66,114 +64,94 @@ class CollectiveCheck(InOrder):
         if words is None:
             if len(self._words) == MOST:
                 self._words.clear()
-            where = places.named(frame)
             dtype = str(x.dtype).removeprefix("torch.")
             device = "" if x.device.type == "cpu" else f" on {x.device.type}"
+            where = places.named(frame)
             words = self._words[key] = f"{what} of {dtype}{list(x.shape)}{device} at {where}"
         return words
 
-    def pass_by(self, stamp: str) -> None:
+    def note(self, stamp: str) -> None:
         """Note the stamp of what this rank enters; nobody waits, and nothing is sent."""
-        if self.lines:
-            self._newest = stamp
-            self._note(stamp)
+        self._stamps.append((self._count, stamp))
+        self._checksum = zlib.crc32(without_file(stamp.encode()), self._checksum)
+        self._count += 1
+        self._newest = stamp
 
-    def meet(self, stamp: str, body: bytes, merge: Callable[[list[bytes]], bytes]) -> bytes:
-        """Return what `merge` makes of all ranks' bodies on rank 0, once all are at this stamp.
+    def exchange(
+        self, stamp: str, body: bytes, merge: Merge, order: bytes = b""
+    ) -> tuple[bytes, bytes]:
+        """Exchange bodies, once all ranks are at this stamp.
+
+        Returns:
+            What `merge` makes of all ranks' bodies, and rank 0's order, see `SignalSync`.
 
         Raises:
             Disagreement: Two ranks are at different places; raised on all that wait here.
             RankEnded: A rank has ended.
         """
         with self._lock:
-            place, said = stamp.encode(), b"%d %d\0%b" % (self._count, self._total, body)
-            self._past = said.partition(b"\0")[0]
+            place, past = stamp.encode(), b"%d %d" % (self._count, self._checksum)
+            self.note(stamp)
             self._newest = ""
-            self._note(stamp)
-            bodies = self._by_memory(place, said)
-            return merge(bodies) if bodies is not None else self._by_lines(place, said, merge)
-
-    def _note(self, stamp: str) -> None:
-        self._stamps.append((self._count, stamp))
-        self._total = zlib.crc32(without_file(stamp.encode()), self._total)
-        self._count += 1
-
-    def _by_lines(self, place: bytes, said: bytes, merge: Callable[[list[bytes]], bytes]) -> bytes:
-        if self.rank:
+            found = self._by_memory(place, past, order, body)
+            if found is not None:
+                return merge([body for *_, body in found]), found[0][2]
+            if self.rank == 0:
+                return self._lead(place, past, order, body, merge), order
             try:
-                return self.hear(place, said)[0]
+                return self.receive(place, past + b"\0" + body)
             except RankEnded as error:
                 self.end(error, place)
-        made = merge([_body(each) for each in (said, *self.gather(place).values())])
-        self.say(SAID, place, made)
-        return made
 
-    def _by_memory(self, place: bytes, said: bytes) -> list[bytes] | None:
-        """Return all ranks' bodies, if they share memory, and all are at one place.
-
-        Else, on all ranks, None: rank 0 finds out who is where, and says so.
-        """
+    def _by_memory(self, *mine: bytes) -> list[list[bytes]] | None:
+        """Return all ranks' place, past, order and body; None, on all, if the first two differ."""
         if self.memory is None:
             return None
         try:
-            messages = self.memory.exchange(b"@%b\0%b" % (place, said))
+            messages = self.memory.exchange(b"\0".join(mine))
         except dist.DistNetworkError:
             return None
-        found = [split(message) for message in messages or ()]
-        if any(apart(theirs, found[0][0]) for theirs, _ in found):
-            return None
-        if len({each.partition(b"\0")[0] for _, each in found}) != 1:
-            return None
-        return [_body(each) for _, each in found]
+        found = [message.split(b"\0", 3) for message in messages or ()]
+        alike = found and all(past == found[0][1] for _, past, *_ in found)
+        return found if alike and not any(apart(each[0], found[0][0]) for each in found) else None
 
-    # ---- what was passed by
+    def _lead(self, place: bytes, past: bytes, order: bytes, body: bytes, merge: Merge) -> bytes:
+        """Merge, on rank 0, all ranks' bodies, and send them the result."""
+        bodies = [body]
+        for rank, data in self.gather(place).items():
+            theirs, _, other = data.partition(b"\0")
+            if theirs != past:
+                self._find_difference(rank, place)
+            bodies.append(other)
+        merged = merge(bodies)
+        self.send(place, order, merged)
+        return merged
+
+    # ---- what was only noted
 
     def newest(self) -> str:
-        """Return the newest stamp in words; if there is none, words for a device that computes."""
+        """Return the newest noted stamp in words; if there is none, words for any computation."""
         return self._newest.partition(" ")[2] or "what its device computes"
 
     def recent(self) -> Recent:
-        """Return the newest stamps; of a meeting in progress it is the last."""
+        """Return the newest stamps; the last may belong to an exchange in progress."""
         return [*self._stamps]
 
-    def _tell(self, _: bytes) -> None:
-        self.lines.say(json.dumps(self.recent()).encode())
-
-    # ---- rank 0
-
-    def hear_recent(self, rank: int, recent: Recent) -> None:
-        """Keep what the thread that watches a rank has told of it."""
-        self._heard[rank] = recent
-
-    def look(self) -> None:
-        """Compare, from another thread, what ranks have entered so far.
+    def compare(self, rank: int, recent: Recent) -> None:
+        """Compare, on rank 0, the newest stamps of another rank with its own.
 
         Raises:
-            Disagreement: A rank is somewhere else than this one.
+            Disagreement: The other rank is somewhere else.
         """
-        for rank, recent in self._heard.items():
-            self._compare_recent(rank, recent)
-
-    def compare(self, rank: int, theirs: bytes, place: bytes, data: bytes) -> None:
-        """See that a rank is at this place, and has passed by the same collectives before.
-
-        Raises:
-            Disagreement: It is not, or has not; all ranks are told.
-        """
-        if data.partition(b"\0")[0] != self._past:
-            self.lines[rank].send(TELL)
-            self._compare_recent(rank, json.loads(self.lines[rank].read()))
-            if not torch_internals.in_backward():  # where other threads go on
-                calls, _, where = theirs.partition(b" ")
-                self.part(rank, calls + b" another collective, some time before " + where, place)
-        super().compare(rank, theirs, place, data)
-
-    def _compare_recent(self, rank: int, theirs: Recent) -> None:
         mine = dict(self.recent())
-        for number, stamp in theirs:
+        for number, stamp in recent:
             if number in mine and apart(stamp.encode(), mine[number].encode()):
                 self.part(rank, stamp.encode(), mine[number].encode())
 
-
-def _body(said: bytes) -> bytes:
-    return said.partition(b"\0")[2]
+    def _find_difference(self, rank: int, place: bytes) -> None:
+        """Raise that a rank noted other stamps before this place than rank 0."""
+        self.lines[rank].send(RECENT)
+        self.compare(rank, json.loads(self.lines[rank].read()))
+        if not torch_internals.in_backward():  # where other threads go on
+            calls, _, where = place.partition(b" ")
+            self.part(rank, calls + b" another collective, some time before " + where, place)

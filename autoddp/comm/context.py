@@ -1,8 +1,7 @@
-"""Whose code runs now: asked by everything that must know before it acts.
+"""Whose code runs now, as everything must know that acts differently for the script's own code.
 
-What the thread of the script runs is the script's own code, unless it is inside one or more of the
-kinds of `Code`. They nest; what they mean adds up. Other threads and forked children are told apart
-by where they run.
+The script's thread runs the script's own code unless it is inside one or more of the kinds of
+`Code`, which nest. Other threads and forked children are told apart by thread and process.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ class Code(IntEnum):
     """A kind of code that is not the script's own, as one process would run it.
 
     Attributes:
-        INTERNAL: Autoddp's; what it does outside passes through, as if autoddp were not there.
-        FETCH: A data set's, for rows that differ from rank to rank; passes through likewise, but
-            finds files where this rank has put them.
-        PLAIN: Called where no batch is to be looked for: in a data set's fetch, in a backward.
-        FUNCTION: What looks below torch's functions, and computes on whole batches: an autograd
-            function's of the script, or what runs under its hooks of saved tensors.
+        INTERNAL: Autoddp's; its effects pass through, as if autoddp were not there.
+        FETCH: A data set's, for rows that differ between ranks; its effects pass through too, but
+            it finds files where this rank has put them.
+        PLAIN: Code in which no batch is looked for: a data set's fetch, a backward.
+        FUNCTION: Code below torch's functions that computes on whole batches: an autograd function
+            of the script, or what runs under its hooks of saved tensors.
     """
 
     INTERNAL = 0
@@ -37,7 +36,7 @@ class Code(IntEnum):
 class Within:
     """A context manager that counts how deep the script is in a kind of code.
 
-    It is entered several times in a step: one made of a generator would cost three times as much.
+    A step enters it several times: one made of a generator would cost three times as much.
     """
 
     __slots__ = ("_code", "_depth")
@@ -53,12 +52,12 @@ class Within:
 
 
 class Context:
-    """The answer to whose code runs now, on one rank.
+    """Whose code runs now, on one rank.
 
     Attributes:
-        depth: How often each kind of code has been entered and not left yet.
-        ending: Whether the script has ended: ranks do apart what its objects still do.
-        over: Whether the job has: nothing is agreed on any more.
+        depth: How often the script's thread has entered each kind of code and not left it yet.
+        ending: Whether the script has ended: what its objects still do is each rank's own.
+        over: Whether the job has ended: ranks agree on nothing any more.
         collecting: Whether Python's collector of cycles runs on the script's thread. It runs at
             different moments on each rank: what a `__del__` does has no place in their order.
     """
@@ -73,25 +72,25 @@ class Context:
     # ---- where
 
     def is_rank(self) -> bool:
-        """Return whether the script runs, in the rank itself: not in a process forked from it."""
+        """Return whether this process is the rank itself, not one forked from it."""
         return getpid() == self.process
 
     def in_thread(self) -> bool:
         """Return whether this is another thread of Python's than the script's.
 
         Ranks' threads are not in step: what one computes, each rank computes whole, by itself. A
-        thread of torch's engine, which a backward of the script waits for, is none of these.
+        thread of torch's engine, which a backward of the script waits for, is not one of Python's.
         """
         here = get_ident()
-        # not `current_thread()`, which makes an object for a thread that is none of Python's
+        # not `current_thread()`, which makes an object for a thread that is not one of Python's
         return here != self.thread and here in threading._active  # type: ignore[attr-defined]
 
     def is_script(self) -> bool:
-        """Return whether the script runs, in the rank itself, on a thread that all ranks follow."""
+        """Return whether this is the rank itself, on a thread that all ranks follow."""
         return self.is_rank() and not self.in_thread()
 
     def in_job(self) -> bool:
-        """Return whether this process is the rank itself, and the job goes on."""
+        """Return whether this process is the rank itself, and the job has not ended."""
         return not self.over and getpid() == self.process
 
     def on_script_thread(self) -> bool:
@@ -99,10 +98,7 @@ class Context:
         return get_ident() == self.thread
 
     def in_fork(self) -> bool:
-        """Return whether this process was forked from the rank, by any of its threads.
-
-        The thread that runs there is then the script's.
-        """
+        """Return whether this process was forked from the rank; its thread is the script's then."""
         here = getpid()
         if here == self.process:
             return False
@@ -119,18 +115,14 @@ class Context:
 
     @contextmanager
     def internal(self) -> Iterator[None]:
-        """Run autoddp's own code inside, on whatever thread this is."""
+        """Run autoddp's own code inside, on any thread."""
         if get_ident() == self.thread:
-            depth = self.depth
-            depth[Code.INTERNAL] += 1
-            try:
+            with Within(self.depth, Code.INTERNAL):
                 yield
-            finally:
-                depth[Code.INTERNAL] -= 1
             return
         # what the script's thread does meanwhile is the script's
         apart = self._elsewhere
-        before, apart.internal = getattr(apart, "internal", False), True
+        before, apart.internal = self.is_internal_elsewhere(), True
         try:
             yield
         finally:
@@ -154,11 +146,11 @@ class Context:
         return bool(self.depth[Code.PLAIN])
 
     def passes_through(self) -> bool:
-        """Return whether effects are as if autoddp were not there: ours, or a data set's."""
+        """Return whether effects are as if autoddp were not there: autoddp's, or a data set's."""
         return bool(self.depth[Code.INTERNAL] or self.depth[Code.FETCH])
 
     def watch_collector(self, undo: ExitStack) -> None:
-        """Watch Python's collector from now on; twice is harmless."""
+        """Watch Python's collector from now on; a second call does nothing."""
         if self._note not in gc.callbacks:
             gc.callbacks.append(self._note)
             undo.callback(gc.callbacks.remove, self._note)

@@ -22,6 +22,7 @@ from autoddp.comm.accelerator import CPU
 from autoddp.comm.collective_check import CollectiveCheck
 from autoddp.comm.control_plane import Channel
 from autoddp.comm.node_memory import OPERATIONS, NodeMemory, share
+from autoddp.comm.patience import Patience, silent
 from autoddp.comm.position import COLLECTIVE
 from autoddp.comm.rpc import Rpc
 from autoddp.comm.tensor_bytes import bytes_of, reducing, write
@@ -30,12 +31,8 @@ from autoddp.comm.world import World
 from autoddp.torch_internals import plain_tensors
 
 TIMEOUT = timedelta(minutes=30)
-
-# of a wait that the accelerator's backend ends, by its own words
-NATIVE_TIMEOUT = timedelta(minutes=10)
-
 SMALL = 1 << 14  # bytes of a tensor that travels with its stamp
-Backend = Callable[[Store], tuple[str, torch.device | None]]
+Choose = Callable[[Store], tuple[str, torch.device | None]]
 SUM, MIN, MAX = dist.ReduceOp.SUM, dist.ReduceOp.MIN, dist.ReduceOp.MAX
 
 
@@ -79,16 +76,22 @@ class Group(Rpc):
                 self.collective_check.memory = self.memory
 
     @classmethod
-    def join(cls, world: World, attempt: str = "0", backend: Backend = _gloo) -> Group:
-        """Meet the other ranks at the job's store.
+    def join(
+        cls,
+        world: World,
+        attempt: str = "0",
+        choose: Choose = _gloo,
+        say: Callable[[str], None] = silent,
+    ) -> Group:
+        """Join the other ranks at the job's store.
 
-        Several jobs of these ranks, one after the other, may meet at one store of their launcher's.
+        Several jobs of these ranks, one after the other, may use one store of their launcher's.
 
         Args:
             world: The place of this rank among the ranks.
             attempt: The number of this start of the job.
-            backend: Says by what tensors of the accelerator travel, and this rank's device if each
-                rank has one, once there is a store to agree over.
+            choose: See `over`.
+            say: Tells the user of a long wait.
         """
         master = world.rank == 0 and not world.agent_store
         tcp = TCPStore(
@@ -100,15 +103,30 @@ class Group(Rpc):
             wait_for_workers=False,
         )
         job = tcp.add(f"autoddp/{attempt}/jobs/{world.rank}", 1)
-        store = torch_internals.prefixed(f"autoddp/{attempt}/{job}", tcp)
-        return cls.over(world, store, *backend(store))
+        return cls.over(
+            world, torch_internals.prefixed(f"autoddp/{attempt}/{job}", tcp), choose, say
+        )
 
     @classmethod
     def over(
-        cls, world: World, store: Store, backend: str = "gloo", device: torch.device | None = None
+        cls,
+        world: World,
+        store: Store,
+        choose: Choose = _gloo,
+        say: Callable[[str], None] = silent,
     ) -> Group:
-        """Meet over a store that is there; a `device` that no other rank uses connects at once."""
-        kind = accelerator.kind()
+        """Join over a store that is there.
+
+        Args:
+            world: The place of this rank among the ranks.
+            store: A store of all ranks.
+            choose: Returns, once all ranks have come, the backend for the accelerator's tensors,
+                and this rank's device if each rank has one.
+            say: Tells the user of a long wait.
+        """
+        apart = torch_internals.prefixed("effects", store)
+        channel = Channel.between(world, apart, Patience(TIMEOUT.total_seconds(), say))
+        (backend, device), kind = choose(store), accelerator.kind()
         native = backend != "gloo"
         with contextlib.ExitStack() as undo:
             undo.enter_context(torch_internals.quiet_gloo())
@@ -126,17 +144,14 @@ class Group(Rpc):
         pg = dist.group.WORLD
         assert pg is not None
         dist.group.WORLD = None  # the setter is on the metaclass
-        if native:
-            _shorten(pg, kind)
-        apart = torch_internals.prefixed("effects", store)
-        return cls(world, pg, apart, Channel.between(world, apart, TIMEOUT.total_seconds()), native)
+        return cls(world, pg, apart, channel, native)
 
     def leave(self) -> None:
         """Close the lines to the other ranks: to those that still wait, this one has ended."""
         self.channel.close()
         for memory in (self.memory, self.gradient_memory):
             if memory is not None:
-                memory.leave()
+                memory.barrier.leave()
 
     # ---- tensors
 
@@ -149,15 +164,15 @@ class Group(Rpc):
     def all_reduce(self, x: Tensor, op: Any = SUM) -> Tensor:
         """Reduce `x` in place over all ranks, wait, and return it."""
         target = torch.view_as_real(x) if x.is_complex() else x
-        with self.together("all-reduce", x) as stamp, plain_tensors():
+        with self.together("all-reduce", x) as place, plain_tensors():
             if _is_small(x):
-                write(target, self._exchange(stamp, bytes_of(target), reducing(target.dtype, op)))
+                write(target, place.exchange(bytes_of(target), reducing(target.dtype, op)))
+                return x
+            place.agree()
+            if self.memory and target.is_cpu and target.is_contiguous() and op in OPERATIONS:
+                self.memory.all_reduce(target, op)
             else:
-                self._agree(stamp, x)
-                if self.memory and target.is_cpu and target.is_contiguous() and op in OPERATIONS:
-                    self.memory.all_reduce(target, op)
-                else:
-                    self.start_all_reduce(target, op).wait()
+                self.start_all_reduce(target, op).wait()
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -169,55 +184,42 @@ class Group(Rpc):
         if not x.numel():
             return out
         self.gathered += out.nbytes - x.nbytes
-        with self.together("all-gather", x) as stamp, plain_tensors():
+        with self.together("all-gather", x) as place, plain_tensors():
             if _is_small(x):
-                write(out, self._exchange(stamp, bytes_of(x), b"".join))
+                write(out, place.exchange(bytes_of(x), b"".join))
+                return out
+            place.agree()
+            # not view(-1): one element that is called contiguous may have any stride
+            flat = x.contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8)
+            whole = out.view(-1).view(torch.uint8)
+            if self.memory and x.is_cpu:
+                self.memory.all_gather(whole.view(self.size, -1), flat)
             else:
-                self._agree(stamp, x)
-                # not view(-1): one element that is called contiguous may have any stride
-                flat = x.contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8)
-                whole = out.view(-1).view(torch.uint8)
-                if self.memory and x.is_cpu:
-                    self.memory.all_gather(whole.view(self.size, -1), flat)
-                else:
-                    self.pg._allgather_base(whole, flat).wait()
+                self.pg._allgather_base(whole, flat).wait()
         return out
-
-    def together(self, what: str, x: Tensor, kind: str = COLLECTIVE) -> Together:
-        """Give the stamp of a place of the program at which all ranks wait for each other.
-
-        They may act on a signal at its end, see `SignalSync`: not inside a backward, which is one
-        point as a whole, and not where only a GPU waits.
-        """
-        return Together(self, what, x, kind)
-
-    def _exchange(self, stamp: str, body: bytes, merge: Callable[[list[bytes]], bytes]) -> bytes:
-        with self.signal_sync.quiet():
-            return self.collective_check.meet(stamp, body, merge)
-
-    def _agree(self, stamp: str, x: Tensor) -> None:
-        """Check that all ranks are about to do the same; where a GPU waits, only note the stamp."""
-        if self._waits(x):
-            self._exchange(stamp, b"", lambda _: b"")
-        else:
-            self.collective_check.pass_by(stamp)
-
-    def _waits(self, x: Tensor) -> bool:
-        return not self.native or x.device.type == "cpu"
 
     def broadcast(self, tensors: list[Tensor]) -> None:
         """Fill the tensors, on every rank, with what they hold on rank 0."""
-        with self.together(f"broadcast of {len(tensors)} tensors", tensors[0]) as stamp:
-            self._agree(stamp, tensors[0])
+        with self.together(f"broadcast of {len(tensors)} tensors", tensors[0]) as place:
+            place.agree()
             with plain_tensors():
                 works = [self.pg.broadcast([x], dist.BroadcastOptions()) for x in tensors]
                 for work in works:
                     work.wait()
 
+    def together(self, what: str, x: Tensor, kind: str = COLLECTIVE) -> Together:
+        """Return a place of the program at which all ranks wait for each other.
+
+        They may act on a signal at its end, see `SignalSync`: not inside a backward, which is one
+        point as a whole.
+        """
+        return Together(self, what, x, kind)
+
     def confer(self, what: str, body: bytes) -> bytes:
         """Gather each rank's JSON text into one JSON list; ranks may be at different lines."""
-        with self.together(what, torch.empty(0, device=CPU)):
-            return self._exchange(f"0 {what}", body, lambda bodies: b"[" + b",".join(bodies) + b"]")
+        with self.together(what, torch.empty(0, device=CPU)) as place:
+            place.stamp = f"0 {what}"
+            return place.exchange(body, lambda bodies: b"[" + b",".join(bodies) + b"]")
 
     def conclude(self) -> None:
         """Do what ranks do together once the script has ended well, while all are still there."""
@@ -234,17 +236,6 @@ class Group(Rpc):
     def barrier(self) -> None:
         """Wait for all ranks."""
         self.agree(True)
-
-
-def _shorten(pg: dist.ProcessGroup, kind: str) -> None:
-    """Shorten the timeout of the accelerator's backend alone.
-
-    By gloo a rank may wait for what another one does on its own.
-    """
-    backend = pg._get_backend(torch.device(kind))
-    # a backend that registers itself may have no such setting
-    with contextlib.suppress(AttributeError, RuntimeError):
-        backend._set_default_timeout(NATIVE_TIMEOUT)
 
 
 def _is_small(x: Tensor) -> bool:

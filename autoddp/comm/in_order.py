@@ -1,8 +1,8 @@
-"""Ranks at the same place: what they say to rank 0 and hear from it, in the order of the program.
+"""The protocol by which rank 0 and the others see that they are at the same place of the program.
 
-All ranks run one program, so the n-th word of a rank is of the same place as the n-th of rank 0:
-after as many side effects, of the same kind, and at a line of the same number. The file's name does
-not count: one of code that a library writes for itself may have another name on each rank.
+All ranks run one program, so the n-th message of a rank belongs to the same place as the n-th of
+rank 0: after as many calls, of the same kind, and at a line of the same number. The file's name
+does not count: code that a library generates may have another one on each rank.
 """
 
 from __future__ import annotations
@@ -20,34 +20,32 @@ if TYPE_CHECKING:
 
     from autoddp.comm.line import Lines
 
-# the first byte of a message; then come the place, and what is said there
-SAID, WHERE, PARTED = b"=", b"?", b"!"  # by rank 0: its word; that it waits; that ranks differ
-HERE = b"@"  # by another rank
-LATE = 1.0  # seconds until rank 0 says where it waits, to a rank that may have gone elsewhere
-WAITS = "waits"  # in the store: a rank does nothing more but to wait for its end
+# the first byte of a message; the place and the data follow
+SENT, WHERE, PARTED = b"=", b"?", b"!"  # of rank 0: its data; where it waits; that ranks differ
+HERE = b"@"  # of another rank
+LATE = 1.0  # seconds until rank 0 sends a rank, which may have gone elsewhere, where it waits
+WAITS = "waits"  # in the store: a rank only waits for its end
 LEFT = 10.0  # seconds that a launcher has to end this rank once another one has failed
 TICK = 0.02
 
-Aside = Callable[[bytes], BaseException | None]
-
 
 class InOrder:
-    """One rank's end of a sequence of places, which has lines of its own.
+    """One rank's end of a sequence of places, which has connections of its own.
 
     Attributes:
-        asides: Takes, on a rank above 0, messages that belong to no place, by their first byte.
+        asides: What another rank does with messages that belong to no place, by their first byte.
     """
 
     def __init__(self, rank: int, lines: Lines, store: Store) -> None:
         self.rank, self.lines, self.store = rank, lines, store
-        self.asides: dict[bytes, Aside] = {}
+        self.asides: dict[bytes, Callable[[bytes], None]] = {}
 
-    def say(self, kind: bytes, place: bytes, data: bytes = b"") -> None:
-        """Say something at a place: to rank 0, or on rank 0 to all others."""
-        self.lines.say(kind + place + b"\0" + data)
+    def send(self, place: bytes, order: bytes, data: bytes) -> None:
+        """Send, on rank 0, its order and its data at a place to all others."""
+        self.lines.send(b"\0".join((SENT + place, order, data)))
 
     def gather(self, place: bytes) -> dict[int, bytes]:
-        """Return, on rank 0, what each other rank says at this place, once all are there.
+        """Return, on rank 0, what each other rank sends at this place, once all are there.
 
         Raises:
             Disagreement: A rank is at another place.
@@ -61,53 +59,46 @@ class InOrder:
                 theirs, found[rank] = split(line.read())
             except RankEnded as error:
                 self.end(error, place)
-            self.compare(rank, theirs, place, found[rank])
+            if apart(theirs, place):
+                self.part(rank, theirs, place)
         return found
 
-    def hear(self, place: bytes, said: bytes | None = None) -> tuple[bytes, BaseException | None]:
-        """Return, on another rank, rank 0's word at this place, and what an aside has raised.
+    def receive(self, place: bytes, own: bytes | None = None) -> tuple[bytes, bytes]:
+        """Return, on another rank, rank 0's data and its order at this place.
 
         Args:
             place: The place of this rank.
-            said: What this rank says there first, if rank 0 gathers that.
+            own: What this rank sends first, if rank 0 gathers that.
 
         Raises:
-            Disagreement: Rank 0 is at another place, or a rank that it has heard.
+            Disagreement: Rank 0 is at another place, or a rank that it has gathered from.
             RankEnded: Rank 0 has ended.
         """
-        line, kept = self.lines[0], None
-        if said is not None:
-            self.say(HERE, place, said)
+        line = self.lines[0]
+        if own is not None:
+            line.send(HERE + place + b"\0" + own)
         while True:
             message = line.read()
             kind = message[:1]
             if kind in self.asides:
-                kept = self.asides[kind](message[1:]) or kept
+                self.asides[kind](message[1:])
                 continue
             if kind == PARTED:
                 raise Disagreement(message[1:].decode())
             theirs, data = split(message)
-            if said is None and (kind == WHERE or apart(theirs, place)):
-                said = b""
-                self.say(HERE, place)  # rank 0 may wait for this rank
+            if own is None and (kind == WHERE or apart(theirs, place)):
+                own = b""
+                line.send(HERE + place)  # rank 0 may wait for this rank
             if apart(theirs, place):
                 raise Disagreement(parted(self.rank, place, 0, theirs))
-            if kind == SAID:
-                return data, kept
-
-    def compare(self, rank: int, theirs: bytes, place: bytes, data: bytes) -> None:
-        """See, on rank 0, that another rank is at this place; `data` is what it has said there.
-
-        Raises:
-            Disagreement: It is not; all ranks are told.
-        """
-        if apart(theirs, place):
-            self.part(rank, theirs, place)
+            if kind == SENT:
+                order, _, data = data.partition(b"\0")
+                return data, order
 
     def part(self, rank: int, theirs: bytes, place: bytes) -> NoReturn:
-        """Tell all ranks that one of them is at another place than rank 0, and raise that."""
+        """Raise on all ranks that one of them is at another place than rank 0."""
         text = parted(rank, theirs, self.rank, place)
-        self.lines.say(PARTED + text.encode())
+        self.lines.send(PARTED + text.encode())
         raise Disagreement(text)
 
     def end(self, error: RankEnded, place: bytes) -> NoReturn:
@@ -121,10 +112,10 @@ class InOrder:
 
 
 def await_end(store: Store, rank: int, lost: int | None = None) -> bool:
-    """Wait until a launcher ends this rank, as another one is lost; that one's launcher says why.
+    """Wait until a launcher, which reports why another rank ended, ends this one.
 
     Returns:
-        Whether the lost rank has said that it ended well, which nobody else tells of.
+        Whether the lost rank has ended with exit code 0, which its launcher does not mention.
     """
     deadline = monotonic() + LEFT
     with suppress(RuntimeError):  # the store went with its host
@@ -141,7 +132,7 @@ def await_end(store: Store, rank: int, lost: int | None = None) -> bool:
 
 
 def split(message: bytes) -> tuple[bytes, bytes]:
-    """Split a message into its place, and what is said there."""
+    """Split a message into its place and its data."""
     place, _, data = message[1:].partition(b"\0")
     return place, data
 
@@ -152,13 +143,13 @@ def apart(theirs: bytes, own: bytes) -> bool:
 
 
 def without_file(place: bytes) -> bytes:
-    """Return a place with the number of its line alone."""
+    """Return a place without the name of its file."""
     act, at, line = place.rpartition(b" at ")
     return act + at + line.rpartition(b":")[2] if act else place
 
 
 def parted(rank: int, theirs: bytes, other: int, own: bytes) -> str:
-    """Say that a rank is at another place than another rank."""
+    """Return the message that a rank is at another place than another rank."""
     (calls, _, there), (others, _, here) = (
         place.decode().partition(" ") for place in (theirs, own)
     )

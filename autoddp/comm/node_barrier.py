@@ -1,8 +1,8 @@
 """A barrier of the ranks of a node, in memory that they share.
 
-Ranks meet by a POSIX semaphore for each pair of them (`sem_overview(7)`), which lies in the memory
-and orders what is written before a post and read after a wait on every processor. A rank holds a
-lock on a byte of the memory, which the kernel releases when the rank ends: those that wait see it.
+It has a POSIX semaphore (`sem_overview(7)`) for each ordered pair of ranks, which also orders, on
+every processor, what is written before a post and read after a wait. A rank holds a lock on a byte
+of the memory, which the kernel releases when the rank ends: so those that wait notice.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from time import monotonic_ns  # a script's is patched
 import torch.distributed as dist
 
 SEMAPHORE = 64  # bytes for a sem_t, which has 32, so that no two share a line of the cache
-LOOK = 0.2  # seconds after which a rank that waits looks whether the other is there
-SPINS = 1000  # looks at a semaphore, a fifth of a millisecond, before this process sleeps
+LOOK = 0.2  # seconds after which a rank that waits checks whether the other is there
+SPINS = 1000  # tries of a semaphore, a fifth of a millisecond, before this process sleeps
 MONOTONIC = 1
 
 
@@ -33,8 +33,8 @@ class NodeBarrier:
     Args:
         rank: The number of this rank.
         count: The number of ranks.
-        descriptor: Stands for the memory, for its locks.
-        memory: The memory, whose first `room(count)` bytes the semaphores have.
+        descriptor: The memory's, for the locks.
+        memory: The memory, of which the semaphores take the first `room(count)` bytes.
     """
 
     def __init__(self, rank: int, count: int, descriptor: int, memory: mmap.mmap) -> None:
@@ -60,22 +60,22 @@ class NodeBarrier:
         """Wait until all ranks are here.
 
         Raises:
-            DistNetworkError: Another rank has ended, as of a connection that broke; or an exception
-                has left an earlier meeting, after which ranks may be apart.
+            DistNetworkError: Another rank has ended, or an exception interrupted an earlier wait,
+                after which ranks may be apart.
         """
         if self._gone:
-            raise dist.DistNetworkError("this rank has left the meetings of its node")
+            raise dist.DistNetworkError("this rank has left the barrier of its node")
         try:
             for other in self._others:
                 self._quick.sem_post(self._to[other])
             for other in self._others:
                 self._await(other)
         except BaseException:
-            self.leave()  # wherever it goes from here, nobody may wait for it
+            self.leave()  # others must not wait for a rank that may not come again
             raise
 
     def leave(self) -> None:
-        """Come no more, which the others see as if this rank had ended."""
+        """Never come again, which the others notice as if this rank had ended."""
         self._gone = True
         lockf(self._descriptor, LOCK_UN, 1, self._rank)
 

@@ -1,8 +1,8 @@
-"""Memory that the ranks of a node share, in which they meet, and add up and gather tensors.
+"""Memory that the ranks of a node share, in which they reduce and gather tensors.
 
-Each rank has a slot there. It writes to its own, meets the others, and reads theirs: nothing
-travels. Sums are taken in the order of the ranks, so that all have the same bits. Rank 0 makes the
-memory, which has no name, and hands its descriptor on: nothing is left of it when the last process
+Each rank has a slot there. It writes to its own, waits for the others, and reads theirs: nothing is
+sent. Sums are taken in the order of the ranks, so that all have the same bits. Rank 0 makes the
+memory, which has no name, and passes its descriptor on: nothing is left of it when the last process
 ends, however that happens.
 """
 
@@ -25,10 +25,9 @@ from autoddp.comm.line import Lines
 from autoddp.comm.node_barrier import NodeBarrier, room
 from autoddp.errors import Disagreement
 
-SLOT = 1 << 20  # bytes of a piece: of larger tensors one piece follows the other
-SMALL = 1 << 15  # bytes that each rank adds up itself, which is sooner done than to meet again
-PAIR = 2  # ranks that have no more to read of each other if each adds up all itself
-MARK = b"."  # a byte that descriptors come with
+SLOT = 1 << 20  # bytes of a piece: larger tensors take one piece after the other
+SMALL = 1 << 15  # bytes that each rank reduces whole, which takes less than to wait once more
+PAIR = 2  # ranks that read no more of each other if each reduces all itself
 SIZES = struct.Struct("qq")  # at the head of a slot: elements, bytes of each
 HEAD = 64  # bytes for that, a line of the cache
 # halves of all but the smallest of these numbers are exact: before a sum as after
@@ -41,7 +40,7 @@ OPERATIONS: dict[Any, Callable[..., Tensor]] = {
 
 
 class NodeMemory:
-    """One rank's view of the memory, and of the semaphores by which it meets the others.
+    """One rank's view of the memory, and of the barrier in it.
 
     All ranks of the node call the same methods, in the same order, with tensors of the same shape;
     two of these serve two threads.
@@ -49,118 +48,107 @@ class NodeMemory:
     Args:
         rank: The number of this rank, whose node has all ranks of the job.
         count: The number of ranks.
-        descriptor: Stands for the memory, `size(count)` bytes; this object closes it.
+        descriptor: The memory's, of `size(count)` bytes; this object closes it.
     """
 
     def __init__(self, rank: int, count: int, descriptor: int) -> None:
         self.rank, self.count, self.descriptor = rank, count, descriptor
         self._map = mmap.mmap(descriptor, size(count))
-        self._barrier = NodeBarrier(rank, count, descriptor, self._map)
+        self.barrier = NodeBarrier(rank, count, descriptor, self._map)
+        # where slots begin: a rank may read what the last call left, until the next but one
+        starts = [*range(room(count), size(count), HEAD + SLOT)]
+        self._halves = starts[:count], starts[count:]
         self._half = 0
         self._alone = SLOT if count == PAIR else SMALL
-        self._heads = [self._starts(half) for half in range(2)]
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._slots = lru_cache(256)(self._slots_of)
-
-    def meet(self) -> None:
-        """Wait until all ranks are here; what they wrote before is what is read afterwards."""
-        self._barrier.wait()
-
-    def leave(self) -> None:
-        """Come to no meeting any more, which the others see as if this rank had ended."""
-        self._barrier.leave()
+        self._views = lru_cache(256)(self._views_of)
 
     def __del__(self) -> None:
         os.close(self.descriptor)
 
-    # ---- tensors
-
     @torch.no_grad()
     def all_reduce(self, x: Tensor, op: Any, share: int = 1) -> None:
-        """Reduce `x`, which is contiguous, in place over the ranks, and divide it by `share`."""
-        for piece in pieces(x):
+        """Reduce `x`, which is contiguous, in place over the ranks, and divide it by `share`.
+
+        Raises:
+            Disagreement: Ranks bring tensors of different sizes.
+            DistNetworkError: Another rank has ended.
+        """
+        for piece in _pieces(x):
             if piece.nbytes <= self._alone:
                 self._reduce_alone(piece, op, share)
             else:
-                self._reduce(piece, op, share)
+                self._reduce_part(piece, op, share)
 
     def _reduce_alone(self, x: Tensor, op: Any, share: int) -> None:
-        """Reduce all of one piece here, of which every rank does the same."""
+        """Reduce all of a piece here, as every rank does."""
         slots = self._next(x)
         if share == PAIR and x.dtype in HALVED:
-            torch.mul(x, 1 / PAIR, out=slots[self.rank])  # one look at it less
+            torch.mul(x, 1 / PAIR, out=slots[self.rank])  # one pass less
             share = 1
         else:
             slots[self.rank].copy_(x)
-        self._meet_alike()
+        self._wait_alike()
         _combine(slots, op, share, x)
 
-    def _reduce(self, x: Tensor, op: Any, share: int) -> None:
-        """Reduce one part of `x` here, where the others find it, and take theirs from there."""
+    def _reduce_part(self, x: Tensor, op: Any, share: int) -> None:
+        """Reduce one part of a piece here, and take the others' from their slots."""
         slots, cuts = self._next(x), _cuts(x.numel(), self.count)
-        mine, others = cuts[self.rank], [*cuts[: self.rank], *cuts[self.rank + 1 :]]
-        for cut in others:
-            slots[self.rank][cut].copy_(x[cut])
-        self._meet_alike()
-        found = slots[self.rank][mine]  # nobody reads there before all have met again
-        parts = [x[mine] if r == self.rank else slots[r][mine] for r in range(self.count)]
-        _combine(parts, op, share, found)
-        x[mine].copy_(found)
-        self.meet()
-        for slot, cut in zip(slots, cuts, strict=True):
+        own, mine = slots[self.rank], cuts[self.rank]
+        for cut in cuts:
             if cut is not mine:
-                x[cut].copy_(slot[cut])
+                own[cut].copy_(x[cut])
+        self._wait_alike()
+        # nobody reads this rank's part of its own slot before all have waited again
+        parts = [x[mine] if slot is own else slot[mine] for slot in slots]
+        _combine(parts, op, share, own[mine])
+        self.barrier.wait()
+        for slot, cut in zip(slots, cuts, strict=True):
+            x[cut].copy_(slot[cut])
 
     @torch.no_grad()
-    def all_gather(self, out: Tensor | list[Tensor], x: Tensor) -> None:
-        """Gather `x`, bytes, of all ranks as the rows of `out`."""
-        step = SLOT // x.element_size()
-        for start in range(0, x.numel(), step):
-            piece = x[start : start + step]
+    def all_gather(self, out: Tensor, x: Tensor) -> None:
+        """Gather `x`, bytes, of all ranks as the rows of `out`; raise like `all_reduce`."""
+        for start in range(0, x.numel(), SLOT):
+            piece = x[start : start + SLOT]
             slots = self._next(piece)
             slots[self.rank].copy_(piece)
-            self._meet_alike()
+            self._wait_alike()
             for row, slot in zip(out, slots, strict=True):
-                row[start : start + step].copy_(slot)
+                row[start : start + SLOT].copy_(slot)
 
     def exchange(self, message: bytes) -> list[bytes] | None:
         """Return the messages of all ranks; None, on all, if one is too long for a slot."""
         start = self._begin(len(message), 1) + HEAD
         if len(message) <= SLOT:
             self._map[start : start + len(message)] = message
-        self.meet()
+        self.barrier.wait()
         lengths = [length for length, _ in self._sizes()]
         if max(lengths) > SLOT:
             return None
-        starts = [start + HEAD for start in self._heads[self._half]]
+        starts = [start + HEAD for start in self._halves[self._half]]
         return [self._map[at : at + n] for at, n in zip(starts, lengths, strict=True)]
 
-    # ---- slots
-
-    def _begin(self, count: int, size: int) -> int:
-        """Return where this rank's slot begins, whose head says so many elements of such a size.
-
-        It is of the half that nobody reads any more: a rank may read what the last call left, as
-        long as it is not in the next one but one.
-        """
+    def _begin(self, count: int, each: int) -> int:
+        """Return where this rank's next slot begins; its head holds count and size of elements."""
         self._half = 1 - self._half
-        start = self._heads[self._half][self.rank]
-        SIZES.pack_into(self._map, start, count, size)
+        start = self._halves[self._half][self.rank]
+        SIZES.pack_into(self._map, start, count, each)
         return start
 
     def _next(self, x: Tensor) -> list[Tensor]:
-        """Return all ranks' slots for a piece of `x`'s dtype and size."""
+        """Return all ranks' next slots, as tensors of the dtype and size of a piece."""
         self._begin(x.numel(), x.element_size())
-        slots: list[Tensor] = self._slots(self._half, x.dtype, x.numel())
-        return slots
+        views: list[Tensor] = self._views(self._half, x.dtype, x.numel())
+        return views
 
-    def _meet_alike(self) -> None:
-        """Meet, and see that all ranks bring a piece of one size.
+    def _views_of(self, half: int, dtype: torch.dtype, count: int) -> list[Tensor]:
+        starts, nbytes = self._halves[half], count * dtype.itemsize
+        return [self._bytes[HEAD + at : HEAD + at + nbytes].view(dtype) for at in starts]
 
-        Raises:
-            Disagreement: They do not: one rank is in another place of the program.
-        """
-        self.meet()
+    def _wait_alike(self) -> None:
+        """Wait for all ranks, and check that they bring pieces of one size."""
+        self.barrier.wait()
         sizes = self._sizes()
         if sizes.count(sizes[0]) == len(sizes):
             return
@@ -172,15 +160,7 @@ class NodeMemory:
         )
 
     def _sizes(self) -> list[tuple[int, int]]:
-        return [SIZES.unpack_from(self._map, start) for start in self._heads[self._half]]
-
-    def _slots_of(self, half: int, dtype: torch.dtype, count: int) -> list[Tensor]:
-        starts, size = self._starts(half), count * dtype.itemsize
-        return [self._bytes[HEAD + at : HEAD + at + size].view(dtype) for at in starts]
-
-    def _starts(self, half: int) -> list[int]:
-        many, step = self.count, HEAD + SLOT
-        return [_head(many) + step * (half * many + number) for number in range(many)]
+        return [SIZES.unpack_from(self._map, start) for start in self._halves[self._half]]
 
 
 def _combine(parts: list[Tensor], op: Any, share: int, out: Tensor) -> None:
@@ -200,23 +180,12 @@ def _combine(parts: list[Tensor], op: Any, share: int, out: Tensor) -> None:
         out.div_(share)
 
 
-def _head(many: int) -> int:
-    """Return the bytes before the slots: the barrier, to a whole page."""
-    return -(-room(many) // mmap.PAGESIZE) * mmap.PAGESIZE
-
-
-def size(many: int) -> int:
-    """Return the bytes of the memory of so many ranks; what is not used costs none."""
-    return _head(many) + 2 * many * (HEAD + SLOT)
-
-
-def pieces(x: Tensor) -> Iterable[Tensor]:
+def _pieces(x: Tensor) -> Iterable[Tensor]:
     """Cut `x`, which is contiguous, into what a slot has room for."""
     flat, step = x.data, SLOT // x.element_size()  # a backend's writes: unseen by autograd
     if flat.dim() != 1:
         flat = flat.view(-1)
-    count = flat.numel()
-    return (flat,) if 0 < count <= step else flat.split(step) if count else ()
+    return (flat,) if 0 < flat.numel() <= step else flat.split(step) if flat.numel() else ()
 
 
 @lru_cache(256)
@@ -224,6 +193,11 @@ def _cuts(count: int, many: int) -> list[slice]:
     """Cut elements into a part for each rank."""
     step = -(-count // many)
     return [slice(min(count, n * step), min(count, (n + 1) * step)) for n in range(many)]
+
+
+def size(many: int) -> int:
+    """Return the bytes of the memory of so many ranks; what is not used costs none."""
+    return room(many) + 2 * many * (HEAD + SLOT)
 
 
 def nameless(count: int) -> int:
@@ -242,7 +216,7 @@ def share(
         rank: The number of this rank.
         count: The number of ranks.
         many: The number of memories.
-        lines: Unix sockets between rank 0 and the others, by which nothing was said yet.
+        lines: Unix sockets between rank 0 and the others, by which nothing was sent yet.
         confer: Gathers each rank's JSON text into one JSON list, as `Group.confer` does.
 
     Returns:
@@ -250,14 +224,18 @@ def share(
     """
     made, failed = [], ""
     try:
-        descriptors = _received(lines, many) if rank else _sent(lines, many, size(count))
+        if rank:
+            cloexec = socket.MSG_CMSG_CLOEXEC
+            descriptors = socket.recv_fds(lines[0].socket, 1, many, cloexec)[1]
+        else:
+            descriptors = _sent(lines, many, size(count))
         made = [NodeMemory(rank, count, descriptor) for descriptor in descriptors]
     except (OSError, ValueError, AttributeError) as error:  # a system may lack a function
         failed = getattr(error, "strerror", None) or str(error)
     # once all hold their locks
-    said: list[str] = json.loads(confer("shared memory", json.dumps(failed).encode()))
-    if any(said):
-        return [], next(f"rank {other}: {why}" for other, why in enumerate(said) if why)
+    found: list[str] = json.loads(confer("shared memory", json.dumps(failed).encode()))
+    if any(found):
+        return [], next(f"rank {other}: {why}" for other, why in enumerate(found) if why)
     return made, ""
 
 
@@ -267,9 +245,5 @@ def _sent(lines: Lines, many: int, count: int) -> list[int]:
         made = [nameless(count) for _ in range(many)]
     finally:
         for line in lines.values():
-            socket.send_fds(line.socket, [MARK], made)
+            socket.send_fds(line.socket, [b"."], made)
     return made
-
-
-def _received(lines: Lines, many: int) -> list[int]:
-    return socket.recv_fds(lines[0].socket, len(MARK), many, socket.MSG_CMSG_CLOEXEC)[1]

@@ -43,7 +43,7 @@ class Outcome:
 
     @classmethod
     def from_bytes(cls, message: bytes) -> Outcome:
-        """Read what `to_bytes` made; of an exception the first form that can be made here."""
+        """Read what `to_bytes` made: of an exception, the first form that can be made here."""
         value, error, forms = pickle.loads(message)
         if forms is None:
             return cls(value, error)
@@ -54,7 +54,7 @@ class Outcome:
 
 
 class Form(NamedTuple):
-    """The parts of which an exception is made anew."""
+    """The parts from which an exception is made again."""
 
     kind: type[BaseException]
     given: tuple[Any, ...]
@@ -63,7 +63,7 @@ class Form(NamedTuple):
     text: str
 
     def made(self) -> BaseException:
-        """Make it by its class, else past `__init__`, so that it says the same text."""
+        """Make it by its class, else without `__init__`, so that it has the same text."""
         for make in (self.kind, lambda *given: self.kind.__new__(self.kind, *given)):
             with suppress(Exception):
                 error: BaseException = make(*self.given)
@@ -75,33 +75,34 @@ class Form(NamedTuple):
 
 
 def _forms(error: BaseException) -> Iterator[bytes]:
-    """Yield what other ranks may make of an exception, from its class to what it derives from.
+    """Yield forms of an exception for other ranks: its class, then those that it derives from.
 
-    A script can catch it only by a class that its rank has, too: a builtin one is everywhere.
+    A script can catch it only by a class that its rank has imported; a builtin one is everywhere.
     """
     own, text = type(error), str(error)
     attributes = {name: x for name, x in vars(error).items() if _is_data(x)}
-    parts = [(given := _arguments(error), error.args if _is_data(error.args) else given)]
+    given = _arguments(error)
+    args = error.args if _is_data(error.args) else given
     for kind in own.__mro__:
         if kind is object or (kind is not own and kind in (Exception, BaseException)):
             continue
-        for given, args in (*parts, ((text,), (text,))):
+        for parts in ((given, args), ((text,), (text,))):
             with suppress(Exception):
-                form = pickle.dumps(Form(kind, given, args, attributes, text))
+                form = pickle.dumps(Form(kind, *parts, attributes, text))
                 if type(pickle.loads(form).made()) is kind:
                     yield form
                     if kind.__module__ == "builtins":
                         return
                     break
-    told = (f"rank 0: {own.__name__}: {text}",)
-    yield pickle.dumps(Form(RemoteError, told, told, {}, *told))
+    message = f"rank 0: {own.__name__}: {text}"
+    yield pickle.dumps(Form(RemoteError, (message,), (message,), {}, message))
 
 
 def _arguments(error: BaseException) -> tuple[Any, ...]:
-    """Return what the class is called with."""
+    """Return the arguments for its class."""
     if isinstance(error, HTTPError):
         body = error.read() if error.fp is not None else b""
-        error.fp = error.file = again = BytesIO(body)  # for who handles it on this rank
+        error.fp = error.file = again = BytesIO(body)  # for the handler on this rank
         vars(error)["read"] = again.read
         return error.url, error.code, error.msg, error.headers, BytesIO(body)
     reduced = error.__reduce__()
@@ -109,9 +110,9 @@ def _arguments(error: BaseException) -> tuple[Any, ...]:
 
 
 def _is_plain(error: BaseException) -> bool:
-    """Return whether an exception is a builtin one that holds data alone: pickle makes it again.
+    """Return whether an exception is a builtin one that holds only data, which pickle can make.
 
-    Most are: whoever asks whether a file exists has one where there is none.
+    Most are: asking whether a file exists raises one where there is none.
     """
     if type(error).__module__ != "builtins" or not _is_data(error.args):
         return False
@@ -119,7 +120,7 @@ def _is_plain(error: BaseException) -> bool:
 
 
 def _is_data(x: Any) -> bool:
-    """Return whether `x` is plain data: another rank can do nothing with a file, nor with rows."""
+    """Return whether `x` is plain data: a file or a batch by rows has no meaning elsewhere."""
     if isinstance(x, (list, tuple)):
         return all(_is_data(each) for each in x)
     return x is None or isinstance(x, (str, bytes, int, float, OSError, os.PathLike))

@@ -1,4 +1,4 @@
-"""The rank of this process, for a script that asks; imports no torch."""
+"""The rank of this process, for scripts that ask; imports no torch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class Place:
 
     def __init__(self) -> None:
         self.world: World | None = None
-        # variables that one plain process would not have so
+        # variables that one plain process would have with another value, or not at all
         self.given: dict[str, GivenVariable] = {}
-        self.private: str | None = None  # a folder that the launcher removes
-        self.raised: BaseException | None = None  # what has ended the script, while that is shown
+        self.private: str | None = None  # a folder, which the launcher removes
+        self.raised: BaseException | None = None  # what ended the script, until it is shown
 
     def find(self) -> World:
         """Return the world that a session set, else a launcher's variables', else one process's."""
@@ -24,7 +24,7 @@ class Place:
         return World.read(os.environ) if World.inside_a_job(os.environ) else World()
 
 
-# The one thing that a process is asked about itself from anywhere, so the one global.
+# the one global: anything may ask a process about its place
 HERE = Place()
 
 

@@ -1,37 +1,32 @@
-"""The place where this rank waits for others, for whoever asks from another thread."""
+"""The place where this rank waits for others, for threads that watch it."""
 
 from __future__ import annotations
 
 from time import monotonic  # a script's is patched
 
-# what a rank may be in the midst of: the first four wait for others, and a backward computes, too
-COLLECTIVE, EFFECT, MEETING, BACKWARD, ACTING = (
-    "collective",
-    "effect",
-    "meeting",
-    "backward",
-    "acting",
-)
+# what a rank may be busy with: it waits for others in the first four, and a backward computes, too
+COLLECTIVE, EFFECT, MEETING, BACKWARD = "collective", "effect", "meeting", "backward"
+ACTING = "acting"
 WAITING = (COLLECTIVE, EFFECT, MEETING)
 
 
 class Position:
-    """The innermost thing that this rank is busy with, since when, and how long it has waited."""
+    """The innermost thing that this rank is busy with, since when, and the time it has waited."""
 
     def __init__(self) -> None:
         # seconds, at the ends of waits; in a backward waiting cannot be told from computing
         self.waited = 0.0
         self.waited_in_backward = 0.0  # of these, for gradients
-        # kind, in words, since when: one value, so that a reader finds it whole
+        # kind, in words, since when: one value, so that another thread reads it whole
         self.now = ("", "", 0.0)
 
     def at(self, kind: str, words: str) -> At:
-        """Mark this rank as busy with `kind`, described by `words`, in the body; add up waits."""
+        """Mark this rank as busy with `kind`, described by `words`, inside; add up waits."""
         return At(self, kind, words)
 
 
 class At:
-    """A stay at a place, as a context manager; a step has some, so it is no generator."""
+    """A stay at a place, as a context manager; a step has several, so it is no generator."""
 
     __slots__ = ("_before", "_kind", "_position", "_words")
 

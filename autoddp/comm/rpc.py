@@ -1,16 +1,16 @@
 """Calls between ranks, in their order: one rank acts, and every rank gets the outcome.
 
 The n-th call of a rank is the n-th of every rank, checked by its site (see `InOrder`), and rank 0
-says every outcome. Where all are to be here first, or another rank acts, each of them says that it
-is here, the one that acts with the outcome. So no rank is past a call that rank 0 has not begun.
+sends every outcome. Where all ranks are to come first, or another rank acts, each of them reports
+to rank 0 that it is here, the one that acts with the outcome. So no rank is past a call that rank 0
+has not begun.
 
-Rank 0 may be many calls ahead of a rank that has not come to them; a full buffer then holds it
-back. That cannot deadlock: the slow rank stands before a call that rank 0 is past, so whatever
-collective it waits in, rank 0 has started or left, and needs no more of rank 0's main thread. Nor
-can two buffers hold back both ends of a line: a rank that says something at a call has read all
-that came before, and rank 0 is not past a call at which it is to hear that. An act may take any
-time, as in one process: who waits for it has no deadline, and the thread that watches sees where
-nobody acts.
+Rank 0 may be many calls ahead of another rank; a full buffer then blocks it. That cannot deadlock:
+the slow rank is before a call that rank 0 has passed, so whatever collective it waits in, rank 0
+has started or left, and needs no more of rank 0's main thread. Nor can both ends of a connection
+block each other: a rank that writes at a call has read all that came before, and rank 0 is not past
+a call at which it reads that. An act may take any time, as in one process: who waits for it has no
+deadline, and the thread that watches sees where nobody acts.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from torch.distributed import Store
 
 from autoddp.comm.context import Context
 from autoddp.comm.control_plane import Channel
-from autoddp.comm.in_order import SAID, InOrder
+from autoddp.comm.in_order import InOrder
 from autoddp.comm.outcome import Outcome
 from autoddp.comm.position import ACTING, EFFECT, MEETING, Position
-from autoddp.comm.signal_sync import AT_ONCE, ORDER, SignalSync
+from autoddp.comm.signal_sync import AT_ONCE, SignalSync
 
 
 class When(Enum):
     """The time at which the act of a call begins."""
 
-    NOW = "as soon as the rank that acts has come"
-    ALL_HERE = "once every rank has come: slower ones may be reading what the act changes"
+    NOW = "as soon as the rank that acts is there"
+    ALL_HERE = "once every rank is there: slower ones may be reading what the act changes"
 
 
 class Rpc:
     """The ranks' calls in their order, most of them effects on the world; a part of `Group`.
 
     Attributes:
-        passed: The number of calls that this rank has come through.
+        passed: The number of calls that this rank has completed.
     """
 
     rank: int
@@ -56,8 +56,7 @@ class Rpc:
         self.signal_sync = SignalSync(
             self.rank, self.channel.orders, self.channel.calls, self.context
         )
-        for kind in (ORDER, AT_ONCE):
-            self._calls.asides[kind] = self.signal_sync.obey
+        self._calls.asides[AT_ONCE] = self.signal_sync.obey
 
     def call(self, site: str, act: Callable[[], Any], *, by: int = 0, when: When = When.NOW) -> Any:
         """Have rank `by` do `act` once; return its result, or raise what it raised, on every rank.
@@ -71,34 +70,37 @@ class Rpc:
         Raises:
             Disagreement: This rank and rank 0 are at different places.
         """
-        place, meets = f"{self.passed} {site}", by != 0 or when is When.ALL_HERE
-        outcome = (self._follow if self.rank else self._lead)(place, act, by, meets)
+        place, all_come = f"{self.passed} {site}", by != 0 or when is When.ALL_HERE
+        outcome, order = (self._follow if self.rank else self._lead)(place, act, by, all_come)
         self.passed += 1
-        self.signal_sync.leave()
+        self.signal_sync.leave(order)
         return outcome.unwrap()
 
-    def _lead(self, place: str, act: Callable[[], Any], by: int, meets: bool) -> Outcome:
-        calls, here, said = self._calls, place.encode(), {}
-        if meets:
-            with self.position.at(EFFECT if by else MEETING, place), self.signal_sync.quiet():
-                said = calls.gather(here)
-        outcome = Outcome.from_bytes(said[by]) if by else self._outcome(place, act)
-        data = said[by] if by else outcome.to_bytes()
-        self.signal_sync.enter()  # as late as may be: a script may have signalled itself
-        with self.signal_sync.quiet():
-            calls.say(SAID, here, data)
-        return outcome
+    def _lead(
+        self, place: str, act: Callable[[], Any], by: int, all_come: bool
+    ) -> tuple[Outcome, bytes]:
+        calls, here, theirs = self._calls, place.encode(), {}
+        if all_come:
+            with self.position.at(EFFECT if by else MEETING, place), self.signal_sync.quiet:
+                theirs = calls.gather(here)
+        outcome = Outcome.from_bytes(theirs[by]) if by else self._outcome(place, act)
+        data = theirs[by] if by else outcome.to_bytes()
+        with self.signal_sync.quiet:
+            # as late as possible: the script may have sent itself a signal
+            order = self.signal_sync.enter()
+            calls.send(here, order, data)
+        return outcome, order
 
-    def _follow(self, place: str, act: Callable[[], Any], by: int, meets: bool) -> Outcome:
+    def _follow(
+        self, place: str, act: Callable[[], Any], by: int, all_come: bool
+    ) -> tuple[Outcome, bytes]:
         own = self._outcome(place, act) if self.rank == by else None
-        said = own.to_bytes() if own is not None else b"" if meets else None
-        with self.position.at(EFFECT, place), self.signal_sync.quiet():
-            data, raised = self._calls.hear(place.encode(), said)
-        outcome = Outcome.from_bytes(data) if own is None else own
-        # what a handler raised while rank 0 acted is what ended the act there, if anything has
-        return outcome if raised is None or outcome.error is None else Outcome(error=raised)
+        sent = own.to_bytes() if own is not None else b"" if all_come else None
+        with self.position.at(EFFECT, place), self.signal_sync.quiet:
+            data, order = self._calls.receive(place.encode(), sent)
+        return Outcome.from_bytes(data) if own is None else own, order
 
     def _outcome(self, place: str, act: Callable[[], Any]) -> Outcome:
         with self.position.at(ACTING, place):
-            # an interrupt too: nobody shall wait for what will not come
+            # an interrupt too: nobody may wait for what will not come
             return Outcome.of(lambda: self.signal_sync.acting(act))

@@ -1,4 +1,4 @@
-"""Small tensors as bytes, which travel with what ranks say, and are reduced as such."""
+"""Small tensors as bytes, which travel in messages between ranks and are reduced there."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,22 +17,41 @@ if TYPE_CHECKING:
 
 
 class Together:
-    """A stay there, as a context manager that gives its stamp; a step has some: no generator."""
+    """A stay there, as a context manager; a step has several, so it is no generator.
 
-    __slots__ = ("_at", "_group", "_kind", "_place", "_what", "_x")
+    Attributes:
+        stamp: The place in words, which all ranks compare.
+    """
+
+    __slots__ = ("_at", "_group", "_is_point", "_kind", "_order", "_what", "_x", "stamp")
 
     def __init__(self, group: Group, what: str, x: Tensor, kind: str) -> None:
         self._group, self._what, self._x, self._kind = group, what, x, kind
 
-    def __enter__(self) -> str:
+    def __enter__(self) -> Together:
         group = self._group
         words = group.collective_check.words(self._what, self._x)
-        self._place = group.signal_sync.here() and not torch_internals.in_backward()
-        if self._place and group._waits(self._x):
-            group.signal_sync.enter()
+        self.stamp, self._order = f"{group.passed} {words}", b""
+        self._is_point = group.signal_sync.here() and not torch_internals.in_backward()
         self._at = group.position.at(self._kind, words)
         self._at.__enter__()
-        return f"{group.passed} {words}"
+        return self
+
+    def exchange(self, body: bytes, merge: Callable[[list[bytes]], bytes]) -> bytes:
+        """Return what `merge` makes of all ranks' bodies, once all are here."""
+        group = self._group
+        with group.signal_sync.quiet:
+            order = group.signal_sync.enter() if self._is_point else b""
+            check = group.collective_check
+            merged, self._order = check.exchange(self.stamp, body, merge, order)
+        return merged
+
+    def agree(self) -> None:
+        """Check that all ranks are about to do the same, or note it where only a device waits."""
+        if self._group.native and self._x.device.type != "cpu":
+            self._group.collective_check.note(self.stamp)
+        else:
+            self.exchange(b"", lambda _: b"")
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         group = self._group
@@ -40,15 +59,15 @@ class Together:
             wait_for_an_end(group, error)
         finally:
             self._at.__exit__()
-        if error is None and self._place:
-            group.signal_sync.leave()
+        if error is None and self._is_point:
+            group.signal_sync.leave(self._order)
 
 
 @contextmanager
 def told_by_launcher(group: Group) -> Iterator[None]:
-    """Leave it to the launcher to tell of a rank that the backend loses inside, away from a place.
+    """Leave it to the launcher to report a rank that the backend loses inside, away from a place.
 
-    What torch says of it names a rank that did nothing wrong.
+    Torch's own message names a rank that did nothing wrong.
     """
     try:
         yield
@@ -58,7 +77,7 @@ def told_by_launcher(group: Group) -> Iterator[None]:
 
 
 def wait_for_an_end(group: Group, error: BaseException | None) -> None:
-    """Wait for what follows where a backend has lost another rank: gloo has no class for that."""
+    """Wait for this rank's end if the backend has lost another one: gloo raises a RuntimeError."""
     if isinstance(error, RuntimeError) and (
         isinstance(error, dist.DistError) or "/gloo/transport/" in str(error)
     ):

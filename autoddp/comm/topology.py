@@ -14,12 +14,11 @@ def nodes(group: Group) -> list[int]:
     """Return the node of each rank, rank 0's is 0; all ranks call this."""
     if group.placed is None:
         world = group.world
-        mine = f"{world.node_rank} {socket.gethostname()}"  # not every launcher tells node_rank
+        mine = f"{world.node_rank} {socket.gethostname()}"  # not every launcher gives node_rank
         many = world.local_world_size < world.world_size
-        said = group.confer("the nodes", json.dumps(mine).encode()) if many else b"[]"
-        said_by_all = json.loads(said)
-        names = list(dict.fromkeys(said_by_all))
-        group.placed = [names.index(name) for name in said_by_all] or [0] * world.world_size
+        names = json.loads(group.confer("the nodes", json.dumps(mine).encode()) if many else "[]")
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        group.placed = [numbers[name] for name in names] or [0] * world.world_size
     return group.placed
 
 

@@ -21,9 +21,9 @@ NAMES = {
 }
 REQUIRED = (*(name for name in NAMES.values() if name != "GROUP_RANK"), "MASTER_ADDR")
 ANEW = "start the job with autoddp run or torchrun"
-LARGEST = 2**31 - 1  # what torch takes for a rank
+LARGEST = 2**31 - 1  # the largest rank that torch accepts
 ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-# What torchrun (and our launcher) sets for a rank, and one plain process would not have.
+# what torchrun and autoddp's launcher set for a rank, and one plain process would not have
 ADDED = (
     *NAMES.values(),
     "MASTER_ADDR",
@@ -62,7 +62,7 @@ class World:
 
     @staticmethod
     def inside_a_job(environ: Mapping[str, str]) -> bool:
-        """Return whether a launcher (torchrun or ours) started this process as a rank."""
+        """Return whether a launcher (torchrun or autoddp's) started this process as a rank."""
         return "RANK" in environ and "WORLD_SIZE" in environ
 
     @classmethod
@@ -83,17 +83,17 @@ class World:
             master_addr=environ["MASTER_ADDR"],
             agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         )
-        others = world.world_size - world.local_world_size  # each other node has one at least
-        said = _number(environ, "GROUP_WORLD_SIZE")
-        nodes = others + 1 if said is None else said
+        others = world.world_size - world.local_world_size  # each other node has at least one
+        given = _number(environ, "GROUP_WORLD_SIZE")
+        nodes = others + 1 if given is None else given
         if not (
             0 <= world.rank < world.world_size
             and 0 <= world.local_rank < world.local_world_size <= world.world_size
             and 0 <= world.node_rank < nodes <= others + 1
         ):
             names = [name for name in (*NAMES.values(), "GROUP_WORLD_SIZE") if name in environ]
-            told = ", ".join(f"{name} {environ[name]}" for name in names if "_PORT" not in name)
-            raise BadInput(f"{told} contradict each other; {ANEW}")
+            values = ", ".join(f"{name} {environ[name]}" for name in names if "_PORT" not in name)
+            raise BadInput(f"{values} contradict each other; {ANEW}")
         if not 0 < world.master_port < 65536:
             raise BadInput(f"MASTER_PORT is {world.master_port}; a port is from 1 to 65535")
         if not is_host(world.master_addr):
@@ -101,22 +101,14 @@ class World:
         return world
 
     def nodes(self, environ: Mapping[str, str]) -> int:
-        """Return how many nodes the job has: its launcher says so, or all have as many ranks."""
+        """Return the number of nodes: the launcher's, else as if all have as many ranks."""
         alike = math.ceil(self.world_size / self.local_world_size)
         return int(environ.get("GROUP_WORLD_SIZE", alike))
 
     def variables(self, nodes: int) -> dict[str, str]:
         """Return the variables that torchrun would set for a rank of a job on `nodes`."""
-        return {
-            "RANK": str(self.rank),
-            "WORLD_SIZE": str(self.world_size),
-            "LOCAL_RANK": str(self.local_rank),
-            "LOCAL_WORLD_SIZE": str(self.local_world_size),
-            "GROUP_RANK": str(self.node_rank),
-            "GROUP_WORLD_SIZE": str(nodes),
-            "MASTER_ADDR": self.master_addr,
-            "MASTER_PORT": str(self.master_port),
-        }
+        own = {name: str(getattr(self, field)) for field, name in NAMES.items()}
+        return own | {"GROUP_WORLD_SIZE": str(nodes), "MASTER_ADDR": self.master_addr}
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:
@@ -138,10 +130,10 @@ def is_host(name: str) -> bool:
 
 
 def hide(environ: MutableMapping[str, str]) -> dict[str, str]:
-    """Take a launcher's variables out of `environ`, as one plain process has none; return them.
+    """Remove a launcher's variables from `environ`, as one plain process has none; return them.
 
-    Of a scheduler's variables, those that tell its processes apart are taken out; what is common to
-    them, such as the job's number, stays.
+    Of a scheduler's variables, those that differ between its processes are removed; what they have
+    in common, such as the job's number, stays.
     """
     names = [name for name in environ if name in ADDED or OF_A_TASK.fullmatch(name)]
     if environ.get(ERRORS, "1") != "1":
@@ -158,15 +150,15 @@ class GivenVariable:
 
 
 def give(given: dict[str, GivenVariable], name: str, value: str) -> None:
-    """Set a variable of this process, and remember what one plain process would have."""
+    """Set a variable of this process, and remember the value that one plain process has."""
     given[name] = GivenVariable(value, os.environ.get(name))
     os.environ[name] = value
 
 
 def keep_to_libraries(given: dict[str, GivenVariable], name: str) -> None:
-    """Hide a variable that was given from the script: libraries written in C see it still."""
+    """Hide a variable that was given from the script; libraries written in C still see it."""
     if name in given and given[name].before is None:
-        # `del` would tell C
+        # `del` would remove it for C
         os.environ._data.pop(os.fsencode(name), None)  # type: ignore[attr-defined]
 
 
@@ -178,7 +170,9 @@ def as_found(given: Mapping[str, GivenVariable]) -> Iterator[None]:
     for name in kept:
         os.unsetenv(name)
     for name in seen:
-        _set(name, given[name].before)
+        del os.environ[name]
+        if (before := given[name].before) is not None:
+            os.environ[name] = before
     try:
         yield
     finally:
@@ -198,10 +192,3 @@ def without(environ: Mapping[str, str], given: Mapping[str, GivenVariable]) -> d
             if ours.before is not None:
                 made[name] = ours.before
     return made
-
-
-def _set(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value

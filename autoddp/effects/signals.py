@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from autoddp.comm.signal_sync import NEWS, RETURNED, TIMERS
+from autoddp.comm.signal_sync import NEWS, RETURNED
 from autoddp.effects.ownership import users_call
 from autoddp.patching import Call, Feature, patch
 from autoddp.report import users_frame
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from autoddp.effects.run import Run
 
 WHY = "a handler that saves, stops or raises does so at the same step on all ranks"
-STOPS = {which: number for number, which in TIMERS.items()}  # by the timer: what it sends
 MINE = (signal.SIGCHLD, NEWS)  # of this process alone: its children, news of an order
 
 
@@ -62,16 +61,14 @@ class Signals(Feature):
         return known
 
     @patch(
-        "signal:setitimer",
-        "signal:alarm",
-        why="what a timer has sent is acted on before the script stops it, or sets it anew",
+        *("signal:setitimer", "signal:getitimer", "signal:alarm"),
+        why="rank 0's timer is that of all ranks: its signal comes to all at the same step",
     )
     def set_timer(self, call: Call) -> Any:
-        """Set or stop a timer, once its signals that were put off have been acted on."""
-        if self._ours():
-            which: Any = (*call.args, *call.kwargs.values(), None)[0]
-            self._meet(STOPS.get(which) if call.wrapped.__name__ == "setitimer" else signal.SIGALRM)
-        return call.plain()
+        """Set or read rank 0's timer."""
+        if not self._ours() or not self._meets():
+            return call.plain()
+        return self.effects.ask_rank0("a timer", call.plain)
 
     @patch("signal:getsignal", why="the script finds the handler that it has set")
     def handled(self, call: Call) -> Any:
@@ -141,10 +138,6 @@ class Signals(Feature):
 
     def _give_back(self) -> None:
         """Set the script's handlers as the process's own again."""
-        for timer, which in TIMERS.items():
-            if self.signal_sync.spent(timer) and not signal.getitimer(which)[1]:
-                # the timer would go off once more, when nothing is put off any longer
-                signal.setitimer(which, 0)
         self.signal_sync.act = None
         for number, handler in self.handlers.items():
             if signal.getsignal(number) == self._received:

@@ -15,8 +15,8 @@ from torch.distributed import Store
 
 from autoddp import torch_internals
 from autoddp.comm import accelerator
-from autoddp.comm.group import TIMEOUT, Group
-from autoddp.comm.patience import roll_call, silent
+from autoddp.comm.group import Group
+from autoddp.comm.patience import silent
 from autoddp.comm.place import HERE
 from autoddp.comm.world import World, give
 from autoddp.errors import BadInput
@@ -87,13 +87,12 @@ def join(
 
     def backend(over: Store) -> tuple[str, torch.device | None]:
         nonlocal chosen
-        roll_call(over, world.rank, world.world_size, TIMEOUT, say)
         mine = asdict(rank_device(world, given)), facts
         act = partial(decision, options.backend, "rank" if apart else "node")
         chosen = Choice(**meet(over, world, mine, act))
         return chosen.backend, accelerator.at(torch.device(chosen.kind)) if chosen.alone else None
 
-    group = Group.join(hosted(world), attempt, backend)
+    group = Group.join(hosted(world), attempt, backend, say)
     group.kind = chosen.kind
     sys.excepthook = hook  # torch's would put the rank before every line of a traceback
     if not known:
@@ -114,7 +113,7 @@ def rank_device(world: World, given: Devices) -> RankDevice:
     if not given.visible:
         return RankDevice(host, why=given.why)
     mine = given.visible[world.local_rank]
-    name, each = accelerator.name(), mine.count(",") + 1
+    name, each = accelerator.ask("get_device_name") or "", mine.count(",") + 1
     identity = accelerator.identity(mine)
     return RankDevice(host, identity, given.kind, given.backend, each, name=name)
 

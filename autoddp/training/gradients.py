@@ -102,8 +102,8 @@ class Gradients(Accumulation):
 
     @contextmanager
     def _at_its_place(self, leaf: Tensor) -> Iterator[None]:
-        with self.group.together("backward", leaf, BACKWARD) as stamp:
-            self.group.collective_check.pass_by(stamp)
+        with self.group.together("backward", leaf, BACKWARD) as place:
+            self.group.collective_check.note(place.stamp)
             before = self.view.work.turn(work.BACKWARD)
             try:
                 yield

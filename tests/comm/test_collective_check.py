@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
-
 import pytest
 import torch
 
@@ -46,23 +43,11 @@ def test_sums_and_stacks_are_those_of_all_ranks(nproc):
     assert run_ranks(rank, nproc) == [[x.tolist() for x in want]] * nproc
 
 
-@pytest.mark.parametrize("numel", [1, SMALL // 8, SMALL // 8 + 1])
-def test_no_rank_has_other_bits_than_another_whichever_way_it_went(numel):
-    def rank(group):
-        torch.manual_seed(group.rank)
-        x = torch.randn(numel, dtype=torch.float64)
-        return group.all_reduce(x.clone()).tolist(), group.all_gather(x).sum(0).tolist(), x.tolist()
-
-    zero, one, two = run_ranks(rank, 3)
-    assert zero[:2] == one[:2] == two[:2]
-    total = torch.tensor([zero[2], one[2], two[2]], dtype=torch.float64).sum(0)
-    assert torch.allclose(total, torch.tensor(zero[0], dtype=torch.float64), rtol=1e-14, atol=1e-14)
-
-
 def test_layouts_scalars_conjugates_and_gradients_stay_as_they_are():
     def rank(group):
         turned = torch.arange(6.0).view(2, 3).t()
         conjugate = torch.tensor([1 + 2j]).conj()
+        negated = torch.tensor([3 + 2j]).conj().imag  # contiguous, and its sign is a bit
         leaf = torch.ones((), requires_grad=True)
         group.all_reduce(turned)
         gathered = group.all_gather(conjugate)
@@ -74,9 +59,17 @@ def test_layouts_scalars_conjugates_and_gradients_stay_as_they_are():
             gathered.tolist(),
             group.all_gather(leaf).tolist(),
             quiet.tolist(),
+            group.all_reduce(negated).tolist(),
         )
 
-    want = ([[0.0, 6.0], [2.0, 8.0], [4.0, 10.0]], (1, 3), [[1 - 2j]] * 2, [1.0, 1.0], [2.0, 2.0])
+    want = (
+        [[0.0, 6.0], [2.0, 8.0], [4.0, 10.0]],
+        (1, 3),
+        [[1 - 2j]] * 2,
+        [1.0, 1.0],
+        [2.0, 2.0],
+        [-4.0],
+    )
     assert run_ranks(rank, 2) == [want] * 2
 
 
@@ -97,15 +90,6 @@ def test_autograd_does_not_see_a_small_tensor_written_whatever_its_layout(turn):
         assert (version, quiet, differentiated) == (0, 12.0, True)
 
 
-def test_a_small_tensor_that_torch_holds_negated_is_reduced():
-    def rank(group):
-        x = torch.tensor([3 + 2j]).conj().imag  # one element: contiguous, and its sign is a bit
-        group.all_reduce(x)
-        return x.is_neg(), x.tolist()
-
-    assert run_ranks(rank, 2) == [(True, [-4.0])] * 2
-
-
 @pytest.mark.parametrize("numel", [1, SMALL])
 def test_ranks_in_different_collectives_are_told_which(numel):
     """The same shapes: the sum would be wrong, and nobody would know."""
@@ -123,31 +107,20 @@ def test_ranks_in_different_collectives_are_told_which(numel):
     assert f"where rank 0 is in «all-reduce of float32[{numel}] at test_collective_check.py" in zero
 
 
-def test_a_rank_that_is_told_first_may_be_at_its_next_meeting():
-    """The thread that watches looks at rank 0 just then: the two meetings are no disagreement."""
-
+def test_the_thread_that_watches_compares_what_nobody_waits_for():
     def rank(group):
-        exchange, found = group.collective_check, []
+        check = group.collective_check
+        for number in range(3):
+            check.note(f"0 step {number}")
+        ahead = [*check.recent(), (3, "0 step 3")]  # of a rank that is one further
+        check.compare(1, ahead)
+        other = [(2, "0 evaluation"), *ahead[3:]]
+        with pytest.raises(Disagreement) as error:
+            check.compare(1, other)
+        return str(error.value)
 
-        def look():
-            try:
-                exchange.look()
-            except Disagreement as error:
-                found.append(str(error))
-
-        def say(message, plain=exchange.lines.say):
-            plain(message)
-            time.sleep(0.2)  # the others go on
-            thread = threading.Thread(target=look)
-            thread.start()
-            thread.join()
-
-        exchange.lines.say = say
-        group.all_reduce(torch.ones(1))
-        group.all_gather(torch.ones(2))
-        return found
-
-    assert run_ranks(rank, 3) == [[]] * 3
+    said = "rank 1 is in «evaluation» where rank 0 is in «step 2»; a decision"
+    assert run_ranks(rank, 1)[0].startswith(said)
 
 
 def test_an_effect_that_one_rank_alone_had_is_told_at_the_next_meeting():
@@ -163,7 +136,7 @@ def test_an_effect_that_one_rank_alone_had_is_told_at_the_next_meeting():
 
 def test_a_backward_is_compared_at_the_next_meeting():
     def rank(group):
-        group.collective_check.pass_by(f"0 backward {group.rank}")
+        group.collective_check.note(f"0 backward {group.rank}")
         with pytest.raises(Disagreement) as error:
             group.all_reduce(torch.ones(1))
         return str(error.value)

@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 import torch.distributed as dist
 
 from autoddp import torch_internals
-from autoddp.comm.group import MAX, Group
+from autoddp.comm.group import Group
 from autoddp.comm.world import World
 from autoddp.launch.rendezvous import HOST, listen
 from tests.support.ranks import run_ranks
 
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.complex128)
-
-
-def reduces(group):
-    answers = []
-    for dtype in DTYPES:
-        x = torch.arange(6).to(dtype) + group.rank
-        group.all_reduce(x)
-        answers.append(
-            torch.equal(x, sum(torch.arange(6).to(dtype) + r for r in range(group.size)))
-        )
-    return answers
-
-
-@pytest.mark.parametrize("nproc", [1, 2, 3])
-def test_all_reduce(nproc):
-    assert run_ranks(reduces, nproc) == [[True] * len(DTYPES)] * nproc
+DTYPES = (torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex128)
 
 
 def joins(group, port):
@@ -52,7 +34,7 @@ def test_jobs_meet_at_one_store_one_after_the_other():
 
 def gathers(group):
     answers = []
-    for dtype in (*DTYPES, torch.bool, torch.float16):
+    for dtype in DTYPES:
         for x in (torch.arange(6), torch.arange(6).view(2, 3).t(), torch.empty(0, 3)):
             mine = (x + group.rank).to(dtype)
             want = torch.stack([(x + r).to(dtype) for r in range(group.size)])
@@ -67,18 +49,6 @@ def test_all_gather_of_any_dtype_and_layout(nproc):
     assert run_ranks(gathers, nproc) == [True] * nproc
 
 
-def decides(group):
-    return (
-        group.agree(True),
-        group.agree(group.rank == 0),
-        group.all_reduce(torch.tensor([group.rank]), MAX).item(),
-    )
-
-
-def test_decisions_agree():
-    assert run_ranks(decides, 3) == [(True, False, 2)] * 3
-
-
 def hidden(group):
     """The script's own look at torch.distributed."""
     before = dist.is_initialized()
@@ -90,20 +60,3 @@ def hidden(group):
 
 def test_the_script_sees_no_group():
     assert run_ranks(hidden, 2) == [(False, False, [2.0, 2.0])] * 2
-
-
-def test_join_by_an_address(tmp_path):
-    """A store that rank 0 hosts, on a port that nobody has told us is free until it is."""
-    with_port = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    world = World(0, 1, 0, 1, 0, "localhost", with_port.port, agent_store=True)
-    done = []
-
-    def join():
-        group = Group.join(world)
-        done.append(group.agree(True))
-        dist.destroy_process_group(group.pg)
-
-    thread = threading.Thread(target=join)
-    thread.start()
-    thread.join(30)
-    assert done == [True]

@@ -39,7 +39,12 @@ def reduces(group):
     wrong = []
     for dtype in KINDS:
         for count in COUNTS:
+            row = made(dtype, count, group.rank).view(torch.uint8)
+            out = torch.empty(group.size, row.numel(), dtype=torch.uint8)
+            group.memory.all_gather(out, row)
             parts = [made(dtype, count, rank) for rank in range(group.size)]
+            if not torch.equal(out, torch.stack([part.view(torch.uint8) for part in parts])):
+                wrong.append((str(dtype), count, "gathered"))
             for op, join in node_memory.OPERATIONS.items():
                 want = parts[0].clone()
                 for part in parts[1:]:
@@ -52,38 +57,11 @@ def reduces(group):
 
 
 @pytest.mark.parametrize("nproc", [2, 3])
-def test_sums_are_taken_in_the_order_of_the_ranks(nproc):
+def test_sums_are_taken_in_the_order_of_the_ranks_and_all_is_gathered(nproc):
     assert run_ranks(reduces, nproc) == [[]] * nproc
 
 
 def means(group):
-    found = []
-    for count in COUNTS:
-        parts = [made(torch.float64, count, rank) for rank in range(group.size)]
-        x = parts[group.rank].clone()
-        group.gradient_memory.all_reduce(x, dist.ReduceOp.SUM, share=group.size)
-        found.append(torch.equal(x, sum(parts[1:], parts[0]) / group.size))
-    return found
-
-
-@pytest.mark.parametrize("nproc", [2, 3])
-def test_a_sum_is_shared(nproc):
-    assert run_ranks(means, nproc) == [[True] * len(COUNTS)] * nproc
-
-
-def moves(group):
-    wrong = []
-    for count in (*COUNTS, 2 * SLOT + 9):
-        row = (made(torch.float64, count, group.rank) * 2).to(torch.uint8)
-        out = torch.empty(group.size, count, dtype=torch.uint8)
-        group.memory.all_gather(out, row)
-        rows = [(made(torch.float64, count, r) * 2).to(torch.uint8) for r in range(group.size)]
-        if not torch.equal(out, torch.stack(rows)):
-            wrong.append(("gather", count))
-    return wrong
-
-
-def equal_means(group):
     wrong = []
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         for count in COUNTS:
@@ -92,21 +70,22 @@ def equal_means(group):
             group.memory.all_reduce(x, dist.ReduceOp.SUM, share=group.size)
             if not torch.equal(x, before):
                 wrong.append((str(dtype), count))
+    for count in COUNTS:
+        parts = [made(torch.float64, count, rank) for rank in range(group.size)]
+        x = parts[group.rank].clone()
+        group.memory.all_reduce(x, dist.ReduceOp.SUM, share=group.size)
+        if not torch.equal(x, sum(parts[1:], parts[0]) / group.size):
+            wrong.append(count)
     zeros = torch.tensor([0.0 if group.rank else -0.0])  # equal to `torch.equal`
     group.memory.all_reduce(zeros, dist.ReduceOp.SUM, share=group.size)
     return wrong, str(zeros)
 
 
 @pytest.mark.parametrize("nproc", [2, 3])
-def test_the_mean_of_what_is_equal_on_all_ranks_is_that_to_the_bit(nproc):
+def test_a_sum_is_divided_and_the_mean_of_what_is_equal_is_that_to_the_bit(nproc):
     """A third of the sum of three times a number is not that number, rounded."""
-    found = run_ranks(equal_means, nproc)
+    found = run_ranks(means, nproc)
     assert found == [([], found[0][1])] * nproc
-
-
-@pytest.mark.parametrize("nproc", [2, 3])
-def test_what_is_gathered_is_the_others(nproc):
-    assert run_ranks(moves, nproc) == [[]] * nproc
 
 
 def exchanges(group):
@@ -145,46 +124,6 @@ def test_a_fast_rank_does_not_overwrite_what_a_slow_one_reads(nproc):
     assert len(set(run_ranks(hurries, nproc))) == 1
 
 
-def two_threads(group):
-    """The two memories serve two threads, whose calls are in no order among ranks."""
-    found = []
-
-    def work(memory, value):
-        for turn in range(200):
-            x = torch.full((3 * SMALL // 8,), value + group.rank, dtype=torch.float64)
-            if turn % 20 == group.rank:
-                time.sleep(0.002)
-            memory.all_reduce(x, dist.ReduceOp.SUM)
-            found.append(bool((x == 2 * value + 1).all()))
-
-    threads = [
-        threading.Thread(target=work, args=given)
-        for given in ((group.memory, 1.0), (group.gradient_memory, 10.0))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return len(found), all(found)
-
-
-def test_two_memories_do_not_meet():
-    assert run_ranks(two_threads, 2) == [(400, True)] * 2
-
-
-def patient(group):
-    """A rank that is late is no rank that has ended."""
-    if group.rank == 1:
-        time.sleep(5 * LOOK)
-    x = torch.ones(3)
-    group.memory.all_reduce(x, dist.ReduceOp.SUM)
-    return x.tolist()
-
-
-def test_a_late_rank_is_waited_for():
-    assert run_ranks(patient, 3) == [[3.0] * 3] * 3
-
-
 def without(group):
     x = torch.full((SLOT,), group.rank + 1.0)
     return group.memory is None, group.gradient_memory is None, group.all_reduce(x)[-1].item()
@@ -198,24 +137,11 @@ def test_without_room_for_it_ranks_talk_by_gloo(monkeypatch):
     assert run_ranks(without, 3) == [(True, True, 6.0)] * 3
 
 
-def unchanged(group):
-    """What a script differentiates may be summed, and has not been written to for its graph."""
-    x = torch.ones(3, requires_grad=True)
-    y = x**2  # keeps x for backward
-    group.memory.all_reduce(x, dist.ReduceOp.SUM)
-    y.sum().backward()
-    return x.tolist(), x.grad_fn
-
-
-def test_a_sum_is_no_part_of_a_graph():
-    assert run_ranks(unchanged, 2) == [([2.0] * 3, None)] * 2
-
-
 def late_in_a_job(run):
-    """To look whether a rank is there is no effect of the script's, which locks no file."""
+    """A late rank has not ended; that others check this is no effect of the script's on a file."""
     if run.world.rank == 1:
         threading.Event().wait(3 * LOOK)
-    run.group.memory.meet()
+    run.group.memory.barrier.wait()
     return run.group.passed
 
 
@@ -237,7 +163,7 @@ def interrupted(group):
     signal.setitimer(signal.ITIMER_REAL, LOOK)
     with pytest.raises(TimeoutError):
         group.memory.all_reduce(torch.ones(3), dist.ReduceOp.SUM)
-    with pytest.raises(dist.DistNetworkError, match="has left the meetings"):
+    with pytest.raises(dist.DistNetworkError, match="has left the barrier"):
         group.memory.all_reduce(torch.ones(3), dist.ReduceOp.SUM)
     return "told"
 
@@ -251,7 +177,7 @@ def sees_who_left(group):
     memory, x = group.memory, torch.ones(3)
     memory.all_reduce(x, dist.ReduceOp.SUM)
     if group.rank == 2:
-        memory.leave()
+        memory.barrier.leave()
         return "left"
     began = time.monotonic()
     with pytest.raises(dist.DistNetworkError, match="has ended"):
@@ -316,18 +242,18 @@ def survives(rank, pairs, folder, meeting, count):
         return b"[" + b",".join(store.get(f"{number} {other}") for other in range(3)) + b"]"
 
     ends = {0: pairs[rank - 1][1]} if rank else {1: pairs[0][0], 2: pairs[1][0]}
-    lines = Lines({other: Line(other, end, 60.0) for other, end in ends.items()})
+    lines = Lines({other: Line(other, end) for other, end in ends.items()})
     (memory,), _ = share(rank, 3, 1, lines, confer)
-    meet, came = memory.meet, 0
+    wait, came = memory.barrier.wait, 0
 
     def counted():
         nonlocal came
         came += 1
         if rank == 1 and came == meeting:
             os.kill(os.getpid(), signal.SIGKILL)
-        meet()
+        wait()
 
-    memory.meet = counted
+    memory.barrier.wait = counted
     try:
         for _ in range(4):
             memory.all_reduce(torch.ones(count), dist.ReduceOp.SUM)

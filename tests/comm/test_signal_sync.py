@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 import time
 
@@ -13,8 +12,7 @@ import torch
 
 from autoddp.comm.rpc import When
 from autoddp.effects.signals import Signals
-from tests.effects.outward import installed, on_ranks, raised
-from tests.support.ranks import run_ranks
+from tests.effects.outward import on_ranks, raised
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +55,6 @@ def test_one_handler_runs_once_at_one_step(points, who):
 def test_ranks_that_do_not_wait_for_their_collectives_act_behind_the_same_one(who, then):
     def script(run):
         seen, end = [], time.monotonic() + 30
-        run.group._waits = lambda _: False  # as of a tensor on an accelerator
         signal.signal(signal.SIGUSR1, lambda *_: seen.append(at))
         for at in range(100_000):
             time.sleep(0.001 * (1 + run.world.rank))  # so rank 0 is far ahead
@@ -153,7 +150,6 @@ def test_an_order_in_an_effect_waits_for_a_rank_that_is_behind():
 
     def script(run):
         seen, where = [], "before"
-        run.group._waits = lambda _: False
         signal.signal(signal.SIGUSR1, lambda *_: seen.append(where))
         for _ in range(40):
             time.sleep(0.05 * run.world.rank)
@@ -206,43 +202,6 @@ def test_what_the_script_sends_to_itself_comes_once_where_it_is_sent_however_lat
         return seen
 
     assert on_ranks(script, 2, Signals) == [["there", "then"]] * 2
-
-
-def test_a_ranks_own_timer_is_nothing_when_rank_0_has_ended_without_it():
-    def script(run):
-        seen = []
-        signal.signal(signal.SIGALRM, lambda *_: seen.append("timer"))
-        signal.signal(signal.SIGUSR1, lambda *_: seen.append("signal"))
-        signal.setitimer(signal.ITIMER_REAL, 0.5 if run.world.rank else 0)
-        run.group.call("a", lambda: 1)
-        if run.world.rank == 0:
-            for line in run.group.channel.orders.values():
-                line.socket.shutdown(socket.SHUT_RDWR)
-            return seen
-        time.sleep(1)
-        KILL(PID(), signal.SIGUSR1)
-        time.sleep(0.1)
-        return seen
-
-    assert on_ranks(script, 2, Signals) == [[], ["signal"]]
-
-
-def test_a_timer_that_was_acted_on_does_not_go_off_when_the_job_is_over():
-    seen = []
-
-    def script(run):
-        signal.signal(signal.SIGALRM, lambda *_: seen.append("timer"))
-        signal.setitimer(signal.ITIMER_REAL, 0.1 + 0.6 * run.world.rank)
-        while not seen:
-            run.group.call("a", lambda: 1)
-
-    def rank(group):
-        with installed(group, Signals) as run:
-            script(run)
-        time.sleep(1)
-        return seen
-
-    assert run_ranks(rank, 2) == [["timer"]] * 2
 
 
 def test_a_signal_of_ones_own_inside_an_effect_comes_to_all_and_one_that_is_blocked_waits():

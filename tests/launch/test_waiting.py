@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import os
-import queue
 import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from datetime import timedelta
 
 import pytest
 from torch.distributed import HashStore
 
 from autoddp import launch
 from autoddp.comm import patience
-from autoddp.comm.patience import Patience, missing, roll_call
+from autoddp.comm.patience import Patience, missing
 from autoddp.errors import AutoDDPError, BadInput
 from autoddp.launch import rendezvous
 from autoddp.options import Options
@@ -54,20 +51,6 @@ def test_a_wait_that_is_over_names_who_has_not_come():
 def test_of_many_that_are_missing_some_are_named():
     assert missing("node", [3], 4) == "node 3 of 4"
     assert missing("node", range(1, 64), 64) == "nodes 1, 2, 3, 4, 5, 6, 7, 8 and 55 more of 64"
-
-
-def test_rank_0_says_which_ranks_have_not_come(monkeypatch):
-    monkeypatch.setattr(patience, "EVERY", 0.1)
-    store, said = HashStore(), queue.Queue()
-    roll_call(store, 2, 3, timedelta(seconds=60), said.put)
-    waits = threading.Thread(
-        target=roll_call, args=(store, 0, 3, timedelta(seconds=60), said.put), daemon=True
-    )
-    waits.start()
-    assert said.get(timeout=30).startswith("waiting for rank 1 of 3 since ")
-    roll_call(store, 1, 3, timedelta(seconds=60), said.put)
-    waits.join(30)
-    assert not waits.is_alive()
 
 
 def test_a_node_without_a_number_is_refused_with_the_way_to_get_one():

@@ -78,7 +78,6 @@ class Watch:
             if self.rank and passed:
                 line.send(json.dumps(["passed", passed]).encode())
         self._hear()
-        self.group.collective_check.look()
         if self.rank == 0:
             self._judge([mine, *map(self._known, self.lines)])
         elif mine.waits >= self.timeout and self._known(0).heard >= self.timeout + GRACE:
@@ -120,7 +119,7 @@ class Watch:
         if what == "at":
             self.known[rank] = RankStatus(**content)
         elif what == "passed":
-            self.group.collective_check.hear_recent(rank, content)
+            self.group.collective_check.compare(rank, content)
         elif what == "end":
             self._end([])
 

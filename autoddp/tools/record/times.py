@@ -196,7 +196,7 @@ class Times:
     def rest(self, raised: object) -> dict[str, Any]:
         """Return the most memory that the process took."""
         taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return {"memory": taken, "GPU memory": accelerator.most_memory()}
+        return {"memory": taken, "GPU memory": accelerator.ask("max_memory_allocated")}
 
 
 class Timed(LoaderIterator):

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from autoddp.comm import control_plane
+from autoddp.comm.patience import Patience
 from autoddp.comm.topology import nodes
 from autoddp.errors import AutoDDPError, RankEnded
 from autoddp.training.loading.message import Message, received
@@ -123,8 +124,11 @@ def connect(run: Run) -> NodeLink | None:
     ranks = [other for other, node in enumerate(placed) if node == placed[rank]]
     # there may be several sessions in a job
     key = f"loading/{ranks[0]}/{group.store.add(f'loading/of/{rank}', 1)}"
+    patience = Patience(60.0)
     try:
-        link = NodeLink(control_plane.connect(rank, ranks, group.store, key)[0], rank, ranks[0])
+        link = NodeLink(
+            control_plane.connect(rank, ranks, group.store, key, patience)[0], rank, ranks[0]
+        )
     except AutoDDPError:  # a container of its own: the name is not known there
         link = None
     if group.agree(link is not None):

@@ -145,7 +145,7 @@ class Fetching:
             still: Whether it is certain that nothing is drawn.
             sampler: One of `rows`, else a new one.
         """
-        sampler = sampler or self.rows(loader)
+        sampler = self.rows(loader) if sampler is None else sampler  # one may have no length
         here, context = loader.num_workers == 0 and not still, self.run.group.context
 
         def before_fetch() -> None:
