@@ -66,7 +66,7 @@ class Compiler:
         """Return inductor's settings for arguments of `torch.compile`, or why it is left out."""
         backend = given.get("backend", "inductor")
         if backend != "inductor":
-            return None, f"backend {backend!r} is left out"
+            return None, f"backend {backend!r}"
         from torch._inductor import list_mode_options
 
         mode = given.get("mode")
