@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +16,8 @@ from autoddp import torch_internals
 from autoddp.comm.accelerator import capturing
 from autoddp.comm.context import Code
 from autoddp.patching import Call, patch
-from autoddp.report import users_line
-from autoddp.training.whole_calls import EAGER, FULL, WholeCalls
+from autoddp.training.compiled import CompiledCall, Compiler
+from autoddp.training.whole_calls import FULL, WholeCalls
 from autoddp.view import Partial, ShardedTensor, full
 from autoddp.view.dispatch import of_the_whole
 from autoddp.view.entry import ModuleEntry
@@ -35,6 +37,13 @@ class Modules(WholeCalls):
     def __init__(self, run: Run) -> None:
         self.view = run.view
         self.entry = ModuleEntry(run.view)
+        self.compiler = Compiler(run.view)
+        self.calls: WeakKeyDictionary[nn.Module, CompiledCall] = WeakKeyDictionary()
+        self.given: WeakKeyDictionary[nn.Module, dict[str, Any]] = WeakKeyDictionary()
+
+    def setup(self, undo: ExitStack) -> None:
+        """Have the compiler's operators removed at the end."""
+        undo.callback(self.compiler.close)
 
     @patch(
         "torch.nn:Module.__call__",
@@ -50,7 +59,7 @@ class Modules(WholeCalls):
                 return plain(module, *args, **kwargs)
             run = plain
             if module._compiled_call_impl is not None or "_orig_mod" in module._modules:
-                run = self.uncompiled(module)
+                run = self.compiled(module)
             if module._backward_hooks and module._is_full_backward_hook is False:
                 return self.on_wholes(run, module, args, kwargs)
             if entry.depth or context.is_plain() or not context.is_script():
@@ -85,13 +94,16 @@ class Modules(WholeCalls):
             self.view.context.depth[Code.FUNCTION] -= 1
         return call.plain()
 
-    def uncompiled(self, module: nn.Module) -> Callable[..., Any]:
-        """Return what calls a compiled module as it was before."""
-        original = module._modules.get("_orig_mod")
-        self.view.report.say_once("compile", users_line(), f"{type(module).__name__} {EAGER}")
-        if original is None:
-            return lambda module, *args, **kwargs: module._call_impl(*args, **kwargs)
-        return lambda module, *args, **kwargs: original(*args, **kwargs)
+    def compiled(self, module: nn.Module) -> Callable[..., Any]:
+        """Return what calls a compiled module."""
+        found = self.calls.get(module)
+        if found is None:
+            original = module._modules.get("_orig_mod")
+            name = type(module if original is None else original).__name__
+            call = module._call_impl if original is None else original
+            given = self.given.get(module, {})
+            found = self.calls[module] = self.compiler.compiled(call, name, given)
+        return lambda _, *args, **kwargs: found(*args, **kwargs)
 
     @patch("torch.autograd:Function.apply", why=f"a custom autograd function: {FULL}", hot=True)
     def apply_to_whole(self, plain: Any) -> Any:

@@ -12,14 +12,15 @@ from torch.utils._pytree import tree_map_only
 
 from autoddp.comm.context import Code
 from autoddp.patching import Call, Feature, patch, stands_for
-from autoddp.report import users_line
 from autoddp.torch_internals import plain_tensors
 from autoddp.view import Partial, ShardedTensor, full
 
 if TYPE_CHECKING:
+    from weakref import WeakKeyDictionary
+
+    from autoddp.training.compiled import Compiler
     from autoddp.view.state import View
 
-EAGER = "runs eagerly: torch.compile is left out where ranks share a batch"
 FULL = "it sees the whole batch, as Python does not ask __torch_function__ there"
 TRANSFORMS = ("vmap", "grad", "grad_and_value", "jacrev", "jacfwd", "hessian", "functionalize")
 
@@ -28,25 +29,35 @@ class WholeCalls(Feature):
     """Patches of what asks no tensor's class: whole tensors go in, and modules are plain inside."""
 
     view: View
+    compiler: Compiler
+    given: WeakKeyDictionary[nn.Module, dict[str, Any]]
 
-    @patch("torch:compile", why="what is compiled runs eagerly, function by function by its rules")
+    @patch("torch:compile", why="a graph is compiled for the rows of each rank")
     def compile(self, call: Call) -> Any:
-        """Leave a compiled module, which runs eagerly when it is called; hand a function back."""
-        model = call.args[0] if call.args else call.kwargs.get("model")
-        if isinstance(model, nn.Module) or call.kwargs.get("disable"):
+        """Note how a module is to be compiled, which it is when it is called."""
+        given = dict(call.kwargs)
+        model = call.args[0] if call.args else given.pop("model", None)
+        if given.get("disable"):
             return call.plain()
-        if model is not None:
-            return self._eager(model)
-        made = call.plain()
-        return lambda model: made(model) if isinstance(model, nn.Module) else self._eager(model)
+        if model is None:
+            return lambda model: self._compiled(call.wrapped, model, given)
+        return self._compiled(call.wrapped, model, given)
 
-    def _eager(self, function: Any) -> Any:
-        """Return what calls a function as it is."""
-        self.view.report.say_once("compile", users_line(), f"a function {EAGER}")
+    def _compiled(self, plain: Callable[..., Any], model: Any, given: dict[str, Any]) -> Any:
+        if isinstance(model, nn.Module):
+            made = plain(model, **given)
+            self.given[made] = given
+            return made
+        owner = getattr(model, "__self__", None)
+        if isinstance(owner, nn.Module) and model == owner._call_impl:  # module.compile()
+            self.given[owner] = given
+            return plain(model, **given)
+        name = getattr(model, "__name__", type(model).__name__)
+        found = self.compiler.compiled(model, name, given)
 
-        @functools.wraps(function)
+        @functools.wraps(model)
         def run(*args: Any, **kwargs: Any) -> Any:
-            return function(*args, **kwargs)
+            return found(*args, **kwargs)
 
         return run
 

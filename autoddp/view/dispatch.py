@@ -57,7 +57,7 @@ def dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
         or context.depth[FUNCTION]
         or get_ident() != context.thread
         or transform()
-        or dispatch_depth()
+        or (dispatch_depth() and not view.tracing)
         or (current_node() is not None and in_function())
     ):
         return answer(func, args, kwargs or {}, key)
@@ -79,9 +79,8 @@ def answer(func: Any, args: Any, kwargs: dict[str, Any], key: Any = None) -> Any
     """
     me = first_of(args, kwargs)
     view: View = me.owner
-    whole = (
-        transform() or _apart(view, me) or in_function() or (dispatch_depth() and func not in GRAPH)
-    )
+    seen = dispatch_depth() and not view.tracing and func not in GRAPH
+    whole = transform() or _apart(view, me) or in_function() or seen
     try:
         out = NotImplemented if whole else _by_rule(view, func, args, kwargs, key)
     except WRONG as error:

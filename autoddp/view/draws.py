@@ -163,6 +163,8 @@ def _dropping(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 @contextmanager
 def own_stream(view: View, device: torch.device) -> Iterator[None]:
     """Draw from this rank's own stream in here; the generator outside stays where it is."""
+    if view.tracing:
+        raise NotImplementedError("each rank draws its own rows")
     where = accelerator.at(device)
     outside, own = accelerator.state(where), view.streams.get(where)
     if own is None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn import Buffer, Parameter
 from torch.utils._pytree import tree_leaves
 
@@ -25,7 +26,7 @@ BY_VALUE = {
     *(int, str, type(None), EllipsisType, torch.dtype, torch.device, torch.memory_format),
     torch.layout,
 }
-REPLICATED = {Tensor, Parameter, Buffer}
+REPLICATED = {Tensor, Parameter, Buffer, FunctionalTensor}  # the last in a compiler's trace
 LISTS = {tuple, list, torch.Size}
 # what stands in a schema for a value, or begins one of several parts
 TENSOR, ZERO, NONZERO, YES, NO, CLOSE, SLICE, NAMED = (object() for _ in range(8))
@@ -171,7 +172,7 @@ class LocalCall:
         if self.in_place or (me is not None and out is me._local):
             me.refresh()  # the argument itself is returned, or written into
             return None if out is None else me
-        if type(out) is not Tensor or self.out is None:
+        if type(out) not in REPLICATED or self.out is None:
             return self._several(out, me)
         spec = self.specs or self._spec(out)
         if not self.aliases:

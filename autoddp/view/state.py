@@ -28,6 +28,7 @@ class View:
         batch_statistics: Whether BatchNorm takes its statistics over all ranks.
         decisions: What rules have decided, by the schema of a call.
         met: The latest modules that were called; dead ones stay: each rank frees its own.
+        tracing: Whether a compiler traces a graph of sharded tensors, by modes of its own.
         streams: The states of this rank's own streams of draws, by device.
     """
 
@@ -46,6 +47,7 @@ class View:
         self.order = Order()
         self.decisions: dict[tuple[Any, ...], Any] = {}
         self.met: deque[weakref.ref[nn.Module]] = deque(maxlen=MET)
+        self.tracing = False
         self.streams: dict[torch.device, Tensor] = {}
         self._sizes: dict[tuple[tuple[int, ...], int], ShardSizes] = {}
 

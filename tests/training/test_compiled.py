@@ -1,0 +1,107 @@
+"""What is given to torch.compile: graphs for the rows of each rank, or eager and said why."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from tests.support.same import same_run
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed"),
+]
+
+HEAD = """
+import logging
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # that there is no GPU
+torch.set_default_dtype(torch.float64)
+torch.manual_seed(0)
+x = torch.randn(33, 20)
+loader = DataLoader(TensorDataset(x, x[:, :4].argmax(1)), batch_size=12, shuffle=True)
+
+
+def train(model, net):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for a, b in loader:
+        loss = F.cross_entropy(model(a), b)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(loss.item())
+
+
+"""
+COMPILED = """
+net = nn.Sequential(nn.Linear(20, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 4))
+train(torch.compile(net, mode="reduce-overhead"), net)
+net.compile()
+train(net, net)
+body = nn.Sequential(nn.Linear(20, 8), nn.ReLU())
+parted = nn.Sequential(torch.compile(body), nn.Linear(8, 4))
+train(parted, parted)
+print(torch.rand(1).item())
+"""
+SPEAKS = """
+class Speaks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(20, 4)
+
+    def forward(self, x):
+        h = self.out(x)
+        print("forward", tuple(h.shape))
+        return h
+
+
+net = Speaks()
+train(torch.compile(net), net)
+net = nn.Linear(20, 4)
+train(torch.compile(net, backend="eager"), net)
+"""
+WRONG = """
+net = nn.Linear(21, 4)
+train(torch.compile(net), net)
+"""
+
+
+@pytest.fixture
+def both(warm, tmp_path):
+    """Run a script in one process, and on ranks."""
+
+    def run(text, nproc):
+        path = tmp_path / "job.py"
+        path.write_text(HEAD + text)
+        plain = warm.run("python", str(path), folder=tmp_path / "python", timeout=240)
+        given = ("autoddp", "run", "--nproc", str(nproc), str(path))
+        return plain, warm.run(*given, folder=tmp_path / "ranks", timeout=240)
+
+    return run
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_a_graph_is_compiled_for_the_rows_of_each_rank(both, nproc):
+    plain, ranks = both(COMPILED, nproc)
+    same_run(plain, ranks, 1e-9)
+    assert "runs eagerly" not in ranks.err
+
+
+def test_what_dynamo_cannot_trace_whole_runs_eagerly_and_a_line_says_why(both):
+    plain, ranks = both(SPEAKS, 2)
+    same_run(plain, ranks, 1e-9)
+    told = [line for line in ranks.err.splitlines() if "runs eagerly" in line]
+    assert len(told) == 2, ranks.err
+    assert "Speaks runs eagerly: torch.compile is left out, " in told[0]
+    assert told[1].endswith("Linear runs eagerly: torch.compile is left out, backend 'eager'")
+
+
+def test_an_error_of_the_model_is_its_own(both):
+    _, ranks = both(WRONG, 2)
+    assert ranks.code == 1
+    assert "shapes cannot be multiplied" in ranks.err
