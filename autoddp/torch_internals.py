@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])  # (2, 14)
+FunctionalTensor = torch._subclasses.functional_tensor.FunctionalTensor  # in a compiler's trace
 DispatchMode = torch.utils._python_dispatch.TorchDispatchMode
 OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket
 TensorBase: type = torch._C.TensorBase
@@ -215,6 +216,39 @@ def arm(replica: DistributedDataParallel) -> None:
     replica.reducer.prepare_for_forward()
     replica.reducer._rebuild_buckets()
     replica.reducer.prepare_for_backward([])
+
+
+def traced_whole(function: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` as Dynamo traces it: one graph, which `backend` is given, or an error."""
+    import torch._dynamo
+
+    return torch._dynamo.optimize(backend, nopython=True, dynamic=False)(function)
+
+
+def inductor_settings(mode: str | None) -> dict[str, Any]:
+    """Return inductor's settings for a mode of `torch.compile`."""
+    from torch._inductor import list_mode_options
+
+    return {} if mode in (None, "default") else list_mode_options(mode)
+
+
+def compiled_by_inductor(
+    module: Any,
+    example: list[Any],
+    settings: dict[str, Any],
+    around: Callable[[], AbstractContextManager[None]],
+) -> Any:
+    """Have inductor compile a module for such inputs.
+
+    The backward is compiled when it first runs; whatever compiles, does so inside `around()`.
+    """
+    from torch._inductor import compile_fx
+
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        with around():
+            return compile_fx.compile_fx_inner(*args, **kwargs)
+
+    return compile_fx.compile_fx(module, example, inner_compile=inner, config_patches=settings)
 
 
 def compiles() -> bool:

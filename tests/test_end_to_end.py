@@ -51,7 +51,8 @@ NEEDS = {  # no dependencies of ours or of the tests: compared where they are in
     "pyro_guide": "pyro",
     "stateful_loader": "torchdata",
 }
-BUILT = {"compiled_draws", "compiled_graphs", "compiled_norms"}  # torch's inductor builds kernels for CPUs by g++
+# torch's inductor builds kernels for CPUs by g++
+BUILT = {"compiled_draws", "compiled_graphs", "compiled_norms"}
 
 
 def command(name: str) -> list[str]:

@@ -24,7 +24,13 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from autoddp.comm.context import Code
 from autoddp.errors import AutoDDPError
 from autoddp.report import users_line
-from autoddp.torch_internals import in_backward, transform
+from autoddp.torch_internals import (
+    compiled_by_inductor,
+    in_backward,
+    inductor_settings,
+    traced_whole,
+    transform,
+)
 from autoddp.view import Partial, ShardedTensor, full
 from autoddp.view.pending_sums import PendingSums
 from autoddp.view.redistribute import lend
@@ -67,11 +73,8 @@ class Compiler:
         backend = given.get("backend", "inductor")
         if backend != "inductor":
             return None, f"backend {backend!r}"
-        from torch._inductor import list_mode_options
-
-        mode = given.get("mode")
-        settings = list_mode_options(mode) if mode not in (None, "default") else {}
-        return settings | (given.get("options") or {}) | CUDA_GRAPHS, ""
+        settings = inductor_settings(given.get("mode")) | (given.get("options") or {})
+        return settings | CUDA_GRAPHS, ""
 
     def compiled(self, function: Graph, name: str, given: dict[str, Any]) -> CompiledCall:
         """Return what calls `function`, compiled with these arguments of `torch.compile`."""
@@ -118,7 +121,7 @@ class CompiledCall:
                 self.why = f"{error}".partition("\n")[0] or type(error).__name__
             finally:
                 self.inputs, self.began = before
-            self._say(self.why)
+        self._say(self.why)
         return self.function(*args, **kwargs)
 
     def _in_step(self) -> bool:
@@ -130,9 +133,7 @@ class CompiledCall:
     def run(self) -> Graph:
         """Return the function as Dynamo traces it, whole or not at all."""
         if self._run is None:
-            import torch._dynamo
-
-            within, function = torch._dynamo.allow_in_graph(_within), self.function
+            within, function = torch.compiler.allow_in_graph(_within), self.function
 
             def call(*args: Any, **kwargs: Any) -> Any:
                 args, kwargs = tree_map_only(Tensor, within, (args, kwargs))
@@ -142,8 +143,7 @@ class CompiledCall:
             own = FunctionType(
                 call.__code__.replace(), globals(), call.__name__, None, call.__closure__
             )
-            optimize = torch._dynamo.optimize(self._backend, nopython=True, dynamic=False)
-            self._run = optimize(own)
+            self._run = traced_whole(own, self._backend)
         return self._run
 
     def _whole(self, x: Any) -> Any:
@@ -171,10 +171,7 @@ class CompiledCall:
         return run
 
     def _compile(self, graph: nn.Module, given: Sequence[Any]) -> Graph:
-        """Compile a graph for inputs that are placed like these; the graph itself if a rank fails.
-
-        Ranks that compile and ranks that do not would reduce in another order.
-        """
+        """Compile a graph for inputs that are placed like these, on all ranks or on none."""
         made, error = LocalGraph(self.compiler, graph, given), ""
         try:
             made.compile([_local(x) for x in given], self.settings)
@@ -203,17 +200,10 @@ class LocalGraph(nn.Module):
         self.compiled: Any = None
 
     def compile(self, example: list[Any], settings: dict[str, Any]) -> None:
-        """Have inductor compile it; the backward is compiled when it first runs."""
-        from torch._inductor import compile_fx
-
-        def inner(*args: Any, **kwargs: Any) -> Any:
-            with self.view.context.internal():
-                return compile_fx.compile_fx_inner(*args, **kwargs)
-
-        graph: Any = self  # any module will do
+        """Have inductor compile it."""
         with self._traced():
-            self.compiled = compile_fx.compile_fx(
-                graph, example, inner_compile=inner, config_patches=settings
+            self.compiled = compiled_by_inductor(
+                self, example, settings, self.view.context.internal
             )
 
     def forward(self, *given: Any) -> tuple[Any, ...]:

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn import Buffer, Parameter
 from torch.utils._pytree import tree_leaves
 
+from autoddp.torch_internals import FunctionalTensor
 from autoddp.view.redistribute import lend, part
 from autoddp.view.shard_sizes import ShardSizes, Spec
 from autoddp.view.sharded_tensor import ShardedTensor, wrap

@@ -62,6 +62,8 @@ class Speaks(nn.Module):
 
 net = Speaks()
 train(torch.compile(net), net)
+"""
+BACKEND = """
 net = nn.Linear(20, 4)
 train(torch.compile(net, backend="eager"), net)
 """
@@ -92,13 +94,18 @@ def test_a_graph_is_compiled_for_the_rows_of_each_rank(both, nproc):
     assert "runs eagerly" not in ranks.err
 
 
-def test_what_dynamo_cannot_trace_whole_runs_eagerly_and_a_line_says_why(both):
-    plain, ranks = both(SPEAKS, 2)
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (SPEAKS, "Speaks runs eagerly: torch.compile is left out, "),
+        (BACKEND, "Linear runs eagerly: torch.compile is left out, backend 'eager'"),
+    ],
+    ids=["speaks", "backend"],
+)
+def test_what_cannot_be_compiled_runs_eagerly_and_a_line_says_why(both, text, why):
+    plain, ranks = both(text, 2)
     same_run(plain, ranks, 1e-9)
-    told = [line for line in ranks.err.splitlines() if "runs eagerly" in line]
-    assert len(told) == 2, ranks.err
-    assert "Speaks runs eagerly: torch.compile is left out, " in told[0]
-    assert told[1].endswith("Linear runs eagerly: torch.compile is left out, backend 'eager'")
+    assert why in ranks.err
 
 
 def test_an_error_of_the_model_is_its_own(both):
