@@ -48,6 +48,7 @@ class Choice:
     Attributes:
         backend: Name of the backend that the ranks talk by.
         why: Reason for that backend, for the line at the start.
+        part: Fraction of its device's memory that a rank may take.
         kind: torch's word for the accelerator that the ranks compute on; empty: CPUs.
         unlike: Warning where the ranks compute on devices of several models; else empty.
         alone: Whether each rank talks from one device.
@@ -55,6 +56,7 @@ class Choice:
 
     backend: str = "gloo"
     why: str = ""
+    part: float = 1.0
     kind: str = ""
     unlike: str = ""
     alone: bool = False
@@ -76,18 +78,19 @@ def decide(claims: Sequence[RankDevice], wanted: str = "auto") -> Choice:
             )
     if not first.device:
         return Choice("gloo", first.why)
-    why = "asked for"
-    if max(places.values()) > 1:
+    most, why = max(places.values()), "asked for"
+    if most > 1:
         why = f"{len(claims)} ranks share {words(first.kind, len(places))}"
     elif not first.backend:
         why = f"{first.kind} has no backend of its own"
     elif wanted != "gloo":
         one = f"a {words(first.kind, 1)[2:]}" if first.each == 1 else words(first.kind, first.each)
         why = f"{one} for each rank"
-        return Choice(first.backend, why, first.kind, _unlike(claims), first.each == 1)
+        return Choice(first.backend, why, 1.0, first.kind, _unlike(claims), first.each == 1)
     if wanted not in PLAIN:
         raise BadInput(f"--backend is {wanted}, but {why}; use --backend gloo")
-    return Choice("gloo", why, first.kind, _unlike(claims))
+    why += f", each at most 1/{most} of the memory" if most > 1 else ""
+    return Choice("gloo", why, 1 / most, first.kind, _unlike(claims))
 
 
 def _unlike(claims: Sequence[RankDevice]) -> str:

@@ -97,6 +97,7 @@ def join(
     sys.excepthook = hook  # torch's would put the rank before every line of a traceback
     if not known:
         os.environ.pop("GLOO_SOCKET_IFNAME", None)  # NCCL reads its own later, at first use
+    take_part_of_memory(chosen.part)
     return group, chosen
 
 
@@ -115,6 +116,14 @@ def rank_device(world: World, given: Devices) -> RankDevice:
     name, each = accelerator.ask("get_device_name") or "", mine.count(",") + 1
     identity = accelerator.identity(mine)
     return RankDevice(host, identity, given.kind, given.backend, each, name=name)
+
+
+def take_part_of_memory(part: float) -> None:
+    """Leave the rest of a device to the ranks that share it."""
+    limit = getattr(torch.get_device_module(), "set_per_process_memory_fraction", None)
+    if part < 1 and limit is not None:
+        for device in accelerator.devices():
+            limit(part, device)
 
 
 def hosted(world: World) -> World:

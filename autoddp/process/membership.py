@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import os
-import platform
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import torch
-
-from autoddp import __version__
 from autoddp.comm.place import HERE
 from autoddp.comm.world import World, hide, keep_to_libraries
 from autoddp.effects.run import Run
 from autoddp.options import Options
+from autoddp.process import report_file
 from autoddp.process.backend import Choice
 from autoddp.process.devices import Devices
 from autoddp.process.joining import join
@@ -79,23 +74,4 @@ def member(
     if world.rank == 0 and options.report is not None:
         about = {"ranks": world.world_size, "nodes": nodes, "backend": chosen.backend}
         about |= {"view": options.view, "exit": mine.code}
-        write(options.report, report, mine.ran, about)
-
-
-def write(path: str, report: Report, ran: Sequence[str], about: Mapping[str, Any]) -> None:
-    """Write the file of --report, or say why that cannot be done.
-
-    Args:
-        path: Path of the file.
-        report: Decisions and times of this rank.
-        ran: The script and its arguments; of a decorated call those of the process.
-        about: Further facts on the run.
-    """
-    name, *arguments = ran
-    versions = {"autoddp": __version__, "torch": torch.__version__}
-    versions["python"] = platform.python_version()
-    text = report.to_json(versions=versions, script=name, arguments=arguments, **about)
-    try:
-        Path(path).write_text(text)
-    except OSError as error:  # the script has ended, and its outcome is what counts
-        report.say(f"--report: {path} cannot be written ({error.strerror})")
+        report_file.write(options.report, report, mine.ran, about)

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from torch.utils.hooks import RemovableHandle
+
 from autoddp.comm.group import Group
 from autoddp.comm.world import World
 from autoddp.effects.run import Run
 from autoddp.options import Options
-from autoddp.patching import Installation
+from autoddp.patching import Feature, Installation
 from autoddp.process.features import FEATURES
 from autoddp.process.watching.watch import Watch
 from autoddp.report import Report, library_modules, users_modules
 from autoddp.view import View
+
+OURS = 1 << 40  # the number of the first hook of autoddp's own
 
 
 @contextmanager
@@ -35,6 +39,15 @@ def session(world: World, options: Options, group: Group, report: Report) -> Ite
     if group.unshared:
         slower = "the ranks of a machine talk by gloo, which takes longer than shared memory"
         report.say_once("memory", "", f"{slower} ({group.unshared})")
-    installation = Installation(chosen, users_modules, library_modules)
-    with installation.install(), Watch(group, report, options.hang_timeout):
+    with _installed(chosen), Watch(group, report, options.hang_timeout):
         yield run
+
+
+def _installed(features: list[Feature]) -> Installation:
+    """Install features; hooks that they register have numbers far from those that a script gets."""
+    installation = Installation(features, users_modules, library_modules)
+    before, RemovableHandle.next_id = RemovableHandle.next_id, OURS
+    try:
+        return installation.install()
+    finally:
+        RemovableHandle.next_id = before

@@ -31,6 +31,22 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 30, flush
 if "child" in sys.argv:
     os._exit(0)
 """
+HELD = """
+import torch
+from autoddp.process import allocator
+
+def held():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmRSS"))
+
+allocator.keep_memory({})
+few = held()
+tensors = [torch.ones(5_000_000) for _ in range(20)]
+del tensors
+kept = held() - few
+allocator.give_back()
+print(kept, held() - few)
+"""
 DECORATED = """
 import autoddp, torch
 from autoddp.process import allocator
@@ -77,11 +93,23 @@ def test_what_the_user_has_set_stays(pages, name, value):
     assert int(ranks.out) > 9000
 
 
+def test_a_tunable_of_something_else_is_no_setting_of_memory(pages):
+    more = {"GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=1024"}
+    ranks = run_cli("run", "--nproc", "2", pages, env=more)
+    assert int(ranks.out) < 5000, ranks.err
+
+
 def test_children_keep_no_more_than_any_process(pages):
     child = run_cli("run", "--nproc", "2", pages, "child")
     assert child.rc == 0, child.err
     assert all(int(line) > 9000 for line in child.out.split()), child.out
     assert child.out
+
+
+def test_what_is_kept_can_be_given_back():
+    kept, left = run_python("-c", HELD).out.split()
+    assert int(kept) > 300  # of 400 MB
+    assert int(left) < 100
 
 
 @pytest.mark.skipif(VERSION < (2, 7), reason="with torch 2.6 this process cannot be forked")

@@ -10,6 +10,8 @@ from autoddp.process.backend import Choice, RankDevice, decide
 from autoddp.process.devices import There, count, share, there, variable, visible
 from autoddp.training.visible_devices import among
 
+HALF = ", each at most 1/2 of the memory"
+
 
 def gpus(*names):
     return There("cuda", names, "nccl")
@@ -79,8 +81,8 @@ def test_each_rank_is_given_its_own(names, ranks, wanted, given):
             Choice("nccl", "a GPU for each rank", kind="cuda", alone=True),
         ),
         (told("x", "y"), "gloo", Choice("gloo", "asked for", kind="cuda")),
-        (told("x", "x"), "auto", Choice("gloo", "2 ranks share 1 GPU", "cuda")),
-        (told("x", "y", "x"), "auto", Choice("gloo", "3 ranks share 2 GPUs", "cuda")),
+        (told("x", "x"), "auto", Choice("gloo", f"2 ranks share 1 GPU{HALF}", 0.5, "cuda")),
+        (told("x", "y", "x"), "auto", Choice("gloo", f"3 ranks share 2 GPUs{HALF}", 0.5, "cuda")),
         (
             [RankDevice("a", "x", "mps")],
             "auto",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -142,6 +143,12 @@ def test_in_the_local_view_the_environment_is_torchruns(script):
     assert done.rc == 0, done.err
     assert "'RANK', " in done.out
     assert done.out.startswith("0 2 ")
+
+
+def test_the_report_is_written_by_rank_0(script, tmp_path):
+    target = tmp_path / "report.json"
+    assert fork_cli("run", "-n", 2, "--report", target, script).rc == 0
+    assert json.loads(target.read_text())["decisions"] == []
 
 
 def test_a_disabled_feature_is_left_out_and_that_is_said(script):

@@ -1,4 +1,4 @@
-"""A probe for whether this process gets anywhere: processor, devices, and main thread."""
+"""A probe for whether this process gets anywhere: processor, disks, devices, and main thread."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class ProgressReading(NamedTuple):
     at: float
     seconds: float  # of processor time, including that of its children
     wakes: int  # of the thread that runs the script
+    moved: int  # bytes from and to disks
     places: tuple[tuple[int, int], ...]  # each frame's code and line
 
 
@@ -48,7 +49,7 @@ class ProgressProbe:
         busy = (now.seconds - last.seconds) / seconds >= BUSY
         woken = (now.wakes - last.wakes) / seconds >= WAKES
         self._stays = now.places == last.places
-        if busy or woken or not self._stays:
+        if busy or woken or not self._stays or now.moved != last.moved:
             self.since = now.at
         self._last = now
         return now.at - self.since
@@ -93,12 +94,13 @@ class ProgressProbe:
     def _look(self) -> ProgressReading:
         children = sum(_seconds(pid) for pid in _descendants(os.getpid()))
         own = time.process_time() - time.thread_time()  # without the time of this thread
-        wakes = _wakes(self.native)
+        moved = _field("/proc/self/io", "read_bytes:") + _field("/proc/self/io", "write_bytes:")
+        wakes = _field(f"/proc/self/task/{self.native}/status", "voluntary_ctxt_switches:")
         frame, found = self._frame(), []
         while frame is not None:
             found.append((id(frame.f_code), frame.f_lineno))
             frame = frame.f_back
-        return ProgressReading(time.monotonic(), own + children, wakes, tuple(found))
+        return ProgressReading(time.monotonic(), own + children, wakes, moved, tuple(found))
 
 
 def _mark(device: torch.device) -> torch.Event:
@@ -134,11 +136,10 @@ def _seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
-def _wakes(thread: int) -> int:
-    """Count how often a thread has waited for something; return 0 where a container hides that."""
+def _field(path: str, name: str) -> int:
+    """Read a number from a file of the kernel; return 0 where a container hides that file."""
     try:
-        text = Path(f"/proc/self/task/{thread}/status").read_text()
+        text = Path(path).read_text()
     except OSError:
         return 0
-    name = "voluntary_ctxt_switches:"
     return int(text.partition(name)[2].split(None, 1)[0]) if name in text else 0
