@@ -229,6 +229,24 @@ def test_the_parts_of_an_operator_are_cast_as_its_caller_has_set():
                 torch.testing.assert_close(call(), alone, msg=name)
 
 
+def test_torchscript_takes_a_function_for_an_operator():
+    def said(text):
+        raise AssertionError(text)
+
+    def telling(x: torch.Tensor):
+        said("a text")
+        return x
+
+    torch_internals.as_builtin(said, "aten::warn")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert "aten::warn" in str(torch.jit.script(telling).graph)
+    BUILTINS.append(said)
+
+
+BUILTINS = []  # torch knows them by their ids for as long as it runs
+
+
 def test_a_sparse_tensor_is_made_of_its_parts():
     made = torch_internals.sparse_of_parts(
         1,

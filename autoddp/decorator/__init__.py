@@ -16,7 +16,7 @@ from autoddp.launch import launched, schedulers
 from autoddp.options import Options, table, variables
 from autoddp.options.row import DECORATOR
 from autoddp.process import devices
-from autoddp.process.frames import strip
+from autoddp.process.script import strip
 
 F = TypeVar("F", bound=Callable[..., Any])
 

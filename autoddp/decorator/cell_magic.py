@@ -14,7 +14,7 @@ from autoddp.errors import BadInput
 from autoddp.options import Options, table
 from autoddp.options.given import read
 from autoddp.options.row import DECORATOR, flag
-from autoddp.process.frames import strip
+from autoddp.process.script import strip
 from autoddp.report import users_frame
 from autoddp.report.places import cell
 

@@ -37,7 +37,7 @@ _MACHINERY = tuple(
     _HERE + part
     for part in (
         *("training/", "effects/", "comm/", "patching/", "process/own_groups.py"),
-        "process/frames.py",
+        *("process/frames.py", "process/stacks.py", "process/warned.py"),
     )
 )
 _SESSION = "/IPython/core/interactiveshell.py"  # `open` in a notebook is a wrapper in this file

@@ -14,16 +14,16 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 from importlib.util import decode_source
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType, TracebackType
 
 from autoddp.comm.place import HERE
 from autoddp.errors import BadInput
-from autoddp.process.frames import strip
+from autoddp.process import stacks
 from autoddp.process.script_file import find_file, find_module
 from autoddp.process.source import SourceFacts, read
 
@@ -243,3 +243,31 @@ def _show(error: BaseException) -> int:
         print("\nOriginal exception was:", file=sys.stderr)
         sys.__excepthook__(type(error), error, error.__traceback__)
     return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+
+
+def strip(error: BaseException) -> None:
+    """Take autoddp's frames out of the tracebacks of an exception, its causes and contexts."""
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        current = pending.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        current.__traceback__ = _without_ours(current.__traceback__)
+        pending += [current.__cause__, current.__context__]
+        if isinstance(current, BaseExceptionGroup):
+            pending += current.exceptions
+
+
+def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
+    kept = [entry for _, entry in stacks.of_traceback(_entries)(traceback)]
+    for entry, following in zip(kept, [*kept, None][1:], strict=True):
+        entry.tb_next = following
+    return kept[0] if kept else None
+
+
+def _entries(traceback: TracebackType | None) -> Iterator[tuple[FrameType, TracebackType]]:
+    while traceback is not None:
+        yield traceback.tb_frame, traceback
+        traceback = traceback.tb_next

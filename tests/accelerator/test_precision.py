@@ -26,4 +26,4 @@ def test_a_compiled_model_with_batchnorm_and_dropout(tmp_path):
     assert want.code == 0, want.err
     got = jobs.ranks(path, tmp_path, SIMULATED_ALGORITHMS="1")
     same_run(want, got, 1e-9)
-    assert "OptimizedModule runs eagerly" in got.err
+    assert "Sequential runs eagerly" in got.err

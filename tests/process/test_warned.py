@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from tests.support.cli import fork_cli, run_python
@@ -38,6 +40,7 @@ for step in range(3):
     F.mse_loss(net(x), torch.zeros(6, 1))
     F.kl_div(net(x).log_softmax(1), torch.rand(6, 3))
     F.softmax(net(x))
+    nn.Softmax()(net(x))
     F.dropout2d(net(x))
     Warned()(net(x))
     torch.nonzero(net(x)).T.sum()
@@ -46,7 +49,7 @@ for step in range(3):
     float(net(x).mean())
     deprecated(step + 1)
     own()
-warnings.warn("from nowhere", stacklevel=2)
+deprecated(9)
 warnings.warn(UserWarning("as an object"), stacklevel=1)
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")
@@ -83,4 +86,21 @@ def test_a_warning_in_a_script_that_is_typed_is_shown(tmp_path):
     alone = run_python("-", cwd=tmp_path, stdin=script)
     ranks = fork_cli("run", "--nproc", "2", "-", cwd=tmp_path, stdin=script)
     assert "Using a target size" in alone.err
+    assert (ranks.rc, ranks.theirs) == (0, alone.err)
+
+
+def test_levels_below_one_and_prefixes(tmp_path):
+    more = ", skip_file_prefixes=(__file__,)" if sys.version_info >= (3, 12) else ""
+    path = tmp_path / "levels.py"
+    path.write_text(
+        "import warnings\n"
+        "warnings.filterwarnings('ignore', 'quiet', module='__main__')\n"
+        "for level in (-1, 0, 1, 2, 5):\n"
+        f"    (lambda: warnings.warn(f'level {{level}}', stacklevel=min(level, 2){more}))()\n"
+        "    warnings.warn(f'above {level}', stacklevel=level)\n"
+        "    warnings.warn('quiet', stacklevel=min(level, 1))\n"
+    )
+    alone = run_python(path, cwd=tmp_path)
+    ranks = fork_cli("run", "--nproc", "2", path, cwd=tmp_path)
+    assert alone.err.count("Warning") > 6
     assert (ranks.rc, ranks.theirs) == (0, alone.err)

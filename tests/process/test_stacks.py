@@ -1,4 +1,4 @@
-"""Tracebacks that a script prints or logs have none of our frames, and all of its own."""
+"""Stacks and tracebacks that a script prints have none of our frames, and all of its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s")
 
 class Shown(nn.Module):
     def forward(self, x):
-        raise RuntimeError("in forward")
+        own = [f.name for f in traceback.extract_stack() if f.filename == __file__]
+        print(traceback.format_stack()[0], own)
+        logging.warning("in forward", stack_info=True)
+        return x
 
 
 def told():
@@ -48,7 +51,6 @@ for (x,) in DataLoader(TensorDataset(torch.randn(12, 4)), 6):
         lambda: torch.save(net, "nowhere/net.pt"),
         lambda: open("nowhere"),
         told,
-        lambda: Shown()(x),
     ):
         try:
             act()
@@ -56,16 +58,19 @@ for (x,) in DataLoader(TensorDataset(torch.randn(12, 4)), 6):
             logging.exception("caught")
             names = [f.name for f in traceback.extract_tb(error.__traceback__)]
             print(traceback.format_exc().count("File"), names)
+    Shown()(x)
+    traceback.print_stack(file=sys.stdout)
+    print(len(traceback.extract_stack()))
 """
 
 
-@pytest.mark.parametrize("nproc", [2, 3])
-def test_tracebacks_are_those_of_one_process(nproc, tmp_path):
+@pytest.mark.parametrize("nproc", [1, 2, 3])
+def test_stacks_and_tracebacks_are_those_of_one_process(nproc, tmp_path):
     path = tmp_path / "traced.py"
     path.write_text(SCRIPT)
     alone = run_python(path, cwd=tmp_path)
     ranks = fork_cli("run", "--nproc", str(nproc), path, cwd=tmp_path)
-    assert alone.out.count("traced.py") > 20, alone.err
+    assert alone.out.count("traced.py") > 30, alone.err
     want, got = ([line.strip(" ^~") for line in done.out.splitlines()] for done in (alone, ranks))
     assert got == want
     assert (ranks.rc, ranks.theirs) == (0, "")
