@@ -13,6 +13,7 @@ import runpy
 import sys
 import tempfile
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -234,6 +235,10 @@ def _show(error: BaseException) -> int:
     try:
         sys.excepthook(type(error), error, error.__traceback__)
         HERE.raised = None
+        own = sys.__stderr__
+        if HERE.world and HERE.world.rank and own is not None and sys.stderr is not own:
+            # what a rank above 0 writes to a stream of the script's, nobody finds
+            traceback.print_exception(error, file=own)
     except SystemExit as ending:
         return _system_exit(ending)
     except BaseException as broken:

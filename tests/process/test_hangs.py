@@ -133,7 +133,7 @@ def test_an_exception_that_one_rank_catches(job):
     )
 
 
-def test_what_one_rank_alone_has_raised_is_said_where_its_traceback_waits_for_the_others(job):
+def test_what_one_rank_alone_has_raised_is_shown_where_the_script_has_its_own_stderr(job):
     done, _ = job(
         """
         if step == 0:
@@ -151,7 +151,7 @@ def test_what_one_rank_alone_has_raised_is_said_where_its_traceback_waits_for_th
         """
     )
     assert done.code == 1
-    assert "    its script has raised ValueError: only here\n" in done.err
+    assert "ValueError: only here\n" in done.err
 
 
 # ---- after a while
