@@ -31,6 +31,7 @@ from autoddp.torch_internals import (
     traced_whole,
     transform,
 )
+from autoddp.training.loading.generators import Generators
 from autoddp.view import Partial, ShardedTensor, full
 from autoddp.view.pending_sums import PendingSums
 from autoddp.view.redistribute import lend
@@ -60,9 +61,9 @@ class Compiler:
             made = self._library = torch.library.Library("autoddp", "DEF")
             for name in ("all_reduce", "all_gather"):
                 made.define(f"{name}(Tensor x, Tensor? after) -> Tensor")
-            kernel = "CompositeExplicitAutograd"
-            made.impl("all_reduce", lambda x, after: group.all_reduce(_dense(x)), kernel)
-            made.impl("all_gather", lambda x, after: group.all_gather(x), kernel)
+            impl = partial(made.impl, dispatch_key="CompositeExplicitAutograd")
+            impl("all_reduce", lambda x, after: group.all_reduce(_dense(x)))
+            impl("all_gather", lambda x, after: group.all_gather(x))
             fake = partial(torch.library.register_fake, lib=made)
             fake("autoddp::all_reduce", lambda x, after: _dense(x))
             fake("autoddp::all_gather", lambda x, after: x.new_empty((group.size, *x.shape)))
@@ -70,8 +71,7 @@ class Compiler:
 
     def options(self, given: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
         """Return inductor's settings for arguments of `torch.compile`, or why it is left out."""
-        backend = given.get("backend", "inductor")
-        if backend != "inductor":
+        if (backend := given.get("backend", "inductor")) != "inductor":
             return None, f"backend {backend!r}"
         settings = inductor_settings(given.get("mode")) | (given.get("options") or {})
         return settings | CUDA_GRAPHS, ""
@@ -148,10 +148,8 @@ class CompiledCall:
 
     def _whole(self, x: Any) -> Any:
         """Return what Dynamo is given for a leaf: of a sharded tensor the shape, not the values."""
-        if type(x) is Partial:
-            return x.full()
         if type(x) is not ShardedTensor:
-            return x
+            return full(x)
         made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
         self.inputs[id(made.requires_grad_(x.requires_grad))] = x
         return made
@@ -173,10 +171,12 @@ class CompiledCall:
     def _compile(self, graph: nn.Module, given: Sequence[Any]) -> Graph:
         """Compile a graph for inputs that are placed like these, on all ranks or on none."""
         made, error = LocalGraph(self.compiler, graph, given), ""
+        before = Generators()  # Dynamo puts back what compilers draw, too
         try:
             made.compile([_local(x) for x in given], self.settings)
         except Exception as raised:
             error = f"{raised}".partition("\n")[0] or type(raised).__name__
+        before.put_back()
         told = self.view.group.confer("torch.compile", json.dumps(error).encode())
         why = next(filter(None, json.loads(told)), "")
         if why:
@@ -184,8 +184,8 @@ class CompiledCall:
         return graph if why else made.run
 
     def _say(self, why: str) -> None:
-        text = f"{self.name} runs eagerly: torch.compile is left out, {why}"
-        self.view.report.say_once("compile", users_line(), text)
+        said = f"{self.name} runs eagerly: torch.compile is left out, {why}"
+        self.view.report.say_once("compile", users_line(), said)
 
 
 class LocalGraph(nn.Module):
@@ -193,7 +193,7 @@ class LocalGraph(nn.Module):
 
     def __init__(self, compiler: Compiler, graph: nn.Module, given: Sequence[Any]) -> None:
         super().__init__()
-        self.view, self.graph = compiler.view, graph.forward
+        self.view, self.whole = compiler.view, graph.forward
         self.specs = [x.spec if type(x) is ShardedTensor else None for x in given]
         self.made: list[Callable[[Iterator[Any]], Any]] = []  # of results, from local ones
         self.group = TracedGroup(self.view.group, compiler.operators())
@@ -210,7 +210,7 @@ class LocalGraph(nn.Module):
         """Run the graph by the rules on local tensors; the compiler traces this."""
         args = [x if s is None else wrap(x, s) for x, s in zip(given, self.specs, strict=True)]
         self.group.last.clear()  # of the trace before
-        out = self.graph(*args)
+        out = self.whole(*args)
         self.made, found = [], []
         for x in out:
             if type(x) is ShardedTensor:
