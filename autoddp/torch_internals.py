@@ -228,9 +228,11 @@ def traced_whole(function: Callable[..., Any], backend: Callable[..., Any]) -> C
 
 def inductor_settings(mode: str | None) -> dict[str, Any]:
     """Return inductor's settings for a mode of `torch.compile`."""
+    if mode in (None, "default"):
+        return {}
     from torch._inductor import list_mode_options
 
-    return {} if mode in (None, "default") else list_mode_options(mode)
+    return list_mode_options(mode)
 
 
 def compiled_by_inductor(

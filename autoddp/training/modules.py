@@ -39,11 +39,10 @@ class Modules(WholeCalls):
         self.entry = ModuleEntry(run.view)
         self.compiler = Compiler(run.view)
         self.calls: WeakKeyDictionary[nn.Module, CompiledCall] = WeakKeyDictionary()
-        self.given: WeakKeyDictionary[nn.Module, dict[str, Any]] = WeakKeyDictionary()
 
     def setup(self, undo: ExitStack) -> None:
         """Have the compiler's operators removed at the end."""
-        undo.callback(self.compiler.close)
+        undo.callback(self.compiler.operators.close)
 
     @patch(
         "torch.nn:Module.__call__",
@@ -97,12 +96,11 @@ class Modules(WholeCalls):
     def compiled(self, module: nn.Module) -> Callable[..., Any]:
         """Return what calls a compiled module."""
         found = self.calls.get(module)
-        if found is None:
+        if found is None:  # compiled before the patches were there, or a copy
             original = module._modules.get("_orig_mod")
-            name = type(module if original is None else original).__name__
             call = module._call_impl if original is None else original
-            given = self.given.get(module, {})
-            found = self.calls[module] = self.compiler.compiled(call, name, given)
+            name = type(module if original is None else original).__name__
+            found = self.calls[module] = self.compiler.compiled(call, name, {})
         return lambda _, *args, **kwargs: found(*args, **kwargs)
 
     @patch("torch.autograd:Function.apply", why=f"a custom autograd function: {FULL}", hot=True)

@@ -18,7 +18,7 @@ from autoddp.view import Partial, ShardedTensor, full
 if TYPE_CHECKING:
     from weakref import WeakKeyDictionary
 
-    from autoddp.training.compiled import Compiler
+    from autoddp.training.compiled import CompiledCall, Compiler
     from autoddp.view.state import View
 
 FULL = "it sees the whole batch, as Python does not ask __torch_function__ there"
@@ -30,7 +30,7 @@ class WholeCalls(Feature):
 
     view: View
     compiler: Compiler
-    given: WeakKeyDictionary[nn.Module, dict[str, Any]]
+    calls: WeakKeyDictionary[nn.Module, CompiledCall]  # of compiled modules
 
     @patch("torch:compile", why="a graph is compiled for the rows of each rank")
     def compile(self, call: Call) -> Any:
@@ -46,11 +46,11 @@ class WholeCalls(Feature):
     def _compiled(self, plain: Callable[..., Any], model: Any, given: dict[str, Any]) -> Any:
         if isinstance(model, nn.Module):
             made = plain(model, **given)
-            self.given[made] = given
+            self.calls[made] = self.compiler.compiled(model, type(model).__name__, given)
             return made
         owner = getattr(model, "__self__", None)
         if isinstance(owner, nn.Module) and model == owner._call_impl:  # module.compile()
-            self.given[owner] = given
+            self.calls[owner] = self.compiler.compiled(model, type(owner).__name__, given)
             return plain(model, **given)
         name = getattr(model, "__name__", type(model).__name__)
         found = self.compiler.compiled(model, name, given)

@@ -7,6 +7,7 @@ work alike, and taking it twice changes nothing.
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from typing import Any
 
@@ -14,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
-from autoddp.comm.accelerator import CPU
 from autoddp.view.shard_sizes import ShardSizes
 
 
@@ -40,7 +40,8 @@ def agreed_order(local: Tensor, sizes: ShardSizes) -> list[int]:
     order = order_of(local)
     if sizes.smallest > 1 or local.dim() < 2:
         return order
-    return [int(k) for k in sizes.view.group.all_gather(torch.tensor(order, device=CPU))[0]]
+    found = sizes.view.group.confer("order of dimensions", json.dumps(order).encode())
+    return list(json.loads(found)[0])
 
 
 def all_rows(local: Tensor, sizes: ShardSizes, dim: int) -> Tensor:

@@ -27,7 +27,7 @@ x = torch.randn(33, 20)
 loader = DataLoader(TensorDataset(x, x[:, :4].argmax(1)), batch_size=12, shuffle=True)
 
 
-def train(model, net):
+def train(model, net, loader=loader):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for a, b in loader:
         loss = F.cross_entropy(model(a), b)
@@ -46,7 +46,49 @@ train(net, net)
 body = nn.Sequential(nn.Linear(20, 8), nn.ReLU())
 parted = nn.Sequential(torch.compile(body), nn.Linear(8, 4))
 train(parted, parted)
+
+
+class Drops(nn.Sequential):
+    def forward(self, x):
+        if x.size(1) != 20:
+            raise ValueError("refused")
+        return super().forward(x)
+
+
+drops = Drops(nn.Linear(20, 8), nn.Dropout(0.4), nn.Linear(8, 4))
+model = torch.compile(drops)
+for size in (16, 31):  # the last batch has 1 row, and 2
+    train(model, drops, DataLoader(loader.dataset, size))
 print(torch.rand(1).item())
+
+
+class Scales(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(20, 4)
+
+    def forward(self, x, weight):
+        x.mul_(2)
+        return self.out(x) + F.linear(x, weight).mean()
+
+
+scales, maker = Scales(), nn.Linear(1, 80)
+scaled = torch.compile(scales)
+optimizer = torch.optim.SGD([*scales.parameters(), *maker.parameters()], lr=0.1)
+for a, b in loader:
+    before = a.numpy().sum()  # the batch is gathered, and its memory is the script's
+    weight = maker(torch.ones(1)).view(4, 20)  # no leaf
+    loss = F.cross_entropy(scaled(a, weight), b) + weight.square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(before, a.numpy().sum(), loss.item(), maker.weight.grad.sum().item())
+model.eval()  # after an error one process may go on eagerly, with other masks
+try:
+    model(torch.randn(6, 21))
+except ValueError as error:
+    print(error)
+print(model(x).sum().item())
 """
 SPEAKS = """
 class Speaks(nn.Module):

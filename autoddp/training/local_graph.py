@@ -1,0 +1,148 @@
+"""A graph of the whole batch, traced by the rules and compiled for this rank's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from autoddp.torch_internals import compiled_by_inductor, in_backward
+from autoddp.view import Partial, ShardedTensor, full
+from autoddp.view.pending_sums import PendingSums
+from autoddp.view.redistribute import lend
+from autoddp.view.sharded_tensor import wrap
+from autoddp.view.state import View
+
+
+class Operators:
+    """The collectives that compiled graphs call, as operators; `after` orders them in a graph."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+        self._library: Any = None
+
+    def close(self) -> None:
+        """Remove the operators from torch's registry."""
+        self._library = None
+
+    def made(self) -> Any:
+        """Return the namespace of the operators."""
+        if self._library is None:
+            group = self.group
+            made = self._library = torch.library.Library("autoddp", "DEF")
+            for name in ("all_reduce", "all_gather"):
+                made.define(f"{name}(Tensor x, Tensor? after) -> Tensor")
+            impl = partial(made.impl, dispatch_key="CompositeExplicitAutograd")
+            impl("all_reduce", lambda x, after: group.all_reduce(_dense(x)))
+            impl("all_gather", lambda x, after: group.all_gather(x))
+            fake = partial(torch.library.register_fake, lib=made)
+            fake("autoddp::all_reduce", lambda x, after: _dense(x))
+            fake("autoddp::all_gather", lambda x, after: x.new_empty((group.size, *x.shape)))
+        return torch.ops.autoddp
+
+
+class LocalGraph(nn.Module):
+    """A graph of the whole batch, as a module that computes this rank's rows of it."""
+
+    def __init__(self, view: View, operators: Operators, graph: nn.Module, given: Any) -> None:
+        super().__init__()
+        self.view, self.whole = view, graph.forward
+        self.specs = [x.spec if type(x) is ShardedTensor else None for x in given]
+        self.made: list[Callable[[Iterator[Any]], Any]] = []  # of results, from local ones
+        self.group = TracedGroup(view.group, operators.made())
+        self.compiled: Any = None
+
+    def compile(self, example: list[Any], settings: dict[str, Any]) -> None:
+        """Have inductor compile it."""
+        with self._traced():
+            self.compiled = compiled_by_inductor(
+                self, example, settings, self.view.context.internal
+            )
+
+    def forward(self, *given: Any) -> tuple[Any, ...]:
+        """Run the graph by the rules on local tensors; the compiler traces this."""
+        args = [x if s is None else wrap(x, s) for x, s in zip(given, self.specs, strict=True)]
+        self.group.last.clear()  # of the trace before
+        out = self.whole(*args)
+        self.made, found = [], []
+        for x in out:
+            if type(x) is ShardedTensor:
+                self.made.append(partial(_sharded, x.spec))
+                found.append(x._local)
+            elif type(x) is Partial and x.unread:
+                part = x._part
+                self.made.append(partial(_partial, self.view, x.declared, part.count, x.node))
+                found += [x.local, part.local]
+            else:
+                self.made.append(next)
+                found.append(full(x))
+        return tuple(found)
+
+    def run(self, *given: Any) -> list[Any]:
+        """Call the compiled graph with inputs of the whole graph, and return its results."""
+        held = [(x, x.local._version) for x in given if type(x) is ShardedTensor]
+        group = self.view.group
+        out = iter(self.compiled(*(lend(local(x), group) for x in given)))
+        for x, version in held:
+            if x._local._version != version:
+                x.refresh()
+        return [make(out) for make in self.made]
+
+    @contextmanager
+    def _traced(self) -> Iterator[None]:
+        view: Any = self.view
+        before = view.group, view.pending
+        view.group, view.tracing = self.group, True
+        view.pending = PendingSums(view.group)
+        try:
+            yield
+        finally:
+            view.tracing = False
+            view.group, view.pending = before
+
+
+class TracedGroup:
+    """The collectives of a `Group`, as operators in a graph that keep their order on all ranks."""
+
+    def __init__(self, group: Any, operators: Any) -> None:
+        self.rank, self.size, self.operators = group.rank, group.size, operators
+        self.confer = group.confer  # of what a trace depends on: while all ranks compile
+        self.last: dict[bool, Tensor] = {}  # the latest result, in the forward and the backward
+
+    def all_reduce(self, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
+        """Return the sum over all ranks; `x` stays as it is."""
+        if op != dist.ReduceOp.SUM:
+            raise NotImplementedError(f"a reduction by {op}")
+        return self._ordered(self.operators.all_reduce, x)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """Gather the ranks' tensors, stacked along a new first dimension."""
+        return self._ordered(self.operators.all_gather, x)
+
+    def _ordered(self, operator: Any, x: Tensor) -> Tensor:
+        backward = in_backward()
+        self.last[backward] = found = operator(x, self.last.get(backward))
+        return found
+
+
+def _dense(x: Tensor) -> Tensor:
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def _sharded(spec: Any, out: Iterator[Any]) -> ShardedTensor:
+    return wrap(next(out), spec)
+
+
+def _partial(view: View, dtype: Any, count: int, node: str, out: Iterator[Any]) -> Partial:
+    local = next(out)
+    return Partial(local, view, dtype, view.pending.add(next(out), count), node)
+
+
+def local(x: Any) -> Any:
+    """Return this rank's rows of a sharded tensor; all else as it is."""
+    return x.local if type(x) is ShardedTensor else x
