@@ -87,7 +87,8 @@ class LocalGraph(nn.Module):
         """Call the compiled graph with inputs of the whole graph, and return its results."""
         held = [(x, x.local._version) for x in given if type(x) is ShardedTensor]
         group = self.view.group
-        out = iter(self.compiled(*(lend(local(x), group) for x in given)))
+        lent = (x.local if type(x) is ShardedTensor else lend(x, group) for x in given)
+        out = iter(self.compiled(*lent))
         for x, version in held:
             if x._local._version != version:
                 x.refresh()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from autoddp.report import users_line
+from autoddp.torch_internals import FunctionalTensor
 from autoddp.view.redistribute import all_rows, part
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def shows(out: Any, whole: Tensor, name: str) -> bool:
     if isinstance(out, (list, tuple)):
         return any(shows(o, whole, name) for o in out[:1])  # the parts of a batch are all alike
     if isinstance(out, Tensor) and out.layout is torch.strided:
-        return out.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+        return memory_of(out) == memory_of(whole)
     return not isinstance(out, Tensor) and name in RAW
 
 
@@ -183,8 +184,11 @@ def as_made(x: Tensor) -> Iterator[None]:
 
 
 def memory_of(x: Tensor) -> int | None:
-    """Return where the memory lies that `x` shares with its views, None for other layouts."""
-    return x.untyped_storage().data_ptr() if x.layout is torch.strided else None
+    """Return what tells the memory that `x` shares with its views, None for other layouts."""
+    if x.layout is not torch.strided:
+        return None
+    storage: Any = x.untyped_storage()  # in a compiler's trace it has no address
+    return storage._cdata if isinstance(x, FunctionalTensor) else storage.data_ptr()
 
 
 def take(rows: Tensor, new: Tensor) -> None:

@@ -16,17 +16,22 @@ class Meeting:
     """Where the ranks put what they have, and find what all have."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.given = size, [torch.empty(0)] * size
+        self.size, self.given = size, [None] * size
         self.barrier = threading.Barrier(size, timeout=240)
 
-    def meet(self, rank: int, x: Tensor) -> list[Tensor]:
-        """The ranks' tensors, in rank order; those that differ in shape or dtype are an error."""
-        self.given[rank] = x.detach().clone(memory_format=torch.contiguous_format)
+    def meet(self, rank: int, mine: Any) -> list[Any]:
+        """What the ranks give, in rank order."""
+        self.given[rank] = mine
         self.barrier.wait()
         all_of_them = list(self.given)
         self.barrier.wait()
-        assert len({(tuple(y.shape), y.dtype) for y in all_of_them}) == 1, all_of_them
         return all_of_them
+
+    def tensors(self, rank: int, x: Tensor) -> list[Tensor]:
+        """The ranks' tensors, in rank order; those that differ in shape or dtype are an error."""
+        alike = self.meet(rank, x.detach().clone(memory_format=torch.contiguous_format))
+        assert len({(tuple(y.shape), y.dtype) for y in alike}) == 1, alike
+        return alike
 
 
 class Together:
@@ -38,11 +43,15 @@ class Together:
 
     def all_gather(self, x: Tensor) -> Tensor:
         """Stacked along a new first dimension."""
-        return torch.stack(self.meeting.meet(self.rank, x))
+        return torch.stack(self.meeting.tensors(self.rank, x))
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Summed in place."""
-        return x.copy_(sum(self.meeting.meet(self.rank, x)))  # type: ignore[arg-type]
+        return x.copy_(sum(self.meeting.tensors(self.rank, x)))  # type: ignore[arg-type]
+
+    def confer(self, what: str, body: bytes) -> bytes:
+        """Each rank's JSON text, in one JSON list."""
+        return b"[" + b",".join(self.meeting.meet(self.rank, body)) + b"]"
 
 
 def run_threads(fn: Callable[..., Any], size: int, *args: Any) -> list[Any]:

@@ -114,6 +114,7 @@ COPIES = ("diag_embed", "repeat", "tile")  # the others give views
     *("unsqueeze", "select", "narrow", "unbind", "split", "chunk", "tensor_split", "unsafe_chunk"),
     *("split_with_sizes", "diagonal", "diag_embed", "unfold", "repeat", "tile"),
 )
+@rule(torch.ops.aten.numpy_T, torch.ops.aten.mT)  # as Dynamo writes these attributes
 @attribute_rule("T", "mT")
 def moved(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Move, take or repeat along other dimensions; the batch's is found where its size shows."""
