@@ -70,7 +70,7 @@ class Scales(nn.Module):
 
     def forward(self, x, weight):
         x.mul_(2)
-        return self.out(x) + F.linear(x, weight).mean()
+        return self.out(x) + F.linear(x, weight)
 
 
 scales, maker = Scales(), nn.Linear(1, 80)
