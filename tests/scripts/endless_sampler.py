@@ -1,4 +1,4 @@
-"""Batches without end, by a batch sampler that has no length, as DomainBed's; with and without a worker."""
+"""Batches without end, by a batch sampler that has no length, as DomainBed's; and draws between them; with and without workers."""
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -16,12 +16,14 @@ class Endless(Sampler):
 
     def __iter__(self):
         while True:
-            yield from self.batches
+            for batch in self.batches:
+                torch.rand(())
+                yield batch
 
 
 net = nn.Linear(20, 4)
 optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
-for workers in (0, 1):
+for workers in (0, 2):
     inner = BatchSampler(RandomSampler(data, replacement=True), 8, drop_last=True)
     endless = iter(DataLoader(data, num_workers=workers, batch_sampler=Endless(inner)))
     for _ in range(9):
@@ -30,4 +32,4 @@ for workers in (0, 1):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        print(workers, loss.item())
+        print(workers, loss.item(), torch.rand(()).item())

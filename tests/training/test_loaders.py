@@ -581,17 +581,15 @@ def test_our_sampler_is_a_distributed_sampler_told_of_each_epoch():
     assert on_ranks(script, 2) == [(True, True, True)] * 2
 
 
-def test_workers_are_shared_out_over_the_ranks_of_the_node():
+def test_workers_are_divided_over_the_ranks_and_request_as_many_batches_ahead():
     def script(run):
-        loader = batches(9, 4, num_workers=3)
-        own = DataLoader(rows(9), 4, sampler=DrawsBetween(9), num_workers=3)
-        stream = DataLoader(Stream(), 4, num_workers=3)
-        found = [iter(each)._num_workers for each in (loader, own, stream)]
-        return found, [each.num_workers for each in (loader, own, stream)]
+        loader = batches(9, 4, num_workers=4)
+        own = DataLoader(rows(9), 4, sampler=DrawsBetween(9), num_workers=4)
+        found = [(i._num_workers, i._prefetch_factor) for i in map(iter, (loader, own))]
+        return found, loader.num_workers, loader.prefetch_factor
 
-    cores = len(os.sched_getaffinity(0))
-    mine = min(3, max(2, cores // 2))
-    assert on_ranks(script, 2) == [([mine, 3, 3], [3, 3, 3])] * 2
+    workers = 4 if len(os.sched_getaffinity(0)) > 5 else 2
+    assert on_ranks(script, 2) == [([(workers, 8 // workers)] * 2, 4, 2)] * 2
 
 
 def augmented():

@@ -13,13 +13,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import DistributedSampler
 
 from autoddp.comm import accelerator
 from autoddp.comm.context import Code
@@ -31,8 +25,6 @@ if TYPE_CHECKING:
     from autoddp.effects.run import Run
 
 APART = 7919  # what the seeds of two neighbouring ranks differ by
-# Samplers of torch that draw nothing between two batches.
-TORCHS = (RandomSampler, SequentialSampler, WeightedRandomSampler)
 
 
 class RowSampler(DistributedSampler[Any]):
@@ -229,16 +221,21 @@ class Fetching:
 
     @contextmanager
     def _fewer_workers(self, loader: Any) -> Iterator[None]:
-        """Divide the workers over the node's ranks, unless the sampler may draw between batches."""
-        batches, before = loader.batch_sampler, loader.num_workers
-        known = type(batches) is BatchSampler and type(batches.sampler) in TORCHS
-        if known and before:
+        """Divide the workers over the node's ranks.
+
+        As many batches are requested ahead as in one process, since a sampler may draw random
+        numbers between two batches.
+        """
+        before, ahead = loader.num_workers, loader.prefetch_factor
+        if before:
             ranks, cores = self.run.world.local_world_size, len(os.sched_getaffinity(0))
-            loader.num_workers = min(before, max(-(-before // ranks), cores // ranks))
+            least = min(before, max(-(-before // ranks), cores // ranks))
+            workers = next(n for n in range(least, before + 1) if before % n == 0)
+            loader.num_workers, loader.prefetch_factor = workers, ahead * before // workers
         try:
             yield
         finally:
-            loader.num_workers = before
+            loader.num_workers, loader.prefetch_factor = before, ahead
 
     @contextmanager
     def _own_seeds(self, loader: Any) -> Iterator[None]:
