@@ -119,39 +119,6 @@ def test_install_and_undo_are_exact(fake, target):
         assert slots(fake) == before
 
 
-def test_a_hot_patch_is_a_plain_function(fake):
-    class Hot(Feature):
-        name = "hot"
-
-        @patch("fake_target:Base.method", why="it is called often", hot=True)
-        def quick(self, original):
-            def method(self, x):
-                return ("hot", original(self, x))
-
-            return method
-
-    slot = vars(fake.Base)["method"]
-    with Installation([Hot()]):
-        assert type(vars(fake.Base)["method"]) is type(slot)
-        assert fake.Child().method(1) == ("hot", ("Child", 1))
-    assert vars(fake.Base)["method"] is slot
-
-
-def test_a_type_written_in_c():
-    class Mine(Feature):
-        name = "mine"
-
-        @patch("builtins:complex.conjugate", why="it refuses setattr")
-        def conjugate(self, call):
-            return "conjugated"
-
-    slot = vars(complex)["conjugate"]
-    with Installation([Mine()]):
-        assert (1j).conjugate() == "conjugated"
-    assert (1j).conjugate() == -1j
-    assert vars(complex)["conjugate"] is slot
-
-
 def test_what_is_imported_later_is_patched_then(tmp_path, monkeypatch):
     (tmp_path / "fake_target.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
