@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from autoddp import launch
 from autoddp.comm.world import World, hide
-from autoddp.process import network
 from tests.support.fuzz import NUMERALS, WORDS, examples, number, refusal
 
 pytestmark = pytest.mark.slow
@@ -116,19 +115,3 @@ def _has_labels(host):
         return bool(host.encode("idna"))
     except UnicodeError:
         return False
-
-
-@examples(60)
-@given(HOSTS | WORDS)
-def test_an_address_that_is_none_is_refused(host):
-    if host.isascii() and host.replace("-", "").replace(".", "").isalnum() and host[:1].isalpha():
-        host += ".invalid"  # no questions about others' machines
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(network.socket, "getaddrinfo", _lookup)
-        _, said = refusal(lambda: network.resolve(host))
-    assert said is None or "--master-addr" in said
-
-
-def _lookup(host, port):
-    """Python's own encoding of a name, of which the errors come; no question goes out."""
-    host.encode("idna")

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from autoddp.process.features import FEATURES
 from tests import pages, recording
 from tests.support import messages
 from tests.support.cli import ROOT, environ
@@ -37,10 +36,6 @@ WIDEST, LONGEST, WORDS = 100, 100, 12_000
 def test_generated_files_are_up_to_date(name):
     """`python -m tests.pages` writes them."""
     assert (pages.DOCS / name).read_text() == pages.made()[name]
-
-
-def test_every_feature_describes_the_effect_of_leaving_it_out():
-    assert all(feature.without for feature in FEATURES)
 
 
 def test_messages_of_the_pages_are_in_the_code():

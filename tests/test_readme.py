@@ -263,44 +263,6 @@ def test_set_up_is_what_ci_runs():
     )
 
 
-ENDINGS = {
-    "passed": ("12 passed, 3 skipped in 61.03s (0:01:01)", 0, 0),
-    "failed": ("2 failed, 10 passed in 3.21s", 1, 1),
-    "all skipped": ("15 skipped in 0.51s", 0, 1),
-    "none found": ("no tests ran in 0.01s", 5, 1),
-    "killed": ("", 137, 1),
-}
-
-
-@pytest.mark.parametrize(("closing", "code", "wanted"), ENDINGS.values(), ids=ENDINGS)
-def test_ci_tells_how_the_tests_ended(closing, code, wanted, tmp_path):
-    """With stand-ins for what it calls, as the real things take minutes: they are run by itself."""
-    tools = {
-        "python3": 'mkdir -p "$3/bin"; touch "$3/bin/activate"',
-        "pip": "",
-        "ruff": "",
-        "mypy": "",
-    }
-    tools |= {"sbatch": "", "mpirun": ""}  # nothing is to be installed
-    tools["pytest"] = f"echo ....; echo '{closing}'; echo a warning >&2; exit {code}"
-    for name, text in tools.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    (tmp_path / ".ci").mkdir()
-    shutil.copy(CI, tmp_path / ".ci" / "run")
-    done = subprocess.run(
-        [tmp_path / ".ci" / "run"],
-        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=False,
-    )
-    assert bool(done.returncode) == bool(wanted), done.stderr
-    assert done.stdout.splitlines()[-1] == (closing or "pytest did not come to its end")
-    assert not list(tmp_path.glob("tmp.*")), "its environment is left behind"
-
-
 def test_every_option_that_is_named_exists():
     features = {feature.name for feature in FEATURES}
     every = typer.main.get_command(cli.app).commands.values()

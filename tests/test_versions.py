@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import platform
 import re
-import sys
 import tomllib
 from pathlib import Path
 
@@ -14,9 +12,6 @@ from autoddp.cli import tested
 from tests import versions
 from tests.support.cli import ROOT, fork_cli
 from tests.versions import Result
-
-REPORT = """<?xml version="1.0"?><testsuites>
-<testsuite name="pytest" errors="1" failures="2" skipped="3" tests="10" time="4.5"/></testsuites>"""
 
 
 @pytest.fixture(scope="module")
@@ -38,38 +33,6 @@ def test_pages_name_the_oldest_versions(name):
     (python,) = re.findall(r"Python ([\d.]+) or later", text)
     (torch,) = re.findall(r"torch ([\d.]+) or later", text)
     assert (python, torch) == (tested.PYTHON[0], tested.TORCH[0])
-
-
-def test_by_default_every_torch_runs_once_and_its_ends_on_every_python():
-    found = versions.pairs(("2.6", "2.7", "2.8"), ("3.11", "3.12"), chosen=False)
-    assert found == [
-        *(("2.6", "3.11"), ("2.6", "3.12"), ("2.7", "3.11")),
-        *(("2.8", "3.11"), ("2.8", "3.12")),
-    ]
-    assert len(versions.pairs(("2.6", "2.7", "2.8"), ("3.11", "3.12"), chosen=True)) == 6
-
-
-def test_this_python_is_found_and_one_that_is_not_there_is_not():
-    here = ".".join(platform.python_version_tuple()[:2])
-    assert versions.interpreter(here) == sys.executable
-    assert versions.interpreter("3.1") is None
-
-
-def test_what_pytest_counts_is_read():
-    assert versions.counted(REPORT) == (4, 3, 3)
-
-
-def test_the_table_has_a_line_for_each_torch_and_a_column_for_each_python():
-    results = {
-        ("2.6", "3.11"): Result(4, 3, 2, 60.4),
-        ("2.7", "3.12"): Result(why="not run: no Python 3.12 here", ran=False),
-    }
-    assert versions.table(results).splitlines() == [
-        "| torch | Python 3.11 | Python 3.12 |",
-        "| --- | --- | --- |",
-        "| 2.6 | 4 passed, 3 failed, 2 skipped, 60 s |  |",
-        "| 2.7 |  | not run: no Python 3.12 here |",
-    ]
 
 
 @pytest.mark.parametrize(("failed", "ran", "code"), [(0, True, 0), (1, True, 1), (0, False, 1)])

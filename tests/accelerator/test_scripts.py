@@ -20,7 +20,7 @@ CHOSEN = (
 ON_THREE = ("dropout_mlp",)
 EVERYTHING = (  # whatever they make is moved, not models and batches alone
     *(
-        "accumulate_masked",
+        "accumulate_short_last",
         "batch_types",
         "char_rnn_time_first",
         "detection",
@@ -28,26 +28,24 @@ EVERYTHING = (  # whatever they make is moved, not models and batches alone
         "gpt_returns_loss",
     ),
     *(
-        "gradient_penalty_on_default_device",
         "infonce",
         "layouts_and_modes",
         "lbfgs",
-        "list_of_batches",
+        "iterators",
     ),
     "wgan_gp",
 )
 BY_HAND = "its author would have to say where each of its tensors is, by hand"
 NOT_HERE: dict[str, str] = dict.fromkeys(
     (
-        *("attributions", "data_and_outputs", "data_assigned", "functions_with_modules"),
+        *("data_and_outputs", "data_assigned", "functions_with_modules"),
         *("compiled_parts", "complex_weights", "cut_by_hand", "dict_batches", "gcn_whole_graph"),
-        *("hard_mining", "interop", "mixture_of_experts", "numpy_round_trip", "own_collate"),
-        *("own_collate_padded", "raw_tensors", "reinforce", "sequence_losses", "shape_maths"),
-        *("sklearn_metrics", "stateful_rnn"),
+        *("interop", "mixture_of_experts", "mixup_fgsm", "own_collate", "raw_tensors"),
+        *("reinforce", "sequence_losses", "shape_maths", "stateful_rnn"),
     ),
     BY_HAND,
 ) | {
-    "data_parallel": "torch scatters to CUDA alone",
+    "partial_calls": "torch scatters to CUDA alone",
     "programs": "it prints its environment, where the variable of its device is",
     "sparse_embedding": "this device has no sparse tensors",
 }

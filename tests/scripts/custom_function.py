@@ -1,44 +1,57 @@
-"""autograd functions of one's own: a straight-through estimator, and a loss."""
+"""autograd functions of the script's own: by elements, for a loss, drawing, mixing rows forward, or backward alone."""
+
+from __future__ import annotations
+
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.autograd import Function
 from torch.utils.data import DataLoader, TensorDataset
 
 torch.set_default_dtype(torch.float64)
 torch.manual_seed(0)
 
 
-class Sign(torch.autograd.Function):
+class Swish(Function):
     @staticmethod
-    def forward(ctx, x):
+    def forward(ctx, x, beta):
         ctx.save_for_backward(x)
-        return x.sign()
+        ctx.beta = beta
+        return x * torch.sigmoid(beta * x)
 
     @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        return grad * (x.abs() <= 1)
+    def backward(ctx, g):
+        return g * torch.sigmoid(ctx.beta * ctx.saved_tensors[0]), None
 
 
-class MeanSquare(torch.autograd.Function):
+class Mix(Function):
     @staticmethod
-    def forward(ctx, x, y):
-        ctx.save_for_backward(x, y)
-        return ((x - y) ** 2).mean()
+    def forward(ctx, h):
+        ctx.save_for_backward(h)
+        return h + 0.1 * h.flip(0) * h.sum(0)
 
     @staticmethod
-    def backward(ctx, grad):
-        x, y = ctx.saved_tensors
-        return grad * 2 * (x - y) / x.numel(), None
+    def backward(ctx, g):
+        (h,) = ctx.saved_tensors
+        return g + 0.1 * ((g * h.flip(0)).sum(0) + (g * h.sum(0)).flip(0))
 
 
-x = torch.randn(60, 20)
-loader = DataLoader(TensorDataset(x, x[:, :4]), batch_size=16, shuffle=True)
-net = nn.ModuleList([nn.Linear(20, 16), nn.Linear(16, 4)])
-optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in loader:
-    loss = MeanSquare.apply(net[1](Sign.apply(net[0](x))), y)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    print(loss.item(), net[0].weight.grad.norm().item())
-torch.save(net.state_dict(), "net.pt")
+class Centre(Function):
+    forward, on = staticmethod(lambda ctx, x: x.clone()), False
+    backward = staticmethod(lambda ctx, g: g - g.mean(0) if Centre.on else g * 2)
+
+
+class Shake(Function):
+    forward = staticmethod(lambda ctx, x: x * x.new(x.size(0), 1).uniform_())
+    backward = staticmethod(lambda ctx, g: g * g.new(g.size(0), 1).uniform_())
+
+
+KINDS = {"swish": lambda h: Swish.apply(h, 1.5), "mix": Mix.apply, "centre": Centre.apply, "shake": Shake.apply}
+for name, kind in KINDS.items():
+    net = nn.ModuleList([nn.Linear(4, 8), nn.Linear(8, 3)])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step, (x, y) in enumerate(DataLoader(TensorDataset(torch.randn(33, 4), torch.arange(33) % 3), 6, shuffle=True)):
+        Centre.on = step > 2
+        loss = F.cross_entropy(net[1](kind(net[0](x))), y)
+        optimizer.zero_grad(), loss.backward(), optimizer.step()
+        print(name, loss.item(), net[0].weight.grad.norm().item(), torch.rand(()).item())

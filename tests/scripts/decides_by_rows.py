@@ -1,4 +1,9 @@
-"""A forward that goes another way where its batch has more rows, or not an even number of them."""
+"""A forward that goes another way by the number of rows: as it is, as a float, in words, by its parity."""
+
+from __future__ import annotations
+
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -11,7 +16,7 @@ torch.manual_seed(0)
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.inner, self.head, self.most = nn.Linear(6, 8), nn.Linear(8, 3), 0
+        self.inner, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
 
     def forward(self, x):
         h = self.inner(x).tanh()
@@ -21,7 +26,12 @@ class Net(nn.Module):
         if len(x) % 2 == 0 and width > 4:
             pairs = h.view(batch // 2, 2, width)
             h = (pairs - pairs.mean(1, keepdim=True)).view(batch, width)
-        return self.head(h)
+        if float(x.shape[0]) / 10 > 1.1:
+            h = h * 3
+        if f"{len(x)}".endswith("5") or str(tuple(h.shape)) == "(4, 8)":
+            h = h.flip(0)
+        h = h / math.sqrt(x.numel()) * torch.tensor(float(len(h))).log1p()
+        return self.head(h) * (1 + torch.arange(h.size(0))[:, None] / h.size(0))
 
 
 net = Net()

@@ -1,5 +1,6 @@
-"""An average of the weights, kept in a deepcopy of the model and saved beside it."""
+"""An average of the weights in a deepcopy of the model, saved with it; the model pickled and loaded."""
 import copy
+import pickle
 
 import torch
 import torch.nn.functional as F
@@ -28,3 +29,5 @@ later = copy.deepcopy(net)
 print(type(later) is type(net), later[0].weight.grad is None, later(torch.ones(2, 20)).sum().item())
 torch.save({"net": net.state_dict(), "ema": ema.state_dict()}, "both.pt")
 torch.save(net, "whole_model.pt")
+for again in pickle.loads(pickle.dumps(net)), torch.load("whole_model.pt", weights_only=False):
+    print(type(again) is type(net), list(again.state_dict()), again(x).sum().item())

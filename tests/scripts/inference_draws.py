@@ -5,11 +5,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 torch.set_default_dtype(torch.float64)
+torch.use_deterministic_algorithms(True)  # empty memory is filled
 torch.manual_seed(0)
 
 
 class Noisy(nn.Module):
     def forward(self, x):
+        x = torch.normal(x, x.abs()) + torch.bernoulli(x.sigmoid()) + torch.normal(0.5, x.exp())
         return F.gumbel_softmax(x + 0.1 * torch.randn_like(x), dim=-1)
 
 

@@ -1,4 +1,4 @@
-"""Training through methods and parts of the model, never through model(x)."""
+"""Training through methods and parts of the model, never through model(x); then through nn.DataParallel."""
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -33,4 +33,15 @@ for epoch in range(2):
         loss.backward()
         optimizer.step()
         print(loss.item(), z.std().item(), F.linear(x, model.decoder.weight.t()).mean().item())
-torch.save(model.state_dict(), "model.pt")
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+wrapped = nn.DataParallel(nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 4))).to(device)
+optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+for (x,) in loader:
+    x = x.to(device)
+    loss = F.cross_entropy(wrapped(x), x[:, :4].argmax(1)) + 0.1 * wrapped.module(x).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(loss.item())
+print(list(wrapped.state_dict()))
+torch.save([model.state_dict(), wrapped.module.state_dict()], "model.pt")

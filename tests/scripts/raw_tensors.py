@@ -1,6 +1,7 @@
-"""Weights that are plain tensors with requires_grad; updated by hand, then by an optimizer."""
+"""Weights that are plain tensors with requires_grad, or moved and replaced; by hand, then by an optimizer."""
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 torch.set_default_dtype(torch.float64)
@@ -28,4 +29,16 @@ for x, y in loader:
     loss.backward()
     optimizer.step()
     print(loss.item(), w2.grad.norm().item())
-torch.save([w1, b1, w2], "weights.pt")
+net = nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 4))
+for kind in (torch.float32, torch.float64):
+    net.to("cpu").to(kind).to(torch.float64)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for p in net.parameters():
+        p.data = p.data.clone()
+    for x, y in loader:
+        loss = F.cross_entropy(net(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(kind, loss.item())
+torch.save([w1, b1, w2, net.state_dict()], "weights.pt")

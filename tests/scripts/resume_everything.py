@@ -22,7 +22,7 @@ def train(until):
     random.seed(1)
     np.random.seed(1)
     torch.manual_seed(1)
-    net = nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 4)).to(device)
+    net = nn.Sequential(nn.Linear(20, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 4)).to(device)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2, amsgrad=True)
     schedule = torch.optim.lr_scheduler.SequentialLR(
         optimizer,

@@ -1,4 +1,4 @@
-"""A GAN whose critic has spectral norm: power iteration updates buffers with every forward."""
+"""A GAN whose critic has spectral norm and BatchNorm, and runs twice: each forward updates buffers."""
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -10,8 +10,8 @@ torch.manual_seed(0)
 
 loader = DataLoader(TensorDataset(torch.randn(60, 20)), batch_size=16, shuffle=True)
 G = nn.Sequential(nn.Linear(5, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 20))
-D = nn.Sequential(spectral_norm(nn.Linear(20, 16)), nn.LeakyReLU(0.2), spectral_norm(nn.Linear(16, 1)))
-opt_g, opt_d = torch.optim.Adam(G.parameters(), lr=2e-3), torch.optim.Adam(D.parameters(), lr=2e-3)
+D = nn.Sequential(spectral_norm(nn.Linear(20, 16)), nn.BatchNorm1d(16), nn.LeakyReLU(0.2), spectral_norm(nn.Linear(16, 1)))
+opt_g, opt_d = torch.optim.SGD(G.parameters(), lr=0.1), torch.optim.SGD(D.parameters(), lr=0.1)
 for (real,) in loader:
     for _ in range(2):
         fake = G(torch.randn(len(real), 5)).detach()

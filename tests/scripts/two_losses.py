@@ -1,5 +1,11 @@
-"""Two heads, two criteria, a weighted sum, and a penalty on the weights."""
+"""Two heads, two criteria, a weighted sum, a penalty on the weights, and a loss with a weight for each element."""
+
+from __future__ import annotations
+
+import inspect
+
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -23,13 +29,18 @@ loader = DataLoader(TensorDataset(x, x[:, :4].argmax(1), x.sum(1)), batch_size=1
 net = TwoHeads()
 ce, huber = nn.CrossEntropyLoss(), nn.SmoothL1Loss()
 optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+takes = "weight" in inspect.signature(F.l1_loss).parameters  # torch 2.6 does not
 for x, label, value in loader:
     out = net(x)
     loss1, loss2 = ce(out["class"], label), huber(out["value"], value)
     penalty = sum(p.abs().sum() for p in net.parameters())
-    loss = loss1 + 0.5 * loss2 + 1e-3 * penalty
+    given = {"weight": value.abs() + 1} if takes else {}  # which torch does not hand on to other classes
+    each = F.l1_loss(out["value"], value, **given) + F.l1_loss(out["value"], value, reduction="none", **given)[0]
+    loss = loss1 + 0.5 * loss2 + 1e-3 * penalty + 0.1 * each
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    print(loss.item(), loss1.item(), loss2.item(), penalty.item())
+    print(loss.item(), loss1.item(), loss2.item(), penalty.item(), each.item())
+    if takes:
+        print(F.l1_loss(out["value"], value, None, None, "sum", value.abs()).item())
 torch.save(net.state_dict(), "net.pt")

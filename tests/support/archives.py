@@ -16,25 +16,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
 
 import numpy as np
 
 MNIST = {"train": 300, "t10k": 130}
 CIFAR10 = {**{f"data_batch_{i}": 60 for i in range(1, 6)}, "test_batch": 70}
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
-
-
-class Python2(pickle._Pickler):  # type: ignore[name-defined]
-    """Pickles bytes as the `str` of the Python that the real archive was made with."""
-
-    dispatch: ClassVar[dict[type, Any]] = dict(pickle._Pickler.dispatch)  # type: ignore[attr-defined]
-
-    def save_bytes(self, value: bytes) -> None:
-        self.write(pickle.BINSTRING + struct.pack("<i", len(value)) + value)
-        self.memoize(value)
-
-    dispatch[bytes] = save_bytes
 
 
 def make(folder: Path) -> None:
@@ -68,15 +55,14 @@ def _cifar10(folder: Path, random: np.random.Generator) -> dict[str, str]:
         labels = random.integers(10, size=n)
         pixels = colours[labels] + random.integers(-40, 40, size=(n, 3, 1024))
         batch = {
-            b"batch_label": name.encode(),
-            b"labels": labels.tolist(),
-            b"data": pixels.astype(np.uint8).reshape(n, 3072),
-            b"filenames": [f"{name}_{i}.png".encode() for i in range(n)],
+            "batch_label": name,
+            "labels": labels.tolist(),
+            "data": pixels.astype(np.uint8).reshape(n, 3072),
+            "filenames": [f"{name}_{i}.png" for i in range(n)],
         }
-        contents[name] = _pickle(batch)
-    names = [name.encode() for name in NAMES]
-    meta = {b"num_cases_per_batch": 60, b"label_names": names, b"num_vis": 3072}
-    contents["batches.meta"] = _pickle(meta)
+        contents[name] = pickle.dumps(batch, protocol=2)
+    meta = {"num_cases_per_batch": 60, "label_names": NAMES, "num_vis": 3072}
+    contents["batches.meta"] = pickle.dumps(meta, protocol=2)
     path = folder / "cifar-10-python.tar.gz"
     with tarfile.open(path, "w:gz") as archive:
         for name, content in contents.items():
@@ -155,12 +141,6 @@ def serving(folder: Path, listen: Callable[[Path], Server] = Server) -> Iterator
 
 def _gzip(path: Path, content: bytes) -> None:
     path.write_bytes(gzip.compress(content, mtime=0))
-
-
-def _pickle(value: object) -> bytes:
-    file = io.BytesIO()
-    Python2(file, protocol=2).dump(value)
-    return file.getvalue()
 
 
 def _md5(content: bytes) -> str:

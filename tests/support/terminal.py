@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support.warm import GRACE, PLAIN_ENV, _autoddp, _python
+from tests.support.warm import PLAIN_ENV, _autoddp, _python, leftover
 
 
 def in_terminal(
@@ -116,25 +116,8 @@ def in_pipe(*argv: str, folder: Path, lines: int | None = None) -> tuple[int, st
     with open(mine) as reader:
         seen = reader.read() if lines is None else "".join(reader.readline() for _ in range(lines))
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    assert not _left(pid), f"{' '.join(argv)} left processes behind"
+    assert not leftover(pid), f"{' '.join(argv)} left processes behind"
     return code, seen + (errors.read_text() if errors.exists() else "")
-
-
-def _left(session: int) -> list[str]:
-    """The processes of a session, once they have had time to go."""
-    deadline = time.monotonic() + GRACE
-    while left := [at.name for at in Path("/proc").glob("[0-9]*") if _session(at) == session]:
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.05)
-    return left
-
-
-def _session(process: Path) -> int:
-    try:
-        return int((process / "stat").read_text().rpartition(")")[2].split()[3])
-    except OSError:
-        return 0  # it has ended
 
 
 def _be(argv: Sequence[str], folder: Path) -> None:

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import checkpoint
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoddp.view.draws import Draws
 from autoddp.view.sharded_tensor import is_sharded
@@ -147,33 +146,6 @@ def _of_one_row(group: Any) -> list[str]:
 @pytest.mark.parametrize("nproc", [2, 3])
 def test_one_row_lies_in_memory_as_several_do(nproc):
     assert run_ranks(_of_one_row, nproc) == [[]] * nproc
-
-
-class Written(TorchDispatchMode):
-    """The operators that write as much as the whole batch is."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.size, self.names = size, list[str]()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        outs = [x for x in (out if isinstance(out, tuple) else [out]) if isinstance(x, Tensor)]
-        if any(x.numel() >= self.size for x in outs):
-            self.names.append(func.overloadpacket.__name__)
-        return out
-
-
-def _masked(group: Any) -> list[str]:
-    cuts = Counting(group).even_sizes(8)
-    with Written(80) as written, Draws(cuts, 0):
-        torch.native_dropout(torch.ones(cuts.local, 10), 0.4, True)
-    return written.names
-
-
-def test_a_kernel_is_asked_for_its_mask_alone():
-    """Its output for the whole batch comes along, of whatever its input holds, and goes at once."""
-    assert run_ranks(_masked, 2) == [["empty_permuted", "native_dropout"]] * 2
 
 
 class Drawing(nn.Module):

@@ -97,22 +97,11 @@ torch.cat([torch.ones(x.shape), x], -1); torch.cat([x, w[:1, :1].expand(x.shape)
 """
 LAYERS = """
 F.linear(x, w, w[0]); x.matmul(w); x @ x.mT; torch.bmm(x, y.mT); x @ w[0]; w @ x.mT
-F.layer_norm(x, (6,), w[0], w[1]); F.layer_norm(x, (4, 6)); F.rms_norm(x, (6,))
-F.normalize(x, dim=-1); F.normalize(x, 1.0); F.normalize(input=x, p=3.0, dim=2)
-F.normalize(x, dim=0)
-F.group_norm(x, 2); F.conv1d(x, w[:4, :4, None]); F.conv_transpose1d(x, w[:4, :4, None])
-F.max_pool1d(x, 2); F.avg_pool1d(x, 2); F.adaptive_avg_pool1d(x, 2)
-F.adaptive_max_pool1d(x, 2); F.interpolate(x, scale_factor=2); F.local_response_norm(x, 2)
-F.prelu(x, w[0, :4]); F.embedding(i, w); F.embedding(i, w, padding_idx=1)
-F.scaled_dot_product_attention(x, y, x); F.scaled_dot_product_attention(x, x, y, is_causal=True)
-F.scaled_dot_product_attention(x, y, x, attn_mask=w[:4, :4] > 0)
-F.conv2d(x[:, None], w[None, None, :3, :3]); F.max_pool2d(x[:, None], 2); \
-F.pixel_unshuffle(x[:, None], 2)
-torch.einsum("bij,bkj->bik", x, y); F.linear(input=x, weight=w)
-F.conv1d(input=x, weight=w[:4, :4, None]); F.scaled_dot_product_attention(query=x, key=y, value=x)
-F.batch_norm(x, None, None, training=True); torch.cdist(x, y); \
-torch.cdist(x.flatten(1), y.flatten(1))
-x.flatten(1) @ y.flatten(1).T; F.embedding(i, w, scale_grad_by_freq=True)
+F.normalize(x, 1.0); F.normalize(input=x, p=3.0, dim=2); F.normalize(x, dim=0)
+F.embedding(i, w, padding_idx=1); F.embedding(i, w, scale_grad_by_freq=True)
+F.scaled_dot_product_attention(query=x, key=y, value=x); F.conv2d(x[:, None], w[None, None, :3, :3])
+torch.einsum("bij,bkj->bik", x, y); F.batch_norm(x, None, None, training=True)
+torch.cdist(x, y); torch.cdist(x.flatten(1), y.flatten(1)); x.flatten(1) @ y.flatten(1).T
 """
 LOSSES = """
 F.mse_loss(x, y); F.mse_loss(x, y, reduction="sum"); \
